@@ -1,0 +1,52 @@
+# `make run` and `make test` need only make and Python 3.11 to 3.13.
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+
+# The newest Python that really starts (a version manager's shim may not) and can make virtual environments.
+PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3 python; do \
+	if $$python -c 'import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' >/dev/null 2>&1; \
+	then command -v $$python; break; fi; done)
+
+.DEFAULT_GOAL := help
+.PHONY: help run test test-all lint types format clean
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+run: $(VENV)/.installed ## run the default experiment; more: make run ARGS="algorithm=fedavg rounds=20"
+	@$(BIN)/python -m fedlab_runner.train $(ARGS)
+
+test: $(VENV)/.installed-test ## run the test suite; more: make test ARGS="-k config"
+	@$(BIN)/python -m pytest -n auto $(ARGS)
+
+test-all: $(VENV)/.installed-test ## run the suite with the slow tests (minutes, package index)
+	@$(BIN)/python -m pytest -n auto -m "slow or not slow" $(ARGS)
+
+lint: $(VENV)/.installed-test ## check style and format
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed-test ## check types
+	@$(BIN)/mypy
+
+format: $(VENV)/.installed-test ## rewrite the files in the one format
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+clean: ## remove the environment and caches (not outputs/)
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "error: no Python 3.11, 3.12 or 3.13 with venv found; install one or: make PYTHON=/path/to/python3.12 ..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# A stamp is younger than pyproject.toml exactly when the environment was installed from it.
+$(VENV)/.installed: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+$(VENV)/.installed-test: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[test]"
+	@touch $@ $(VENV)/.installed

@@ -1,0 +1,1 @@
+"""The algorithms: one file each, named as on the command line."""

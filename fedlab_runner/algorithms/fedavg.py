@@ -1,0 +1,38 @@
+"""FedAvg (McMahan et al., AISTATS 2017), Algorithm 1. https://arxiv.org/abs/1602.05629"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedlab_runner.algorithm import ServerAlgorithm
+from fedlab_runner.averaging import Params, Update, average, check_averaging, outgoing
+from fedlab_runner.federation import Arrivals, Cohort, Federation
+
+
+@dataclass(frozen=True)
+class FedAvg(ServerAlgorithm[Params, Update]):
+    """The server's model is the mean of the clients' models.
+
+    `late_policy` (delta, model, discard) says what happens to late updates, `weighting` (size, uniform) how clients
+    count, and `server_lr` scales the server's step (1: the paper's).
+    """
+
+    late_policy: str
+    weighting: str
+    server_lr: float
+
+    def __post_init__(self) -> None:
+        check_averaging(self.late_policy, self.weighting, self.server_lr)
+
+    def init(self, fed: Federation) -> Params:
+        return Params(fed.task.init(fed.seed))
+
+    def client_update(self, state: Params, cohort: Cohort) -> Update:
+        x = state.params
+        return outgoing(x, cohort.train(x), self.late_policy)
+
+    def server_step(self, state: Params, arrivals: Arrivals[Update], fed: Federation) -> Params:
+        return Params(average(state.params, arrivals, self.late_policy, self.weighting, self.server_lr))
+
+    def models(self, state: Params) -> Tensor:
+        return state.params

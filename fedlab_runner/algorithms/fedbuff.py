@@ -1,0 +1,60 @@
+"""FedBuff (Nguyen et al., AISTATS 2022), Algorithm 1. https://arxiv.org/abs/2106.06639"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedlab_runner.algorithm import ServerAlgorithm
+from fedlab_runner.averaging import Update, outgoing
+from fedlab_runner.federation import Arrivals, Cohort, Federation
+
+
+class State(NamedTuple):
+    """The server's model and the updates that wait until the buffer is full."""
+
+    params: Tensor  # x [D]
+    buffer: Tensor  # [b, D], b < buffer_size, each update already weighted by its staleness
+
+
+@dataclass(frozen=True)
+class FedBuff(ServerAlgorithm[State, Update]):
+    """The server collects updates and steps by the mean of every `buffer_size` of them, times `server_lr`.
+
+    An update of staleness tau counts (1 + tau)^-staleness_exp; 0 weights all alike, as Feddle's formula does, and 0.5
+    is the original's. Clients count alike, however many examples they have.
+    """
+
+    buffer_size: int
+    server_lr: float
+    staleness_exp: float
+
+    def __post_init__(self) -> None:
+        if self.buffer_size < 1:
+            raise ValueError(f"buffer_size must be >= 1, got {self.buffer_size}")
+        if not self.server_lr > 0:
+            raise ValueError(f"server_lr must be > 0, got {self.server_lr}")
+        if self.staleness_exp < 0:
+            raise ValueError(f"staleness_exp must be >= 0, got {self.staleness_exp}")
+
+    def init(self, fed: Federation) -> State:
+        x = fed.task.init(fed.seed)
+        return State(x, buffer=x.new_zeros(0, len(x)))
+
+    def client_update(self, state: State, cohort: Cohort) -> Update:
+        x = state.params
+        return outgoing(x, cohort.train(x), "delta")
+
+    def server_step(self, state: State, arrivals: Arrivals[Update], fed: Federation) -> State:
+        x, m = state.params, self.buffer_size
+        weights = (1 + arrivals.staleness.to(x.dtype)) ** -self.staleness_exp
+        buffer = torch.cat([state.buffer, weights.unsqueeze(1) * arrivals.upload.rows])  # line 8
+        while len(buffer) >= m:
+            x = x + self.server_lr * buffer[:m].mean(0)  # lines 11 to 13
+            buffer = buffer[m:]
+        fed.report(buffered=len(buffer))
+        return State(x, buffer.clone())
+
+    def models(self, state: State) -> Tensor:
+        return state.params

@@ -1,0 +1,42 @@
+"""FedProx (Li et al., MLSys 2020), Algorithm 2. https://arxiv.org/abs/1812.06127"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedlab_runner.algorithm import ServerAlgorithm
+from fedlab_runner.averaging import Params, Update, average, check_averaging, outgoing
+from fedlab_runner.executors.work import proximal
+from fedlab_runner.federation import Arrivals, Cohort, Federation
+
+
+@dataclass(frozen=True)
+class FedProx(ServerAlgorithm[Params, Update]):
+    """FedAvg whose clients also minimise mu/2 ||w - x||^2, the squared distance to the model they received (trainable
+    parameters only).
+
+    The other fields are FedAvg's.
+    """
+
+    mu: float
+    late_policy: str
+    weighting: str
+    server_lr: float
+
+    def __post_init__(self) -> None:
+        if self.mu < 0:
+            raise ValueError(f"mu must be >= 0, got {self.mu}")
+        check_averaging(self.late_policy, self.weighting, self.server_lr)
+
+    def init(self, fed: Federation) -> Params:
+        return Params(fed.task.init(fed.seed))
+
+    def client_update(self, state: Params, cohort: Cohort) -> Update:
+        x = state.params
+        return outgoing(x, cohort.train(x, loss=proximal(cohort.task, x, self.mu)), self.late_policy)  # Eq 2
+
+    def server_step(self, state: Params, arrivals: Arrivals[Update], fed: Federation) -> Params:
+        return Params(average(state.params, arrivals, self.late_policy, self.weighting, self.server_lr))
+
+    def models(self, state: Params) -> Tensor:
+        return state.params

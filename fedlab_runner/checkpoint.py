@@ -1,0 +1,264 @@
+"""Checkpoints that a kill at any instant cannot spoil, and the lock that keeps two processes out of one run folder."""
+
+import fcntl
+import hashlib
+import io
+import json
+import logging
+import os
+import re
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, BinaryIO, Self, cast
+
+from fedlab_runner.errors import UserError
+from fedlab_runner.files import TEMPORARY, write_atomically
+
+if TYPE_CHECKING:
+    import torch
+
+_log = logging.getLogger(__name__)
+
+MAGIC = b"FEDLABCK"
+VERSION = 1
+# Magic, version, length of the header, SHA-256 of those two and the header. The header, in JSON, holds the SHA-256 of
+# the body, which is what torch.save writes. Every format version to come begins like this.
+_PREFIX = struct.Struct("<8sII32s")
+_NAME = re.compile(r"round_(\d{6,})\.pt")
+_SHOWN_KEYS = 5
+
+
+@dataclass(frozen=True)
+class Checkpointing:
+    """When to write a checkpoint, and how many to keep. seconds, rounds: since the last one; None: no such rule."""
+
+    seconds: float | None
+    rounds: int | None
+    keep: int
+
+    def __post_init__(self) -> None:
+        if self.seconds is not None and self.seconds < 0:
+            raise ValueError(f"seconds must be >= 0, got {self.seconds}")
+        if self.rounds is not None and self.rounds < 1:
+            raise ValueError(f"rounds must be >= 1, got {self.rounds}")
+        if self.keep < 1:
+            raise ValueError(f"keep must be >= 1, got {self.keep}")
+
+    def due(self, round: int, last_round: int, elapsed: float) -> bool:
+        """Whether `round` ends with a checkpoint, `elapsed` seconds after the one of `last_round`."""
+        by_age = self.seconds is not None and elapsed >= self.seconds
+        by_number = self.rounds is not None and round - last_round >= self.rounds
+        return by_age or by_number
+
+
+class CheckpointStore:
+    """The checkpoints of a run folder: `checkpoints/round_<round>.pt`, the newest `keep` of them.
+
+    A payload is made of dicts, lists and tuples with tensors, numbers, strings, bytes, booleans and None: what
+    torch.load reads with `weights_only=True`, so that no checkpoint can run code.
+    """
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        self._folder = folder / "checkpoints"
+        self._keep = keep
+
+    def save(self, round: int, fingerprint: dict[str, Any], payload: Any) -> Path:
+        """Writes the checkpoint of `round`, then removes the older ones, those of later rounds and what a kill left."""
+        path = self._folder / f"round_{round:06d}.pt"
+        payload = _portable(payload)
+        write_atomically(path, lambda file: _write(file, round, _plain(fingerprint), payload))
+        kept = [other for other in self._newest_first() if _round(other) <= round][: self._keep]
+        for other in {*self._newest_first(), *self._folder.glob(f"*{TEMPORARY}")} - set(kept):
+            other.unlink(missing_ok=True)
+        return path
+
+    def load(self, fingerprint: dict[str, Any], device: "torch.device | str" = "cpu") -> tuple[int, Any] | None:
+        """The newest whole checkpoint as (round, payload), its tensors on `device`; None where none was ever written.
+
+        A damaged file is passed over with a warning. Raises UserError where all are damaged, or the newest whole one is
+        of another config or of a format that this version does not know.
+        """
+        paths = list(self._newest_first())
+        for path in paths:
+            try:
+                return _read(path, _plain(fingerprint), device)
+            except _Damaged as damage:
+                _log.warning("%s is damaged (%s): the one before it is used", path, damage)
+        if paths:
+            raise UserError(f"every checkpoint in {self._folder} is damaged: {_way_out(self._folder)}")
+        return None
+
+    def _newest_first(self) -> Iterator[Path]:
+        found = [path for path in self._folder.glob("round_*.pt") if _NAME.fullmatch(path.name)]
+        yield from sorted(found, key=_round, reverse=True)
+
+
+class RunLock:
+    """Context manager: this process alone works in `folder`. The system lets go of it when the process ends in any way.
+
+    Raises UserError, naming the other process, where the folder is taken.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / ".lock"
+        self._descriptor: int | None = None
+
+    def __enter__(self) -> Self:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        # The file stays when the lock is gone: removing it would let two processes lock two files of one name.
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(descriptor, 200).decode(errors="replace").strip() or "another process"
+            os.close(descriptor)
+            raise UserError(
+                f"{self._path.parent} is in use by {holder}: wait for it or stop it, or give another hydra.run.dir"
+            ) from None
+        except OSError as error:
+            _log.warning("%s cannot be locked (%s): let no second process work in it", self._path.parent, error)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+        self._descriptor = descriptor
+        # A forked worker shares the lock and would hold it beyond our sudden death.
+        os.register_at_fork(after_in_child=self._close)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._descriptor is not None:
+            with suppress(OSError):  # where there are no locks
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        self._close()
+
+    def _close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+class _Damaged(Exception):
+    """A file that is not what was written; the message says in which way."""
+
+
+class _Hashing:
+    """A file to write to that knows the SHA-256 of what went through it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.sha256 = hashlib.sha256()
+
+    def write(self, data: bytes) -> int:
+        self.sha256.update(data)
+        return self._file.write(data)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+def _write(file: BinaryIO, round: int, fingerprint: dict[str, Any], payload: Any) -> None:
+    import torch
+
+    header = {
+        "round": round,
+        "sha256": "0" * 64,
+        "fingerprint_sha256": _digest(fingerprint),
+        "fingerprint": fingerprint,
+    }
+    file.write(_head(header))  # as long as the one that takes its place when the body's digest is known
+    body = _Hashing(file)
+    torch.save(payload, cast(BinaryIO, body))  # of a file it only uses write and flush
+    file.seek(0)
+    file.write(_head(header | {"sha256": body.sha256.hexdigest()}))
+
+
+def _head(header: dict[str, Any]) -> bytes:
+    text = json.dumps(header).encode()
+    return _PREFIX.pack(MAGIC, VERSION, len(text), _prefix_digest(VERSION, text)) + text
+
+
+def _prefix_digest(version: int, header: bytes) -> bytes:
+    return hashlib.sha256(struct.pack("<II", version, len(header)) + header).digest()
+
+
+def _read(path: Path, fingerprint: dict[str, Any], device: "torch.device | str") -> tuple[int, Any]:
+    import torch
+
+    with path.open("rb") as file:
+        prefix = file.read(_PREFIX.size)
+        if len(prefix) < _PREFIX.size:
+            raise _Damaged("too short")
+        magic, version, length, digest = _PREFIX.unpack(prefix)
+        if magic != MAGIC:
+            raise _Damaged("not a checkpoint")
+        text = file.read(min(length, path.stat().st_size))
+        if _prefix_digest(version, text) != digest:
+            raise _Damaged("its header was changed or cut off")
+        if version != VERSION:
+            raise UserError(f"{path} has format {version}, this version reads {VERSION}: {_way_out(path.parent)}")
+        header = json.loads(text)
+        if header["fingerprint_sha256"] != _digest(fingerprint):
+            raise UserError(_other_config(path, header["fingerprint"], fingerprint))
+        body = file.read()
+    if hashlib.sha256(body).hexdigest() != header["sha256"]:
+        raise _Damaged("its body was changed or cut off")
+    return header["round"], torch.load(io.BytesIO(body), map_location=device, weights_only=True)
+
+
+def _portable(payload: Any) -> Any:
+    """The same payload with no tensor that would drag a larger storage into the file, checked to be readable again."""
+    import torch
+
+    if isinstance(payload, torch.Tensor):
+        payload = payload.detach()
+        whole = payload.untyped_storage().nbytes() <= payload.numel() * payload.element_size()
+        return payload if whole else payload.clone()
+    if type(payload) is dict:
+        assert all(type(key) in (str, int) for key in payload), f"keys of {list(payload)}"
+        return {key: _portable(value) for key, value in payload.items()}
+    if type(payload) in (list, tuple):
+        return type(payload)(_portable(item) for item in payload)
+    assert payload is None or type(payload) in (bool, int, float, str, bytes), f"{type(payload)} in a checkpoint"
+    return payload
+
+
+def _plain(fingerprint: dict[str, Any]) -> dict[str, Any]:
+    """As it comes back from the file: tuples are lists there."""
+    plain: dict[str, Any] = json.loads(json.dumps(fingerprint, sort_keys=True))
+    return plain
+
+
+def _digest(fingerprint: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()
+
+
+def _other_config(path: Path, theirs: dict[str, Any], ours: dict[str, Any]) -> str:
+    there, here = dict(_leaves(theirs)), dict(_leaves(ours))
+    keys = [key for key in there | here if there.get(key, "absent") != here.get(key, "absent")]
+    shown = [f"{key} ({there.get(key, 'absent')} there, {here.get(key, 'absent')} here)" for key in keys]
+    more = f" and {len(shown) - _SHOWN_KEYS} more" if len(shown) > _SHOWN_KEYS else ""
+    return f"{path} is of another config: {', '.join(shown[:_SHOWN_KEYS])}{more}: {_way_out(path.parent)}"
+
+
+def _leaves(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in config.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _way_out(checkpoints: Path) -> str:
+    return f"delete {checkpoints.parent} to start the run anew, or give another hydra.run.dir"
+
+
+def _round(path: Path) -> int:
+    match = _NAME.fullmatch(path.name)
+    assert match is not None, path
+    return int(match.group(1))

@@ -1,0 +1,118 @@
+"""What went wrong, one line for each fault: Hydra's and our own exceptions translated for the user."""
+
+import re
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import OmegaConf
+from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
+
+from fedlab_runner import schema
+from fedlab_runner.config import conf_dir
+from fedlab_runner.errors import Diverged, UserError
+
+# Choices that come with an extra of this package.
+EXTRAS = {
+    "hydra/launcher/joblib": "joblib",
+    "hydra/launcher/submitit_local": "slurm",
+    "hydra/launcher/submitit_slurm": "slurm",
+    "hydra/sweeper/optuna": "optuna",
+}
+
+
+def explain(error: BaseException, arguments: Sequence[str]) -> list[str] | None:
+    """The lines to show for an error of a command with these arguments; None for a bug, which needs its traceback."""
+    known = next((each for each in _causes(error) if isinstance(each, UserError | Diverged)), error)
+    # By convention our own code raises ValueError for users; one from inside a library is a bug of ours.
+    if isinstance(known, UserError | Diverged) or (type(known) is ValueError and _raised_in(known, "fedlab_runner.")):
+        return str(known).splitlines() or [type(known).__name__]
+    if isinstance(error, OverrideParseException):
+        reason = _one_line(re.sub(r"^Error parsing override '.*'|See https.*", "", error.message))
+        return [f"cannot read {error.override!r}: expected key=value ({reason})"]
+    if isinstance(error, MissingConfigException):
+        return [_missing_choice(error)]
+    if isinstance(error, HydraException):
+        return [_composition(error, arguments)]
+    if isinstance(error, InterpolationResolutionError) and not isinstance(error.__context__, OmegaConfBaseException):
+        return None  # raised by the code that the config asks for, for instance when a component is imported
+    if isinstance(error, OmegaConfBaseException | yaml.YAMLError):
+        return [_one_line(str(error))]
+    if type(error) is ValueError and _raised_in(error, "hydra._internal."):
+        return [_one_line(f"{error} (in: {' '.join(filter(_is_group, arguments)) or ' '.join(arguments)})")]
+    return None
+
+
+def known_keys(arguments: Sequence[str]) -> list[str]:
+    """All keys of the config with the choices of these arguments, or of the default one where they do not compose."""
+    choices = [
+        argument.partition(",")[0]  # the first of a sweep
+        for argument in arguments
+        if re.fullmatch(r"[a-z][\w@./]*=.*", argument) and "." not in argument.partition("=")[0].partition("@")[0]
+    ]
+    for overrides in (choices, [each for each in choices if _is_group(each)], []):
+        GlobalHydra.instance().clear()
+        try:
+            with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+                return list(_keys(OmegaConf.to_container(compose("train", list(overrides), return_hydra_config=True)), ""))
+        except (HydraException, OmegaConfBaseException, ValueError):
+            continue
+    return []
+
+
+def _is_group(override: str) -> bool:
+    return (conf_dir() / override.partition("=")[0].partition("@")[0]).is_dir()
+
+
+def _keys(value: Any, path: str) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for key, child in value.items():
+            name = schema.join(path, str(key))
+            yield name
+            yield from _keys(child, name)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and what led to it: OmegaConf wraps what a resolver raises, without naming it as the cause."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or (error.__context__ if isinstance(error, OmegaConfBaseException) else None)
+
+
+def _raised_in(error: BaseException, package: str) -> bool:
+    """Whether a module of the package raised the error itself, rather than something that it called."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(frames) and str(frames[-1].f_globals.get("__name__", "")).startswith(package)
+
+
+def _missing_choice(error: MissingConfigException) -> str:
+    missing = error.missing_cfg_file or ""
+    group, _, choice = missing.rpartition("/")
+    if missing in EXTRAS:
+        return f'{group}={choice} needs an extra: pip install "fedlab-runner[{EXTRAS[missing]}]"'
+    if not group or not error.options:
+        return _one_line(str(error).split("Config search path")[0].split("Search path")[0])
+    guess = schema.nearest(choice, error.options)
+    hint = f"did you mean {guess}? " if guess else ""
+    return f"{group}={choice} is not a choice: {hint}choices: {', '.join(error.options)}"
+
+
+def _composition(error: HydraException, arguments: Sequence[str]) -> str:
+    message = str(error)
+    if found := re.search(r"Ambiguous value for argument '(.*)'", message):
+        return f"{found[1]} has several values: add -m to run each of them, or write a list as key=[a,b]"
+    if found := re.search(r"Could not (?:override|delete from config\.|delete) '([^'=]+)", message):
+        key = found[1]
+        keys = [name for name in known_keys(arguments) if name.startswith("hydra") == key.startswith("hydra")]
+        if key not in keys:
+            return schema.unknown_key(key, keys)
+    cause = error.__cause__
+    return _one_line(": ".join(str(each).strip() for each in (error, cause) if each is not None and str(each).strip()))
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

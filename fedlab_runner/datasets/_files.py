@@ -1,0 +1,57 @@
+"""What data sets on disk share: checked files, downloads that appear whole or not at all, and one-line errors."""
+
+import os
+import tarfile
+import tempfile
+from collections.abc import Callable, Sequence
+from http.client import HTTPException
+from pathlib import Path
+from urllib.error import HTTPError
+
+from fedlab_runner.errors import UserError
+
+
+def folder(root: str, *parts: str) -> Path:
+    """The folder of a data set under `dataset.root`."""
+    return Path(root).expanduser().joinpath(*parts)
+
+
+def fault(path: Path, md5: str | None) -> str | None:
+    """What is wrong with a file, in a few words; None if it is there and has this md5 (None: any content)."""
+    from torchvision.datasets.utils import check_integrity
+
+    try:
+        if not path.is_file():
+            return "is missing"
+        return None if check_integrity(str(path), md5) else "is damaged (its md5 is not the published one)"
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+
+
+def refuse(path: Path, what: str, layout: str) -> UserError:
+    """The error for a file that is missing or unusable; `layout` says which files belong where under dataset.root."""
+    return UserError(
+        f"{path} {what}; set dataset.download=true, or dataset.root (environment FEDLAB_DATA) to a folder with {layout}"
+    )
+
+
+def download(target: Path, names: Sequence[str], urls: Sequence[str], fetch: Callable[[str, str], None]) -> None:
+    """Lets fetch(url, folder) write into a temporary folder beside `target`, then moves `names` into `target`.
+
+    The addresses are tried in turn. A download that breaks off leaves nothing behind, and runs that download the same
+    at the same time do not meet.
+    """
+    reasons = []
+    for url in urls:
+        try:
+            target.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=target, prefix=".download-") as temporary:
+                fetch(url, temporary)
+                for name in names:
+                    os.replace(Path(temporary, name), target / Path(name).name)
+            return
+        except (OSError, RuntimeError, EOFError, HTTPException, tarfile.TarError) as error:
+            if isinstance(error, HTTPError):
+                error.close()  # it is the server's response too
+            reasons.append(f"{url}: {type(error).__name__} {' '.join(str(error).split())}")
+    raise UserError(f"dataset.download failed for {target} ({'; '.join(reasons)}); put the files there by hand")

@@ -1,0 +1,26 @@
+"""CIFAR-10 (Krizhevsky, 2009): 50,000 + 10,000 colour 32x32 images of ten classes. https://www.cs.toronto.edu/~kriz/cifar.html"""
+
+from dataclasses import dataclass
+
+from fedlab_runner.data import Data
+from fedlab_runner.datasets import _cifar, _statistics
+
+
+@dataclass(frozen=True)
+class CIFAR10:
+    """The set in root/cifar-10-batches-py."""
+
+    root: str
+    download: bool
+    mean: list[float]
+    std: list[float]
+
+    def __post_init__(self) -> None:
+        _statistics.check(self.mean, self.std, channels=3)
+
+    def load(self, seed: int) -> Data:
+        import torchvision
+
+        return _cifar.load(
+            torchvision.datasets.CIFAR10, self.root, self.download, self.mean, self.std, target="", stratum=""
+        )

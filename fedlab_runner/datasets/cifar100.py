@@ -1,0 +1,32 @@
+"""CIFAR-100 (Krizhevsky, 2009): 50,000 + 10,000 colour 32x32 images of 100 classes. https://www.cs.toronto.edu/~kriz/cifar.html"""
+
+from dataclasses import dataclass
+
+from fedlab_runner.data import Data
+from fedlab_runner.datasets import _cifar, _statistics
+
+
+@dataclass(frozen=True)
+class CIFAR100:
+    """The set in root/cifar-100-python, with its 100 fine labels."""
+
+    root: str
+    download: bool
+    mean: list[float]
+    std: list[float]
+
+    def __post_init__(self) -> None:
+        _statistics.check(self.mean, self.std, channels=3)
+
+    def load(self, seed: int) -> Data:
+        import torchvision
+
+        return _cifar.load(
+            torchvision.datasets.CIFAR100,
+            self.root,
+            self.download,
+            self.mean,
+            self.std,
+            target="fine_",
+            stratum="fine_",
+        )

@@ -1,0 +1,44 @@
+"""scikit-learn's digits: 1,797 real handwritten digits of 8x8 pixels, the test part of UCI's optdigits (1998)."""
+
+from dataclasses import dataclass
+from importlib import import_module
+
+import numpy as np
+import torch
+
+from fedlab_runner.data import Data, Examples
+from fedlab_runner.datasets import _statistics
+from fedlab_runner.rng import Purpose, generator
+
+
+@dataclass(frozen=True)
+class Digits:
+    """The set that comes with scikit-learn, so there is nothing to download; its 17 grey levels are spread to 0..255.
+
+    Each class gives round(test_fraction * its size) examples, drawn from `seed`, to the test set.
+    """
+
+    test_fraction: float
+    mean: list[float]
+    std: list[float]
+
+    def __post_init__(self) -> None:
+        if not 0 < self.test_fraction < 1:
+            raise ValueError(f"test_fraction must be between 0 and 1, got {self.test_fraction}")
+        _statistics.check(self.mean, self.std, channels=1)
+
+    def load(self, seed: int) -> Data:
+        pixels, labels = import_module("sklearn.datasets").load_digits(return_X_y=True)
+        images = np.rint(pixels * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)
+        rng = generator(seed, Purpose.DATA)
+        in_test = np.zeros(len(labels), bool)
+        for label in range(10):
+            members = rng.permutation(np.flatnonzero(labels == label))
+            in_test[members[: round(self.test_fraction * len(members))]] = True
+        train, test = (_examples(images[part], labels[part]) for part in (~in_test, in_test))
+        return Data(train, test, tuple(str(digit) for digit in range(10)), tuple(self.mean), tuple(self.std))
+
+
+def _examples(images: np.ndarray, labels: np.ndarray) -> Examples:
+    targets = torch.from_numpy(labels.astype(np.int64))
+    return Examples(torch.from_numpy(images), targets, targets, None)

@@ -1,0 +1,91 @@
+"""Delays measured elsewhere."""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from fedlab_runner.delays import _NEVER, Delay, _whole
+from fedlab_runner.errors import UserError
+
+
+@dataclass(frozen=True)
+class FromFile(Delay):
+    """Entry i of a file's list is the delay of client i, in rounds, rounded down if it is not whole.
+
+    `path` is a .json array, a .npy vector, or a text or CSV file with one number a line, or all in one line separated
+    by commas or blanks; in text, blank lines and what follows a # do not count. The same at every dispatch.
+    """
+
+    path: str
+
+    @cached_property
+    def _delays(self) -> np.ndarray:  # [entries] int64, read once
+        file = Path(self.path).expanduser()
+        read = {".json": _read_json, ".npy": _read_npy}.get(file.suffix, _read_text)
+        try:
+            entries = list(read(file))
+        except OSError as error:
+            raise UserError(f"path must be a readable file, got '{self.path}': {error.strerror or error}") from error
+        delays: list[float] = []
+        for where, entry in entries:
+            if isinstance(entry, bool) or not isinstance(entry, (int, float)) or not 0 <= entry < math.inf:
+                raise UserError(f"path must hold delays, numbers >= 0, got {entry!r} in {self.path}, {where}")
+            delays.append(min(entry, _NEVER))  # a whole number in JSON can be too large for a float
+        return _whole(np.array(delays, np.float64))
+
+    def sample(self, rng: np.random.Generator, clients: np.ndarray) -> np.ndarray:
+        needed, found = int(clients.max(initial=-1)) + 1, len(self._delays)
+        if found < needed:
+            raise UserError(f"path must hold a delay for each of {needed} clients, got {found} in {self.path}")
+        delays: np.ndarray = self._delays[clients]
+        return delays
+
+
+Entries = Iterator[tuple[str, object]]  # where in the file, and what stands there
+
+
+def _read_text(file: Path) -> Entries:
+    try:
+        lines = [line.partition("#")[0].replace(",", " ").split() for line in file.read_text("utf-8-sig").splitlines()]
+    except UnicodeDecodeError as error:
+        raise UserError(f"path must be a text, .csv, .json or .npy file, got {file}, which is none") from error
+    alone = sum(map(bool, lines)) == 1
+    for number, words in enumerate(lines, 1):
+        if len(words) > 1 and not alone:  # two columns would otherwise be read as twice as many clients
+            raise UserError(f"path must hold one delay a line or all in one, got {len(words)} in {file}, line {number}")
+        for word in words:
+            yield f"line {number}", _number(word)
+
+
+def _number(word: str) -> float | str:
+    try:
+        return float(word)
+    except ValueError:
+        return word
+
+
+def _read_json(file: Path) -> Entries:
+    try:
+        entries = json.loads(file.read_text("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise UserError(f"path must hold a JSON array, got {file}, which is not text") from error
+    except json.JSONDecodeError as error:
+        raise UserError(f"path must hold a JSON array, got {file}, line {error.lineno}: {error.msg}") from error
+    if not isinstance(entries, list):
+        raise UserError(f"path must hold a JSON array, got {file}, line 1: {type(entries).__name__}")
+    return ((f"entry {index}", entry) for index, entry in enumerate(entries))
+
+
+def _read_npy(file: Path) -> Entries:
+    try:
+        entries = np.load(file, allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise UserError(f"path must hold a numpy vector, got {file}, which cannot be read") from error
+    if entries.ndim != 1 or entries.dtype.kind not in "iuf":
+        raise UserError(f"path must hold a vector of numbers, got {entries.dtype} {list(entries.shape)} in {file}")
+    return ((f"entry {index}", entry) for index, entry in enumerate(entries.tolist()))

@@ -1,0 +1,15 @@
+"""No delays: the synchronous case."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedlab_runner.delays import Delay
+
+
+@dataclass(frozen=True)
+class NoDelay(Delay):
+    """Every update arrives in the round of its dispatch."""
+
+    def sample(self, rng: np.random.Generator, clients: np.ndarray) -> np.ndarray:
+        return np.zeros(len(clients), np.int64)

@@ -1,0 +1,25 @@
+"""Uniform delays."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedlab_runner.delays import Delay
+
+
+@dataclass(frozen=True)
+class Uniform(Delay):
+    """A whole number of rounds from `low` to `high`, both included, all equally likely."""
+
+    low: int
+    high: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.low < 0:
+            raise ValueError(f"low must be >= 0, got {self.low}")
+        if self.high < self.low:
+            raise ValueError(f"high must be >= low ({self.low}), got {self.high}")
+
+    def sample(self, rng: np.random.Generator, clients: np.ndarray) -> np.ndarray:
+        return rng.integers(self.low, self.high, len(clients), np.int64, endpoint=True)

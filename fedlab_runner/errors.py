@@ -1,0 +1,17 @@
+"""The exceptions that the command line shows in one line."""
+
+
+class UserError(ValueError):
+    """Something that the user can mend: one line that names the key or file and the way out."""
+
+
+class Diverged(RuntimeError):
+    """The model or its loss is no longer finite."""
+
+
+class Interrupted(BaseException):
+    """A signal asked the run to stop; it has been checkpointed. `signal` is its number."""
+
+    def __init__(self, signal: int) -> None:
+        super().__init__(f"stopped by signal {signal}")
+        self.signal = signal

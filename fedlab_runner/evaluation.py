@@ -1,0 +1,89 @@
+"""How good a model is: accuracy and loss on the test set, by class, and over clients."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedlab_runner.data import Examples
+from fedlab_runner.population import Population
+from fedlab_runner.task import Task
+
+SUMMARY_RULES = ("max_of_last", "mean_of_last", "best", "last")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """When and what to evaluate, and which number a run is judged by.
+
+    `every` n rounds and after the last one, in batches of `batch_size`; `per_class` adds each class's test accuracy
+    and `clients` the spread of the model's accuracy over the clients' own training examples. The objective is
+    `metric` under rule `summary` (max_of_last, mean_of_last over the `last` evaluations, best, last).
+    """
+
+    every: int
+    batch_size: int
+    per_class: bool
+    clients: bool
+    metric: str
+    summary: str
+    last: int
+
+    def __post_init__(self) -> None:
+        for name in ("every", "batch_size", "last"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        if self.summary not in SUMMARY_RULES:
+            raise ValueError(f"summary must be one of {', '.join(SUMMARY_RULES)}, got {self.summary}")
+
+    def due(self, round: int, rounds: int) -> bool:
+        """Whether the models are evaluated after this round (0: before the first)."""
+        return round % self.every == 0 or round == rounds
+
+    def evaluate(self, task: Task, models: Tensor, test: Examples, population: Population) -> dict[str, float]:
+        """Metrics of one model [D], or the mean of those of several [n, D]."""
+        every = [self._evaluate_one(task, w, test, population) for w in models.view(-1, task.size)]
+        return {key: sum(m[key] for m in every) / len(every) for key in every[0]}
+
+    def _evaluate_one(self, task: Task, w: Tensor, test: Examples, population: Population) -> dict[str, float]:
+        correct, losses = self._score(task, w, test.inputs, test.targets)
+        metrics = {"test/accuracy": float(correct.mean()), "test/loss": float(losses.mean())}
+        if self.per_class:
+            metrics |= _per_class(correct, test.targets, task.num_classes)
+        if self.clients:
+            metrics |= self._over_clients(task, w, population)
+        return metrics
+
+    def _score(self, task: Task, w: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Whether each example is classified correctly (0 or 1), and its cross entropy: [n] float64 each."""
+        correct = torch.empty(len(targets), dtype=torch.float64, device=task.device)
+        losses = torch.empty_like(correct)
+        for begin in range(0, len(targets), self.batch_size):
+            part = slice(begin, begin + self.batch_size)
+            logits = task.predict(w, inputs[part])
+            correct[part] = (logits.argmax(-1) == targets[part]).double()
+            losses[part] = F.cross_entropy(logits, targets[part], reduction="none").double()
+        return correct, losses
+
+    def _over_clients(self, task: Task, w: Tensor, population: Population) -> dict[str, float]:
+        correct, _ = self._score(task, w, population.inputs, population.targets)
+        members, owners = (torch.from_numpy(a).to(task.device) for a in population.assignment)
+        sizes = torch.from_numpy(population.num_examples).to(task.device)
+        right = torch.zeros(population.num_clients, dtype=torch.float64, device=task.device).index_add_(
+            0, owners, correct[members]
+        )
+        accuracy = (right / sizes)[sizes > 0]
+        return {
+            "clients/accuracy_mean": float(accuracy.mean()),
+            "clients/accuracy_std": float(accuracy.std(correction=0)),
+            "clients/accuracy_min": float(accuracy.min()),
+            "clients/accuracy_worst_decile": float(accuracy.quantile(0.1)),
+        }
+
+
+def _per_class(correct: Tensor, targets: Tensor, num_classes: int) -> dict[str, float]:
+    """Accuracy on each class that the test set holds."""
+    counts = torch.bincount(targets, minlength=num_classes)
+    right = torch.bincount(targets, correct, minlength=num_classes)
+    return {f"test/accuracy_class/{c}": float(right[c] / counts[c]) for c in range(num_classes) if counts[c]}

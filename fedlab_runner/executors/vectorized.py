@@ -1,0 +1,102 @@
+"""All clients of a chunk in one call: vmap over per-client models, data and optimisers."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+
+from fedlab_runner.executors.work import Work, clip_rows
+from fedlab_runner.optimizer import zero_slots
+
+Step = Callable[..., tuple[Tensor, tuple[Tensor, Tensor]]]
+
+
+@dataclass(frozen=True)
+class Vectorized:
+    """Trains up to `chunk_size` clients at a time (null: the whole cohort); `compile` compiles the step with
+    torch.compile.
+
+    Clients are sorted by their number of steps, so that those still training are a shrinking block at the front of
+    their chunk. A short minibatch is padded with masked examples; where the model has batch norm, which would see the
+    padding, clients are instead grouped by the size of their minibatch.
+    """
+
+    chunk_size: int | None
+    compile: bool
+
+    def __post_init__(self) -> None:
+        if self.chunk_size is not None and self.chunk_size < 1:
+            raise ValueError(f"chunk_size must be >= 1 or null, got {self.chunk_size}")
+
+    def train(self, work: Work) -> tuple[Tensor, Tensor]:
+        task = work.task
+        y = torch.empty(len(work.ids), task.size, device=task.device, dtype=task.dtype)
+        losses = y.new_zeros(len(work.ids))
+        step = self._step(work)
+        with torch.random.fork_rng(devices=[task.device] if task.device.type == "cuda" else []):
+            for frozen, rows in work.groups():
+                task.mode(True, frozen_norm=frozen)
+                for chunk in np.array_split(rows, -(-len(rows) // (self.chunk_size or len(rows)))):
+                    work.seed_torch(int(chunk[0]))
+                    y[chunk], losses[chunk] = _train_chunk(work, chunk, step, self.compile)
+        return y, losses
+
+    def _step(self, work: Work) -> Step:
+        """(params [A, P], buffers [A, B], batch, *own) -> gradient [A, P], (loss [A], buffers [A, B])."""
+        gradient = grad(work.objective(), has_aux=True)
+        clip, correct = work.local.clip_norm, work.correct
+
+        def one(params: Tensor, buffers: Tensor, inputs: Tensor, targets: Tensor, mask: Tensor, *own: Tensor) -> Any:
+            g, aux = gradient(params, buffers, inputs, targets, mask, *own)
+            if clip is not None:
+                g = clip_rows(g, clip)
+            return (g if correct is None else correct(g, *own)), aux
+
+        step = vmap(one, randomness="different")
+        return torch.compile(step) if self.compile else step
+
+
+def _train_chunk(work: Work, chunk: np.ndarray, step: Step, full_width: bool) -> tuple[Tensor, Tensor]:
+    task, population = work.task, work.population
+    plan, optimizer = work.plan(chunk), work.local.make_optimizer()
+    params, buffers = work.start_of(chunk)
+    own = tuple(t[chunk] for t in work.per_client)
+    slots, weighted_loss = zero_slots(optimizer, params), params.new_zeros(len(chunk))
+    in_last_epoch = np.arange(plan.sizes.shape[1]) >= plan.last_epoch[:, None]
+    sizes = torch.from_numpy(plan.sizes).to(task.device)
+    weights = torch.from_numpy(plan.sizes * in_last_epoch).to(task.device, task.dtype)
+    places = torch.arange(work.local.batch_size, device=task.device)
+    for t in range(plan.sizes.shape[1]):
+        for rows, width in _blocks(plan.sizes[:, t], task.has_batch_norm):
+            if full_width:  # constant shapes spare the compiler
+                width = work.local.batch_size
+            index = plan.indices[rows, t, :width]
+            mask = (places[:width] < sizes[rows, t, None]).to(task.dtype)
+            batch = task.batch(population.inputs[index], population.targets[index], mask)
+            block = params[rows]
+            g, (loss, updated) = step(block, buffers[rows], *batch, *(o[rows] for o in own))
+            block_slots = tuple(s[rows] for s in slots)
+            optimizer.step(block, g, block_slots, work.lr, t)
+            if not isinstance(rows, slice):  # an index makes copies, a slice makes views
+                params[rows] = block
+                for s, moved in zip(slots, block_slots, strict=True):
+                    s[rows] = moved
+            buffers[rows] = updated
+            weighted_loss[rows] += loss * weights[rows, t]
+    return torch.cat([params, buffers], 1), weighted_loss / weights.sum(1).clamp_min(1)
+
+
+def _blocks(sizes: np.ndarray, by_size: bool) -> Iterator[tuple[slice | np.ndarray, int]]:
+    """The clients that take a step together, given their minibatch sizes [k] (0: done), and the width of the padded
+    minibatch.
+    """
+    sizes = sizes[: int((sizes > 0).sum())]
+    if not by_size or (sizes == sizes[:1]).all():
+        yield slice(0, len(sizes)), int(sizes.max())
+    else:
+        for size in np.unique(sizes).tolist():
+            yield np.flatnonzero(sizes == size), size

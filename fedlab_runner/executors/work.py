@@ -1,0 +1,102 @@
+"""The local work of a cohort, as every executor receives it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlab_runner.local import LocalTraining
+from fedlab_runner.population import Plan, Population
+from fedlab_runner.rng import Purpose, torch_seed
+from fedlab_runner.task import Batch, Model, Task
+
+Loss = Callable[..., Tensor]  # loss(model, batch, *own) -> scalar, written for one client
+Correct = Callable[..., Tensor]  # correct(gradient [P], *own) -> [P], written for one client
+Objective = Callable[..., tuple[Tensor, tuple[Tensor, Tensor]]]
+
+
+@dataclass(frozen=True)
+class Work:
+    """K clients, each training from its start: a function of these fields alone."""
+
+    task: Task
+    population: Population
+    ids: np.ndarray  # [K]
+    num_steps: np.ndarray  # [K]
+    local: LocalTraining
+    lr: float
+    seed: int
+    round: int
+    start: Tensor  # [D], the same for all, or [K, D]
+    loss: Loss | None
+    correct: Correct | None
+    per_client: tuple[Tensor, ...]  # each [K, ...]
+
+    def plan(self, rows: np.ndarray) -> Plan:
+        """The minibatches of some of the clients."""
+        task, local = self.task, self.local
+        return self.population.plan(
+            self.ids[rows], local, seed=self.seed, round=self.round, drop_single=task.has_batch_norm
+        )
+
+    def start_of(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Fresh copies of the models that some of the clients start from: parameters [k, P] and buffers [k, B]."""
+        start = self.start.expand(len(rows), -1) if self.start.dim() == 1 else self.start[rows]
+        return start[:, : self.task.num_params].clone(), start[:, self.task.num_params :].clone()
+
+    def groups(self) -> list[tuple[bool, np.ndarray]]:
+        """Rows that train in one mode, longest work first: (batch norm frozen, rows).
+
+        A client with a single example cannot train batch norm, so it uses the stored statistics.
+        """
+        examples = self.population.num_examples[self.ids]
+        order = np.lexsort((np.arange(len(self.ids)), -examples, -self.num_steps))
+        frozen = self.task.has_batch_norm & (examples[order] == 1)
+        return [(mode, order[frozen == mode]) for mode in (False, True) if (frozen == mode).any()]
+
+    def objective(self) -> Objective:
+        """(params, buffers, inputs, targets, mask, *own) -> loss, (its value, updated buffers), for one client."""
+        task, loss = self.task, self.loss or self._plain_loss
+
+        def objective(
+            params: Tensor, buffers: Tensor, inputs: Tensor, targets: Tensor, mask: Tensor, *own: Tensor
+        ) -> Any:
+            model = Model(task, params, buffers)
+            value = loss(model, Batch(inputs, targets, mask), *own)
+            return value, (value.detach(), model.buffers)
+
+        return objective
+
+    def _plain_loss(self, model: Model, batch: Batch, *own: Tensor) -> Tensor:
+        return self.task.loss(model, batch)
+
+    def seed_torch(self, row: int) -> None:
+        """Seeds what torch draws itself (dropout) for the client of this row and those that train beside it."""
+        torch.manual_seed(torch_seed(self.seed, Purpose.DROPOUT, self.round, int(self.ids[row])))
+
+
+class Executor(Protocol):
+    """A way to train a cohort."""
+
+    def train(self, work: Work) -> tuple[Tensor, Tensor]:
+        """The models after local work [K, D], and each client's mean loss over its last epoch [K]."""
+        ...
+
+
+def clip_rows(g: Tensor, norm: float) -> Tensor:
+    """Rows of g [.., P] scaled down to at most this Euclidean norm."""
+    lengths: Tensor = torch.linalg.vector_norm(g, dim=-1, keepdim=True)
+    return g * (norm / lengths.clamp_min(norm))
+
+
+def proximal(task: Task, x: Tensor, mu: float) -> Loss:
+    """The task's loss plus mu/2 ||w - x||^2 over the trainable parameters; x is [D]."""
+    anchor = x[: task.num_params]
+
+    def loss(model: Model, batch: Batch) -> Tensor:
+        return task.loss(model, batch) + mu / 2 * (model.params - anchor).square().sum()
+
+    return loss

@@ -1,0 +1,13 @@
+"""The learning rate stays as it is."""
+
+from dataclasses import dataclass
+
+from fedlab_runner.lr_schedules import LRSchedule
+
+
+@dataclass(frozen=True)
+class Constant(LRSchedule):
+    """1 in every round."""
+
+    def factor(self, round: int) -> float:
+        return 1.0

@@ -1,0 +1,43 @@
+"""What the models that come from libraries share."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from fedlab_runner.errors import UserError
+
+
+def for_vmap(model: nn.Module) -> nn.Module:
+    """The same model without what `vmap(grad(...))` refuses or runs one by one, and with the same results.
+
+    Activations that overwrite their input are refused where that input is not batched or still needed; fused attention
+    has no batching rule, but a plain twin in timm.
+    """
+    for module in model.modules():
+        for switch in {"inplace", "fused_attn"} & vars(module).keys():
+            vars(module)[switch] = False
+    return model
+
+
+def read_weights(path: str, hint: str) -> dict[str, Tensor]:
+    """The state dict in a local .safetensors or torch file; nothing in the file is executed.
+
+    Raises UserError that says what is wrong with the file and ends with `hint`, where to get a right one.
+    """
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise UserError(f"weights must be a local file, got '{path}', which does not exist; {hint}")
+    try:
+        if file.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            weights = load_file(file)
+        else:
+            weights = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged file can raise anything, from EOFError to UnpicklingError
+        raise UserError(f"weights must be a state dict, got '{path}', which cannot be read; {hint}") from error
+    # an empty dict is refused too: timm would take it for no weights at all and download its own
+    if not isinstance(weights, dict) or not weights or not all(isinstance(value, Tensor) for value in weights.values()):
+        raise UserError(f"weights must be a state dict (names to tensors), got '{path}', which is not one; {hint}")
+    return weights

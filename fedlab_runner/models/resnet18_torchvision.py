@@ -1,0 +1,49 @@
+"""ResNet-18 (He et al., CVPR 2016) as torchvision has it, for ImageNet-sized images. https://arxiv.org/abs/1512.03385"""
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from fedlab_runner.errors import UserError
+from fedlab_runner.models import Model
+from fedlab_runner.models._torch import for_vmap, read_weights
+
+HINT = "torchvision's own is https://download.pytorch.org/models/resnet18-f37072fd.pth"
+
+
+@dataclass(frozen=True)
+class TorchvisionResNet18(Model):
+    """torchvision's ResNet-18, from scratch or from a local state dict file; 11,176,512 + 513 C parameters.
+
+    `weights` is a path such as resnet18-f37072fd.pth (nothing is ever downloaded). The file's classifier is kept if it
+    has as many classes as the data; otherwise the classifier is new.
+    """
+
+    weights: str | None
+
+    def build(self, channels: int, image_size: int, num_classes: int) -> nn.Module:
+        from torchvision.models import resnet18
+
+        if self.weights is not None and channels != 3:
+            raise ValueError(f"channels must be 3 with pretrained weights, got {channels}")
+        model: nn.Module = for_vmap(resnet18(num_classes=num_classes))
+        if channels != 3:
+            model.conv1 = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)
+            nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
+        if self.weights is not None:
+            _load(model, read_weights(self.weights, HINT), self.weights)
+        return model
+
+
+def _load(model: nn.Module, weights: dict[str, Tensor], path: str) -> None:
+    """Puts the weights into the model; a classifier of other classes stays out."""
+    own = model.state_dict()
+    if weights.keys() >= {"fc.weight", "fc.bias"} and weights["fc.bias"].numel() != own["fc.bias"].numel():
+        weights = {**weights, "fc.weight": own["fc.weight"], "fc.bias": own["fc.bias"]}
+    # BatchNorm's counters of steps are missing from torchvision's own files
+    missing = {name for name in own.keys() - weights.keys() if not name.endswith("num_batches_tracked")}
+    other = {name for name in own.keys() & weights.keys() if own[name].shape != weights[name].shape}
+    if wrong := sorted(missing | other | (weights.keys() - own.keys())):
+        reason = f"whose {wrong[0]} is missing, unknown or of another shape ({len(wrong)} such)"
+        raise UserError(f"weights must fit torchvision's resnet18, got '{path}', {reason}; {HINT}")
+    model.load_state_dict(weights, strict=False)

@@ -1,0 +1,105 @@
+"""Any image classifier of the timm library. https://github.com/huggingface/pytorch-image-models"""
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedlab_runner.errors import UserError
+from fedlab_runner.models import Model
+from fedlab_runner.models._torch import for_vmap, read_weights
+
+RESERVED = {"model_name", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path"}
+RESERVED |= {"num_classes", "in_chans", "img_size", "drop_rate"}  # these have their own place in the configuration
+
+
+@dataclass(frozen=True)
+class Timm(Model):
+    """The model that `timm.create_model(name)` makes, for the data's channels, image size and classes.
+
+    `pretrained` downloads timm's weights; `weights` is a local .safetensors or torch state dict of the same
+    architecture. timm adapts either to other channels, image sizes and classes. `drop_rate` is the dropout before the
+    classifier, and `kwargs` go to `timm.create_model` as they are.
+    """
+
+    name: str
+    pretrained: bool
+    weights: str | None
+    drop_rate: float
+    kwargs: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.pretrained and self.weights is not None:
+            raise ValueError(f"weights must be null when pretrained is true, got '{self.weights}'")
+        if not 0 <= self.drop_rate < 1:
+            raise ValueError(f"drop_rate must be >= 0 and < 1, got {self.drop_rate}")
+        if taken := sorted(RESERVED & self.kwargs.keys()):
+            raise ValueError(f"kwargs must not set what the configuration or the data set does, got {', '.join(taken)}")
+
+    def build(self, channels: int, image_size: int, num_classes: int) -> nn.Module:
+        import timm
+
+        known = timm.list_models() + timm.list_pretrained()
+        if self.name not in known:
+            near = ", ".join(get_close_matches(self.name, known)) or "see timm.list_models()"
+            raise UserError(f"name must be a timm model, got '{self.name}' (nearest: {near})")
+        source = timm.get_pretrained_cfg(self.name)
+        assert source is not None  # every model in the list has one
+        arguments = {**self.kwargs, "num_classes": num_classes, "in_chans": channels}
+        if self.drop_rate > 0:  # not every model takes it
+            arguments["drop_rate"] = self.drop_rate
+        if source.fixed_input_size:  # timm's mark of a model that takes img_size
+            arguments["img_size"] = image_size
+        if self.weights is not None:
+            overlay = _overlay(self.weights, source.classifier)
+            arguments |= {"pretrained_cfg_overlay": overlay, "num_classes": overlay["num_classes"]}
+        try:
+            model: Any = timm.create_model(self.name, self.pretrained or self.weights is not None, **arguments)
+        except Exception as error:  # whatever timm, the architecture or the download raises
+            raise self._refused(error) from error
+        if arguments["num_classes"] != num_classes:
+            model.reset_classifier(num_classes)
+        model.pretrained_cfg.pop("state_dict", None)  # the weights are in the model now
+        _check(model, channels, image_size, num_classes, self.name)
+        return for_vmap(model)
+
+    def _refused(self, error: Exception) -> UserError:
+        reason = _first_line(error)
+        if self.weights is not None and not isinstance(error, TypeError):
+            return UserError(f"weights must fit timm's '{self.name}', got '{self.weights}': {reason}")
+        if self.pretrained and not isinstance(error, TypeError):
+            return UserError(f"pretrained cannot be true for timm's '{self.name}', use weights=<local file>: {reason}")
+        return UserError(f"kwargs or image_size do not suit timm's '{self.name}': {reason}")
+
+
+def _overlay(path: str, classifier: str | tuple[str, ...] | None) -> dict[str, Any]:
+    """What timm needs to know of a local file: its tensors, and its classes (0: no classifier in it).
+
+    With its own number of classes timm loads a file strictly; with any other it would ignore names that do not match.
+    """
+    weights = read_weights(path, "timm's own are at https://huggingface.co/timm")
+    heads = (classifier,) if isinstance(classifier, str) else classifier or ()
+    classes = [len(weights[f"{head}.weight"]) for head in heads if f"{head}.weight" in weights]
+    return {"state_dict": weights, "num_classes": classes[0] if classes else 0, "label_offset": 0}
+
+
+def _check(model: nn.Module, channels: int, image_size: int, num_classes: int, name: str) -> None:
+    """Tries one image, since timm itself notices a wrong size only when the model runs."""
+    model.eval()
+    try:
+        with torch.no_grad():
+            logits = model(torch.zeros(1, channels, image_size, image_size))
+    except (RuntimeError, ValueError, AssertionError) as error:
+        raise ValueError(f"image_size must suit timm's '{name}', got {image_size}: {_first_line(error)}") from error
+    model.train()
+    if not isinstance(logits, torch.Tensor) or logits.shape != (1, num_classes):
+        raise ValueError(
+            f"name and kwargs must give a classifier of {num_classes} classes, which timm's '{name}' is not"
+        )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(":")

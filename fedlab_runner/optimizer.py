@@ -1,0 +1,75 @@
+"""Element-wise optimisers: one call moves K models at once, each row as if it were alone.
+
+The formulas are those of torch.optim (SGD, Adam, AdamW), against which they are tested. State rows are sliced
+together with the models, so a client that has done its steps no longer moves.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Optimizer(Protocol):
+    """An update rule on rows; `slots` is how many tensors of the parameters' shape it keeps."""
+
+    @property
+    def slots(self) -> int: ...
+
+    def step(self, w: Tensor, g: Tensor, slots: tuple[Tensor, ...], lr: float, t: int) -> None:
+        """Moves w [.., P] in place along g [.., P] and updates the slots in place; t counts local steps from 0."""
+        ...
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Stochastic gradient descent with L2 decay and (Nesterov) momentum, dampening 0."""
+
+    momentum: float
+    nesterov: bool
+    weight_decay: float
+
+    @property
+    def slots(self) -> int:
+        return int(self.momentum != 0)
+
+    def step(self, w: Tensor, g: Tensor, slots: tuple[Tensor, ...], lr: float, t: int) -> None:
+        if self.weight_decay:
+            g = g.add(w, alpha=self.weight_decay)
+        if self.momentum:
+            (m,) = slots
+            m.mul_(self.momentum).add_(g)
+            g = g.add(m, alpha=self.momentum) if self.nesterov else m
+        w.add_(g, alpha=-lr)
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam; `decoupled` applies weight decay to the parameters (AdamW) instead of the gradient."""
+
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+    decoupled: bool
+
+    @property
+    def slots(self) -> int:
+        return 2
+
+    def step(self, w: Tensor, g: Tensor, slots: tuple[Tensor, ...], lr: float, t: int) -> None:
+        m, v = slots
+        if self.weight_decay and self.decoupled:
+            w.mul_(1 - lr * self.weight_decay)
+        elif self.weight_decay:
+            g = g.add(w, alpha=self.weight_decay)
+        m.lerp_(g, 1 - self.beta1)
+        v.mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
+        correction1, correction2 = 1 - self.beta1 ** (t + 1), 1 - self.beta2 ** (t + 1)
+        w.addcdiv_(m, (v / correction2).sqrt_().add_(self.eps), value=-lr / correction1)
+
+
+def zero_slots(optimizer: Optimizer, w: Tensor) -> tuple[Tensor, ...]:
+    """A fresh optimiser state for parameters w."""
+    return tuple(torch.zeros_like(w) for _ in range(optimizer.slots))

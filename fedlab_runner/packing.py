@@ -1,0 +1,24 @@
+"""States as plain values for a checkpoint, and back: NamedTuples become lists, so that no class has to be trusted
+when a file is read.
+"""
+
+from typing import Any
+
+from torch import Tensor
+
+
+def pack(value: Any) -> Any:
+    """Nested dicts and lists of tensors and plain values."""
+    if isinstance(value, tuple | list):
+        return [pack(item) for item in value]
+    if isinstance(value, dict):
+        return {key: pack(item) for key, item in value.items()}
+    assert value is None or isinstance(value, Tensor | bool | int | float | str), f"{type(value)} in a State"
+    return value
+
+
+def unpack(packed: Any, *, like: Any) -> Any:
+    """The value that was packed, with the NamedTuple classes of `like`, a value of the same structure."""
+    if isinstance(like, tuple) and hasattr(like, "_make"):
+        return type(like)._make(unpack(item, like=inner) for item, inner in zip(packed, like, strict=True))
+    return tuple(packed) if isinstance(like, tuple) else packed

@@ -1,0 +1,79 @@
+"""Who has which examples, on the device, and the minibatches that a client's key gives it."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlab_runner.local import LocalTraining
+from fedlab_runner.rng import Purpose, generators
+
+
+class Plan(NamedTuple):
+    """The minibatches of K clients; client k has `(sizes[k] > 0).sum()` steps and the rest is padding."""
+
+    indices: Tensor  # [K, T, b] int64, rows of the population's examples; 0 where padded
+    sizes: np.ndarray  # [K, T] int64, real examples in each minibatch
+    last_epoch: np.ndarray  # [K] int64, the first step of the last epoch
+
+
+class Population:
+    """The clients' examples: immutable, resident, stored as they came (uint8 images stay uint8)."""
+
+    def __init__(self, inputs: Tensor, targets: Tensor, split: Sequence[np.ndarray], device: torch.device) -> None:
+        self.inputs, self.targets = inputs.to(device), targets.to(device)
+        self._members = np.concatenate([*split, np.empty(0, np.int64)]).astype(np.int64)
+        self.num_examples = np.array([len(part) for part in split], dtype=np.int64)  # [N]
+        self._offsets = np.concatenate([[0], np.cumsum(self.num_examples)])
+        self.num_clients = len(split)
+
+    def members(self, client: int) -> np.ndarray:
+        """The example indices of one client [n_i] int64."""
+        return self._members[self._offsets[client] : self._offsets[client + 1]]
+
+    @property
+    def assignment(self) -> tuple[np.ndarray, np.ndarray]:
+        """All examples in client order [n], and whose they are [n]."""
+        return self._members, np.repeat(np.arange(self.num_clients), self.num_examples)
+
+    def steps_per_epoch(self, ids: np.ndarray, local: LocalTraining, drop_single: bool) -> np.ndarray:
+        """Minibatches in one epoch [K]: the last partial one counts, unless it is a single example that batch norm
+        cannot use.
+        """
+        n, b = self.num_examples[ids], local.batch_size
+        rest = n % b
+        steps: np.ndarray = n // b + (rest > 0) - (drop_single & (rest == 1) & (n > 1)).astype(np.int64)
+        return steps
+
+    def num_steps(self, ids: np.ndarray, local: LocalTraining, drop_single: bool) -> np.ndarray:
+        """Local steps of each client [K]."""
+        if local.steps is not None:
+            return np.where(self.num_examples[ids] > 0, local.steps, 0)
+        assert local.epochs is not None
+        return self.steps_per_epoch(ids, local, drop_single) * local.epochs
+
+    def plan(self, ids: np.ndarray, local: LocalTraining, *, seed: int, round: int, drop_single: bool) -> Plan:
+        """The minibatches of clients `ids` [K] in a round: reshuffled each epoch, a function of (seed, round,
+        client).
+        """
+        per_epoch = self.steps_per_epoch(ids, local, drop_single)
+        steps = self.num_steps(ids, local, drop_single)
+        b, n = local.batch_size, self.num_examples[ids]
+        most = int(steps.max(initial=0))
+        indices = np.zeros((len(ids), most, b), dtype=np.int64)
+        sizes = np.zeros((len(ids), most), dtype=np.int64)
+        for k, rng in enumerate(generators(seed, Purpose.BATCHES, round, ids)):
+            if not steps[k]:
+                continue
+            members, epochs = self.members(int(ids[k])), -(-int(steps[k]) // int(per_epoch[k]))
+            shuffled = rng.permuted(np.broadcast_to(members, (epochs, n[k])), axis=1)
+            padded = np.zeros((epochs, per_epoch[k] * b), dtype=np.int64)
+            used = min(padded.shape[1], int(n[k]))
+            padded[:, :used] = shuffled[:, :used]
+            indices[k, : steps[k]] = padded.reshape(-1, b)[: steps[k]]
+            of_epoch = np.full(per_epoch[k], b)
+            of_epoch[-1] = used - (per_epoch[k] - 1) * b
+            sizes[k, : steps[k]] = np.tile(of_epoch, epochs)[: steps[k]]
+        return Plan(torch.from_numpy(indices).to(self.inputs.device), sizes, steps - np.minimum(per_epoch, steps))

@@ -1,0 +1,107 @@
+"""What a run shows as it goes: `metrics.jsonl`, `timings.jsonl`, `summary.json`, a W&B run, a view on the terminal."""
+
+import json
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from fedlab_runner.files import write_atomically
+from fedlab_runner.recording.console import Console
+from fedlab_runner.recording.jsonl import JsonLines, Row, clean
+from fedlab_runner.recording.logger import Logger
+from fedlab_runner.recording.tracking import Tracker
+
+__all__ = ["Logger", "Recorder"]
+
+METRICS = "metrics.jsonl"
+TIMINGS = "timings.jsonl"
+SUMMARY = "summary.json"
+
+
+class Recorder:
+    """Records one run; a context manager that closes everything, and marks the W&B run as failed on an exception.
+
+    The numbers of a run lie in its folder, one line a round: `metrics.jsonl` what is a function of the config, so that
+    two runs of one config have equal bytes, and `timings.jsonl` what is not. A number that is not finite is null there
+    and NaN in `rows`. W&B and the terminal show copies and cannot stop a run.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        logger: Logger,
+        *,
+        run_id: str,
+        config: dict[str, Any],
+        rounds: int,
+        job_type: str,
+        commit: str | None,
+    ) -> None:
+        self._folder = folder
+        self._metrics = JsonLines(folder / METRICS)
+        self._timings = JsonLines(folder / TIMINGS)
+        self._tracker = Tracker(logger, run_id=run_id, config=clean(config), job_type=job_type, commit=commit)
+        self._console = Console(run_id, rounds, logger.progress)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._console.stop()
+        self._metrics.close()
+        self._timings.close()
+        self._tracker.finish(exit_code=0 if kind is None else 1)
+
+    def start(self, round: int) -> None:
+        """Goes on after `round` (-1: from nothing); what the files hold beyond it is cut off.
+
+        Raises UserError where `metrics.jsonl` lacks one of the rounds 0 to `round`.
+        """
+        self._metrics.open(round)
+        self._timings.open(round)
+        self._metrics.require(round)
+        self._tracker.start(self._history())
+        latest: Row = {}
+        for row in self._metrics.rows:
+            latest |= row
+        self._console.start(latest, round)
+
+    def log(self, round: int, metrics: dict[str, float], timings: dict[str, float]) -> None:
+        """Records one round, the one after the last: `metrics` must be a function of the config, `timings` need not."""
+        assert round == len(self._metrics.rows), f"round {round} after {len(self._metrics.rows)} rounds"
+        row = self._metrics.append(round, metrics) | self._timings.append(round, timings)
+        self._tracker.log(row)
+        self._console.log(row)
+
+    def table(self, name: str, columns: list[str], rows: list[list[Any]]) -> None:
+        """Shows a table in W&B; call it in every session, as W&B's older files of the run are replaced."""
+        self._tracker.table(name, columns, clean(rows))
+
+    def image(self, name: str, path: Path) -> None:
+        """Shows a picture in W&B; call it in every session, as W&B's older files of the run are replaced."""
+        self._tracker.image(name, path)
+
+    def sync(self) -> None:
+        """Forces the files to disk: done before a checkpoint, whose rounds must not be missing here."""
+        self._metrics.sync()
+        self._timings.sync()
+
+    def rows(self) -> list[Row]:
+        """What `metrics.jsonl` holds."""
+        return [dict(row) for row in self._metrics.rows]
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        """Writes `summary.json`, in the order given, and shows it in W&B and on the terminal."""
+        self.sync()
+        summary = clean(summary)
+        text = json.dumps(summary, indent=2, allow_nan=False) + "\n"
+        write_atomically(self._folder / SUMMARY, lambda file: file.write(text.encode()))
+        self._tracker.summary({key: value for key, value in summary.items() if key != "final"})  # it has those itself
+        self._console.table(summary)
+
+    def _history(self) -> list[Row]:
+        """The kept rounds with the timings that are known of them."""
+        timings = {row["round"]: row for row in self._timings.rows}
+        return [row | timings.get(row["round"], {}) for row in self._metrics.rows]

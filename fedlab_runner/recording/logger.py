@@ -1,0 +1,38 @@
+"""The `logger` config group."""
+
+from dataclasses import dataclass
+
+MODES = ("online", "offline", "disabled")
+
+
+@dataclass(frozen=True)
+class Logger:
+    """How a run shows itself in W&B and on the terminal; its own files are written whatever stands here.
+
+    dir: the W&B folder that all runs share; W&B itself insists on the last part being `wandb`.
+    init_timeout, finish_timeout: seconds that an online server may take before the run goes on without it.
+    progress: whether the terminal shows a live bar; None: when it is one.
+    """
+
+    mode: str
+    project: str
+    entity: str | None
+    group: str | None
+    tags: list[str]
+    dir: str
+    name: str | None
+    init_timeout: float
+    finish_timeout: float
+    progress: bool | None
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise ValueError(f"mode must be one of {', '.join(MODES)}, got {self.mode}")
+        if not self.project:
+            raise ValueError(f"project must be a name, got {self.project!r}")
+        if not self.dir:
+            raise ValueError(f"dir must be a folder, got {self.dir!r}")
+        if self.init_timeout <= 0:
+            raise ValueError(f"init_timeout must be > 0, got {self.init_timeout}")
+        if self.finish_timeout <= 0:
+            raise ValueError(f"finish_timeout must be > 0, got {self.finish_timeout}")

@@ -1,0 +1,214 @@
+"""A run in Weights & Biases: a second copy of its numbers, which may fail in any way without the run noticing."""
+
+import logging
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from fedlab_runner.recording.jsonl import Row
+from fedlab_runner.recording.logger import Logger
+
+if TYPE_CHECKING:
+    import wandb
+
+_log = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
+
+
+class Tracker:
+    """One W&B run under an id of our own: its history is that of the run's files, complete and without doubles.
+
+    Started again, an online run sends the rounds that the server lacks. An offline one cannot see what it wrote before,
+    so it writes all rounds into a new file and, once that is closed, removes the older files of the same id.
+    """
+
+    def __init__(
+        self, logger: Logger, *, run_id: str, config: dict[str, Any], job_type: str, commit: str | None
+    ) -> None:
+        self._logger = logger
+        self._run_id = run_id
+        self._config = config
+        self._job_type = job_type
+        self._commit = commit
+        self._folder = _wandb_folder(Path(logger.dir))
+        self._run: wandb.Run | None = None
+        self._older: list[Path] = []  # the files that this session's will replace
+        self._first = 0  # the first round that is to be sent
+        self._last = 0
+        self._media: dict[str, Any] = {}
+        self._warned = False
+
+    def start(self, history: Iterable[Row]) -> None:
+        """Opens the run, offline if need be, and brings it up to `history`."""
+        if self._logger.mode == "disabled":
+            return
+        if self._logger.mode == "online":
+            self._run = self._online()
+        if self._run is None:
+            self._older = _segments(self._folder, self._run_id, "offline-run")
+            self._run = self._try(lambda: self._init("offline"), "W&B could not be started")
+        if self._run is None:
+            return
+        run = self._run
+        self._try(lambda: run.define_metric("round"), "W&B did not take the x axis")
+        self._try(lambda: run.define_metric("*", step_metric="round"), "W&B did not take the x axis")
+        self._first = 0 if run.offline else self._try(lambda: run.step, "W&B did not say where the run stands") or 0
+        for row in history:
+            self.log(row)
+        self._say_where(run)
+
+    def log(self, row: Row) -> None:
+        """Sends one round, with the tables and images that were handed over since the last."""
+        self._last = row["round"]
+        if self._run is None or self._last < self._first:
+            return
+        run, numbers, self._media = self._run, row | self._media, {}
+        # Without commit=True the row stays open until the next one, so that tables and images of the end can join it.
+        self._try(lambda: run.log(numbers, step=self._last), "W&B did not take a round")
+
+    def table(self, name: str, columns: list[str], rows: list[list[Any]]) -> None:
+        """A table that goes with the next round, or with the last one."""
+        if self._run is not None:
+            import wandb
+
+            # Mixed types: a cell may be a number in one row and empty or a word in another.
+            self._add(name, lambda: wandb.Table(columns=list(columns), data=rows, allow_mixed_types=True))
+
+    def image(self, name: str, path: Path) -> None:
+        """A picture that goes with the next round, or with the last one."""
+        if self._run is not None:
+            import wandb
+
+            self._add(name, lambda: wandb.Image(str(path)))
+
+    def summary(self, values: dict[str, Any]) -> None:
+        """Adds the run's summary, as `summary.<key>`, to the last values that W&B keeps itself."""
+        if self._run is not None:
+            run = self._run
+            self._try(lambda: run.summary.update({"summary": values}), "W&B did not take the summary")
+
+    def finish(self, exit_code: int) -> None:
+        """Closes the run; `exit_code` other than 0 marks it as failed. May be called again."""
+        if self._run is None:
+            return
+        run, self._run = self._run, None
+        if self._media:
+            self._try(lambda: run.log(self._media, step=self._last), "W&B did not take a table or picture")
+        try:
+            run.finish(exit_code=exit_code)
+        except Exception as error:
+            rest = f"`wandb sync {_short(_segment(run))}` uploads what it lacks"
+            self._warn(f"W&B could not finish ({_line(error)}): the run's own files are not affected, {rest}")
+            return
+        if run.offline and _segment(run).is_dir():
+            for older in self._older:
+                shutil.rmtree(older, ignore_errors=True)
+
+    def _online(self) -> "wandb.Run | None":
+        """The run on the server; None, with one warning, where there is no account or no server."""
+        before = _segments(self._folder, self._run_id, "run")
+        try:
+            return self._init("online")
+        except Exception as error:
+            self._warn(f"W&B cannot be reached ({_line(error)}): the run goes on with logger.mode=offline")
+        # The background process still holds the run's id, and an empty folder is left: both would be in the way.
+        self._try(_teardown, "W&B did not stop")
+        for left in set(_segments(self._folder, self._run_id, "run")) - set(before):
+            shutil.rmtree(left, ignore_errors=True)
+        return None
+
+    def _init(self, mode: Literal["online", "offline"]) -> "wandb.Run":
+        """Opens a run of its own object, whatever other run this process had or has."""
+        import wandb
+
+        self._folder.mkdir(parents=True, exist_ok=True)
+        # Silent before anything else: the process-wide setting is what keeps `init` from asking for a key.
+        wandb.setup(wandb.Settings(silent=True))
+        settings = wandb.Settings(
+            silent=True,
+            console="off",  # the terminal is ours, and a live bar is no log
+            save_code=False,
+            disable_git=True,  # the commit comes from the caller; no patch of the working tree is saved
+            git_commit=self._commit,
+            root_dir=str(self._folder.parent),
+            init_timeout=self._logger.init_timeout,
+            finish_timeout=self._logger.finish_timeout,
+            finish_timeout_raises=True,
+        )
+        return wandb.init(
+            mode=mode,
+            id=self._run_id,
+            name=self._logger.name or self._run_id,
+            resume="allow",
+            reinit="create_new",
+            project=self._logger.project,
+            entity=self._logger.entity,
+            group=self._logger.group,
+            job_type=self._job_type,
+            tags=self._logger.tags,
+            config=self._config,
+            settings=settings,
+        )
+
+    def _say_where(self, run: "wandb.Run") -> None:
+        if run.offline:
+            folder, segment = _short(self._folder), _short(_segment(run))
+            _log.info(
+                "W&B is offline: `wandb leet %s` shows all runs, `wandb sync %s` uploads this one", folder, segment
+            )
+        else:
+            _log.info("W&B is online: %s", run.url)
+
+    def _add(self, name: str, make: Callable[[], Any]) -> None:
+        value = self._try(make, f"W&B did not take {name}")
+        if value is not None:
+            self._media[name] = value
+
+    def _try(self, action: Callable[[], _Result], problem: str) -> _Result | None:
+        """What `action` returns; None, and a warning the first time, when anything is wrong with it."""
+        try:
+            return action()
+        except Exception as error:
+            if not self._warned:
+                self._warned = True
+                self._warn(f"{problem} ({_line(error)}): the run's own files are not affected")
+            return None
+
+    def _warn(self, message: str) -> None:
+        _log.warning("%s", message)
+
+
+def _wandb_folder(folder: Path) -> Path:
+    """W&B keeps its runs in a folder of that name, so only its parent can be chosen."""
+    folder = folder.expanduser().absolute()
+    return folder if folder.name == "wandb" else folder / "wandb"
+
+
+def _segments(folder: Path, run_id: str, kind: str) -> list[Path]:
+    """The folders of this very id, named `<kind>-<date>_<time>-<id>`, that were not uploaded yet."""
+    file = f"run-{run_id}.wandb"  # the folder's name may have a number after the id, this one has not
+    found = folder.glob(f"{kind}-*")
+    return [path for path in found if (path / file).is_file() and not (path / f"{file}.synced").exists()]
+
+
+def _segment(run: "wandb.Run") -> Path:
+    return Path(run.settings.sync_dir)
+
+
+def _short(path: Path) -> str:
+    """The path as one would type it here."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def _teardown() -> None:
+    import wandb
+
+    wandb.teardown()
+
+
+def _line(error: Exception) -> str:
+    """The last line of a message: W&B puts the cause there."""
+    lines = str(error).strip().splitlines()
+    return lines[-1].strip().rstrip(".") if lines else type(error).__name__

@@ -1,0 +1,43 @@
+"""The name of a run: a function of what decides its numbers, and of nothing else."""
+
+import copy
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+# What may change between two calls that continue one run: how far, how fast, where, and what is written down.
+VOLATILE = ("rounds", "executor", "logger", "device", "checkpoint", "dataset.root", "dataset.download")
+
+
+def without_volatile(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config without the keys that do not decide the numbers of a round."""
+    kept = copy.deepcopy(dict(config))
+    for key in VOLATILE:
+        *parents, last = key.split(".")
+        node = kept
+        for parent in parents:
+            node = node.get(parent, {})
+        node.pop(last, None)
+    return kept
+
+
+def name(fingerprint: Mapping[str, Any]) -> str:
+    """`<algorithm>-<8 hex>`: the algorithm's file name and a hash of the fingerprint; the same in every process."""
+    return f"{fingerprint['algorithm']['_target_'].split('.')[-2]}-{digest(fingerprint)}"
+
+
+def digest(value: Any) -> str:
+    """Eight hex digits of a plain value; the order of keys and 1 against 1.0 make no difference."""
+    text = json.dumps(_canonical(value), sort_keys=True, ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _canonical(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _canonical(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_canonical(each) for each in value]
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value

@@ -1,0 +1,181 @@
+"""One experiment, from a composed config to its objective."""
+
+import json
+import logging
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+from fedlab_runner.checkpoint import CheckpointStore, RunLock
+from fedlab_runner.clock import RoundClock
+from fedlab_runner.config import Components, build, fingerprint, run_id
+from fedlab_runner.data import Data
+from fedlab_runner.errors import UserError
+from fedlab_runner.federation import Federation
+from fedlab_runner.files import write_atomically
+from fedlab_runner.label_noise import add_label_noise
+from fedlab_runner.partition_report import partition_table, plot_partition, write_partition_table
+from fedlab_runner.plots import plot_curves, plot_staleness
+from fedlab_runner.population import Population
+from fedlab_runner.recorder import Recorder
+from fedlab_runner.rng import Purpose, generator
+from fedlab_runner.simulation import Simulation
+from fedlab_runner.summary import summarise
+from fedlab_runner.task import Normalize, Task
+
+_log = logging.getLogger("fedlab_runner")
+LOGGED_CLIENTS = 1000  # of the clients x classes table that goes to W&B
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An experiment with its data dealt out: what is run, and what is shown of the partition."""
+
+    simulation: Simulation
+    data: Data
+    split: list[np.ndarray]
+
+
+def run(cfg: DictConfig) -> float:
+    """Runs, continues or, when it is finished, only reads the experiment in Hydra's run folder; returns the
+    objective.
+    """
+    folder = Path(HydraConfig.get().runtime.output_dir)
+    components, name = build(cfg), run_id(cfg)
+    with RunLock(folder):
+        finished = _finished(folder, name, components)
+        if finished is not None:
+            _log.info("%s is finished already: %s = %.4f", name, components.evaluation.metric, finished)
+            return finished
+        return _run_in(folder, cfg, components, prepare(components))
+
+
+def prepare(components: Components) -> Prepared:
+    """Loads the data, deals it out and builds the federation; UserError where the config does not fit the data."""
+    c = components
+    with _faults("dataset"):
+        data: Data = c.dataset.load(c.seed)
+    with _faults("model"):
+        data = data.fit(c.model.channels, c.model.image_size)
+    with _faults():
+        train = add_label_noise(data.train, c.label_noise, len(data.class_names), c.seed)
+    with _faults("partition"):
+        users = None if train.users is None else train.users.numpy()
+        split = c.partition.split(train.strata.numpy(), users, c.num_clients, generator(c.seed, Purpose.PARTITION))
+    if c.drop_empty and (empty := sum(not len(part) for part in split)):
+        _log.warning("%d of %d clients got no examples and take no part (drop_empty)", empty, len(split))
+        split = [part for part in split if len(part)]
+    device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if c.device == "auto" else c.device)
+    with _faults("model"):
+        task = _task(c, data, device)
+    if task.has_batch_norm and c.local.batch_size == 1:
+        raise UserError("local.batch_size must be > 1 for a model with batch norm, got 1")
+    population = Population(train.inputs, train.targets, split, device)
+    with _faults("participation"):
+        clock = RoundClock(population.num_examples, c.participation, c.delay, c.seed)
+    fed = Federation(task=task, population=population, clock=clock, executor=c.executor, local=c.local, seed=c.seed)
+    test = data.test._replace(inputs=data.test.inputs.to(device), targets=data.test.targets.to(device))
+    simulation = Simulation(c.algorithm, fed, test, c.evaluation, c.lr_schedule, c.rounds)
+    _log.info("%d clients, %s values a model, on %s", population.num_clients, f"{task.size:,}", device)
+    return Prepared(simulation, data, split)
+
+
+def _task(c: Components, data: Data, device: torch.device) -> Task:
+    dtype = torch.float64 if c.precision == "float64" else torch.float32
+    shape, num_classes = data.train.inputs.shape, len(data.class_names)
+    channels, image_size = (shape[1], shape[2]) if len(shape) == 4 else (shape[1], 1)
+    return Task(
+        lambda: c.model.build(channels, image_size, num_classes),
+        num_classes,
+        normalize=Normalize.of(data.mean, data.std, dtype, device),
+        device=device,
+        dtype=dtype,
+        autocast=torch.bfloat16 if c.precision == "bfloat16" else None,
+    )
+
+
+def _run_in(folder: Path, cfg: DictConfig, c: Components, prepared: Prepared) -> float:
+    """Runs to the end in a run folder, and leaves there the config, the summary and the plots."""
+    name, plots = run_id(cfg), folder / "plots"
+    config = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
+    OmegaConf.resolve(config)
+    write_atomically(folder / "config.yaml", lambda file: file.write(OmegaConf.to_yaml(config).encode()))
+    recorder = Recorder(
+        folder,
+        c.logger,
+        run_id=name,
+        config=cast(dict[str, Any], OmegaConf.to_container(config)),
+        rounds=c.rounds,
+        job_type=type(c.algorithm).__name__,
+        commit=_commit(),
+    )
+    with recorder:
+        store = CheckpointStore(folder, c.checkpoint.keep)
+        show = partial(_show_partition, folder, name, prepared, recorder)
+        prepared.simulation.run(recorder, store, c.checkpoint, fingerprint(cfg), on_start=show)
+        rows, e = recorder.rows(), c.evaluation
+        plot_curves(plots / "curves.png", rows, name)
+        recorder.image("curves", plots / "curves.png")
+        if plot_staleness(plots / "staleness.png", rows, name):
+            recorder.image("staleness", plots / "staleness.png")
+        summary = summarise(rows, e.metric, e.summary, e.last, e.every, c.rounds)
+        recorder.finish({"run_id": name, **summary})
+    return float(summary["objective"])
+
+
+def _show_partition(folder: Path, name: str, prepared: Prepared, recorder: Recorder) -> None:
+    """The clients x classes table and its picture, in the run folder and in W&B."""
+    strata, classes = prepared.data.train.strata.numpy(), prepared.data.class_names
+    write_partition_table(folder, prepared.split, strata, classes)
+    plot_partition(folder / "plots" / "partition.png", prepared.split, strata, classes, name)
+    columns, rows = partition_table(prepared.split[:LOGGED_CLIENTS], strata, classes)
+    recorder.table("partition", columns, rows)
+    recorder.image("partition_plot", folder / "plots" / "partition.png")
+
+
+def _finished(folder: Path, name: str, c: Components) -> float | None:
+    """The objective after c.rounds rounds, if this folder holds a finished run of this config that is at least as
+    long.
+    """
+    try:
+        summary = json.loads((folder / "summary.json").read_text())
+        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    except (OSError, ValueError):
+        return None
+    if summary.get("run_id") != name or summary["rounds"] < c.rounds or len(rows) <= c.rounds:
+        return None
+    e = c.evaluation
+    return float(summarise(rows[: c.rounds + 1], e.metric, e.summary, e.last, e.every, c.rounds)["objective"])
+
+
+def _commit() -> str | None:
+    """The git commit of the code that runs, marked when files differ from it; None outside a repository."""
+    try:
+        return _git("rev-parse", "HEAD") + ("-dirty" if _git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(Path(__file__).parent), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+
+@contextmanager
+def _faults(node: str = "") -> Iterator[None]:
+    """What a component refuses is an error of the user's, named after its place in the config."""
+    try:
+        yield
+    except UserError:
+        raise
+    except ValueError as error:
+        raise UserError(f"{node}.{error}" if node else str(error)) from error

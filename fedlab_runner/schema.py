@@ -1,0 +1,157 @@
+"""The type check of a config against the dataclass fields of its targets, before anything is built."""
+
+import dataclasses
+import difflib
+import importlib
+import math
+import types
+import typing
+from collections.abc import Collection, Mapping
+from typing import Any, Literal, Union
+
+MISSING = "???"  # OmegaConf's mark of a value that must be given
+
+
+def convert_fields(
+    values: Mapping[str, Any], hints: Mapping[str, Any], path: str, errors: list[str], optional: Collection[str] = ()
+) -> dict[str, Any]:
+    """The values converted to their type hints; one line for each fault is appended to `errors`."""
+    errors += [unknown_key(join(path, key), [join(path, name) for name in hints]) for key in values if key not in hints]
+    converted = {}
+    for key, hint in hints.items():
+        name = join(path, key)
+        if key in values and values[key] != MISSING:
+            converted[key] = _convert_at(values[key], hint, name, errors)
+        elif key not in optional:
+            errors.append(f"{name} is missing: expected {describe(hint)}")
+    return converted
+
+
+def convert_node(node: Mapping[str, Any], path: str, errors: list[str]) -> dict[str, Any]:
+    """A node with `_target_`, its values converted to the types of the target's fields."""
+    target = node["_target_"]
+    try:
+        cls = find_class(target)
+    except ValueError as error:
+        errors.append(f"{path}._target_ {error}")
+        return dict(node)
+    hints = typing.get_type_hints(cls)
+    fields = {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.init}
+    optional = [
+        field.name
+        for field in dataclasses.fields(cls)
+        if not (field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING)
+    ]
+    values = {key: value for key, value in node.items() if key != "_target_"}
+    return {"_target_": target, **convert_fields(values, fields, path, errors, optional)}
+
+
+def find_class(target: Any) -> type:
+    """The dataclass with this import path; ValueError when there is none. Faults inside its module are raised as is."""
+    module_name, _, class_name = str(target).rpartition(".")
+    try:
+        cls = getattr(importlib.import_module(module_name), class_name)
+    except ModuleNotFoundError as error:
+        if not error.name or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the module is there, something that it imports is not
+        raise ValueError(f"cannot be imported, got {target!r}: no module named {error.name!r}") from error
+    except (AttributeError, ValueError) as error:
+        raise ValueError(f"cannot be imported, got {target!r}: {module_name!r} has no {class_name!r}") from error
+    if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
+        raise ValueError(f"must name a dataclass, got {target!r}")
+    return cls
+
+
+def unknown_key(key: str, known: Collection[str]) -> str:
+    """One line that says that a key does not exist and which ones do."""
+    parent, _, last = key.rpartition(".")
+    siblings = [name.rpartition(".")[2] for name in known if name.rpartition(".")[0] == parent]
+    siblings = [name for name in siblings if name != "_target_"]
+    if guess := nearest(last, siblings):
+        guess = join(parent, guess)
+    elif parent and parent not in known and not siblings:
+        guess = nearest(key, known)  # the fault is in the first part
+    elif not parent:
+        guess = next((name for name in known if name.rpartition(".")[2] == last), None)  # in its right place
+    if guess:
+        return f"{key} is not a key: did you mean {guess}?"
+    return f"{key} is not a key: {parent or 'the config'} has {', '.join(siblings) or 'no keys'}"
+
+
+def nearest(word: str, words: Collection[str]) -> str | None:
+    """The word that was probably meant."""
+    return next(iter(difflib.get_close_matches(word, words, n=1, cutoff=0.6)), None)
+
+
+def describe(hint: Any) -> str:
+    """A type in words for people who do not write Python."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (Union, types.UnionType):
+        return " or ".join(describe(each) for each in arguments)
+    if origin is Literal:
+        return "one of " + ", ".join(str(each) for each in arguments)
+    if origin is list:
+        return f"a list (each {describe(arguments[0])})"
+    if origin is dict:
+        return "a mapping"
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", types.NoneType: "null"}
+    return words.get(hint, "a choice with a _target_")
+
+
+def join(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
+
+
+def _convert_at(value: Any, hint: Any, path: str, errors: list[str]) -> Any:
+    """`_convert` that goes into containers and reports faults with their path."""
+    origin = typing.get_origin(hint)
+    if isinstance(value, Mapping) and "_target_" in value and origin is not dict:
+        return convert_node(value, path, errors)
+    if isinstance(value, Mapping) and (hint is Any or origin is dict):
+        inner = typing.get_args(hint)[1] if origin is dict else Any
+        return {key: _convert_at(each, inner, f"{path}.{key}", errors) for key, each in value.items()}
+    if isinstance(value, list) and (hint is Any or origin is list):
+        inner = typing.get_args(hint)[0] if origin is list else Any
+        return [_convert_at(each, inner, f"{path}[{i}]", errors) for i, each in enumerate(value)]
+    try:
+        return _convert(value, hint)
+    except (TypeError, ValueError):
+        errors.append(f"{path} must be {describe(hint)}, got {'null' if value is None else repr(value)}")
+        return value
+
+
+def _convert(value: Any, hint: Any) -> Any:
+    """The value as the type, if nothing is lost by it: 1 is a number, 1e2 a whole one, "0.1" (environment) a number."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return value
+    if origin in (Union, types.UnionType):
+        return _convert_union(value, arguments)
+    if origin is list and isinstance(value, list):
+        return [_convert(each, arguments[0]) for each in value]
+    if origin is Literal and value in arguments:
+        return value
+    if hint is types.NoneType and value is None:
+        return None
+    if hint is bool and isinstance(value, bool):
+        return value
+    if isinstance(value, int | float | str) and not isinstance(value, bool):
+        if hint is str:
+            return str(value)
+        if hint is int and (not isinstance(value, float) or value.is_integer()):
+            return int(value)
+        if hint is float and not math.isnan(float(value)):
+            return float(value)
+    raise TypeError
+
+
+def _convert_union(value: Any, hints: tuple[Any, ...]) -> Any:
+    """The value unchanged if one of the types is its own, else as the first type that takes it."""
+    if type(value) in hints:
+        return _convert(value, type(value))
+    for hint in hints:
+        try:
+            return _convert(value, hint)
+        except (TypeError, ValueError):
+            continue
+    raise TypeError

@@ -1,0 +1,128 @@
+"""The loop of a run: round, evaluate, record, checkpoint."""
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from fedlab_runner.algorithm import Algorithm
+from fedlab_runner.checkpoint import Checkpointing, CheckpointStore
+from fedlab_runner.data import Examples
+from fedlab_runner.errors import Diverged
+from fedlab_runner.evaluation import Evaluation
+from fedlab_runner.federation import Federation
+from fedlab_runner.packing import pack, unpack
+from fedlab_runner.recorder import Recorder
+
+_log = logging.getLogger(__name__)
+
+
+class LRSchedule(Protocol):
+    """A factor on the local learning rate by round, counted from 0."""
+
+    def factor(self, round: int) -> float: ...
+
+
+class Snapshot(NamedTuple):
+    """A run between two rounds, by reference: algorithms never write into their State."""
+
+    round: int  # rounds done
+    state: Any
+    federation: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """An experiment ready to run, or to go on: everything that its numbers depend on."""
+
+    algorithm: Algorithm[Any]
+    fed: Federation
+    test: Examples
+    evaluation: Evaluation
+    lr_schedule: LRSchedule
+    rounds: int
+
+    def run(
+        self,
+        recorder: Recorder,
+        store: CheckpointStore,
+        checkpointing: Checkpointing,
+        fingerprint: dict[str, Any],
+        on_start: Callable[[], None],
+    ) -> Any:
+        """Runs until `rounds` rounds are done, from the newest checkpoint if there is one, and returns the final State.
+
+        `on_start` is called when the recorder is open. However the run ends, the last whole round is checkpointed.
+        Raises Diverged when a model or the training loss is not finite.
+        """
+        saved = store.load(fingerprint, self.fed.task.device)
+        now, wall = self._resume(*saved) if saved else (self._initial(), 0.0)
+        began = time.monotonic() - wall
+        saved_round, saved_at = (now.round, time.monotonic()) if saved else (-1, began)
+        recorder.start(saved_round)
+        on_start()
+
+        def save() -> None:
+            nonlocal saved_round, saved_at
+            if now.round > saved_round:
+                recorder.sync()  # a checkpoint must not outrun its metrics
+                state, federation = pack(now.state), pack(now.federation)
+                payload = {"state": state, "federation": federation, "wall": time.monotonic() - began}
+                store.save(now.round, fingerprint, payload)
+                saved_round, saved_at = now.round, time.monotonic()
+
+        try:
+            if not saved:
+                recorder.log(0, self._evaluate(now.state, 0), {"time/wall": time.monotonic() - began})
+            while now.round < self.rounds:
+                started = time.monotonic()
+                state, metrics = self._round(now)
+                trained = time.monotonic()
+                metrics |= self._evaluate(state, now.round + 1)
+                done = time.monotonic()
+                timings = {"round": trained - started, "evaluation": done - trained, "wall": done - began}
+                recorder.log(now.round + 1, metrics, {f"time/{key}": value for key, value in timings.items()})
+                now = Snapshot(now.round + 1, state, self.fed.state_dict())
+                if checkpointing.due(now.round, saved_round, done - saved_at):
+                    save()
+        except BaseException:
+            try:
+                save()
+            except Exception as error:  # the first error is the one to show
+                _log.warning("the last round could not be checkpointed: %s", error)
+            raise
+        save()
+        return now.state
+
+    def _initial(self) -> Snapshot:
+        return Snapshot(0, self.algorithm.init(self.fed), self.fed.state_dict())
+
+    def _round(self, now: Snapshot) -> tuple[Any, dict[str, float]]:
+        """One round from a snapshot: the next State and the round's metrics."""
+        fed = self.fed
+        fed.begin(now.round, self.lr_schedule.factor(now.round))
+        state = self.algorithm.round(now.state, fed)
+        metrics = {**fed.collect(), "local/lr": fed.lr}
+        loss = metrics.get("train/loss", 0.0)
+        if not (math.isfinite(loss) and bool(torch.isfinite(self.algorithm.models(state)).all())):
+            diagnosis = f"the run diverged in round {now.round + 1} (train/loss {loss:.3g})"
+            raise Diverged(f"{diagnosis}: lower local.lr or set local.clip_norm")
+        return state, metrics
+
+    def _evaluate(self, state: Any, round: int) -> dict[str, float]:
+        if not self.evaluation.due(round, self.rounds):
+            return {}
+        models: Tensor = self.algorithm.models(state)
+        return self.evaluation.evaluate(self.fed.task, models, self.test, self.fed.population)
+
+    def _resume(self, round: int, payload: dict[str, Any]) -> tuple[Snapshot, float]:
+        """The run as it was after `round` rounds, and the seconds it had taken."""
+        state = unpack(payload["state"], like=self.algorithm.init(self.fed))
+        self.fed.load_state_dict(payload["federation"])
+        _log.info("continues after round %d", round)
+        return Snapshot(round, state, self.fed.state_dict()), payload["wall"]

@@ -1,0 +1,58 @@
+"""The few numbers that stand for a run, as papers report them."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+RULES = ("max_of_last", "mean_of_last", "best", "last")
+
+
+def summarise(
+    rows: Sequence[dict[str, Any]], metric: str, rule: str, last: int, every: int, rounds: int
+) -> dict[str, Any]:
+    """The four summaries of `metric` over a run's evaluations, with that of `rule` as the `objective`.
+
+    Evaluations are the rows from round 1 on that hold the metric at a multiple of `every`, or at `rounds`, the last: so
+    a run that was extended counts like one that never stopped. With fewer than `last` of them all count; with none each
+    value is NaN. A NaN among them makes the mean NaN, while the maximum and the best pass it over. `best` is the
+    smallest value of a loss or an error and the largest of all else; `std_of_last` is that of the values themselves
+    (divided by n).
+    """
+    assert rule in RULES and last >= 1 and every >= 1, (rule, last, every)
+    found = [row for row in rows if row["round"] >= 1 and metric in row]
+    found = [row for row in found if row["round"] % every == 0 or row["round"] == rounds]
+    values = [float(row[metric]) for row in found]
+    tail = values[-last:]
+    finite = bool(tail) and all(map(math.isfinite, tail))
+    best_value, best_round = _best(found, metric)
+    final: dict[str, Any] = {}
+    for row in rows:
+        final |= row
+    summaries: dict[str, Any] = {
+        "max_of_last": max((value for value in tail if not math.isnan(value)), default=math.nan),
+        "mean_of_last": statistics.fmean(tail) if finite else math.nan,
+        "std_of_last": statistics.pstdev(tail) if finite else math.nan,
+        "best": best_value,
+        "best_round": best_round,
+        "last": values[-1] if values else math.nan,
+    }
+    return {
+        "metric": metric,
+        "rule": rule,
+        "objective": summaries[rule],
+        "rounds": final.pop("round", -1),
+        "evaluations": len(values),
+        **summaries,
+        "final": dict(sorted(final.items())),
+    }
+
+
+def _best(rows: Sequence[dict[str, Any]], metric: str) -> tuple[float, int | None]:
+    """The best value and the first round that had it."""
+    sign = -1 if metric.endswith(("loss", "error")) else 1
+    known = [(sign * float(row[metric]), -row["round"]) for row in rows if not math.isnan(row[metric])]
+    if not known:
+        return math.nan, None
+    value, minus_round = max(known)
+    return sign * value, -minus_round

@@ -1,0 +1,206 @@
+"""The record of a sweep: one file a job, and a table over seeds that is written anew whenever a job ends.
+
+Nothing is collected in memory: the jobs may run in other processes or on other machines, and any of them may die.
+"""
+
+import csv
+import io
+import json
+import math
+import os
+import re
+import secrets
+import shlex
+import statistics
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
+
+from fedlab_runner.run_id import digest
+
+# The environment variables by which the jobs of any launcher know their sweep: its name (W&B's group) and its folder.
+NAME, FOLDER = "FEDLAB_SWEEP", "FEDLAB_SWEEP_FOLDER"
+
+
+@dataclass(frozen=True)
+class Job:
+    """How one job of a sweep ended."""
+
+    overrides: list[str]
+    seed: int | None
+    status: str  # finished, failed or interrupted
+    objective: float | None
+    folder: str
+    summary: dict[str, Any] = field(default_factory=dict)
+    error: str | None = None
+
+    @property
+    def setting(self) -> tuple[str, ...]:
+        """What the job tries: its overrides without the seed."""
+        return tuple(sorted(each for each in self.overrides if each.partition("=")[0] != "seed"))
+
+
+@dataclass(frozen=True)
+class Row:
+    """All jobs of one setting."""
+
+    setting: tuple[str, ...]
+    jobs: Sequence[Job]
+
+    def values(self, key: str | None = None) -> list[float]:
+        """The finite objectives (or values of the summary) of the finished jobs."""
+        found = [job.summary.get(key) if key else job.objective for job in self.jobs if job.status == "finished"]
+        return [value for value in found if isinstance(value, int | float) and math.isfinite(value)]
+
+    @property
+    def failed(self) -> list[Job]:
+        """The jobs without a result."""
+        return [job for job in self.jobs if job.status != "finished"]
+
+
+class SweepCallback(Callback):
+    """Opens the folder of a sweep in the process that starts it."""
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        overrides = list(config.hydra.overrides.task)
+        folder = Path(config.hydra.sweep.dir).absolute() / "sweeps" / sweep_id(overrides)
+        (folder / "jobs").mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / "command.txt", shlex.join(["fedlab", *sys.argv[1:]]) + "\n")
+        os.environ.update({NAME: folder.name, FOLDER: str(folder)})
+
+
+def sweep_id(overrides: Iterable[str]) -> str:
+    """The keys that vary and a hash of all overrides in any order, e.g. `algorithm_std_seed-1a2b3c4d`."""
+    overrides = sorted(overrides)
+    names = [line.partition("=")[0].rpartition(".")[2] for line in overrides if re.search(r"=.*[,(]", line)]
+    names += [line.replace("=", "-") for line in overrides if line.startswith("hparams_search=")]
+    return f"{re.sub(r'[^A-Za-z0-9_-]+', '_', '_'.join(names))[:60] or 'sweep'}-{digest(overrides)}"
+
+
+def record(cfg: DictConfig, status: str, objective: float | None = None, error: str | None = None) -> None:
+    """Write how the current job of a sweep ended, and the table with it."""
+    folder = os.environ.get(FOLDER)
+    if folder is None:  # a launcher that drops the environment: the run folder still tells all
+        return
+    hydra = HydraConfig.get()
+    job = Job(
+        overrides=list(hydra.overrides.task),
+        seed=cfg.get("seed"),
+        status=status,
+        objective=objective,
+        folder=os.path.relpath(hydra.runtime.output_dir, hydra.runtime.cwd),
+        summary=_read_json(Path(hydra.runtime.output_dir) / "summary.json"),
+        error=error,
+    )
+    # Named by the overrides: a job that is run again takes its own place, even if an edited config moved its folder.
+    write_atomically(Path(folder) / "jobs" / f"{digest(sorted(job.overrides))}.json", json.dumps(asdict(job), indent=1))
+    refresh(Path(folder))
+
+
+def refresh(folder: Path) -> list[Row]:
+    """Write table.md and table.csv anew from the jobs that have ended.
+
+    Safe with several writers: whoever writes last looks again afterwards, so no job is left out.
+    """
+    rows = read(folder)
+    while True:
+        write_atomically(folder / "table.md", markdown(rows))
+        write_atomically(folder / "table.csv", comma_separated(rows))
+        if (now := read(folder)) == rows:
+            return rows
+        rows = now
+
+
+def read(folder: Path) -> list[Row]:
+    """One row a setting, in the order of their names."""
+    found: dict[tuple[str, ...], list[Job]] = {}
+    for path in sorted((folder / "jobs").glob("*.json")):
+        if values := _read_json(path):
+            job = Job(**values)
+            found.setdefault(job.setting, []).append(job)
+    return [Row(setting, found[setting]) for setting in sorted(found, key=_natural)]
+
+
+def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of the table; overrides that all settings share are left out."""
+    shared = set.intersection(*(set(row.setting) for row in rows)) if len(rows) > 1 else set()
+    body = []
+    for row in rows:
+        name = " ".join(each for each in row.setting if each not in shared) or "(defaults)"
+        values = row.values()
+        failed = f"{len(row.failed)}: {row.failed[0].error}" if row.failed else ""
+        body.append([name, str(len(values)), _mean(values), _std(values), failed])
+    return ["setting", "seeds", "mean", "std", "failed"], body
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """The table of the objective, for people."""
+    header, body = cells(rows)
+    lines = [header, ["---"] + ["---:"] * 3 + ["---"], *body]
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+
+
+def comma_separated(rows: Sequence[Row]) -> str:
+    """The table with mean and std of every number of the summaries, for programs."""
+    keys = sorted({key for row in rows for job in row.jobs for key in job.summary if row.values(key)})
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(
+        ["setting", "seeds", "failed", "mean", "std"] + [f"{key} {what}" for key in keys for what in ("mean", "std")]
+    )
+    for row in rows:
+        columns = [row.values(), *(row.values(key) for key in keys)]
+        numbers = [cell for values in columns for cell in (_mean(values, 10), _std(values, 10))]
+        writer.writerow([" ".join(row.setting), len(row.values()), len(row.failed), *numbers])
+    return text.getvalue()
+
+
+def show(folder: Path) -> None:
+    """Print the table and where it is."""
+    import rich
+    from rich.table import Table
+    from rich.text import Text
+
+    header, body = cells(read(folder))
+    table = Table(*header)
+    for line in body:
+        table.add_row(*(Text(cell) for cell in line))
+    rich.print(table)
+    print(os.path.relpath(folder / "table.md"))
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file in one step, so that a reader never sees half of it."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+def _natural(setting: tuple[str, ...]) -> list[Any]:
+    """A sort key that puts delay.std=5 before delay.std=20."""
+    parts = re.split(r"(\d+)", " ".join(setting))
+    return [int(part) if i % 2 else part for i, part in enumerate(parts)]
+
+
+def _mean(values: Sequence[float], digits: int = 4) -> str:
+    return f"{statistics.fmean(values):.{digits}g}" if values else ""
+
+
+def _std(values: Sequence[float], digits: int = 4) -> str:
+    """The sample standard deviation; one value has none."""
+    return f"{statistics.stdev(values):.{digits}g}" if len(values) > 1 else ""
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The object in a file; empty where there is none that can be read."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return values if isinstance(values, dict) else {}

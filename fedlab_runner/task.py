@@ -1,0 +1,183 @@
+"""A model family and its loss, on flat vectors.
+
+Shape letters of the whole package: N clients, K clients in a cohort, A arrivals, D = P + B values of one model (P
+trainable parameters, then B float buffers), T local steps, b examples in a minibatch, C classes.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedlab_runner.rng import Purpose, torch_seed
+
+
+class Batch(NamedTuple):
+    """A minibatch, normalised; `mask` is 1 for a real example and 0 for padding."""
+
+    inputs: Tensor  # [b, ...]
+    targets: Tensor  # [b] int64
+    mask: Tensor  # [b]
+
+
+class Normalize(NamedTuple):
+    """Turns what is stored (uint8 pixels or float features) into what a model reads."""
+
+    shift: Tensor | None  # [channels, 1, 1], in units of the stored values
+    scale: Tensor | None
+
+    @staticmethod
+    def of(
+        mean: Sequence[float] | None, std: Sequence[float] | None, dtype: torch.dtype, device: torch.device
+    ) -> "Normalize":
+        if mean is None or std is None:
+            return Normalize(None, None)
+        shift, scale = (torch.tensor(v, dtype=dtype, device=device).view(-1, 1, 1) * 255 for v in (mean, std))
+        return Normalize(shift, 1 / scale)
+
+    def __call__(self, inputs: Tensor, dtype: torch.dtype) -> Tensor:
+        inputs = inputs.to(dtype)
+        return inputs if self.shift is None or self.scale is None else inputs.sub_(self.shift).mul_(self.scale)
+
+
+class Model:
+    """One model while it is being applied: a vector seen as a module.
+
+    `params` [P] is what a loss may regularise; `buffers` [B] holds, after a forward pass in training mode, the
+    updated statistics.
+    """
+
+    def __init__(self, task: "Task", params: Tensor, buffers: Tensor) -> None:
+        self.params, self.buffers = params, buffers
+        self._task = task
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """Logits [b, C]."""
+        task = self._task
+        if not task.num_buffers:
+            return task.forward(task.views(self.params), inputs)
+        # Batch norm writes into its statistics. Each needs memory of its own: under vmap a write into a strided view
+        # is lost without a word.
+        buffers = {
+            k: b.clone(memory_format=torch.contiguous_format) for k, b in task.buffer_views(self.buffers).items()
+        }
+        logits = task.forward(task.views(self.params) | buffers, inputs)
+        self.buffers = torch.cat([b.reshape(-1) for b in buffers.values()])
+        return logits
+
+
+class Task:
+    """A model family, its loss and its precision; every model of it is one vector of length `size` = P + B.
+
+    Parameters that do not require a gradient stay in the template: they are shared by all models and belong to no
+    vector.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[], nn.Module],
+        num_classes: int,
+        *,
+        normalize: Normalize,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        autocast: torch.dtype | None = None,
+    ) -> None:
+        self._build, self.num_classes = build, num_classes
+        self.normalize, self.device, self.dtype, self._autocast = normalize, device, dtype, autocast
+        with torch.random.fork_rng(devices=[]):
+            self.module = self._prepared()
+        trainable = {k: p for k, p in self.module.named_parameters() if p.requires_grad}
+        floats = {k: b for k, b in self.module.named_buffers() if b.is_floating_point()}
+        self._params = [(k, p.shape, p.numel()) for k, p in trainable.items()]
+        self._buffers = [(k, b.shape, b.numel()) for k, b in floats.items()]
+        self.num_params = sum(n for *_, n in self._params)
+        self.num_buffers = sum(n for *_, n in self._buffers)
+        self.size = self.num_params + self.num_buffers
+        self._norms = [m for m in self.module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        self.has_batch_norm = bool(self._norms)
+        self.has_dropout = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in self.module.modules())
+
+    def _prepared(self) -> nn.Module:
+        module = self._build().to(self.device, self.dtype)
+        for m in module.modules():
+            if isinstance(m, nn.modules.batchnorm._BatchNorm):
+                if m.momentum is None:
+                    raise ValueError(
+                        f"momentum of {type(m).__name__} is null: cumulative statistics cannot be averaged"
+                    )
+                m.num_batches_tracked = None  # an integer counter: never part of a model's vector
+        return module
+
+    def init(self, seed: int) -> Tensor:
+        """A fresh model [D], a function of the seed alone."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(torch_seed(seed, Purpose.INIT))
+            return self.vector(self._prepared())
+
+    def vector(self, module: nn.Module) -> Tensor:
+        """The vector [D] of a module of this family."""
+        values = dict(module.named_parameters()) | dict(module.named_buffers())
+        return torch.cat([values[k].detach().reshape(-1) for k, *_ in self._params + self._buffers])
+
+    def state_dict(self, w: Tensor) -> dict[str, Tensor]:
+        """A model [D] under PyTorch's names, the frozen parameters included."""
+        named = self.views(w[: self.num_params]) | self.buffer_views(w[self.num_params :])
+        return {k: named.get(k, v).detach().clone() for k, v in self.module.state_dict().items()}
+
+    def views(self, params: Tensor) -> dict[str, Tensor]:
+        """The trainable parameters by name, as views of [P]."""
+        parts = torch.split(params, [n for *_, n in self._params])
+        return {k: part.view(shape) for (k, shape, _), part in zip(self._params, parts, strict=True)}
+
+    def buffer_views(self, buffers: Tensor) -> dict[str, Tensor]:
+        """The float buffers by name, as views of [B]."""
+        parts = torch.split(buffers, [n for *_, n in self._buffers])
+        return {k: part.view(shape) for (k, shape, _), part in zip(self._buffers, parts, strict=True)}
+
+    def segments(self, prefix: str) -> Tensor:
+        """Which of the D values belong to submodule or parameter `prefix`: a mask [D]."""
+        pieces = [
+            torch.full((n,), k == prefix or k.startswith(prefix + ".")) for k, _, n in self._params + self._buffers
+        ]
+        return torch.cat(pieces).to(self.device)
+
+    def mode(self, training: bool, *, frozen_norm: bool = False) -> None:
+        """Training or evaluation behaviour; `frozen_norm` keeps batch norm on its stored statistics while training."""
+        self.module.train(training)
+        if training and frozen_norm:
+            for norm in self._norms:
+                norm.eval()
+
+    def forward(self, values: dict[str, Tensor], inputs: Tensor) -> Tensor:
+        """Logits [b, C] of the module with these parameters and buffers."""
+        if self._autocast is None:
+            logits: Tensor = torch.func.functional_call(self.module, values, (inputs,))
+            return logits
+        with torch.autocast(self.device.type, self._autocast):
+            logits = torch.func.functional_call(self.module, values, (inputs,))
+        return logits.to(self.dtype)
+
+    def loss(self, model: Model, batch: Batch) -> Tensor:
+        """Mean cross entropy over the real examples of a minibatch."""
+        losses = F.cross_entropy(model(batch.inputs), batch.targets, reduction="none")
+        return (losses * batch.mask).sum() / batch.mask.sum()
+
+    @torch.no_grad()
+    def predict(self, w: Tensor, inputs: Tensor) -> Tensor:
+        """Logits [b, C] of a model [D] on stored inputs, in evaluation mode.
+
+        A running variance that server arithmetic pushed below zero is read as zero.
+        """
+        self.mode(False)
+        values = self.views(w[: self.num_params])
+        if self.num_buffers:
+            buffers = self.buffer_views(w[self.num_params :])
+            values |= {k: b.clamp_min(0) if k.endswith("running_var") else b for k, b in buffers.items()}
+        return self.forward(values, self.normalize(inputs, self.dtype))
+
+    def batch(self, inputs: Tensor, targets: Tensor, mask: Tensor) -> Batch:
+        """A minibatch of stored examples, normalised; leading dimensions are kept."""
+        return Batch(self.normalize(inputs, self.dtype), targets, mask)

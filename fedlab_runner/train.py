@@ -1,0 +1,149 @@
+"""The one entry point: compose, check, run; whatever goes wrong ends in one clear line and an exit code.
+
+Exit codes: 0 done, 1 a run failed or diverged, 2 the command or the config is wrong, 128 + n stopped by signal n."""
+
+import logging
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+from fedlab_runner import cli_errors, sweep
+from fedlab_runner.config import conf_dir, register_resolvers
+from fedlab_runner.errors import Diverged, Interrupted
+
+log = logging.getLogger("fedlab_runner")
+
+# At import, because the workers of a launcher import this module and nothing else of ours before they compose.
+register_resolvers()
+
+
+class JobFailed(BaseException):
+    """Carries the error of a single run (its cause) out of Hydra, which prints lines of its own for an Exception."""
+
+
+def main() -> int:
+    """Run the command line and return the exit code."""
+    arguments = sys.argv[1:]
+    with _environment(HYDRA_FULL_ERROR="1", **{sweep.NAME: None, sweep.FOLDER: None}):
+        try:
+            with _signals_raised():
+                hydra.main(config_path=str(conf_dir()), config_name="train", version_base="1.3")(job)()
+            code = 0
+        except KeyboardInterrupt:
+            code = _report(Interrupted(signal.SIGINT), arguments)
+        except JobFailed as failed:
+            assert failed.__cause__ is not None
+            code = _report(failed.__cause__, arguments)
+        except (Exception, Interrupted) as error:
+            code = _report(error, arguments)
+        if folder := os.environ.get(sweep.FOLDER):
+            sweep.show(Path(folder))
+        return code
+
+
+def job(cfg: DictConfig) -> float:
+    """One experiment, as Hydra calls it, in this process or in a launcher's; the objective."""
+    if HydraConfig.get().mode != RunMode.MULTIRUN:
+        try:
+            return _run(cfg)
+        except Exception as error:
+            raise JobFailed from error
+    try:
+        objective = _run(cfg)
+    except Interrupted as stop:  # not an Exception: Hydra ends the sweep
+        sweep.record(cfg, "interrupted", error=str(stop))
+        raise
+    except Exception as error:  # Hydra goes on with the other jobs, and says nothing before the end
+        lines = cli_errors.explain(error, ())
+        log.error("failed: %s", "; ".join(lines or [repr(error)]), exc_info=lines is None)
+        sweep.record(cfg, "failed", error="; ".join(lines or [repr(error)]))
+        raise
+    sweep.record(cfg, "finished", objective)
+    return objective
+
+
+def _run(cfg: DictConfig) -> float:
+    with _signals_raised():
+        from fedlab_runner import runner  # torch and all the rest: not for --help, not for shell completion
+
+        return runner.run(cfg)
+
+
+def _report(error: BaseException, arguments: list[str]) -> int:
+    """Print the error to stderr; the exit code for it."""
+    if isinstance(error, Interrupted):
+        print(f"{error}; the same command continues from the last checkpoint", file=sys.stderr)
+        return 128 + error.signal
+    if folder := os.environ.get(sweep.FOLDER):
+        rows = sweep.read(Path(folder))
+        if failed := sum(len(row.failed) for row in rows):
+            print(f"error: {failed} of {sum(len(row.jobs) for row in rows)} jobs failed", file=sys.stderr)
+            return 1
+    lines = cli_errors.explain(error, arguments)
+    if lines is None:
+        traceback.print_exception(error)
+        return 1
+    for line in lines:
+        print(f"error: {line}", file=sys.stderr)
+    return 1 if isinstance(error, Diverged) else 2
+
+
+@contextmanager
+def _signals_raised() -> Iterator[None]:
+    """SIGTERM and SIGINT raise Interrupted in the main thread; a second one acts as it did before: stop at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        restore()
+        raise Interrupted(number)
+
+    for number in before:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        restore()
+
+
+@contextmanager
+def _environment(**values: str | None) -> Iterator[None]:
+    """Set (or with None remove) environment variables, and put back what was there before."""
+    before = {name: os.environ.get(name) for name in values}
+    try:
+        _set_environment(values)
+        yield
+    finally:
+        _set_environment(before)
+
+
+def _set_environment(values: dict[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+if __name__ == "__main__":
+    # Under its own name and not as `__main__`, so that launchers can send `job` to other processes.
+    from fedlab_runner import train
+
+    sys.exit(train.main())

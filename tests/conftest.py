@@ -1,0 +1,38 @@
+"""What every test needs: one thread a worker, W&B offline and out of the way, a clean environment."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# Before anything imports torch, and inherited by subprocesses: the workers of `pytest -n` are the parallelism.
+for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ[variable] = "1"
+
+_OURS = ("FEDLAB_SWEEP", "FEDLAB_SWEEP_FOLDER", "HYDRA_FULL_ERROR", "WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_PROJECT")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quiet_machine() -> Iterator[None]:
+    """Nothing that a test starts writes into the home folder or the repository, or asks a server."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, pytest.MonkeyPatch.context() as patch:
+        for variable in ("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR", "WANDB_ARTIFACT_DIR"):
+            path = Path(folder) / variable.lower()
+            path.mkdir()
+            patch.setenv(variable, str(path))
+        patch.setenv("WANDB_MODE", "offline")
+        patch.setenv("WANDB_SILENT", "true")
+        patch.setenv("MPLCONFIGDIR", str(Path(folder) / "matplotlib"))
+        patch.setenv("MPLBACKEND", "Agg")
+        for variable in _OURS:
+            patch.delenv(variable, raising=False)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)
