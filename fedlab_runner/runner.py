@@ -46,17 +46,19 @@ class Prepared:
 
 
 def run(cfg: DictConfig) -> float:
-    """Runs, continues or, when it is finished, only reads the experiment in Hydra's run folder; returns the
-    objective.
-    """
-    folder = Path(HydraConfig.get().runtime.output_dir)
+    """Runs, continues or, when it is finished, only reads the experiment in Hydra's run folder; the objective."""
+    return run_in(Path(HydraConfig.get().runtime.output_dir), cfg)
+
+
+def run_in(folder: Path, cfg: DictConfig) -> float:
+    """The same in a folder of the caller's; UserError where config, data or folder do not allow it."""
     components, name = build(cfg), run_id(cfg)
     with RunLock(folder):
         finished = _finished(folder, name, components)
         if finished is not None:
             _log.info("%s is finished already: %s = %.4f", name, components.evaluation.metric, finished)
             return finished
-        return _run_in(folder, cfg, components, prepare(components))
+        return _run_locked(folder, name, cfg, components, prepare(components))
 
 
 def prepare(components: Components) -> Prepared:
@@ -103,9 +105,9 @@ def _task(c: Components, data: Data, device: torch.device) -> Task:
     )
 
 
-def _run_in(folder: Path, cfg: DictConfig, c: Components, prepared: Prepared) -> float:
+def _run_locked(folder: Path, name: str, cfg: DictConfig, c: Components, prepared: Prepared) -> float:
     """Runs to the end in a run folder, and leaves there the config, the summary and the plots."""
-    name, plots = run_id(cfg), folder / "plots"
+    plots = folder / "plots"
     config = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
     OmegaConf.resolve(config)
     write_atomically(folder / "config.yaml", lambda file: file.write(OmegaConf.to_yaml(config).encode()))

@@ -89,13 +89,16 @@ def record(cfg: DictConfig, status: str, objective: float | None = None, error: 
     if folder is None:  # a launcher that drops the environment: the run folder still tells all
         return
     hydra = HydraConfig.get()
+    summary = _read_json(Path(hydra.runtime.output_dir) / "summary.json")
+    if summary.get("rounds") != cfg.get("rounds"):  # of an earlier, longer or shorter call of the same run
+        summary = {}
     job = Job(
         overrides=list(hydra.overrides.task),
         seed=cfg.get("seed"),
         status=status,
         objective=objective,
         folder=os.path.relpath(hydra.runtime.output_dir, hydra.runtime.cwd),
-        summary=_read_json(Path(hydra.runtime.output_dir) / "summary.json"),
+        summary=summary,
         error=error,
     )
     # Named by the overrides: a job that is run again takes its own place, even if an edited config moved its folder.

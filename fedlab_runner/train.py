@@ -101,11 +101,15 @@ def _report(error: BaseException, arguments: list[str]) -> int:
 
 @contextmanager
 def _signals_raised() -> Iterator[None]:
-    """SIGTERM and SIGINT raise Interrupted in the main thread; a second one acts as it did before: stop at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    """SIGTERM and SIGINT raise Interrupted in the main thread; a second one acts as it did before: stop at once.
+
+    Only where nobody else decided what they do: a launcher's handlers and the ignored SIGINT of a background job stay.
+    """
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+        defaults = (signal.SIG_DFL, signal.default_int_handler)
+        before = {number: handler for number, handler in before.items() if handler in defaults}
 
     def restore() -> None:
         for number, handler in before.items():

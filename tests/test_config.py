@@ -201,14 +201,13 @@ def test_faults_of_nested_components_name_the_inner_key(cfg: Any, line: str) -> 
     assert str(caught.value).startswith(line)
 
 
-def test_a_fault_inside_a_constructor_is_not_the_users() -> None:
+def test_a_fault_inside_a_constructor_is_not_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
     @dataclass(frozen=True)
     class Broken:
         def __post_init__(self) -> None:
             raise KeyError("a bug")
 
-    module = sys.modules[__name__]
-    module.Broken = Broken  # type: ignore[attr-defined]
+    monkeypatch.setattr(sys.modules[__name__], "Broken", Broken, raising=False)
     cfg = composed()
     cfg.algorithm = {"_target_": f"{__name__}.Broken"}
     with pytest.raises(Exception, match="a bug") as caught:
@@ -319,9 +318,9 @@ def test_the_order_of_keys_does_not_count() -> None:
 
 
 def test_the_run_id_is_the_same_in_another_process() -> None:
-    code = "import sys; sys.path.insert(0, sys.argv[1]); from test_config import *; print(config.run_id(composed('seed=3')))"
-    folder = str(Path(__file__).parent)
-    shown = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, check=True).stdout
+    code = "from test_config import *; print(config.run_id(composed('seed=3')))"
+    here = Path(__file__).parent
+    shown = subprocess.run([sys.executable, "-c", code], cwd=here, capture_output=True, text=True, check=True).stdout
     assert shown.strip() == config.run_id(composed("seed=3"))
 
 

@@ -54,7 +54,7 @@ class SCAFFOLD(ServerAlgorithm[State, Upload]):
         x, c, c_i = state.params, state.c, state.c_i[cohort.ids]
         y = cohort.train(x, correct=lambda g, c_i: g - c_i + c, per_client=(c_i,))  # line 10
         delta_y = y - x
-        delta_c = -c - delta_y[:, : len(c)] / (cohort.num_steps * cohort.lr).unsqueeze(1)  # line 12, (ii): c_plus - c_i
+        delta_c = -c - delta_y[:, : len(c)] / cohort.num_steps.unsqueeze(1) / cohort.lr  # line 12, (ii): c_plus - c_i
         return Upload(delta_y, delta_c)
 
     def server_step(self, state: State, arrivals: Arrivals[Upload], fed: Federation) -> State:

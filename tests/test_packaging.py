@@ -1,0 +1,80 @@
+"""Installation: the two commands, the wheel, and the config folder found both ways."""
+
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from fedlab_runner import __version__, config
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def test_the_config_folder_of_the_repository_is_found() -> None:
+    assert config.conf_dir() == ROOT / "conf"
+
+
+def test_the_config_folder_inside_the_package_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(ROOT / "conf", tmp_path / "fedlab_runner" / "conf")
+    shutil.copytree(ROOT / "conf", tmp_path / "conf")
+    monkeypatch.setattr(config, "__file__", str(tmp_path / "fedlab_runner" / "config.py"))
+    assert config.conf_dir() == tmp_path / "fedlab_runner" / "conf"
+
+
+def test_a_package_without_its_configs_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "__file__", str(tmp_path / "fedlab_runner" / "config.py"))
+    with pytest.raises(config.UserError, match=r"no conf/train\.yaml in .*: install the package again"):
+        config.conf_dir()
+
+
+def test_the_wheel_is_told_to_carry_the_configs() -> None:
+    assert PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"] == {"conf": "fedlab_runner/conf"}
+    assert PROJECT["project"]["scripts"] == {"fedlab": "fedlab_runner.train:main"}
+
+
+def test_the_extras_and_the_licence() -> None:
+    assert {"test", "ray", "slurm", "joblib", "optuna"} <= set(PROJECT["project"]["optional-dependencies"])
+    assert PROJECT["project"]["license"] == "Apache-2.0"
+    assert (ROOT / "LICENSE").read_text().lstrip().startswith("Apache License\n")
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_make_help_lists_every_target() -> None:
+    shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert [line.split()[1] for line in shown.splitlines()][:6] == ["help", "run", "test", "test-all", "lint", "types"]
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_make_without_a_python_says_what_is_missing(tmp_path: Path) -> None:
+    for name in ("Makefile", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    ended = subprocess.run(["make", "run", "PYTHON="], cwd=tmp_path, capture_output=True, text=True)
+    assert ended.returncode != 0
+    assert ended.stderr.startswith("error: no Python 3.11, 3.12 or 3.13 with venv found")
+
+
+@pytest.mark.slow
+def test_a_wheel_in_an_empty_folder_runs(tmp_path: Path) -> None:
+    """Needs the package index for hatchling. The dependencies are those of this environment."""
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+    subprocess.run([*pip, "wheel", "--no-deps", "-w", str(tmp_path), str(ROOT)], check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name.startswith(f"fedlab_runner-{__version__}-")
+    assert "fedlab_runner/conf/train.yaml" in zipfile.ZipFile(wheel).namelist()
+    subprocess.run([*pip, "install", "--no-deps", "--target", str(tmp_path / "site"), str(wheel)], check=True)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r}); "
+        "sys.argv = ['fedlab', 'rounds=1', 'logger=none', 'model=logistic']; "
+        "from fedlab_runner import config, train; print(config.conf_dir()); sys.exit(train.main())"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], cwd=empty, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.splitlines()[0] == str(tmp_path / "site" / "fedlab_runner" / "conf")
+    assert list(empty.glob("outputs/fedbuff-*/summary.json"))

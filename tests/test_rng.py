@@ -1,0 +1,39 @@
+import numpy as np
+import pytest
+
+from fedlab_runner.rng import Purpose, generator, generators, torch_seed
+
+
+def test_a_stream_is_a_function_of_its_key() -> None:
+    draws = [generator(3, Purpose.BATCHES, 5, 7).random(4) for _ in range(2)]
+    assert (draws[0] == draws[1]).all()
+
+
+@pytest.mark.parametrize(
+    "other", [(4, Purpose.BATCHES, 5, 7), (3, Purpose.COHORT, 5, 7), (3, Purpose.BATCHES, 6, 7), (3, Purpose.BATCHES, 5, 8)]
+)
+def test_each_part_of_the_key_gives_another_stream(other: tuple[int, Purpose, int, int]) -> None:
+    assert not np.isin(generator(*other).integers(2**63, size=50), generator(3, Purpose.BATCHES, 5, 7).integers(2**63, size=50)).any()
+
+
+def test_many_clients_draw_what_each_draws_alone() -> None:
+    clients = np.array([5, 0, 2**31])
+    together = [(rng.permutation(9).tolist(), rng.normal(size=3).tolist(), rng.integers(9)) for rng in generators(1, Purpose.BATCHES, 4, clients)]
+    alone = []
+    for client in clients.tolist():
+        rng = generator(1, Purpose.BATCHES, 4, client)
+        alone.append((rng.permutation(9).tolist(), rng.normal(size=3).tolist(), rng.integers(9)))
+    assert together == alone
+
+
+def test_half_a_word_left_over_by_one_client_does_not_reach_the_next() -> None:
+    """32-bit draws keep half of a 64-bit word for later: it must not leak into another client's stream."""
+    streams = []
+    for rng in generators(0, Purpose.BATCHES, 0, np.array([1, 2])):
+        streams.append(rng.integers(2**31, size=3, dtype=np.int32).tolist())
+    assert streams[1] == generator(0, Purpose.BATCHES, 0, 2).integers(2**31, size=3, dtype=np.int32).tolist()
+
+
+def test_torch_seeds_fit_a_torch_generator() -> None:
+    seeds = {torch_seed(0, Purpose.DROPOUT, round, client) for round in range(10) for client in range(10)}
+    assert len(seeds) == 100 and all(0 <= seed < 2**63 for seed in seeds)

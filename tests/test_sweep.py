@@ -1,0 +1,287 @@
+"""Sweeps: every job is tried and written down, the table is right at every moment, and a second call goes on."""
+
+import csv
+import json
+import logging
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from fedlab_runner import config, sweep, train
+from fedlab_runner.errors import Diverged
+from fedlab_runner.sweep import Job, Row
+
+SMALL = ["model=logistic", "num_clients=4", "participation.cohort_size=2", "logger=none", "rounds=1", "device=cpu"]
+Sweep = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Sweep]:
+    """A sweep in this process with a function in the place of a run: the exit code, stdout and stderr."""
+    from fedlab_runner import runner
+
+    monkeypatch.chdir(tmp_path)
+    handlers, level = logging.root.handlers[:], logging.root.level
+
+    def start(run: Callable[[DictConfig], float], *arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(runner, "run", run)
+        monkeypatch.setattr(sys, "argv", ["fedlab", "-m", *arguments])
+        code = train.main()
+        shown = capsys.readouterr()
+        return code, shown.out, shown.err
+
+    yield start
+    for handler in set(logging.root.handlers) - set(handlers):
+        handler.close()
+    logging.root.handlers[:] = handlers
+    logging.root.setLevel(level)
+
+
+def score(cfg: DictConfig) -> float:
+    """Different for all jobs of the sweep below."""
+    return (
+        {"FedAvg": 0.5, "FedBuff": 0.6}[cfg.algorithm._target_.rpartition(".")[2]] + cfg.delay.std / 1e3 + cfg.seed / 10
+    )
+
+
+def only_folder() -> Path:
+    (folder,) = Path("outputs/sweeps").iterdir()
+    return folder
+
+
+def table() -> dict[str, dict[str, str]]:
+    with open(only_folder() / "table.csv", encoding="utf-8") as file:
+        return {row["setting"]: row for row in csv.DictReader(file)}
+
+
+GRID = ("algorithm=fedavg,fedbuff", "delay.std=5,20", "seed=0,1")
+
+
+def test_the_table_has_a_row_a_setting_and_statistics_over_seeds(launch: Sweep) -> None:
+    code, out, err = launch(score, *GRID, "rounds=3")
+    assert (code, err) == (0, "")
+    rows = table()
+    assert list(rows) == [
+        f"algorithm={algorithm} delay.std={std} rounds=3" for algorithm in ("fedavg", "fedbuff") for std in (5, 20)
+    ]
+    row = rows["algorithm=fedbuff delay.std=20 rounds=3"]
+    assert (row["seeds"], row["failed"]) == ("2", "0")
+    assert float(row["mean"]) == pytest.approx(0.67)
+    assert float(row["std"]) == pytest.approx(statistics.stdev([0.62, 0.72]))
+    markdown = (only_folder() / "table.md").read_text().splitlines()
+    assert markdown[0] == "| setting | seeds | mean | std | failed |"
+    assert markdown[5] == "| algorithm=fedbuff delay.std=20 | 2 | 0.67 | 0.07071 |  |"  # what all share is left out
+    assert str(only_folder() / "table.md") in out and "algorithm=fedbuff delay.std=20" in out
+    assert (only_folder() / "command.txt").read_text() == f"fedlab -m {' '.join(GRID)} rounds=3\n"
+    assert len(list(Path("outputs").glob("fed*-*"))) == 8
+
+
+def test_jobs_know_their_sweep_by_its_name(launch: Sweep) -> None:
+    seen = set()
+    launch(lambda cfg: seen.add(cfg.logger.group) or 0.0, *GRID[2:])
+    assert seen == {only_folder().name}
+    assert "FEDLAB_SWEEP" not in os.environ and "FEDLAB_SWEEP_FOLDER" not in os.environ
+
+
+def test_a_failing_job_does_not_end_the_sweep_and_is_told_at_once(launch: Sweep) -> None:
+    ran = []
+
+    def run(cfg: DictConfig) -> float:
+        ran.append(cfg.seed)
+        if cfg.seed == 1:
+            raise Diverged("diverged in round 3")
+        if cfg.seed == 2:
+            raise RuntimeError("a bug")
+        return 0.25
+
+    code, out, err = launch(run, "seed=0,1,2,3")
+    assert code == 1
+    assert ran == [0, 1, 2, 3]
+    assert out.index("diverged in round 3") < out.index("#2 : seed=2") < out.index("RuntimeError: a bug")
+    assert err.splitlines()[-1] == "error: 2 of 4 jobs failed" and "Traceback" not in err
+    (row,) = table().values()
+    assert (row["setting"], row["seeds"], row["failed"], row["mean"], row["std"]) == ("", "2", "2", "0.25", "0")
+    assert "| (defaults) | 2 | 0.25 | 0 | 2: " in (only_folder() / "table.md").read_text()
+
+
+def test_a_job_with_a_faulty_config_fails_alone(launch: Sweep) -> None:
+    code, _, err = launch(lambda cfg: config.build(cfg).local.lr, "local.lr=0.25,fast,-1,0.5")
+    assert code == 1
+    assert err.splitlines()[-1] == "error: 2 of 4 jobs failed"
+    errors = {row.setting: row.failed[0].error for row in sweep.read(only_folder()) if row.failed}
+    assert errors == {
+        ("local.lr=fast",): "local.lr must be a number, got 'fast'",
+        ("local.lr=-1",): "local.lr must be > 0, got -1.0",
+    }
+
+
+def test_the_same_command_tries_again_what_failed(launch: Sweep) -> None:
+    broken = True
+
+    def run(cfg: DictConfig) -> float:
+        if broken and cfg.seed == 1:
+            raise Diverged("diverged in round 3")
+        return 0.25
+
+    assert launch(run, "seed=0,1")[0] == 1
+    broken = False
+    assert launch(run, "seed=0,1")[0] == 0
+    (row,) = table().values()
+    assert (row["seeds"], row["failed"]) == ("2", "0")
+
+
+def test_the_table_is_there_while_jobs_run(launch: Sweep) -> None:
+    seen = []
+
+    def run(cfg: DictConfig) -> float:
+        seen.append(list(only_folder().glob("table.csv")) and table()[""]["seeds"])
+        return 0.5
+
+    launch(run, "seed=0,1,2")
+    assert seen == [[], "1", "2"]
+
+
+def test_a_signal_ends_the_whole_sweep(launch: Sweep) -> None:
+    ran = []
+
+    def run(cfg: DictConfig) -> float:
+        ran.append(cfg.seed)
+        if cfg.seed == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(10)
+        return 0.5
+
+    code, _, err = launch(run, "seed=0,1,2")
+    assert code == 128 + signal.SIGTERM
+    assert ran == [0, 1]
+    assert err == "stopped by signal 15; the same command continues from the last checkpoint\n"
+    assert [job.status for row in sweep.read(only_folder()) for job in sorted(row.jobs, key=lambda job: job.seed)] == [
+        "finished",
+        "interrupted",
+    ]
+
+
+def test_a_fault_in_the_command_makes_no_sweep(launch: Sweep) -> None:
+    code, _, err = launch(score, "local.lrr=1,2")
+    assert (code, err) == (2, "error: local.lrr is not a key: did you mean local.lr?\n")
+
+
+def test_numbers_of_the_summary_are_in_the_csv_unless_they_are_of_another_length(launch: Sweep) -> None:
+    from hydra.core.hydra_config import HydraConfig
+
+    def run(cfg: DictConfig) -> float:
+        path = Path(HydraConfig.get().runtime.output_dir) / "summary.json"
+        path.write_text(json.dumps({"rounds": 3, "best": 0.5 + cfg.seed, "run_id": "a text"}))
+        return 0.5
+
+    launch(run, "seed=0,1", "rounds=3")
+    row = table()["rounds=3"]
+    assert (float(row["best mean"]), float(row["best std"])) == (1.0, pytest.approx(0.5**0.5))
+    assert "run_id mean" not in row
+    launch(run, "seed=0,1", "rounds=2")
+    other = next(path for path in Path("outputs/sweeps").iterdir() if "rounds=2" in (path / "command.txt").read_text())
+    assert "best mean" not in (other / "table.csv").read_text()
+
+
+# The parts.
+
+
+def test_the_id_is_readable_and_does_not_depend_on_the_order() -> None:
+    name = sweep.sweep_id(GRID)
+    assert name.startswith("algorithm_std_seed-") and name == sweep.sweep_id(reversed(GRID))
+    assert name != sweep.sweep_id([*GRID[:2], "seed=0,1,2"])
+    assert sweep.sweep_id(["seed=range(3)"]).startswith("seed-")
+    assert sweep.sweep_id(["hparams_search=optuna"]).startswith("hparams_search-optuna-")
+    assert "/" not in sweep.sweep_id(["+a/b@c.d=1,2"])
+
+
+def job(seed: int, objective: float | None, status: str = "finished", **more: Any) -> Job:
+    return Job([f"seed={seed}", "x=1"], seed, status, objective, "outputs/x", **more)
+
+
+def test_one_seed_has_no_spread_and_what_is_not_finite_does_not_count() -> None:
+    row = Row(("x=1",), [job(0, 0.5), job(1, float("nan")), job(2, None, "failed", error="why"), job(3, 9.0, "failed")])
+    assert sweep.cells([row])[1] == [["x=1", "1", "0.5", "", "2: why"]]
+
+
+def test_settings_are_in_natural_order(tmp_path: Path) -> None:
+    for value in (20, 5, 100):
+        member = Job([f"delay.std={value}"], 0, "finished", 0.5, "")
+        (tmp_path / "jobs").mkdir(exist_ok=True)
+        (tmp_path / "jobs" / f"{value}.json").write_text(json.dumps(asdict(member)))
+    assert [row.setting for row in sweep.read(tmp_path)] == [("delay.std=5",), ("delay.std=20",), ("delay.std=100",)]
+
+
+def test_a_bar_in_an_override_does_not_break_the_table() -> None:
+    assert "a\\|b" in sweep.markdown([Row(("name=a|b",), [job(0, 0.5)])])
+
+
+def test_a_half_written_member_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "a.json").write_text('{"overrides": [')
+    assert sweep.refresh(tmp_path) == []
+
+
+def test_concurrent_writers_leave_a_whole_table(tmp_path: Path) -> None:
+    (tmp_path / "jobs").mkdir()
+    barrier = threading.Barrier(8)
+
+    def write(number: int) -> None:
+        barrier.wait()
+        for i in range(10):
+            member = Job([f"seed={number * 10 + i}"], number * 10 + i, "finished", 1.0, "")
+            sweep.write_atomically(tmp_path / "jobs" / f"{number}-{i}.json", json.dumps(asdict(member)))
+            sweep.refresh(tmp_path)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert "| (defaults) | 80 | 1 | 0 |  |" in (tmp_path / "table.md").read_text()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["jobs", "table.csv", "table.md"]
+
+
+def test_a_search_config_does_not_set_the_mode() -> None:
+    for path in (config.conf_dir() / "hparams_search").glob("*.yaml"):
+        assert OmegaConf.select(OmegaConf.load(path), "hydra.mode") is None
+
+
+# For real.
+
+
+def test_a_real_sweep_skips_what_is_finished_and_says_what_failed(tmp_path: Path) -> None:
+    start = [sys.executable, "-m", "fedlab_runner", "-m", "algorithm=fedavg,fedbuff", "seed=0,1", *SMALL]
+    first = subprocess.run(start, cwd=tmp_path, capture_output=True, text=True)
+    assert (first.returncode, first.stderr) == (0, "")
+    (folder,) = (tmp_path / "outputs" / "sweeps").iterdir()
+    shown = (folder / "table.csv").read_text()
+    assert shown.count("\n") == 3
+    again = subprocess.run(start, cwd=tmp_path, capture_output=True, text=True)
+    assert again.returncode == 0 and again.stdout.count("is finished already") == 4
+    assert (folder / "table.csv").read_text() == shown
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
+def test_a_real_sweep_in_other_processes(launcher: str, tmp_path: Path) -> None:
+    """Needs the extras; the jobs only share the disk."""
+    pytest.importorskip(f"hydra_plugins.hydra_{launcher.partition('_')[0]}_launcher")
+    grid = ["seed=0,1", "local.lr=0.05,fast", f"hydra/launcher={launcher}"]
+    start = [sys.executable, "-m", "fedlab_runner", "-m", *SMALL, *grid]
+    ended = subprocess.run(start, cwd=tmp_path, capture_output=True, text=True)
+    assert ended.returncode == 1 and ended.stderr.splitlines()[-1] == "error: 2 of 4 jobs failed"
+    (folder,) = (tmp_path / "outputs" / "sweeps").iterdir()
+    counts = {row.setting[-1]: (len(row.values()), len(row.failed)) for row in sweep.read(folder)}
+    assert sorted(counts.values()) == [(0, 2), (2, 0)]

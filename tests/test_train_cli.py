@@ -1,0 +1,306 @@
+"""The entry point: what it prints, how it ends, and what it does not import."""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hydra.errors import MissingConfigException
+from omegaconf import DictConfig
+
+from fedlab_runner import cli_errors, config, train
+from fedlab_runner.errors import Diverged, UserError
+
+SMALL = ["model=logistic", "num_clients=4", "participation.cohort_size=2", "logger=none", "device=cpu"]
+HEAVY = ("torch", "torchvision", "timm", "wandb", "matplotlib", "sklearn", "scipy")
+
+Command = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
+    """`fedlab` in this process, in an empty folder: the exit code and stderr."""
+    monkeypatch.chdir(tmp_path)
+    handlers, level = logging.root.handlers[:], logging.root.level
+
+    def run(*arguments: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["fedlab", *arguments])
+        return train.main(), capsys.readouterr().err
+
+    yield run
+    for handler in set(logging.root.handlers) - set(handlers):
+        handler.close()
+    logging.root.handlers[:] = handlers
+    logging.root.setLevel(level)
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[DictConfig], float]], None]:
+    """Puts a function in the place of a run."""
+    from fedlab_runner import runner
+
+    return lambda function: monkeypatch.setattr(runner, "run", function)
+
+
+def folders() -> list[str]:
+    return sorted(path.name for path in Path("outputs").glob("*") if path.is_dir())
+
+
+# The parts that must stay light.
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "['--help']",
+        "['--cfg', 'job']",
+        "['--info', 'defaults']",
+        "['--version']",
+        "['local.lrr=1']",
+        "['algorithm=fedvag']",
+    ],
+)
+def test_nothing_heavy_is_imported_before_a_run(arguments: str, tmp_path: Path) -> None:
+    code = f"""
+import sys
+from fedlab_runner import train
+sys.argv = ["fedlab", *{arguments}]
+try:
+    train.main()
+except SystemExit as end:
+    assert not end.code
+heavy = set({HEAVY}) & set(sys.modules)
+assert not heavy, heavy
+"""
+    ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_shell_completion_knows_keys_and_choices(tmp_path: Path) -> None:
+    def complete(line: str) -> list[str]:
+        environment = {**os.environ, "COMP_LINE": f"fedlab {line}", "COMP_POINT": str(len(line) + 7)}
+        query = [sys.executable, "-X", "importtime", "-m", "fedlab_runner", "-sc", "query=bash"]
+        ended = subprocess.run(query, cwd=tmp_path, capture_output=True, text=True, env=environment)
+        assert "| torch\n" not in ended.stderr
+        return ended.stdout.split()
+
+    assert "local.lr=" in complete("local.l")
+    assert {"algorithm=fedavg", "algorithm=fedbuff"} <= set(complete("algorithm=fed"))
+
+
+def test_help_names_the_groups_and_what_to_type(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "fedlab_runner", "--help"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert ended.returncode == 0
+    assert "fedlab -m algorithm=fedavg,fedbuff seed=0,1" in ended.stdout
+    assert "partition: by_user, " in ended.stdout
+
+
+# One clear line.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ("local.lrr=1", "local.lrr is not a key: did you mean local.lr?"),
+        ("lr=1", "lr is not a key: did you mean local.lr?"),
+        ("locl.lr=1", "locl.lr is not a key: did you mean local.lr?"),
+        ("algoritm=fedavg", "algoritm is not a key: did you mean algorithm?"),
+        ("~local.lrr", "local.lrr is not a key: did you mean local.lr?"),
+        ("algorithm=fedprox algorithm.muu=1", "algorithm.muu is not a key: did you mean algorithm.mu?"),
+        ("delay=none delay.std=3", "delay.std is not a key: delay has "),
+        ("hydra.run.dri=x", "hydra.run.dri is not a key: did you mean hydra.run.dir?"),
+        ("algorithm=fedvag", "algorithm=fedvag is not a choice: did you mean fedavg? choices: "),
+        ("-m algorithm=fedvag,fedbuff", "algorithm=fedvag is not a choice: did you mean fedavg? choices: "),
+        ("experiment=exampel", "experiment=exampel is not a choice: did you mean example? choices: "),
+        ("hydra/launcher=joblip", "hydra/launcher=joblip is not a choice: "),
+        ("seed=0,1", "seed=0,1 has several values: add -m to run each of them, or write a list as key=[a,b]"),
+        ("rounds", "cannot read 'rounds': expected key=value (missing EQUAL at '<EOF>')"),
+        ("local.lr=[1", "cannot read 'local.lr=[1': expected key=value ("),
+        ("local=null", "Config group override must be a string or a list. Got NoneType (in: local=null)"),
+        ("--config-name=trian", "Cannot find primary config 'trian'."),
+        ("--config-dir=nowhere", "Additional config directory '"),
+        ("local.lr=fast", "local.lr must be a number, got 'fast'"),
+        ("+local.momentun=1", "local.momentun is not a key: did you mean local.momentum?"),
+        ("partition.alpha=-1", "partition.alpha must be "),
+        ("participation.cohort_size=60", "participation.cohort_size must be <= the number of clients (50), got 60"),
+        ("local.lr=${nowhere}", "local.lr: Interpolation key 'nowhere' not found"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing(arguments: str, line: str, command: Command) -> None:
+    code, shown = command(*arguments.split())
+    assert code == 2
+    assert shown.startswith(f"error: {line}") and shown.count("\n") == 1
+    assert folders() == [] or arguments.startswith("-m")
+
+
+def test_all_faults_are_shown_a_line_each(command: Command) -> None:
+    code, shown = command("local.lr=fast", "rounds=-1", "partition.alpha=0")
+    assert code == 2
+    assert [line.split()[:2] for line in shown.splitlines()] == [
+        ["error:", "local.lr"],
+        ["error:", "rounds"],
+        ["error:", "partition.alpha"],
+    ]
+
+
+def test_a_missing_extra_says_how_to_get_it() -> None:
+    error = MissingConfigException("gone", missing_cfg_file="hydra/launcher/joblib", options=["basic"])
+    lines = cli_errors.explain(error, ["hydra/launcher=joblib"])
+    assert lines == ['hydra/launcher=joblib needs an extra: pip install "fedlab-runner[joblib]"']
+
+
+def test_a_damaged_config_file_is_named(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "mine" / "local").mkdir(parents=True)
+    (tmp_path / "mine" / "local" / "odd.yaml").write_text("lr: [1\n")
+    code, shown = command("--config-dir=mine", "local=odd")
+    assert code == 2
+    assert shown.count("\n") == 1 and "odd.yaml" in shown
+
+
+def test_configs_of_the_user_are_found(command: Command, tmp_path: Path, stand_in: Callable[..., None]) -> None:
+    (tmp_path / "mine" / "local").mkdir(parents=True)
+    text = (config.conf_dir() / "local" / "sgd.yaml").read_text().replace("\nlr: ", "\nlr: 0.125 # was ")
+    (tmp_path / "mine" / "local" / "slow.yaml").write_text(text)
+    seen = []
+    stand_in(lambda cfg: seen.append(cfg.local.lr) or 0.0)
+    assert command("--config-dir=mine", "local=slow") == (0, "")
+    assert seen == [0.125]
+
+
+# How a run ends.
+
+
+def test_a_run_that_ends_well_is_silent_on_stderr(command: Command, stand_in: Callable[..., None]) -> None:
+    stand_in(lambda cfg: 0.5)
+    assert command("seed=3") == (0, "")
+    assert [name.partition("-")[0] for name in folders()] == ["fedbuff"]
+
+
+def test_the_folder_of_a_run_is_the_users_choice(
+    command: Command, stand_in: Callable[..., None], tmp_path: Path
+) -> None:
+    from hydra.core.hydra_config import HydraConfig
+
+    seen = []
+    stand_in(lambda cfg: seen.append(HydraConfig.get().runtime.output_dir) or 0.0)
+    assert command("hydra.run.dir=here") == (0, "")
+    assert seen == [str(tmp_path / "here")]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (UserError("the file x is damaged: download it again"), 2, "error: the file x is damaged: download it again\n"),
+        (Diverged("diverged in round 3"), 1, "error: diverged in round 3\n"),
+    ],
+)
+def test_what_the_user_can_mend_has_no_traceback(
+    error: Exception, code: int, line: str, command: Command, stand_in: Callable[..., None]
+) -> None:
+    def fail(cfg: DictConfig) -> float:
+        raise error
+
+    stand_in(fail)
+    assert command() == (code, line)
+
+
+def test_a_value_error_of_our_own_code_is_for_the_user_and_one_of_a_library_is_a_bug(
+    command: Command, stand_in: Callable[..., None]
+) -> None:
+    from fedlab_runner.schema import find_class
+
+    stand_in(lambda cfg: float(find_class("nowhere.X") is None))
+    assert command() == (2, "error: cannot be imported, got 'nowhere.X': no module named 'nowhere'\n")
+    stand_in(lambda cfg: float("x"))
+    code, shown = command()
+    assert code == 1 and "Traceback" in shown and "could not convert string to float" in shown
+
+
+def test_a_bug_shows_its_traceback(command: Command, stand_in: Callable[..., None]) -> None:
+    def fail(cfg: DictConfig) -> float:
+        raise RuntimeError("a bug")
+
+    stand_in(fail)
+    code, shown = command()
+    assert code == 1
+    assert "in fail" in shown and "RuntimeError: a bug" in shown and "Error executing job" not in shown
+
+
+def test_sigterm_interrupts_the_run_and_the_handlers_come_back(command: Command, stand_in: Callable[..., None]) -> None:
+    cleaned = []
+
+    def stop(cfg: DictConfig) -> float:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(10)
+        finally:
+            cleaned.append(True)
+        raise AssertionError("not interrupted")
+
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    stand_in(stop)
+    code, shown = command()
+    assert code == 128 + signal.SIGTERM and cleaned
+    assert "the same command continues" in shown and "Traceback" not in shown
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+def test_ignored_signals_stay_ignored(command: Command, stand_in: Callable[..., None]) -> None:
+    def run(cfg: DictConfig) -> float:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return 0.0
+
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        stand_in(run)
+        assert command() == (0, "")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_the_environment_is_put_back(
+    command: Command, stand_in: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDLAB_SWEEP", "of-another-sweep")
+    seen = []
+    stand_in(lambda cfg: seen.append(os.environ.get("FEDLAB_SWEEP")) or 0.0)
+    assert command() == (0, "")
+    assert seen == [None]
+    assert os.environ["FEDLAB_SWEEP"] == "of-another-sweep"
+    assert "HYDRA_FULL_ERROR" not in os.environ
+
+
+# For real, as users start it.
+
+
+def test_a_real_run_and_the_same_command_again(tmp_path: Path) -> None:
+    start = [sys.executable, "-m", "fedlab_runner.train", *SMALL, "rounds=1"]
+    first = subprocess.run(start, cwd=tmp_path, capture_output=True, text=True)
+    assert (first.returncode, first.stderr) == (0, "")
+    (folder,) = (tmp_path / "outputs").glob("fedbuff-*")
+    metrics = (folder / "metrics.jsonl").read_bytes()
+    again = subprocess.run(start, cwd=tmp_path, capture_output=True, text=True)
+    assert (again.returncode, again.stderr) == (0, "")
+    assert (folder / "metrics.jsonl").read_bytes() == metrics
+
+
+def test_a_real_sigterm_checkpoints_and_the_same_command_continues(tmp_path: Path) -> None:
+    start = [sys.executable, "-m", "fedlab_runner.train", *SMALL, "rounds=100000", "checkpoint.seconds=null"]
+    process = subprocess.Popen(start, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not any(
+        path.stat().st_size > 500 for path in tmp_path.glob("outputs/fedbuff-*/metrics.jsonl")
+    ):
+        time.sleep(0.05)
+    process.terminate()
+    _, shown = process.communicate(timeout=60)
+    assert process.returncode == 143, shown
+    assert shown == "stopped by signal 15; the same command continues from the last checkpoint\n"
+    assert list(tmp_path.glob("outputs/fedbuff-*/checkpoints/*"))

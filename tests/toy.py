@@ -1,0 +1,119 @@
+"""A federation so small that a round takes milliseconds, in float64 on one thread, for identities and common checks."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import hydra.utils
+import numpy as np
+import torch
+from omegaconf import OmegaConf
+from torch import nn
+
+from fedlab_runner.algorithm import Algorithm
+from fedlab_runner.clock import Participation, RoundClock
+from fedlab_runner.config import conf_dir
+from fedlab_runner.delays.half_normal import HalfNormal
+from fedlab_runner.executors.loop import Loop
+from fedlab_runner.executors.work import Executor
+from fedlab_runner.federation import Federation
+from fedlab_runner.local import LocalTraining
+from fedlab_runner.participation.uniform import Uniform
+from fedlab_runner.population import Population
+from fedlab_runner.task import Normalize, Task
+
+FEATURES, CLASSES = 5, 3
+RAGGED = (1, 2, 7, 8, 9, 20, 13, 40)
+EQUAL = (8, 8, 8, 8)
+CPU = torch.device("cpu")
+ALGORITHMS = sorted(path.stem for path in (conf_dir() / "algorithm").glob("*.yaml"))
+
+
+def algorithm(name: str, **overrides: Any) -> Algorithm[Any]:
+    """An algorithm as its YAML defines it."""
+    node = OmegaConf.load(Path(conf_dir()) / "algorithm" / f"{name}.yaml")
+    built: Algorithm[Any] = hydra.utils.instantiate(node, **overrides, _convert_="all")
+    return built
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 6), nn.Tanh(), nn.Linear(6, CLASSES))
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, CLASSES))
+
+
+def local(**changes: Any) -> LocalTraining:
+    """Plain SGD, two epochs, minibatches of 8."""
+    fields = {
+        "optimizer": "sgd",
+        "lr": 0.1,
+        "epochs": 2,
+        "steps": None,
+        "batch_size": 8,
+        "momentum": 0.0,
+        "nesterov": False,
+        "betas": [0.9, 0.999],
+        "eps": 1e-8,
+        "weight_decay": 0.0,
+        "clip_norm": None,
+    }
+    return LocalTraining(**(fields | changes))
+
+
+def examples(n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Three Gaussian classes that a linear model can tell apart."""
+    rng = np.random.default_rng(7)
+    targets = rng.integers(CLASSES, size=n)
+    inputs = rng.normal(size=(n, FEATURES)) + 2 * np.eye(CLASSES, FEATURES)[targets]
+    return torch.from_numpy(inputs), torch.from_numpy(targets)
+
+
+def task(build: Callable[[], nn.Module] = mlp, dtype: torch.dtype = torch.float64) -> Task:
+    return Task(build, CLASSES, normalize=Normalize(None, None), device=CPU, dtype=dtype)
+
+
+def federation(
+    sizes: Sequence[int] = RAGGED,
+    *,
+    build: Callable[[], nn.Module] = mlp,
+    cohort: int | None = None,
+    std: float = 0.0,
+    seed: int = 0,
+    executor: Executor | None = None,
+    training: LocalTraining | None = None,
+    participation: Participation | None = None,
+) -> Federation:
+    """Clients with `sizes` examples; all of them take part in each round unless `cohort` says how many."""
+    inputs, targets = examples(sum(sizes))
+    split = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+    population = Population(inputs, targets, split, CPU)
+    chosen = participation or Uniform(cohort or len(sizes), None)
+    clock = RoundClock(population.num_examples, chosen, HalfNormal(std=std, draw="client"), seed)
+    return Federation(
+        task=task(build),
+        population=population,
+        clock=clock,
+        executor=executor or Loop(compile=False),
+        local=training or local(),
+        seed=seed,
+    )
+
+
+def run(algorithm: Algorithm[Any], fed: Federation, rounds: int, first: int = 0, state: Any = None) -> Any:
+    """The State after some rounds."""
+    state = algorithm.init(fed) if state is None else state
+    for round in range(first, first + rounds):
+        fed.begin(round, 1.0)
+        state = algorithm.round(state, fed)
+    return state
+
+
+def tensors(value: Any) -> list[torch.Tensor]:
+    """All tensors of a State, in order."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        return [t for item in value.values() for t in tensors(item)]
+    return [t for item in value for t in tensors(item)] if isinstance(value, tuple | list) else []
