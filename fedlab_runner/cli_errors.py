@@ -38,13 +38,19 @@ def explain(error: BaseException, arguments: Sequence[str]) -> list[str] | None:
         return [_missing_choice(error)]
     if isinstance(error, HydraException):
         return [_composition(error, arguments)]
-    if isinstance(error, InterpolationResolutionError) and not isinstance(error.__context__, OmegaConfBaseException):
+    if isinstance(error, InterpolationResolutionError) and not _raised_in(unwrapped(error), "omegaconf."):
         return None  # raised by the code that the config asks for, for instance when a component is imported
     if isinstance(error, OmegaConfBaseException | yaml.YAMLError):
         return [_one_line(str(error))]
     if type(error) is ValueError and _raised_in(error, "hydra._internal."):
         return [_one_line(f"{error} (in: {' '.join(filter(_is_group, arguments)) or ' '.join(arguments)})")]
     return None
+
+
+def unwrapped(error: BaseException) -> BaseException:
+    """What OmegaConf wrapped, whose traceback it does not show; any other error as it is."""
+    *_, last = _causes(error)
+    return last if isinstance(error, OmegaConfBaseException) else error
 
 
 def known_keys(arguments: Sequence[str]) -> list[str]:
@@ -58,7 +64,8 @@ def known_keys(arguments: Sequence[str]) -> list[str]:
         GlobalHydra.instance().clear()
         try:
             with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-                return list(_keys(OmegaConf.to_container(compose("train", list(overrides), return_hydra_config=True)), ""))
+                cfg = compose("train", list(overrides), return_hydra_config=True)
+                return list(_keys(OmegaConf.to_container(cfg), ""))
         except (HydraException, OmegaConfBaseException, ValueError):
             continue
     return []

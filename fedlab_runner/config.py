@@ -82,9 +82,10 @@ def build(cfg: DictConfig) -> Components:
         try:
             built[path] = hydra.utils.instantiate(node, _convert_="all")
         except hydra.errors.InstantiationException as error:
-            if not isinstance(error.__cause__, ValueError):
-                raise
-            errors.append(f"{path}.{error.__cause__}")
+            cause = error.__cause__ or error
+            if not isinstance(cause, ValueError):
+                raise cause from None  # a bug in a constructor: Hydra's wrapper would look like a fault of the config
+            errors.append(f"{path}.{cause}")
     errors += _cross_faults(values, built, errors)
     if errors:
         raise UserError("\n".join(errors))

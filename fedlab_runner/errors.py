@@ -15,3 +15,6 @@ class Interrupted(BaseException):
     def __init__(self, signal: int) -> None:
         super().__init__(f"stopped by signal {signal}")
         self.signal = signal
+
+    def __reduce__(self) -> tuple[type["Interrupted"], tuple[int]]:
+        return type(self), (self.signal,)  # a launcher's worker sends it back pickled

@@ -67,9 +67,7 @@ class Cohort:
         )
         y, self.last_loss = fed.executor.train(work)
         if len(self):
-            fed.report(
-                **{"train/loss": float(self.last_loss @ self.num_examples.to(y.dtype) / self.num_examples.sum())}
-            )
+            fed.record_loss(float(self.last_loss @ self.num_examples.to(y.dtype) / self.num_examples.sum()))
         return y
 
 

@@ -71,6 +71,9 @@ class SweepCallback(Callback):
         overrides = list(config.hydra.overrides.task)
         folder = Path(config.hydra.sweep.dir).absolute() / "sweeps" / sweep_id(overrides)
         (folder / "jobs").mkdir(parents=True, exist_ok=True)
+        for path in (folder / "jobs").glob("*.json"):  # what failed last time is tried again
+            if _read_json(path).get("status") != "finished":
+                path.unlink()
         write_atomically(folder / "command.txt", shlex.join(["fedlab", *sys.argv[1:]]) + "\n")
         os.environ.update({NAME: folder.name, FOLDER: str(folder)})
 
@@ -179,7 +182,7 @@ def show(folder: Path) -> None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace a file in one step, so that a reader never sees half of it."""
+    """Replace a file in one step; the random name is for the jobs of several machines that write the same table."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)

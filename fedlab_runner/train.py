@@ -92,7 +92,7 @@ def _report(error: BaseException, arguments: list[str]) -> int:
             return 1
     lines = cli_errors.explain(error, arguments)
     if lines is None:
-        traceback.print_exception(error)
+        traceback.print_exception(cli_errors.unwrapped(error))
         return 1
     for line in lines:
         print(f"error: {line}", file=sys.stderr)

@@ -115,5 +115,3 @@ def test_two_runs_are_equal_and_another_seed_is_not(name: str) -> None:
     one, again, other = (run(algorithm(name), federation(**LATE, seed=seed), 8) for seed in (0, 0, 1))
     assert all(torch.equal(a, b) for a, b in zip(tensors(one), tensors(again), strict=True))
     assert not torch.equal(algorithm(name).models(one), algorithm(name).models(other))
-
-

@@ -1,14 +1,22 @@
 import pytest
 import torch
-from toy import CLASSES, federation, task
 from torch import nn
+from toy import CLASSES, federation, task
 
 from fedlab_runner.data import Examples
 from fedlab_runner.evaluation import Evaluation
 
 
 def evaluation(**changes: object) -> Evaluation:
-    fields = {"every": 10, "batch_size": 7, "per_class": False, "clients": False, "metric": "test/accuracy", "summary": "best", "last": 5}
+    fields = {
+        "every": 10,
+        "batch_size": 7,
+        "per_class": False,
+        "clients": False,
+        "metric": "test/accuracy",
+        "summary": "best",
+        "last": 5,
+    }
     return Evaluation(**(fields | changes))  # type: ignore[arg-type]
 
 
@@ -18,7 +26,9 @@ def test_accuracy_and_loss_are_those_of_all_examples_whatever_the_batch() -> Non
     w = fed.task.init(0)
     logits = fed.task.predict(w, inputs)
     for batch_size in (1, 7, 1000):
-        metrics = evaluation(batch_size=batch_size).evaluate(fed.task, w, Examples(inputs, targets, targets, None), fed.population)
+        metrics = evaluation(batch_size=batch_size).evaluate(
+            fed.task, w, Examples(inputs, targets, targets, None), fed.population
+        )
         assert metrics["test/accuracy"] == pytest.approx((logits.argmax(1) == targets).double().mean().item())
         assert metrics["test/loss"] == pytest.approx(nn.functional.cross_entropy(logits, targets).item())
 
@@ -26,7 +36,9 @@ def test_accuracy_and_loss_are_those_of_all_examples_whatever_the_batch() -> Non
 def test_class_accuracies_average_to_the_whole() -> None:
     fed = federation()
     inputs, targets = fed.population.inputs, fed.population.targets
-    metrics = evaluation(per_class=True).evaluate(fed.task, fed.task.init(0), Examples(inputs, targets, targets, None), fed.population)
+    metrics = evaluation(per_class=True).evaluate(
+        fed.task, fed.task.init(0), Examples(inputs, targets, targets, None), fed.population
+    )
     counts = torch.bincount(targets, minlength=CLASSES).double()
     classes = torch.tensor([metrics[f"test/accuracy_class/{c}"] for c in range(CLASSES)], dtype=torch.float64)
     assert float(classes @ counts / counts.sum()) == pytest.approx(metrics["test/accuracy"])
@@ -47,7 +59,10 @@ def test_the_spread_over_clients_is_that_of_each_clients_own_examples() -> None:
     right = (fed.task.predict(w, fed.population.inputs).argmax(1) == fed.population.targets).double()
     each = torch.tensor([right[fed.population.members(i)].mean() for i in range(3)], dtype=torch.float64)
     metrics = evaluation(clients=True).evaluate(
-        fed.task, w, Examples(fed.population.inputs, fed.population.targets, fed.population.targets, None), fed.population
+        fed.task,
+        w,
+        Examples(fed.population.inputs, fed.population.targets, fed.population.targets, None),
+        fed.population,
     )
     assert metrics["clients/accuracy_mean"] == pytest.approx(each.mean().item())
     assert metrics["clients/accuracy_std"] == pytest.approx(each.std(correction=0).item())
@@ -59,7 +74,9 @@ def test_metrics_of_several_models_are_averaged() -> None:
     test = Examples(fed.population.inputs, fed.population.targets, fed.population.targets, None)
     models = torch.stack([task().init(seed) for seed in range(3)])
     each = [evaluation().evaluate(fed.task, w, test, fed.population)["test/accuracy"] for w in models]
-    assert evaluation().evaluate(fed.task, models, test, fed.population)["test/accuracy"] == pytest.approx(sum(each) / 3)
+    assert evaluation().evaluate(fed.task, models, test, fed.population)["test/accuracy"] == pytest.approx(
+        sum(each) / 3
+    )
 
 
 def test_it_is_due_every_n_rounds_and_at_the_end() -> None:

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from toy import CLASSES, RAGGED, federation, local, mlp, normed
 from torch import Tensor, nn
+from toy import CLASSES, RAGGED, federation, local, mlp, normed
 
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.vectorized import Vectorized
@@ -34,8 +34,13 @@ OTHERS: dict[str, Executor] = {
 def convolutional() -> nn.Module:
     """Batch norm and convolutions, read from feature vectors."""
     return nn.Sequential(
-        nn.Unflatten(1, (1, 5, 1)), nn.Conv2d(1, 3, (3, 1)), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(9, CLASSES)
-    )  # fmt: skip
+        nn.Unflatten(1, (1, 5, 1)),
+        nn.Conv2d(1, 3, (3, 1)),
+        nn.BatchNorm2d(3),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(9, CLASSES),
+    )
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {"mlp": mlp, "normed": normed, "convolutional": convolutional}

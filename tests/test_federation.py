@@ -4,8 +4,8 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from toy import EQUAL, federation
 from torch import Tensor
+from toy import EQUAL, federation
 
 from fedlab_runner.delays.constant import Constant
 from fedlab_runner.federation import Arrivals, Federation

@@ -4,8 +4,8 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from toy import EQUAL, RAGGED, algorithm, federation, local, normed, run
 from torch import Tensor
+from toy import EQUAL, RAGGED, algorithm, federation, local, normed, run
 
 from fedlab_runner.executors.vectorized import Vectorized
 from fedlab_runner.federation import Arrivals
@@ -117,7 +117,10 @@ def test_7_9_late_policies_agree_when_nothing_is_late() -> None:
 def test_late_policies_differ_as_they_say() -> None:
     x = torch.tensor([10.0, 10.0])
     rows, state = torch.tensor([[1.0, 0.0], [3.0, 2.0]]), type(fedavg().init(federation([4])))
-    step = {p: fedavg(late_policy=p).server_step(state(x), arrivals(rows, [2, 0], [1, 3]), None).params for p in ("delta", "model", "discard")}
+    step = {
+        p: fedavg(late_policy=p).server_step(state(x), arrivals(rows, [2, 0], [1, 3]), None).params
+        for p in ("delta", "model", "discard")
+    }
     assert step["delta"].tolist() == [12.5, 11.5], "x + (1/4 [1, 0] + 3/4 [3, 2])"
     assert step["model"].tolist() == [2.5, 1.5], "1/4 [1, 0] + 3/4 [3, 2]"
     assert step["discard"].tolist() == [13.0, 12.0], "x + [3, 2]"

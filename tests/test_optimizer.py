@@ -14,7 +14,10 @@ REFERENCES: dict[str, tuple[dict[str, Any], Callable[[list[torch.Tensor]], torch
         {"momentum": 0.9, "weight_decay": 0.01},
         lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01),
     ),
-    "nesterov": ({"momentum": 0.9, "nesterov": True}, lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True)),
+    "nesterov": (
+        {"momentum": 0.9, "nesterov": True},
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+    ),
     "adam": (
         {"optimizer": "adam", "betas": [0.8, 0.95], "weight_decay": 0.02},
         lambda p: torch.optim.Adam(p, lr=0.1, betas=(0.8, 0.95), weight_decay=0.02),

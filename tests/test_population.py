@@ -13,7 +13,9 @@ def population() -> Population:
 
 
 def plan(population: Population, ids: list[int], drop_single: bool = False, round: int = 0, **changes: object) -> Plan:
-    return population.plan(np.array(ids, dtype=np.int64), local(**changes), seed=0, round=round, drop_single=drop_single)
+    return population.plan(
+        np.array(ids, dtype=np.int64), local(**changes), seed=0, round=round, drop_single=drop_single
+    )
 
 
 def batches(plan: Plan, k: int) -> list[list[int]]:
@@ -24,7 +26,7 @@ def test_each_epoch_visits_each_example_of_the_client_once(population: Populatio
     ids = list(range(len(RAGGED)))
     made = plan(population, ids, epochs=3)
     for k in ids:
-        visited = sum(batches(made, k), [])
+        visited = [example for batch in batches(made, k) for example in batch]
         n = RAGGED[k]
         epochs = [visited[e * n : (e + 1) * n] for e in range(3)]
         assert all(sorted(epoch) == sorted(population.members(k).tolist()) for epoch in epochs)

@@ -10,15 +10,21 @@ def test_a_stream_is_a_function_of_its_key() -> None:
 
 
 @pytest.mark.parametrize(
-    "other", [(4, Purpose.BATCHES, 5, 7), (3, Purpose.COHORT, 5, 7), (3, Purpose.BATCHES, 6, 7), (3, Purpose.BATCHES, 5, 8)]
+    "other",
+    [(4, Purpose.BATCHES, 5, 7), (3, Purpose.COHORT, 5, 7), (3, Purpose.BATCHES, 6, 7), (3, Purpose.BATCHES, 5, 8)],
 )
 def test_each_part_of_the_key_gives_another_stream(other: tuple[int, Purpose, int, int]) -> None:
-    assert not np.isin(generator(*other).integers(2**63, size=50), generator(3, Purpose.BATCHES, 5, 7).integers(2**63, size=50)).any()
+    assert not np.isin(
+        generator(*other).integers(2**63, size=50), generator(3, Purpose.BATCHES, 5, 7).integers(2**63, size=50)
+    ).any()
 
 
 def test_many_clients_draw_what_each_draws_alone() -> None:
     clients = np.array([5, 0, 2**31])
-    together = [(rng.permutation(9).tolist(), rng.normal(size=3).tolist(), rng.integers(9)) for rng in generators(1, Purpose.BATCHES, 4, clients)]
+    together = [
+        (rng.permutation(9).tolist(), rng.normal(size=3).tolist(), rng.integers(9))
+        for rng in generators(1, Purpose.BATCHES, 4, clients)
+    ]
     alone = []
     for client in clients.tolist():
         rng = generator(1, Purpose.BATCHES, 4, client)

@@ -130,6 +130,7 @@ def test_help_names_the_groups_and_what_to_type(tmp_path: Path) -> None:
         ("+local.momentun=1", "local.momentun is not a key: did you mean local.momentum?"),
         ("partition.alpha=-1", "partition.alpha must be "),
         ("participation.cohort_size=60", "participation.cohort_size must be <= the number of clients (50), got 60"),
+        ("hydra.run.dir=${oc.env:NOWHERE_TO_BE_FOUND}", "KeyError raised while resolving interpolation: "),
         ("local.lr=${nowhere}", "local.lr: Interpolation key 'nowhere' not found"),
     ],
 )
@@ -231,6 +232,18 @@ def test_a_bug_shows_its_traceback(command: Command, stand_in: Callable[..., Non
     code, shown = command()
     assert code == 1
     assert "in fail" in shown and "RuntimeError: a bug" in shown and "Error executing job" not in shown
+
+
+def test_a_bug_in_a_constructor_shows_its_traceback(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedlab_runner.local import LocalTraining
+
+    def fail(self: LocalTraining) -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(LocalTraining, "__post_init__", fail)
+    code, shown = command()
+    assert code == 1
+    assert "Traceback" in shown and "KeyError: 'a bug'" in shown
 
 
 def test_sigterm_interrupts_the_run_and_the_handlers_come_back(command: Command, stand_in: Callable[..., None]) -> None:

@@ -1,0 +1,84 @@
+"""`kill -9` at any instant, then the same command: the same bytes as a run that was never touched."""
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from composed import files
+
+SMALL = (
+    "model=logistic",
+    "num_clients=20",
+    "participation.cohort_size=4",
+    "local.epochs=1",
+    "delay.std=3",
+    "rounds=40",
+    "evaluation.every=5",
+    "checkpoint.rounds=3",
+    "checkpoint.seconds=null",
+    "device=cpu",
+)
+
+
+def start(folder: Path, *overrides: str) -> subprocess.Popen[bytes]:
+    command = [
+        sys.executable,
+        "-m",
+        "fedlab_runner.train",
+        *SMALL,
+        f"hydra.run.dir={folder}",
+        f"logger.dir={folder.parent}/wandb",
+    ]
+    return subprocess.Popen(
+        [*command, *overrides], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=folder.parent
+    )
+
+
+def whole(folder: Path, *overrides: str) -> None:
+    process = start(folder, *overrides)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors.decode()
+
+
+def rounds_done(folder: Path) -> int:
+    path = folder / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["fedbuff", *(pytest.param(n, marks=pytest.mark.slow) for n in ("fedavg", "fedasync", "fedprox", "scaffold"))],
+)
+def test_killed_runs_end_in_the_same_bytes(name: str, tmp_path: Path) -> None:
+    whole(tmp_path / "whole", f"algorithm={name}")
+    rng, folder, kills = random.Random(name), tmp_path / "killed", 0
+    for _ in range(3):
+        before = rounds_done(folder)
+        process = start(folder, f"algorithm={name}")
+        target = before + rng.randint(1, 14)
+        while process.poll() is None and rounds_done(folder) < target:
+            time.sleep(0.001)
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        process.communicate()
+    assert kills >= 2, "the runs were too short to be killed"
+    whole(folder, f"algorithm={name}")
+    assert files(folder) == files(tmp_path / "whole")
+
+
+def test_sigterm_checkpoints_and_ends_with_143(tmp_path: Path) -> None:
+    folder = tmp_path / "stopped"
+    process = start(folder, "rounds=100000")
+    while process.poll() is None and rounds_done(folder) < 5:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, errors.decode()
+    assert b"Traceback" not in errors and b"continues from the last checkpoint" in errors
+    newest = max(int(path.stem.removeprefix("round_")) for path in (folder / "checkpoints").glob("*.pt"))
+    assert newest in (rounds_done(folder) - 1, rounds_done(folder) - 2), "the last whole round is there"

@@ -1,0 +1,226 @@
+"""Whole runs in a folder: what they leave, how they go on, how they fail."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from composed import composed, files
+from toy import ALGORITHMS, tensors
+
+from fedlab_runner import runner
+from fedlab_runner.checkpoint import CheckpointStore
+from fedlab_runner.config import conf_dir, fingerprint
+from fedlab_runner.errors import Diverged, Interrupted, UserError
+from fedlab_runner.executors.loop import Loop
+from fedlab_runner.runner import run_in
+
+EVERY = "evaluation.every=1"
+
+
+@pytest.fixture(autouse=True)
+def _no_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes longer than all else in these runs; one test looks at the pictures."""
+    if "pictures" not in request.keywords:
+        monkeypatch.setattr(runner, "plot_partition", lambda *_: None)
+        monkeypatch.setattr(runner, "plot_curves", lambda *_: None)
+        monkeypatch.setattr(runner, "plot_staleness", lambda *_: False)
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def final(folder: Path, *overrides: str) -> tuple[int, Any]:
+    saved = CheckpointStore(folder, 2).load(fingerprint(composed(*overrides)))
+    assert saved is not None
+    saved[1].pop("wall")  # the only part that is not a function of the config
+    return saved
+
+
+def assert_same_run(one: Path, other: Path, *overrides: str) -> None:
+    assert files(one) == files(other)
+    (round, payload), (other_round, other_payload) = final(one, EVERY, *overrides), final(other, EVERY, *overrides)
+    assert round == other_round
+    mine, theirs = tensors(payload), tensors(other_payload)
+    assert len(mine) == len(theirs) and all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
+
+@pytest.mark.pictures
+def test_a_run_leaves_its_folder(tmp_path: Path) -> None:
+    objective = run_in(
+        tmp_path, composed("rounds=7", "evaluation.every=3", "evaluation.per_class=true", "evaluation.clients=true")
+    )
+    assert {path.name for path in tmp_path.iterdir()} >= {
+        "metrics.jsonl",
+        "timings.jsonl",
+        "summary.json",
+        "config.yaml",
+        "checkpoints",
+        "plots",
+        "partition.csv",
+        "partition.md",
+    }
+    assert {path.name for path in (tmp_path / "plots").iterdir()} == {"partition.png", "curves.png", "staleness.png"}
+    assert [row["round"] for row in rows(tmp_path)] == list(range(8))
+    assert [row["round"] for row in rows(tmp_path) if "test/accuracy" in row] == [0, 3, 6, 7]
+    assert {"train/loss", "late/in_flight", "comm/upload_mb", "comm/download_mb", "local/lr"} <= set(rows(tmp_path)[1])
+    assert {"test/accuracy_class/0", "clients/accuracy_mean"} <= set(rows(tmp_path)[3])
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (
+        summary["objective"]
+        == objective
+        == max(row["test/accuracy"] for row in rows(tmp_path)[1:] if "test/accuracy" in row)
+    )
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_stopped_run_goes_on_to_the_same_bytes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped by a signal inside round 5's training, with clients in flight; the second half runs in another
+    process's place.
+    """
+    overrides = (f"algorithm={name}", "rounds=9", EVERY, "delay.std=3")
+    run_in(tmp_path / "whole", composed(*overrides))
+
+    train, calls = Loop.train, 0
+
+    def stop(self: Loop, work: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 5:
+            raise Interrupted(15)
+        return train(self, work)
+
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        patch.setattr(Loop, "train", stop)
+        run_in(tmp_path / "stopped", composed(*overrides, "executor=loop"))
+    assert not (tmp_path / "stopped" / "summary.json").exists()
+    assert final(tmp_path / "stopped", *overrides)[0] == 4, "the last whole round is checkpointed"
+    run_in(tmp_path / "stopped", composed(*overrides, "executor=loop"))
+    run_in(tmp_path / "loop", composed(*overrides, "executor=loop"))
+    assert_same_run(tmp_path / "loop", tmp_path / "stopped", *overrides)
+    assert rows(tmp_path / "whole")[9]["test/accuracy"] == pytest.approx(
+        rows(tmp_path / "loop")[9]["test/accuracy"], abs=0.01
+    )
+
+
+def test_rounds_since_the_last_checkpoint_are_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill leaves metrics beyond the checkpoint and half a line: they are cut off and come back the same."""
+    run_in(tmp_path / "whole", composed("rounds=8", EVERY))
+    folder = tmp_path / "killed"
+    run_in(folder, composed("rounds=5", EVERY))
+    (folder / "summary.json").unlink()
+    later = (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text("".join(later[:7]) + later[7][:20])
+    run_in(folder, composed("rounds=8", EVERY))
+    assert_same_run(tmp_path / "whole", folder)
+
+
+def test_more_rounds_continue_a_finished_run(tmp_path: Path) -> None:
+    run_in(tmp_path / "whole", composed("rounds=8", EVERY))
+    run_in(tmp_path / "longer", composed("rounds=3", EVERY))
+    run_in(tmp_path / "longer", composed("rounds=8", EVERY))
+    assert_same_run(tmp_path / "whole", tmp_path / "longer")
+
+
+def test_a_finished_run_is_only_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first = run_in(tmp_path, composed("rounds=6", EVERY))
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.name != ".lock"}
+    with caplog.at_level(logging.INFO):
+        again = run_in(tmp_path, composed("rounds=6", EVERY))
+    assert again == first and "finished already" in caplog.text
+    assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.name != ".lock"}
+
+
+def test_fewer_rounds_of_a_finished_run_give_what_they_gave(tmp_path: Path) -> None:
+    run_in(tmp_path / "long", composed("rounds=6", EVERY))
+    run_in(tmp_path / "short", composed("rounds=2", EVERY))
+    assert run_in(tmp_path / "long", composed("rounds=2", EVERY)) == run_in(
+        tmp_path / "short", composed("rounds=2", EVERY)
+    )
+
+
+def test_a_folder_of_another_config_is_refused_by_key(tmp_path: Path) -> None:
+    run_in(tmp_path, composed("rounds=2"))
+    with pytest.raises(UserError, match=r"local\.lr \(0\.05 there, 0\.1 here\)"):
+        run_in(tmp_path, composed("rounds=2", "local.lr=0.1"))
+
+
+def test_a_truncated_checkpoint_falls_back_to_the_one_before(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    for folder in (whole, cut):
+        run_in(folder, composed("rounds=6", EVERY, "checkpoint.rounds=2", "checkpoint.seconds=null"))
+    newest = sorted((cut / "checkpoints").glob("*.pt"))[-1]
+    newest.write_bytes(newest.read_bytes()[:-100])
+    (cut / "summary.json").unlink()
+    run_in(cut, composed("rounds=6", EVERY, "checkpoint.rounds=2", "checkpoint.seconds=null"))
+    assert f"{newest} is damaged" in caplog.text and "the one before it is used" in caplog.text
+    assert_same_run(whole, cut)
+
+
+def test_a_diverged_run_names_its_round_and_keeps_the_last_good_one(tmp_path: Path) -> None:
+    overrides = ("rounds=20", EVERY, "local.lr=1e38", "delay=none")
+    with pytest.raises(Diverged, match=r"diverged in round \d+ .*local\.lr"):
+        run_in(tmp_path, composed(*overrides))
+    round, payload = final(tmp_path, *overrides)
+    assert len(rows(tmp_path)) == round + 1
+    assert all(torch.isfinite(t).all() for t in tensors(payload["state"]))
+    assert not (tmp_path / "summary.json").exists()
+
+
+def test_label_noise_and_precision_reach_the_run(tmp_path: Path) -> None:
+    clean = run_in(tmp_path / "clean", composed("rounds=10", "delay=none", "algorithm=fedavg", "precision=float64"))
+    noisy = run_in(tmp_path / "noisy", composed("rounds=10", "delay=none", "algorithm=fedavg", "label_noise=1.0"))
+    rounded = run_in(tmp_path / "rounded", composed("rounds=2", "precision=bfloat16"))
+    assert noisy < clean - 0.2 and 0 <= rounded <= 1
+    states = final(tmp_path / "clean", "precision=float64", "rounds=10", "delay=none", "algorithm=fedavg")[1]["state"]
+    assert tensors(states)[0].dtype == torch.float64
+
+
+def test_clients_without_examples_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    overrides = ["partition=dir_plain", "partition.alpha=0.05", "num_clients=60", "rounds=2"]
+    run_in(tmp_path / "dropped", composed(*overrides))
+    assert "got no examples and take no part" in caplog.text
+    dropped = len((tmp_path / "dropped" / "partition.csv").read_text().splitlines()) - 1
+    run_in(tmp_path / "kept", composed(*overrides, "drop_empty=false"))
+    assert dropped < 60 and len((tmp_path / "kept" / "partition.csv").read_text().splitlines()) - 1 == 60
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model=resnet18", "local.batch_size=1"], r"^local\.batch_size must be > 1 for a model with batch norm"),
+        (["num_clients=5000"], r"num_clients"),
+        (["partition=by_user"], r"^partition=by_user needs"),
+        (["dataset=fashion_mnist", "dataset.root=/nowhere"], r"/nowhere"),
+        (["dataset=synthetic", "dataset.features=6", "model=cnn_small"], r"^model\."),
+        (["participation.cohort_size=50"], r"^participation\.cohort_size"),
+        (
+            ["partition=dir_plain", "partition.alpha=0.001", "num_clients=60", "participation.cohort_size=60"],
+            r"^participation\.",
+        ),
+    ],
+)
+def test_what_does_not_fit_the_data_is_one_line_before_training(
+    overrides: list[str], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        run_in(tmp_path, composed(*overrides))
+    assert "\n" not in str(error.value) and not (tmp_path / "metrics.jsonl").exists()
+
+
+EXPERIMENTS = sorted(
+    str(p.relative_to(conf_dir() / "experiment").with_suffix("")) for p in (conf_dir() / "experiment").rglob("*.yaml")
+)
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_experiment_runs_a_round(experiment: str, tmp_path: Path) -> None:
+    run_in(tmp_path, composed(f"experiment={experiment}", "rounds=1"))
+
+
+def test_the_default_experiment_runs_a_round(tmp_path: Path) -> None:
+    objective = run_in(tmp_path, composed("rounds=1", "logger=none", small=False))
+    assert 0 <= objective <= 1
