@@ -28,6 +28,7 @@ class Components:
     device: str
     num_clients: int
     precision: str
+    threads: int | None
     label_noise: float
     drop_empty: bool
     algorithm: Any
@@ -133,6 +134,7 @@ def _setting_faults(values: Mapping[str, Any], errors: list[str]) -> list[str]:
         "rounds": (lambda x: x >= 0, ">= 0"),
         "seed": (lambda x: x >= 0, ">= 0"),
         "num_clients": (lambda x: x >= 1, ">= 1"),
+        "threads": (lambda x: x is None or x >= 1, ">= 1 or null"),
         "label_noise": (lambda x: 0 <= x <= 1, "between 0 and 1"),
         "precision": (lambda x: x in PRECISIONS, "one of " + ", ".join(PRECISIONS)),
         "device": (lambda x: re.fullmatch(r"auto|cpu|cuda(:\d+)?", x), "one of auto, cpu, cuda, cuda:<index>"),

@@ -5,7 +5,7 @@ import logging
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -64,25 +64,27 @@ def run_in(folder: Path, cfg: DictConfig) -> float:
 def prepare(components: Components) -> Prepared:
     """Loads the data, deals it out and builds the federation; UserError where the config does not fit the data."""
     c = components
-    with _faults("dataset"):
+    if c.threads is not None:
+        torch.set_num_threads(c.threads)
+    with _faults("dataset", c.dataset):
         data: Data = c.dataset.load(c.seed)
-    with _faults("model"):
+    with _faults("model", c.model):
         data = data.fit(c.model.channels, c.model.image_size)
-    with _faults():
+    with _faults("", c):
         train = add_label_noise(data.train, c.label_noise, len(data.class_names), c.seed)
-    with _faults("partition"):
+    with _faults("partition", c.partition):
         users = None if train.users is None else train.users.numpy()
         split = c.partition.split(train.strata.numpy(), users, c.num_clients, generator(c.seed, Purpose.PARTITION))
     if c.drop_empty and (empty := sum(not len(part) for part in split)):
         _log.warning("%d of %d clients got no examples and take no part (drop_empty)", empty, len(split))
         split = [part for part in split if len(part)]
     device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if c.device == "auto" else c.device)
-    with _faults("model"):
+    with _faults("model", c.model):
         task = _task(c, data, device)
     if task.has_batch_norm and c.local.batch_size == 1:
         raise UserError("local.batch_size must be > 1 for a model with batch norm, got 1")
     population = Population(train.inputs, train.targets, split, device)
-    with _faults("participation"):
+    with _faults("participation", c.participation), _faults("delay", c.delay):
         clock = RoundClock(population.num_examples, c.participation, c.delay, c.seed)
     fed = Federation(task=task, population=population, clock=clock, executor=c.executor, local=c.local, seed=c.seed)
     test = data.test._replace(inputs=data.test.inputs.to(device), targets=data.test.targets.to(device))
@@ -173,11 +175,12 @@ def _git(*arguments: str) -> str:
 
 
 @contextmanager
-def _faults(node: str = "") -> Iterator[None]:
-    """What a component refuses is an error of the user's, named after its place in the config."""
+def _faults(node: str, component: Any) -> Iterator[None]:
+    """What a component refuses is an error of the user's; one that begins with a field gets the field's place."""
     try:
         yield
-    except UserError:
-        raise
     except ValueError as error:
-        raise UserError(f"{node}.{error}" if node else str(error)) from error
+        message = str(error)
+        if message.partition(" ")[0] in {field.name for field in fields(component)}:
+            message = f"{node}.{message}".removeprefix(".")
+        raise UserError(message) from error

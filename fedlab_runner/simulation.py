@@ -13,7 +13,7 @@ from torch import Tensor
 from fedlab_runner.algorithm import Algorithm
 from fedlab_runner.checkpoint import Checkpointing, CheckpointStore
 from fedlab_runner.data import Examples
-from fedlab_runner.errors import Diverged
+from fedlab_runner.errors import Diverged, UserError
 from fedlab_runner.evaluation import Evaluation
 from fedlab_runner.federation import Federation
 from fedlab_runner.packing import pack, unpack
@@ -78,7 +78,7 @@ class Simulation:
 
         try:
             if not saved:
-                recorder.log(0, self._evaluate(now.state, 0), {"time/wall": time.monotonic() - began})
+                recorder.log(0, self._first_evaluation(now.state), {"time/wall": time.monotonic() - began})
             while now.round < self.rounds:
                 started = time.monotonic()
                 state, metrics = self._round(now)
@@ -119,6 +119,13 @@ class Simulation:
             return {}
         models: Tensor = self.algorithm.models(state)
         return self.evaluation.evaluate(self.fed.task, models, self.test, self.fed.population)
+
+    def _first_evaluation(self, state: Any) -> dict[str, float]:
+        """The metrics of the initial model; UserError when the metric that the run is to be judged by is not among them."""
+        metrics, wanted = self._evaluate(state, 0), self.evaluation.metric
+        if wanted not in metrics:
+            raise UserError(f"evaluation.metric must be one of {', '.join(metrics)}, got {wanted}")
+        return metrics
 
     def _resume(self, round: int, payload: dict[str, Any]) -> tuple[Snapshot, float]:
         """The run as it was after `round` rounds, and the seconds it had taken."""

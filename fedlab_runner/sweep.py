@@ -173,7 +173,9 @@ def show(folder: Path) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    header, body = cells(read(folder))
+    if not (rows := read(folder)):  # the command was refused before any job
+        return
+    header, body = cells(rows)
     table = Table(*header)
     for line in body:
         table.add_row(*(Text(cell) for cell in line))
