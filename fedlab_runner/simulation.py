@@ -121,7 +121,7 @@ class Simulation:
         return self.evaluation.evaluate(self.fed.task, models, self.test, self.fed.population)
 
     def _first_evaluation(self, state: Any) -> dict[str, float]:
-        """The metrics of the initial model; UserError when the metric that the run is to be judged by is not among them."""
+        """The metrics of the initial model; UserError when what the run is to be judged by is not among them."""
         metrics, wanted = self._evaluate(state, 0), self.evaluation.metric
         if wanted not in metrics:
             raise UserError(f"evaluation.metric must be one of {', '.join(metrics)}, got {wanted}")
