@@ -68,7 +68,12 @@ def recorder(folder: Path, logger: Logger, run_id: str = ID, rounds: int = 6) ->
 
 
 def numbers(round: int) -> dict[str, float]:
-    return {"train/loss": math.nan if round == 2 else 1 / (round + 1), "test/accuracy": round / 7, "late/in_flight": 3}
+    return {
+        "train/loss": math.nan if round == 2 else 1 / (round + 1),
+        "test/accuracy": round / 7,
+        "late/in_flight": 3,
+        f"late/staleness_count/{round}": 2,
+    }
 
 
 def record(folder: Path, logger: Logger, start: int, rounds: int, run_id: str = ID) -> None:
@@ -91,8 +96,9 @@ def expected(folder: Path, run_id: str = ID) -> list[dict[str, Any]]:
         (folder / run_id / name).read_text().splitlines() for name in ("metrics.jsonl", "timings.jsonl")
     )
     rows = [json.loads(one) | json.loads(other) for one, other in zip(metrics, timings, strict=True)]
+    shown = [{key: value for key, value in row.items() if "staleness_count" not in key} for row in rows]
     return [
-        {"_step": row["round"]} | {key: "NaN" if value is None else value for key, value in row.items()} for row in rows
+        {"_step": row["round"]} | {key: "NaN" if value is None else value for key, value in row.items()} for row in shown
     ]
 
 
