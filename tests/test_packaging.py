@@ -45,8 +45,10 @@ def test_the_extras_and_the_licence() -> None:
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 def test_make_help_lists_every_target() -> None:
-    shown = subprocess.run(["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert [line.split()[1] for line in shown.splitlines()][:6] == ["help", "run", "test", "test-all", "lint", "types"]
+    command = ["make", "--no-print-directory", "help"]
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    phony = next(line for line in (ROOT / "Makefile").read_text().splitlines() if line.startswith(".PHONY:"))
+    assert [line.split()[1] for line in shown.splitlines()] == phony.removeprefix(".PHONY:").split()
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")

@@ -96,9 +96,10 @@ def expected(folder: Path, run_id: str = ID) -> list[dict[str, Any]]:
         (folder / run_id / name).read_text().splitlines() for name in ("metrics.jsonl", "timings.jsonl")
     )
     rows = [json.loads(one) | json.loads(other) for one, other in zip(metrics, timings, strict=True)]
-    shown = [{key: value for key, value in row.items() if "staleness_count" not in key} for row in rows]
+    shown = [{key: row[key] for key in row if "staleness_count" not in key} for row in rows]
     return [
-        {"_step": row["round"]} | {key: "NaN" if value is None else value for key, value in row.items()} for row in shown
+        {"_step": row["round"]} | {key: "NaN" if value is None else value for key, value in row.items()}
+        for row in shown
     ]
 
 
