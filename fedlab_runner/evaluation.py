@@ -8,9 +8,8 @@ from torch import Tensor
 
 from fedlab_runner.data import Examples
 from fedlab_runner.population import Population
+from fedlab_runner.summary import RULES
 from fedlab_runner.task import Task
-
-SUMMARY_RULES = ("max_of_last", "mean_of_last", "best", "last")
 
 
 @dataclass(frozen=True)
@@ -34,8 +33,8 @@ class Evaluation:
         for name in ("every", "batch_size", "last"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
-        if self.summary not in SUMMARY_RULES:
-            raise ValueError(f"summary must be one of {', '.join(SUMMARY_RULES)}, got {self.summary}")
+        if self.summary not in RULES:
+            raise ValueError(f"summary must be one of {', '.join(RULES)}, got {self.summary}")
 
     def due(self, round: int, rounds: int) -> bool:
         """Whether the models are evaluated after this round (0: before the first)."""

@@ -5,7 +5,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from fedlab_runner.files import write_atomically
+from fedlab_runner.files import write_text_atomically
 from fedlab_runner.recording.console import Console
 from fedlab_runner.recording.jsonl import JsonLines, Row, clean
 from fedlab_runner.recording.logger import Logger
@@ -97,7 +97,7 @@ class Recorder:
         self.sync()
         summary = clean(summary)
         text = json.dumps(summary, indent=2, allow_nan=False) + "\n"
-        write_atomically(self._folder / SUMMARY, lambda file: file.write(text.encode()))
+        write_text_atomically(self._folder / SUMMARY, text)
         self._tracker.summary({key: value for key, value in summary.items() if key != "final"})  # it has those itself
         self._console.table(summary)
 

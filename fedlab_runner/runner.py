@@ -21,7 +21,7 @@ from fedlab_runner.config import Components, build, fingerprint, run_id
 from fedlab_runner.data import Data
 from fedlab_runner.errors import UserError
 from fedlab_runner.federation import Federation
-from fedlab_runner.files import write_atomically
+from fedlab_runner.files import write_text_atomically
 from fedlab_runner.label_noise import add_label_noise
 from fedlab_runner.partition_report import partition_table, plot_partition, write_partition_table
 from fedlab_runner.plots import plot_curves, plot_staleness
@@ -112,7 +112,7 @@ def _run_locked(folder: Path, name: str, cfg: DictConfig, c: Components, prepare
     plots = folder / "plots"
     config = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
     OmegaConf.resolve(config)
-    write_atomically(folder / "config.yaml", lambda file: file.write(OmegaConf.to_yaml(config).encode()))
+    write_text_atomically(folder / "config.yaml", OmegaConf.to_yaml(config))
     recorder = Recorder(
         folder,
         c.logger,

@@ -9,7 +9,6 @@ import json
 import math
 import os
 import re
-import secrets
 import shlex
 import statistics
 import sys
@@ -22,6 +21,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
+from fedlab_runner.files import write_text_atomically
 from fedlab_runner.run_id import digest
 
 # The environment variables by which the jobs of any launcher know their sweep: its name (W&B's group) and its folder.
@@ -74,7 +74,7 @@ class SweepCallback(Callback):
         for path in (folder / "jobs").glob("*.json"):  # what failed last time is tried again
             if _read_json(path).get("status") != "finished":
                 path.unlink()
-        write_atomically(folder / "command.txt", shlex.join(["fedlab", *sys.argv[1:]]) + "\n")
+        write_text_atomically(folder / "command.txt", shlex.join(["fedlab", *sys.argv[1:]]) + "\n")
         os.environ.update({NAME: folder.name, FOLDER: str(folder)})
 
 
@@ -105,7 +105,9 @@ def record(cfg: DictConfig, status: str, objective: float | None = None, error: 
         error=error,
     )
     # Named by the overrides: a job that is run again takes its own place, even if an edited config moved its folder.
-    write_atomically(Path(folder) / "jobs" / f"{digest(sorted(job.overrides))}.json", json.dumps(asdict(job), indent=1))
+    write_text_atomically(
+        Path(folder) / "jobs" / f"{digest(sorted(job.overrides))}.json", json.dumps(asdict(job), indent=1)
+    )
     refresh(Path(folder))
 
 
@@ -116,8 +118,8 @@ def refresh(folder: Path) -> list[Row]:
     """
     rows = read(folder)
     while True:
-        write_atomically(folder / "table.md", markdown(rows))
-        write_atomically(folder / "table.csv", comma_separated(rows))
+        write_text_atomically(folder / "table.md", markdown(rows))
+        write_text_atomically(folder / "table.csv", comma_separated(rows))
         if (now := read(folder)) == rows:
             return rows
         rows = now
@@ -181,13 +183,6 @@ def show(folder: Path) -> None:
         table.add_row(*(Text(cell) for cell in line))
     rich.print(table)
     print(os.path.relpath(folder / "table.md"))
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a file in one step; the random name is for the jobs of several machines that write the same table."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
 
 
 def _natural(setting: tuple[str, ...]) -> list[Any]:

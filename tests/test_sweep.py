@@ -20,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedlab_runner import config, sweep, train
 from fedlab_runner.errors import Diverged
+from fedlab_runner.files import write_text_atomically
 from fedlab_runner.sweep import Job, Row
 
 SMALL = ["model=logistic", "num_clients=4", "participation.cohort_size=2", "logger=none", "rounds=1", "device=cpu"]
@@ -244,7 +245,7 @@ def test_concurrent_writers_leave_a_whole_table(tmp_path: Path) -> None:
         barrier.wait()
         for i in range(10):
             member = Job([f"seed={number * 10 + i}"], number * 10 + i, "finished", 1.0, "")
-            sweep.write_atomically(tmp_path / "jobs" / f"{number}-{i}.json", json.dumps(asdict(member)))
+            write_text_atomically(tmp_path / "jobs" / f"{number}-{i}.json", json.dumps(asdict(member)))
             sweep.refresh(tmp_path)
 
     threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
