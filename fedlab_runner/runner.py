@@ -28,6 +28,7 @@ from fedlab_runner.plots import plot_curves, plot_staleness
 from fedlab_runner.population import Population
 from fedlab_runner.recorder import Recorder
 from fedlab_runner.rng import Purpose, generator
+from fedlab_runner.run_id import digest
 from fedlab_runner.simulation import Simulation
 from fedlab_runner.summary import summarise
 from fedlab_runner.task import Normalize, Task
@@ -56,7 +57,8 @@ def run_in(folder: Path, cfg: DictConfig) -> float:
     with RunLock(folder):
         finished = _finished(folder, name, components)
         if finished is not None:
-            _log.info("%s is finished already: %s = %.4f", name, components.evaluation.metric, finished)
+            judged = f"{components.evaluation.summary} of {components.evaluation.metric}"
+            _log.info("%s is finished already: %s %.4f; delete %s to run it anew", name, judged, finished, folder)
             return finished
         return _run_locked(folder, name, cfg, components, prepare(components))
 
@@ -116,7 +118,7 @@ def _run_locked(folder: Path, name: str, cfg: DictConfig, c: Components, prepare
     recorder = Recorder(
         folder,
         c.logger,
-        run_id=name,
+        run_id=name if folder.name == name else f"{name}-{digest(str(folder.absolute()))[:4]}",  # one id, one folder
         config=cast(dict[str, Any], OmegaConf.to_container(config)),
         rounds=c.rounds,
         job_type=type(c.algorithm).__name__,

@@ -63,18 +63,18 @@ class Simulation:
         saved = store.load(fingerprint, self.fed.task.device)
         now, wall = self._resume(*saved) if saved else (self._initial(), 0.0)
         began = time.monotonic() - wall
-        saved_round, saved_at = (now.round, time.monotonic()) if saved else (-1, began)
-        recorder.start(saved_round)
+        written, saved_round, saved_at = bool(saved), now.round, time.monotonic()
+        recorder.start(now.round if saved else -1)
         on_start()
 
         def save() -> None:
-            nonlocal saved_round, saved_at
-            if now.round > saved_round:
+            nonlocal written, saved_round, saved_at
+            if now.round > saved_round or not written:
                 recorder.sync()  # a checkpoint must not outrun its metrics
                 state, federation = pack(now.state), pack(now.federation)
                 payload = {"state": state, "federation": federation, "wall": time.monotonic() - began}
                 store.save(now.round, fingerprint, payload)
-                saved_round, saved_at = now.round, time.monotonic()
+                written, saved_round, saved_at = True, now.round, time.monotonic()
 
         try:
             if not saved:
@@ -131,5 +131,4 @@ class Simulation:
         """The run as it was after `round` rounds, and the seconds it had taken."""
         state = unpack(payload["state"], like=self.algorithm.init(self.fed))
         self.fed.load_state_dict(payload["federation"])
-        _log.info("continues after round %d", round)
         return Snapshot(round, state, self.fed.state_dict()), payload["wall"]

@@ -5,6 +5,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from fedlab_runner.plots import COUNT_PREFIX
+
 RULES = ("max_of_last", "mean_of_last", "best", "last")
 
 
@@ -17,7 +19,7 @@ def summarise(
     a run that was extended counts like one that never stopped. With fewer than `last` of them all count; with none each
     value is NaN. A NaN among them makes the mean NaN, while the maximum and the best pass it over. `best` is the
     smallest value of a loss or an error and the largest of all else; `std_of_last` is that of the values themselves
-    (divided by n).
+    (divided by n). `final` holds the metrics of the last row, without the counts by staleness.
     """
     assert rule in RULES and last >= 1 and every >= 1, (rule, last, every)
     found = [row for row in rows if row["round"] >= 1 and metric in row]
@@ -26,9 +28,7 @@ def summarise(
     tail = values[-last:]
     finite = bool(tail) and all(map(math.isfinite, tail))
     best_value, best_round = _best(found, metric)
-    final: dict[str, Any] = {}
-    for row in rows:
-        final |= row
+    final = {key: value for key, value in rows[-1].items() if not key.startswith(COUNT_PREFIX)} if rows else {}
     summaries: dict[str, Any] = {
         "max_of_last": max((value for value in tail if not math.isnan(value)), default=math.nan),
         "mean_of_last": statistics.fmean(tail) if finite else math.nan,

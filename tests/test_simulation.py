@@ -160,6 +160,13 @@ def test_a_truncated_checkpoint_falls_back_to_the_one_before(tmp_path: Path, cap
     assert_same_run(whole, cut)
 
 
+def test_checkpoints_come_every_so_many_rounds(tmp_path: Path) -> None:
+    run_in(tmp_path, composed("rounds=7", "checkpoint.rounds=3", "checkpoint.seconds=null", "checkpoint.keep=9"))
+    assert sorted(path.name for path in (tmp_path / "checkpoints").glob("*.pt")) == [
+        f"round_{round:06d}.pt" for round in (3, 6, 7)
+    ]
+
+
 def test_a_diverged_run_names_its_round_and_keeps_the_last_good_one(tmp_path: Path) -> None:
     overrides = ("rounds=20", EVERY, "local.lr=1e38", "delay=none")
     with pytest.raises(Diverged, match=r"diverged in round \d+ .*local\.lr"):

@@ -42,10 +42,12 @@ def test_the_four_rules() -> None:
         assert summary(curve(VALUES), rule=rule)["objective"] == result[rule]
 
 
-def test_the_last_values_of_all_metrics() -> None:
+def test_the_final_metrics_are_those_of_the_last_round() -> None:
+    """What is absent there, as staleness is when nothing arrives, does not come from an earlier one."""
     rows = curve(VALUES)
-    rows[40]["clients/accuracy_mean"] = 0.3
-    assert summary(rows)["final"] == {"clients/accuracy_mean": 0.3, METRIC: 0.7, "train/loss": 1 / 51}
+    rows[40] |= {"late/staleness_mean": 0.3}
+    rows[50] |= {"late/staleness_count/2": 3}
+    assert summary(rows)["final"] == {METRIC: 0.7, "train/loss": 1 / 51}
     assert list(summary(rows)["final"]) == sorted(summary(rows)["final"])
 
 

@@ -3,6 +3,7 @@
 import logging
 import math
 import multiprocessing
+import os
 import time
 from collections.abc import Mapping
 from datetime import timedelta
@@ -14,6 +15,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from fedlab_runner.recording.jsonl import Row
+from fedlab_runner.sweep import NAME as SWEEP
 
 _log = logging.getLogger(__name__)
 
@@ -79,8 +81,11 @@ class Console:
             self._bar = None
 
     def table(self, summary: Mapping[str, Any]) -> None:
-        """The final table: the summary first, then the last value of each metric."""
+        """The final table: the summary, then the metrics of the last round; in a sweep, which has a table, one line."""
         self.stop()
+        if os.environ.get(SWEEP):
+            _log.info("%s is finished: %s %s", self._run_id, summary.get("rule"), _show(summary.get("objective")))
+            return
         table = Table(title=f"[bold]{self._run_id}[/]", title_justify="left", box=box.SIMPLE_HEAD)
         table.add_column("metric")
         table.add_column("value", justify="right")
