@@ -103,6 +103,15 @@ def server_batches(
             yield fed.task.batch(data.inputs[index], labels[index], ones)
 
 
+def server_steps(fed: "Federation", epochs: int, batch_size: int, max_steps: int | None) -> int:
+    """How many minibatches `server_batches` gives for training."""
+    n = 0 if fed.server_data is None else len(fed.server_data)
+    whole, rest = divmod(n, batch_size)
+    single = fed.task.has_batch_norm and rest == 1 and n > 1
+    steps = epochs * (whole + (rest > 0 and not single))
+    return steps if max_steps is None else min(steps, max_steps)
+
+
 def train_on_server(
     fed: "Federation",
     start: Tensor,

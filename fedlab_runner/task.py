@@ -50,6 +50,14 @@ class Flops(NamedTuple):
     step: int  # forward and backward
 
 
+class Classifier(NamedTuple):
+    """The last layer of a model."""
+
+    name: str
+    num_features: int
+    has_bias: bool
+
+
 class Model:
     """One model while it is being applied: a vector seen as a module.
 
@@ -201,7 +209,7 @@ class Task:
         if shape not in self._flops:
             w = torch.ones(self.size, dtype=self.dtype, device=self.device)
             params, buffers = w[: self.num_params].requires_grad_(), w[self.num_params :]
-            with FlopCounterMode(display=False) as counter:
+            with torch.enable_grad(), FlopCounterMode(display=False) as counter:
                 logits = self.evaluate(params, buffers, inputs[:1])
                 forward = counter.get_total_flops()
                 torch.autograd.grad(logits.sum(), params)
@@ -209,15 +217,14 @@ class Task:
         return self._flops[shape]
 
     @property
-    def classifier(self) -> str | None:
-        """The name of the linear layer that gives the logits; None if the model has no such layer."""
-        linear: list[tuple[str, nn.Linear]] = [
-            (k, m) for k, m in self.module.named_modules() if isinstance(m, nn.Linear)
-        ]
-        named = {k for k, *_ in self._params}
-        if not linear or linear[-1][1].out_features != self.num_classes or f"{linear[-1][0]}.weight" not in named:
+    def classifier(self) -> Classifier | None:
+        """The linear layer that gives the logits; None if the model has no such layer or it is not trained."""
+        linear = [(k, m) for k, m in self.module.named_modules() if isinstance(m, nn.Linear)]
+        if not linear or linear[-1][1].out_features != self.num_classes:
             return None
-        return linear[-1][0]
+        name, layer = linear[-1]
+        trained = {k for k, *_ in self._params}
+        return Classifier(name, layer.in_features, layer.bias is not None) if f"{name}.weight" in trained else None
 
     def batch(self, inputs: Tensor, targets: Tensor, mask: Tensor) -> Batch:
         """A minibatch of stored examples, normalised; leading dimensions are kept."""
