@@ -137,7 +137,7 @@ class Feddle(ServerAlgorithm[State, Upload]):
         if self.fallback == "zero" or not bool(new.any()):
             return torch.zeros_like(scales)
         chosen = new if self.fallback == "fedbuff" else torch.ones_like(new)
-        return self.eta_fb / chosen.sum() * chosen / scales
+        return self.eta_fb / int(chosen.sum()) * chosen.to(scales.dtype) / scales
 
     def _search(
         self,
@@ -200,7 +200,7 @@ class Feddle(ServerAlgorithm[State, Upload]):
             coefficients_mean_abs=float(c.abs().mean()),
             coefficients_min=float(c.min()),
             coefficients_max=float(c.max()),
-            fallback_cosine=float(F.cosine_similarity(step, fallback, dim=0)),  # 0 without a fallback
+            fallback_cosine=float(F.cosine_similarity(step.double(), fallback.double(), dim=0)),  # 0: no fallback
         )
 
     def models(self, state: State) -> Tensor:
