@@ -12,7 +12,7 @@ from toy import ALGORITHMS, tensors
 
 from fedlab_runner import runner
 from fedlab_runner.checkpoint import CheckpointStore
-from fedlab_runner.config import conf_dir, fingerprint
+from fedlab_runner.config import fingerprint
 from fedlab_runner.errors import Diverged, Interrupted, UserError
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.federation import Federation
@@ -214,16 +214,6 @@ def test_what_does_not_fit_the_data_is_one_line_before_training(
     with pytest.raises(UserError, match=message) as error:
         run_in(tmp_path, composed(*overrides))
     assert "\n" not in str(error.value) and not (tmp_path / "metrics.jsonl").exists()
-
-
-EXPERIMENTS = sorted(
-    str(p.relative_to(conf_dir() / "experiment").with_suffix("")) for p in (conf_dir() / "experiment").rglob("*.yaml")
-)
-
-
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_every_experiment_runs_a_round(experiment: str, tmp_path: Path) -> None:
-    run_in(tmp_path, composed(f"experiment={experiment}", "rounds=1"))
 
 
 def test_the_default_experiment_runs_a_round(tmp_path: Path) -> None:
