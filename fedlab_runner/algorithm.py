@@ -1,8 +1,8 @@
 """What an algorithm is: hyperparameters, an explicit State, and a pure step from State to State."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
@@ -20,6 +20,10 @@ class Algorithm(ABC, Generic[State]):
     same code.
     """
 
+    def check(self, fed: Federation) -> None:
+        """Raises UserError, one line, where the federation lacks what the algorithm needs."""
+        return
+
     @abstractmethod
     def init(self, fed: Federation) -> State:
         """The State before the first round."""
@@ -32,9 +36,15 @@ class Algorithm(ABC, Generic[State]):
     def models(self, state: State) -> Tensor:
         """What is evaluated: one model [D], or several [n, D] whose metrics are averaged."""
 
+    def cached(self, state: State) -> int:
+        """How many values the server keeps beside the models."""
+        return sum(t.numel() for t in _tensors(state)) - self.models(state).numel()
+
 
 class ServerAlgorithm(Algorithm[State], Generic[State, Upload]):
     """An algorithm with a server: clients start from its model, work, and report, some of them late."""
+
+    known: ClassVar[tuple[str, ...]] = ()  # fields of Upload that the server knows already, so that they are not sent
 
     @abstractmethod
     def client_update(self, state: State, cohort: Cohort) -> Upload:
@@ -51,4 +61,14 @@ class ServerAlgorithm(Algorithm[State], Generic[State, Upload]):
     def round(self, state: State, fed: Federation) -> State:
         cohort = fed.dispatch(self.broadcast(state))
         upload = self.client_update(state, cohort)
-        return self.server_step(state, fed.exchange(cohort, upload), fed)
+        state = self.server_step(state, fed.exchange(cohort, upload, self.known), fed)
+        fed.record_server_cache(self.cached(state))
+        return state
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(item)

@@ -12,6 +12,7 @@ class Participation(Protocol):
     """Who is asked to train."""
 
     def check(self, num_clients: int) -> None: ...
+    def cohort(self, num_clients: int) -> int: ...
     def sample(self, rng: np.random.Generator, idle: np.ndarray, num_clients: int) -> np.ndarray: ...
     def reporting(self, ids: np.ndarray, delays: np.ndarray) -> tuple[np.ndarray, np.ndarray]: ...
 
@@ -62,6 +63,11 @@ class RoundClock:
         ids, delays = self._participation.reporting(asked, delays)
         self._due[ids] = round + delays
         return Starts(ids, round + delays, len(asked))
+
+    @property
+    def cohort_size(self) -> int:
+        """How many clients are to report from each round when enough are idle."""
+        return self._participation.cohort(len(self._due))
 
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed run needs."""

@@ -33,6 +33,7 @@ class Components:
     drop_empty: bool
     algorithm: Any
     dataset: Any
+    server_data: Any
     partition: Any
     delay: Any
     model: Any

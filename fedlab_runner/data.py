@@ -19,6 +19,11 @@ class Examples(NamedTuple):
     strata: Tensor  # [n] int64, what partitions call a class; the targets unless the data set has finer labels
     users: Tensor | None  # [n] int64, the natural client of each example
 
+    def select(self, rows: Tensor) -> "Examples":
+        """Some of the examples: a mask or indices [n]."""
+        users = None if self.users is None else self.users[rows]
+        return Examples(self.inputs[rows], self.targets[rows], self.strata[rows], users)
+
 
 @dataclass(frozen=True)
 class Data:

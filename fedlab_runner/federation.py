@@ -1,6 +1,6 @@
 """The one mutable object of a run: the clients, the clock, and the updates on their way."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -12,7 +12,8 @@ from fedlab_runner.executors.work import Correct, Executor, Loss, Work
 from fedlab_runner.local import LocalTraining
 from fedlab_runner.plots import COUNT_PREFIX
 from fedlab_runner.population import Population
-from fedlab_runner.task import Task
+from fedlab_runner.server import ServerData, server_batches
+from fedlab_runner.task import Batch, Task
 
 Upload = TypeVar("Upload", bound=tuple[Tensor, ...])
 FLOAT_BYTES = 4  # what one value costs on the wire, whatever precision the simulation uses
@@ -118,7 +119,9 @@ class Federation:
         executor: Executor,
         local: LocalTraining,
         seed: int,
+        server_data: ServerData | None = None,
     ) -> None:
+        self.server_data = server_data
         self.task, self.population, self.executor, self.local, self.seed = task, population, executor, local, seed
         self.num_clients = population.num_clients
         self._clock = clock
@@ -137,8 +140,12 @@ class Federation:
         self._count("comm/download_mb", starts.asked * sum(t.numel() for t in broadcast))
         return Cohort(self, starts.ids, starts.due)
 
-    def exchange(self, cohort: Cohort, upload: Upload) -> Arrivals[Upload]:
-        """Sends the cohort's updates (tensors [K, ...]) on their way and receives those due in this round."""
+    def exchange(self, cohort: Cohort, upload: Upload, known: Collection[str] = ()) -> Arrivals[Upload]:
+        """Sends the cohort's updates (tensors [K, ...]) on their way and receives those due in this round.
+
+        Fields of the upload that are `known` to the server already, such as the model that a client had received, are
+        not sent.
+        """
         self._send_late(cohort, upload)
         now = torch.from_numpy(cohort.due == self.round).to(self.task.device)
         ids, num_examples, staleness = cohort.ids[now], cohort.num_examples[now], torch.zeros_like(cohort.ids[now])
@@ -151,7 +158,9 @@ class Federation:
             old = (torch.stack(rows) for rows in zip(*(f.upload for f in late), strict=True))
             upload = _like(upload, (torch.cat(pair) for pair in zip(old, upload, strict=True)))
         arrivals = Arrivals(upload, ids, num_examples, staleness)
-        self._count("comm/upload_mb", sum(rows.numel() for rows in upload))
+        values = sum(rows.numel() for name, rows in zip(_names(upload), upload, strict=True) if name not in known)
+        self._count("comm/upload_mb", values)
+        self.count_server_flops(2 * values)  # every method scales and adds what arrives
         self._metrics |= {
             "late/dispatched": len(cohort),
             "late/arrived": len(arrivals),
@@ -167,6 +176,23 @@ class Federation:
             row = tuple(rows[k].clone() for rows in upload)  # a view would keep the whole cohort in memory
             flight = Flight(client, self.round, int(self.population.num_examples[client]), row)
             self._in_flight.setdefault(int(cohort.due[k]), []).append(flight)
+
+    @property
+    def cohort_size(self) -> int:
+        """How many clients are to report from each round when enough are idle."""
+        return self._clock.cohort_size
+
+    def server_batches(self, epochs: int, batch_size: int, max_steps: int | None = None, **how: Any) -> Iterator[Batch]:
+        """Minibatches of the server's examples in this round; `how` as in `server.server_batches`."""
+        return server_batches(self, epochs, batch_size, max_steps, **how)
+
+    def count_server_flops(self, flops: int) -> None:
+        """Adds work of the server to this round's metrics."""
+        self._metrics["cost/server_gflops"] = self._metrics.get("cost/server_gflops", 0.0) + flops / 1e9
+
+    def record_server_cache(self, values: int) -> None:
+        """Notes how many values the server keeps beside its model."""
+        self._metrics["cost/server_cache_mb"] = values * FLOAT_BYTES / 1e6
 
     def report(self, **scalars: float) -> None:
         """Adds diagnostics to this round's metrics, as `algorithm/<name>`; nothing reads them back."""
@@ -205,6 +231,10 @@ class Federation:
 def _like(upload: Upload, tensors: Iterable[Tensor]) -> Upload:
     """An upload of the same NamedTuple class."""
     return cast(Upload, cast(Any, type(upload))(*tensors))
+
+
+def _names(upload: tuple[Tensor, ...]) -> tuple[str, ...]:
+    return cast(tuple[str, ...], cast(Any, upload)._fields)
 
 
 def _staleness_metrics(staleness: Tensor) -> dict[str, float]:

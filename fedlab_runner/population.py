@@ -19,11 +19,28 @@ class Plan(NamedTuple):
     last_epoch: np.ndarray  # [K] int64, the first step of the last epoch
 
 
+class Streams(NamedTuple):
+    """Which random streams decide minibatches and dropout."""
+
+    batches: Purpose
+    dropout: Purpose
+
+
+CLIENT_STREAMS = Streams(Purpose.BATCHES, Purpose.DROPOUT)
+
+
 class Population:
     """The clients' examples: immutable, resident, stored as they came (uint8 images stay uint8)."""
 
-    def __init__(self, inputs: Tensor, targets: Tensor, split: Sequence[np.ndarray], device: torch.device) -> None:
-        self.inputs, self.targets = inputs.to(device), targets.to(device)
+    def __init__(
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        split: Sequence[np.ndarray],
+        device: torch.device,
+        streams: Streams = CLIENT_STREAMS,
+    ) -> None:
+        self.inputs, self.targets, self.streams = inputs.to(device), targets.to(device), streams
         self._members = np.concatenate([*split, np.empty(0, np.int64)]).astype(np.int64)
         self.num_examples = np.array([len(part) for part in split], dtype=np.int64)  # [N]
         self._offsets = np.concatenate([[0], np.cumsum(self.num_examples)])
@@ -64,7 +81,7 @@ class Population:
         most = int(steps.max(initial=0))
         indices = np.zeros((len(ids), most, b), dtype=np.int64)
         sizes = np.zeros((len(ids), most), dtype=np.int64)
-        for k, rng in enumerate(generators(seed, Purpose.BATCHES, round, ids)):
+        for k, rng in enumerate(generators(seed, self.streams.batches, round, ids)):
             if not steps[k]:
                 continue
             members, epochs = self.members(int(ids[k])), -(-int(steps[k]) // int(per_epoch[k]))

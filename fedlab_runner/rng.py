@@ -21,6 +21,7 @@ class Purpose(IntEnum):
     DATA = 10
     TOPOLOGY = 11
     ALGORITHM = 12
+    SERVER_DROPOUT = 13
 
 
 def _key(seed: int, purpose: Purpose, round: int, client: int) -> tuple[int, int]:

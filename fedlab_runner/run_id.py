@@ -7,7 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 # What may change between two calls that continue one run: how far, how fast, where, and what is written down.
-VOLATILE = ("rounds", "executor", "logger", "device", "threads", "checkpoint", "dataset.root", "dataset.download")
+VOLATILE = (
+    *("rounds", "executor", "logger", "device", "threads", "checkpoint", "dataset.root", "dataset.download"),
+    *("server_data.root", "server_data.dataset.root", "server_data.dataset.download"),
+)
 
 
 def without_volatile(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -72,6 +72,8 @@ def prepare(components: Components) -> Prepared:
         data: Data = c.dataset.load(c.seed)
     with _faults("model", c.model):
         data = data.fit(c.model.channels, c.model.image_size)
+    with _faults("server_data", c.server_data):
+        server_data, data = c.server_data.reserve(data, c.seed)
     with _faults("", c):
         train = add_label_noise(data.train, c.label_noise, len(data.class_names), c.seed)
     with _faults("partition", c.partition):
@@ -88,7 +90,17 @@ def prepare(components: Components) -> Prepared:
     population = Population(train.inputs, train.targets, split, device)
     with _faults("participation", c.participation), _faults("delay", c.delay):
         clock = RoundClock(population.num_examples, c.participation, c.delay, c.seed)
-    fed = Federation(task=task, population=population, clock=clock, executor=c.executor, local=c.local, seed=c.seed)
+    fed = Federation(
+        task=task,
+        population=population,
+        clock=clock,
+        executor=c.executor,
+        local=c.local,
+        seed=c.seed,
+        server_data=None if server_data is None else server_data.to(device),
+    )
+    with _faults("algorithm", c.algorithm):
+        c.algorithm.check(fed)
     test = data.test._replace(inputs=data.test.inputs.to(device), targets=data.test.targets.to(device))
     simulation = Simulation(c.algorithm, fed, test, c.evaluation, c.lr_schedule, c.rounds)
     _log.info("%d clients, %s values a model, on %s", population.num_clients, f"{task.size:,}", device)

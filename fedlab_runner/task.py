@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from fedlab_runner.rng import Purpose, torch_seed
 
@@ -40,6 +41,21 @@ class Normalize(NamedTuple):
     def __call__(self, inputs: Tensor, dtype: torch.dtype) -> Tensor:
         inputs = inputs.to(dtype)
         return inputs if self.shift is None or self.scale is None else inputs.sub_(self.shift).mul_(self.scale)
+
+
+class Flops(NamedTuple):
+    """Floating-point operations for one example, a multiplication and an addition counted as two."""
+
+    forward: int
+    step: int  # forward and backward
+
+
+class Classifier(NamedTuple):
+    """The last layer of a model."""
+
+    name: str
+    num_features: int
+    has_bias: bool
 
 
 class Model:
@@ -98,6 +114,7 @@ class Task:
         self.size = self.num_params + self.num_buffers
         self._norms = [m for m in self.module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         self.has_batch_norm = bool(self._norms)
+        self._flops: dict[torch.Size, Flops] = {}
         self.has_dropout = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in self.module.modules())
 
     def _prepared(self) -> nn.Module:
@@ -167,16 +184,47 @@ class Task:
 
     @torch.no_grad()
     def predict(self, w: Tensor, inputs: Tensor) -> Tensor:
-        """Logits [b, C] of a model [D] on stored inputs, in evaluation mode.
+        """Logits [b, C] of a model [D] on stored inputs, in evaluation mode."""
+        return self.evaluate(w[: self.num_params], w[self.num_params :], self.normalize(inputs, self.dtype))
+
+    def evaluate(
+        self, params: Tensor, buffers: Tensor, inputs: Tensor, instead: dict[str, Tensor] | None = None
+    ) -> Tensor:
+        """Logits [b, C] on normalised inputs, in evaluation mode; `instead` replaces parameters by name.
 
         A running variance that server arithmetic pushed below zero is read as zero.
         """
         self.mode(False)
-        values = self.views(w[: self.num_params])
+        values = self.views(params)
         if self.num_buffers:
-            buffers = self.buffer_views(w[self.num_params :])
-            values |= {k: b.clamp_min(0) if k.endswith("running_var") else b for k, b in buffers.items()}
-        return self.forward(values, self.normalize(inputs, self.dtype))
+            named = self.buffer_views(buffers)
+            values |= {k: b.clamp_min(0) if k.endswith("running_var") else b for k, b in named.items()}
+        return self.forward(values | (instead or {}), inputs)
+
+    def flops(self, inputs: Tensor) -> Flops:
+        """What one of these normalised inputs [b, ...] costs: products of matrices, convolutions and attention, counted
+        once for each shape.
+        """
+        shape = inputs.shape[1:]
+        if shape not in self._flops:
+            w = torch.ones(self.size, dtype=self.dtype, device=self.device)
+            params, buffers = w[: self.num_params].requires_grad_(), w[self.num_params :]
+            with torch.enable_grad(), FlopCounterMode(display=False) as counter:
+                logits = self.evaluate(params, buffers, inputs[:1])
+                forward = counter.get_total_flops()
+                torch.autograd.grad(logits.sum(), params)
+                self._flops[shape] = Flops(forward, counter.get_total_flops())
+        return self._flops[shape]
+
+    @property
+    def classifier(self) -> Classifier | None:
+        """The linear layer that gives the logits; None if the model has no such layer or it is not trained."""
+        linear = [(k, m) for k, m in self.module.named_modules() if isinstance(m, nn.Linear)]
+        if not linear or linear[-1][1].out_features != self.num_classes:
+            return None
+        name, layer = linear[-1]
+        trained = {k for k, *_ in self._params}
+        return Classifier(name, layer.in_features, layer.bias is not None) if f"{name}.weight" in trained else None
 
     def batch(self, inputs: Tensor, targets: Tensor, mask: Tensor) -> Batch:
         """A minibatch of stored examples, normalised; leading dimensions are kept."""

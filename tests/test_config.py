@@ -24,6 +24,7 @@ CHOICES = sorted(
 NEEDED = {
     "delay/from_file": ["delay.path=delays.txt"],
     "participation/fixed": ["participation.clients=[0]"],
+    "server_data/image_folder": ["server_data.root=images"],
 }
 
 

@@ -47,7 +47,7 @@ def test_yaml_keys_are_the_fields(name, monkeypatch):
     assert list(component)[1:] == list(parameters)
     assert all(parameter.default is parameter.empty for parameter in parameters.values())
     if "root" in component:
-        assert component["root"] == "/somewhere" and component["download"] is False
+        assert component["root"] == "/somewhere" and component.get("download", False) is False
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "synthetic"])

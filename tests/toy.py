@@ -20,6 +20,7 @@ from fedlab_runner.federation import Federation
 from fedlab_runner.local import LocalTraining
 from fedlab_runner.participation.uniform import Uniform
 from fedlab_runner.population import Population
+from fedlab_runner.server import ServerData
 from fedlab_runner.task import Normalize, Task
 
 FEATURES, CLASSES = 5, 3
@@ -70,6 +71,14 @@ def examples(n: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(inputs), torch.from_numpy(targets)
 
 
+def server_data(n: int, seed: int = 11, num_classes: int = CLASSES) -> ServerData:
+    """Examples of the server's: the clients' classes, or others when there is another number of them."""
+    rng = np.random.default_rng(seed)
+    targets = rng.integers(num_classes, size=n)
+    inputs = rng.normal(size=(n, FEATURES)) + 2 * np.eye(num_classes, FEATURES)[targets]
+    return ServerData(torch.from_numpy(inputs), torch.from_numpy(targets), num_classes, num_classes == CLASSES)
+
+
 def task(build: Callable[[], nn.Module] = mlp, dtype: torch.dtype = torch.float64) -> Task:
     return Task(build, CLASSES, normalize=Normalize(None, None), device=CPU, dtype=dtype)
 
@@ -84,8 +93,12 @@ def federation(
     executor: Executor | None = None,
     training: LocalTraining | None = None,
     participation: Participation | None = None,
+    server: ServerData | None = None,
 ) -> Federation:
-    """Clients with `sizes` examples; all of them take part in each round unless `cohort` says how many."""
+    """Clients with `sizes` examples; all of them take part in each round unless `cohort` says how many.
+
+    The server has in-domain examples, whether the algorithm uses them or not.
+    """
     inputs, targets = examples(sum(sizes))
     split = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
     population = Population(inputs, targets, split, CPU)
@@ -98,6 +111,7 @@ def federation(
         executor=executor or Loop(compile=False),
         local=training or local(),
         seed=seed,
+        server_data=server_data(90) if server is None else server,
     )
 
 

@@ -58,3 +58,6 @@ class FedBuff(ServerAlgorithm[State, Update]):
 
     def models(self, state: State) -> Tensor:
         return state.params
+
+    def cached(self, state: State) -> int:
+        return self.buffer_size * state.params.numel()  # the buffer when it is full

@@ -65,3 +65,6 @@ class SCAFFOLD(ServerAlgorithm[State, Upload]):
 
     def models(self, state: State) -> Tensor:
         return state.params
+
+    def cached(self, state: State) -> int:
+        return state.c.numel()  # the clients keep their own

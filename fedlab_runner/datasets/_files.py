@@ -35,6 +35,11 @@ def refuse(path: Path, what: str, layout: str) -> UserError:
     )
 
 
+def need(path: Path, what: str, layout: str) -> UserError:
+    """The same for a data set that cannot be downloaded."""
+    return UserError(f"{path} {what}; set dataset.root (environment FEDLAB_DATA) to a folder with {layout}")
+
+
 def download(target: Path, names: Sequence[str], urls: Sequence[str], fetch: Callable[[str, str], None]) -> None:
     """Lets fetch(url, folder) write into a temporary folder beside `target`, then moves `names` into `target`.
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedlab_runner.local import LocalTraining
 from fedlab_runner.population import Plan, Population
-from fedlab_runner.rng import Purpose, torch_seed
+from fedlab_runner.rng import torch_seed
 from fedlab_runner.task import Batch, Model, Task
 
 Loss = Callable[..., Tensor]  # loss(model, batch, *own) -> scalar, written for one client
@@ -75,7 +75,7 @@ class Work:
 
     def seed_torch(self, row: int) -> None:
         """Seeds what torch draws itself (dropout) for the client of this row and those that train beside it."""
-        torch.manual_seed(torch_seed(self.seed, Purpose.DROPOUT, self.round, int(self.ids[row])))
+        torch.manual_seed(torch_seed(self.seed, self.population.streams.dropout, self.round, int(self.ids[row])))
 
 
 class Executor(Protocol):

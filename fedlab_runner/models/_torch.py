@@ -20,14 +20,20 @@ def for_vmap(model: nn.Module) -> nn.Module:
     return model
 
 
+def find_weights(path: str, hint: str) -> Path:
+    """A local file; UserError that ends with `hint`, where to get it, if there is none."""
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise UserError(f"weights must be a local file, got '{path}', which does not exist; {hint}")
+    return file
+
+
 def read_weights(path: str, hint: str) -> dict[str, Tensor]:
     """The state dict in a local .safetensors or torch file; nothing in the file is executed.
 
     Raises UserError that says what is wrong with the file and ends with `hint`, where to get a right one.
     """
-    file = Path(path).expanduser()
-    if not file.is_file():
-        raise UserError(f"weights must be a local file, got '{path}', which does not exist; {hint}")
+    file = find_weights(path, hint)
     try:
         if file.suffix == ".safetensors":
             from safetensors.torch import load_file

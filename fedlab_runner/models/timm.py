@@ -9,8 +9,9 @@ from torch import nn
 
 from fedlab_runner.errors import UserError
 from fedlab_runner.models import Model
-from fedlab_runner.models._torch import for_vmap, read_weights
+from fedlab_runner.models._torch import find_weights, for_vmap, read_weights
 
+HINT = "timm's own are at https://huggingface.co/timm"
 RESERVED = {"model_name", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path"}
 RESERVED |= {"num_classes", "in_chans", "img_size", "drop_rate"}  # these have their own place in the configuration
 
@@ -20,8 +21,9 @@ class Timm(Model):
     """The model that `timm.create_model(name)` makes, for the data's channels, image size and classes.
 
     `pretrained` downloads timm's weights; `weights` is a local .safetensors or torch state dict of the same
-    architecture. timm adapts either to other channels, image sizes and classes. `drop_rate` is the dropout before the
-    classifier, and `kwargs` go to `timm.create_model` as they are.
+    architecture, or a .npz as the Vision Transformer's authors published it. timm adapts them to other channels, image
+    sizes and classes. `drop_rate` is the dropout before the classifier, and `kwargs` go to `timm.create_model` as they
+    are.
     """
 
     name: str
@@ -54,7 +56,7 @@ class Timm(Model):
         if source.fixed_input_size:  # timm's mark of a model that takes img_size
             arguments["img_size"] = image_size
         if self.weights is not None:
-            overlay = _overlay(self.weights, source.classifier)
+            overlay = _overlay(self.weights, source.classifier, num_classes)
             arguments |= {"pretrained_cfg_overlay": overlay, "num_classes": overlay["num_classes"]}
         try:
             model: Any = timm.create_model(self.name, self.pretrained or self.weights is not None, **arguments)
@@ -75,12 +77,15 @@ class Timm(Model):
         return UserError(f"kwargs or image_size do not suit timm's '{self.name}': {reason}")
 
 
-def _overlay(path: str, classifier: str | tuple[str, ...] | None) -> dict[str, Any]:
+def _overlay(path: str, classifier: str | tuple[str, ...] | None, num_classes: int) -> dict[str, Any]:
     """What timm needs to know of a local file: its tensors, and its classes (0: no classifier in it).
 
     With its own number of classes timm loads a file strictly; with any other it would ignore names that do not match.
+    A .npz is read by the model itself, which takes the classifier only if it has as many classes as the data.
     """
-    weights = read_weights(path, "timm's own are at https://huggingface.co/timm")
+    if path.endswith(".npz"):
+        return {"file": str(find_weights(path, HINT)), "custom_load": True, "num_classes": num_classes}
+    weights = read_weights(path, HINT)
     heads = (classifier,) if isinstance(classifier, str) else classifier or ()
     classes = [len(weights[f"{head}.weight"]) for head in heads if f"{head}.weight" in weights]
     return {"state_dict": weights, "num_classes": classes[0] if classes else 0, "label_offset": 0}

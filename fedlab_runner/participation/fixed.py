@@ -22,6 +22,10 @@ class Fixed:
                 f"clients must be ids below the number of clients ({num_clients}), got {max(self.clients)}"
             )
 
+    def cohort(self, num_clients: int) -> int:
+        """How many clients train in a round when all are idle."""
+        return len(self.clients)
+
     def sample(self, rng: np.random.Generator, idle: np.ndarray, num_clients: int) -> np.ndarray:
         """The clients asked at a round."""
         wanted = np.array(self.clients, dtype=np.int64)

@@ -29,6 +29,10 @@ class OverSelection:
         if asked > num_clients:
             raise ValueError(f"cohort_size times factor must be <= the number of clients ({num_clients}), got {asked}")
 
+    def cohort(self, num_clients: int) -> int:
+        """How many clients' updates a round keeps when enough are idle."""
+        return self.cohort_size
+
     def sample(self, rng: np.random.Generator, idle: np.ndarray, num_clients: int) -> np.ndarray:
         """The clients asked at a round, in the order of sampling."""
         return rng.choice(idle, min(math.ceil(self.factor * self.cohort_size), len(idle)), replace=False)

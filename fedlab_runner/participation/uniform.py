@@ -29,11 +29,15 @@ class Uniform:
         if self.cohort_size is not None and self.cohort_size > num_clients:
             raise ValueError(f"cohort_size must be <= the number of clients ({num_clients}), got {self.cohort_size}")
 
-    def sample(self, rng: np.random.Generator, idle: np.ndarray, num_clients: int) -> np.ndarray:
-        """The clients asked at a round, in the order of sampling."""
+    def cohort(self, num_clients: int) -> int:
+        """How many clients train in a round when enough are idle."""
         size = self.cohort_size if self.fraction is None else max(1, round(self.fraction * num_clients))
         assert size is not None
-        return rng.choice(idle, min(size, len(idle)), replace=False)
+        return size
+
+    def sample(self, rng: np.random.Generator, idle: np.ndarray, num_clients: int) -> np.ndarray:
+        """The clients asked at a round, in the order of sampling."""
+        return rng.choice(idle, min(self.cohort(num_clients), len(idle)), replace=False)
 
     def reporting(self, ids: np.ndarray, delays: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The clients whose update will be used, and the rounds until it arrives."""

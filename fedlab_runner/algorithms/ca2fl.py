@@ -1,0 +1,63 @@
+"""CA2FL (Wang, Cao, Wu, Chen and Chen, ICLR 2024), Algorithm 2: FedBuff with cached update calibration.
+https://openreview.net/forum?id=4aywmeb97I
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from fedlab_runner.algorithm import ServerAlgorithm
+from fedlab_runner.averaging import Update, outgoing
+from fedlab_runner.federation import Arrivals, Cohort, Federation
+
+
+class State(NamedTuple):
+    """The server's model, the last update of every client, and the buffer."""
+
+    params: Tensor  # x   [D]
+    h_i: dict[int, Tensor]  # each [D], by client; zero for a client that has never reported
+    h: Tensor  # [D], the mean of h_i over all N clients when the buffer was last emptied
+    buffer: Tensor  # [D], the sum of Delta_i - h_i since then
+    buffered: int  # updates in that sum
+
+
+@dataclass(frozen=True)
+class CA2FL(ServerAlgorithm[State, Update]):
+    """At every `buffer_size` updates the server steps by the mean of what each changes of its client's last one, plus
+    the mean of the last updates of all clients, times `server_lr`.
+    """
+
+    buffer_size: int
+    server_lr: float
+
+    def __post_init__(self) -> None:
+        if self.buffer_size < 1:
+            raise ValueError(f"buffer_size must be >= 1, got {self.buffer_size}")
+        if not self.server_lr > 0:
+            raise ValueError(f"server_lr must be > 0, got {self.server_lr}")
+
+    def init(self, fed: Federation) -> State:
+        x = fed.task.init(fed.seed)
+        return State(x, {}, h=x.new_zeros(len(x)), buffer=x.new_zeros(len(x)), buffered=0)
+
+    def client_update(self, state: State, cohort: Cohort) -> Update:
+        x = state.params
+        return outgoing(x, cohort.train(x), "delta")
+
+    def server_step(self, state: State, arrivals: Arrivals[Update], fed: Federation) -> State:
+        x, h_i, h, buffer, buffered = state
+        h_i = dict(h_i)
+        for i, delta in zip(arrivals.ids.tolist(), arrivals.upload.rows, strict=True):
+            buffer = buffer + (delta - h_i[i] if i in h_i else delta)
+            h_i[i] = delta.clone()  # a view would keep all of this round's arrivals in memory
+            buffered += 1
+            if buffered == self.buffer_size:
+                x = x + self.server_lr * (h + buffer / self.buffer_size)  # v = h + the buffer's mean
+                h = h + buffer / fed.num_clients  # the buffer is how much the sum of h_i has changed
+                buffer, buffered = buffer.new_zeros(len(buffer)), 0
+        fed.report(buffered=buffered, cached_clients=len(h_i))
+        return State(x, h_i, h, buffer, buffered)
+
+    def models(self, state: State) -> Tensor:
+        return state.params

@@ -1,0 +1,51 @@
+"""Center: training on the server's examples alone, without clients (Feddle, section 5, baseline a1)."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from fedlab_runner.algorithm import Algorithm
+from fedlab_runner.federation import Federation
+from fedlab_runner.optimizer import zero_slots
+from fedlab_runner.server import ADAM, check_server_training, require_server_data, train_on_server
+
+
+class State(NamedTuple):
+    """The model and Adam's state, which lasts for the whole training."""
+
+    params: Tensor  # x [D]
+    slots: tuple[Tensor, ...]  # of Adam, each [P]
+    steps: int  # done
+
+
+@dataclass(frozen=True)
+class Center(Algorithm[State]):
+    """Adam on in-domain server data: one epoch a round until `epochs` (or `max_steps`) are done, then nothing."""
+
+    lr: float
+    epochs: int
+    batch_size: int
+    max_steps: int | None
+
+    def __post_init__(self) -> None:
+        check_server_training(self.lr, self.epochs, self.batch_size, self.max_steps)
+
+    def check(self, fed: Federation) -> None:
+        require_server_data(self, fed, in_domain=True)
+
+    def init(self, fed: Federation) -> State:
+        self.check(fed)
+        x = fed.task.init(fed.seed)
+        return State(x, zero_slots(ADAM, x[: fed.task.num_params]), 0)
+
+    def round(self, state: State, fed: Federation) -> State:
+        if fed.round >= self.epochs:
+            return state
+        left = None if self.max_steps is None else self.max_steps - state.steps
+        batches = list(fed.server_batches(1, self.batch_size, left))
+        x, slots = train_on_server(fed, state.params, batches, self.lr, slots=state.slots, first_step=state.steps)
+        return State(x, slots, state.steps + len(batches))
+
+    def models(self, state: State) -> Tensor:
+        return state.params

@@ -1,0 +1,218 @@
+"""Feddle (Li et al., 2025), Algorithm 1: federated dual learning of hybrid data."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedlab_runner.algorithm import ServerAlgorithm
+from fedlab_runner.atlas import Atlas, combine, project
+from fedlab_runner.errors import UserError
+from fedlab_runner.federation import Arrivals, Cohort, Federation
+from fedlab_runner.optimizer import zero_slots
+from fedlab_runner.server import ADAM, check_server_training, require_server_data
+from fedlab_runner.task import Batch, Task
+
+FALLBACKS = ("fedbuff", "all", "zero")
+HEAD, SEARCH = 0, 1  # the two uses of the server's data in a round
+
+
+class Upload(NamedTuple):
+    """A client's change of the parameters, and its batch norm statistics as they are."""
+
+    delta: Tensor  # Delta_j [K, P]
+    buffers: Tensor  # [K, B]
+
+
+class State(NamedTuple):
+    """The server's model, its atlas and, with out-of-domain data, the classifier of those data's classes."""
+
+    params: Tensor  # omega [D]
+    atlas: Atlas
+    head: Tensor  # theta [C' (F + 1)] for C' classes and F features, none in-domain
+
+
+class Found(NamedTuple):
+    """What minimising by minibatches found, and the losses of the first and the last minibatch."""
+
+    value: Tensor
+    first_loss: float
+    last_loss: float
+
+
+@dataclass(frozen=True)
+class Feddle(ServerAlgorithm[State, Upload]):
+    """The server keeps the clients' updates as anchors and searches, on its own data, for the coefficients (of either
+    sign) with which it adds them to its model.
+
+    `atlas_size` M (null: twice the cohort), `anchor_norm`, `importance_score` (off: first in, first out) shape the
+    atlas. The search starts from and is drawn to (`lam`; null: 0 in-domain, 0.01 out-of-domain) the `fallback`: the
+    step of FedBuff with learning rate `eta_fb` over the new arrivals (fedbuff) or the whole atlas (all), or no step
+    (zero). Adam with `lr`, `epochs`, `batch_size`, `max_steps` does it, and the same trains the classifier of
+    out-of-domain data before. Anchors live on the device or the host (`anchors_on`) and pass in chunks of `chunk_size`.
+    """
+
+    atlas_size: int | None
+    anchor_norm: bool
+    importance_score: bool
+    fallback: str
+    eta_fb: float
+    lam: float | None
+    lr: float
+    epochs: int
+    batch_size: int
+    max_steps: int | None
+    anchors_on: str
+    chunk_size: int | None
+
+    def __post_init__(self) -> None:
+        for name in ("atlas_size", "chunk_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be >= 1 or null, got {value}")
+        if self.fallback not in FALLBACKS:
+            raise ValueError(f"fallback must be one of {', '.join(FALLBACKS)}, got {self.fallback}")
+        if self.eta_fb < 0:
+            raise ValueError(f"eta_fb must be >= 0, got {self.eta_fb}")
+        if self.lam is not None and self.lam < 0:
+            raise ValueError(f"lam must be >= 0 or null, got {self.lam}")
+        if self.anchors_on not in ("device", "host"):
+            raise ValueError(f"anchors_on must be device or host, got {self.anchors_on}")
+        check_server_training(self.lr, self.epochs, self.batch_size, self.max_steps)
+
+    def check(self, fed: Federation) -> None:
+        if not require_server_data(self, fed).in_domain and fed.task.classifier is None:
+            raise UserError("algorithm=feddle on out-of-domain data needs a model that ends in a linear classifier")
+
+    def init(self, fed: Federation) -> State:
+        self.check(fed)
+        data, x = require_server_data(self, fed), fed.task.init(fed.seed)
+        like = x[: fed.task.num_params]
+        layer = None if data.in_domain else fed.task.classifier
+        size = 0 if layer is None else data.num_classes * (layer.num_features + layer.has_bias)
+        return State(x, Atlas.empty(like.to("cpu") if self.anchors_on == "host" else like), x.new_zeros(size))
+
+    def client_update(self, state: State, cohort: Cohort) -> Upload:
+        x, p = state.params, cohort.task.num_params
+        y = cohort.train(x)
+        return Upload(y[:, :p] - x[:p], y[:, p:])
+
+    def server_step(self, state: State, arrivals: Arrivals[Upload], fed: Federation) -> State:
+        task, data = fed.task, require_server_data(self, fed)
+        x, buffers = state.params[: task.num_params], state.params[task.num_params :]
+        atlas = state.atlas.add(  # line 9
+            arrivals.upload.delta,
+            arrivals.ids.tolist(),
+            (fed.round - arrivals.staleness).tolist(),
+            size=self.atlas_size or 2 * fed.cohort_size,
+            by_score=self.importance_score,
+            device=torch.device("cpu") if self.anchors_on == "host" else task.device,
+        )
+        if not len(atlas.anchors):
+            return state
+        if len(arrivals):
+            buffers = arrivals.upload.buffers.mean(0)
+        scales = atlas.scales(self.anchor_norm).to(task.device)  # line 22, Eq 4: a_m times its scale
+        fallback = self._fallback(atlas, scales)  # line 23
+
+        def at(c: Tensor) -> Tensor:
+            """omega + sum_m c_m a_m [P], normalised a_m."""
+            return combine(x, atlas.anchors, c * scales, self.chunk_size)
+
+        head = state.head
+        if not data.in_domain:
+            head = self._train_head(fed, at(fallback), buffers, head)
+        c = self._search(fed, atlas, scales, fallback, at, buffers, head)  # line 24
+        omega = at(c)  # line 25, Eq 6
+        self._report(fed, c, omega - x, at(fallback) - x)
+        scores = c.abs().to("cpu", torch.float64)  # line 12
+        return State(torch.cat([omega, buffers]), atlas._replace(scores=scores), head)
+
+    def _fallback(self, atlas: Atlas, scales: Tensor) -> Tensor:
+        """c' [M]: the coefficients with which the normalised anchors give FedBuff's step over the new arrivals."""
+        new = atlas.scores.isinf().to(scales.device)
+        if self.fallback == "zero" or not bool(new.any()):
+            return torch.zeros_like(scales)
+        chosen = new if self.fallback == "fedbuff" else torch.ones_like(new)
+        return self.eta_fb / int(chosen.sum()) * chosen.to(scales.dtype) / scales
+
+    def _search(
+        self,
+        fed: Federation,
+        atlas: Atlas,
+        scales: Tensor,
+        fallback: Tensor,
+        at: Callable[[Tensor], Tensor],
+        buffers: Tensor,
+        head: Tensor,
+    ) -> Tensor:
+        """c [M] that minimises the loss on the server's data plus lam/2 |c - c'|^2 (Eq 5, 9 and 10)."""
+        task, named = fed.task, _named(fed.task, head)
+        lam = self.lam if self.lam is not None else (0.01 if len(head) else 0.0)
+        cost = 4 * atlas.anchors.numel()
+
+        def gradient(c: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+            omega = at(c).requires_grad_()  # Eq 15: anchors are outside the graph
+            loss = F.cross_entropy(task.evaluate(omega, buffers, batch.inputs, named), batch.targets)
+            (g,) = torch.autograd.grad(loss, omega)
+            fed.count_server_flops(len(batch.mask) * task.flops(batch.inputs).step + cost)
+            return loss, scales * project(g, atlas.anchors, self.chunk_size) + lam * (c - fallback)  # Eq 16
+
+        found = self._minimise(fed, fallback, gradient, SEARCH)
+        fed.report(search_loss_first=found.first_loss, search_loss_last=found.last_loss)
+        return found.value
+
+    def _train_head(self, fed: Federation, omega: Tensor, buffers: Tensor, head: Tensor) -> Tensor:
+        """theta after training on the features of a fixed body (Eq 8)."""
+        task = fed.task
+
+        def gradient(theta: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+            leaf = theta.detach().requires_grad_()
+            logits = task.evaluate(omega, buffers, batch.inputs, _named(task, leaf))
+            loss = F.cross_entropy(logits, batch.targets)
+            (g,) = torch.autograd.grad(loss, leaf)
+            fed.count_server_flops(len(batch.mask) * task.flops(batch.inputs).forward)
+            return loss, g
+
+        found = self._minimise(fed, head, gradient, HEAD)
+        fed.report(head_loss_first=found.first_loss, head_loss_last=found.last_loss)
+        return found.value
+
+    def _minimise(
+        self, fed: Federation, start: Tensor, gradient: Callable[[Tensor, Batch], tuple[Tensor, Tensor]], stage: int
+    ) -> Found:
+        """Adam, fresh, over the server's minibatches; `gradient(value, batch)` gives the loss and its gradient."""
+        value, slots, losses = start.clone(), zero_slots(ADAM, start), []
+        batches = fed.server_batches(self.epochs, self.batch_size, self.max_steps, stage=stage, training=False)
+        for t, batch in enumerate(batches):
+            loss, g = gradient(value, batch)
+            losses.append(loss.detach())
+            ADAM.step(value, g, slots, self.lr, t)
+        return Found(value, *(float(losses[i]) if losses else 0.0 for i in (0, -1)))
+
+    def _report(self, fed: Federation, c: Tensor, step: Tensor, fallback: Tensor) -> None:
+        fed.report(
+            atlas_size=len(c),
+            coefficients_negative=float((c < 0).double().mean()),
+            coefficients_mean_abs=float(c.abs().mean()),
+            coefficients_min=float(c.min()),
+            coefficients_max=float(c.max()),
+            fallback_cosine=float(F.cosine_similarity(step.double(), fallback.double(), dim=0)),  # 0: no fallback
+        )
+
+    def models(self, state: State) -> Tensor:
+        return state.params
+
+
+def _named(task: Task, head: Tensor) -> dict[str, Tensor]:
+    """theta [C' (F + 1)] under the names of the model's classifier; nothing in-domain."""
+    layer = task.classifier
+    if not len(head) or layer is None:
+        return {}
+    classes = len(head) // (layer.num_features + layer.has_bias)
+    weight, bias = torch.split(head, [classes * layer.num_features, classes * layer.has_bias])
+    named = {f"{layer.name}.weight": weight.view(classes, -1)}
+    return named | {f"{layer.name}.bias": bias} if layer.has_bias else named

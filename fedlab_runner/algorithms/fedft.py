@@ -1,0 +1,48 @@
+"""Fed+FT: FedAvg whose server fine-tunes on its own examples after each step (Feddle, section 5, baseline a2)."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedlab_runner.algorithm import ServerAlgorithm
+from fedlab_runner.averaging import Params, Update, average, check_averaging, outgoing
+from fedlab_runner.federation import Arrivals, Cohort, Federation
+from fedlab_runner.server import check_server_training, require_server_data, train_on_server
+
+
+@dataclass(frozen=True)
+class FedFT(ServerAlgorithm[Params, Update]):
+    """FedAvg, then `epochs` of a fresh Adam on in-domain server data, in every round, even when nothing has arrived.
+
+    `late_policy` and `weighting` are FedAvg's.
+    """
+
+    lr: float
+    epochs: int
+    batch_size: int
+    max_steps: int | None
+    late_policy: str
+    weighting: str
+
+    def __post_init__(self) -> None:
+        check_server_training(self.lr, self.epochs, self.batch_size, self.max_steps)
+        check_averaging(self.late_policy, self.weighting, server_lr=1.0)
+
+    def check(self, fed: Federation) -> None:
+        require_server_data(self, fed, in_domain=True)
+
+    def init(self, fed: Federation) -> Params:
+        self.check(fed)
+        return Params(fed.task.init(fed.seed))
+
+    def client_update(self, state: Params, cohort: Cohort) -> Update:
+        x = state.params
+        return outgoing(x, cohort.train(x), self.late_policy)
+
+    def server_step(self, state: Params, arrivals: Arrivals[Update], fed: Federation) -> Params:
+        x = average(state.params, arrivals, self.late_policy, self.weighting, server_lr=1.0)
+        batches = fed.server_batches(self.epochs, self.batch_size, self.max_steps)
+        return Params(train_on_server(fed, x, batches, self.lr).model)
+
+    def models(self, state: Params) -> Tensor:
+        return state.params

@@ -1,0 +1,52 @@
+"""HFCL (Elbir, Coleri and Mishra, 2021): the server is one more client. https://arxiv.org/abs/2011.06892"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedlab_runner.algorithm import ServerAlgorithm
+from fedlab_runner.averaging import Params, Update, average, check_averaging, outgoing
+from fedlab_runner.federation import Arrivals, Cohort, Federation
+from fedlab_runner.server import require_server_data, train_as_client
+
+
+@dataclass(frozen=True)
+class HFCL(ServerAlgorithm[Params, Update]):
+    """FedAvg over what has arrived and over the server's own update, which is never late: from today's model, with the
+    clients' optimiser and epochs, on in-domain server data, weighted by its number of examples.
+
+    `late_policy` and `weighting` are FedAvg's.
+    """
+
+    late_policy: str
+    weighting: str
+
+    def __post_init__(self) -> None:
+        check_averaging(self.late_policy, self.weighting, server_lr=1.0)
+
+    def check(self, fed: Federation) -> None:
+        require_server_data(self, fed, in_domain=True)
+
+    def init(self, fed: Federation) -> Params:
+        self.check(fed)
+        return Params(fed.task.init(fed.seed))
+
+    def client_update(self, state: Params, cohort: Cohort) -> Update:
+        x = state.params
+        return outgoing(x, cohort.train(x), self.late_policy)
+
+    def server_step(self, state: Params, arrivals: Arrivals[Update], fed: Federation) -> Params:
+        x = state.params
+        mine = outgoing(x, train_as_client(fed, x).unsqueeze(0), self.late_policy).rows
+        size = len(require_server_data(self, fed, in_domain=True))
+        everyone = Arrivals(
+            Update(torch.cat([arrivals.upload.rows, mine])),
+            torch.cat([arrivals.ids, arrivals.ids.new_full((1,), -1)]),
+            torch.cat([arrivals.num_examples, arrivals.num_examples.new_full((1,), size)]),
+            torch.cat([arrivals.staleness, arrivals.staleness.new_zeros(1)]),
+        )
+        return Params(average(x, everyone, self.late_policy, self.weighting, server_lr=1.0))
+
+    def models(self, state: Params) -> Tensor:
+        return state.params

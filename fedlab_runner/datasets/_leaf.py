@@ -1,0 +1,139 @@
+"""LEAF's json files (Caldas et al., 2018), and what its data sets share: natural users. https://github.com/TalwalkarLab/leaf"""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedlab_runner.datasets import _files
+from fedlab_runner.rng import Purpose, generator
+
+TRAIN, TEST = 0, 1
+
+
+class Samples(NamedTuple):
+    """The samples of all users, in order of user."""
+
+    inputs: np.ndarray  # [n, ...]
+    labels: np.ndarray  # [n] int64
+    users: np.ndarray  # [n] int64, index into the sorted names
+    parts: np.ndarray | None  # [n] int64, TRAIN or TEST; None where the files do not say
+
+    def where(self, keep: np.ndarray) -> "Samples":
+        """Some of the samples: a mask [n], or indices."""
+        parts = None if self.parts is None else self.parts[keep]
+        return Samples(self.inputs[keep], self.labels[keep], self.users[keep], parts)
+
+
+def read(folder: Path, decode: Callable[[Any], np.ndarray], num_classes: int, layout: str) -> Samples:
+    """The json files of `folder`, or of its folder `data` as in LEAF's repository: those in train/ and test/, which
+    say the parts, else those in all_data/.
+
+    `decode` makes an array [n, ...] of a user's list "x"; labels must be below num_classes. UserError for the first
+    file that is missing or wrong.
+    """
+    base = next(
+        (each for each in (folder, folder / "data") if _jsons(each / "train") or _jsons(each / "all_data")), None
+    )
+    if base is None:
+        raise _files.need(folder / "train", "and all_data hold no .json file", layout)
+    names = {"train": TRAIN, "test": TEST} if _jsons(base / "train") else {"all_data": TRAIN}
+    found: list[tuple[str, int, np.ndarray, np.ndarray]] = []
+    for name, part in names.items():
+        if not (paths := _jsons(base / name)):
+            raise _files.need(base / name, "holds no .json file", layout)
+        for path in paths:
+            found += [(user, part, x, y) for user, x, y in _users(path, decode, num_classes, layout)]
+    if not found:
+        raise _files.need(base, "holds no samples", layout)
+    numbers = {user: i for i, user in enumerate(sorted({user for user, *_ in found}))}
+    found.sort(key=lambda each: (numbers[each[0]], each[1]))
+    sizes = [len(y) for *_, y in found]
+    return Samples(
+        np.concatenate([x for *_, x, _ in found]),
+        np.concatenate([y for *_, y in found]),
+        np.repeat([numbers[user] for user, *_ in found], sizes),
+        np.repeat([part for _, part, *_ in found], sizes) if "test" in names else None,
+    )
+
+
+def deal(
+    samples: Samples, min_samples: int, num_users: int | None, test_fraction: float, unseen_users: bool, seed: int
+) -> tuple[Samples, Samples]:
+    """The training and the test part of `num_users` users drawn from `seed` (null: of all), in order of user.
+
+    Users with fewer than `min_samples` samples, or none to train on, are no candidates. Where the files do not say the
+    parts, each user keeps max(1, floor((1 - test_fraction) n)) samples, drawn from `seed`, for training.
+    `unseen_users` adds those who have nothing but a test part to the test part. ValueError if there are too few users.
+    """
+    rng = generator(seed, Purpose.DATA)
+    if samples.parts is None:
+        samples = samples._replace(parts=_split(samples.users, test_fraction, rng))
+    assert samples.parts is not None
+    most = int(samples.users.max(initial=-1)) + 1
+    sizes = np.bincount(samples.users, minlength=most)
+    trains = np.bincount(samples.users[samples.parts == TRAIN], minlength=most)
+    users = np.flatnonzero((sizes >= min_samples) & (trains > 0))
+    if num_users is not None:
+        if num_users > len(users):
+            raise ValueError(
+                f"num_users must be null or at most {len(users)}, the number of users with at least {min_samples} "
+                f"samples, got {num_users}"
+            )
+        users = np.sort(rng.choice(users, num_users, replace=False))
+    chosen, tested = np.zeros(most, bool), np.zeros(most, bool)
+    chosen[users] = tested[users] = True
+    if unseen_users:
+        tested |= (sizes >= min_samples) & (trains == 0)
+    is_test = samples.parts == TEST
+    return samples.where(~is_test & chosen[samples.users]), samples.where(is_test & tested[samples.users])
+
+
+def check(min_samples: int, num_users: int | None, test_fraction: float) -> None:
+    """Raises ValueError, which starts with the field's name, for a field of a data set with users that is out of
+    range.
+    """
+    for name, value in (("min_samples", min_samples), ("num_users", num_users)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    if not 0 < test_fraction < 1:
+        raise ValueError(f"test_fraction must be between 0 and 1, got {test_fraction}")
+
+
+def _split(users: np.ndarray, test_fraction: float, rng: np.random.Generator) -> np.ndarray:
+    """TRAIN or TEST for each sample [n], user by user."""
+    parts = np.full(len(users), TEST)
+    for members in np.split(np.arange(len(users)), np.flatnonzero(np.diff(users)) + 1):
+        # rounded first: 0.9 * 10 must not be 8.99
+        kept = max(1, int(np.floor(round((1 - test_fraction) * len(members), 9))))
+        parts[rng.permutation(members)[:kept]] = TRAIN
+    return parts
+
+
+def _jsons(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.json"))
+
+
+def _users(
+    path: Path, decode: Callable[[Any], np.ndarray], num_classes: int, layout: str
+) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    try:
+        content = json.loads(path.read_bytes())
+        users = [(name, data["x"], data["y"]) for name, data in content["user_data"].items()]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = "no user_data with x and y" if not isinstance(error, OSError | ValueError) else str(error)
+        raise _files.need(path, f"is not a json file of LEAF ({reason})", layout) from None
+    for name, x, y in users:
+        try:
+            if not len(x) and not len(y):
+                continue  # nothing to train or test on
+            inputs, labels = decode(x), np.asarray(y)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise _files.need(path, f"has a user {name} with x that {error}", layout) from None
+        if labels.ndim != 1 or labels.dtype.kind not in "iu" or len(labels) != len(inputs):
+            raise _files.need(path, f"has a user {name} with {len(labels)} labels for {len(inputs)} samples", layout)
+        if labels.min() < 0 or labels.max() >= num_classes:
+            raise _files.need(path, f"has a user {name} with labels outside 0..{num_classes - 1}", layout)
+        yield name, inputs, labels.astype(np.int64)

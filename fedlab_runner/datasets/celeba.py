@@ -1,0 +1,63 @@
+"""CelebA (Liu et al., ICCV 2015) as LEAF deals it out: photographs by identity, smiling or not. https://leaf.cmu.edu"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedlab_runner.data import Data, Examples
+from fedlab_runner.datasets import _files, _images, _leaf, _statistics
+
+IMAGES = ("data/raw/img_align_celeba", "raw/img_align_celeba", "img_align_celeba")
+LAYOUT = (
+    "celeba/train/*.json and celeba/test/*.json, or celeba/all_data/*.json (LEAF), and the photographs in "
+    "celeba/img_align_celeba/ or celeba/raw/img_align_celeba/"
+)
+
+
+@dataclass(frozen=True)
+class CelebA:
+    """The set in root/celeba: LEAF's json files, which name the photographs and say who is `Smiling`.
+
+    Identities with fewer than `min_samples` photographs are left out, then `num_users` of the others are drawn from the
+    seed (null: all) and only their photographs are read, resized to `image_size` pixels square. The test set is the
+    union of their test parts; `test_fraction` of each identity is for testing where the files do not say it (all_data).
+    """
+
+    root: str
+    image_size: int
+    min_samples: int
+    num_users: int | None
+    test_fraction: float
+    mean: list[float]
+    std: list[float]
+
+    def __post_init__(self) -> None:
+        if self.image_size < 1:
+            raise ValueError(f"image_size must be at least 1, got {self.image_size}")
+        _leaf.check(self.min_samples, self.num_users, self.test_fraction)
+        _statistics.check(self.mean, self.std, channels=3)
+
+    def load(self, seed: int) -> Data:
+        base = _files.folder(self.root, "celeba")
+        samples = _leaf.read(base, _decode, 2, LAYOUT)
+        parts = _leaf.deal(samples, self.min_samples, self.num_users, self.test_fraction, False, seed)
+        folder = next((base / name for name in IMAGES if (base / name).is_dir()), None)
+        if folder is None:
+            raise _files.need(base / IMAGES[-1], "is missing", LAYOUT)
+        train, test = (self._examples(part, folder) for part in parts)
+        return Data(train, test, ("not smiling", "smiling"), tuple(self.mean), tuple(self.std))
+
+    def _examples(self, part: _leaf.Samples, folder: Path) -> Examples:
+        images = _images.load([folder / name for name in part.inputs.tolist()], self.image_size, LAYOUT)
+        labels, users = torch.from_numpy(part.labels), torch.from_numpy(part.users)
+        return Examples(images, labels, labels, users)
+
+
+def _decode(x: Any) -> np.ndarray:
+    """A user's list of file names."""
+    if not all(isinstance(name, str) and name and Path(name).name == name for name in x):
+        raise ValueError("is not a list of file names")
+    return np.array(x)

@@ -1,0 +1,107 @@
+"""FEMNIST (Caldas et al., LEAF, 2018): handwritten characters by 3,550 writers, grey 28x28. https://leaf.cmu.edu"""
+
+import string
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedlab_runner.data import Data, Examples
+from fedlab_runner.datasets import _files, _leaf, _statistics
+
+CHARACTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
+NPZ = "femnist-leaf-sf05.npz"
+LAYOUT = f"femnist/train/*.json and femnist/test/*.json, or femnist/all_data/*.json (LEAF), or femnist/{NPZ}"
+UNSEEN = 2  # in the npz: the sample of a writer who has no training part
+
+
+@dataclass(frozen=True)
+class FEMNIST:
+    """The set in root/femnist, black (0) on white (255): LEAF's json files if there are any, else the npz.
+
+    Characters from `num_classes` on are left out first (40: digits, A-Z and a-d, as Feddle has it), then writers with
+    fewer than `min_samples`. The test set is the union of the test parts of the writers that can be clients, and with
+    `unseen_users` of those that have nothing else; `num_users` draws that many writers from the seed (null: all).
+    `test_fraction` of each writer is for testing where the files do not say it (all_data).
+    """
+
+    root: str
+    num_classes: int
+    min_samples: int
+    num_users: int | None
+    test_fraction: float
+    unseen_users: bool
+    mean: list[float]
+    std: list[float]
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.num_classes <= len(CHARACTERS):
+            raise ValueError(f"num_classes must be between 2 and {len(CHARACTERS)}, got {self.num_classes}")
+        _leaf.check(self.min_samples, self.num_users, self.test_fraction)
+        _statistics.check(self.mean, self.std, channels=1)
+
+    def load(self, seed: int) -> Data:
+        samples = _read(_files.folder(self.root, "femnist"))
+        samples = samples.where(samples.labels < self.num_classes)
+        train, test = (
+            Examples(*(torch.from_numpy(each) for each in (part.inputs, part.labels, part.labels, part.users)))
+            for part in _leaf.deal(
+                samples, self.min_samples, self.num_users, self.test_fraction, self.unseen_users, seed
+            )
+        )
+        return Data(train, test, tuple(CHARACTERS[: self.num_classes]), tuple(self.mean), tuple(self.std))
+
+
+def _read(folder: Path) -> _leaf.Samples:
+    """All samples, with inputs [n, 1, 28, 28] uint8."""
+    if (folder / NPZ).is_file() and not any(folder.glob("**/*.json")):
+        return _read_npz(folder / NPZ)
+    return _leaf.read(folder, _decode, len(CHARACTERS), LAYOUT)
+
+
+def _decode(x: Any) -> np.ndarray:
+    """A user's images in LEAF's json: lists of 784 values between 0 (black) and 1 (white)."""
+    values = np.asarray(x, np.float64)
+    if values.ndim != 2 or values.shape[1] != 784 or not ((values >= 0) & (values <= 1)).all():
+        raise ValueError("is not a list of images of 784 values between 0 and 1")
+    return np.rint(values * 255).astype(np.uint8).reshape(-1, 1, 28, 28)
+
+
+def _read_npz(path: Path) -> _leaf.Samples:
+    """The arrays images [n, 28, 28] uint8, labels [n], writer [n] and split [n] (0 train, 1 test, 2 test of a writer
+    without a training part).
+    """
+    names = ("images", "labels", "writer", "split")
+    try:
+        with path.open("rb") as content, np.load(content, allow_pickle=False) as file:
+            images, labels, writer, split = (file[name] for name in names)
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        KeyError,
+        EOFError,
+        AttributeError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise _files.need(path, f"is damaged ({reason})", LAYOUT) from None
+    n = len(images) if images.ndim else 0
+    if images.shape != (n, 28, 28) or images.dtype != np.uint8 or not n:
+        raise _files.need(path, "holds no array images of n 28x28 uint8 images", LAYOUT)
+    for name, array, limit in (
+        ("labels", labels, len(CHARACTERS)),
+        ("writer", writer, n),
+        ("split", split, UNSEEN + 1),
+    ):
+        if array.shape != (n,) or array.dtype.kind not in "iu" or array.min() < 0 or array.max() >= limit:
+            raise _files.need(path, f"holds no array {name} of {n} whole numbers below {limit}", LAYOUT)
+    order = np.argsort(writer, kind="stable")
+    parts = np.where(split == 0, _leaf.TRAIN, _leaf.TEST)
+    samples = _leaf.Samples(images[:, None], labels.astype(np.int64), writer.astype(np.int64), parts)
+    return samples.where(order)

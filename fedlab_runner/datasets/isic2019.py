@@ -1,0 +1,83 @@
+"""ISIC 2019: 25,331 dermoscopic photographs of eight kinds of skin lesions. https://challenge.isic-archive.com/data/#2019"""
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedlab_runner.data import Data, Examples
+from fedlab_runner.datasets import _files, _images, _statistics
+from fedlab_runner.rng import Purpose, generator
+
+CLASSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
+UNKNOWN = "UNK"
+TABLE, IMAGES = "ISIC_2019_Training_GroundTruth.csv", "ISIC_2019_Training_Input"
+LAYOUT = f"isic2019/{TABLE} and the photographs in isic2019/{IMAGES}/"
+
+
+@dataclass(frozen=True)
+class ISIC2019:
+    """The training set in root/isic2019, resized to `image_size` pixels square as it is read.
+
+    The challenge's own test labels were not published, so each class gives round(test_fraction * its size) examples,
+    drawn from the seed, to the test set. Photographs of the class UNK, if there are any, are left out.
+    """
+
+    root: str
+    image_size: int
+    test_fraction: float
+    mean: list[float]
+    std: list[float]
+
+    def __post_init__(self) -> None:
+        if self.image_size < 1:
+            raise ValueError(f"image_size must be at least 1, got {self.image_size}")
+        if not 0 < self.test_fraction < 1:
+            raise ValueError(f"test_fraction must be between 0 and 1, got {self.test_fraction}")
+        _statistics.check(self.mean, self.std, channels=3)
+
+    def load(self, seed: int) -> Data:
+        folder = _files.folder(self.root, "isic2019")
+        names, labels = _read_table(folder / TABLE)
+        rng = generator(seed, Purpose.DATA)
+        in_test = np.zeros(len(labels), bool)
+        for label in range(len(CLASSES)):
+            members = rng.permutation(np.flatnonzero(labels == label))
+            in_test[members[: round(self.test_fraction * len(members))]] = True
+        train, test = (self._examples(folder / IMAGES, names, labels, part) for part in (~in_test, in_test))
+        return Data(train, test, CLASSES, tuple(self.mean), tuple(self.std))
+
+    def _examples(self, folder: Path, names: list[str], labels: np.ndarray, part: np.ndarray) -> Examples:
+        paths = [folder / f"{names[row]}.jpg" for row in np.flatnonzero(part)]
+        targets = torch.from_numpy(labels[part])
+        return Examples(_images.load(paths, self.image_size, LAYOUT), targets, targets, None)
+
+
+def _read_table(path: Path) -> tuple[list[str], np.ndarray]:
+    """The names of the images and their classes [n], from a column `image` and one column of 0.0 and 1.0 a class."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            header, *rows = [row for row in csv.reader(file) if row]
+    except FileNotFoundError:
+        raise _files.need(path, "is missing", LAYOUT) from None
+    except (OSError, ValueError, csv.Error) as error:
+        raise _files.need(path, f"cannot be read ({error})", LAYOUT) from None
+    columns = [name.strip() for name in header]
+    if columns not in (["image", *CLASSES], ["image", *CLASSES, UNKNOWN]):
+        raise _files.need(path, f"has not the columns image,{','.join(CLASSES)}[,{UNKNOWN}]", LAYOUT)
+    names, labels = [], []
+    for number, row in enumerate(rows, start=2):
+        try:
+            marks = [float(mark) for mark in row[1:]]
+        except ValueError:
+            marks = []
+        if len(row) != len(columns) or sorted(marks) != [0.0] * (len(marks) - 1) + [1.0] or Path(row[0]).name != row[0]:
+            raise _files.need(path, f"has a line {number} that is not a name and exactly one 1.0", LAYOUT)
+        if (label := marks.index(1.0)) < len(CLASSES):
+            names.append(row[0])
+            labels.append(label)
+    if not names:
+        raise _files.need(path, "lists no images", LAYOUT)
+    return names, np.array(labels, np.int64)

@@ -1,0 +1,69 @@
+"""A Vision Transformer (Dosovitskiy et al., ICLR 2021) of which only LoRA and the classifier are trained."""
+
+import logging
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedlab_runner.errors import UserError
+from fedlab_runner.models import Model
+from fedlab_runner.models._lora import add_lora
+from fedlab_runner.models.timm import Timm
+
+TARGETS = {"blocks.*.attn.qkv": 3, "blocks.*.attn.proj": 1}  # q, k and v are slices of one linear layer in timm
+BACKBONE_SEED = 0
+
+_log = logging.getLogger("fedlab_runner")
+
+
+@dataclass(frozen=True)
+class ViTLoRA(Model):
+    """timm's ViT with LoRA of `rank` and scale alpha / rank on q, k, v and the attention output of every block.
+
+    The backbone is frozen: it is shared by all models and belongs to no model's vector, which for ViT-B/16 and rank 4
+    holds 294,912 values of LoRA and 769 C of the classifier. `weights` is a local .safetensors or torch state dict or
+    one of Google's .npz files; `pretrained` downloads timm's. Without either the backbone is random but always the
+    same, which is enough to measure costs and to test.
+    """
+
+    name: str
+    pretrained: bool
+    weights: str | None
+    rank: int
+    alpha: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rank < 1:
+            raise ValueError(f"rank must be >= 1, got {self.rank}")
+        if self.alpha <= 0:
+            raise ValueError(f"alpha must be > 0, got {self.alpha}")
+        self._timm()  # which checks the rest
+
+    def build(self, channels: int, image_size: int, num_classes: int) -> nn.Module:
+        from_scratch = self.weights is None and not self.pretrained
+        with torch.random.fork_rng(devices=[], enabled=from_scratch):
+            if from_scratch:  # what is in no model's vector must be the same in every process
+                _warn_of_random_backbone(self.name)
+                torch.manual_seed(BACKBONE_SEED)
+            model: Any = self._timm().build(channels, image_size, num_classes)
+        if from_scratch:
+            model.reset_classifier(num_classes)
+        try:
+            add_lora(model, TARGETS, self.rank, self.alpha)
+        except ValueError as error:
+            raise UserError(f"name must be a Vision Transformer of timm, got '{self.name}': {error}") from error
+        model.get_classifier().requires_grad_(True)
+        network: nn.Module = model
+        return network
+
+    def _timm(self) -> Timm:
+        return Timm(self.channels, self.image_size, self.name, self.pretrained, self.weights, 0.0, {})
+
+
+@cache  # a run builds its model more than once
+def _warn_of_random_backbone(name: str) -> None:
+    _log.warning("the frozen backbone of %s is random: for accuracy set model.weights=<file>", name)

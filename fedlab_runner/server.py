@@ -1,0 +1,175 @@
+"""What the server has of its own, examples, and the training that it does on them."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlab_runner.errors import UserError
+from fedlab_runner.executors.work import Loss, Work, clip_rows
+from fedlab_runner.optimizer import Adam, Optimizer, zero_slots
+from fedlab_runner.population import Population, Streams
+from fedlab_runner.rng import Purpose, generator, torch_seed
+from fedlab_runner.task import Batch, Model
+
+if TYPE_CHECKING:
+    from fedlab_runner.federation import Federation
+
+SERVER_STREAMS = Streams(Purpose.SERVER_BATCHES, Purpose.SERVER_DROPOUT)
+ADAM = Adam(0.9, 0.999, 1e-8, 0.0, decoupled=False)  # what the server trains with (Feddle, appendix D)
+
+
+@dataclass(frozen=True)
+class ServerData:
+    """The server's labelled examples, stored as the clients' are; `in_domain` says that their classes are the
+    clients' too.
+    """
+
+    inputs: Tensor  # [n, ...] as the clients'
+    targets: Tensor  # [n] int64
+    num_classes: int
+    in_domain: bool
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def to(self, device: torch.device) -> "ServerData":
+        """The same on a device."""
+        return ServerData(self.inputs.to(device), self.targets.to(device), self.num_classes, self.in_domain)
+
+
+class Trained(NamedTuple):
+    """A model [D] after training, and its optimiser's state."""
+
+    model: Tensor
+    slots: tuple[Tensor, ...]
+
+
+def check_server_training(lr: float, epochs: int, batch_size: int, max_steps: int | None) -> None:
+    """Raises ValueError, named after the field, for training that cannot be."""
+    if not lr > 0:
+        raise ValueError(f"lr must be > 0, got {lr}")
+    if epochs < 0:
+        raise ValueError(f"epochs must be >= 0, got {epochs}")
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be >= 1, got {batch_size}")
+    if max_steps is not None and max_steps < 0:
+        raise ValueError(f"max_steps must be >= 0 or null, got {max_steps}")
+
+
+def require_server_data(algorithm: Any, fed: "Federation", *, in_domain: bool = False) -> ServerData:
+    """The server's data; UserError when the algorithm has not the kind that it needs."""
+    name, data = type(algorithm).__module__.rpartition(".")[2], fed.server_data
+    if data is None:
+        choice = "server_data=in_domain" if in_domain else "server_data=in_domain (or tiny_imagenet, image_folder, ...)"
+        raise UserError(f"algorithm={name} needs examples on the server: add {choice}")
+    if in_domain and not data.in_domain:
+        raise UserError(f"algorithm={name} trains on the clients' own classes: use server_data=in_domain")
+    return data
+
+
+def server_batches(
+    fed: "Federation",
+    epochs: int,
+    batch_size: int,
+    max_steps: int | None = None,
+    *,
+    targets: Tensor | None = None,
+    stage: int = 0,
+    training: bool = True,
+) -> Iterator[Batch]:
+    """Minibatches of the server's examples, reshuffled each epoch: a function of (seed, round, stage).
+
+    `targets` [n, ...] replaces the labels. The last partial minibatch counts, unless it is a single example that batch
+    norm would be trained with (`training`). Stages are the uses that one algorithm makes of the data in one round.
+    """
+    data = fed.server_data
+    assert data is not None
+    rng = generator(fed.seed, Purpose.SERVER_BATCHES, fed.round, stage)
+    labels, n, steps = data.targets if targets is None else targets, len(data), 0
+    drop_single = training and fed.task.has_batch_norm and n > 1
+    for _ in range(epochs):
+        order = torch.from_numpy(rng.permutation(n)).to(data.inputs.device)
+        for index in torch.split(order, batch_size):
+            if (drop_single and len(index) == 1) or not len(index):
+                continue
+            if max_steps is not None and steps >= max_steps:
+                return
+            steps += 1
+            ones = torch.ones(len(index), dtype=fed.task.dtype, device=fed.task.device)
+            yield fed.task.batch(data.inputs[index], labels[index], ones)
+
+
+def server_steps(fed: "Federation", epochs: int, batch_size: int, max_steps: int | None) -> int:
+    """How many minibatches `server_batches` gives for training."""
+    n = 0 if fed.server_data is None else len(fed.server_data)
+    whole, rest = divmod(n, batch_size)
+    single = fed.task.has_batch_norm and rest == 1 and n > 1
+    steps = epochs * (whole + (rest > 0 and not single))
+    return steps if max_steps is None else min(steps, max_steps)
+
+
+def train_on_server(
+    fed: "Federation",
+    start: Tensor,
+    batches: Iterable[Batch],
+    lr: float | Callable[[int], float],
+    *,
+    optimizer: Optimizer = ADAM,
+    loss: Loss | None = None,
+    clip_norm: float | None = None,
+    slots: tuple[Tensor, ...] | None = None,
+    first_step: int = 0,
+) -> Trained:
+    """The model [D] after one step on each minibatch, from `start` [D].
+
+    `loss(model, batch)` replaces the task's; `lr` may be a function of the step, which counts from `first_step`;
+    `slots` is the optimiser's state to go on from (fresh without).
+    """
+    task = fed.task
+    params, buffers = start[: task.num_params].clone(), start[task.num_params :]
+    slots = zero_slots(optimizer, params) if slots is None else tuple(s.clone() for s in slots)
+    with torch.random.fork_rng(devices=[task.device] if task.device.type == "cuda" else []):
+        torch.manual_seed(torch_seed(fed.seed, Purpose.SERVER_DROPOUT, fed.round))
+        for t, batch in enumerate(batches, first_step):
+            task.mode(True, frozen_norm=len(batch.mask) == 1)
+            leaf = params.detach().requires_grad_()
+            model = Model(task, leaf, buffers)
+            (g,) = torch.autograd.grad((loss or task.loss)(model, batch), leaf)
+            buffers = model.buffers.detach()
+            if clip_norm is not None:
+                g = clip_rows(g, clip_norm)
+            optimizer.step(params, g, slots, lr(t) if callable(lr) else lr, t)
+            fed.count_server_flops(len(batch.mask) * task.flops(batch.inputs).step)
+    return Trained(torch.cat([params, buffers]), slots)
+
+
+def train_as_client(fed: "Federation", start: Tensor) -> Tensor:
+    """The model [D] that a client with the server's examples would send: the clients' optimiser, epochs and batches."""
+    data, task = fed.server_data, fed.task
+    assert data is not None
+    everyone = [np.arange(len(data))]
+    population = Population(data.inputs, data.targets, everyone, task.device, SERVER_STREAMS)
+    ids = np.zeros(1, dtype=np.int64)
+    work = Work(
+        task=task,
+        population=population,
+        ids=ids,
+        num_steps=population.num_steps(ids, fed.local, task.has_batch_norm),
+        local=fed.local,
+        lr=fed.lr,
+        seed=fed.seed,
+        round=fed.round,
+        start=start,
+        loss=None,
+        correct=None,
+        per_client=(),
+    )
+    y, _ = fed.executor.train(work)
+    examples = int(work.plan(ids).sizes.sum())
+    if examples:
+        fed.count_server_flops(examples * task.flops(task.normalize(data.inputs[:1], task.dtype)).step)
+    return y[0]

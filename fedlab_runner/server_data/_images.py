@@ -1,0 +1,82 @@
+"""Image files as server data: chosen by key, decoded once, in the shape of the clients' images."""
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedlab_runner.data import Data
+from fedlab_runner.errors import UserError
+from fedlab_runner.rng import Purpose, generator
+from fedlab_runner.server import ServerData
+
+SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".webp")
+MODES = {1: "L", 3: "RGB"}
+
+
+def check_max_images(max_images: int | None) -> None:
+    """Raises ValueError for a cap that leaves nothing to learn."""
+    if max_images is not None and max_images < 2:
+        raise ValueError(f"max_images must be >= 2 or null, got {max_images}")
+
+
+def images_in(folder: Path) -> list[Path]:
+    """The image files in a folder, by name."""
+    return sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
+
+
+def read(
+    files: Sequence[tuple[Path, int]], num_classes: int, max_images: int | None, where: Path, data: Data, seed: int
+) -> ServerData:
+    """Decodes (path, class) pairs, at most `max_images` of them drawn uniformly, to the shape of the clients' images.
+
+    Images are resized to it as a whole, bilinear with antialiasing. Raises UserError for no image or a single class,
+    for a file that is no image and for clients whose examples are no such images.
+    """
+    size = shape_of(data)
+    chosen = capped(len(files), max_images, seed)
+    targets = torch.tensor([files[i][1] for i in chosen], dtype=torch.int64)
+    if not len(targets):
+        raise UserError(f"server_data: no images in {where}")
+    if torch.bincount(targets).count_nonzero() < 2:
+        raise UserError(f"server_data: all {len(targets)} images from {where} are of one class, two are needed")
+    inputs = np.empty((len(chosen), *size), np.uint8)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for i, pixels in enumerate(pool.map(lambda i: _decode(files[i][0], size), chosen.tolist())):
+            inputs[i] = pixels
+    return ServerData(torch.from_numpy(inputs), targets, num_classes, in_domain=False)
+
+
+def capped(n: int, most: int | None, seed: int) -> np.ndarray:
+    """Which of n examples are used, in order: at most `most`, uniformly."""
+    if most is None or n <= most:
+        return np.arange(n)
+    return np.sort(generator(seed, Purpose.SERVER_DATA).choice(n, most, replace=False))
+
+
+def shape_of(data: Data) -> tuple[int, int, int]:
+    """Channels, height and width of the clients' images; UserError if there are none of 1 or 3 channels."""
+    shape = data.train.inputs.shape[1:]
+    if len(shape) != 3 or shape[0] not in MODES:
+        has = f"{shape[0]} channels" if len(shape) == 3 else "no images but vectors of features"
+        raise UserError(f"server_data: out-of-domain images have 1 or 3 channels, but the clients' data has {has}")
+    channels, height, width = shape
+    return channels, height, width
+
+
+def _decode(path: Path, size: tuple[int, int, int]) -> np.ndarray:
+    from PIL import Image
+
+    channels, height, width = size
+    try:
+        with Image.open(path) as file:
+            image = file.convert(MODES[channels])
+    except (OSError, SyntaxError, ValueError) as error:  # what Pillow raises for a damaged file
+        raise UserError(f"server_data: {path} is not an image that can be read") from error
+    if image.size != (width, height):
+        image = image.resize((width, height), Image.Resampling.BILINEAR)
+    pixels = np.asarray(image, np.uint8)
+    return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)

@@ -1,0 +1,37 @@
+"""Out-of-domain images in ImageNet's layout: one folder a class."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedlab_runner.data import Data
+from fedlab_runner.errors import UserError
+from fedlab_runner.server import ServerData
+from fedlab_runner.server_data import _images
+
+
+@dataclass(frozen=True)
+class ImageFolder:
+    """The images in root/<class>/, of all classes or of `classes` (folder names, such as ImageNet's wnids), at most
+    `max_images` of them drawn uniformly.
+    """
+
+    root: str
+    classes: list[str] | None
+    max_images: int | None
+
+    def __post_init__(self) -> None:
+        _images.check_max_images(self.max_images)
+        if self.classes is not None and len(set(self.classes)) < max(2, len(self.classes)):
+            raise ValueError(f"classes must be null or two different names at least, got {self.classes}")
+
+    def reserve(self, data: Data, seed: int) -> tuple[ServerData, Data]:
+        root = Path(self.root).expanduser()
+        if not root.is_dir():
+            raise UserError(
+                f"server_data.root must be a folder of one folder a class, got {root}, which does not exist"
+            )
+        names = self.classes or sorted(path.name for path in root.iterdir() if path.is_dir())
+        if missing := [name for name in names if not (root / name).is_dir()]:
+            raise UserError(f"server_data.classes must be folders in {root}, which has no {missing[0]}")
+        files = [(path, label) for label, name in enumerate(names) for path in _images.images_in(root / name)]
+        return _images.read(files, len(names), self.max_images, root, data, seed), data

@@ -1,0 +1,59 @@
+"""Tiny-ImageNet as out-of-domain data: 200 of ImageNet's classes in 64x64 pixels, some images grey."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedlab_runner.data import Data
+from fedlab_runner.errors import UserError
+from fedlab_runner.server import ServerData
+from fedlab_runner.server_data import _images
+
+FOLDER = "tiny-imagenet-200"
+
+
+@dataclass(frozen=True)
+class TinyImageNet:
+    """The images of one `split` in root/tiny-imagenet-200, of all classes or of `classes` (wnids), at most
+    `max_images` of them drawn uniformly.
+
+    Training images are in train/<wnid>/images; validation images in val/images, with their wnids in
+    val/val_annotations.txt. The order of wnids.txt numbers the classes.
+    """
+
+    root: str
+    split: str
+    classes: list[str] | None
+    max_images: int | None
+
+    def __post_init__(self) -> None:
+        if self.split not in ("train", "val"):
+            raise ValueError(f"split must be train or val, got {self.split}")
+        _images.check_max_images(self.max_images)
+        if self.classes is not None and len(set(self.classes)) < max(2, len(self.classes)):
+            raise ValueError(f"classes must be null or two different wnids at least, got {self.classes}")
+
+    def reserve(self, data: Data, seed: int) -> tuple[ServerData, Data]:
+        root = Path(self.root).expanduser() / FOLDER
+        known = self._read(root / "wnids.txt").split()
+        if missing := [name for name in self.classes or () if name not in known]:
+            raise UserError(f"server_data.classes must be wnids of {root / 'wnids.txt'}, which has no {missing[0]}")
+        labels = {name: label for label, name in enumerate(self.classes or known)}
+        files = [(path, labels[wnid]) for path, wnid in self._images(root) if wnid in labels]
+        return _images.read(files, len(labels), self.max_images, root / self.split, data, seed), data
+
+    def _images(self, root: Path) -> list[tuple[Path, str]]:
+        if self.split == "train":
+            folders = sorted(root.glob("train/*/images"))
+            return [(path, folder.parent.name) for folder in folders for path in _images.images_in(folder)]
+        table = self._read(root / "val" / "val_annotations.txt").splitlines()
+        rows = sorted(tuple(line.split("\t")[:2]) for line in table if line.strip())
+        if bad := [row for row in rows if len(row) < 2]:
+            raise UserError(f"server_data: {root}/val/val_annotations.txt has the line {bad[0][0]!r} without a wnid")
+        return [(root / "val" / "images" / name, wnid) for name, wnid in rows]
+
+    def _read(self, path: Path) -> str:
+        try:
+            return path.read_text()
+        except (OSError, ValueError) as error:
+            where = "server_data.root (environment FEDLAB_DATA)"
+            raise UserError(f"{path} cannot be read; set {where} to a folder with {FOLDER}/ in it") from error

@@ -1,0 +1,40 @@
+"""Another data set as out-of-domain data."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fedlab_runner.data import Data
+from fedlab_runner.errors import UserError
+from fedlab_runner.server import ServerData
+from fedlab_runner.server_data import _images
+
+
+@dataclass(frozen=True)
+class OtherDataset:
+    """One `part` (train, test) of any data set of the group `dataset`, at most `max_images` of it drawn uniformly."""
+
+    dataset: Any
+    part: str
+    max_images: int | None
+
+    def __post_init__(self) -> None:
+        if self.part not in ("train", "test"):
+            raise ValueError(f"part must be train or test, got {self.part}")
+        _images.check_max_images(self.max_images)
+
+    def reserve(self, data: Data, seed: int) -> tuple[ServerData, Data]:
+        channels, height, width = _images.shape_of(data)
+        if height != width:
+            raise UserError(f"server_data: other data sets give square images, but the clients' are {height}x{width}")
+        try:
+            other: Data = self.dataset.load(seed).fit(channels, height)
+        except UserError as error:
+            raise UserError(f"server_data: {error}") from error
+        examples = other.train if self.part == "train" else other.test
+        chosen = torch.from_numpy(_images.capped(len(examples.targets), self.max_images, seed))
+        targets = examples.targets[chosen]
+        if torch.bincount(targets).count_nonzero() < 2:
+            raise ValueError(f"dataset must have examples of two classes at least, got {len(targets)} of a single one")
+        return ServerData(examples.inputs[chosen], targets, len(other.class_names), in_domain=False), data

@@ -1,0 +1,137 @@
+"""Published settings: each runs, its sweep asks for what exists, and together they cover the paper's numbers."""
+
+import itertools
+import math
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from composed import composed
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from fedlab_runner import runner
+from fedlab_runner.config import build, conf_dir, register_resolvers
+from fedlab_runner.runner import run_in
+
+CONF = conf_dir()
+EXPERIMENTS = sorted(
+    str(path.relative_to(CONF / "experiment").with_suffix("")) for path in (CONF / "experiment").rglob("*.yaml")
+)
+TABLES = sorted(path.relative_to(CONF / "paper") for path in (CONF / "paper").rglob("*.yaml"))
+CHOICES = ("algorithm", "dataset", "model", "server_data", "partition", "delay")
+TINY = ("num_clients=12", "participation.cohort_size=3", "local.epochs=1", "rounds=1", "logger=none", "device=cpu")
+
+
+@cache
+def with_hydra(experiment: str) -> DictConfig:
+    register_resolvers()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose("train", [f"experiment={experiment}"], return_hydra_config=True)
+
+
+def grid(experiment: str) -> dict[str, list[str]]:
+    """The values of each key of the sweep."""
+    params = with_hydra(experiment).hydra.sweeper.params or {}
+    return {str(key): str(value).split(",") for key, value in params.items()}
+
+
+def without_files(cfg: DictConfig) -> DictConfig:
+    """The same with a data set, server data and a model that need no files and no time."""
+
+    def load(choice: str, **changes: Any) -> DictConfig:
+        return OmegaConf.merge(OmegaConf.load(CONF / f"{choice}.yaml"), changes)
+
+    with open_dict(cfg):
+        cfg.dataset = load("dataset/synthetic", num_users=12)
+        cfg.model = load("model/logistic")
+        if "max_images" in cfg.server_data:
+            target = "fedlab_runner.server_data.torchvision.OtherDataset"
+            other = load("dataset/synthetic", num_classes=7, num_train=60)
+            cfg.server_data = {"_target_": target, "dataset": other, "part": "train", "max_images": 50}
+        elif "size" in cfg.server_data:
+            cfg.server_data.size = 50
+    return cfg
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_experiment_runs_a_round(experiment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "plot_partition", lambda *_: None)
+    monkeypatch.setattr(runner, "plot_curves", lambda *_: None)
+    monkeypatch.setattr(runner, "plot_staleness", lambda *_: False)
+    objective = run_in(tmp_path, without_files(composed(f"experiment={experiment}", *TINY, small=False)))
+    assert 0 <= objective <= 1
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_value_of_a_sweep_builds(experiment: str) -> None:
+    """The first values of all keys together, then the second ones, until each was there."""
+    params = {key: values for key, values in grid(experiment).items() if key != "seed"}
+    for i in range(max(map(len, params.values()), default=0)):
+        job = [f"{key}={values[i % len(values)]}" for key, values in params.items()]
+        build(composed(f"experiment={experiment}", *job, small=False))
+
+
+def jobs(experiment: str) -> Iterator[dict[str, str]]:
+    """What the jobs of a sweep choose, group by group, and the values that they set; without the seeds."""
+    cfg, params = with_hydra(experiment), grid(experiment)
+    params.pop("seed", None)
+    common = {group: str(cfg.hydra.runtime.choices[group]) for group in CHOICES}
+    common |= {
+        key: str(value)
+        for key in ("partition.alpha", "delay.std", "label_noise")
+        if (value := OmegaConf.select(cfg, key)) is not None
+    }
+    for values in itertools.product(*params.values()):
+        yield {**common, **dict(zip(params, values, strict=True)), "experiment": experiment}
+
+
+def fits(job: dict[str, str], wanted: dict[str, Any]) -> bool:
+    for key, value in wanted.items():
+        have = job.get(key)
+        if value == "out_of_domain":
+            if have != "tiny_imagenet":
+                return False
+        elif isinstance(value, int | float):
+            if have is None or not math.isclose(float(have), value):
+                return False
+        elif value != "any" and key != "metric" and have != value:
+            return False
+    return True
+
+
+@pytest.mark.parametrize("table", TABLES, ids=str)
+def test_the_papers_numbers_are_whole_and_each_has_its_run(table: Path) -> None:
+    """One number for each row and column, and exactly one job (over the seeds) of the experiments of that name."""
+    paper = OmegaConf.to_container(OmegaConf.load(CONF / "paper" / table))
+    names = [name for name in EXPERIMENTS if name.partition("_")[0] == str(table.with_suffix(""))]
+    runs = [job for name in names for job in jobs(name)]
+    assert set(paper) == {"unit", "columns", "rows"} and len({row["name"] for row in paper["rows"]}) == len(
+        paper["rows"]
+    )
+    for row in paper["rows"]:
+        for kind in ("mean", "std") if "std" in row else ("mean",):
+            assert len(row[kind]) == len(paper["columns"])
+            assert all(value is None or value >= 0 for value in row[kind])
+        for column in paper["columns"]:
+            found = [job for job in runs if fits(job, {**column, **row["choice"]})]
+            assert len(found) == 1, (row["name"], column, found)
+
+
+def test_the_papers_tables_are_there() -> None:
+    assert {f"feddle/table{number}.yaml" for number in range(1, 9)} <= {str(table) for table in TABLES}
+    figures = {f"feddle/fig{number}" for number in (2, *range(5, 14))}
+    assert figures | {f"feddle/table{number}" for number in range(1, 9)} <= set(EXPERIMENTS)
+
+
+def test_a_key_on_the_command_line_takes_the_place_of_its_grid() -> None:
+    """As the experiments' comments say: Hydra's sweeper lets the later of two overrides of one key win."""
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    params = [f"{key}={','.join(values)}" for key, values in grid("feddle/table7").items()]
+    parsed = OverridesParser.create().parse_overrides([*params, "seed=0", "dataset=fashion_mnist"])
+    (batch,) = BasicSweeper.split_arguments(parsed, None)
+    assert len(batch) == 9 * 2 * 2 and all("seed=0" in job and "dataset=fashion_mnist" in job for job in batch)

@@ -1,0 +1,384 @@
+"""Server data: what is reserved, what is read from disk, what is refused, and the minibatches that come of it."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from composed import composed
+from PIL import Image
+from torchvision_files import write_mnist
+from toy import federation, local, mlp, normed, server_data, task
+
+from fedlab_runner.data import Data, Examples
+from fedlab_runner.datasets.fashion_mnist import FashionMNIST
+from fedlab_runner.errors import UserError
+from fedlab_runner.runner import prepare, run_in
+from fedlab_runner.server import ServerData, server_batches, server_steps, train_as_client, train_on_server
+from fedlab_runner.server_data.image_folder import ImageFolder
+from fedlab_runner.server_data.in_domain import InDomain
+from fedlab_runner.server_data.none import NoServerData
+from fedlab_runner.server_data.tiny_imagenet import TinyImageNet
+from fedlab_runner.server_data.torchvision import OtherDataset
+
+RNG = np.random.default_rng(3)
+
+
+def images(n: int, channels: int = 3, size: int = 8) -> Examples:
+    targets = torch.arange(n) % 4
+    inputs = torch.from_numpy(RNG.integers(0, 256, (n, channels, size, size)).astype(np.uint8))
+    return Examples(inputs, targets, targets, torch.arange(n))
+
+
+def clients(channels: int = 3, size: int = 8, n: int = 40) -> Data:
+    return Data(images(n, channels, size), images(n, channels, size), ("a", "b", "c", "d"), (0.5,), (0.5,))
+
+
+def save(path: Path, array: np.ndarray, mode: str = "RGB") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(array, mode=None).convert(mode).save(path, quality=100, subsampling=0)
+
+
+def flat(colour: tuple[int, int, int], width: int = 64, height: int = 64) -> np.ndarray:
+    return np.full((height, width, 3), colour, np.uint8)
+
+
+def image_folder(root: Path, per_class: int = 5) -> Path:
+    """ImageNet's layout: class k is of one colour, photographs are of many sizes, some grey."""
+    for k, wnid in enumerate(("n02", "n01", "n03")):
+        for i in range(per_class):
+            save(
+                root / wnid / f"{wnid}_{i}.JPEG",
+                flat((80 * k, 80 * k, 80 * k), 50 + 7 * i, 40),
+                "L" if i == 1 else "RGB",
+            )
+        (root / wnid / "notes.txt").write_text("not an image")
+    return root
+
+
+def tiny_imagenet(root: Path) -> Path:
+    folder = root / "tiny-imagenet-200"
+    wnids = ["n30", "n10", "n20"]
+    for i in range(9):
+        value = 100 * (i % 3)
+        save(folder / "val" / "images" / f"val_{i}.JPEG", flat((value, value, value)), "L" if i < 3 else "RGB")
+        save(folder / "train" / wnids[i % 3] / "images" / f"{wnids[i % 3]}_{i}.JPEG", flat((value, 0, 0)))
+    lines = [f"val_{i}.JPEG\t{wnids[i % 3]}\t0\t32\t44\t62\n" for i in range(9)]
+    (folder / "val" / "val_annotations.txt").write_text("".join(lines))
+    (folder / "wnids.txt").write_text("\n".join(wnids))
+    return root
+
+
+def reserved(component: Any, data: Data, seed: int = 0) -> tuple[ServerData, Data]:
+    mine, rest = component.reserve(data, seed)
+    assert mine is not None
+    return mine, rest
+
+
+# In-domain.
+
+
+def test_none_leaves_everything() -> None:
+    data = clients()
+    assert NoServerData().reserve(data, 0) == (None, data)
+
+
+def test_in_domain_examples_leave_the_test_set_and_only_it() -> None:
+    data = clients()
+    mine, rest = reserved(InDomain(15), data)
+    assert (len(mine), len(rest.test.targets), mine.num_classes, mine.in_domain) == (15, 25, 4, True)
+    rows = [*mine.inputs.flatten(1).tolist(), *rest.test.inputs.flatten(1).tolist()]
+    assert sorted(rows) == sorted(data.test.inputs.flatten(1).tolist()), "a disjoint exact cover"
+    assert rest.test.users is not None and len(rest.test.users) == len(rest.test.strata) == 25
+    assert rest.train is data.train
+    where = {tuple(x): int(y) for x, y in zip(data.test.inputs.flatten(1).tolist(), data.test.targets, strict=True)}
+    assert [where[tuple(x)] for x in mine.inputs.flatten(1).tolist()] == mine.targets.tolist()
+
+
+def test_in_domain_examples_are_a_function_of_the_seed() -> None:
+    data = clients()
+    one, again, other = (reserved(InDomain(15), data, seed)[0].inputs for seed in (1, 1, 2))
+    assert torch.equal(one, again) and not torch.equal(one, other)
+
+
+@pytest.mark.parametrize("size", [0, -3])
+def test_in_domain_of_no_examples_is_refused(size: int) -> None:
+    with pytest.raises(ValueError, match=rf"^size must be >= 1, got {size}$"):
+        InDomain(size)
+
+
+@pytest.mark.parametrize(("size", "message"), [(40, "less than the test set's 40"), (1, "two classes at least, got 1")])
+def test_in_domain_that_the_test_set_cannot_give_is_refused(size: int, message: str) -> None:
+    with pytest.raises(ValueError, match=rf"^size must .*{message}"):
+        InDomain(size).reserve(clients(), 0)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedft"])
+def test_every_algorithm_is_tested_on_what_the_server_left(name: str) -> None:
+    whole = prepare(build("algorithm=fedavg")).simulation
+    left = prepare(build(f"algorithm={name}", "server_data=in_domain", "server_data.size=60")).simulation
+    assert len(left.test.targets) == len(whole.test.targets) - 60
+    assert left.fed.server_data is not None and len(left.fed.server_data) == 60
+
+
+def build(*overrides: str) -> Any:
+    from fedlab_runner import config
+
+    return config.build(composed(*overrides))
+
+
+# Out-of-domain.
+
+
+def test_an_image_folder_is_read_to_the_clients_shape(tmp_path: Path) -> None:
+    root = image_folder(tmp_path)
+    mine, rest = reserved(ImageFolder(str(root), None, None), clients(3, 8))
+    assert mine.inputs.shape == (15, 3, 8, 8) and mine.inputs.dtype == torch.uint8
+    assert (mine.num_classes, mine.in_domain, len(rest.test.targets)) == (3, False, 40)
+    # classes by name: n01 was written with colour 80, n02 with 0, n03 with 160
+    for label, value in enumerate((80, 0, 160)):
+        assert (mine.inputs[mine.targets == label].float() - value).abs().max() <= 2
+    grey, _ = reserved(ImageFolder(str(root), None, None), clients(1, 12))
+    assert grey.inputs.shape == (15, 1, 12, 12)
+
+
+def test_images_are_resized_as_a_whole_with_antialiasing(tmp_path: Path) -> None:
+    halves = np.concatenate([flat((0, 0, 0), 32, 40), flat((255, 255, 255), 32, 40)], axis=1)
+    stripes = np.tile(np.array([[0], [255]], np.uint8).repeat(64, 1)[..., None].repeat(3, 2), (20, 1, 1))
+    for name, array in (("a/x.png", halves), ("b/x.png", stripes)):
+        save_png(tmp_path / name, array)
+    mine, _ = reserved(ImageFolder(str(tmp_path), None, None), clients(3, 8))
+    assert mine.inputs[0, :, :, :3].max() == 0 and mine.inputs[0, :, :, 5:].min() == 255
+    assert (mine.inputs[1].float() - 127.5).abs().max() < 16, "fine stripes become grey"
+
+
+def save_png(path: Path, array: np.ndarray) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(array).save(path)
+
+
+def test_classes_and_a_cap_choose_images_by_seed(tmp_path: Path) -> None:
+    root = str(image_folder(tmp_path, 20))
+    mine, _ = reserved(ImageFolder(root, ["n03", "n01"], None), clients())
+    assert mine.num_classes == 2 and (mine.inputs[mine.targets == 0].float() - 160).abs().max() <= 2
+    drawn = [reserved(ImageFolder(root, None, 30), clients(), seed)[0].targets for seed in (0, 0, 1)]
+    assert len(drawn[0]) == 30 and torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
+
+
+@pytest.mark.parametrize("split", ["val", "train"])
+def test_tiny_imagenet_is_read_in_its_two_layouts(split: str, tmp_path: Path) -> None:
+    mine, _ = reserved(TinyImageNet(str(tiny_imagenet(tmp_path)), split, None, None), clients(3, 8))
+    assert (mine.inputs.shape, mine.num_classes, mine.in_domain) == ((9, 3, 8, 8), 3, False)
+    for label in range(3):  # the order of wnids.txt, not the alphabet's
+        assert (mine.inputs[mine.targets == label, 0].float() - 100 * label).abs().max() <= 3
+    some, _ = reserved(TinyImageNet(str(tmp_path), split, ["n20", "n30"], None), clients(3, 8))
+    assert some.num_classes == 2 and (some.inputs[some.targets == 0, 0].float() - 200).abs().max() <= 3
+
+
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_another_data_set_serves_as_out_of_domain_data(part: str, tmp_path: Path, monkeypatch: Any) -> None:
+    arrays = write_mnist(tmp_path, "FashionMNIST", monkeypatch)
+    other = FashionMNIST(str(tmp_path), False, [0.3], [0.3])
+    mine, _ = reserved(OtherDataset(other, part, None), clients(3, 28))
+    prefix = "train" if part == "train" else "t10k"
+    assert np.array_equal(mine.inputs[:, 1].numpy(), arrays[f"{prefix}-images-idx3-ubyte"])
+    assert (mine.num_classes, mine.in_domain) == (10, False)
+    assert len(reserved(OtherDataset(other, part, 7), clients(1, 16))[0]) == 7
+
+
+@pytest.mark.parametrize(
+    ("component", "message"),
+    [
+        (lambda root: ImageFolder(str(root / "nowhere"), None, None), r"server_data\.root .*nowhere.* does not exist"),
+        (lambda root: ImageFolder(str(root), ["n01", "n09"], None), r"server_data\.classes .*has no n09"),
+        (lambda root: ImageFolder(str(root / "empty"), None, None), r"server_data: no images in .*empty"),
+        (lambda root: ImageFolder(str(root / "single"), None, None), r"server_data: all 2 images .*one class"),
+        (lambda root: ImageFolder(str(root / "broken"), None, None), r"server_data: .*x\.JPEG is not an image"),
+        (lambda root: TinyImageNet(str(root), "val", None, None), r"wnids\.txt cannot be read; set server_data\.root"),
+        (lambda root: TinyImageNet(str(root / "tiny"), "val", ["n10", "n11"], None), r"which has no n11"),
+    ],
+)
+def test_bad_images_are_one_line(component: Any, message: str, tmp_path: Path) -> None:
+    image_folder(tmp_path)
+    tiny_imagenet(tmp_path / "tiny")
+    (tmp_path / "empty" / "a").mkdir(parents=True)
+    for name in ("single/a/x.JPEG", "single/a/y.JPEG"):
+        save(tmp_path / name, flat((9, 9, 9)))
+    (tmp_path / "single" / "b").mkdir()
+    for name in ("broken/a/x.JPEG", "broken/b/x.JPEG"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_bytes(b"GIF of a cat")
+    with pytest.raises(UserError, match=message) as error:
+        component(tmp_path).reserve(clients(), 0)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("channels", "what"), [(2, "2 channels"), (None, "vectors of features")])
+def test_clients_without_such_images_are_refused(channels: int | None, what: str, tmp_path: Path) -> None:
+    data = clients(channels or 1)
+    if channels is None:
+        train = data.train._replace(inputs=torch.zeros(40, 6))
+        data = Data(train, train, data.class_names, None, None)
+    for component in (ImageFolder(str(image_folder(tmp_path)), None, None), OtherDataset(None, "train", None)):
+        with pytest.raises(UserError, match=rf"server_data: .*has .*{what}"):
+            component.reserve(data, 0)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ImageFolder("r", None, 1), "max_images must be >= 2 or null, got 1"),
+        (lambda: ImageFolder("r", ["a"], None), "classes must be null or two"),
+        (lambda: TinyImageNet("r", "test", None, None), "split must be train or val, got test"),
+        (lambda: TinyImageNet("r", "val", ["a", "a"], None), "classes must be null or two"),
+        (lambda: OtherDataset(None, "val", None), "part must be train or test, got val"),
+    ],
+)
+def test_bad_fields_name_themselves(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        make()
+
+
+# Through the entry: one line before anything is trained or written.
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["algorithm=feddle"], r"^algorithm=feddle needs examples on the server: add server_data=in_domain \("),
+        (["algorithm=feddf"], r"^algorithm=feddf needs examples on the server: add server_data=in_domain \("),
+        (["algorithm=fedft"], r"^algorithm=fedft needs examples on the server: add server_data=in_domain$"),
+        (["algorithm=hfcl"], r"^algorithm=hfcl needs examples on the server: add server_data=in_domain$"),
+        (["algorithm=center"], r"^algorithm=center needs examples on the server: add server_data=in_domain$"),
+        (["server_data=in_domain"], r"^server_data\.size must be less than the test set's 359 examples, got 1000$"),
+        (["server_data=in_domain", "server_data.size=0"], r"^server_data\.size must be >= 1, got 0$"),
+        (["algorithm=feddle", "algorithm.atlas_size=0"], r"^algorithm\.atlas_size must be >= 1 or null, got 0$"),
+        (["server_data=tiny_imagenet", "server_data.root=/nowhere"], r"^/nowhere/tiny-imagenet-200/wnids\.txt cannot"),
+        (["server_data=image_folder"], r"^server_data\.root is missing"),
+        (
+            ["algorithm=fedft", "server_data=torchvision", "dataset@server_data.dataset=digits"],
+            r"^algorithm=fedft trains on the clients' own classes: use server_data=in_domain$",
+        ),
+        (
+            ["server_data=torchvision", "server_data.dataset.root=/nowhere"],
+            r"^server_data: /nowhere/cifar-10-batches-py/",
+        ),
+        (
+            [
+                "dataset=synthetic",
+                "dataset.features=6",
+                "server_data=torchvision",
+                "dataset@server_data.dataset=digits",
+            ],
+            r"^server_data: .*vectors of features",
+        ),
+    ],
+)
+def test_what_is_wrong_is_one_line_before_training(overrides: list[str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        run_in(tmp_path, composed(*overrides))
+    assert "\n" not in str(error.value) and not (tmp_path / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize("algorithm", ["feddle", "feddf"])
+def test_out_of_domain_data_of_another_set_run(algorithm: str, tmp_path: Path) -> None:
+    overrides = ["server_data=torchvision", "dataset@server_data.dataset=synthetic", "server_data.max_images=50"]
+    model = ["model=cnn_small", "rounds=2", "algorithm.epochs=1"]
+    assert 0 <= run_in(tmp_path, composed(f"algorithm={algorithm}", *overrides, *model)) <= 1
+
+
+# Minibatches and training.
+
+
+def test_batches_cover_the_data_once_an_epoch_in_another_order() -> None:
+    fed = federation(server=server_data(20))
+    assert fed.server_data is not None
+    batches = list(fed.server_batches(2, 8))
+    assert [len(b.mask) for b in batches] == [8, 8, 4, 8, 8, 4] and all(bool(b.mask.all()) for b in batches)
+    epochs = [torch.cat([b.inputs for b in part]) for part in (batches[:3], batches[3:])]
+    for epoch in epochs:
+        assert sorted(epoch.tolist()) == sorted(fed.server_data.inputs.tolist())
+    assert not torch.equal(*epochs)
+
+
+def test_batches_are_a_function_of_seed_round_and_stage() -> None:
+    def first(seed: int, round: int, stage: int) -> torch.Tensor:
+        fed = federation(seed=seed)
+        fed.begin(round, 1.0)
+        return next(server_batches(fed, 1, 64, stage=stage)).inputs
+
+    base = first(0, 0, 0)
+    assert torch.equal(base, first(0, 0, 0))
+    assert not any(torch.equal(base, first(*key)) for key in ((1, 0, 0), (0, 1, 0), (0, 0, 1)))
+
+
+@pytest.mark.parametrize(
+    ("n", "epochs", "cap"), [(20, 3, None), (20, 3, 4), (17, 2, None), (1, 2, None), (20, 0, None)]
+)
+@pytest.mark.parametrize("norm", [False, True])
+def test_steps_are_counted_as_they_come(n: int, epochs: int, cap: int | None, norm: bool) -> None:
+    fed = federation(server=server_data(n), **({"build": normed} if norm else {}))
+    batches = list(fed.server_batches(epochs, 8, cap))
+    assert len(batches) == server_steps(fed, epochs, 8, cap) <= (99 if cap is None else cap)
+    if norm and n == 17:
+        assert [len(b.mask) for b in batches] == [8, 8] * 2, "batch norm cannot be trained with a single example"
+        assert len(list(fed.server_batches(1, 8, training=False))) == 3
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_training_is_that_of_torch(norm: bool) -> None:
+    fed = federation(server=server_data(21), **({"build": normed} if norm else {}))
+    x = fed.task.init(0)
+    trained = train_on_server(fed, x, fed.server_batches(3, 8), 0.01)
+    module = task(normed if norm else mlp).module
+    module.load_state_dict(fed.task.state_dict(x), strict=False)
+    optimizer = torch.optim.Adam(module.parameters(), lr=0.01)
+    module.train()
+    for batch in fed.server_batches(3, 8):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(module(batch.inputs), batch.targets).backward()
+        optimizer.step()
+    # the bias before batch norm has a gradient of rounding errors only, and Adam makes steps of them
+    torch.testing.assert_close(trained.model, fed.task.vector(module), rtol=0, atol=1e-8 if norm else 1e-12)
+
+
+def test_training_goes_on_where_it_stopped() -> None:
+    fed = federation(server=server_data(24))
+    x, batches = fed.task.init(0), list(fed.server_batches(2, 8))
+    whole = train_on_server(fed, x, batches, 0.01)
+    half = train_on_server(fed, x, batches[:4], 0.01)
+    rest = train_on_server(fed, half.model, batches[4:], 0.01, slots=half.slots, first_step=4)
+    assert torch.equal(rest.model, whole.model)
+
+
+def test_the_server_as_a_client_trains_as_clients_do() -> None:
+    """SGD with momentum on the server's examples, written out."""
+    training = local(momentum=0.5, epochs=3, batch_size=30)
+    fed = federation(server=server_data(30), training=training)
+    fed.begin(2, 0.5)
+    x = fed.task.init(0)
+    module = fed.task.module
+    y = train_as_client(fed, x)
+    module.load_state_dict(fed.task.state_dict(x))
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.5)
+    assert fed.server_data is not None
+    for _ in range(3):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(module(fed.server_data.inputs), fed.server_data.targets).backward()
+        optimizer.step()
+    torch.testing.assert_close(y, fed.task.vector(module), rtol=0, atol=1e-12)
+
+
+def test_server_work_is_counted() -> None:
+    """The toy's matrices have 5 x 6 + 6 x 3 entries; the first layer needs no gradient of its inputs."""
+    fed = federation(server=server_data(21))
+    fed.begin(0, 1.0)
+    x = fed.task.init(0)
+    counted = fed.task.flops(next(fed.server_batches(1, 8)).inputs)
+    assert counted == (2 * 48, 2 * 48 + 2 * 48 + 2 * 18)
+    train_on_server(fed, x, fed.server_batches(2, 8), 0.01)
+    assert fed.collect()["cost/server_gflops"] == pytest.approx(42 * counted.step / 1e9)
+    before = fed.collect()["cost/server_gflops"]
+    train_as_client(fed, x)
+    assert fed.collect()["cost/server_gflops"] - before == pytest.approx(2 * 21 * counted.step / 1e9)
