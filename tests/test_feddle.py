@@ -9,12 +9,14 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from toy import CLASSES, FEATURES, algorithm, federation, local, mlp, normed, run, server_data
+from toy import CLASSES, FEATURES, algorithm, federation, local, mlp, normed, run, server_data, tensors
 
 from fedlab_runner.algorithms.feddle import Upload
 from fedlab_runner.atlas import Atlas, combine, project
 from fedlab_runner.errors import UserError
+from fedlab_runner.executors.vectorized import Vectorized
 from fedlab_runner.federation import Arrivals
+from fedlab_runner.packing import pack, unpack
 
 CPU = torch.device("cpu")
 LATE: dict[str, Any] = {"sizes": [6, 3, 9, 1, 12, 8, 5, 7, 2, 10], "cohort": 3, "std": 2.0}
@@ -462,3 +464,20 @@ def test_the_search_takes_as_many_steps_as_it_may(max_steps: int | None, steps: 
 def test_bad_fields_name_themselves(overrides: dict[str, Any], message: str) -> None:
     with pytest.raises(Exception, match=message):
         feddle(**overrides)
+
+
+def test_out_of_domain_runs_go_on_bit_for_bit_and_in_either_executor() -> None:
+    """The common checks, which use in-domain data, once more."""
+    kinds = LATE | {"server": server_data(30, num_classes=4)}
+    whole_fed, fed = federation(**kinds), federation(**kinds)
+    whole = run(feddle(epochs=2), whole_fed, 4)
+    saved = pack({"state": whole, "fed": whole_fed.state_dict()})
+    whole = run(feddle(epochs=2), whole_fed, 4, first=4, state=whole)
+    fed.load_state_dict(saved["fed"])
+    state = unpack(saved["state"], like=feddle().init(fed))
+    again = run(feddle(epochs=2), fed, 4, first=4, state=state)
+    vectorised = run(feddle(epochs=2), federation(**kinds, executor=Vectorized(2, compile=False)), 8)
+    assert tensors(whole)[-1].shape == (4 * 7,)
+    for a, b, c in zip(*map(tensors, (whole, again, vectorised)), strict=True):
+        assert torch.equal(a, b)
+        close(a.double(), c.double(), 1e-8)
