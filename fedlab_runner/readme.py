@@ -48,6 +48,7 @@ def settings() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "algorithms": algorithms,
     "datasets": lambda: choices("dataset", origin=True),
+    "server_data": lambda: choices("server_data"),
     "partitions": lambda: choices("partition", origin=True),
     "delays": lambda: choices("delay"),
     "models": lambda: choices("model", origin=True),

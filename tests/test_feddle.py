@@ -423,10 +423,12 @@ def test_a_classifier_without_bias_has_a_head_without_bias() -> None:
     assert state.head.shape == (24,) and state.head.abs().sum() > 0
 
 
-def test_out_of_domain_needs_a_linear_classifier() -> None:
-    build = lambda: nn.Sequential(nn.Linear(FEATURES, 6), nn.Tanh(), nn.Linear(6, 4), nn.LogSoftmax(1))  # noqa: E731
-    with pytest.raises(UserError, match="ends in a linear classifier"):
-        feddle().init(federation(build=build, server=server_data(30, num_classes=4)))
+@pytest.mark.parametrize(
+    "last", [[nn.Linear(FEATURES, 6), nn.Linear(6, 4), nn.LogSoftmax(1)], [nn.Linear(FEATURES, 3)]]
+)
+def test_out_of_domain_needs_a_body_and_a_linear_classifier(last: list[nn.Module]) -> None:
+    with pytest.raises(UserError, match="a body before a linear classifier"):
+        feddle().init(federation(build=lambda: nn.Sequential(*last), server=server_data(30, num_classes=4)))
 
 
 # Steps, costs and switches.

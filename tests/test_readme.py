@@ -130,6 +130,13 @@ def test_every_component_can_be_found_on_the_page(path: Path) -> None:
     assert f"`{path.stem}`" in words or f"`{group}={path.stem}`" in words or f"`{group}." in words
 
 
+SYNTHETIC = (
+    "dataset@server_data.dataset=synthetic",
+    "server_data.dataset.num_train=60",
+    "server_data.dataset.num_test=20",
+)
+
+
 @pytest.fixture(scope="module")
 def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """Every key that some run writes."""
@@ -137,10 +144,12 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     with pytest.MonkeyPatch.context() as patch:  # drawing takes longer than all else
         for name in ("plot_partition", "plot_curves", "plot_staleness"):
             patch.setattr(runner, name, lambda *_: False)
-        for name in ALGORITHMS:
-            folder = tmp_path_factory.mktemp(name)
+        mine, others = ("server_data=in_domain", "server_data.size=50"), ("server_data=torchvision", *SYNTHETIC)
+        runs = [(f"algorithm={name}", *mine) for name in ALGORITHMS] + [("algorithm=feddle", "model=mlp", *others)]
+        for overrides in runs:
+            folder = tmp_path_factory.mktemp("run")
             evaluated = ("evaluation.per_class=true", "evaluation.clients=true")
-            runner.run_in(folder, composed(f"algorithm={name}", "rounds=3", *evaluated))
+            runner.run_in(folder, composed("rounds=3", *overrides, *evaluated))
             for file in ("metrics.jsonl", "timings.jsonl"):
                 for line in (folder / file).read_text().splitlines():
                     keys |= json.loads(line).keys()

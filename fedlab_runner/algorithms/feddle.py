@@ -84,8 +84,13 @@ class Feddle(ServerAlgorithm[State, Upload]):
         check_server_training(self.lr, self.epochs, self.batch_size, self.max_steps)
 
     def check(self, fed: Federation) -> None:
-        if not require_server_data(self, fed).in_domain and fed.task.classifier is None:
-            raise UserError("algorithm=feddle on out-of-domain data needs a model that ends in a linear classifier")
+        layer, task = fed.task.classifier, fed.task
+        if require_server_data(self, fed).in_domain:
+            return
+        if layer is None or bool(task.segments(layer.name)[: task.num_params].all()):
+            raise UserError(
+                "algorithm=feddle on out-of-domain data needs a model with a body before a linear classifier"
+            )
 
     def init(self, fed: Federation) -> State:
         self.check(fed)
