@@ -46,7 +46,7 @@ def without_files(cfg: DictConfig) -> DictConfig:
 
     with open_dict(cfg):
         cfg.dataset = load("dataset/synthetic", num_users=12)
-        cfg.model = load("model/logistic")
+        cfg.model = load("model/mlp")
         if "max_images" in cfg.server_data:
             target = "fedlab_runner.server_data.torchvision.OtherDataset"
             other = load("dataset/synthetic", num_classes=7, num_train=60)
