@@ -1,11 +1,13 @@
 """Labelled examples in memory, as every data set of the runner gives them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from fedlab_runner.rng import Purpose, generator
 
 LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, the grey that Pillow's convert("L") gives
 CHUNK_BYTES = 2**26  # of the images converted at a time, so that only the result is large
@@ -34,6 +36,14 @@ class Data:
     class_names: tuple[str, ...]
     mean: tuple[float, ...] | None  # per channel, of inputs / 255; None for features
     std: tuple[float, ...] | None
+
+    def hold_out(self, size: int, seed: int) -> tuple[Examples, "Data"]:
+        """The first `size` test examples in an order by key, and the data without them; a larger size has the
+        smaller's.
+        """
+        order = torch.from_numpy(generator(seed, Purpose.SERVER_DATA).permutation(len(self.test.targets)))
+        rest = order[size:].sort().values
+        return self.test.select(order[:size]), replace(self, test=self.test.select(rest))
 
     def fit(self, channels: int | None, image_size: int | None) -> "Data":
         """The same data as a model wants it: images of `channels` and `image_size` pixels square; None keeps what is.

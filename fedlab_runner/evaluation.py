@@ -18,7 +18,8 @@ class Evaluation:
 
     `every` n rounds and after the last one, in batches of `batch_size`; `per_class` adds each class's test accuracy
     and `clients` the spread of the model's accuracy over the clients' own training examples. The objective is
-    `metric` under rule `summary` (max_of_last, mean_of_last over the `last` evaluations, best, last).
+    `metric` under rule `summary` (max_of_last, mean_of_last over the `last` evaluations, best, last). `held_out` test
+    examples are left out, the very ones that in-domain server data would be, so that all methods share a test set.
     """
 
     every: int
@@ -28,11 +29,14 @@ class Evaluation:
     metric: str
     summary: str
     last: int
+    held_out: int
 
     def __post_init__(self) -> None:
         for name in ("every", "batch_size", "last"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        if self.held_out < 0:
+            raise ValueError(f"held_out must be >= 0, got {self.held_out}")
         if self.summary not in RULES:
             raise ValueError(f"summary must be one of {', '.join(RULES)}, got {self.summary}")
 

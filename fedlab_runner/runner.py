@@ -73,7 +73,9 @@ def prepare(components: Components) -> Prepared:
     with _faults("model", c.model):
         data = data.fit(c.model.channels, c.model.image_size)
     with _faults("server_data", c.server_data):
-        server_data, data = c.server_data.reserve(data, c.seed)
+        server_data, rest = c.server_data.reserve(data, c.seed)
+    with _faults("evaluation", c.evaluation):
+        data = _tested(c.evaluation.held_out, data, rest, c.seed)
     with _faults("", c):
         train = add_label_noise(data.train, c.label_noise, len(data.class_names), c.seed)
     with _faults("partition", c.partition):
@@ -105,6 +107,14 @@ def prepare(components: Components) -> Prepared:
     simulation = Simulation(c.algorithm, fed, test, c.evaluation, c.lr_schedule, c.rounds)
     _log.info("%d clients, %s values a model, on %s", population.num_clients, f"{task.size:,}", device)
     return Prepared(simulation, data, split)
+
+
+def _tested(held_out: int, data: Data, rest: Data, seed: int) -> Data:
+    """The data without those test examples that the server has taken, or `held_out` of them if that is more."""
+    size = len(data.test.targets)
+    if held_out >= size:
+        raise ValueError(f"held_out must be less than the test set's {size} examples, got {held_out}")
+    return data.hold_out(held_out, seed)[1] if held_out > size - len(rest.test.targets) else rest
 
 
 def _task(c: Components, data: Data, device: torch.device) -> Task:

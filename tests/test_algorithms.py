@@ -44,7 +44,7 @@ FASTER: dict[str, dict[str, Any]] = {"center": {"lr": 0.02}}
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_it_learns(name: str) -> None:
     fed = federation([20] * 6, cohort=4, std=1.0)
-    evaluation = Evaluation(1, 100, False, False, "test/accuracy", "best", 1)
+    evaluation = Evaluation(1, 100, False, False, "test/accuracy", "best", 1, 0)
 
     def accuracy(state: Any) -> float:
         rows = [fed.population.inputs, fed.population.targets, fed.population.targets, None]

@@ -16,6 +16,7 @@ def evaluation(**changes: object) -> Evaluation:
         "metric": "test/accuracy",
         "summary": "best",
         "last": 5,
+        "held_out": 0,
     }
     return Evaluation(**(fields | changes))  # type: ignore[arg-type]
 
@@ -83,7 +84,9 @@ def test_it_is_due_every_n_rounds_and_at_the_end() -> None:
     assert [r for r in range(26) if evaluation(every=10).due(r, 25)] == [0, 10, 20, 25]
 
 
-@pytest.mark.parametrize("changes", [{"every": 0}, {"batch_size": 0}, {"last": 0}, {"summary": "mean"}])
+@pytest.mark.parametrize(
+    "changes", [{"every": 0}, {"batch_size": 0}, {"last": 0}, {"held_out": -1}, {"summary": "mean"}]
+)
 def test_a_bad_setting_is_refused_by_name(changes: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=f"^{next(iter(changes))} "):
         evaluation(**changes)

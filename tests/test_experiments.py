@@ -47,6 +47,7 @@ def without_files(cfg: DictConfig) -> DictConfig:
     with open_dict(cfg):
         cfg.dataset = load("dataset/synthetic", num_users=12)
         cfg.model = load("model/mlp")
+        cfg.evaluation.held_out = min(cfg.evaluation.held_out, 50)
         if "max_images" in cfg.server_data:
             target = "fedlab_runner.server_data.torchvision.OtherDataset"
             other = load("dataset/synthetic", num_classes=7, num_train=60)

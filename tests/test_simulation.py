@@ -10,7 +10,7 @@ import torch
 from composed import composed, files
 from toy import ALGORITHMS, tensors
 
-from fedlab_runner import runner
+from fedlab_runner import config, runner
 from fedlab_runner.checkpoint import CheckpointStore
 from fedlab_runner.config import fingerprint
 from fedlab_runner.errors import Diverged, Interrupted, UserError
@@ -198,6 +198,23 @@ def test_clients_without_examples_are_left_out(tmp_path: Path, caplog: pytest.Lo
     dropped = len((tmp_path / "dropped" / "partition.csv").read_text().splitlines()) - 1
     run_in(tmp_path / "kept", composed(*overrides, "drop_empty=false"))
     assert dropped < 60 and len((tmp_path / "kept" / "partition.csv").read_text().splitlines()) - 1 == 60
+
+
+def test_methods_with_and_without_server_data_can_share_a_test_set() -> None:
+    """The examples held out are those that in-domain server data takes, and more of them include the fewer."""
+
+    def test_set(*overrides: str) -> set[bytes]:
+        fed = runner.prepare(config.build(composed("dataset=synthetic", *overrides))).simulation
+        return {example.numpy().tobytes() for example in fed.test.inputs}
+
+    whole = test_set()
+    without = test_set("evaluation.held_out=100")
+    assert len(without) == len(whole) - 100 and without < whole
+    assert without == test_set("server_data=in_domain", "server_data.size=100")
+    assert without == test_set("server_data=in_domain", "server_data.size=40", "evaluation.held_out=100")
+    assert test_set("server_data=in_domain", "server_data.size=140", "evaluation.held_out=100") < without
+    with pytest.raises(UserError, match=r"^evaluation\.held_out must be less than the test set's 500"):
+        test_set("evaluation.held_out=500")
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,10 @@
 """A few examples like the clients' own, taken out of the test set (Feddle, appendix D)."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from fedlab_runner.data import Data
-from fedlab_runner.rng import Purpose, generator
 from fedlab_runner.server import ServerData
 
 
@@ -20,14 +19,11 @@ class InDomain:
             raise ValueError(f"size must be >= 1, got {self.size}")
 
     def reserve(self, data: Data, seed: int) -> tuple[ServerData, Data]:
-        test = data.test
-        if self.size >= len(test.targets):
-            raise ValueError(f"size must be less than the test set's {len(test.targets)} examples, got {self.size}")
-        order = torch.from_numpy(generator(seed, Purpose.SERVER_DATA).permutation(len(test.targets)))
-        mine, rest = order[: self.size], order[self.size :].sort().values
-        targets = test.targets[mine]
-        if torch.bincount(targets).count_nonzero() < 2:
+        if self.size >= len(data.test.targets):
+            raise ValueError(
+                f"size must be less than the test set's {len(data.test.targets)} examples, got {self.size}"
+            )
+        mine, rest = data.hold_out(self.size, seed)
+        if torch.bincount(mine.targets).count_nonzero() < 2:
             raise ValueError(f"size must give examples of two classes at least, got {self.size} of a single one")
-        return ServerData(test.inputs[mine], targets, len(data.class_names), True), replace(
-            data, test=test.select(rest)
-        )
+        return ServerData(mine.inputs, mine.targets, len(data.class_names), in_domain=True), rest
