@@ -1,6 +1,7 @@
 """CelebA (Liu et al., ICCV 2015) as LEAF deals it out: photographs by identity, smiling or not. https://leaf.cmu.edu"""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,8 @@ import numpy as np
 import torch
 
 from fedlab_runner.data import Data, Examples
-from fedlab_runner.datasets import _files, _images, _leaf, _statistics
+from fedlab_runner.datasets import _files, _leaf, _statistics
+from fedlab_runner.images import decode
 
 IMAGES = ("data/raw/img_align_celeba", "raw/img_align_celeba", "img_align_celeba")
 LAYOUT = (
@@ -51,7 +53,8 @@ class CelebA:
         return Data(train, test, ("not smiling", "smiling"), tuple(self.mean), tuple(self.std))
 
     def _examples(self, part: _leaf.Samples, folder: Path) -> Examples:
-        images = _images.load([folder / name for name in part.inputs.tolist()], self.image_size, LAYOUT)
+        size = (3, self.image_size, self.image_size)
+        images = decode([folder / name for name in part.inputs.tolist()], size, partial(_files.need, layout=LAYOUT))
         labels, users = torch.from_numpy(part.labels), torch.from_numpy(part.users)
         return Examples(images, labels, labels, users)
 

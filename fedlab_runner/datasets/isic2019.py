@@ -2,13 +2,15 @@
 
 import csv
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from fedlab_runner.data import Data, Examples
-from fedlab_runner.datasets import _files, _images, _statistics
+from fedlab_runner.datasets import _files, _statistics
+from fedlab_runner.images import decode
 from fedlab_runner.rng import Purpose, generator
 
 CLASSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
@@ -52,7 +54,8 @@ class ISIC2019:
     def _examples(self, folder: Path, names: list[str], labels: np.ndarray, part: np.ndarray) -> Examples:
         paths = [folder / f"{names[row]}.jpg" for row in np.flatnonzero(part)]
         targets = torch.from_numpy(labels[part])
-        return Examples(_images.load(paths, self.image_size, LAYOUT), targets, targets, None)
+        size = (3, self.image_size, self.image_size)
+        return Examples(decode(paths, size, partial(_files.need, layout=LAYOUT)), targets, targets, None)
 
 
 def _read_table(path: Path) -> tuple[list[str], np.ndarray]:

@@ -1,8 +1,6 @@
 """Image files as server data: chosen by key, decoded once, in the shape of the clients' images."""
 
-import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +8,11 @@ import torch
 
 from fedlab_runner.data import Data
 from fedlab_runner.errors import UserError
+from fedlab_runner.images import MODES, decode
 from fedlab_runner.rng import Purpose, generator
 from fedlab_runner.server import ServerData
 
 SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".webp")
-MODES = {1: "L", 3: "RGB"}
 
 
 def check_max_images(max_images: int | None) -> None:
@@ -43,11 +41,8 @@ def read(
         raise UserError(f"server_data: no images in {where}")
     if torch.bincount(targets).count_nonzero() < 2:
         raise UserError(f"server_data: all {len(targets)} images from {where} are of one class, two are needed")
-    inputs = np.empty((len(chosen), *size), np.uint8)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for i, pixels in enumerate(pool.map(lambda i: _decode(files[i][0], size), chosen.tolist())):
-            inputs[i] = pixels
-    return ServerData(torch.from_numpy(inputs), targets, num_classes, in_domain=False)
+    inputs = decode([files[i][0] for i in chosen], size, lambda path, what: UserError(f"server_data: {path} {what}"))
+    return ServerData(inputs, targets, num_classes, in_domain=False)
 
 
 def capped(n: int, most: int | None, seed: int) -> np.ndarray:
@@ -65,18 +60,3 @@ def shape_of(data: Data) -> tuple[int, int, int]:
         raise UserError(f"server_data: out-of-domain images have 1 or 3 channels, but the clients' data has {has}")
     channels, height, width = shape
     return channels, height, width
-
-
-def _decode(path: Path, size: tuple[int, int, int]) -> np.ndarray:
-    from PIL import Image
-
-    channels, height, width = size
-    try:
-        with Image.open(path) as file:
-            image = file.convert(MODES[channels])
-    except (OSError, SyntaxError, ValueError) as error:  # what Pillow raises for a damaged file
-        raise UserError(f"server_data: {path} is not an image that can be read") from error
-    if image.size != (width, height):
-        image = image.resize((width, height), Image.Resampling.BILINEAR)
-    pixels = np.asarray(image, np.uint8)
-    return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
