@@ -76,11 +76,15 @@ class Recorder:
         self._console.log(row)
 
     def table(self, name: str, columns: list[str], rows: list[list[Any]]) -> None:
-        """Shows a table in W&B; call it in every session, as W&B's older files of the run are replaced."""
+        """Shows a table in W&B; call it whenever the run is started or continued, as W&B's older files of the run are
+        replaced.
+        """
         self._tracker.table(name, columns, clean(rows))
 
     def image(self, name: str, path: Path) -> None:
-        """Shows a picture in W&B; call it in every session, as W&B's older files of the run are replaced."""
+        """Shows a picture in W&B; call it whenever the run is started or continued, as W&B's older files of the run
+        are replaced.
+        """
         self._tracker.image(name, path)
 
     def sync(self) -> None:

@@ -27,6 +27,7 @@ from fedlab_runner.partition_report import partition_table, plot_partition, writ
 from fedlab_runner.plots import plot_curves, plot_staleness
 from fedlab_runner.population import Population
 from fedlab_runner.recorder import Recorder
+from fedlab_runner.recording.jsonl import decode
 from fedlab_runner.rng import Purpose, generator
 from fedlab_runner.run_id import digest
 from fedlab_runner.simulation import Simulation
@@ -176,7 +177,7 @@ def _finished(folder: Path, name: str, c: Components) -> float | None:
     """
     try:
         summary = json.loads((folder / "summary.json").read_text())
-        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        rows = [decode(line) for line in (folder / "metrics.jsonl").read_bytes().splitlines()]
     except (OSError, ValueError):
         return None
     if summary.get("run_id") != name or summary["rounds"] < c.rounds or len(rows) <= c.rounds:

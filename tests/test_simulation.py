@@ -139,6 +139,14 @@ def test_a_finished_run_is_only_read(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.name != ".lock"}
 
 
+def test_a_finished_run_with_a_number_that_is_not_finite_is_read_too(tmp_path: Path) -> None:
+    first = run_in(tmp_path, composed("rounds=2", EVERY))
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    lines[1] = json.dumps(json.loads(lines[1]) | {"test/loss": None, "test/accuracy": None})
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    assert run_in(tmp_path, composed("rounds=2", EVERY)) == first
+
+
 def test_fewer_rounds_of_a_finished_run_give_what_they_gave(tmp_path: Path) -> None:
     run_in(tmp_path / "long", composed("rounds=6", EVERY))
     run_in(tmp_path / "short", composed("rounds=2", EVERY))

@@ -34,7 +34,7 @@ class Tracker:
         self._commit = commit
         self._folder = _wandb_folder(Path(logger.dir))
         self._run: wandb.Run | None = None
-        self._older: list[Path] = []  # the files that this session's will replace
+        self._older: list[Path] = []  # the files that the new ones will replace
         self._first = 0  # the first round that is to be sent
         self._last = 0
         self._media: dict[str, Any] = {}
