@@ -303,10 +303,20 @@ def test_a_file_system_without_locks_is_a_warning(
     assert "cannot be locked" in caplog.text and "No locks available" in caplog.text
 
 
+FORKING = """
+import os, sys, time
+from pathlib import Path
+from fedlab_runner.checkpoint import RunLock
+with RunLock(Path(sys.argv[1])):
+    if os.fork() == 0:
+        print(os.getpid(), flush=True)  # the worker says so itself: what a fork sets off in it is done by then
+    time.sleep(60)
+"""
+
+
 def test_a_forked_worker_does_not_keep_the_lock_of_a_killed_process(tmp_path: Path) -> None:
-    code = HOLD.replace("print", "import os, time; worker = os.fork()\n    time.sleep(0 if worker else 60); print")
     process = subprocess.Popen(
-        [sys.executable, "-c", code.replace("'held'", "worker"), str(tmp_path)],
+        [sys.executable, "-c", FORKING, str(tmp_path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
