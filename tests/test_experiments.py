@@ -53,7 +53,7 @@ def without_files(cfg: DictConfig) -> DictConfig:
             other = load("dataset/synthetic", num_classes=7, num_train=60)
             cfg.server_data = {"_target_": target, "dataset": other, "part": "train", "max_images": 50}
         elif "size" in cfg.server_data:
-            cfg.server_data.size = 50
+            cfg.server_data.size, cfg.server_data.fraction = 50, None
     return cfg
 
 

@@ -86,7 +86,7 @@ def test_none_leaves_everything() -> None:
 
 def test_in_domain_examples_leave_the_test_set_and_only_it() -> None:
     data = clients()
-    mine, rest = reserved(InDomain(15), data)
+    mine, rest = reserved(InDomain(15, None), data)
     assert (len(mine), len(rest.test.targets), mine.num_classes, mine.in_domain) == (15, 25, 4, True)
     rows = [*mine.inputs.flatten(1).tolist(), *rest.test.inputs.flatten(1).tolist()]
     assert sorted(rows) == sorted(data.test.inputs.flatten(1).tolist()), "a disjoint exact cover"
@@ -98,20 +98,50 @@ def test_in_domain_examples_leave_the_test_set_and_only_it() -> None:
 
 def test_in_domain_examples_are_a_function_of_the_seed() -> None:
     data = clients()
-    one, again, other = (reserved(InDomain(15), data, seed)[0].inputs for seed in (1, 1, 2))
+    one, again, other = (reserved(InDomain(15, None), data, seed)[0].inputs for seed in (1, 1, 2))
     assert torch.equal(one, again) and not torch.equal(one, other)
 
 
-@pytest.mark.parametrize("size", [0, -3])
-def test_in_domain_of_no_examples_is_refused(size: int) -> None:
-    with pytest.raises(ValueError, match=rf"^size must be >= 1, got {size}$"):
-        InDomain(size)
+@pytest.mark.parametrize(
+    ("fraction", "total", "size"), [(None, 10_000, 1000), (None, 4000, 1000), (None, 361, 90), (0.02, 10_000, 200)]
+)
+def test_in_domain_examples_are_a_share_of_the_test_set(fraction: float | None, total: int, size: int) -> None:
+    """Without a number: Feddle's 1000 on every test set of the papers, a quarter of a small one."""
+    mine, rest = reserved(InDomain(None, fraction), clients(1, 2, total))
+    assert (len(mine), len(rest.test.targets)) == (size, total - size)
 
 
-@pytest.mark.parametrize(("size", "message"), [(40, "less than the test set's 40"), (1, "two classes at least, got 1")])
-def test_in_domain_that_the_test_set_cannot_give_is_refused(size: int, message: str) -> None:
-    with pytest.raises(ValueError, match=rf"^size must .*{message}"):
-        InDomain(size).reserve(clients(), 0)
+@pytest.mark.parametrize(
+    ("size", "fraction", "message"),
+    [
+        (0, None, r"size must be >= 1 or null, got 0"),
+        (-3, None, r"size must be >= 1 or null, got -3"),
+        (None, 0.0, r"fraction must be between 0 and 1 or null, got 0\.0"),
+        (None, 1.0, r"fraction must be between 0 and 1 or null, got 1\.0"),
+        (None, -0.1, r"fraction must be between 0 and 1 or null, got -0\.1"),
+        (None, float("nan"), r"fraction must be between 0 and 1 or null, got nan"),
+        (15, 0.5, r"fraction must be null where size is set, got 0\.5 and size 15"),
+    ],
+)
+def test_in_domain_of_no_number_of_examples_is_refused(size: int | None, fraction: float | None, message: str) -> None:
+    with pytest.raises(ValueError, match=rf"^{message}$"):
+        InDomain(size, fraction)
+
+
+@pytest.mark.parametrize(
+    ("size", "fraction", "message"),
+    [
+        (40, None, "size must leave some of the test set's 40 examples, got 40"),
+        (1, None, "size must give examples of two classes at least, got 1: 1 of the test set's 40"),
+        (None, 0.99, r"fraction must leave some of the test set's 40 examples, got 0\.99"),
+        (None, 0.01, r"fraction must give examples of two classes at least, got 0\.01: 0 of the test set's 40"),
+    ],
+)
+def test_in_domain_that_the_test_set_cannot_give_is_refused(
+    size: int | None, fraction: float | None, message: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"^{message}$"):
+        InDomain(size, fraction).reserve(clients(), 0)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedft"])
@@ -251,8 +281,15 @@ def test_bad_fields_name_themselves(make: Any, message: str) -> None:
         (["algorithm=fedft"], r"^algorithm=fedft needs examples on the server: add server_data=in_domain$"),
         (["algorithm=hfcl"], r"^algorithm=hfcl needs examples on the server: add server_data=in_domain$"),
         (["algorithm=center"], r"^algorithm=center needs examples on the server: add server_data=in_domain$"),
-        (["server_data=in_domain"], r"^server_data\.size must be less than the test set's 359 examples, got 1000$"),
-        (["server_data=in_domain", "server_data.size=0"], r"^server_data\.size must be >= 1, got 0$"),
+        (
+            ["server_data=in_domain", "server_data.size=1000"],
+            r"^server_data\.size must leave some of the test set's 359 examples, got 1000$",
+        ),
+        (["server_data=in_domain", "server_data.size=0"], r"^server_data\.size must be >= 1 or null, got 0$"),
+        (
+            ["server_data=in_domain", "server_data.fraction=1"],
+            r"^server_data\.fraction must be between 0 and 1 or null, got 1\.0$",
+        ),
         (["algorithm=feddle", "algorithm.atlas_size=0"], r"^algorithm\.atlas_size must be >= 1 or null, got 0$"),
         (["server_data=tiny_imagenet", "server_data.root=/nowhere"], r"^/nowhere/tiny-imagenet-200/wnids\.txt cannot"),
         (["server_data=image_folder"], r"^server_data\.root is missing"),
