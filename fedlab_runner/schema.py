@@ -72,7 +72,7 @@ def unknown_key(key: str, known: Collection[str]) -> str:
     elif parent and parent not in known and not siblings:
         guess = nearest(key, known)  # the fault is in the first part
     elif not parent:
-        guess = next((name for name in known if name.rpartition(".")[2] == last), None)  # in its right place
+        guess = " or ".join(name for name in known if name.rpartition(".")[2] == last)  # in its right places
     if guess:
         return f"{key} is not a key: did you mean {guess}?"
     return f"{key} is not a key: {parent or 'the config'} has {', '.join(siblings) or 'no keys'}"

@@ -44,7 +44,7 @@ def faults(*overrides: str) -> list[str]:
 
 
 def test_choices_are_discovered() -> None:
-    assert {"algorithm/fedbuff", "dataset/digits", "local/sgd", "delay/half_normal"} <= set(CHOICES)
+    assert {"algorithm/feddle", "dataset/digits", "local/sgd", "delay/half_normal"} <= set(CHOICES)
 
 
 @pytest.mark.parametrize("choice", CHOICES)

@@ -79,4 +79,4 @@ def test_a_wheel_in_an_empty_folder_runs(tmp_path: Path) -> None:
     ended = subprocess.run([sys.executable, "-c", code], cwd=empty, capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.splitlines()[0] == str(tmp_path / "site" / "fedlab_runner" / "conf")
-    assert list(empty.glob("outputs/fedbuff-*/summary.json"))
+    assert list(empty.glob("outputs/feddle-*/summary.json"))

@@ -146,7 +146,7 @@ def test_in_domain_that_the_test_set_cannot_give_is_refused(
 
 @pytest.mark.parametrize("name", ["fedavg", "fedft"])
 def test_every_algorithm_is_tested_on_what_the_server_left(name: str) -> None:
-    whole = prepare(build("algorithm=fedavg")).simulation
+    whole = prepare(build("algorithm=fedavg", "server_data=none")).simulation
     left = prepare(build(f"algorithm={name}", "server_data=in_domain", "server_data.size=60")).simulation
     assert len(left.test.targets) == len(whole.test.targets) - 60
     assert left.fed.server_data is not None and len(left.fed.server_data) == 60
@@ -276,11 +276,26 @@ def test_bad_fields_name_themselves(make: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["algorithm=feddle"], r"^algorithm=feddle needs examples on the server: add server_data=in_domain \("),
-        (["algorithm=feddf"], r"^algorithm=feddf needs examples on the server: add server_data=in_domain \("),
-        (["algorithm=fedft"], r"^algorithm=fedft needs examples on the server: add server_data=in_domain$"),
-        (["algorithm=hfcl"], r"^algorithm=hfcl needs examples on the server: add server_data=in_domain$"),
-        (["algorithm=center"], r"^algorithm=center needs examples on the server: add server_data=in_domain$"),
+        (
+            ["algorithm=feddle", "server_data=none"],
+            r"^algorithm=feddle needs examples on the server: add server_data=in_domain \(",
+        ),
+        (
+            ["algorithm=feddf", "server_data=none"],
+            r"^algorithm=feddf needs examples on the server: add server_data=in_domain \(",
+        ),
+        (
+            ["algorithm=fedft", "server_data=none"],
+            r"^algorithm=fedft needs examples on the server: add server_data=in_domain$",
+        ),
+        (
+            ["algorithm=hfcl", "server_data=none"],
+            r"^algorithm=hfcl needs examples on the server: add server_data=in_domain$",
+        ),
+        (
+            ["algorithm=center", "server_data=none"],
+            r"^algorithm=center needs examples on the server: add server_data=in_domain$",
+        ),
         (
             ["server_data=in_domain", "server_data.size=1000"],
             r"^server_data\.size must leave some of the test set's 359 examples, got 1000$",

@@ -212,17 +212,17 @@ def test_methods_with_and_without_server_data_can_share_a_test_set() -> None:
     """The examples held out are those that in-domain server data takes, and more of them include the fewer."""
 
     def test_set(*overrides: str) -> set[bytes]:
-        fed = runner.prepare(config.build(composed("dataset=synthetic", *overrides))).simulation
+        fed = runner.prepare(config.build(composed("dataset=synthetic", "algorithm=fedavg", *overrides))).simulation
         return {example.numpy().tobytes() for example in fed.test.inputs}
 
-    whole = test_set()
-    without = test_set("evaluation.held_out=100")
+    whole = test_set("server_data=none")
+    without = test_set("server_data=none", "evaluation.held_out=100")
     assert len(without) == len(whole) - 100 and without < whole
     assert without == test_set("server_data=in_domain", "server_data.size=100")
     assert without == test_set("server_data=in_domain", "server_data.size=40", "evaluation.held_out=100")
     assert test_set("server_data=in_domain", "server_data.size=140", "evaluation.held_out=100") < without
     with pytest.raises(UserError, match=r"^evaluation\.held_out must be less than the test set's 500"):
-        test_set("evaluation.held_out=500")
+        test_set("server_data=none", "evaluation.held_out=500")
 
 
 @pytest.mark.parametrize(

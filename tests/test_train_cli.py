@@ -109,7 +109,7 @@ def test_help_names_the_groups_and_what_to_type(tmp_path: Path) -> None:
     ("arguments", "line"),
     [
         ("local.lrr=1", "local.lrr is not a key: did you mean local.lr?"),
-        ("lr=1", "lr is not a key: did you mean local.lr?"),
+        ("lr=1", "lr is not a key: did you mean algorithm.lr or local.lr?"),
         ("locl.lr=1", "locl.lr is not a key: did you mean local.lr?"),
         ("algoritm=fedavg", "algoritm is not a key: did you mean algorithm?"),
         ("~local.lrr", "local.lrr is not a key: did you mean local.lr?"),
@@ -181,7 +181,7 @@ def test_configs_of_the_user_are_found(command: Command, tmp_path: Path, stand_i
 def test_a_run_that_ends_well_is_silent_on_stderr(command: Command, stand_in: Callable[..., None]) -> None:
     stand_in(lambda cfg: 0.5)
     assert command("seed=3") == (0, "")
-    assert [name.partition("-")[0] for name in folders()] == ["fedbuff"]
+    assert [name.partition("-")[0] for name in folders()] == ["feddle"]
 
 
 def test_the_folder_of_a_run_is_the_users_choice(
@@ -297,7 +297,7 @@ def test_a_real_run_and_the_same_command_again(tmp_path: Path) -> None:
     start = [sys.executable, "-m", "fedlab_runner.train", *SMALL, "rounds=1"]
     first = subprocess.run(start, cwd=tmp_path, capture_output=True, text=True)
     assert (first.returncode, first.stderr) == (0, "")
-    (folder,) = (tmp_path / "outputs").glob("fedbuff-*")
+    (folder,) = (tmp_path / "outputs").glob("feddle-*")
     metrics = (folder / "metrics.jsonl").read_bytes()
     again = subprocess.run(start, cwd=tmp_path, capture_output=True, text=True)
     assert (again.returncode, again.stderr) == (0, "")
@@ -309,11 +309,11 @@ def test_a_real_sigterm_checkpoints_and_the_same_command_continues(tmp_path: Pat
     process = subprocess.Popen(start, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not any(
-        path.stat().st_size > 500 for path in tmp_path.glob("outputs/fedbuff-*/metrics.jsonl")
+        path.stat().st_size > 500 for path in tmp_path.glob("outputs/feddle-*/metrics.jsonl")
     ):
         time.sleep(0.05)
     process.terminate()
     _, shown = process.communicate(timeout=60)
     assert process.returncode == 143, shown
     assert shown == "stopped by signal 15; the same command continues from the last checkpoint\n"
-    assert list(tmp_path.glob("outputs/fedbuff-*/checkpoints/*"))
+    assert list(tmp_path.glob("outputs/feddle-*/checkpoints/*"))
