@@ -34,6 +34,7 @@ class Components:
     algorithm: Any
     dataset: Any
     server_data: Any
+    probe_data: Any
     partition: Any
     delay: Any
     model: Any
@@ -42,6 +43,7 @@ class Components:
     lr_schedule: Any
     executor: Any
     evaluation: Any
+    analysis: Any
     logger: Any
     checkpoint: Any
 

@@ -120,8 +120,10 @@ class Federation:
         local: LocalTraining,
         seed: int,
         server_data: ServerData | None = None,
+        probe_data: ServerData | None = None,
     ) -> None:
         self.server_data = server_data
+        self.probe_data = probe_data  # examples for diagnostics: nothing is learned from them
         self.task, self.population, self.executor, self.local, self.seed = task, population, executor, local, seed
         self.num_clients = population.num_clients
         self._clock = clock

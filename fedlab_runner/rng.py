@@ -22,6 +22,7 @@ class Purpose(IntEnum):
     TOPOLOGY = 11
     ALGORITHM = 12
     SERVER_DROPOUT = 13
+    ANALYSIS = 14
 
 
 def _key(seed: int, purpose: Purpose, round: int, client: int) -> tuple[int, int]:

@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 # What may change between two calls that continue one run: how far, how fast, where, and what is written down.
+SERVER_DATA = ("server_data", "probe_data")  # the nodes of the group `server_data`
 VOLATILE = (
     *("rounds", "executor", "logger", "device", "threads", "checkpoint", "dataset.root", "dataset.download"),
-    *("server_data.root", "server_data.dataset.root", "server_data.dataset.download"),
+    *(f"{node}.{key}" for node in SERVER_DATA for key in ("root", "dataset.root", "dataset.download")),
 )
+# Groups that came later: choosing their `none` is as if they were not there, so that older runs keep their names.
+ADDITIONS = ("analysis", "probe_data")
 
 
 def without_volatile(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -22,6 +25,9 @@ def without_volatile(config: Mapping[str, Any]) -> dict[str, Any]:
         for parent in parents:
             node = node.get(parent, {})
         node.pop(last, None)
+    for key in ADDITIONS:
+        if kept.get(key, {}).get("_target_", "").rpartition(".")[0].endswith(".none"):
+            del kept[key]
     return kept
 
 

@@ -29,7 +29,8 @@ from fedlab_runner.population import Population
 from fedlab_runner.recorder import Recorder
 from fedlab_runner.recording.jsonl import decode
 from fedlab_runner.rng import Purpose, generator
-from fedlab_runner.run_id import digest
+from fedlab_runner.run_id import SERVER_DATA, digest
+from fedlab_runner.server import ServerData
 from fedlab_runner.simulation import Simulation
 from fedlab_runner.summary import summarise
 from fedlab_runner.task import Normalize, Task
@@ -73,8 +74,7 @@ def prepare(components: Components) -> Prepared:
         data: Data = c.dataset.load(c.seed)
     with _faults("model", c.model):
         data = data.fit(c.model.channels, c.model.image_size)
-    with _faults("server_data", c.server_data):
-        server_data, rest = c.server_data.reserve(data, c.seed)
+    server_data, rest = _server_data(c, data)
     with _faults("evaluation", c.evaluation):
         data = _tested(c.evaluation.held_out, data, rest, c.seed)
     with _faults("", c):
@@ -100,14 +100,26 @@ def prepare(components: Components) -> Prepared:
         executor=c.executor,
         local=c.local,
         seed=c.seed,
-        server_data=None if server_data is None else server_data.to(device),
+        **{name: None if examples is None else examples.to(device) for name, examples in server_data.items()},
     )
     with _faults("algorithm", c.algorithm):
         c.algorithm.check(fed)
+    with _faults("analysis", c.analysis):
+        c.analysis.check(c.algorithm, fed)
     test = data.test._replace(inputs=data.test.inputs.to(device), targets=data.test.targets.to(device))
-    simulation = Simulation(c.algorithm, fed, test, c.evaluation, c.lr_schedule, c.rounds)
+    simulation = Simulation(c.algorithm, fed, test, c.evaluation, c.analysis, c.lr_schedule, c.rounds)
     _log.info("%d clients, %s values a model, on %s", population.num_clients, f"{task.size:,}", device)
     return Prepared(simulation, data, split)
+
+
+def _server_data(c: Components, data: Data) -> tuple[dict[str, ServerData | None], Data]:
+    """Each set of the server's own examples by its node, and the data that they leave; no two share an example."""
+    found: dict[str, ServerData | None] = {}
+    for node in SERVER_DATA:
+        source = getattr(c, node)
+        with _faults(node, source):
+            found[node], data = source.reserve(data, c.seed)
+    return found, data
 
 
 def _tested(held_out: int, data: Data, rest: Data, seed: int) -> Data:

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from fedlab_runner.plots import COUNT_PREFIX
+from fedlab_runner.plots import FILE_ONLY
 
 RULES = ("max_of_last", "mean_of_last", "best", "last")
 
@@ -19,7 +19,7 @@ def summarise(
     a run that was extended counts like one that never stopped. With fewer than `last` of them all count; with none each
     value is NaN. A NaN among them makes the mean NaN, while the maximum and the best pass it over. `best` is the
     smallest value of a loss or an error and the largest of all else; `std_of_last` is that of the values themselves
-    (divided by n). `final` holds the metrics of the last row, without the counts by staleness.
+    (divided by n). `final` holds the metrics of the last row, without what only the files have.
     """
     assert rule in RULES and last >= 1 and every >= 1, (rule, last, every)
     found = [row for row in rows if row["round"] >= 1 and metric in row]
@@ -28,7 +28,7 @@ def summarise(
     tail = values[-last:]
     finite = bool(tail) and all(map(math.isfinite, tail))
     best_value, best_round = _best(found, metric)
-    final = {key: value for key, value in rows[-1].items() if not key.startswith(COUNT_PREFIX)} if rows else {}
+    final = {key: value for key, value in rows[-1].items() if not key.startswith(FILE_ONLY)} if rows else {}
     summaries: dict[str, Any] = {
         "max_of_last": max((value for value in tail if not math.isnan(value)), default=math.nan),
         "mean_of_last": statistics.fmean(tail) if finite else math.nan,
