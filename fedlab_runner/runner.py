@@ -19,6 +19,7 @@ from fedlab_runner.checkpoint import CheckpointStore, RunLock
 from fedlab_runner.clock import RoundClock
 from fedlab_runner.config import Components, build, fingerprint, run_id
 from fedlab_runner.data import Data
+from fedlab_runner.diagnostic_plots import plot_diagnostics
 from fedlab_runner.errors import UserError
 from fedlab_runner.federation import Federation
 from fedlab_runner.files import write_text_atomically
@@ -168,6 +169,8 @@ def _run_locked(folder: Path, name: str, cfg: DictConfig, c: Components, prepare
         recorder.image("curves", plots / "curves.png")
         if plot_staleness(plots / "staleness.png", rows, name):
             recorder.image("staleness", plots / "staleness.png")
+        for picture in plot_diagnostics(plots, rows, name):
+            recorder.image(picture.stem, picture)
         summary = summarise(rows, e.metric, e.summary, e.last, e.every, c.rounds)
         recorder.finish({"run_id": name, **summary})
     return float(summary["objective"])

@@ -28,6 +28,7 @@ def _no_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(runner, "plot_partition", lambda *_: None)
         monkeypatch.setattr(runner, "plot_curves", lambda *_: None)
         monkeypatch.setattr(runner, "plot_staleness", lambda *_: False)
+        monkeypatch.setattr(runner, "plot_diagnostics", lambda *_: [])
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:

@@ -189,7 +189,7 @@ class Feddle(ServerAlgorithm[State, Upload]):
         """
         task, probe = fed.task, fed.probe_data
         assert probe is not None
-        parts = zip(torch.split(probe.inputs, self.batch_size), torch.split(probe.targets, self.batch_size), strict=True)
+        parts = zip(*(torch.split(t, self.batch_size) for t in (probe.inputs, probe.targets)), strict=True)
         mine = fed.server_batches(1, self.batch_size, -(-len(probe) // self.batch_size), stage=PROBE, training=False)
         theirs = (task.batch(inputs, targets, torch.ones_like(targets)) for inputs, targets in parts)
         directions = []
