@@ -128,7 +128,7 @@ def _cosine(axes: "Axes") -> None:
 def _percent(axes: "Axes") -> None:
     from matplotlib.ticker import PercentFormatter
 
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.set_ylim(bottom=0)
 
 
