@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 from omegaconf import OmegaConf
-from toy import CLASSES, FEATURES, algorithm, federation, local, run, server_data
 from torch import Tensor, nn
+from toy import CLASSES, FEATURES, algorithm, federation, local, run, server_data
 
 from fedlab_runner.config import conf_dir
 from fedlab_runner.models._lora import LoRALinear
@@ -129,8 +129,8 @@ def test_feddle_costs_the_papers_share_more_where_gradients_are_dense() -> None:
 
 @pytest.mark.parametrize("name", ["fedavg", "fedasync", "fedbuff", "ca2fl"])
 def test_adding_is_negligible_as_in_the_paper(name: str) -> None:
-    """More than four orders of magnitude below training: 0.03 GFLOPs of LoRA; of whole networks, two operations a value, 8.6,
-    four 17. The paper has 18 or 19.
+    """More than four orders of magnitude below training: 0.03 GFLOPs of LoRA. Of whole networks they would be 8.6 with
+    two operations a value and 17 with four; the paper has 18 or 19.
     """
     assert ours(name)[0] == pytest.approx(2 * COHORT * vit().num_params / 1e9) and ours(name)[0] < 0.04
     assert max(ours(name)[0], PAPER[name][0]) / ours("fedft")[0] < 1e-4
@@ -164,7 +164,7 @@ def test_ca2fls_cache_scales_with_the_number_of_clients() -> None:
 def test_the_order_of_the_table() -> None:
     """`pytest -s` prints it."""
     print("\nmethod     GFLOPs ours   paper's  MB ours   paper's")
-    for name, (gflops, cache) in PAPER.items():
-        print(f"{name:9s} {ours(name)[0]:12.4g} {gflops:9.2g} {ours(name)[1]:8.4g} {cache:9.2g}")
+    for name, (gflops, megabytes) in PAPER.items():
+        print(f"{name:9s} {ours(name)[0]:12.4g} {gflops:9.2g} {ours(name)[1]:8.4g} {megabytes:9.2g}")
     for column in (lambda name: ours(name)[0], lambda name: PAPER[name][0]):
         assert column("feddf") > column("feddle") > column("fedft") > column("ca2fl") >= column("fedavg")
