@@ -10,7 +10,7 @@ from typing import Any
 SERVER_DATA = ("server_data", "probe_data")  # the nodes of the group `server_data`
 VOLATILE = (
     *("rounds", "executor", "logger", "device", "threads", "checkpoint", "dataset.root", "dataset.download"),
-    *(f"{node}.{key}" for node in SERVER_DATA for key in ("root", "dataset.root", "dataset.download")),
+    *(f"{node}.{key}" for node in SERVER_DATA for key in ("root", "cache", "dataset.root", "dataset.download")),
 )
 # Groups that came later: choosing their `none` is as if they were not there, so that older runs keep their names.
 ADDITIONS = ("analysis", "probe_data")

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -118,8 +119,11 @@ def _server_data(c: Components, data: Data) -> tuple[dict[str, ServerData | None
     found: dict[str, ServerData | None] = {}
     for node in SERVER_DATA:
         source = getattr(c, node)
-        with _faults(node, source):
-            found[node], data = source.reserve(data, c.seed)
+        try:
+            with _faults(node, source):
+                found[node], data = source.reserve(data, c.seed)
+        except UserError as error:  # the choices name the node where they mostly stand
+            raise UserError(re.sub(r"\bserver_data\b", node, str(error))) from error
     return found, data
 
 

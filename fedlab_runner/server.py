@@ -25,19 +25,22 @@ ADAM = Adam(0.9, 0.999, 1e-8, 0.0, decoupled=False)  # what the server trains wi
 @dataclass(frozen=True)
 class ServerData:
     """The server's labelled examples, stored as the clients' are; `in_domain` says that their classes are the
-    clients' too.
+    clients' too, `mapped` that the inputs are a file's and not to be copied as a whole.
     """
 
     inputs: Tensor  # [n, ...] as the clients'
     targets: Tensor  # [n] int64
     num_classes: int
     in_domain: bool
+    mapped: bool = False
 
     def __len__(self) -> int:
         return len(self.targets)
 
     def to(self, device: torch.device) -> "ServerData":
-        """The same on a device."""
+        """The same on a device; what is mapped stays where it is, and minibatches follow one by one."""
+        if self.mapped:
+            return self
         return ServerData(self.inputs.to(device), self.targets.to(device), self.num_classes, self.in_domain)
 
 
@@ -99,8 +102,9 @@ def server_batches(
             if max_steps is not None and steps >= max_steps:
                 return
             steps += 1
-            ones = torch.ones(len(index), dtype=fed.task.dtype, device=fed.task.device)
-            yield fed.task.batch(data.inputs[index], labels[index], ones)
+            device = fed.task.device
+            ones = torch.ones(len(index), dtype=fed.task.dtype, device=device)
+            yield fed.task.batch(data.inputs[index].to(device), labels[index].to(device), ones)
 
 
 def server_steps(fed: "Federation", epochs: int, batch_size: int, max_steps: int | None) -> int:

@@ -101,6 +101,7 @@ def test_what_is_remembered_is_not_written_into() -> None:
 
 # Whole runs.
 
+PROBED = "server_data@probe_data=in_domain"
 MEASURED = ("analysis=update_cosines", "analysis.every=2", "evaluation.every=1", "algorithm=scaffold")
 
 
@@ -162,6 +163,15 @@ def test_without_an_analysis_a_run_has_the_name_that_it_always_had() -> None:
             ["analysis=update_cosines", "algorithm=center", "server_data=in_domain", "server_data.size=50"],
             "analysis=update_cosines needs clients that start from a server's model, not center's",
         ),
+        ([PROBED, "probe_data.size=0"], "probe_data.size must be >= 1 or null, got 0"),
+        (
+            [PROBED, "probe_data.size=1000"],
+            "probe_data.size must leave some of the test set's 359 examples, got 1000",
+        ),
+        (
+            ["server_data@probe_data=image_folder", "probe_data.root=/nowhere"],
+            "probe_data.root must be a folder of one folder a class, got /nowhere, which does not exist",
+        ),
     ],
 )
 def test_bad_input_is_one_line_before_training(overrides: list[str], message: str, tmp_path: Path) -> None:
@@ -175,8 +185,6 @@ def test_no_analysis_sees_nothing() -> None:
 
 
 # Probe data: Feddle's directions (Figures 7 and 9).
-
-PROBED = "server_data@probe_data=in_domain"
 
 
 def test_probe_examples_leave_the_test_set_and_are_none_of_the_servers() -> None:

@@ -89,7 +89,8 @@ class FedDF(ServerAlgorithm[Params, Upload]):
         data = require_server_data(self, fed)
         if cached:
             parts = torch.split(data.inputs, self.batch_size)
-            logits = torch.cat([_mean_logits(fed, teachers, fed.task.normalize(b, fed.task.dtype)) for b in parts])
+            device, dtype = fed.task.device, fed.task.dtype
+            logits = torch.cat([_mean_logits(fed, teachers, fed.task.normalize(b.to(device), dtype)) for b in parts])
             yield from fed.server_batches(self.epochs, self.batch_size, self.max_steps, targets=logits)
             return
         for batch in fed.server_batches(self.epochs, self.batch_size, self.max_steps):
