@@ -12,6 +12,7 @@ from fedlab_runner.sweep import Row, read
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 MOST_LINES = 10  # as many as have colours that can be told apart; more say less than the table
 LEGEND_LINE = 0.22  # inches
@@ -26,7 +27,8 @@ def plot_sweep(folder: Path) -> list[Path]:
     """Draws into `folder`/plots what there is to draw, from the jobs that have finished, and returns the files.
 
     `<key>.png`: the objective against each swept key whose values are numbers, a line for each combination of the other
-    keys, with the mean and the standard deviation over seeds. `curves.png`: its metric over the rounds by setting.
+    keys, with the mean and the standard deviation over seeds. `curves.png`: its metric over the rounds by setting;
+    where these are too many for one picture, one for each combination of the numbers.
     """
     from matplotlib.style import context
 
@@ -34,10 +36,10 @@ def plot_sweep(folder: Path) -> list[Path]:
     with context(STYLE):
         drawn = [_against(folder, rows, key) for key in _numbers(rows)]
         metric = next((job.summary["metric"] for row in rows for job in row.jobs if "metric" in job.summary), None)
-        if metric is not None and 1 < len(rows) <= MOST_LINES:
-            logged = [[_metrics(Path(job.folder)) for job in row.jobs if job.status == "finished"] for row in rows]
-            for name, key, band in (("curves", metric, None), *CURVES):
-                drawn.append(_over_rounds(folder, name, key, band, rows, logged))
+        for shared, some in _groups(rows) if metric is not None else ():
+            logged = [[_metrics(Path(job.folder)) for job in row.jobs if job.status == "finished"] for row in some]
+            curves = [("curves", str(metric), None), *CURVES]
+            drawn += [_over_rounds(folder, name, key, band, shared, some, logged) for name, key, band in curves]
     return [path for path in drawn if path is not None]
 
 
@@ -63,9 +65,7 @@ def _against(folder: Path, rows: Sequence[Row], key: str) -> Path | None:
     axes.set(title=_judged(rows), xlabel=key)
     if len(lines) > 1:
         _legend(axes)
-    path = folder / "plots" / f"{re.sub(r'[^A-Za-z0-9_.-]+', '_', key)}.png"
-    save(figure, path)
-    return path
+    return _saved(figure, folder, key)
 
 
 def _over_rounds(
@@ -73,10 +73,13 @@ def _over_rounds(
     name: str,
     key: str,
     band: tuple[str, str] | None,
+    shared: tuple[str, ...],
     rows: Sequence[Row],
     logged: Sequence[Sequence[Sequence[Mapping[str, Any]]]],
 ) -> Path | None:
-    """A metric over the rounds, a line a setting; None where none has it. `logged`: a run's rows by setting and job."""
+    """A metric over the rounds, a line a setting; None where none has it. `logged`: a run's rows by setting and job.
+    `shared` is what the settings have in common and others have not.
+    """
     if not any(found := [_by_round(runs, key) for runs in logged]):
         return None
     figure = new_figure(6.4, 3.6 + LEGEND_LINE * len(rows), folder.name)
@@ -86,13 +89,29 @@ def _over_rounds(
         if band is not None:
             low, high = ([statistics.fmean(each) for each in _by_round(runs, edge).values()] for edge in band)
             axes.fill_between(list(values), low, high, color=f"C{i}", alpha=0.12, linewidth=0)
-    axes.set(title=key, xlabel="round")
+    axes.set(title=", ".join([key, *shared]), xlabel="round")
     if "cosine" in key:
         axes.axhline(0, color=GREY, linewidth=0.8)
     _legend(axes)
-    path = folder / "plots" / f"{name}.png"
+    return _saved(figure, folder, "-".join([name, *shared]))
+
+
+def _saved(figure: "Figure", folder: Path, name: str) -> Path:
+    path = folder / "plots" / f"{re.sub(r'[^A-Za-z0-9_.=-]+', '_', name)}.png"
     save(figure, path)
     return path
+
+
+def _groups(rows: Sequence[Row]) -> list[tuple[tuple[str, ...], list[Row]]]:
+    """The settings that are in one picture, and the numbers that set it apart from the others."""
+    if len(rows) <= MOST_LINES:
+        return [((), list(rows))] if len(rows) > 1 else []
+    numbers = _numbers(rows)
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        shared = tuple(each for each in row.setting if each.partition("=")[0] in numbers)
+        groups.setdefault(shared, []).append(row)
+    return [(shared, some) for shared, some in groups.items() if 1 < len(some) <= MOST_LINES]
 
 
 def _by_round(runs: Sequence[Sequence[Mapping[str, Any]]], key: str) -> dict[int, list[float]]:

@@ -92,6 +92,18 @@ def test_nothing_is_drawn_where_there_is_nothing_to_compare(tmp_path: Path) -> N
     assert plot_sweep(many) == []
 
 
+def test_many_settings_get_a_picture_for_each_combination_of_numbers(tmp_path: Path, lines: Any) -> None:
+    folder = tmp_path / "sweep"
+    for algorithm in ("a", "b", "c"):
+        for alpha in ("0.1", "0.3"):
+            for std in ("5", "20"):
+                job(folder, 0.5, f"algorithm={algorithm}", f"partition.alpha={alpha}", f"delay.std={std}")
+    drawn = [path.stem for path in plot_sweep(folder)]
+    assert drawn[:2] == ["delay.std", "partition.alpha"]
+    assert sorted(drawn[2:]) == [f"curves-delay.std={std}-partition.alpha={a}" for std in (20, 5) for a in (0.1, 0.3)]
+    assert [label for label, *_ in lines[-3:]] == [f"algorithm={name}" for name in "abc"]
+
+
 def test_runs_that_have_moved_leave_out_the_curves(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
     for lr in ("1", "2"):
