@@ -1,4 +1,4 @@
-"""What all pictures share: one look, no display, and files that other files do not depend on."""
+"""What all pictures share: one look, and no need of a display."""
 
 import math
 from collections.abc import Mapping, Sequence
