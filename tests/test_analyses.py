@@ -165,7 +165,7 @@ def test_without_an_analysis_a_run_has_the_name_that_it_always_had() -> None:
         ),
         ([PROBED, "probe_data.size=0"], "probe_data.size must be >= 1 or null, got 0"),
         (
-            [PROBED, "probe_data.size=1000"],
+            [PROBED, "probe_data.size=1000", "algorithm=fedavg", "server_data=none"],
             "probe_data.size must leave some of the test set's 359 examples, got 1000",
         ),
         (
@@ -190,7 +190,10 @@ def test_no_analysis_sees_nothing() -> None:
 def test_probe_examples_leave_the_test_set_and_are_none_of_the_servers() -> None:
     sizes = ("server_data=in_domain", "server_data.size=50", PROBED, "probe_data.size=30")
     prepared = prepare(runner.build(composed(*sizes)))
-    fed, whole = prepared.simulation.fed, prepare(runner.build(composed())).simulation.test
+    fed, whole = (
+        prepared.simulation.fed,
+        prepare(runner.build(composed("algorithm=fedavg", "server_data=none"))).simulation.test,
+    )
     assert fed.server_data is not None and fed.probe_data is not None
     parts = (fed.server_data.inputs, fed.probe_data.inputs, prepared.simulation.test.inputs)
     assert [len(part) for part in parts] == [50, 30, len(whole.targets) - 80]

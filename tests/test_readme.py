@@ -144,8 +144,11 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     with pytest.MonkeyPatch.context() as patch:  # drawing takes longer than all else
         for name in ("plot_partition", "plot_curves", "plot_staleness"):
             patch.setattr(runner, name, lambda *_: False)
+        patch.setattr(runner, "plot_diagnostics", lambda *_: [])
         mine, others = ("server_data=in_domain", "server_data.size=50"), ("server_data=torchvision", *SYNTHETIC)
         runs = [(f"algorithm={name}", *mine) for name in ALGORITHMS] + [("algorithm=feddle", "model=mlp", *others)]
+        runs.append((*runs[-1], "server_data@probe_data=in_domain"))
+        runs.append(("algorithm=fedavg", "analysis=update_cosines", "analysis.every=1"))
         for overrides in runs:
             folder = tmp_path_factory.mktemp("run")
             evaluated = ("evaluation.per_class=true", "evaluation.clients=true")
