@@ -164,9 +164,6 @@ def train_as_client(fed: "Federation", start: Tensor) -> Tensor:
         seed=fed.seed,
         round=fed.round,
         start=start,
-        loss=None,
-        correct=None,
-        per_client=(),
     )
     y, _ = fed.executor.train(work)
     examples = int(work.plan(ids).sizes.sum())
