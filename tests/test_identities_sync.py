@@ -4,13 +4,16 @@ its section 6, and what they refuse.
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-from toy import EQUAL, RAGGED, algorithm, federation, local, mlp, normed, run
+from toy import EQUAL, RAGGED, algorithm, federation, local, mlp, normed, run, server_data
 
+from fedlab_runner.algorithms import fedbe
 from fedlab_runner.algorithms.fednova import accumulated
-from fedlab_runner.averaging import Update
+from fedlab_runner.averaging import LATE_POLICIES, Update
 from fedlab_runner.errors import UserError
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.vectorized import Vectorized
@@ -21,6 +24,8 @@ from fedlab_runner.task import Batch, Model
 
 EXECUTORS: list[Executor] = [Loop(compile=False), Vectorized(chunk_size=3, compile=False)]
 BUILDS = [mlp, normed]
+LATE: dict[str, Any] = {"sizes": [6, 3, 9, 1, 12, 8, 5, 7, 2, 10], "cohort": 3, "std": 2.0}
+OUT_OF_DOMAIN = server_data(60, num_classes=4)
 
 
 def close(a: Tensor, b: Tensor, atol: float = 1e-10) -> None:
@@ -211,6 +216,169 @@ def test_fedsam_stands_still_where_the_gradient_is_zero(executor: Executor) -> N
     assert torch.equal(run(built, fed, 1, state=built.init(fed)._replace(params=x)).params, x)
 
 
+# FedLAW.
+
+
+@pytest.mark.parametrize("build", BUILDS)
+@pytest.mark.parametrize("off", [{"epochs": 0}, {"max_steps": 0}])
+def test_7_5_fedlaw_without_steps_is_fedavg(build: Any, off: dict[str, int]) -> None:
+    """Softmax of the logarithms of the size weights gives them back."""
+    for fed in ({"build": build}, LATE | {"build": build}):
+        close(params("fedlaw", 4, fed, **off), params("fedavg", 4, fed, late_policy="model"))
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_fedlaw_is_its_optimisation_written_out(build: Any) -> None:
+    """Four epochs of two minibatches, the rate halved after two, batch norm in training mode."""
+    settings: dict[str, Any] = {"lr": 0.05, "epochs": 4, "batch_size": 20, "lr_decay": 0.5, "lr_decay_epochs": 2}
+    fed = federation((4, 8, 20), build=build, server=server_data(40))
+    x, p = fed.task.init(0), fed.task.num_params
+    fed.begin(0, 1.0)
+    cohort = fed.dispatch((x,))
+    y = cohort.train(x)
+    sizes = cohort.num_examples.double() / 32
+    buffers = sizes @ y[:, p:]
+    a, b = sizes.log().requires_grad_(), torch.zeros((), dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.Adam([a, b], lr=0.05, betas=(0.5, 0.999))
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    fed.task.mode(True)
+    for t, batch in enumerate(fed.server_batches(4, 20)):
+        model = Model(fed.task, b.exp() * (a.softmax(0) @ y[:, :p]), buffers)
+        optimizer.zero_grad()
+        fed.task.loss(model, batch).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        buffers = model.buffers.detach()
+        if t % 2:
+            schedule.step()
+    with torch.no_grad():
+        expected = torch.cat([b.exp() * (a.softmax(0) @ y[:, :p]), buffers])
+    other = federation((4, 8, 20), build=build, server=server_data(40))
+    close(run(algorithm("fedlaw", **settings), other, 1).params, expected)
+    metrics = other.collect()
+    assert metrics["algorithm/gamma"] == pytest.approx(b.exp().item())
+    assert metrics["algorithm/lambda_max"] == pytest.approx(a.softmax(0).max().item())
+    assert abs(metrics["algorithm/gamma"] - 1) > 0.01
+
+
+def test_fedlaw_lowers_the_loss_on_the_servers_examples() -> None:
+    fed = federation((4, 8, 20), server=server_data(60))
+    assert fed.server_data is not None
+    losses = []
+    for epochs in (0, 20):
+        w = params("fedlaw", 1, {"sizes": (4, 8, 20), "server": server_data(60)}, epochs=epochs)
+        logits = fed.task.predict(w, fed.server_data.inputs)
+        losses.append(float(F.cross_entropy(logits, fed.server_data.targets)))
+    assert losses[1] < losses[0]
+
+
+def test_7_5_the_weights_of_fedlaw_sum_to_one() -> None:
+    """Two clients: the smallest and the largest weight are all."""
+    fed = federation((8, 30))
+    run(algorithm("fedlaw", lr=0.3), fed, 1)
+    metrics = fed.collect()
+    assert metrics["algorithm/lambda_min"] + metrics["algorithm/lambda_max"] == pytest.approx(1, abs=1e-12)
+    assert metrics["algorithm/lambda_min"] != pytest.approx(8 / 38, abs=0.01)
+
+
+# FedBE.
+
+
+@pytest.mark.parametrize("server", [None, OUT_OF_DOMAIN], ids=["in", "out"])
+@pytest.mark.parametrize("off", [{"epochs": 0}, {"max_steps": 0}])
+def test_7_5_fedbe_without_steps_is_fedavg(server: Any, off: dict[str, int]) -> None:
+    for policy in LATE_POLICIES:
+        mine = params("fedbe", 4, LATE | {"server": server}, late_policy=policy, **off)
+        close(mine, params("fedavg", 4, LATE, late_policy=policy))
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_fedbe_of_one_teacher_that_is_not_sharpened_changes_nothing(build: Any) -> None:
+    """In evaluation mode: with batch norm, the student's probabilities are not the teacher's."""
+    alone = {"num_samples": 0, "temperature": 1.0, "weight_decay": 0.0}
+    fed = {"sizes": [12], "build": build}
+    same = torch.allclose(params("fedbe", 2, fed, **alone), params("fedavg", 2, fed), rtol=0, atol=1e-10)
+    assert same == (build is mlp)
+    assert not torch.allclose(params("fedbe", 2, fed, **(alone | {"temperature": 0.5})), params("fedavg", 2, fed))
+
+
+@pytest.mark.parametrize(("swa_start", "averaged"), [(2, (2, 4, 6)), (6, (6,)), (7, (6,))])
+def test_fedbe_is_distillation_written_out(swa_start: int, averaged: tuple[int, ...]) -> None:
+    """Teachers are the clients and their mean; six steps, of which every second model from a step on is averaged; the
+    last counts where training ends before.
+    """
+    settings: dict[str, Any] = {"lr": 0.05, "momentum": 0.8, "weight_decay": 0.01, "epochs": 3, "batch_size": 20}
+    settings |= {"num_samples": 0, "swa_start": swa_start, "swa_every": 2}
+    fed = federation((8, 20), server=server_data(40))
+    x = fed.task.init(0)
+    fed.begin(0, 1.0)
+    cohort = fed.dispatch((x,))
+    y = cohort.train(x)
+    mean = cohort.num_examples.double() @ y / 28
+    student = mean.clone().requires_grad_()
+    optimizer = torch.optim.SGD([student], lr=0.05, momentum=0.8, weight_decay=0.01)
+    models = []
+    for batch in fed.server_batches(3, 20):
+        teachers = torch.stack([fed.task.evaluate(w, w[:0], batch.inputs).softmax(-1) for w in (*y, mean)]).mean(0)
+        targets = teachers.square() / teachers.square().sum(-1, keepdim=True)
+        optimizer.zero_grad()
+        logits = fed.task.forward(fed.task.views(student), batch.inputs)
+        F.cross_entropy(logits, targets).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        models.append(student.detach().clone())
+    expected = torch.stack([models[step - 1] for step in averaged]).mean(0)
+    close(params("fedbe", 1, {"sizes": (8, 20), "server": server_data(40)}, **settings), expected)
+
+
+def samples(y: Tensor, x: Tensor, mean: Tensor, build: Any = mlp, **overrides: Any) -> Tensor:
+    built: Any = algorithm("fedbe", **overrides)
+    task = federation(build=build).task
+    return torch.stack([*built._samples(task, x, y, mean, np.random.default_rng(0))])
+
+
+def test_gaussian_samples_have_the_mean_and_deviation_of_directions() -> None:
+    """By tensor: the mean length times the mean and the deviation of unit changes; statistics are the mean model's."""
+    task = federation(build=normed).task
+    x, mean, p = task.init(0), task.init(9) + 0.5, task.num_params
+    y = torch.stack([task.init(seed) for seed in range(1, 5)])
+    y[0] = x  # a client that has not moved has no direction
+    drawn = samples(y, x, mean, normed, num_samples=4000, noise=2.0)
+    for name, part in task.views(torch.arange(p)).items():
+        delta = (y - x)[:, part.flatten()]
+        length = delta.norm(dim=1, keepdim=True)
+        unit = torch.where(length > 0, delta / length, 0.0)
+        deviation = (unit.square().mean(0) - unit.mean(0) ** 2).clamp_min(1e-5).sqrt() * length.mean()
+        mine = drawn[:, part.flatten()]
+        expected = x[part.flatten()] + length.mean() * unit.mean(0)
+        assert ((mine.mean(0) - expected).abs() <= 4 * 2 * deviation / 4000**0.5 + 1e-12).all(), name
+        torch.testing.assert_close(mine.std(0), 2 * deviation, rtol=0.06, atol=1e-12)
+    assert (drawn[:, p:] == mean[p:]).all()
+    close(samples(y, x, mean, normed, noise=0.0)[0, :p], samples(y, x, mean, normed, noise=0.0)[5, :p])
+
+
+def test_clients_that_agree_vary_by_the_least_variance() -> None:
+    task = federation().task
+    one = torch.ones(3, task.size, dtype=torch.float64)
+    centre, deviation = fedbe._directions(task, one)
+    close(centre, one[0])
+    for part in task.views(deviation).values():
+        close(part, torch.full_like(part, part.numel() ** 0.5 * 1e-5**0.5))
+
+
+def test_dirichlet_samples_are_means_of_the_clients() -> None:
+    task = federation(build=normed).task
+    x = task.init(0)
+    y = torch.zeros(3, task.size, dtype=torch.float64)
+    y[:, :3], y[:, -1] = torch.eye(3), 7.0
+    drawn = samples(y, x, x, normed, sampler="dirichlet", num_samples=3000, alpha=2.0)
+    close(drawn[:, :3].sum(1), torch.ones(3000, dtype=torch.float64))
+    close(drawn[:, -1], torch.full((3000,), 7.0, dtype=torch.float64))
+    assert drawn.min() >= 0 and len(drawn[:, :3].unique(dim=0)) == 3000
+    torch.testing.assert_close(drawn[:, :3].mean(0), torch.full((3,), 1 / 3, dtype=torch.float64), rtol=0, atol=0.02)
+    variance = torch.full((3,), 2 * 4 / (6**2 * 7), dtype=torch.float64)
+    torch.testing.assert_close(drawn[:, :3].var(0), variance, rtol=0.1, atol=0)
+    close(samples(y[:1], x, x, normed, sampler="dirichlet"), y[:1].expand(10, -1))
+
+
 # All of them.
 
 
@@ -222,6 +390,15 @@ def test_fedsam_stands_still_where_the_gradient_is_zero(executor: Executor) -> N
         ("fedexp", {"eps": -1e-3}, "eps must be >= 0, got -0.001"),
         ("fedsam", {"rho": -0.1}, "rho must be >= 0, got -0.1"),
         ("fedsam", {"late_policy": "never"}, "late_policy must be one of delta, model, discard, got never"),
+        ("fedlaw", {"lr_decay": 1.5}, "lr_decay must be > 0 and <= 1, got 1.5"),
+        ("fedlaw", {"lr_decay_epochs": 0}, "lr_decay_epochs must be >= 1, got 0"),
+        ("fedlaw", {"epochs": -1}, "epochs must be >= 0, got -1"),
+        ("fedbe", {"sampler": "swag"}, "sampler must be one of gaussian, dirichlet, got swag"),
+        ("fedbe", {"num_samples": -1}, "num_samples must be >= 0, got -1"),
+        ("fedbe", {"alpha": 0.0}, "alpha must be > 0, got 0.0"),
+        ("fedbe", {"temperature": 0.0}, "temperature must be > 0, got 0.0"),
+        ("fedbe", {"momentum": 1.0}, r"momentum must be in \[0, 1\), got 1.0"),
+        ("fedbe", {"swa_every": 0}, "swa_every must be >= 1, got 0"),
     ],
 )
 def test_bad_fields_name_themselves(name: str, overrides: dict[str, Any], message: str) -> None:
@@ -230,7 +407,7 @@ def test_bad_fields_name_themselves(name: str, overrides: dict[str, Any], messag
     assert isinstance(error.value.__cause__ or error.value, ValueError)
 
 
-@pytest.mark.parametrize(("name", "more"), [("fednova", 1), ("fedexp", 0), ("fedsam", 0)])
+@pytest.mark.parametrize(("name", "more"), [("fednova", 1), ("fedexp", 0), ("fedsam", 0), ("fedlaw", 0), ("fedbe", 0)])
 @pytest.mark.parametrize("build", BUILDS)
 def test_7_20_payloads_are_those_of_the_table(name: str, more: int, build: Any) -> None:
     """Section 5: a model each way, and what a method sends on top of it."""
@@ -250,7 +427,13 @@ def test_a_single_participant_is_fedavg(name: str, build: Any) -> None:
     close(params(name, 3, fed, **overrides), params("fedavg", 3, fed))
 
 
-@pytest.mark.parametrize("name", ["fednova", "fedexp", "fedsam"])
+@pytest.mark.parametrize("name", ["fednova", "fedexp", "fedsam", "fedlaw", "fedbe"])
 def test_a_round_without_arrivals_changes_nothing(name: str) -> None:
     fed = {"sizes": RAGGED, "cohort": 2, "std": 1e6}
     assert torch.equal(params(name, 3, fed), federation().task.init(0))
+
+
+def test_fedlaw_needs_labelled_examples_of_the_clients_classes() -> None:
+    message = r"^algorithm=fedlaw trains on the clients' own classes: use server_data=in_domain$"
+    with pytest.raises(UserError, match=message):
+        algorithm("fedlaw").check(federation(server=OUT_OF_DOMAIN))
