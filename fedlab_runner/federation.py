@@ -12,6 +12,7 @@ from fedlab_runner.executors.work import Correct, Executor, Loss, PerStep, Pertu
 from fedlab_runner.local import LocalTraining
 from fedlab_runner.plots import COUNT_PREFIX
 from fedlab_runner.population import Population
+from fedlab_runner.rng import Purpose, generators
 from fedlab_runner.server import ServerData, server_batches
 from fedlab_runner.task import Batch, Task
 
@@ -29,13 +30,27 @@ class Cohort:
         self.ids = torch.from_numpy(ids).to(device)  # [K]
         self.num_examples = torch.from_numpy(fed.population.num_examples[ids]).to(device)  # [K]
         self.num_steps = torch.from_numpy(self._num_steps).to(device)  # [K]
-        self.lr, self.optimizer = fed.lr, fed.local.make_optimizer()
+        self.round, self.local, self.lr = fed.round, fed.local, fed.lr
         self.last_loss: Tensor | None = (
             None  # [K], after training: mean minibatch loss over each client's last local epoch
         )
 
     def __len__(self) -> int:
         return len(self.client_ids)
+
+    @property
+    def label_counts(self) -> Tensor:
+        """How many examples of each class each client has [K, C] int64."""
+        return self._fed.population.label_counts(self.client_ids, self.task.num_classes)
+
+    @property
+    def steps_per_epoch(self) -> np.ndarray:
+        """Local steps of each client in one epoch [K]."""
+        return self._fed.population.steps_per_epoch(self.client_ids, self.local, self.task.has_batch_norm)
+
+    def streams(self, rows: np.ndarray, step: int) -> Iterator[np.random.Generator]:
+        """Random streams for the algorithm's use: of some rows of the cohort, in turn, at one of their local steps."""
+        return generators(self._fed.seed, Purpose.ALGORITHM, self.round, self.client_ids[rows], step)
 
     def train(
         self,

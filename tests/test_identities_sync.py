@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
-from toy import EQUAL, RAGGED, algorithm, federation, local, mlp, normed, run, server_data
+from torch import Tensor, nn
+from toy import CLASSES, EQUAL, RAGGED, algorithm, federation, local, mlp, normed, run, server_data
 
 from fedlab_runner.algorithms import fedbe
 from fedlab_runner.algorithms.fednova import accumulated
@@ -20,6 +20,7 @@ from fedlab_runner.executors.vectorized import Vectorized
 from fedlab_runner.executors.work import Executor
 from fedlab_runner.federation import Arrivals
 from fedlab_runner.optimizer import SGD, zero_slots
+from fedlab_runner.rng import Purpose, generator, generators
 from fedlab_runner.task import Batch, Model
 
 EXECUTORS: list[Executor] = [Loop(compile=False), Vectorized(chunk_size=3, compile=False)]
@@ -379,6 +380,126 @@ def test_dirichlet_samples_are_means_of_the_clients() -> None:
     close(samples(y[:1], x, x, normed, sampler="dirichlet"), y[:1].expand(10, -1))
 
 
+# FedGEN.
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("build", BUILDS)
+@pytest.mark.parametrize("off", [{"alpha": 0.0, "beta": 0.0}, {"steps": 0}, {"gen_epochs": 0}])
+def test_7_1_fedgen_without_regularisation_is_fedavg(executor: Executor, build: Any, off: dict[str, Any]) -> None:
+    fed = {"executor": executor, "build": build}
+    close(params("fedgen", 3, fed, **off), params("fedavg", 3, fed))
+
+
+def test_fedgen_regularises_from_the_second_round_on() -> None:
+    assert torch.equal(params("fedgen", 1), params("fedavg", 1))
+    assert not torch.allclose(params("fedgen", 2), params("fedavg", 2))
+
+
+def test_fedgen_regularises_the_first_epochs_only() -> None:
+    """In two epochs of one step each; the first of them is that of a client with a single epoch."""
+    one, both = (params("fedgen", 2, {"sizes": [8]}, gen_epochs=epochs) for epochs in (1, 2))
+    assert not torch.allclose(one, both)
+
+
+def generate(generator: Tensor, noise: Tensor, labels: Tensor) -> Tensor:
+    """A generator of the toy's size in evaluation mode: linear, batch norm, ReLU, linear."""
+    sizes = (6 * 7, 6, 6, 6, 6 * 6, 6, 6, 6)  # of the layers in order, then running mean and variance
+    w1, b1, scale, shift, w2, b2, mean, variance = torch.split(generator, sizes)
+    hidden = F.linear(torch.cat([noise, torch.eye(CLASSES, dtype=torch.float64)[labels]], 1), w1.view(6, 7), b1)
+    normal = (hidden - mean) / (variance + 1e-5).sqrt() * scale + shift
+    return F.linear(normal.relu(), w2.view(6, 6), b2)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("size", [8, 5])
+def test_fedgen_clients_minimise_the_loss_written_out(executor: Executor, size: int) -> None:
+    """One client with a single step, on a whole or a partial minibatch of 8, in the second round."""
+    kind: dict[str, Any] = {"sizes": [size], "executor": executor, "training": local(epochs=1)}
+    fed, built = federation(**kind), algorithm("fedgen", alpha=3.0, beta=2.0, decay=0.5)
+    state = run(built, fed, 1)
+    rng = next(generators(0, Purpose.ALGORITHM, 1, np.array([0])))
+    made_up = torch.from_numpy(rng.integers(CLASSES, size=5))
+    noise = torch.from_numpy(rng.random((5 + 8, 4)))
+    index = fed.population.plan(np.array([0]), fed.local, seed=0, round=1, drop_single=False).indices[0, 0, :size]
+    inputs, targets = fed.population.inputs[index], fed.population.targets[index]
+    w = state.params.clone().requires_grad_()
+    named = fed.task.views(w)
+    features = torch.tanh(F.linear(inputs, named["0.weight"], named["0.bias"]))
+    logits, false, mine = (
+        F.linear(z, named["2.weight"], named["2.bias"])
+        for z in (
+            features,
+            generate(state.generator, noise[:5], made_up),
+            generate(state.generator, noise[5 : 5 + size], targets),
+        )
+    )
+    loss = F.cross_entropy(logits, targets) + 5 / 8 * 1.5 * F.cross_entropy(false, made_up)
+    loss = loss + 1.0 * F.kl_div(logits.log_softmax(-1), mine.softmax(-1).detach(), reduction="batchmean")
+    (g,) = torch.autograd.grad(loss, w)
+    expected = (w - 0.1 * g).detach()
+    fed.begin(1, 1.0)
+    close(run(built, fed, 1, first=1, state=state).params, expected)
+
+
+def test_fedgen_trains_its_generator_as_written_out() -> None:
+    """Two rounds: Adam goes on, its rate falls; each client teaches by its share of a label's examples; nobody has an
+    example of the last class.
+    """
+    kind: dict[str, Any] = {"sizes": (6, 10)}
+    built: Any = algorithm("fedgen", lr=0.01, lr_decay=0.5, weight_decay=0.1, eta=2.0)
+    fed = federation(**kind)
+    fed.population.targets.clamp_(max=1)
+    state = built.init(fed)
+    module = nn.Sequential(nn.Linear(4 + CLASSES, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 6)).double()
+    nn.utils.vector_to_parameters(state.generator[:-12].clone(), module.parameters())
+    optimizer = torch.optim.Adam(module.parameters(), lr=0.01, weight_decay=0.1)
+    for round in range(2):
+        fed.begin(round, 1.0)
+        cohort = fed.dispatch(built.broadcast(state))
+        upload = built.client_update(state, cohort)
+        assert upload.counts.sum(1).tolist() == cohort.num_examples.tolist()
+        assert upload.counts[:, 2].tolist() == [0, 0]
+        rng = generator(0, Purpose.SERVER_BATCHES, round)
+        for _ in range(3):
+            y = torch.from_numpy(rng.choice(np.array([0, 1]), 7))
+            noise = torch.from_numpy(rng.random((7, 4)))
+            z = module(torch.cat([noise, torch.eye(CLASSES, dtype=torch.float64)[y]], 1))
+            loss = torch.zeros((), dtype=torch.float64)
+            for model, counts in zip(upload.models, upload.counts, strict=True):
+                named = fed.task.views(model)
+                errors = F.cross_entropy(F.linear(z, named["2.weight"], named["2.bias"]), y, reduction="none")
+                loss = loss + (counts[y] / upload.counts.sum(0)[y] * errors).mean()
+            noises = (noise.unsqueeze(0) - noise.unsqueeze(1)).square().mean(2)
+            distances = (z.unsqueeze(0) - z.unsqueeze(1)).abs().mean(2)
+            loss = loss + 2.0 * torch.exp(-(noises * distances).mean())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        state = built.server_step(state, fed.exchange(cohort, upload, built.known), fed)
+        optimizer.param_groups[0]["lr"] *= 0.5
+        statistics = [module[1].running_mean, module[1].running_var]
+        vector = torch.cat([nn.utils.parameters_to_vector(module.parameters()).detach(), *statistics])
+        # the bias before batch norm has a gradient of rounding errors and of weight decay, and Adam makes steps of them
+        close(state.generator, vector, atol=1e-7)
+    assert state.steps == 6
+
+
+def test_fedgens_generator_learns_what_the_clients_see_in_features() -> None:
+    fed = federation()
+    run(algorithm("fedgen", lr=0.01, hidden=32, steps=50), fed, 1)
+    metrics = fed.collect()
+    assert metrics["algorithm/teacher_loss_last"] < 0.3 * metrics["algorithm/teacher_loss_first"]
+
+
+def test_fedgen_needs_a_linear_classifier() -> None:
+    def convolutional() -> nn.Module:
+        return nn.Sequential(nn.Unflatten(1, (5, 1)), nn.Conv1d(5, CLASSES, 1), nn.Flatten())
+
+    with pytest.raises(UserError, match=r"^algorithm=fedgen needs a model that ends in a linear classifier"):
+        algorithm("fedgen").check(federation(build=convolutional))
+
+
 # All of them.
 
 
@@ -393,6 +514,11 @@ def test_dirichlet_samples_are_means_of_the_clients() -> None:
         ("fedlaw", {"lr_decay": 1.5}, "lr_decay must be > 0 and <= 1, got 1.5"),
         ("fedlaw", {"lr_decay_epochs": 0}, "lr_decay_epochs must be >= 1, got 0"),
         ("fedlaw", {"epochs": -1}, "epochs must be >= 0, got -1"),
+        ("fedgen", {"alpha": -1.0}, "alpha must be >= 0, got -1.0"),
+        ("fedgen", {"decay": 0.0}, "decay must be > 0 and <= 1, got 0.0"),
+        ("fedgen", {"batch_size": 1}, "batch_size must be >= 2, got 1"),
+        ("fedgen", {"gen_batch_size": 0}, "gen_batch_size must be >= 1, got 0"),
+        ("fedgen", {"lr": 0.0}, "lr must be > 0, got 0.0"),
         ("fedbe", {"sampler": "swag"}, "sampler must be one of gaussian, dirichlet, got swag"),
         ("fedbe", {"num_samples": -1}, "num_samples must be >= 0, got -1"),
         ("fedbe", {"alpha": 0.0}, "alpha must be > 0, got 0.0"),
@@ -407,14 +533,27 @@ def test_bad_fields_name_themselves(name: str, overrides: dict[str, Any], messag
     assert isinstance(error.value.__cause__ or error.value, ValueError)
 
 
-@pytest.mark.parametrize(("name", "more"), [("fednova", 1), ("fedexp", 0), ("fedsam", 0), ("fedlaw", 0), ("fedbe", 0)])
+GENERATOR = (4 + CLASSES) * 6 + 6 + 2 * 6 + 6 * 6 + 6 + 2 * 6  # with its batch norm statistics
+
+
+@pytest.mark.parametrize(
+    ("name", "down", "more"),
+    [
+        ("fednova", 0, 1),
+        ("fedexp", 0, 0),
+        ("fedsam", 0, 0),
+        ("fedlaw", 0, 0),
+        ("fedbe", 0, 0),
+        ("fedgen", GENERATOR, CLASSES),
+    ],
+)
 @pytest.mark.parametrize("build", BUILDS)
-def test_7_20_payloads_are_those_of_the_table(name: str, more: int, build: Any) -> None:
+def test_7_20_payloads_are_those_of_the_table(name: str, down: int, more: int, build: Any) -> None:
     """Section 5: a model each way, and what a method sends on top of it."""
     fed = federation(EQUAL, build=build)
     run(algorithm(name), fed, 1)
     metrics, size = fed.collect(), fed.task.size
-    assert metrics["comm/download_mb"] == pytest.approx(len(EQUAL) * size * 4 / 1e6)
+    assert metrics["comm/download_mb"] == pytest.approx(len(EQUAL) * (size + down) * 4 / 1e6)
     assert metrics["comm/upload_mb"] == pytest.approx(len(EQUAL) * (size + more) * 4 / 1e6)
 
 
@@ -427,7 +566,7 @@ def test_a_single_participant_is_fedavg(name: str, build: Any) -> None:
     close(params(name, 3, fed, **overrides), params("fedavg", 3, fed))
 
 
-@pytest.mark.parametrize("name", ["fednova", "fedexp", "fedsam", "fedlaw", "fedbe"])
+@pytest.mark.parametrize("name", ["fednova", "fedexp", "fedsam", "fedlaw", "fedbe", "fedgen"])
 def test_a_round_without_arrivals_changes_nothing(name: str) -> None:
     fed = {"sizes": RAGGED, "cohort": 2, "std": 1e6}
     assert torch.equal(params(name, 3, fed), federation().task.init(0))

@@ -55,7 +55,7 @@ class FedNova(ServerAlgorithm[Params, Upload]):
 
     def _work(self, cohort: Cohort) -> Tensor:
         """a_j, the sum of the weights with which a client's gradients are in its change [K]."""
-        optimizer, steps = cohort.optimizer, cohort.num_steps.tolist()
+        optimizer, steps = cohort.local.make_optimizer(), cohort.num_steps.tolist()
         assert isinstance(optimizer, SGD)
         after = accumulated(optimizer, cohort.lr * self.mu, max(steps, default=0))
         return torch.tensor([after[n] for n in steps], dtype=torch.float64)
