@@ -91,7 +91,7 @@ def test_7_3_the_work_of_steps_is_the_distance_along_gradients_of_one(nesterov: 
     assert accumulated(optimizer, lr * mu, 9) == pytest.approx(distances, rel=1e-12)
 
 
-def test_fednova_is_equation_6_written_out() -> None:
+def test_fednova_is_its_update_written_out() -> None:
     """Clients of 1, 2 and 5 steps; the statistics of batch norm are averaged as they are."""
     sizes, fed = (8, 16, 40), federation((8, 16, 40), build=normed, training=local(epochs=1))
     x, p = fed.task.init(0), fed.task.num_params
@@ -136,7 +136,7 @@ def test_7_4_fedexp_of_orthogonal_changes_steps_half_as_far_as_there_are_clients
     close(after.params, state.params + max(1, m / 2) * rows.mean(0))
 
 
-def test_fedexp_is_equation_8_written_out() -> None:
+def test_fedexp_is_its_step_written_out() -> None:
     """Sizes as weights, eps, and batch norm statistics left out of the norms and of the extrapolation."""
     fed = federation(build=normed)
     built: Any = algorithm("fedexp", eps=0.5)
@@ -397,9 +397,9 @@ def test_fedgen_regularises_from_the_second_round_on() -> None:
 
 
 def test_fedgen_regularises_the_first_epochs_only() -> None:
-    """In two epochs of one step each; the first of them is that of a client with a single epoch."""
-    one, both = (params("fedgen", 2, {"sizes": [8]}, gen_epochs=epochs) for epochs in (1, 2))
-    assert not torch.allclose(one, both)
+    """Of two epochs of three minibatches each."""
+    none, one, both, more = (params("fedgen", 2, {"sizes": [20]}, gen_epochs=epochs) for epochs in (0, 1, 2, 20))
+    assert not torch.allclose(none, one) and not torch.allclose(one, both) and torch.equal(both, more)
 
 
 def generate(generator: Tensor, noise: Tensor, labels: Tensor) -> Tensor:

@@ -56,7 +56,7 @@ class FedExP(ServerAlgorithm[State, Update]):
         mean = arrivals.mean(deltas, uniform=uniform)
         spread = float(arrivals.mean(deltas[:, :p].square().sum(1), uniform=uniform))
         denominator = 2 * (float(mean[:p].square().sum()) + self.eps)
-        server_lr = max(1.0, spread / denominator) if denominator else 1.0  # Eq 8
+        server_lr = max(1.0, spread / denominator) if denominator else 1.0
         fed.report(server_lr=server_lr)
         return State(x + torch.cat([server_lr * mean[:p], mean[p:]]), previous=x)
 

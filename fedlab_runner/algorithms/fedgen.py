@@ -150,7 +150,7 @@ class FedGEN(ServerAlgorithm[State, Upload]):
         return self._train_generator(fed, state, arrivals.upload)._replace(params=x)
 
     def _train_generator(self, fed: Federation, state: State, upload: Upload) -> State:
-        """Algorithm 1, lines 12 and 13, with Eq 4 and the authors' diversity loss."""
+        """The generator after its steps of this round, with the diversity loss of the authors' code."""
         task, p, clients = self._generator(fed.task), fed.task.num_params, len(upload.models)
         heads = [_head(fed.task, y[:p]) for y in upload.models]
         weight = torch.stack([w for w, _ in heads])  # [A, C, F]

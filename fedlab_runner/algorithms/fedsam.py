@@ -1,4 +1,4 @@
-"""FedSAM (Qu et al., ICML 2022), Algorithm 1: FedAvg with sharpness-aware clients. https://arxiv.org/abs/2206.02618"""
+"""FedSAM (Qu et al., ICML 2022): FedAvg with sharpness-aware clients. https://arxiv.org/abs/2206.02618"""
 
 from dataclasses import dataclass
 
