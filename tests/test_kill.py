@@ -51,7 +51,13 @@ def rounds_done(folder: Path) -> int:
 
 @pytest.mark.parametrize(
     "name",
-    ["fedbuff", *(pytest.param(n, marks=pytest.mark.slow) for n in ("fedavg", "fedasync", "fedprox", "scaffold"))],
+    [
+        "fedbuff",
+        *(
+            pytest.param(n, marks=pytest.mark.slow)
+            for n in ("fedavg", "fedasync", "fedprox", "scaffold", "fedexp", "fedgen")
+        ),
+    ],
 )
 def test_killed_runs_end_in_the_same_bytes(name: str, tmp_path: Path) -> None:
     whole(tmp_path / "whole", f"algorithm={name}")

@@ -377,6 +377,14 @@ def test_bad_fields_name_themselves(make: Any, message: str) -> None:
             r"^algorithm=center needs examples on the server: add server_data=in_domain$",
         ),
         (
+            ["algorithm=fedlaw", "server_data=none"],
+            r"^algorithm=fedlaw needs examples on the server: add server_data=in_domain$",
+        ),
+        (
+            ["algorithm=fedbe", "server_data=none"],
+            r"^algorithm=fedbe needs examples on the server: add server_data=in_domain \(",
+        ),
+        (
             ["server_data=in_domain", "server_data.size=1000"],
             r"^server_data\.size must leave some of the test set's 359 examples, got 1000$",
         ),

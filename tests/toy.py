@@ -30,10 +30,16 @@ CPU = torch.device("cpu")
 ALGORITHMS = sorted(path.stem for path in (conf_dir() / "algorithm").glob("*.yaml"))
 
 
+# What is far larger than the toy itself.
+SMALLER: dict[str, dict[str, Any]] = {
+    "fedgen": {"noise_size": 4, "hidden": 6, "gen_batch_size": 5, "batch_size": 7, "steps": 3},
+}
+
+
 def algorithm(name: str, **overrides: Any) -> Algorithm[Any]:
-    """An algorithm as its YAML defines it."""
+    """An algorithm as its YAML defines it, made smaller where that has networks of its own."""
     node = OmegaConf.load(Path(conf_dir()) / "algorithm" / f"{name}.yaml")
-    built: Algorithm[Any] = hydra.utils.instantiate(node, **overrides, _convert_="all")
+    built: Algorithm[Any] = hydra.utils.instantiate(node, **(SMALLER.get(name, {}) | overrides), _convert_="all")
     return built
 
 

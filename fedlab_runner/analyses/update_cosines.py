@@ -10,7 +10,6 @@ from torch import Tensor
 
 from fedlab_runner.algorithm import Algorithm, ServerAlgorithm
 from fedlab_runner.errors import UserError
-from fedlab_runner.executors.work import Correct, Loss
 from fedlab_runner.federation import Cohort, Federation
 from fedlab_runner.plots import TRUE_COSINE_PREFIX
 from fedlab_runner.rng import Purpose, generator
@@ -23,15 +22,8 @@ class _Watched(Cohort):
 
     updates: Tensor | None = None  # [K, P]
 
-    def train(
-        self,
-        start: Tensor,
-        *,
-        loss: Loss | None = None,
-        correct: Correct | None = None,
-        per_client: tuple[Tensor, ...] = (),
-    ) -> Tensor:
-        y = super().train(start, loss=loss, correct=correct, per_client=per_client)
+    def train(self, start: Tensor, **how: Any) -> Tensor:
+        y = super().train(start, **how)
         self.updates = (y - start)[:, : self.task.num_params]
         return y
 
