@@ -4,6 +4,7 @@ Shape letters of the whole package: N clients, K clients in a cohort, A arrivals
 trainable parameters, then B float buffers), T local steps, b examples in a minibatch, C classes.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -159,6 +160,13 @@ class Task:
         """The float buffers by name, as views of [B]."""
         parts = torch.split(buffers, [n for *_, n in self._buffers])
         return {k: part.view(shape) for (k, shape, _), part in zip(self._buffers, parts, strict=True)}
+
+    @property
+    def layout(self) -> dict[str, tuple[int, torch.Size]]:
+        """Where each trainable parameter and float buffer begins in a model's vector, and its shape."""
+        tensors = self._params + self._buffers
+        starts = itertools.accumulate((n for *_, n in tensors), initial=0)
+        return {k: (start, shape) for start, (k, shape, _) in zip(starts, tensors, strict=False)}
 
     def segments(self, prefix: str) -> Tensor:
         """Which of the D values belong to submodule or parameter `prefix`: a mask [D]."""
