@@ -22,6 +22,8 @@ class Purpose(IntEnum):
     TOPOLOGY = 11
     ALGORITHM = 12
     SERVER_DROPOUT = 13
+    LEASH_BATCHES = 20
+    LEASH_HEAD = 21
 
 
 def _key(seed: int, purpose: Purpose, round: int, client: int) -> tuple[int, int]:

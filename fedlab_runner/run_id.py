@@ -10,6 +10,7 @@ from typing import Any
 VOLATILE = (
     *("rounds", "executor", "logger", "device", "threads", "checkpoint", "dataset.root", "dataset.download"),
     *("server_data.root", "server_data.dataset.root", "server_data.dataset.download"),
+    *("leash_data.root", "leash_data.dataset.root", "leash_data.dataset.download"),
 )
 
 
@@ -26,8 +27,15 @@ def without_volatile(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def name(fingerprint: Mapping[str, Any]) -> str:
-    """`<algorithm>-<8 hex>`: the algorithm's file name and a hash of the fingerprint; the same in every process."""
-    return f"{fingerprint['algorithm']['_target_'].split('.')[-2]}-{digest(fingerprint)}"
+    """`<algorithm>-<8 hex>`: the algorithm's file name and a hash of the fingerprint; the same in every process.
+
+    An algorithm around another one, its `base`, is followed by that one's name: `fedwalk-scaffold-<8 hex>`.
+    """
+    parts, node = [], fingerprint["algorithm"]
+    while isinstance(node, Mapping) and "_target_" in node:
+        parts.append(node["_target_"].split(".")[-2])
+        node = node.get("base")
+    return "-".join([*parts, digest(fingerprint)])
 
 
 def digest(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -61,11 +62,13 @@ def run_in(folder: Path, cfg: DictConfig) -> float:
             judged = f"{components.evaluation.summary} of {components.evaluation.metric}"
             _log.info("%s is finished already: %s %.4f; delete %s to run it anew", name, judged, finished, folder)
             return finished
-        return _run_locked(folder, name, cfg, components, prepare(components))
+        return _run_locked(folder, name, cfg, components, prepare(components, folder))
 
 
-def prepare(components: Components) -> Prepared:
-    """Loads the data, deals it out and builds the federation; UserError where the config does not fit the data."""
+def prepare(components: Components, folder: Path | None = None) -> Prepared:
+    """Loads the data, deals it out and builds the federation, whose files are in a run folder; UserError where the
+    config does not fit the data.
+    """
     c = components
     if c.threads is not None:
         torch.set_num_threads(c.threads)
@@ -75,6 +78,8 @@ def prepare(components: Components) -> Prepared:
         data = data.fit(c.model.channels, c.model.image_size)
     with _faults("server_data", c.server_data):
         server_data, rest = c.server_data.reserve(data, c.seed)
+    with _faults("leash_data", c.leash_data):
+        leash_data, rest = c.leash_data.reserve(rest, c.seed)
     with _faults("evaluation", c.evaluation):
         data = _tested(c.evaluation.held_out, data, rest, c.seed)
     with _faults("", c):
@@ -101,6 +106,8 @@ def prepare(components: Components) -> Prepared:
         local=c.local,
         seed=c.seed,
         server_data=None if server_data is None else server_data.to(device),
+        leash_data=None if leash_data is None else leash_data.to(device),
+        folder=folder,
     )
     with _faults("algorithm", c.algorithm):
         c.algorithm.check(fed)
@@ -206,6 +213,10 @@ def _faults(node: str, component: Any) -> Iterator[None]:
         yield
     except ValueError as error:
         message = str(error)
-        if message.partition(" ")[0] in {field.name for field in fields(component)}:
+        if re.split(r"[ .]", message)[0] in {field.name for field in fields(component)}:
             message = f"{node}.{message}".removeprefix(".")
         raise UserError(message) from error
+    except UserError as error:
+        if node == "leash_data":  # the choices of a group name the place where they mostly stand
+            raise UserError(str(error).replace("server_data", node)) from error
+        raise

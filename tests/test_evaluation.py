@@ -13,6 +13,7 @@ def evaluation(**changes: object) -> Evaluation:
         "batch_size": 7,
         "per_class": False,
         "clients": False,
+        "train": False,
         "metric": "test/accuracy",
         "summary": "best",
         "last": 5,
