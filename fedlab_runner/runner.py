@@ -215,8 +215,6 @@ def _faults(node: str, component: Any) -> Iterator[None]:
         message = str(error)
         if re.split(r"[ .]", message)[0] in {field.name for field in fields(component)}:
             message = f"{node}.{message}".removeprefix(".")
+        if node == "leash_data":  # the choices of its group name the place where they mostly stand
+            message = message.replace("server_data", node)
         raise UserError(message) from error
-    except UserError as error:
-        if node == "leash_data":  # the choices of a group name the place where they mostly stand
-            raise UserError(str(error).replace("server_data", node)) from error
-        raise

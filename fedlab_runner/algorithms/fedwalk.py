@@ -59,7 +59,8 @@ class FedWalk(Algorithm[State]):
 
     def __post_init__(self) -> None:
         if not isinstance(self.base, ServerAlgorithm):
-            raise ValueError(f"base must be an algorithm with a server and clients, got {_name(self.base)}")
+            name = self.base if isinstance(self.base, str) else type(self.base).__name__
+            raise ValueError(f"base must be a server's algorithm, e.g. algorithm@algorithm.base=scaffold, got {name}")
         if not 0 <= self.beta < 1:
             raise ValueError(f"beta must be in [0, 1), got {self.beta}")
         if self.unit not in UNITS:
@@ -167,7 +168,3 @@ def _leash_data(fed: Federation) -> ServerData:
         choice = "server_data@leash_data=tiny_imagenet (or imagenet_lh, image_folder, torchvision, ...)"
         raise UserError(f"algorithm=fedwalk needs a leash task on the server: add {choice}")
     return fed.leash_data
-
-
-def _name(base: Any) -> str:
-    return base if isinstance(base, str) else type(base).__name__
