@@ -1,15 +1,16 @@
 """The one mutable object of a run: the clients, the clock, and the updates on their way."""
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedlab_runner.arrivals import Arrivals, Upload, like, names
 from fedlab_runner.clock import RoundClock
 from fedlab_runner.executors.work import Correct, Executor, Loss, Work
 from fedlab_runner.local import LocalTraining
@@ -20,7 +21,8 @@ from fedlab_runner.server import ServerData, server_batches
 from fedlab_runner.tables import Rows, Tables
 from fedlab_runner.task import Batch, Task
 
-Upload = TypeVar("Upload", bound=tuple[Tensor, ...])
+__all__ = ["Arrivals", "Cohort", "Federation", "Flight"]
+
 FLOAT_BYTES = 4  # what one value costs on the wire, whatever precision the simulation uses
 
 
@@ -82,32 +84,6 @@ class Cohort:
         if fed.losses_reported:
             self.final_loss = client_losses(self.task, fed.population, self.client_ids, y)
         return y
-
-
-class Arrivals(Generic[Upload]):
-    """The updates that reach the server in this round, oldest dispatch first, then in the order of sampling."""
-
-    def __init__(self, upload: Upload, ids: Tensor, num_examples: Tensor, staleness: Tensor) -> None:
-        self.upload = upload  # each tensor [A, ...]
-        self.ids = ids  # [A]
-        self.num_examples = num_examples  # [A]
-        self.staleness = staleness  # [A], server steps between dispatch and arrival
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def select(self, rows: Tensor) -> "Arrivals[Upload]":
-        """Some of the arrivals: a mask or indices [A]."""
-        upload = _like(self.upload, (t[rows] for t in self.upload))
-        return Arrivals(upload, self.ids[rows], self.num_examples[rows], self.staleness[rows])
-
-    def mean(self, rows: Tensor, *, uniform: bool = False) -> Tensor:
-        """The mean of rows [A, ...] weighted by number of examples, or uniform; zero when nothing has arrived."""
-        if not len(self):
-            return rows.new_zeros(rows.shape[1:])
-        weights = torch.ones_like(self.num_examples) if uniform else self.num_examples
-        mean: Tensor = torch.tensordot(weights.to(rows.dtype) / weights.sum(), rows, 1)
-        return mean
 
 
 class Flight(NamedTuple):
@@ -178,17 +154,17 @@ class Federation:
         ids, num_examples, staleness = cohort.ids[now], cohort.num_examples[now], torch.zeros_like(cohort.ids[now])
         losses = [] if cohort.final_loss is None else cohort.final_loss[now].tolist()
         if not bool(now.all()):
-            upload = _like(upload, (rows[now] for rows in upload))
+            upload = like(upload, (rows[now] for rows in upload))
         if late := self._in_flight.pop(self.round, []):
             ids = self._behind([f.client for f in late], ids)
             num_examples = self._behind([f.num_examples for f in late], num_examples)
             staleness = self._behind([self.round - f.dispatched for f in late], staleness)
             old = (torch.stack(rows) for rows in zip(*(f.upload for f in late), strict=True))
-            upload = _like(upload, (torch.cat(pair) for pair in zip(old, upload, strict=True)))
+            upload = like(upload, (torch.cat(pair) for pair in zip(old, upload, strict=True)))
             losses = [f.loss for f in late if f.loss is not None] + losses
         arrivals = Arrivals(upload, ids, num_examples, staleness)
         self.arrived_losses += losses
-        values = sum(rows.numel() for name, rows in zip(_names(upload), upload, strict=True) if name not in known)
+        values = sum(rows.numel() for name, rows in zip(names(upload), upload, strict=True) if name not in known)
         self._count("comm/upload_mb", values + len(losses))
         self.count_server_flops(2 * values)  # every method scales and adds what arrives
         self._metrics |= {
@@ -274,15 +250,6 @@ class Federation:
 
     def _count(self, key: str, values: int) -> None:
         self._metrics[key] = self._metrics.get(key, 0.0) + values * FLOAT_BYTES / 1e6
-
-
-def _like(upload: Upload, tensors: Iterable[Tensor]) -> Upload:
-    """An upload of the same NamedTuple class."""
-    return cast(Upload, cast(Any, type(upload))(*tensors))
-
-
-def _names(upload: tuple[Tensor, ...]) -> tuple[str, ...]:
-    return cast(tuple[str, ...], cast(Any, upload)._fields)
 
 
 def _staleness_metrics(staleness: Tensor) -> dict[str, float]:
