@@ -387,7 +387,7 @@ def build(*overrides: str) -> config.Components:
             "^algorithm.base must be .* FedWalk$",
         ),
         (
-            ["algorithm@algorithm.base=feddle", "server_data@leash_data=in_domain"],
+            ["algorithm@algorithm.base=feddle", "server_data=none", "server_data@leash_data=in_domain"],
             r"^algorithm@algorithm\.base=feddle needs examples on the server: add server_data=in_domain ",
         ),
         (
@@ -402,7 +402,7 @@ def build(*overrides: str) -> config.Components:
             r"^leash_data\.root must be a folder of one folder a class, got /nowhere, which does not exist$",
         ),
         (
-            ["server_data@leash_data=in_domain", "leash_data.size=359"],
+            ["server_data=none", "server_data@leash_data=in_domain", "leash_data.size=359"],
             r"^leash_data\.size must leave some of the test set's 359 examples, got 359$",
         ),
     ],
