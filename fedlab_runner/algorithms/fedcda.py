@@ -108,14 +108,16 @@ class FedCDA(ServerAlgorithm[State, Upload]):
         if not len(arrivals):
             return state
         rows = fed.rows(self.caches_on, fed.task.size)
-        ids, warm = arrivals.ids.tolist(), fed.round >= self.warmup
+        ids, warmed_up = arrivals.ids.tolist(), fed.round >= self.warmup
         caches = {n: [Entry(*entry) for entry in cache] for n, cache in state.caches.items()}
-        free = list(caches) if warm and self.strategy == "optimal" else [n for n in ids if n in caches]
+        free = list(caches) if warmed_up and self.strategy == "optimal" else [n for n in ids if n in caches]
         total = self._without(state, caches, free, rows)
         self._push(caches, arrivals, rows, fed)  # line 8
-        free = list(caches) if warm and self.strategy == "optimal" else ids
-        chosen, tried = {n: place for n, place in state.chosen.items() if n not in set(free)}, 0
-        if not warm or self.strategy == "newest":
+        free = list(caches) if warmed_up and self.strategy == "optimal" else ids
+        chosen, tried = dict(state.chosen), 0
+        for n in free:
+            chosen.pop(n, None)
+        if not warmed_up or self.strategy == "newest":
             picks = dict.fromkeys(free, 0)
         elif self.strategy == "random":
             rng = generator(fed.seed, Purpose.ALGORITHM, fed.round)
@@ -135,7 +137,7 @@ class FedCDA(ServerAlgorithm[State, Upload]):
             cached_clients=len(caches),
         )
         mean = (total / len(chosen)).to(state.params.dtype)  # line 10
-        return State(mean if warm else arrivals.mean(arrivals.upload.models), total, caches, chosen)
+        return State(mean if warmed_up else arrivals.mean(arrivals.upload.models), total, caches, chosen)
 
     def _without(self, state: State, caches: Mapping[int, Sequence[Entry]], free: Sequence[int], rows: Rows) -> Tensor:
         """The sum of the models in use [D] without those of the clients that choose anew."""
