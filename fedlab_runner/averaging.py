@@ -1,6 +1,6 @@
 """FedAvg's server rule when updates can be late, shared by the algorithms that average."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -22,6 +22,15 @@ class Update(NamedTuple):
     rows: Tensor  # [K, D]
 
 
+class ModelUpdate(NamedTuple):
+    """What is averaged, and the client's model, which the server has from it and from what it had sent: `models` is
+    `known`.
+    """
+
+    rows: Tensor  # [K, D]
+    models: Tensor  # y [K, D]
+
+
 def check_averaging(late_policy: str, weighting: str, server_lr: float) -> None:
     """Raises ValueError, named after the field, for a rule that does not exist."""
     if late_policy not in LATE_POLICIES:
@@ -37,8 +46,9 @@ def outgoing(x: Tensor, y: Tensor, late_policy: str) -> Update:
     return Update(y if late_policy == "model" else y - x)
 
 
-def average(x: Tensor, arrivals: Arrivals[Update], late_policy: str, weighting: str, server_lr: float) -> Tensor:
-    """The server's next model [D], moved by the weighted mean of what has arrived; x itself when nothing has.
+def average(x: Tensor, arrivals: Arrivals[Any], late_policy: str, weighting: str, server_lr: float) -> Tensor:
+    """The server's next model [D], moved by the weighted mean of the `rows` that have arrived; x itself when nothing
+    has.
 
     `delta` adds late changes to today's model (Feddle, Eq 1 and 3), `model` averages the late models themselves,
     `discard` drops what is late (Eq 2). The three agree when nothing is late.

@@ -35,6 +35,7 @@ class Components:
     dataset: Any
     server_data: Any
     leash_data: Any
+    probe_data: Any
     partition: Any
     delay: Any
     model: Any
@@ -43,6 +44,7 @@ class Components:
     lr_schedule: Any
     executor: Any
     evaluation: Any
+    analysis: Any
     logger: Any
     checkpoint: Any
 

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from fedlab_runner.arrivals import Arrivals, Upload, like, names
 from fedlab_runner.clock import RoundClock
-from fedlab_runner.executors.work import Correct, Executor, Loss, Work
+from fedlab_runner.executors.work import Correct, Executor, Loss, PerStep, Perturb, Work
 from fedlab_runner.local import LocalTraining
 from fedlab_runner.measure import client_losses
 from fedlab_runner.plots import COUNT_PREFIX
 from fedlab_runner.population import Population
+from fedlab_runner.rng import Purpose, generators
 from fedlab_runner.server import ServerData, server_batches
 from fedlab_runner.tables import Rows, Tables
 from fedlab_runner.task import Batch, Task
@@ -36,7 +37,7 @@ class Cohort:
         self.ids = torch.from_numpy(ids).to(device)  # [K]
         self.num_examples = torch.from_numpy(fed.population.num_examples[ids]).to(device)  # [K]
         self.num_steps = torch.from_numpy(self._num_steps).to(device)  # [K]
-        self.lr = fed.lr
+        self.round, self.local, self.lr = fed.round, fed.local, fed.lr
         self.last_loss: Tensor | None = (
             None  # [K], after training: mean minibatch loss over each client's last local epoch
         )
@@ -49,19 +50,37 @@ class Cohort:
         """As `Federation.rows`."""
         return self._fed.rows(place, length)
 
+    @property
+    def label_counts(self) -> Tensor:
+        """How many examples of each class each client has [K, C] int64."""
+        return self._fed.population.label_counts(self.client_ids, self.task.num_classes)
+
+    @property
+    def steps_per_epoch(self) -> np.ndarray:
+        """Local steps of each client in one epoch [K]."""
+        return self._fed.population.steps_per_epoch(self.client_ids, self.local, self.task.has_batch_norm)
+
+    def streams(self, rows: np.ndarray, step: int) -> Iterator[np.random.Generator]:
+        """Random streams for the algorithm's use: of some rows of the cohort, in turn, at one of their local steps."""
+        return generators(self._fed.seed, Purpose.ALGORITHM, self.round, self.client_ids[rows], step)
+
     def train(
         self,
         start: Tensor,
         *,
         loss: Loss | None = None,
+        perturb: Perturb | None = None,
         correct: Correct | None = None,
         per_client: tuple[Tensor, ...] = (),
+        per_step: PerStep | None = None,
     ) -> Tensor:
         """The clients' models after local training [K, D], from `start` [D] or [K, D].
 
-        `loss(model, batch, *own)` replaces the task's loss and `correct(gradient, *own)` changes each step's gradient
-        [P]. Both are written for one client: what they close over is shared, what is passed in `per_client` (tensors
-        [K, ...]) is split by client.
+        `loss(model, batch, *own)` replaces the task's loss; each step's gradient [P] is taken where
+        `perturb(gradient, *own)` moves the parameters, on the same minibatch, and changed by
+        `correct(gradient, *own)`. All are written for one client: what they close over is shared, what is passed in
+        `per_client` (tensors [K, ...]) is split by client, and `per_step(rows, step)` adds to it what some rows of the
+        cohort [k] have at one local step (tensors [k, ...]).
         """
         fed = self._fed
         work = Work(
@@ -75,8 +94,10 @@ class Cohort:
             round=fed.round,
             start=start,
             loss=loss,
+            perturb=perturb,
             correct=correct,
             per_client=per_client,
+            per_step=per_step,
         )
         y, self.last_loss = fed.executor.train(work)
         if len(self):
@@ -109,10 +130,12 @@ class Federation:
         local: LocalTraining,
         seed: int,
         server_data: ServerData | None = None,
+        probe_data: ServerData | None = None,
         leash_data: ServerData | None = None,
         folder: Path | None = None,
     ) -> None:
         self.server_data, self.leash_data = server_data, leash_data
+        self.probe_data = probe_data  # examples for diagnostics: nothing is learned from them
         self.tables = Tables(folder, task.device)
         self.task, self.population, self.executor, self.local, self.seed = task, population, executor, local, seed
         self.num_clients = population.num_clients

@@ -1,5 +1,7 @@
-"""Image files, decoded and resized in parallel as they are read, so that only the small images are held."""
+"""Image files, decoded and resized in parallel, once: into memory, or into a file that is mapped instead of read."""
 
+import fcntl
+import hashlib
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,11 +12,15 @@ import torch
 from torch import Tensor
 
 from fedlab_runner.errors import UserError
+from fedlab_runner.files import TEMPORARY
 
 MODES = {1: "L", 3: "RGB"}  # by channels
+_AT_ONCE = 256  # images in memory while a file is made
+
+Refuse = Callable[[Path, str], UserError]
 
 
-def decode(paths: Sequence[Path], size: tuple[int, int, int], refuse: Callable[[Path, str], UserError]) -> Tensor:
+def decode(paths: Sequence[Path], size: tuple[int, int, int], refuse: Refuse) -> Tensor:
     """The images as uint8 [n, channels, height, width], `size` being (channels, height, width) of 1 or 3 channels.
 
     Each is resized as a whole, bilinear with antialiasing, the aspect ratio not kept. Raises `refuse(path, what)` for
@@ -34,7 +40,51 @@ def decode(paths: Sequence[Path], size: tuple[int, int, int], refuse: Callable[[
     return torch.from_numpy(images)
 
 
-def _decode(path: Path, size: tuple[int, int, int], refuse: Callable[[Path, str], UserError]) -> np.ndarray:
+def decode_mapped(paths: Sequence[Path], size: tuple[int, int, int], refuse: Refuse, folder: Path) -> Tensor:
+    """The same in a file in `folder`, which is made once for these image files (by path, length and time) and size.
+
+    The tensor is a view of the file: the system reads what is asked for and drops it when memory is short. It must not
+    be written into. Processes that want the same file wait for the one that makes it; a killed one leaves nothing that
+    is taken for whole. Raises OSError where the folder cannot be written or is full.
+    """
+    shape, file = (len(paths), *size), folder / f"{_digest(paths, size, refuse)}.uint8"
+    folder.mkdir(parents=True, exist_ok=True)
+    if not paths:
+        return torch.empty(shape, dtype=torch.uint8)
+    with file.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not file.exists():
+            _write(file, paths, size, refuse)
+    return torch.from_numpy(np.memmap(file, np.uint8, "r+", shape=shape))  # torch wants memory that may be written
+
+
+def _write(file: Path, paths: Sequence[Path], size: tuple[int, int, int], refuse: Refuse) -> None:
+    temporary = file.with_suffix(TEMPORARY)  # one name, under the lock: what a killed process left is written over
+    try:
+        with temporary.open("wb") as out:
+            for begin in range(0, len(paths), _AT_ONCE):
+                out.write(decode(paths[begin : begin + _AT_ONCE], size, refuse).numpy().data)
+            out.flush()
+            os.fsync(out.fileno())
+        temporary.replace(file)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _digest(paths: Sequence[Path], size: tuple[int, int, int], refuse: Refuse) -> str:
+    """Changes with any of the files and with the size."""
+    digest = hashlib.sha256(repr(size).encode())
+    for path in paths:
+        try:
+            facts = path.stat()
+        except OSError:
+            raise refuse(path, "is missing") from None
+        digest.update(repr((str(path.absolute()), facts.st_size, facts.st_mtime_ns)).encode())
+    return digest.hexdigest()[:16]
+
+
+def _decode(path: Path, size: tuple[int, int, int], refuse: Refuse) -> np.ndarray:
     from PIL import Image
 
     channels, height, width = size

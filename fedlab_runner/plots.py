@@ -1,42 +1,29 @@
 """Pictures of one run, drawn without a display."""
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedlab_runner.drawing import BLUE, GREY, ORANGE, STYLE, new_figure, save, series
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 COUNT_PREFIX = "late/staleness_count/"  # a metric key of a round: how many updates arrived with that staleness
-_BLUE, _ORANGE, _GREY = "#2f6db3", "#d9722e", "#6b7280"
-_STYLE = {
-    "font.size": 10,
-    "axes.titlesize": 11,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.edgecolor": _GREY,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#e5e7eb",
-    "legend.frameon": False,
-    "savefig.dpi": 150,
-}
+TRUE_COSINE_PREFIX = "analysis/true_cosine/"  # cosine of this round's true update to that of the round which follows
+FILE_ONLY = (COUNT_PREFIX, TRUE_COSINE_PREFIX)  # a chart each would be too many: pictures say it better
 
 
 def plot_curves(path: Path, rows: Sequence[Mapping[str, Any]], title: str) -> None:
     """Test accuracy, and train and test loss, over the rounds; `rows` as in `metrics.jsonl`."""
     from matplotlib.style import context
 
-    with context(_STYLE):
-        figure = _figure(9, 3.6, title)
+    with context(STYLE):
+        figure = new_figure(9, 3.6, title)
         accuracy, loss = figure.subplots(1, 2)
-        _accuracy(accuracy, *_series(rows, "test/accuracy"))
+        _accuracy(accuracy, *series(rows, "test/accuracy"))
         _losses(loss, rows)
-        _save(figure, path)
+        save(figure, path)
 
 
 def plot_staleness(path: Path, rows: Sequence[Mapping[str, Any]], title: str) -> bool:
@@ -47,15 +34,15 @@ def plot_staleness(path: Path, rows: Sequence[Mapping[str, Any]], title: str) ->
     from matplotlib.style import context
 
     counts = staleness_counts(rows)
-    mean = _series(rows, "late/staleness_mean")
+    mean = series(rows, "late/staleness_mean")
     panels = [draw for draw, there in ((_staleness_over_rounds, mean[0]), (_staleness_histogram, counts)) if there]
     if not panels:
         return False
-    with context(_STYLE):
-        figure = _figure(4.5 * len(panels), 3.6, title)
+    with context(STYLE):
+        figure = new_figure(4.5 * len(panels), 3.6, title)
         for axes, draw in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
             draw(axes, rows)
-        _save(figure, path)
+        save(figure, path)
     return True
 
 
@@ -72,9 +59,9 @@ def staleness_counts(rows: Sequence[Mapping[str, Any]]) -> dict[int, float]:
 
 def _staleness_over_rounds(axes: "Axes", rows: Sequence[Mapping[str, Any]]) -> None:
     axes.set(title="Staleness on arrival", xlabel="round", ylabel="rounds")
-    rounds, oldest = _series(rows, "late/staleness_max")
-    axes.fill_between(rounds, oldest, color=_BLUE, alpha=0.2, linewidth=0, label="up to the oldest")
-    axes.plot(*_series(rows, "late/staleness_mean"), color=_BLUE, linewidth=1.2, label="mean")
+    rounds, oldest = series(rows, "late/staleness_max")
+    axes.fill_between(rounds, oldest, color=BLUE, alpha=0.2, linewidth=0, label="up to the oldest")
+    axes.plot(*series(rows, "late/staleness_mean"), color=BLUE, linewidth=1.2, label="mean")
     axes.set_ylim(0, 1.25 * axes.get_ylim()[1])  # room for the legend
     axes.legend(loc="upper left", ncols=2)
 
@@ -83,9 +70,9 @@ def _staleness_histogram(axes: "Axes", rows: Sequence[Mapping[str, Any]]) -> Non
     from matplotlib.ticker import MaxNLocator
 
     counts = staleness_counts(rows)
-    axes.bar(list(counts), list(counts.values()), width=0.9, color=_BLUE)
+    axes.bar(list(counts), list(counts.values()), width=0.9, color=BLUE)
     mean = sum(age * count for age, count in counts.items()) / sum(counts.values())
-    axes.axvline(mean, color=_ORANGE, linestyle="--", label=f"mean {mean:.1f}")
+    axes.axvline(mean, color=ORANGE, linestyle="--", label=f"mean {mean:.1f}")
     axes.set(title="Updates by staleness", xlabel="rounds between start and arrival", ylabel="updates")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
@@ -100,39 +87,20 @@ def _accuracy(axes: "Axes", rounds: list[int], values: list[float]) -> None:
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
     if not values:
         return
-    axes.plot(rounds, values, color=_BLUE, marker="o" if len(values) <= 40 else "", markersize=3)
+    axes.plot(rounds, values, color=BLUE, marker="o" if len(values) <= 40 else "", markersize=3)
     best = max(range(len(values)), key=values.__getitem__)
     label = f"best {values[best]:.2%} in round {rounds[best]}"
-    axes.scatter([rounds[best]], [values[best]], s=45, color=_ORANGE, zorder=3, label=label)
+    axes.scatter([rounds[best]], [values[best]], s=45, color=ORANGE, zorder=3, label=label)
     axes.set_ylim(0, min(1.02, values[best] * 1.1) or 1.0)
     axes.legend(loc="lower right")
 
 
 def _losses(axes: "Axes", rows: Sequence[Mapping[str, Any]]) -> None:
     axes.set(title="Loss", xlabel="round")
-    lines = (("train/loss", "train", _GREY, 1.0), ("test/loss", "test", _BLUE, 1.6))
+    lines = (("train/loss", "train", GREY, 1.0), ("test/loss", "test", BLUE, 1.6))
     for key, label, colour, width in lines:
-        rounds, values = _series(rows, key)
+        rounds, values = series(rows, key)
         if values:
             axes.plot(rounds, values, color=colour, linewidth=width, label=label)
     if axes.lines:
         axes.legend()
-
-
-def _series(rows: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], list[float]]:
-    """The rounds that have a finite value of `key`, and those values."""
-    pairs = [(row["round"], row[key]) for row in rows if key in row and math.isfinite(row[key])]
-    return [round for round, _ in pairs], [value for _, value in pairs]
-
-
-def _figure(width: float, height: float, title: str) -> "Figure":
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    figure.suptitle(title, x=0.01, ha="left", color=_GREY, fontsize=9)
-    return figure
-
-
-def _save(figure: "Figure", path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)

@@ -50,6 +50,12 @@ class Population:
         """The example indices of one client [n_i] int64."""
         return self._members[self._offsets[client] : self._offsets[client + 1]]
 
+    def label_counts(self, ids: np.ndarray, num_classes: int) -> Tensor:
+        """How many examples of each class clients `ids` [K] have [K, C] int64."""
+        labels = [self.targets[torch.from_numpy(self.members(i)).to(self.targets.device)] for i in ids.tolist()]
+        counts = [torch.bincount(own, minlength=num_classes) for own in labels]
+        return torch.stack(counts) if counts else self.targets.new_zeros(0, num_classes)
+
     @property
     def assignment(self) -> tuple[np.ndarray, np.ndarray]:
         """All examples in client order [n], and whose they are [n]."""

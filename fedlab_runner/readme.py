@@ -55,6 +55,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "participation": lambda: choices("participation"),
     "lr_schedules": lambda: choices("lr_schedule"),
     "executors": lambda: choices("executor"),
+    "analyses": lambda: choices("analysis", origin=True),
     "settings": settings,
 }
 

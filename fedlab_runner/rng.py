@@ -22,6 +22,7 @@ class Purpose(IntEnum):
     TOPOLOGY = 11
     ALGORITHM = 12
     SERVER_DROPOUT = 13
+    ANALYSIS = 14
     LEASH_BATCHES = 20
     LEASH_HEAD = 21
 
@@ -37,13 +38,17 @@ def generator(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> n
     return np.random.Generator(np.random.Philox(key=_key(seed, purpose, round, client)))
 
 
-def generators(seed: int, purpose: Purpose, round: int, clients: np.ndarray) -> Iterator[np.random.Generator]:
+def generators(
+    seed: int, purpose: Purpose, round: int, clients: np.ndarray, step: int = 0
+) -> Iterator[np.random.Generator]:
     """The streams of many clients in turn: the same numbers as `generator` gives, without its cost of set-up.
 
-    Each yielded generator is valid until the next one is asked for.
+    Steps are parts of a stream, each so long that it never reaches the next. Each yielded generator is valid until the
+    next one is asked for.
     """
     bits = np.random.Philox(key=0)
     fresh, rng = bits.state, np.random.Generator(bits)
+    fresh["state"]["counter"][2] = step
     for client in clients.tolist():
         fresh["state"]["key"][:] = _key(seed, purpose, round, client)
         bits.state = fresh

@@ -7,11 +7,15 @@ from collections.abc import Mapping
 from typing import Any
 
 # What may change between two calls that continue one run: how far, how fast, where, and what is written down.
+SERVER_DATA = ("server_data", "probe_data", "leash_data")  # the nodes of the group `server_data`
 VOLATILE = (
     *("rounds", "executor", "logger", "device", "threads", "checkpoint", "dataset.root", "dataset.download"),
-    *("server_data.root", "server_data.dataset.root", "server_data.dataset.download"),
-    *("leash_data.root", "leash_data.dataset.root", "leash_data.dataset.download"),
+    *(f"{node}.{key}" for node in SERVER_DATA for key in ("root", "cache", "dataset.root", "dataset.download")),
 )
+# Groups that came later: choosing their `none` is as if they were not there, so that older runs keep their names.
+ADDITIONS = ("analysis", "probe_data", "leash_data")
+# Keys that came later: likewise with these values.
+ADDED_KEYS = {"evaluation.train": False, "algorithm.controls_on": "device", "algorithm.updates_on": "device"}
 
 
 def without_volatile(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -23,6 +27,13 @@ def without_volatile(config: Mapping[str, Any]) -> dict[str, Any]:
         for parent in parents:
             node = node.get(parent, {})
         node.pop(last, None)
+    for key in ADDITIONS:
+        if kept.get(key, {}).get("_target_", "").rpartition(".")[0].endswith(".none"):
+            del kept[key]
+    for key, default in ADDED_KEYS.items():
+        group, _, last = key.partition(".")
+        if kept.get(group, {}).get(last) == default:
+            del kept[group][last]
     return kept
 
 

@@ -20,6 +20,7 @@ from fedlab_runner.checkpoint import CheckpointStore, RunLock
 from fedlab_runner.clock import RoundClock
 from fedlab_runner.config import Components, build, fingerprint, run_id
 from fedlab_runner.data import Data
+from fedlab_runner.diagnostic_plots import plot_diagnostics
 from fedlab_runner.errors import UserError
 from fedlab_runner.federation import Federation
 from fedlab_runner.files import write_text_atomically
@@ -30,7 +31,8 @@ from fedlab_runner.population import Population
 from fedlab_runner.recorder import Recorder
 from fedlab_runner.recording.jsonl import decode
 from fedlab_runner.rng import Purpose, generator
-from fedlab_runner.run_id import digest
+from fedlab_runner.run_id import SERVER_DATA, digest
+from fedlab_runner.server import ServerData
 from fedlab_runner.simulation import Simulation
 from fedlab_runner.summary import summarise
 from fedlab_runner.task import Normalize, Task
@@ -76,10 +78,7 @@ def prepare(components: Components, folder: Path | None = None) -> Prepared:
         data: Data = c.dataset.load(c.seed)
     with _faults("model", c.model):
         data = data.fit(c.model.channels, c.model.image_size)
-    with _faults("server_data", c.server_data):
-        server_data, rest = c.server_data.reserve(data, c.seed)
-    with _faults("leash_data", c.leash_data):
-        leash_data, rest = c.leash_data.reserve(rest, c.seed)
+    server_data, rest = _server_data(c, data)
     with _faults("evaluation", c.evaluation):
         data = _tested(c.evaluation.held_out, data, rest, c.seed)
     with _faults("", c):
@@ -105,16 +104,30 @@ def prepare(components: Components, folder: Path | None = None) -> Prepared:
         executor=c.executor,
         local=c.local,
         seed=c.seed,
-        server_data=None if server_data is None else server_data.to(device),
-        leash_data=None if leash_data is None else leash_data.to(device),
+        **{name: None if examples is None else examples.to(device) for name, examples in server_data.items()},
         folder=folder,
     )
     with _faults("algorithm", c.algorithm):
         c.algorithm.check(fed)
+    with _faults("analysis", c.analysis):
+        c.analysis.check(c.algorithm, fed)
     test = data.test._replace(inputs=data.test.inputs.to(device), targets=data.test.targets.to(device))
-    simulation = Simulation(c.algorithm, fed, test, c.evaluation, c.lr_schedule, c.rounds)
+    simulation = Simulation(c.algorithm, fed, test, c.evaluation, c.analysis, c.lr_schedule, c.rounds)
     _log.info("%d clients, %s values a model, on %s", population.num_clients, f"{task.size:,}", device)
     return Prepared(simulation, data, split)
+
+
+def _server_data(c: Components, data: Data) -> tuple[dict[str, ServerData | None], Data]:
+    """Each set of the server's own examples by its node, and the data that they leave; no two share an example."""
+    found: dict[str, ServerData | None] = {}
+    for node in SERVER_DATA:
+        source = getattr(c, node)
+        try:
+            with _faults(node, source):
+                found[node], data = source.reserve(data, c.seed)
+        except UserError as error:  # the choices name the node where they mostly stand
+            raise UserError(re.sub(r"\bserver_data\b", node, str(error))) from error
+    return found, data
 
 
 def _tested(held_out: int, data: Data, rest: Data, seed: int) -> Data:
@@ -163,6 +176,8 @@ def _run_locked(folder: Path, name: str, cfg: DictConfig, c: Components, prepare
         recorder.image("curves", plots / "curves.png")
         if plot_staleness(plots / "staleness.png", rows, name):
             recorder.image("staleness", plots / "staleness.png")
+        for picture in plot_diagnostics(plots, rows, name):
+            recorder.image(picture.stem, picture)
         summary = summarise(rows, e.metric, e.summary, e.last, e.every, c.rounds)
         recorder.finish({"run_id": name, **summary})
     return float(summary["objective"])
@@ -215,6 +230,4 @@ def _faults(node: str, component: Any) -> Iterator[None]:
         message = str(error)
         if re.split(r"[ .]", message)[0] in {field.name for field in fields(component)}:
             message = f"{node}.{message}".removeprefix(".")
-        if node == "leash_data":  # the choices of its group name the place where they mostly stand
-            message = message.replace("server_data", node)
         raise UserError(message) from error

@@ -1,6 +1,6 @@
 """What the server has of its own, examples, and the training that it does on them."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,19 +25,22 @@ ADAM = Adam(0.9, 0.999, 1e-8, 0.0, decoupled=False)  # what the server trains wi
 @dataclass(frozen=True)
 class ServerData:
     """The server's labelled examples, stored as the clients' are; `in_domain` says that their classes are the
-    clients' too.
+    clients' too, `mapped` that the inputs are a file's and not to be copied as a whole.
     """
 
     inputs: Tensor  # [n, ...] as the clients'
     targets: Tensor  # [n] int64
     num_classes: int
     in_domain: bool
+    mapped: bool = False
 
     def __len__(self) -> int:
         return len(self.targets)
 
     def to(self, device: torch.device) -> "ServerData":
-        """The same on a device."""
+        """The same on a device; what is mapped stays where it is, and minibatches follow one by one."""
+        if self.mapped:
+            return self
         return ServerData(self.inputs.to(device), self.targets.to(device), self.num_classes, self.in_domain)
 
 
@@ -102,8 +105,9 @@ def server_batches(
             if max_steps is not None and steps >= max_steps:
                 return
             steps += 1
-            ones = torch.ones(len(index), dtype=fed.task.dtype, device=fed.task.device)
-            yield fed.task.batch(data.inputs[index], labels[index], ones)
+            device = fed.task.device
+            ones = torch.ones(len(index), dtype=fed.task.dtype, device=device)
+            yield fed.task.batch(data.inputs[index].to(device), labels[index].to(device), ones)
 
 
 def server_steps(fed: "Federation", epochs: int, batch_size: int, max_steps: int | None) -> int:
@@ -126,28 +130,64 @@ def train_on_server(
     clip_norm: float | None = None,
     slots: tuple[Tensor, ...] | None = None,
     first_step: int = 0,
+    params_of: Callable[[Tensor], Tensor] | None = None,
+    watch: Callable[[int, Tensor], bool] | None = None,
 ) -> Trained:
     """The model [D] after one step on each minibatch, from `start` [D].
 
     `loss(model, batch)` replaces the task's; `lr` may be a function of the step, which counts from `first_step`;
-    `slots` is the optimiser's state to go on from (fresh without).
+    `slots` is the optimiser's state to go on from (fresh without). `params_of` makes the parameters a function of what
+    is trained, which then stands in their place before the buffers. `watch` is told the steps done and the model after
+    each, and ends the training by True.
     """
     task = fed.task
-    params, buffers = start[: task.num_params].clone(), start[task.num_params :]
+    params, buffers = start[: len(start) - task.num_buffers].clone(), start[len(start) - task.num_buffers :]
     slots = zero_slots(optimizer, params) if slots is None else tuple(s.clone() for s in slots)
     with torch.random.fork_rng(devices=[task.device] if task.device.type == "cuda" else []):
         torch.manual_seed(torch_seed(fed.seed, Purpose.SERVER_DROPOUT, fed.round))
         for t, batch in enumerate(batches, first_step):
             task.mode(True, frozen_norm=len(batch.mask) == 1)
             leaf = params.detach().requires_grad_()
-            model = Model(task, leaf, buffers)
+            model = Model(task, leaf if params_of is None else params_of(leaf), buffers)
             (g,) = torch.autograd.grad((loss or task.loss)(model, batch), leaf)
             buffers = model.buffers.detach()
             if clip_norm is not None:
                 g = clip_rows(g, clip_norm)
             optimizer.step(params, g, slots, lr(t) if callable(lr) else lr, t)
             fed.count_server_flops(len(batch.mask) * task.flops(batch.inputs).step)
+            if watch is not None and watch(t + 1, torch.cat([params, buffers])):
+                break
     return Trained(torch.cat([params, buffers]), slots)
+
+
+@torch.no_grad()
+def mean_answer(
+    fed: "Federation",
+    teachers: Tensor | Sequence[Tensor],
+    inputs: Tensor,
+    answer: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """The mean over teachers [D] of their logits [b, C], or of `answer(logits)`, on normalised inputs, in evaluation
+    mode.
+    """
+    task = fed.task
+    p = task.num_params
+    fed.count_server_flops(len(teachers) * len(inputs) * task.flops(inputs).forward)
+    logits = (task.evaluate(y[:p], y[p:], inputs) for y in teachers)
+    return torch.stack([z if answer is None else answer(z) for z in logits]).mean(0)
+
+
+def mean_answers(
+    fed: "Federation",
+    teachers: Tensor | Sequence[Tensor],
+    batch_size: int,
+    answer: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """The same on all of the server's examples [n, C]."""
+    data, task = fed.server_data, fed.task
+    assert data is not None
+    parts = (part.to(task.device) for part in torch.split(data.inputs, batch_size))
+    return torch.cat([mean_answer(fed, teachers, task.normalize(part, task.dtype), answer) for part in parts])
 
 
 def train_as_client(fed: "Federation", start: Tensor) -> Tensor:
@@ -167,9 +207,6 @@ def train_as_client(fed: "Federation", start: Tensor) -> Tensor:
         seed=fed.seed,
         round=fed.round,
         start=start,
-        loss=None,
-        correct=None,
-        per_client=(),
     )
     y, _ = fed.executor.train(work)
     examples = int(work.plan(ids).sizes.sum())

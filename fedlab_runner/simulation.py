@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedlab_runner.algorithm import Algorithm
+from fedlab_runner.analyses import Analysis
 from fedlab_runner.checkpoint import Checkpointing, CheckpointStore
 from fedlab_runner.data import Examples
 from fedlab_runner.errors import Diverged, UserError
@@ -34,6 +35,7 @@ class Snapshot(NamedTuple):
     round: int  # rounds done
     state: Any
     federation: dict[str, Any]
+    analysis: Any  # what the analysis remembers
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Simulation:
     fed: Federation
     test: Examples
     evaluation: Evaluation
+    analysis: Analysis[Any]
     lr_schedule: LRSchedule
     rounds: int
 
@@ -74,7 +77,8 @@ class Simulation:
                 recorder.sync()  # a checkpoint must not outrun its metrics
                 self.fed.tables.sync()  # nor its rows
                 state, federation = pack(now.state), pack(now.federation)
-                payload = {"state": state, "federation": federation, "wall": time.monotonic() - began}
+                payload = {"state": state, "federation": federation, "analysis": pack(now.analysis)}
+                payload["wall"] = time.monotonic() - began
                 store.save(now.round, fingerprint, payload)
                 self.fed.tables.retain(store.rounds())
                 written, saved_round, saved_at = True, now.round, time.monotonic()
@@ -84,14 +88,15 @@ class Simulation:
                 recorder.log(0, self._first_evaluation(now.state), {"time/wall": time.monotonic() - began})
             while now.round < self.rounds:
                 started = time.monotonic()
+                memory, seen = self._analyse(now)
                 state, metrics = self._round(now)
                 trained = time.monotonic()
-                metrics |= self._evaluate(state, now.round + 1)
+                metrics |= seen | self._evaluate(state, now.round + 1)
                 done = time.monotonic()
                 timings = {"round": trained - started, "evaluation": done - trained, "wall": done - began}
                 timings = self.fed.timings() | {f"time/{key}": value for key, value in timings.items()}
                 recorder.log(now.round + 1, metrics, timings)
-                now = Snapshot(now.round + 1, state, self.fed.state_dict())
+                now = Snapshot(now.round + 1, state, self.fed.state_dict(), memory)
                 if checkpointing.due(now.round, saved_round, done - saved_at):
                     save()
         except BaseException:
@@ -104,7 +109,12 @@ class Simulation:
         return now.state
 
     def _initial(self) -> Snapshot:
-        return Snapshot(0, self.algorithm.init(self.fed), self.fed.state_dict())
+        return Snapshot(0, self.algorithm.init(self.fed), self.fed.state_dict(), self.analysis.init())
+
+    def _analyse(self, now: Snapshot) -> tuple[Any, dict[str, float]]:
+        """What the analysis remembers after looking at the round that begins, and its metrics."""
+        self.fed.begin(now.round, self.lr_schedule.factor(now.round))
+        return self.analysis.observe(now.analysis, now.state, self.algorithm, self.fed)
 
     def _round(self, now: Snapshot) -> tuple[Any, dict[str, float]]:
         """One round from a snapshot: the next State and the round's metrics."""
@@ -135,4 +145,5 @@ class Simulation:
         """The run as it was after `round` rounds, and the seconds it had taken."""
         state = unpack(payload["state"], like=self.algorithm.init(self.fed))
         self.fed.load_state_dict(payload["federation"])
-        return Snapshot(round, state, self.fed.state_dict()), payload["wall"]
+        memory = unpack(payload.get("analysis"), like=self.analysis.init())  # none in checkpoints of older versions
+        return Snapshot(round, state, self.fed.state_dict(), memory), payload["wall"]

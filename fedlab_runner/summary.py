@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from fedlab_runner.plots import COUNT_PREFIX
+from fedlab_runner.plots import FILE_ONLY
 
 RULES = ("max_of_last", "mean_of_last", "best", "last")
 
@@ -19,8 +19,8 @@ def summarise(
     a run that was extended counts like one that never stopped. With fewer than `last` of them all count; with none each
     value is NaN. A NaN among them makes the mean NaN, while the maximum and the best pass it over. `best` is the
     smallest value of a loss or an error and the largest of all else; `std_of_last` is that of the values themselves
-    (divided by n). `final` holds the metrics of the last row and `at_best` those of the best round, both without the
-    counts by staleness.
+    (divided by n). `final` holds the metrics of the last row and `at_best` those of the best round, both without what
+    only the files have.
     """
     assert rule in RULES and last >= 1 and every >= 1, (rule, last, every)
     found = [row for row in rows if row["round"] >= 1 and metric in row]
@@ -53,7 +53,7 @@ def summarise(
 
 
 def _metrics(row: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in row.items() if not key.startswith(COUNT_PREFIX)}
+    return {key: value for key, value in row.items() if not key.startswith(FILE_ONLY)}
 
 
 def _best(rows: Sequence[dict[str, Any]], metric: str) -> tuple[float, int | None]:

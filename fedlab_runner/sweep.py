@@ -170,10 +170,12 @@ def comma_separated(rows: Sequence[Row]) -> str:
 
 
 def show(folder: Path) -> None:
-    """Print the table and where it is."""
+    """Print the table, draw the pictures, and say where they are."""
     import rich
     from rich.table import Table
     from rich.text import Text
+
+    from fedlab_runner import sweep_plots
 
     if not (rows := read(folder)):  # the command was refused before any job
         return
@@ -182,7 +184,8 @@ def show(folder: Path) -> None:
     for line in body:
         table.add_row(*(Text(cell) for cell in line))
     rich.print(table)
-    print(os.path.relpath(folder / "table.md"))
+    for path in (folder / "table.md", *sweep_plots.plot_sweep(folder)):
+        print(os.path.relpath(path))
 
 
 def _natural(setting: tuple[str, ...]) -> list[Any]:

@@ -22,6 +22,10 @@ class Batch(NamedTuple):
     targets: Tensor  # [b] int64
     mask: Tensor  # [b]
 
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean of values [b] over the real examples."""
+        return (values * self.mask).sum() / self.mask.sum()
+
 
 class Normalize(NamedTuple):
     """Turns what is stored (uint8 pixels or float features) into what a model reads."""
@@ -182,8 +186,7 @@ class Task:
 
     def loss(self, model: Model, batch: Batch) -> Tensor:
         """Mean cross entropy over the real examples of a minibatch."""
-        losses = F.cross_entropy(model(batch.inputs), batch.targets, reduction="none")
-        return (losses * batch.mask).sum() / batch.mask.sum()
+        return batch.mean(F.cross_entropy(model(batch.inputs), batch.targets, reduction="none"))
 
     @torch.no_grad()
     def predict(self, w: Tensor, inputs: Tensor) -> Tensor:

@@ -78,7 +78,7 @@ def test_an_experiment_overrides_the_defaults_and_the_command_line_overrides_it(
 def test_every_group_of_the_defaults_is_a_component() -> None:
     groups = [key for entry in OmegaConf.load(CONF / "train.yaml").defaults if entry != "_self_" for key in entry]
     groups = [key for key in groups if not key.startswith("override") and key not in ("experiment", "hparams_search")]
-    groups = [key.rpartition("@")[2] for key in groups]
+    groups = [key.rpartition("@")[2] for key in groups]  # server_data@probe_data is a node of another name
     assert sorted(groups) == sorted(f.name for f in dataclasses.fields(config.Components) if f.type is Any)
 
 

@@ -63,6 +63,7 @@ def test_every_experiment_runs_a_round(experiment: str, tmp_path: Path, monkeypa
     monkeypatch.setattr(runner, "plot_partition", lambda *_: None)
     monkeypatch.setattr(runner, "plot_curves", lambda *_: None)
     monkeypatch.setattr(runner, "plot_staleness", lambda *_: False)
+    monkeypatch.setattr(runner, "plot_diagnostics", lambda *_: [])
     objective = run_in(tmp_path, without_files(composed(f"experiment={experiment}", *TINY, small=False)))
     assert 0 <= objective <= 1
 

@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from toy import EQUAL, FEATURES, RAGGED, algorithm, federation, local, normed, run, server_data
 
-from fedlab_runner.algorithms.feddf import Upload
-from fedlab_runner.averaging import LATE_POLICIES, Update
+from fedlab_runner.averaging import LATE_POLICIES, ModelUpdate, Update
 from fedlab_runner.federation import Arrivals
 from fedlab_runner.server import train_as_client, train_on_server
 
@@ -222,7 +221,7 @@ def test_feddf_learns_from_the_models_that_clients_had_not_from_changes() -> Non
     state = built.init(fed)
     good = run(algorithm("fedavg"), federation([60], training=local(epochs=30)), 1).params
     zero = torch.zeros_like(good).unsqueeze(0)
-    late = Arrivals(Upload(zero, good.unsqueeze(0)), torch.tensor([0]), torch.tensor([8]), torch.tensor([3]))
+    late = Arrivals(ModelUpdate(zero, good.unsqueeze(0)), torch.tensor([0]), torch.tensor([8]), torch.tensor([3]))
     after = built.server_step(state, late, fed)
     assert fed.server_data is not None
     loss = [

@@ -51,6 +51,8 @@ def rounds_done(folder: Path) -> int:
 
 SLOW = (
     "fedavg",
+    "fedexp",
+    "fedgen",
     "fedasync",
     "fedprox",
     "scaffold",

@@ -32,6 +32,15 @@ def test_many_clients_draw_what_each_draws_alone() -> None:
     assert together == alone
 
 
+def test_steps_are_parts_of_a_stream_of_their_own() -> None:
+    def draws(step: int) -> list[int]:
+        (rng,) = generators(1, Purpose.ALGORITHM, 4, np.array([5]), step)
+        return list(rng.integers(2**63, size=50).tolist())
+
+    assert draws(0) == generator(1, Purpose.ALGORITHM, 4, 5).integers(2**63, size=50).tolist()
+    assert draws(1) == draws(1) and len({*draws(0), *draws(1), *draws(2**31)}) == 150
+
+
 def test_half_a_word_left_over_by_one_client_does_not_reach_the_next() -> None:
     """32-bit draws keep half of a 64-bit word for later: it must not leak into another client's stream."""
     streams = []

@@ -12,6 +12,7 @@ from PIL import Image
 from torchvision_files import write_mnist
 from toy import federation, local, mlp, normed, server_data, task
 
+from fedlab_runner import images as images_module
 from fedlab_runner.config import conf_dir
 from fedlab_runner.data import Data, Examples
 from fedlab_runner.datasets.fashion_mnist import FashionMNIST
@@ -165,13 +166,13 @@ def build(*overrides: str) -> Any:
 
 def test_an_image_folder_is_read_to_the_clients_shape(tmp_path: Path) -> None:
     root = image_folder(tmp_path)
-    mine, rest = reserved(ImageFolder(str(root), None, None), clients(3, 8))
+    mine, rest = reserved(ImageFolder(str(root), None, None, None), clients(3, 8))
     assert mine.inputs.shape == (15, 3, 8, 8) and mine.inputs.dtype == torch.uint8
     assert (mine.num_classes, mine.in_domain, len(rest.test.targets)) == (3, False, 40)
     # classes by name: n01 was written with colour 80, n02 with 0, n03 with 160
     for label, value in enumerate((80, 0, 160)):
         assert (mine.inputs[mine.targets == label].float() - value).abs().max() <= 2
-    grey, _ = reserved(ImageFolder(str(root), None, None), clients(1, 12))
+    grey, _ = reserved(ImageFolder(str(root), None, None, None), clients(1, 12))
     assert grey.inputs.shape == (15, 1, 12, 12)
 
 
@@ -180,7 +181,7 @@ def test_images_are_resized_as_a_whole_with_antialiasing(tmp_path: Path) -> None
     stripes = np.tile(np.array([[0], [255]], np.uint8).repeat(64, 1)[..., None].repeat(3, 2), (20, 1, 1))
     for name, array in (("a/x.png", halves), ("b/x.png", stripes)):
         save_png(tmp_path / name, array)
-    mine, _ = reserved(ImageFolder(str(tmp_path), None, None), clients(3, 8))
+    mine, _ = reserved(ImageFolder(str(tmp_path), None, None, None), clients(3, 8))
     assert mine.inputs[0, :, :, :3].max() == 0 and mine.inputs[0, :, :, 5:].min() == 255
     assert (mine.inputs[1].float() - 127.5).abs().max() < 16, "fine stripes become grey"
 
@@ -192,19 +193,92 @@ def save_png(path: Path, array: np.ndarray) -> None:
 
 def test_classes_and_a_cap_choose_images_by_seed(tmp_path: Path) -> None:
     root = str(image_folder(tmp_path, 20))
-    mine, _ = reserved(ImageFolder(root, ["n03", "n01"], None), clients())
+    mine, _ = reserved(ImageFolder(root, ["n03", "n01"], None, None), clients())
     assert mine.num_classes == 2 and (mine.inputs[mine.targets == 0].float() - 160).abs().max() <= 2
-    drawn = [reserved(ImageFolder(root, None, 30), clients(), seed)[0].targets for seed in (0, 0, 1)]
+    drawn = [reserved(ImageFolder(root, None, 30, None), clients(), seed)[0].targets for seed in (0, 0, 1)]
     assert len(drawn[0]) == 30 and torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
+
+
+# Decoded images in a file.
+
+
+def cached_files(path: Path) -> list[str]:
+    """What lies in a cache folder, without the locks."""
+    return sorted(file.name for file in path.iterdir() if file.suffix != ".lock")
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_cache_has_the_same_images_and_is_made_once(channels: int, tmp_path: Path, monkeypatch: Any) -> None:
+    root, cache = str(image_folder(tmp_path / "images", 20)), tmp_path / "cache"
+    monkeypatch.setattr(images_module, "_AT_ONCE", 7)
+    held, _ = reserved(ImageFolder(root, None, 30, None), clients(channels))
+    mapped, _ = reserved(ImageFolder(root, None, 30, str(cache)), clients(channels))
+    assert mapped.mapped and not held.mapped and torch.equal(held.inputs, mapped.inputs)
+    assert torch.equal(held.targets, mapped.targets) and mapped.to(torch.device("meta")) is mapped
+    assert len(cached_files(cache)) == 1 and (cache / cached_files(cache)[0]).stat().st_size == held.inputs.numel()
+    monkeypatch.setattr(images_module, "decode", None)  # nothing is decoded again
+    again, _ = reserved(ImageFolder(root, None, 30, str(cache)), clients(channels))
+    assert torch.equal(held.inputs, again.inputs)
+
+
+def test_a_cache_is_of_these_files_and_this_size(tmp_path: Path) -> None:
+    root, cache = image_folder(tmp_path / "images"), tmp_path / "cache"
+    source = ImageFolder(str(root), None, None, str(cache))
+    reserved(source, clients(3, 8))
+    reserved(source, clients(3, 12))
+    assert len(cached_files(cache)) == 2
+    save(root / "n02" / "n02_0.JPEG", flat((255, 255, 255)))
+    changed, _ = reserved(source, clients(3, 8))
+    assert len(cached_files(cache)) == 3 and (changed.inputs[changed.targets == 1].amin((1, 2, 3)) > 250).sum() == 1
+
+
+def test_a_cache_is_whole_or_not_there(tmp_path: Path) -> None:
+    root, cache = image_folder(tmp_path / "images"), tmp_path / "cache"
+    source = ImageFolder(str(root), None, None, str(cache))
+    broken = root / "n03" / "n03_4.JPEG"
+    whole = broken.read_bytes()
+    broken.write_bytes(b"GIF of a cat")
+    with pytest.raises(UserError, match=r"^server_data: .*n03_4\.JPEG is not an image"):
+        source.reserve(clients(), 0)
+    assert cached_files(cache) == []
+    broken.write_bytes(whole)
+    mine, _ = reserved(source, clients())
+    (file,) = cached_files(cache)
+    (cache / file).unlink()
+    (cache / file).with_suffix(".tmp").write_bytes(b"of a killed process, longer than the images" * 1000)
+    again, _ = reserved(source, clients())
+    assert cached_files(cache) == [file] and torch.equal(mine.inputs, again.inputs)
+    assert (cache / file).stat().st_size == mine.inputs.numel()
+
+
+def test_a_cache_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    source = ImageFolder(str(image_folder(tmp_path / "images")), None, None, str(tmp_path / "file"))
+    with pytest.raises(
+        UserError, match=r"^server_data\.cache must be a folder to write 2\.9e-06 GB into, got .*file \("
+    ):
+        source.reserve(clients(), 0)
+
+
+@pytest.mark.parametrize("algorithm", ["feddle", "feddf"])
+def test_a_run_is_the_same_with_a_cache(algorithm: str, tmp_path: Path) -> None:
+    root = image_folder(tmp_path / "images")
+    run = [f"algorithm={algorithm}", "algorithm.epochs=2", "model=cnn_small", "rounds=2", "server_data=image_folder"]
+    folders = []
+    for cache in ("null", str(tmp_path / "cache")):
+        folders.append(tmp_path / cache.rpartition("/")[2])
+        run_in(folders[-1] / "run", composed(*run, f"server_data.root={root}", f"server_data.cache={cache}"))
+    one, other = ((folder / "run" / "metrics.jsonl").read_bytes() for folder in folders)
+    assert one == other
 
 
 @pytest.mark.parametrize("split", ["val", "train"])
 def test_tiny_imagenet_is_read_in_its_two_layouts(split: str, tmp_path: Path) -> None:
-    mine, _ = reserved(TinyImageNet(str(tiny_imagenet(tmp_path)), split, None, None), clients(3, 8))
+    mine, _ = reserved(TinyImageNet(str(tiny_imagenet(tmp_path)), split, None, None, None), clients(3, 8))
     assert (mine.inputs.shape, mine.num_classes, mine.in_domain) == ((9, 3, 8, 8), 3, False)
     for label in range(3):  # the order of wnids.txt, not the alphabet's
         assert (mine.inputs[mine.targets == label, 0].float() - 100 * label).abs().max() <= 3
-    some, _ = reserved(TinyImageNet(str(tmp_path), split, ["n20", "n30"], None), clients(3, 8))
+    some, _ = reserved(TinyImageNet(str(tmp_path), split, ["n20", "n30"], None, None), clients(3, 8))
     assert some.num_classes == 2 and (some.inputs[some.targets == 0, 0].float() - 200).abs().max() <= 3
 
 
@@ -222,18 +296,24 @@ def test_another_data_set_serves_as_out_of_domain_data(part: str, tmp_path: Path
 @pytest.mark.parametrize(
     ("component", "message"),
     [
-        (lambda root: ImageFolder(str(root / "nowhere"), None, None), r"server_data\.root .*nowhere.* does not exist"),
-        (lambda root: ImageFolder(str(root), ["n01", "n09"], None), r"\.classes .*has no n09 \(1 of 2 missing\)"),
         (
-            lambda root: ImageFolder(str(root), ["n01", *(f"n{i}" for i in range(20, 27))], None),
+            lambda root: ImageFolder(str(root / "nowhere"), None, None, None),
+            r"server_data\.root .*nowhere.* does not exist",
+        ),
+        (lambda root: ImageFolder(str(root), ["n01", "n09"], None, None), r"\.classes .*has no n09 \(1 of 2 missing\)"),
+        (
+            lambda root: ImageFolder(str(root), ["n01", *(f"n{i}" for i in range(20, 27))], None, None),
             r"has no n20, n21, n22, n23, n24, \.\.\. \(7 of 8 missing\)$",
         ),
-        (lambda root: ImageFolder(str(root / "empty"), None, None), r"server_data: no images in .*empty"),
-        (lambda root: ImageFolder(str(root / "single"), None, None), r"server_data: all 2 images .*one class"),
-        (lambda root: ImageFolder(str(root / "broken"), None, None), r"server_data: .*x\.JPEG is not an image"),
-        (lambda root: TinyImageNet(str(root), "val", None, None), r"wnids\.txt cannot be read; set server_data\.root"),
+        (lambda root: ImageFolder(str(root / "empty"), None, None, None), r"server_data: no images in .*empty"),
+        (lambda root: ImageFolder(str(root / "single"), None, None, None), r"server_data: all 2 images .*one class"),
+        (lambda root: ImageFolder(str(root / "broken"), None, None, None), r"server_data: .*x\.JPEG is not an image"),
         (
-            lambda root: TinyImageNet(str(root / "tiny"), "val", ["n10", "n11"], None),
+            lambda root: TinyImageNet(str(root), "val", None, None, None),
+            r"wnids\.txt cannot be read; set server_data\.root",
+        ),
+        (
+            lambda root: TinyImageNet(str(root / "tiny"), "val", ["n10", "n11"], None, None),
             r"which has no n11 \(1 of 2 missing\)",
         ),
     ],
@@ -259,7 +339,7 @@ def test_clients_without_such_images_are_refused(channels: int | None, what: str
     if channels is None:
         train = data.train._replace(inputs=torch.zeros(40, 6))
         data = Data(train, train, data.class_names, None, None)
-    for component in (ImageFolder(str(image_folder(tmp_path)), None, None), OtherDataset(None, "train", None)):
+    for component in (ImageFolder(str(image_folder(tmp_path)), None, None, None), OtherDataset(None, "train", None)):
         with pytest.raises(UserError, match=rf"server_data: .*has .*{what}"):
             component.reserve(data, 0)
 
@@ -267,10 +347,10 @@ def test_clients_without_such_images_are_refused(channels: int | None, what: str
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ImageFolder("r", None, 1), "max_images must be >= 2 or null, got 1"),
-        (lambda: ImageFolder("r", ["a"], None), "classes must be null or two"),
-        (lambda: TinyImageNet("r", "test", None, None), "split must be train or val, got test"),
-        (lambda: TinyImageNet("r", "val", ["a", "a"], None), "classes must be null or two"),
+        (lambda: ImageFolder("r", None, 1, None), "max_images must be >= 2 or null, got 1"),
+        (lambda: ImageFolder("r", ["a"], None, None), "classes must be null or two"),
+        (lambda: TinyImageNet("r", "test", None, None, None), "split must be train or val, got test"),
+        (lambda: TinyImageNet("r", "val", ["a", "a"], None, None), "classes must be null or two"),
         (lambda: OtherDataset(None, "val", None), "part must be train or test, got val"),
     ],
 )
@@ -304,6 +384,14 @@ def test_bad_fields_name_themselves(make: Any, message: str) -> None:
         (
             ["algorithm=center", "server_data=none"],
             r"^algorithm=center needs examples on the server: add server_data=in_domain$",
+        ),
+        (
+            ["algorithm=fedlaw", "server_data=none"],
+            r"^algorithm=fedlaw needs examples on the server: add server_data=in_domain$",
+        ),
+        (
+            ["algorithm=fedbe", "server_data=none"],
+            r"^algorithm=fedbe needs examples on the server: add server_data=in_domain \(",
         ),
         (
             ["server_data=in_domain", "server_data.size=1000"],

@@ -28,6 +28,7 @@ def _no_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(runner, "plot_partition", lambda *_: None)
         monkeypatch.setattr(runner, "plot_curves", lambda *_: None)
         monkeypatch.setattr(runner, "plot_staleness", lambda *_: False)
+        monkeypatch.setattr(runner, "plot_diagnostics", lambda *_: [])
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
@@ -64,7 +65,8 @@ def test_a_run_leaves_its_folder(tmp_path: Path) -> None:
         "partition.csv",
         "partition.md",
     }
-    assert {path.name for path in (tmp_path / "plots").iterdir()} == {"partition.png", "curves.png", "staleness.png"}
+    pictures = {"partition.png", "curves.png", "staleness.png", "coefficients.png"}
+    assert {path.name for path in (tmp_path / "plots").iterdir()} == pictures
     assert [row["round"] for row in rows(tmp_path)] == list(range(8))
     assert [row["round"] for row in rows(tmp_path) if "test/accuracy" in row] == [0, 3, 6, 7]
     assert {"train/loss", "late/in_flight", "comm/upload_mb", "comm/download_mb", "local/lr"} <= set(rows(tmp_path)[1])

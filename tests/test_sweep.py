@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from fedlab_runner import config, sweep, train
+from fedlab_runner import config, sweep, sweep_plots, train
 from fedlab_runner.errors import Diverged
 from fedlab_runner.files import write_text_atomically
 from fedlab_runner.sweep import Job, Row
@@ -33,6 +33,7 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     from fedlab_runner import runner
 
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sweep_plots, "plot_sweep", lambda _: [])
     handlers, level = logging.root.handlers[:], logging.root.level
 
     def start(run: Callable[[DictConfig], float], *arguments: str) -> tuple[int, str, str]:

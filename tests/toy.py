@@ -30,6 +30,12 @@ CPU = torch.device("cpu")
 ALGORITHMS = sorted(path.stem for path in (conf_dir() / "algorithm").glob("*.yaml"))
 
 
+# What is far larger than the toy itself.
+SMALLER: dict[str, dict[str, Any]] = {
+    "fedgen": {"noise_size": 4, "hidden": 6, "gen_batch_size": 5, "batch_size": 7, "steps": 3},
+}
+
+
 def algorithm(name: str, **overrides: Any) -> Algorithm[Any]:
     """An algorithm as its YAML defines it; a wrapper's `base` is a name, alone or with overrides: (name, {...})."""
     built: Algorithm[Any] = hydra.utils.instantiate(_node(name, **overrides), _convert_="all")
@@ -42,7 +48,7 @@ def _node(name: str, **overrides: Any) -> DictConfig:
     if node.pop("defaults", None):
         base = overrides.pop("base", "fedavg")
         node.base = _node(base) if isinstance(base, str) else _node(base[0], **base[1])
-    node.update(overrides)
+    node.update(SMALLER.get(name, {}) | overrides)
     return node
 
 

@@ -3,28 +3,27 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fedlab_runner.algorithm import ServerAlgorithm
-from fedlab_runner.averaging import Params, Update, average, check_averaging, outgoing
+from fedlab_runner.averaging import ModelUpdate, Params, average, check_averaging, outgoing
 from fedlab_runner.federation import Arrivals, Cohort, Federation
-from fedlab_runner.server import check_server_training, require_server_data, server_steps, train_on_server
-from fedlab_runner.task import Batch, Model, Task
-
-
-class Upload(NamedTuple):
-    """What is averaged, and the client's model, which the server has from it and from what it had sent."""
-
-    rows: Tensor  # [K, D]
-    models: Tensor  # y [K, D]
+from fedlab_runner.server import (
+    check_server_training,
+    mean_answer,
+    mean_answers,
+    require_server_data,
+    server_steps,
+    train_on_server,
+)
+from fedlab_runner.task import Batch, Model
 
 
 @dataclass(frozen=True)
-class FedDF(ServerAlgorithm[Params, Upload]):
+class FedDF(ServerAlgorithm[Params, ModelUpdate]):
     """FedAvg whose server then teaches its model, on its own inputs without their labels, the mean logits of the models
     that have arrived: KL at `temperature`, Adam, gradients clipped to `clip_norm`, `lr` falling to zero (`cosine`).
 
@@ -60,18 +59,20 @@ class FedDF(ServerAlgorithm[Params, Upload]):
         self.check(fed)
         return Params(fed.task.init(fed.seed))
 
-    def client_update(self, state: Params, cohort: Cohort) -> Upload:
+    def client_update(self, state: Params, cohort: Cohort) -> ModelUpdate:
         x = state.params
         y = cohort.train(x)
-        return Upload(outgoing(x, y, self.late_policy).rows, y)
+        return ModelUpdate(outgoing(x, y, self.late_policy).rows, y)
 
-    def server_step(self, state: Params, arrivals: Arrivals[Upload], fed: Federation) -> Params:
+    def server_step(self, state: Params, arrivals: Arrivals[ModelUpdate], fed: Federation) -> Params:
         if not len(arrivals):
             return state
-        rows, teachers = arrivals.upload
-        updates = Arrivals(Update(rows), arrivals.ids, arrivals.num_examples, arrivals.staleness)
-        x = average(state.params, updates, self.late_policy, self.weighting, server_lr=1.0)
-        steps = server_steps(fed, self.epochs, self.batch_size, self.max_steps)
+        teachers = arrivals.upload.models
+        x = average(state.params, arrivals, self.late_policy, self.weighting, server_lr=1.0)
+        steps, size = (
+            server_steps(fed, self.epochs, self.batch_size, self.max_steps),
+            len(require_server_data(self, fed)),
+        )
 
         def lr(t: int) -> float:
             return self.lr * (0.5 * (1 + math.cos(math.pi * t / steps)) if self.cosine else 1.0)
@@ -81,32 +82,17 @@ class FedDF(ServerAlgorithm[Params, Upload]):
             student = F.log_softmax(model(batch.inputs) / self.temperature, dim=-1)
             return F.kl_div(student, F.softmax(batch.targets / self.temperature, dim=-1), reduction="batchmean")
 
-        batches = self._taught(fed, teachers, cached=self.cache_teachers and steps * self.batch_size > _size(fed))
+        batches = self._taught(fed, teachers, cached=self.cache_teachers and steps * self.batch_size > size)
         return Params(train_on_server(fed, x, batches, lr, loss=loss, clip_norm=self.clip_norm).model)
 
     def _taught(self, fed: Federation, teachers: Tensor, cached: bool) -> Iterator[Batch]:
         """Minibatches whose targets are the mean logits of the teachers [A, D]."""
-        data = require_server_data(self, fed)
         if cached:
-            parts = torch.split(data.inputs, self.batch_size)
-            logits = torch.cat([_mean_logits(fed, teachers, fed.task.normalize(b, fed.task.dtype)) for b in parts])
+            logits = mean_answers(fed, teachers, self.batch_size)
             yield from fed.server_batches(self.epochs, self.batch_size, self.max_steps, targets=logits)
             return
         for batch in fed.server_batches(self.epochs, self.batch_size, self.max_steps):
-            yield batch._replace(targets=_mean_logits(fed, teachers, batch.inputs))
+            yield batch._replace(targets=mean_answer(fed, teachers, batch.inputs))
 
     def models(self, state: Params) -> Tensor:
         return state.params
-
-
-def _size(fed: Federation) -> int:
-    return 0 if fed.server_data is None else len(fed.server_data)
-
-
-@torch.no_grad()
-def _mean_logits(fed: Federation, teachers: Tensor, inputs: Tensor) -> Tensor:
-    """The mean of the teachers' logits [b, C], in evaluation mode."""
-    task: Task = fed.task
-    p = task.num_params
-    fed.count_server_flops(len(teachers) * len(inputs) * task.flops(inputs).forward)
-    return torch.stack([task.evaluate(y[:p], y[p:], inputs) for y in teachers]).mean(0)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedlab_runner.algorithm import ServerAlgorithm
 from fedlab_runner.atlas import Atlas, combine, project
+from fedlab_runner.errors import UserError
 from fedlab_runner.federation import Arrivals, Cohort, Federation
 from fedlab_runner.head import head_size, named_head, require_body
 from fedlab_runner.optimizer import zero_slots
@@ -17,7 +18,8 @@ from fedlab_runner.server import ADAM, check_server_training, require_server_dat
 from fedlab_runner.task import Batch
 
 FALLBACKS = ("fedbuff", "all", "zero")
-HEAD, SEARCH = 0, 1  # the two uses of the server's data in a round
+QUARTILES = (0.25, 0.5, 0.75)  # of the coefficients that are reported
+HEAD, SEARCH, PROBE = 0, 1, 2  # the uses of the server's data in a round
 
 
 class Upload(NamedTuple):
@@ -53,6 +55,9 @@ class Feddle(ServerAlgorithm[State, Upload]):
     step of FedBuff with learning rate `eta_fb` over the new arrivals (fedbuff) or the whole atlas (all), or no step
     (zero). Adam with `lr`, `epochs`, `batch_size`, `max_steps` does it, and the same trains the classifier of
     out-of-domain data before. Anchors live on the device or the host (`anchors_on`) and pass in chunks of `chunk_size`.
+
+    Where there is probe data, the cosine between the coefficients' gradients on it and on the server's own data is
+    reported, at the start and at the end of the search (Eq 7).
     """
 
     atlas_size: int | None
@@ -84,6 +89,10 @@ class Feddle(ServerAlgorithm[State, Upload]):
         check_server_training(self.lr, self.epochs, self.batch_size, self.max_steps)
 
     def check(self, fed: Federation) -> None:
+        if fed.probe_data is not None and not fed.probe_data.in_domain:
+            raise UserError(
+                "algorithm=feddle compares with in-domain examples: use server_data@probe_data=in_domain or none"
+            )
         if not require_server_data(self, fed).in_domain:
             require_body("algorithm=feddle on out-of-domain data", fed.task)
 
@@ -128,6 +137,9 @@ class Feddle(ServerAlgorithm[State, Upload]):
         c = self._search(fed, atlas, scales, fallback, at, buffers, head)  # line 24
         omega = at(c)  # line 25, Eq 6
         self._report(fed, c, omega - x, at(fallback) - x)
+        if fed.probe_data is not None:
+            cosines = (self._agreement(fed, atlas, scales, at(point), buffers, head) for point in (fallback, c))
+            fed.report(**dict(zip(("probe_cosine_first", "probe_cosine_last"), cosines, strict=True)))
         scores = c.abs().to("cpu", torch.float64)  # line 12
         return State(torch.cat([omega, buffers]), atlas._replace(scores=scores), head)
 
@@ -165,6 +177,28 @@ class Feddle(ServerAlgorithm[State, Upload]):
         fed.report(search_loss_first=found.first_loss, search_loss_last=found.last_loss)
         return found.value
 
+    def _agreement(
+        self, fed: Federation, atlas: Atlas, scales: Tensor, omega: Tensor, buffers: Tensor, head: Tensor
+    ) -> float:
+        """The cosine between the gradients with respect to the coefficients, without the pull to the fallback, on the
+        probe data and on as many of the server's (Eq 7).
+        """
+        task, probe = fed.task, fed.probe_data
+        assert probe is not None
+        parts = zip(*(torch.split(t, self.batch_size) for t in (probe.inputs, probe.targets)), strict=True)
+        mine = fed.server_batches(1, self.batch_size, -(-len(probe) // self.batch_size), stage=PROBE, training=False)
+        theirs = (task.batch(inputs, targets, torch.ones_like(targets)) for inputs, targets in parts)
+        directions = []
+        for batches, named in ((mine, named_head(task, head)), (theirs, {})):
+            total, leaf = torch.zeros_like(omega), omega.detach().requires_grad_()
+            for batch in batches:
+                logits = task.evaluate(leaf, buffers, batch.inputs, named)
+                (g,) = torch.autograd.grad(F.cross_entropy(logits, batch.targets, reduction="sum"), leaf)
+                total += g
+            directions.append(scales * project(total, atlas.anchors, self.chunk_size))
+        one, other = directions
+        return float(F.cosine_similarity(one.double(), other.double(), dim=0))
+
     def _train_head(self, fed: Federation, omega: Tensor, buffers: Tensor, head: Tensor) -> Tensor:
         """theta after training on the features of a fixed body (Eq 8)."""
         task = fed.task
@@ -197,9 +231,11 @@ class Feddle(ServerAlgorithm[State, Upload]):
         fed.report(
             atlas_size=len(c),
             coefficients_negative=float((c < 0).double().mean()),
+            coefficients_mean=float(c.mean()),
             coefficients_mean_abs=float(c.abs().mean()),
             coefficients_min=float(c.min()),
             coefficients_max=float(c.max()),
+            **{f"coefficients_q{int(100 * q)}": float(c.quantile(q)) for q in QUARTILES},
             fallback_cosine=float(F.cosine_similarity(step.double(), fallback.double(), dim=0)),  # 0: no fallback
         )
 

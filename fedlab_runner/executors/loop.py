@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlab_runner.executors.work import Work, clip_rows
+from fedlab_runner.executors.work import Gradient, Objective, Work
 from fedlab_runner.optimizer import zero_slots
 
 
@@ -28,24 +28,29 @@ class Loop:
         return y, losses
 
     def _train_one(self, work: Work, row: int) -> tuple[Tensor, Tensor]:
-        task, population, local = work.task, work.population, work.local
-        objective = torch.compile(work.objective()) if self.compile else work.objective()
-        plan, optimizer = work.plan(np.array([row])), local.make_optimizer()
-        (params,), (buffers,) = work.start_of(np.array([row]))
-        own = tuple(t[row] for t in work.per_client)
+        task, population, rows = work.task, work.population, np.array([row])
+        gradient = work.followed(_gradient(torch.compile(work.objective()) if self.compile else work.objective()))
+        plan, optimizer = work.plan(rows), work.local.make_optimizer()
+        (params,), (buffers,) = work.start_of(rows)
         slots, weighted_loss, seen = zero_slots(optimizer, params), params.new_zeros(()), 0
         for t in range(int(work.num_steps[row])):
             size = int(plan.sizes[0, t])
             index = plan.indices[0, t, :size]
             batch = task.batch(population.inputs[index], population.targets[index], params.new_ones(size))
-            leaf = params.detach().requires_grad_()
-            value, (loss, buffers) = objective(leaf, buffers, *batch, *own)
-            (g,) = torch.autograd.grad(value, leaf)
-            if local.clip_norm is not None:
-                g = clip_rows(g, local.clip_norm)
-            if work.correct is not None:
-                g = work.correct(g, *own)
+            g, (loss, buffers) = gradient(params, buffers, *batch, *(o[0] for o in work.own(rows, t)))
             optimizer.step(params, g, slots, work.lr, t)
             if t >= plan.last_epoch[0]:
                 weighted_loss, seen = weighted_loss + loss * size, seen + size
         return torch.cat([params, buffers]), weighted_loss / max(seen, 1)
+
+
+def _gradient(objective: Objective) -> Gradient:
+    """Of the objective by its parameters, with what it gives beside its value."""
+
+    def gradient(params: Tensor, *rest: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        leaf = params.detach().requires_grad_()
+        value, aux = objective(leaf, *rest)
+        (g,) = torch.autograd.grad(value, leaf)
+        return g, aux
+
+    return gradient

@@ -1,18 +1,15 @@
 """All clients of a chunk in one call: vmap over per-client models, data and optimisers."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from fedlab_runner.executors.work import Work, clip_rows
+from fedlab_runner.executors.work import Gradient, Work
 from fedlab_runner.optimizer import zero_slots
-
-Step = Callable[..., tuple[Tensor, tuple[Tensor, Tensor]]]
 
 
 @dataclass(frozen=True)
@@ -45,26 +42,16 @@ class Vectorized:
                     y[chunk], losses[chunk] = _train_chunk(work, chunk, step, self.compile)
         return y, losses
 
-    def _step(self, work: Work) -> Step:
+    def _step(self, work: Work) -> Gradient:
         """(params [A, P], buffers [A, B], batch, *own) -> gradient [A, P], (loss [A], buffers [A, B])."""
-        gradient = grad(work.objective(), has_aux=True)
-        clip, correct = work.local.clip_norm, work.correct
-
-        def one(params: Tensor, buffers: Tensor, inputs: Tensor, targets: Tensor, mask: Tensor, *own: Tensor) -> Any:
-            g, aux = gradient(params, buffers, inputs, targets, mask, *own)
-            if clip is not None:
-                g = clip_rows(g, clip)
-            return (g if correct is None else correct(g, *own)), aux
-
-        step = vmap(one, randomness="different")
+        step = vmap(work.followed(grad(work.objective(), has_aux=True)), randomness="different")
         return torch.compile(step) if self.compile else step
 
 
-def _train_chunk(work: Work, chunk: np.ndarray, step: Step, full_width: bool) -> tuple[Tensor, Tensor]:
+def _train_chunk(work: Work, chunk: np.ndarray, step: Gradient, full_width: bool) -> tuple[Tensor, Tensor]:
     task, population = work.task, work.population
     plan, optimizer = work.plan(chunk), work.local.make_optimizer()
     params, buffers = work.start_of(chunk)
-    own = tuple(t[chunk] for t in work.per_client)
     slots, weighted_loss = zero_slots(optimizer, params), params.new_zeros(len(chunk))
     in_last_epoch = np.arange(plan.sizes.shape[1]) >= plan.last_epoch[:, None]
     sizes = torch.from_numpy(plan.sizes).to(task.device)
@@ -78,7 +65,7 @@ def _train_chunk(work: Work, chunk: np.ndarray, step: Step, full_width: bool) ->
             mask = (places[:width] < sizes[rows, t, None]).to(task.dtype)
             batch = task.batch(population.inputs[index], population.targets[index], mask)
             block = params[rows]
-            g, (loss, updated) = step(block, buffers[rows], *batch, *(o[rows] for o in own))
+            g, (loss, updated) = step(block, buffers[rows], *batch, *work.own(chunk[rows], t))
             block_slots = tuple(s[rows] for s in slots)
             optimizer.step(block, g, block_slots, work.lr, t)
             if not isinstance(rows, slice):  # an index makes copies, a slice makes views

@@ -14,8 +14,11 @@ from fedlab_runner.rng import torch_seed
 from fedlab_runner.task import Batch, Model, Task
 
 Loss = Callable[..., Tensor]  # loss(model, batch, *own) -> scalar, written for one client
+Perturb = Callable[..., Tensor]  # perturb(gradient [P], *own) -> [P], written for one client
 Correct = Callable[..., Tensor]  # correct(gradient [P], *own) -> [P], written for one client
 Objective = Callable[..., tuple[Tensor, tuple[Tensor, Tensor]]]
+Gradient = Callable[..., tuple[Tensor, tuple[Tensor, Tensor]]]
+PerStep = Callable[[np.ndarray, int], tuple[Tensor, ...]]  # (rows [k], step) -> tensors [k, ...]
 
 
 @dataclass(frozen=True)
@@ -31,9 +34,11 @@ class Work:
     seed: int
     round: int
     start: Tensor  # [D], the same for all, or [K, D]
-    loss: Loss | None
-    correct: Correct | None
-    per_client: tuple[Tensor, ...]  # each [K, ...]
+    loss: Loss | None = None
+    perturb: Perturb | None = None
+    correct: Correct | None = None
+    per_client: tuple[Tensor, ...] = ()  # each [K, ...]
+    per_step: PerStep | None = None
 
     def plan(self, rows: np.ndarray) -> Plan:
         """The minibatches of some of the clients."""
@@ -72,6 +77,29 @@ class Work:
 
     def _plain_loss(self, model: Model, batch: Batch, *own: Tensor) -> Tensor:
         return self.task.loss(model, batch)
+
+    def followed(self, gradient: Gradient) -> Gradient:
+        """What the optimiser follows, given the objective's gradient: taken at the perturbed parameters, clipped,
+        corrected. Loss and updated buffers stay those of the parameters themselves.
+        """
+        perturb, clip, correct = self.perturb, self.local.clip_norm, self.correct
+
+        def followed(
+            params: Tensor, buffers: Tensor, inputs: Tensor, targets: Tensor, mask: Tensor, *own: Tensor
+        ) -> Any:
+            g, aux = gradient(params, buffers, inputs, targets, mask, *own)
+            if perturb is not None:
+                g, _ = gradient(params + perturb(g, *own), buffers, inputs, targets, mask, *own)
+            if clip is not None:
+                g = clip_rows(g, clip)
+            return (g if correct is None else correct(g, *own)), aux
+
+        return followed
+
+    def own(self, rows: np.ndarray, step: int) -> tuple[Tensor, ...]:
+        """What belongs to some of the clients at one of their local steps: tensors [k, ...]."""
+        fresh = () if self.per_step is None else self.per_step(rows, step)
+        return tuple(t[rows] for t in self.per_client) + fresh
 
     def seed_torch(self, row: int) -> None:
         """Seeds what torch draws itself (dropout) for the client of this row and those that train beside it."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from fedlab_runner.plots import COUNT_PREFIX
+from fedlab_runner.plots import FILE_ONLY
 from fedlab_runner.recording.jsonl import Row
 from fedlab_runner.recording.logger import Logger
 
@@ -64,8 +64,7 @@ class Tracker:
         self._last = row["round"]
         if self._run is None or self._last < self._first:
             return
-        # Counts by staleness make a chart each: the histogram in the run folder, shown at the end, says it better.
-        numbers = {key: value for key, value in row.items() if not key.startswith(COUNT_PREFIX)} | self._media
+        numbers = {key: value for key, value in row.items() if not key.startswith(FILE_ONLY)} | self._media
         run, self._media = self._run, {}
         # Without commit=True the row stays open until the next one, so that tables and images of the end can join it.
         self._try(lambda: run.log(numbers, step=self._last), "W&B did not take a round")

@@ -8,7 +8,7 @@ import torch
 
 from fedlab_runner.data import Data
 from fedlab_runner.errors import UserError
-from fedlab_runner.images import MODES, decode
+from fedlab_runner.images import MODES, decode, decode_mapped
 from fedlab_runner.rng import Purpose, generator
 from fedlab_runner.server import ServerData
 
@@ -34,11 +34,18 @@ def images_in(folder: Path) -> list[Path]:
 
 
 def read(
-    files: Sequence[tuple[Path, int]], num_classes: int, max_images: int | None, where: Path, data: Data, seed: int
+    files: Sequence[tuple[Path, int]],
+    num_classes: int,
+    max_images: int | None,
+    where: Path,
+    data: Data,
+    seed: int,
+    cache: str | None,
 ) -> ServerData:
     """Decodes (path, class) pairs, at most `max_images` of them drawn uniformly, to the shape of the clients' images.
 
-    Images are resized to it as a whole, bilinear with antialiasing. Raises UserError for no image or a single class,
+    Images are resized to it as a whole, bilinear with antialiasing; they are held in memory or, with a folder `cache`,
+    in a file there. Raises UserError for no image or a single class,
     for a file that is no image and for clients whose examples are no such images.
     """
     size = shape_of(data)
@@ -48,8 +55,21 @@ def read(
         raise UserError(f"server_data: no images in {where}")
     if torch.bincount(targets).count_nonzero() < 2:
         raise UserError(f"server_data: all {len(targets)} images from {where} are of one class, two are needed")
-    inputs = decode([files[i][0] for i in chosen], size, lambda path, what: UserError(f"server_data: {path} {what}"))
-    return ServerData(inputs, targets, num_classes, in_domain=False)
+    paths = [files[i][0] for i in chosen]
+    if cache is None:
+        return ServerData(decode(paths, size, _refuse), targets, num_classes, in_domain=False)
+    try:
+        inputs = decode_mapped(paths, size, _refuse, Path(cache).expanduser())
+    except OSError as error:
+        room = f"{len(paths) * size[0] * size[1] * size[2] / 1e9:.2g} GB"
+        raise UserError(
+            f"server_data.cache must be a folder to write {room} into, got {cache} ({error.strerror})"
+        ) from error
+    return ServerData(inputs, targets, num_classes, in_domain=False, mapped=True)
+
+
+def _refuse(path: Path, what: str) -> UserError:
+    return UserError(f"server_data: {path} {what}")
 
 
 def capped(n: int, most: int | None, seed: int) -> np.ndarray:

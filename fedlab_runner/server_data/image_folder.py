@@ -12,12 +12,13 @@ from fedlab_runner.server_data import _images
 @dataclass(frozen=True)
 class ImageFolder:
     """The images in root/<class>/, of all classes or of `classes` (folder names, such as ImageNet's wnids), at most
-    `max_images` of them drawn uniformly.
+    `max_images` of them drawn uniformly, decoded once into memory or into a file in the folder `cache`.
     """
 
     root: str
     classes: list[str] | None
     max_images: int | None
+    cache: str | None
 
     def __post_init__(self) -> None:
         _images.check_max_images(self.max_images)
@@ -36,4 +37,4 @@ class ImageFolder:
                 f"server_data.classes must be folders in {root}, which has no {_images.lacking(missing, names)}"
             )
         files = [(path, label) for label, name in enumerate(names) for path in _images.images_in(root / name)]
-        return _images.read(files, len(names), self.max_images, root, data, seed), data
+        return _images.read(files, len(names), self.max_images, root, data, seed, self.cache), data

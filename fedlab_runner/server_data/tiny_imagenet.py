@@ -14,7 +14,7 @@ FOLDER = "tiny-imagenet-200"
 @dataclass(frozen=True)
 class TinyImageNet:
     """The images of one `split` in root/tiny-imagenet-200, of all classes or of `classes` (wnids), at most
-    `max_images` of them drawn uniformly.
+    `max_images` of them drawn uniformly, decoded once into memory or into a file in the folder `cache`.
 
     Training images are in train/<wnid>/images; validation images in val/images, with their wnids in
     val/val_annotations.txt. The order of wnids.txt numbers the classes.
@@ -24,6 +24,7 @@ class TinyImageNet:
     split: str
     classes: list[str] | None
     max_images: int | None
+    cache: str | None
 
     def __post_init__(self) -> None:
         if self.split not in ("train", "val"):
@@ -41,7 +42,7 @@ class TinyImageNet:
             raise UserError(f"server_data.classes must be wnids of {root / 'wnids.txt'}, which has no {lacks}")
         labels = {name: label for label, name in enumerate(names)}
         files = [(path, labels[wnid]) for path, wnid in self._images(root) if wnid in labels]
-        return _images.read(files, len(labels), self.max_images, root / self.split, data, seed), data
+        return _images.read(files, len(labels), self.max_images, root / self.split, data, seed, self.cache), data
 
     def _images(self, root: Path) -> list[tuple[Path, str]]:
         if self.split == "train":

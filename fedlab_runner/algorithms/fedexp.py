@@ -1,0 +1,64 @@
+"""FedExP (Jhunjhunwala, Wang and Joshi, ICLR 2023), Algorithm 1. https://arxiv.org/abs/2301.09604"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedlab_runner.algorithm import ServerAlgorithm
+from fedlab_runner.averaging import Update, check_averaging, outgoing
+from fedlab_runner.federation import Arrivals, Cohort, Federation
+
+
+class State(NamedTuple):
+    """The server's model and the one before it."""
+
+    params: Tensor  # x [D]
+    previous: Tensor  # [D]
+
+
+@dataclass(frozen=True)
+class FedExP(ServerAlgorithm[State, Update]):
+    """FedAvg whose server extrapolates, the more the less the clients' changes agree: by max(1, mean of |Delta_j|^2 /
+    2 (|mean Delta_j|^2 + eps)) over the trainable parameters.
+
+    `eval_avg_last2` evaluates the mean of the last two models, as the paper does; clients receive the last.
+    `weighting` is FedAvg's. Late changes are added to today's model.
+    """
+
+    eps: float
+    eval_avg_last2: bool
+    weighting: str
+
+    def __post_init__(self) -> None:
+        if self.eps < 0:
+            raise ValueError(f"eps must be >= 0, got {self.eps}")
+        check_averaging("delta", self.weighting, server_lr=1.0)
+
+    def init(self, fed: Federation) -> State:
+        x = fed.task.init(fed.seed)
+        return State(x, previous=x)
+
+    def broadcast(self, state: State) -> Sequence[Tensor]:
+        return (state.params,)
+
+    def client_update(self, state: State, cohort: Cohort) -> Update:
+        x = state.params
+        return outgoing(x, cohort.train(x), "delta")
+
+    def server_step(self, state: State, arrivals: Arrivals[Update], fed: Federation) -> State:
+        if not len(arrivals):
+            return state
+        x, deltas, p = state.params, arrivals.upload.rows, fed.task.num_params
+        uniform = self.weighting == "uniform"
+        mean = arrivals.mean(deltas, uniform=uniform)
+        spread = float(arrivals.mean(deltas[:, :p].square().sum(1), uniform=uniform))
+        denominator = 2 * (float(mean[:p].square().sum()) + self.eps)
+        server_lr = max(1.0, spread / denominator) if denominator else 1.0
+        fed.report(server_lr=server_lr)
+        return State(x + torch.cat([server_lr * mean[:p], mean[p:]]), previous=x)
+
+    def models(self, state: State) -> Tensor:
+        return (state.params + state.previous) / 2 if self.eval_avg_last2 else state.params

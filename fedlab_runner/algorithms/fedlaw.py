@@ -1,0 +1,77 @@
+"""FedLAW (Li, Lin, Shang and Wu, ICML 2023): learned weights of aggregation. https://arxiv.org/abs/2302.10911"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedlab_runner.algorithm import ServerAlgorithm
+from fedlab_runner.averaging import Params, Update, outgoing
+from fedlab_runner.federation import Arrivals, Cohort, Federation
+from fedlab_runner.optimizer import Adam
+from fedlab_runner.server import check_server_training, require_server_data, server_steps, train_on_server
+
+ADAM = Adam(0.5, 0.999, 1e-8, 0.0, decoupled=False)  # what the authors' code learns the weights with
+
+
+@dataclass(frozen=True)
+class FedLAW(ServerAlgorithm[Params, Update]):
+    """The server's model is gamma sum_j lambda_j y_j, over the models that have arrived: it learns the weights
+    lambda = softmax(a), which start from the clients' sizes, and the shrinkage gamma = exp(b) on in-domain examples,
+    with Adam, `lr` times `lr_decay` at every `lr_decay_epochs`.
+
+    Batch norm sees the server's minibatches; its statistics start from their mean weighted by size.
+    """
+
+    lr: float
+    epochs: int
+    batch_size: int
+    max_steps: int | None
+    lr_decay: float
+    lr_decay_epochs: int
+
+    def __post_init__(self) -> None:
+        check_server_training(self.lr, self.epochs, self.batch_size, self.max_steps)
+        if not 0 < self.lr_decay <= 1:
+            raise ValueError(f"lr_decay must be > 0 and <= 1, got {self.lr_decay}")
+        if self.lr_decay_epochs < 1:
+            raise ValueError(f"lr_decay_epochs must be >= 1, got {self.lr_decay_epochs}")
+
+    def check(self, fed: Federation) -> None:
+        require_server_data(self, fed, in_domain=True)
+
+    def init(self, fed: Federation) -> Params:
+        self.check(fed)
+        return Params(fed.task.init(fed.seed))
+
+    def client_update(self, state: Params, cohort: Cohort) -> Update:
+        x = state.params
+        return outgoing(x, cohort.train(x), "model")
+
+    def server_step(self, state: Params, arrivals: Arrivals[Update], fed: Federation) -> Params:
+        if not len(arrivals):
+            return state
+        p, sizes = fed.task.num_params, arrivals.num_examples.to(state.params)
+        y, buffers = arrivals.upload.rows[:, :p], arrivals.mean(arrivals.upload.rows[:, p:])
+        steps_per_epoch = server_steps(fed, 1, self.batch_size, None)
+
+        def lr(t: int) -> float:
+            done: int = t // steps_per_epoch // self.lr_decay_epochs
+            return self.lr * self.lr_decay**done
+
+        def combined(weights: Tensor) -> Tensor:
+            """gamma sum_j lambda_j y_j [P], for weights (a, b) [A + 1]."""
+            return torch.exp(weights[-1]) * (torch.softmax(weights[:-1], 0) @ y)
+
+        start = torch.cat([torch.log(sizes / sizes.sum()), sizes.new_zeros(1), buffers])
+        batches = fed.server_batches(self.epochs, self.batch_size, self.max_steps)
+        learned = train_on_server(fed, start, batches, lr, optimizer=ADAM, params_of=combined).model
+        steps = server_steps(fed, self.epochs, self.batch_size, self.max_steps)
+        fed.count_server_flops(steps * 4 * y.numel())  # of `combined` and its gradient
+        weights, buffers = learned[: len(y) + 1], learned[len(y) + 1 :]
+        share = torch.softmax(weights[:-1], 0)
+        fed.report(gamma=float(weights[-1].exp()), lambda_min=float(share.min()), lambda_max=float(share.max()))
+        return Params(torch.cat([combined(weights), buffers]))
+
+    def models(self, state: Params) -> Tensor:
+        return state.params

@@ -1,0 +1,85 @@
+"""FedNova (Wang et al., NeurIPS 2020): FedAvg normalised by local steps. https://arxiv.org/abs/2007.07481"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedlab_runner.algorithm import ServerAlgorithm
+from fedlab_runner.averaging import Params, check_averaging
+from fedlab_runner.errors import UserError
+from fedlab_runner.executors.work import proximal
+from fedlab_runner.federation import Arrivals, Cohort, Federation
+from fedlab_runner.optimizer import SGD
+
+
+class Upload(NamedTuple):
+    """A client's change by unit of normalised work, that of its statistics as it is, and how much work it did."""
+
+    d: Tensor  # d_j = (x - y_j) / a_j [K, P]
+    buffers: Tensor  # [K, B]
+    tau: Tensor  # [K]
+
+
+@dataclass(frozen=True)
+class FedNova(ServerAlgorithm[Params, Upload]):
+    """Each client's change counts by unit of its local work a_j, which the number of its steps, their momentum and the
+    proximal term `mu` decide; the server goes tau_eff, the mean work, along the mean of them.
+
+    `weighting` is FedAvg's. Late changes are added to today's model.
+    """
+
+    mu: float
+    weighting: str
+
+    def __post_init__(self) -> None:
+        if self.mu < 0:
+            raise ValueError(f"mu must be >= 0, got {self.mu}")
+        check_averaging("delta", self.weighting, server_lr=1.0)
+
+    def check(self, fed: Federation) -> None:
+        if not isinstance(fed.local.make_optimizer(), SGD):
+            raise UserError(f"algorithm=fednova normalises steps of SGD: use local=sgd, got {fed.local.optimizer}")
+
+    def init(self, fed: Federation) -> Params:
+        self.check(fed)
+        return Params(fed.task.init(fed.seed))
+
+    def client_update(self, state: Params, cohort: Cohort) -> Upload:
+        x, p = state.params, cohort.task.num_params
+        delta = cohort.train(x, loss=proximal(cohort.task, x, self.mu) if self.mu else None) - x
+        a = self._work(cohort).to(x)
+        tau = cohort.num_steps.to(x) if self.mu else a  # the authors' code, for a proximal term
+        return Upload(-delta[:, :p] / a.unsqueeze(1), delta[:, p:], tau)
+
+    def _work(self, cohort: Cohort) -> Tensor:
+        """a_j, the sum of the weights with which a client's gradients are in its change [K]."""
+        optimizer, steps = cohort.local.make_optimizer(), cohort.num_steps.tolist()
+        assert isinstance(optimizer, SGD)
+        after = accumulated(optimizer, cohort.lr * self.mu, max(steps, default=0))
+        return torch.tensor([after[n] for n in steps], dtype=torch.float64)
+
+    def server_step(self, state: Params, arrivals: Arrivals[Upload], fed: Federation) -> Params:
+        d, buffers, tau = arrivals.upload
+        uniform = self.weighting == "uniform"
+        tau_eff = arrivals.mean(tau, uniform=uniform)
+        step = torch.cat([-tau_eff * arrivals.mean(d, uniform=uniform), arrivals.mean(buffers, uniform=uniform)])
+        fed.report(tau_eff=float(tau_eff))
+        return Params(state.params + step)
+
+    def models(self, state: Params) -> Tensor:
+        return state.params
+
+
+def accumulated(optimizer: SGD, shrinkage: float, steps: int) -> list[float]:
+    """How far SGD goes, in learning rates, in 0 to `steps` steps along gradients of one, when a proximal term draws it
+    back by `shrinkage` (learning rate times mu) of the way it has come.
+    """
+    a, velocity, distances = 0.0, 0.0, [0.0]
+    for _ in range(steps):
+        gradient = 1 - shrinkage * a
+        velocity = optimizer.momentum * velocity + gradient
+        a += gradient + optimizer.momentum * velocity if optimizer.nesterov else velocity
+        distances.append(a)
+    return distances

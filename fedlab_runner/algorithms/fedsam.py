@@ -1,0 +1,46 @@
+"""FedSAM (Qu et al., ICML 2022): FedAvg with sharpness-aware clients. https://arxiv.org/abs/2206.02618"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedlab_runner.algorithm import ServerAlgorithm
+from fedlab_runner.averaging import Params, Update, average, check_averaging, outgoing
+from fedlab_runner.federation import Arrivals, Cohort, Federation
+
+
+@dataclass(frozen=True)
+class FedSAM(ServerAlgorithm[Params, Update]):
+    """FedAvg whose clients step along the gradient at w + rho g / |g|, where g is the gradient at w on the same
+    minibatch.
+
+    Batch norm statistics are those at w. The other fields are FedAvg's.
+    """
+
+    rho: float
+    late_policy: str
+    weighting: str
+    server_lr: float
+
+    def __post_init__(self) -> None:
+        if self.rho < 0:
+            raise ValueError(f"rho must be >= 0, got {self.rho}")
+        check_averaging(self.late_policy, self.weighting, self.server_lr)
+
+    def init(self, fed: Federation) -> Params:
+        return Params(fed.task.init(fed.seed))
+
+    def client_update(self, state: Params, cohort: Cohort) -> Update:
+        def ascend(g: Tensor) -> Tensor:
+            step: Tensor = self.rho * g / (torch.linalg.vector_norm(g) + 1e-16)
+            return step
+
+        x = state.params
+        return outgoing(x, cohort.train(x, perturb=ascend), self.late_policy)
+
+    def server_step(self, state: Params, arrivals: Arrivals[Update], fed: Federation) -> Params:
+        return Params(average(state.params, arrivals, self.late_policy, self.weighting, self.server_lr))
+
+    def models(self, state: Params) -> Tensor:
+        return state.params

@@ -1,0 +1,23 @@
+"""No analysis."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from fedlab_runner.algorithm import Algorithm
+from fedlab_runner.federation import Federation
+
+
+@dataclass(frozen=True)
+class NoAnalysis:
+    """Nothing is measured beside what every run logs."""
+
+    def check(self, algorithm: Algorithm[Any], fed: Federation) -> None:
+        return
+
+    def init(self) -> None:
+        return None
+
+    def observe(
+        self, memory: None, state: Any, algorithm: Algorithm[Any], fed: Federation
+    ) -> tuple[None, dict[str, float]]:
+        return None, {}

@@ -1,0 +1,96 @@
+"""How far clients disagree on the direction (Feddle, section 3 and Figure 2)."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedlab_runner.algorithm import Algorithm, ServerAlgorithm
+from fedlab_runner.errors import UserError
+from fedlab_runner.federation import Cohort, Federation
+from fedlab_runner.plots import TRUE_COSINE_PREFIX
+from fedlab_runner.rng import Purpose, generator
+
+PREFIX = "analysis/update_cosine_"
+
+
+class _Watched(Cohort):
+    """A cohort that keeps how its last training has changed each client's parameters."""
+
+    updates: Tensor | None = None  # [K, P]
+
+    def train(self, start: Tensor, **how: Any) -> Tensor:
+        y = super().train(start, **how)
+        self.updates = (y - start)[:, : self.task.num_params]
+        return y
+
+
+@dataclass(frozen=True)
+class UpdateCosines:
+    """Cosines of client updates to the true update, the mean over all clients by number of examples, and of the true
+    update to those of earlier rounds.
+
+    In the first round and `every` n rounds after it all clients train from the server's model, as the algorithm has
+    them train and in minibatches that are those of the round itself; so it costs a pass over all clients. The cosines
+    are those of `clients` clients drawn anew each time (null: all), whose updates are held at once; the true updates
+    are kept, one vector for each time.
+    """
+
+    every: int
+    clients: int | None
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ValueError(f"every must be >= 1, got {self.every}")
+        if self.clients is not None and self.clients < 1:
+            raise ValueError(f"clients must be >= 1 or null, got {self.clients}")
+
+    def check(self, algorithm: Algorithm[Any], fed: Federation) -> None:
+        if not isinstance(algorithm, ServerAlgorithm):
+            name = type(algorithm).__module__.rpartition(".")[2]
+            raise UserError(f"analysis=update_cosines needs clients that start from a server's model, not {name}'s")
+
+    def init(self) -> dict[int, Tensor]:
+        return {}
+
+    def observe(
+        self, memory: dict[int, Tensor], state: Any, algorithm: Algorithm[Any], fed: Federation
+    ) -> tuple[dict[int, Tensor], dict[str, float]]:
+        """`memory` has the true update [P] of each measured round, counted from 1."""
+        if fed.round % self.every:
+            return memory, {}
+        assert isinstance(algorithm, ServerAlgorithm)
+        ids = np.flatnonzero(fed.population.num_examples > 0)
+        size = min(self.clients or len(ids), len(ids))
+        chosen = np.isin(ids, generator(fed.seed, Purpose.ANALYSIS, fed.round).choice(ids, size, replace=False))
+        weights = fed.population.num_examples[ids] / fed.population.num_examples[ids].sum()
+        true: Tensor | None = None
+        rows = []
+        for part in np.array_split(np.arange(len(ids)), -(-len(ids) // max(1, fed.cohort_size))):
+            updates = _updates(algorithm, state, fed, ids[part])
+            share = torch.from_numpy(weights[part]).to(updates.device, torch.float64) @ updates.double()
+            true = share if true is None else true + share
+            rows.append(updates[torch.from_numpy(chosen[part]).to(updates.device)])
+        assert true is not None
+        cosines = torch.cat([F.cosine_similarity(some.double(), true, dim=1) for some in rows])
+        metrics = {
+            f"{PREFIX}mean": float(cosines.mean()),
+            f"{PREFIX}min": float(cosines.min()),
+            f"{PREFIX}max": float(cosines.max()),
+            f"{PREFIX}negative": float((cosines < 0).double().mean()),
+        }
+        for round, other in memory.items():
+            metrics[f"{TRUE_COSINE_PREFIX}{round}"] = float(F.cosine_similarity(true, other.double(), dim=0))
+        return {**memory, fed.round + 1: true.to(rows[0].dtype)}, metrics
+
+
+def _updates(algorithm: ServerAlgorithm[Any, Any], state: Any, fed: Federation, ids: np.ndarray) -> Tensor:
+    """How these clients' work in this round would change their parameters [K, P]."""
+    cohort = _Watched(fed, ids, np.full(len(ids), fed.round))
+    algorithm.client_update(state, cohort)
+    if cohort.updates is None:
+        raise UserError("analysis=update_cosines needs an algorithm whose clients train")
+    return cohort.updates

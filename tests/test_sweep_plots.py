@@ -1,0 +1,124 @@
+"""Pictures of a sweep: which are drawn, and of which numbers."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from fedlab_runner import sweep, sweep_plots
+from fedlab_runner.sweep import Job
+from fedlab_runner.sweep_plots import plot_sweep
+
+SUMMARY = {"metric": "test/accuracy", "rule": "best"}
+
+
+def job(folder: Path, objective: float | None, *overrides: str, seed: int = 0, status: str = "finished") -> None:
+    """A job's record, and its run's metrics."""
+    number = len(list(folder.glob("jobs/*.json")))
+    run = folder.parent / f"run{number}"
+    run.mkdir(parents=True)
+    rows: list[dict[str, Any]] = [
+        {"round": r, "test/accuracy": None if r == 1 else (objective or 0) * r} for r in range(4)
+    ]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    record = Job([*overrides, f"seed={seed}"], seed, status, objective, str(run), SUMMARY)
+    (folder / "jobs").mkdir(parents=True, exist_ok=True)
+    (folder / "jobs" / f"{number}.json").write_text(json.dumps(asdict(record)))
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[float], list[list[float]]]]:
+    """What is drawn: the label, and the values at each x, before they are averaged."""
+    drawn: list[tuple[str, list[float], list[list[float]]]] = []
+    draw = sweep_plots._draw
+
+    def note(axes: Any, i: int, x: Any, values: Any, label: str, spread: bool = True) -> None:
+        drawn.append((label, list(x), [list(each) for each in values]))
+        draw(axes, i, x, values, label, spread)
+
+    monkeypatch.setattr(sweep_plots, "_draw", note)
+    return drawn
+
+
+def test_the_objective_against_a_swept_number_has_a_line_for_each_other_setting(tmp_path: Path, lines: Any) -> None:
+    folder = tmp_path / "sweep"
+    for data in ("in_domain", "none"):
+        for lam in ("0.01", "0", "1e-3"):
+            for seed in (0, 1):
+                job(folder, float(lam) + seed, f"algorithm.lam={lam}", f"server_data={data}", "rounds=3", seed=seed)
+    drawn = plot_sweep(folder)
+    assert [str(path.relative_to(folder)) for path in drawn] == ["plots/algorithm.lam.png", "plots/curves.png"]
+    against = [[0.0, 1.0], [0.001, 1.001], [0.01, 1.01]]
+    assert lines[:2] == [(f"server_data={data}", [0, 1, 2], against) for data in ("in_domain", "none")]
+    assert len(lines) == 2 + 6
+    label, rounds, values = lines[2]
+    assert label.startswith("algorithm.lam=") and rounds == [0, 2, 3], "what is not finite is left out"
+    assert all(len(seeds) == 2 for seeds in values)
+    for path in drawn:
+        with Image.open(path) as image:
+            assert len(image.convert("RGB").getcolors(2**24) or []) > 50
+
+
+def test_analyses_are_drawn_over_the_settings_too(tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    for alpha in ("0.1", "1.0"):
+        job(folder, 0.5, f"partition.alpha={alpha}")
+    seen = {"analysis/update_cosine_mean": 0.4, "analysis/update_cosine_min": -0.1, "analysis/update_cosine_max": 0.6}
+    for run in tmp_path.glob("run*"):
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({"round": 4, "test/accuracy": 0.5, **seen}) + "\n")
+    assert [path.stem for path in plot_sweep(folder)] == ["partition.alpha", "curves", "update_cosines"]
+
+
+def test_nothing_is_drawn_where_there_is_nothing_to_compare(tmp_path: Path) -> None:
+    for name, overrides in {"one": ["local.lr=1"], "words": ["algorithm=a"]}.items():
+        job(tmp_path / name / "sweep", 0.5, *overrides)
+        assert plot_sweep(tmp_path / name / "sweep") == []
+    failed = tmp_path / "failed" / "sweep"
+    for lr in ("1", "2"):
+        job(failed, None, f"local.lr={lr}", status="failed")
+    assert plot_sweep(failed) == []
+    search = tmp_path / "search" / "sweep"  # each trial has values of its own: lines of one point
+    for i in range(3):
+        job(search, 0.5, f"local.lr={i}", f"local.epochs={i}")
+    assert [path.stem for path in plot_sweep(search)] == ["curves"]
+    many = tmp_path / "many" / "sweep"
+    for i in range(sweep_plots.MOST_LINES + 1):
+        for lr in ("1", "2"):
+            job(many, 0.5, f"algorithm=a{i}", f"local.lr={lr}")
+    assert plot_sweep(many) == []
+
+
+def test_many_settings_get_a_picture_for_each_combination_of_numbers(tmp_path: Path, lines: Any) -> None:
+    folder = tmp_path / "sweep"
+    for algorithm in ("a", "b", "c"):
+        for alpha in ("0.1", "0.3"):
+            for std in ("5", "20"):
+                job(folder, 0.5, f"algorithm={algorithm}", f"partition.alpha={alpha}", f"delay.std={std}")
+    drawn = [path.stem for path in plot_sweep(folder)]
+    assert drawn[:2] == ["delay.std", "partition.alpha"]
+    assert sorted(drawn[2:]) == [f"curves-delay.std={std}-partition.alpha={a}" for std in (20, 5) for a in (0.1, 0.3)]
+    assert [label for label, *_ in lines[-3:]] == [f"algorithm={name}" for name in "abc"]
+
+
+def test_runs_that_have_moved_leave_out_the_curves(tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    for lr in ("1", "2"):
+        job(folder, 0.5, f"local.lr={lr}")
+    for path in tmp_path.glob("run*/metrics.jsonl"):
+        path.unlink()
+    assert [path.stem for path in plot_sweep(folder)] == ["local.lr"]
+
+
+def test_the_pictures_are_named_after_the_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for lr in ("1", "2"):
+        job(tmp_path / "sweep", 0.5, f"local.lr={lr}")
+    sweep.show(tmp_path / "sweep")
+    out = capsys.readouterr().out.splitlines()
+    assert out[-3:] == ["sweep/table.md", "sweep/plots/local.lr.png", "sweep/plots/curves.png"]
