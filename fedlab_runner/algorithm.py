@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 from torch import Tensor
 
@@ -42,7 +42,12 @@ class Algorithm(ABC, Generic[State]):
 
 
 class ServerAlgorithm(Algorithm[State], Generic[State, Upload]):
-    """An algorithm with a server: clients start from its model, work, and report, some of them late."""
+    """An algorithm with a server: clients start from its model, work, and report, some of them late.
+
+    The field `params` [D] of its State is the server's model, from which clients start: `server_model` reads it and
+    `with_server_model` replaces it, which is how one algorithm can go on from what another made of its model. All else
+    in the State must make sense beside any model.
+    """
 
     known: ClassVar[tuple[str, ...]] = ()  # fields of Upload that the server knows already, so that they are not sent
 
@@ -57,6 +62,15 @@ class ServerAlgorithm(Algorithm[State], Generic[State, Upload]):
     def broadcast(self, state: State) -> Sequence[Tensor]:
         """What each client receives."""
         return (self.models(state),)
+
+    def server_model(self, state: State) -> Tensor:
+        """The model [D] from which the next clients start."""
+        model: Tensor = cast(Any, state).params
+        return model
+
+    def with_server_model(self, state: State, model: Tensor) -> State:
+        """The State with another server's model [D]."""
+        return cast(State, cast(Any, state)._replace(params=model))
 
     def round(self, state: State, fed: Federation) -> State:
         cohort = fed.dispatch(self.broadcast(state))

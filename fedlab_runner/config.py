@@ -34,6 +34,7 @@ class Components:
     algorithm: Any
     dataset: Any
     server_data: Any
+    leash_data: Any
     probe_data: Any
     partition: Any
     delay: Any

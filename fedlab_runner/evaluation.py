@@ -16,8 +16,9 @@ from fedlab_runner.task import Task
 class Evaluation:
     """When and what to evaluate, and which number a run is judged by.
 
-    `every` n rounds and after the last one, in batches of `batch_size`; `per_class` adds each class's test accuracy
-    and `clients` the spread of the model's accuracy over the clients' own training examples. The objective is
+    `every` n rounds and after the last one, in batches of `batch_size`; `per_class` adds each class's test accuracy,
+    `clients` the spread of the model's accuracy over the clients' own training examples and `train` accuracy and loss
+    on all of them together. The objective is
     `metric` under rule `summary` (max_of_last, mean_of_last over the `last` evaluations, best, last). `held_out` test
     examples are left out, the very ones that in-domain server data would be, so that all methods share a test set.
     """
@@ -26,6 +27,7 @@ class Evaluation:
     batch_size: int
     per_class: bool
     clients: bool
+    train: bool
     metric: str
     summary: str
     last: int
@@ -54,8 +56,16 @@ class Evaluation:
         metrics = {"test/accuracy": float(correct.mean()), "test/loss": float(losses.mean())}
         if self.per_class:
             metrics |= _per_class(correct, test.targets, task.num_classes)
-        if self.clients:
-            metrics |= self._over_clients(task, w, population)
+        if self.clients or self.train:
+            correct, losses = self._score(task, w, population.inputs, population.targets)
+            members, owners = (torch.from_numpy(a).to(task.device) for a in population.assignment)
+            if self.clients:
+                metrics |= _over_clients(correct[members], owners, population)
+            if self.train:
+                metrics |= {
+                    "train/accuracy": float(correct[members].mean()),
+                    "train/global_loss": float(losses[members].mean()),
+                }
         return metrics
 
     def _score(self, task: Task, w: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -69,20 +79,18 @@ class Evaluation:
             losses[part] = F.cross_entropy(logits, targets[part], reduction="none").double()
         return correct, losses
 
-    def _over_clients(self, task: Task, w: Tensor, population: Population) -> dict[str, float]:
-        correct, _ = self._score(task, w, population.inputs, population.targets)
-        members, owners = (torch.from_numpy(a).to(task.device) for a in population.assignment)
-        sizes = torch.from_numpy(population.num_examples).to(task.device)
-        right = torch.zeros(population.num_clients, dtype=torch.float64, device=task.device).index_add_(
-            0, owners, correct[members]
-        )
-        accuracy = (right / sizes)[sizes > 0]
-        return {
-            "clients/accuracy_mean": float(accuracy.mean()),
-            "clients/accuracy_std": float(accuracy.std(correction=0)),
-            "clients/accuracy_min": float(accuracy.min()),
-            "clients/accuracy_worst_decile": float(accuracy.quantile(0.1)),
-        }
+
+def _over_clients(correct: Tensor, owners: Tensor, population: Population) -> dict[str, float]:
+    """The spread of accuracy over clients, from what is right [n] and whose it is [n]."""
+    sizes = torch.from_numpy(population.num_examples).to(correct.device)
+    right = torch.zeros(len(sizes), dtype=torch.float64, device=correct.device).index_add_(0, owners, correct)
+    accuracy = (right / sizes)[sizes > 0]
+    return {
+        "clients/accuracy_mean": float(accuracy.mean()),
+        "clients/accuracy_std": float(accuracy.std(correction=0)),
+        "clients/accuracy_min": float(accuracy.min()),
+        "clients/accuracy_worst_decile": float(accuracy.quantile(0.1)),
+    }
 
 
 def _per_class(correct: Tensor, targets: Tensor, num_classes: int) -> dict[str, float]:

@@ -1,22 +1,29 @@
 """The one mutable object of a run: the clients, the clock, and the updates on their way."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedlab_runner.arrivals import Arrivals, Upload, like, names
 from fedlab_runner.clock import RoundClock
 from fedlab_runner.executors.work import Correct, Executor, Loss, PerStep, Perturb, Work
 from fedlab_runner.local import LocalTraining
+from fedlab_runner.measure import client_losses
 from fedlab_runner.plots import COUNT_PREFIX
 from fedlab_runner.population import Population
 from fedlab_runner.rng import Purpose, generators
 from fedlab_runner.server import ServerData, server_batches
+from fedlab_runner.tables import Rows, Tables
 from fedlab_runner.task import Batch, Task
 
-Upload = TypeVar("Upload", bound=tuple[Tensor, ...])
+__all__ = ["Arrivals", "Cohort", "Federation", "Flight"]
+
 FLOAT_BYTES = 4  # what one value costs on the wire, whatever precision the simulation uses
 
 
@@ -34,9 +41,14 @@ class Cohort:
         self.last_loss: Tensor | None = (
             None  # [K], after training: mean minibatch loss over each client's last local epoch
         )
+        self.final_loss: Tensor | None = None  # [K] float64, after training, if clients report it: `report_losses`
 
     def __len__(self) -> int:
         return len(self.client_ids)
+
+    def rows(self, place: str, length: int) -> Rows:
+        """As `Federation.rows`."""
+        return self._fed.rows(place, length)
 
     @property
     def label_counts(self) -> Tensor:
@@ -90,33 +102,9 @@ class Cohort:
         y, self.last_loss = fed.executor.train(work)
         if len(self):
             fed.record_loss(float(self.last_loss @ self.num_examples.to(y.dtype) / self.num_examples.sum()))
+        if fed.losses_reported:
+            self.final_loss = client_losses(self.task, fed.population, self.client_ids, y)
         return y
-
-
-class Arrivals(Generic[Upload]):
-    """The updates that reach the server in this round, oldest dispatch first, then in the order of sampling."""
-
-    def __init__(self, upload: Upload, ids: Tensor, num_examples: Tensor, staleness: Tensor) -> None:
-        self.upload = upload  # each tensor [A, ...]
-        self.ids = ids  # [A]
-        self.num_examples = num_examples  # [A]
-        self.staleness = staleness  # [A], server steps between dispatch and arrival
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def select(self, rows: Tensor) -> "Arrivals[Upload]":
-        """Some of the arrivals: a mask or indices [A]."""
-        upload = _like(self.upload, (t[rows] for t in self.upload))
-        return Arrivals(upload, self.ids[rows], self.num_examples[rows], self.staleness[rows])
-
-    def mean(self, rows: Tensor, *, uniform: bool = False) -> Tensor:
-        """The mean of rows [A, ...] weighted by number of examples, or uniform; zero when nothing has arrived."""
-        if not len(self):
-            return rows.new_zeros(rows.shape[1:])
-        weights = torch.ones_like(self.num_examples) if uniform else self.num_examples
-        mean: Tensor = torch.tensordot(weights.to(rows.dtype) / weights.sum(), rows, 1)
-        return mean
 
 
 class Flight(NamedTuple):
@@ -126,6 +114,7 @@ class Flight(NamedTuple):
     dispatched: int  # round
     num_examples: int
     upload: tuple[Tensor, ...]
+    loss: float | None  # of its model on its own examples, if clients report it
 
 
 class Federation:
@@ -142,20 +131,34 @@ class Federation:
         seed: int,
         server_data: ServerData | None = None,
         probe_data: ServerData | None = None,
+        leash_data: ServerData | None = None,
+        folder: Path | None = None,
     ) -> None:
-        self.server_data = server_data
+        self.server_data, self.leash_data = server_data, leash_data
         self.probe_data = probe_data  # examples for diagnostics: nothing is learned from them
+        self.tables = Tables(folder, task.device)
         self.task, self.population, self.executor, self.local, self.seed = task, population, executor, local, seed
         self.num_clients = population.num_clients
         self._clock = clock
         self.round, self.lr = 0, local.lr
         self._in_flight: dict[int, list[Flight]] = {}  # by the round of arrival
         self._metrics: dict[str, float] = {}
+        self._timings: dict[str, float] = {}
+        self.losses_reported = False
+        self.arrived_losses: list[float] = []
 
     def begin(self, round: int, lr_factor: float) -> None:
         """Starts a round (counted from 0)."""
         self.round, self.lr = round, self.local.lr * lr_factor
-        self._metrics = {}
+        self._metrics, self._timings = {}, {}
+        self.losses_reported, self.arrived_losses = False, []
+        self.tables.begin(round)
+
+    def report_losses(self) -> None:
+        """In the rest of this round clients also send the loss of their trained model on all their examples, one value
+        each; those of the arrivals are in `arrived_losses`.
+        """
+        self.losses_reported = True
 
     def dispatch(self, broadcast: Sequence[Tensor]) -> Cohort:
         """The clients that receive `broadcast` and train now."""
@@ -172,17 +175,20 @@ class Federation:
         self._send_late(cohort, upload)
         now = torch.from_numpy(cohort.due == self.round).to(self.task.device)
         ids, num_examples, staleness = cohort.ids[now], cohort.num_examples[now], torch.zeros_like(cohort.ids[now])
+        losses = [] if cohort.final_loss is None else cohort.final_loss[now].tolist()
         if not bool(now.all()):
-            upload = _like(upload, (rows[now] for rows in upload))
+            upload = like(upload, (rows[now] for rows in upload))
         if late := self._in_flight.pop(self.round, []):
             ids = self._behind([f.client for f in late], ids)
             num_examples = self._behind([f.num_examples for f in late], num_examples)
             staleness = self._behind([self.round - f.dispatched for f in late], staleness)
             old = (torch.stack(rows) for rows in zip(*(f.upload for f in late), strict=True))
-            upload = _like(upload, (torch.cat(pair) for pair in zip(old, upload, strict=True)))
+            upload = like(upload, (torch.cat(pair) for pair in zip(old, upload, strict=True)))
+            losses = [f.loss for f in late if f.loss is not None] + losses
         arrivals = Arrivals(upload, ids, num_examples, staleness)
-        values = sum(rows.numel() for name, rows in zip(_names(upload), upload, strict=True) if name not in known)
-        self._count("comm/upload_mb", values)
+        self.arrived_losses += losses
+        values = sum(rows.numel() for name, rows in zip(names(upload), upload, strict=True) if name not in known)
+        self._count("comm/upload_mb", values + len(losses))
         self.count_server_flops(2 * values)  # every method scales and adds what arrives
         self._metrics |= {
             "late/dispatched": len(cohort),
@@ -197,7 +203,8 @@ class Federation:
         for k in np.flatnonzero(cohort.due > self.round).tolist():
             client = int(cohort.client_ids[k])
             row = tuple(rows[k].clone() for rows in upload)  # a view would keep the whole cohort in memory
-            flight = Flight(client, self.round, int(self.population.num_examples[client]), row)
+            loss = None if cohort.final_loss is None else float(cohort.final_loss[k])
+            flight = Flight(client, self.round, int(self.population.num_examples[client]), row, loss)
             self._in_flight.setdefault(int(cohort.due[k]), []).append(flight)
 
     @property
@@ -208,6 +215,17 @@ class Federation:
     def server_batches(self, epochs: int, batch_size: int, max_steps: int | None = None, **how: Any) -> Iterator[Batch]:
         """Minibatches of the server's examples in this round; `how` as in `server.server_batches`."""
         return server_batches(self, epochs, batch_size, max_steps, **how)
+
+    def rows(self, place: str, length: int) -> Rows:
+        """Where an algorithm keeps rows [length] of the models' type for a State: device, host or disk."""
+        return self.tables.rows(place, length, self.task.dtype)
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Adds the seconds that the body takes to this round's timings, as `time/<name>`."""
+        began = time.monotonic()
+        yield
+        self._timings[f"time/{name}"] = self._timings.get(f"time/{name}", 0.0) + time.monotonic() - began
 
     def count_server_flops(self, flops: int) -> None:
         """Adds work of the server to this round's metrics."""
@@ -229,35 +247,32 @@ class Federation:
         """This round's metrics."""
         return self._metrics
 
+    def timings(self) -> dict[str, float]:
+        """What parts of this round took, in seconds."""
+        return self._timings
+
     def state_dict(self) -> dict[str, Any]:
         """All that changes in a round, by reference: the tensors in it are never written to."""
         return {
             "clock": self._clock.state_dict(),
             "in_flight": {due: list(flights) for due, flights in self._in_flight.items()},
+            "tables": self.tables.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues from a saved state."""
         self._clock.load_state_dict(state["clock"])
         self._in_flight = {
-            due: [Flight(client, dispatched, n, tuple(upload)) for client, dispatched, n, upload in flights]
+            due: [Flight(client, dispatched, n, tuple(upload), loss) for client, dispatched, n, upload, loss in flights]
             for due, flights in state["in_flight"].items()
         }
+        self.tables.load_state_dict(state["tables"])
 
     def _behind(self, earlier: list[int], later: Tensor) -> Tensor:
         return torch.cat([torch.tensor(earlier, dtype=later.dtype, device=later.device), later])
 
     def _count(self, key: str, values: int) -> None:
         self._metrics[key] = self._metrics.get(key, 0.0) + values * FLOAT_BYTES / 1e6
-
-
-def _like(upload: Upload, tensors: Iterable[Tensor]) -> Upload:
-    """An upload of the same NamedTuple class."""
-    return cast(Upload, cast(Any, type(upload))(*tensors))
-
-
-def _names(upload: tuple[Tensor, ...]) -> tuple[str, ...]:
-    return cast(tuple[str, ...], cast(Any, upload)._fields)
 
 
 def _staleness_metrics(staleness: Tensor) -> dict[str, float]:

@@ -102,7 +102,8 @@ class Recorder:
         summary = clean(summary)
         text = json.dumps(summary, indent=2, allow_nan=False) + "\n"
         write_text_atomically(self._folder / SUMMARY, text)
-        self._tracker.summary({key: value for key, value in summary.items() if key != "final"})  # it has those itself
+        rows = ("at_best", "final")  # it has those itself
+        self._tracker.summary({key: value for key, value in summary.items() if key not in rows})
         self._console.table(summary)
 
     def _history(self) -> list[Row]:

@@ -23,6 +23,8 @@ class Purpose(IntEnum):
     ALGORITHM = 12
     SERVER_DROPOUT = 13
     ANALYSIS = 14
+    LEASH_BATCHES = 20
+    LEASH_HEAD = 21
 
 
 def _key(seed: int, purpose: Purpose, round: int, client: int) -> tuple[int, int]:

@@ -64,11 +64,13 @@ def run_in(folder: Path, cfg: DictConfig) -> float:
             judged = f"{components.evaluation.summary} of {components.evaluation.metric}"
             _log.info("%s is finished already: %s %.4f; delete %s to run it anew", name, judged, finished, folder)
             return finished
-        return _run_locked(folder, name, cfg, components, prepare(components))
+        return _run_locked(folder, name, cfg, components, prepare(components, folder))
 
 
-def prepare(components: Components) -> Prepared:
-    """Loads the data, deals it out and builds the federation; UserError where the config does not fit the data."""
+def prepare(components: Components, folder: Path | None = None) -> Prepared:
+    """Loads the data, deals it out and builds the federation, whose files are in a run folder; UserError where the
+    config does not fit the data.
+    """
     c = components
     if c.threads is not None:
         torch.set_num_threads(c.threads)
@@ -103,6 +105,7 @@ def prepare(components: Components) -> Prepared:
         local=c.local,
         seed=c.seed,
         **{name: None if examples is None else examples.to(device) for name, examples in server_data.items()},
+        folder=folder,
     )
     with _faults("algorithm", c.algorithm):
         c.algorithm.check(fed)
@@ -225,6 +228,6 @@ def _faults(node: str, component: Any) -> Iterator[None]:
         yield
     except ValueError as error:
         message = str(error)
-        if message.partition(" ")[0] in {field.name for field in fields(component)}:
+        if re.split(r"[ .]", message)[0] in {field.name for field in fields(component)}:
             message = f"{node}.{message}".removeprefix(".")
         raise UserError(message) from error

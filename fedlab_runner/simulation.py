@@ -65,6 +65,7 @@ class Simulation:
         """
         saved = store.load(fingerprint, self.fed.task.device)
         now, wall = self._resume(*saved) if saved else (self._initial(), 0.0)
+        self.fed.tables.retain(store.rounds())
         began = time.monotonic() - wall
         written, saved_round, saved_at = bool(saved), now.round, time.monotonic()
         recorder.start(now.round if saved else -1)
@@ -74,10 +75,12 @@ class Simulation:
             nonlocal written, saved_round, saved_at
             if now.round > saved_round or not written:
                 recorder.sync()  # a checkpoint must not outrun its metrics
+                self.fed.tables.sync()  # nor its rows
                 state, federation = pack(now.state), pack(now.federation)
                 payload = {"state": state, "federation": federation, "analysis": pack(now.analysis)}
                 payload["wall"] = time.monotonic() - began
                 store.save(now.round, fingerprint, payload)
+                self.fed.tables.retain(store.rounds())
                 written, saved_round, saved_at = True, now.round, time.monotonic()
 
         try:
@@ -91,7 +94,8 @@ class Simulation:
                 metrics |= seen | self._evaluate(state, now.round + 1)
                 done = time.monotonic()
                 timings = {"round": trained - started, "evaluation": done - trained, "wall": done - began}
-                recorder.log(now.round + 1, metrics, {f"time/{key}": value for key, value in timings.items()})
+                timings = self.fed.timings() | {f"time/{key}": value for key, value in timings.items()}
+                recorder.log(now.round + 1, metrics, timings)
                 now = Snapshot(now.round + 1, state, self.fed.state_dict(), memory)
                 if checkpointing.due(now.round, saved_round, done - saved_at):
                     save()

@@ -19,7 +19,8 @@ def summarise(
     a run that was extended counts like one that never stopped. With fewer than `last` of them all count; with none each
     value is NaN. A NaN among them makes the mean NaN, while the maximum and the best pass it over. `best` is the
     smallest value of a loss or an error and the largest of all else; `std_of_last` is that of the values themselves
-    (divided by n). `final` holds the metrics of the last row, without what only the files have.
+    (divided by n). `final` holds the metrics of the last row and `at_best` those of the best round, both without what
+    only the files have.
     """
     assert rule in RULES and last >= 1 and every >= 1, (rule, last, every)
     found = [row for row in rows if row["round"] >= 1 and metric in row]
@@ -28,7 +29,9 @@ def summarise(
     tail = values[-last:]
     finite = bool(tail) and all(map(math.isfinite, tail))
     best_value, best_round = _best(found, metric)
-    final = {key: value for key, value in rows[-1].items() if not key.startswith(FILE_ONLY)} if rows else {}
+    final = _metrics(rows[-1]) if rows else {}
+    at_best = next((_metrics(row) for row in found if row["round"] == best_round), {})
+    at_best.pop("round", None)
     summaries: dict[str, Any] = {
         "max_of_last": max((value for value in tail if not math.isnan(value)), default=math.nan),
         "mean_of_last": statistics.fmean(tail) if finite else math.nan,
@@ -44,8 +47,13 @@ def summarise(
         "rounds": final.pop("round", -1),
         "evaluations": len(values),
         **summaries,
+        "at_best": dict(sorted(at_best.items())),
         "final": dict(sorted(final.items())),
     }
+
+
+def _metrics(row: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if not key.startswith(FILE_ONLY)}
 
 
 def _best(rows: Sequence[dict[str, Any]], metric: str) -> tuple[float, int | None]:

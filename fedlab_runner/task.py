@@ -76,17 +76,18 @@ class Model:
         self.params, self.buffers = params, buffers
         self._task = task
 
-    def __call__(self, inputs: Tensor) -> Tensor:
-        """Logits [b, C]."""
+    def __call__(self, inputs: Tensor, instead: dict[str, Tensor] | None = None) -> Tensor:
+        """Logits [b, C]; `instead` replaces parameters by name."""
         task = self._task
+        values = task.views(self.params) | (instead or {})
         if not task.num_buffers:
-            return task.forward(task.views(self.params), inputs)
+            return task.forward(values, inputs)
         # Batch norm writes into its statistics. Each needs memory of its own: under vmap a write into a strided view
         # is lost without a word.
         buffers = {
             k: b.clone(memory_format=torch.contiguous_format) for k, b in task.buffer_views(self.buffers).items()
         }
-        logits = task.forward(task.views(self.params) | buffers, inputs)
+        logits = task.forward(values | buffers, inputs)
         self.buffers = torch.cat([b.reshape(-1) for b in buffers.values()])
         return logits
 

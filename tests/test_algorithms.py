@@ -15,7 +15,7 @@ from fedlab_runner.evaluation import Evaluation
 from fedlab_runner.executors.vectorized import Vectorized
 from fedlab_runner.packing import pack, unpack
 
-TRAINS_ON_THE_SERVER = {"center", "fedft", "hfcl"}  # with or without clients
+TRAINS_ON_THE_SERVER = {"center", "fedft", "fedwalk", "hfcl"}  # with or without clients
 SOURCES = sorted(Path(fedlab_runner.algorithms.__path__[0]).glob("[a-z]*.py"))
 LATE: dict[str, Any] = {"sizes": [6, 3, 9, 1, 12, 8, 5, 7, 2, 10], "cohort": 3, "std": 2.0}
 
@@ -44,7 +44,7 @@ FASTER: dict[str, dict[str, Any]] = {"center": {"lr": 0.02}}
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_it_learns(name: str) -> None:
     fed = federation([20] * 6, cohort=4, std=1.0)
-    evaluation = Evaluation(1, 100, False, False, "test/accuracy", "best", 1, 0)
+    evaluation = Evaluation(1, 100, False, False, False, "test/accuracy", "best", 1, 0)
 
     def accuracy(state: Any) -> float:
         rows = [fed.population.inputs, fed.population.targets, fed.population.targets, None]

@@ -48,12 +48,13 @@ def without_files(cfg: DictConfig) -> DictConfig:
         cfg.dataset = load("dataset/synthetic", num_users=12)
         cfg.model = load("model/mlp")
         cfg.evaluation.held_out = min(cfg.evaluation.held_out, 50)
-        if "max_images" in cfg.server_data:
-            target = "fedlab_runner.server_data.torchvision.OtherDataset"
-            other = load("dataset/synthetic", num_classes=7, num_train=60)
-            cfg.server_data = {"_target_": target, "dataset": other, "part": "train", "max_images": 50}
-        elif "size" in cfg.server_data:
+        if "size" in cfg.server_data:
             cfg.server_data.size, cfg.server_data.fraction = 50, None
+        for group in ("server_data", "leash_data"):
+            if "max_images" in cfg[group]:
+                target = "fedlab_runner.server_data.torchvision.OtherDataset"
+                other = load("dataset/synthetic", num_classes=7, num_train=60)
+                cfg[group] = {"_target_": target, "dataset": other, "part": "train", "max_images": 50}
     return cfg
 
 
@@ -126,6 +127,11 @@ def test_the_papers_tables_are_there() -> None:
     assert {f"feddle/table{number}.yaml" for number in range(1, 9)} <= {str(table) for table in TABLES}
     figures = {f"feddle/fig{number}" for number in (2, *range(5, 14))}
     assert figures | {f"feddle/table{number}" for number in range(1, 9)} <= set(EXPERIMENTS)
+    assert {"fedcda/table1.yaml", "fedcda/table2.yaml", "fedwalk/table2.yaml"} <= {str(table) for table in TABLES}
+    assert {
+        f"fedcda/{name}" for name in ("table1", "table2", "fig2a", "fig2b", "fig2c", "fig2d", "fig3", "fig4")
+    } <= set(EXPERIMENTS)
+    assert {f"fedwalk/{name}" for name in ("table2", "fig3", "fig4", "fig5")} <= set(EXPERIMENTS)
 
 
 def test_a_key_on_the_command_line_takes_the_place_of_its_grid() -> None:

@@ -146,12 +146,15 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
             patch.setattr(runner, name, lambda *_: False)
         patch.setattr(runner, "plot_diagnostics", lambda *_: [])
         mine, others = ("server_data=in_domain", "server_data.size=50"), ("server_data=torchvision", *SYNTHETIC)
-        runs = [(f"algorithm={name}", *mine) for name in ALGORITHMS] + [("algorithm=feddle", "model=mlp", *others)]
+        leashed = ("model=mlp", "server_data@leash_data=in_domain", "leash_data.size=50")
+        runs = [(f"algorithm={name}", *mine, *leashed) for name in ALGORITHMS]
+        runs.append(("algorithm=feddle", "model=mlp", *others))
         runs.append((*runs[-1], "server_data@probe_data=in_domain"))
+        runs.append(("algorithm=fedcda", "algorithm.warmup=1"))
         runs.append(("algorithm=fedavg", "analysis=update_cosines", "analysis.every=1"))
         for overrides in runs:
             folder = tmp_path_factory.mktemp("run")
-            evaluated = ("evaluation.per_class=true", "evaluation.clients=true")
+            evaluated = ("evaluation.per_class=true", "evaluation.clients=true", "evaluation.train=true")
             runner.run_in(folder, composed("rounds=3", *overrides, *evaluated))
             for file in ("metrics.jsonl", "timings.jsonl"):
                 for line in (folder / file).read_text().splitlines():

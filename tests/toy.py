@@ -7,7 +7,7 @@ from typing import Any
 import hydra.utils
 import numpy as np
 import torch
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from fedlab_runner.algorithm import Algorithm
@@ -37,10 +37,19 @@ SMALLER: dict[str, dict[str, Any]] = {
 
 
 def algorithm(name: str, **overrides: Any) -> Algorithm[Any]:
-    """An algorithm as its YAML defines it, made smaller where that has networks of its own."""
-    node = OmegaConf.load(Path(conf_dir()) / "algorithm" / f"{name}.yaml")
-    built: Algorithm[Any] = hydra.utils.instantiate(node, **(SMALLER.get(name, {}) | overrides), _convert_="all")
+    """An algorithm as its YAML defines it; a wrapper's `base` is a name, alone or with overrides: (name, {...})."""
+    built: Algorithm[Any] = hydra.utils.instantiate(_node(name, **overrides), _convert_="all")
     return built
+
+
+def _node(name: str, **overrides: Any) -> DictConfig:
+    node = OmegaConf.load(Path(conf_dir()) / "algorithm" / f"{name}.yaml")
+    assert isinstance(node, DictConfig)
+    if node.pop("defaults", None):
+        base = overrides.pop("base", "fedavg")
+        node.base = _node(base) if isinstance(base, str) else _node(base[0], **base[1])
+    node.update(SMALLER.get(name, {}) | overrides)
+    return node
 
 
 def mlp() -> nn.Module:
@@ -100,10 +109,12 @@ def federation(
     training: LocalTraining | None = None,
     participation: Participation | None = None,
     server: ServerData | None = None,
+    leash: ServerData | None = None,
+    folder: Path | None = None,
 ) -> Federation:
     """Clients with `sizes` examples; all of them take part in each round unless `cohort` says how many.
 
-    The server has in-domain examples, whether the algorithm uses them or not.
+    The server has in-domain examples and a leash task of other classes, whether the algorithm uses them or not.
     """
     inputs, targets = examples(sum(sizes))
     split = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
@@ -118,6 +129,8 @@ def federation(
         local=training or local(),
         seed=seed,
         server_data=server_data(90) if server is None else server,
+        leash_data=server_data(70, seed=13, num_classes=4) if leash is None else leash,
+        folder=folder,
     )
 
 
