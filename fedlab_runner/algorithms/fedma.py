@@ -138,7 +138,7 @@ class FedMA(ServerAlgorithm[State, Update]):
                 num_columns=len(columns),
                 sweeps=self.sweeps,
                 rng=generator(fed.seed, Purpose.ALGORITHM, fed.round, layer),
-                grow=False,
+                limit=group.size,
             )
             fed.count_server_flops(matching.flops)
             inverse = [np.argsort(a) for a in matching.assignments]

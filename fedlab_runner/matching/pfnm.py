@@ -49,6 +49,23 @@ class Gain(Protocol):
 
 
 @dataclass(frozen=True)
+class SquaredDistance:
+    """Minus half the squared distance to the mean of the server's neuron, zero where nobody has the entry; a new neuron
+    costs half the squared length and `penalty`.
+    """
+
+    penalty: float
+
+    def existing(self, v: Tensor, server: Server, columns: Tensor, num_clients: int) -> Tensor:
+        mean = server.total / server.mass.where(server.mass > 0, torch.ones_like(server.mass))
+        gain = v @ mean.T - mean.square().sum(1) / 2 - v.square().sum(1, keepdim=True) / 2
+        return torch.where(server.covered, gain, self.new(v, columns, num_clients, 1))
+
+    def new(self, v: Tensor, columns: Tensor, num_clients: int, most: int) -> Tensor:
+        return (-v.square().sum(1, keepdim=True) / 2 - self.penalty).expand(-1, most)
+
+
+@dataclass(frozen=True)
 class PFNM:
     """The posterior gain of the beta-Bernoulli process: prior N(mu0, sigma0^2) of a server neuron, client neurons
     N(server's, sigma^2), and `gamma`, the larger the more new neurons.
@@ -94,28 +111,30 @@ def match(
     num_columns: int,
     sweeps: int,
     rng: np.random.Generator,
-    grow: bool,
+    limit: int,
     start: Sequence[np.ndarray] | None = None,
+    movable: Sequence[int] | None = None,
     shared: int = 0,
 ) -> Matching:
     """Assigns the neurons of J >= 1 clients to server neurons, the total gain rising.
 
     From `start`, the assignments until now; without it the first client's neurons are the server's and the others
-    follow in order. Then up to `sweeps` times, until nothing changes: each client in random order is taken out and
-    assigned anew to what the others make. With `grow` neurons may be added and those without clients disappear, so that
-    max l <= L <= sum l; without it the width stays (that of the widest client, if there is no start). The last `shared`
-    columns of all clients, such as a bias, do not make a server neuron known to a client that has none of its inputs.
+    follow in order. Then up to `sweeps` times, until nothing changes: each client (of those that are `movable`) in
+    random order is taken out and assigned anew to what the others make. Neurons may be added up to `limit` >= max l,
+    and those without clients disappear, so that max l <= L <= min(limit, sum l). The last `shared` columns of all
+    clients, such as a bias, do not make a server neuron known to a client that has none of its inputs.
     """
-    state = _State(clients, gain, num_columns, grow, shared)
+    state = _State(clients, gain, num_columns, limit, shared)
     if start is None:
         for j in range(len(clients)):
             state.assign(j)
     else:
         state.begin(start)
     total = 0.0
+    moving = np.arange(len(clients)) if movable is None else np.asarray(movable, dtype=np.int64)
     for _ in range(sweeps if len(clients) > 1 else 0):
         before, total = [a.copy() for a in state.assignments], 0.0
-        for j in rng.permutation(len(clients)).tolist():
+        for j in rng.permutation(moving).tolist():
             state.remove(j)
             total += state.assign(j)
         if all(np.array_equal(old, new) for old, new in zip(before, state.assignments, strict=True)):
@@ -126,12 +145,12 @@ def match(
 class _State:
     """The server's neurons while clients come and go."""
 
-    def __init__(self, clients: Sequence[Neurons], gain: Gain, num_columns: int, grow: bool, shared: int) -> None:
-        self._clients, self._gain, self._grow, self._shared = clients, gain, grow, shared
-        rows, width = clients[0].rows, 0 if grow else max(len(c.rows) for c in clients)
-        self._total, self._mass = rows.new_zeros(width, num_columns), rows.new_zeros(width, num_columns)
-        self._count = torch.zeros(width, num_columns, dtype=torch.int32, device=rows.device)  # clients with the entry
-        self.holders = torch.zeros(width, dtype=torch.int64, device=rows.device)
+    def __init__(self, clients: Sequence[Neurons], gain: Gain, num_columns: int, limit: int, shared: int) -> None:
+        self._clients, self._gain, self._limit, self._shared = clients, gain, limit, shared
+        rows = clients[0].rows
+        self._total, self._mass = rows.new_zeros(0, num_columns), rows.new_zeros(0, num_columns)
+        self._count = torch.zeros(0, num_columns, dtype=torch.int32, device=rows.device)  # clients with the entry
+        self.holders = torch.zeros(0, dtype=torch.int64, device=rows.device)
         self.assignments = [np.empty(0, np.int64) for _ in clients]
         self.flops = 0
 
@@ -147,10 +166,8 @@ class _State:
         if not bool(self.holders.any()):  # nothing to compare with: the neurons keep their places
             self._add(j, np.arange(len(v)), 1)
             return 0.0
-        known = (
-            torch.nonzero(self.holders).flatten() if self._grow else torch.arange(len(self.holders), device=v.device)
-        )
-        at, most = (known.unsqueeze(1), columns), len(v) if self._grow else 0
+        known = torch.nonzero(self.holders).flatten()
+        at, most = (known.unsqueeze(1), columns), min(len(v), self._limit - len(known))
         covered = (self._count[at][:, : len(columns) - self._shared] > 0).any(1)
         server = Server(self._total[at], self._mass[at], self.holders[known], covered)
         gains = self._gain.existing(v, server, columns, len(self._clients))
@@ -159,12 +176,11 @@ class _State:
         self.flops += 4 * len(v) * len(known) * v.shape[1] + len(v) ** 2 * (len(known) + most)
         chosen = hungarian(gains)
         self._add(j, self._places(j, chosen, known.cpu().numpy()), 1)
-        if self._grow:
-            self._drop_empty()
+        self._drop_empty()
         return float(gains.gather(1, torch.from_numpy(chosen).to(v.device).unsqueeze(1)).sum())
 
     def remove(self, j: int) -> None:
-        """Takes a client out; its neurons stay, maybe empty."""
+        """Takes a client out; its neurons stay, maybe empty, until it is assigned anew."""
         self._add(j, self.assignments[j], -1)
 
     def _places(self, j: int, chosen: np.ndarray, known: np.ndarray) -> np.ndarray:
