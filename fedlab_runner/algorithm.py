@@ -20,6 +20,8 @@ class Algorithm(ABC, Generic[State]):
     same code.
     """
 
+    holds_blocks: ClassVar[bool] = False  # whether clients may hold different feature blocks
+
     def check(self, fed: Federation) -> None:
         """Raises UserError, one line, where the federation lacks what the algorithm needs."""
         return
@@ -35,6 +37,10 @@ class Algorithm(ABC, Generic[State]):
     @abstractmethod
     def models(self, state: State) -> Tensor:
         """What is evaluated: one model [D], or several [n, D] whose metrics are averaged."""
+
+    def client_models(self, state: State, fed: Federation) -> Iterator[Tensor]:
+        """The clients' own models, each [D], where they are evaluated beside the server's; one at a time."""
+        yield from ()
 
     def cached(self, state: State) -> int:
         """How many values the server keeps beside the models."""

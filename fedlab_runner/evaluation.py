@@ -1,5 +1,6 @@
 """How good a model is: accuracy and loss on the test set, by class, and over clients."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -49,7 +50,13 @@ class Evaluation:
     def evaluate(self, task: Task, models: Tensor, test: Examples, population: Population) -> dict[str, float]:
         """Metrics of one model [D], or the mean of those of several [n, D]."""
         every = [self._evaluate_one(task, w, test, population) for w in models.view(-1, task.size)]
-        return {key: sum(m[key] for m in every) / len(every) for key in every[0]}
+        metrics = {key: sum(m[key] for m in every) / len(every) for key in every[0]}
+        return metrics | (_over_models([m["test/accuracy"] for m in every]) if models.dim() > 1 else {})
+
+    def evaluate_clients(self, task: Task, models: Iterable[Tensor], test: Examples) -> dict[str, float]:
+        """The spread of the clients' own models over the test set; nothing when there are none."""
+        accuracies = [float(self._score(task, w, test.inputs, test.targets)[0].mean()) for w in models]
+        return _over_models(accuracies) if accuracies else {}
 
     def _evaluate_one(self, task: Task, w: Tensor, test: Examples, population: Population) -> dict[str, float]:
         correct, losses = self._score(task, w, test.inputs, test.targets)
@@ -90,6 +97,16 @@ def _over_clients(correct: Tensor, owners: Tensor, population: Population) -> di
         "clients/accuracy_std": float(accuracy.std(correction=0)),
         "clients/accuracy_min": float(accuracy.min()),
         "clients/accuracy_worst_decile": float(accuracy.quantile(0.1)),
+    }
+
+
+def _over_models(accuracies: list[float]) -> dict[str, float]:
+    """Mean, spread and least of the test accuracies of clients' own models."""
+    values = torch.tensor(accuracies, dtype=torch.float64)
+    return {
+        "client_models/accuracy_mean": float(values.mean()),
+        "client_models/accuracy_std": float(values.std(correction=0)),
+        "client_models/accuracy_min": float(values.min()),
     }
 
 

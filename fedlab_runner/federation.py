@@ -64,6 +64,10 @@ class Cohort:
         """Random streams for the algorithm's use: of some rows of the cohort, in turn, at one of their local steps."""
         return generators(self._fed.seed, Purpose.ALGORITHM, self.round, self.client_ids[rows], step)
 
+    def select(self, rows: np.ndarray) -> "Cohort":
+        """Some of the clients, by indices [k]."""
+        return Cohort(self._fed, self.client_ids[rows], self.due[rows])
+
     def train(
         self,
         start: Tensor,
@@ -101,7 +105,8 @@ class Cohort:
         )
         y, self.last_loss = fed.executor.train(work)
         if len(self):
-            fed.record_loss(float(self.last_loss @ self.num_examples.to(y.dtype) / self.num_examples.sum()))
+            total = self.num_examples.sum()
+            fed.record_loss(float(self.last_loss @ self.num_examples.to(y.dtype) / total), int(total))
         if fed.losses_reported:
             self.final_loss = client_losses(self.task, fed.population, self.client_ids, y)
         return y
@@ -133,10 +138,13 @@ class Federation:
         probe_data: ServerData | None = None,
         leash_data: ServerData | None = None,
         folder: Path | None = None,
+        blocks: np.ndarray | None = None,
     ) -> None:
+        """`blocks` [N, d0] says which feature blocks each client holds (None: everything)."""
         self.server_data, self.leash_data = server_data, leash_data
         self.probe_data = probe_data  # examples for diagnostics: nothing is learned from them
         self.tables = Tables(folder, task.device)
+        self.blocks = blocks
         self.task, self.population, self.executor, self.local, self.seed = task, population, executor, local, seed
         self.num_clients = population.num_clients
         self._clock = clock
@@ -146,11 +154,12 @@ class Federation:
         self._timings: dict[str, float] = {}
         self.losses_reported = False
         self.arrived_losses: list[float] = []
+        self._trained_on = 0  # examples behind this round's train/loss
 
     def begin(self, round: int, lr_factor: float) -> None:
         """Starts a round (counted from 0)."""
         self.round, self.lr = round, self.local.lr * lr_factor
-        self._metrics, self._timings = {}, {}
+        self._metrics, self._timings, self._trained_on = {}, {}, 0
         self.losses_reported, self.arrived_losses = False, []
         self.tables.begin(round)
 
@@ -239,9 +248,17 @@ class Federation:
         """Adds diagnostics to this round's metrics, as `algorithm/<name>`; nothing reads them back."""
         self._metrics |= {f"algorithm/{name}": value for name, value in scalars.items()}
 
-    def record_loss(self, loss: float) -> None:
-        """Notes the mean loss of local training in this round's metrics."""
+    def record_loss(self, loss: float, examples: int) -> None:
+        """Notes the mean loss of local training on so many examples; several in one round are averaged."""
+        before, self._trained_on = self._trained_on, self._trained_on + examples
+        if before:
+            loss = (self._metrics["train/loss"] * before + loss * examples) / self._trained_on
         self._metrics["train/loss"] = loss
+
+    def count_payload(self, *, upload: int = 0, download: int = 0) -> None:
+        """Adds values that were sent, for methods whose clients send and receive different parts of a model."""
+        self._count("comm/upload_mb", upload)
+        self._count("comm/download_mb", download)
 
     def collect(self) -> dict[str, float]:
         """This round's metrics."""

@@ -16,6 +16,8 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from fedlab_runner.block_report import block_table, plot_blocks
+from fedlab_runner.blocks import BlockPartition, with_their_blocks
 from fedlab_runner.checkpoint import CheckpointStore, RunLock
 from fedlab_runner.clock import RoundClock
 from fedlab_runner.config import Components, build, fingerprint, run_id
@@ -24,6 +26,7 @@ from fedlab_runner.diagnostic_plots import plot_diagnostics
 from fedlab_runner.errors import UserError
 from fedlab_runner.federation import Federation
 from fedlab_runner.files import write_text_atomically
+from fedlab_runner.hybrid import check_blocks
 from fedlab_runner.label_noise import add_label_noise
 from fedlab_runner.partition_report import partition_table, plot_partition, write_partition_table
 from fedlab_runner.plots import plot_curves, plot_staleness
@@ -85,7 +88,12 @@ def prepare(components: Components, folder: Path | None = None) -> Prepared:
         train = add_label_noise(data.train, c.label_noise, len(data.class_names), c.seed)
     with _faults("partition", c.partition):
         users = None if train.users is None else train.users.numpy()
-        split = c.partition.split(train.strata.numpy(), users, c.num_clients, generator(c.seed, Purpose.PARTITION))
+        strata = train.strata.numpy()
+        split = c.partition.split(strata, users, c.num_clients, generator(c.seed, Purpose.PARTITION))
+        blocks = None
+        if isinstance(c.partition, BlockPartition):
+            blocks = c.partition.owned(strata, c.num_clients, generator(c.seed, Purpose.PARTITION))
+            split = with_their_blocks(split, blocks, train.present)
     if c.drop_empty and (empty := sum(not len(part) for part in split)):
         _log.warning("%d of %d clients got no examples and take no part (drop_empty)", empty, len(split))
         split = [part for part in split if len(part)]
@@ -106,8 +114,10 @@ def prepare(components: Components, folder: Path | None = None) -> Prepared:
         seed=c.seed,
         **{name: None if examples is None else examples.to(device) for name, examples in server_data.items()},
         folder=folder,
+        blocks=blocks,
     )
     with _faults("algorithm", c.algorithm):
+        check_blocks(c.algorithm, fed)
         c.algorithm.check(fed)
     with _faults("analysis", c.analysis):
         c.analysis.check(c.algorithm, fed)
@@ -191,6 +201,11 @@ def _show_partition(folder: Path, name: str, prepared: Prepared, recorder: Recor
     columns, rows = partition_table(prepared.split[:LOGGED_CLIENTS], strata, classes)
     recorder.table("partition", columns, rows)
     recorder.image("partition_plot", folder / "plots" / "partition.png")
+    if (blocks := prepared.simulation.fed.blocks) is not None:
+        columns, rows = block_table(blocks, prepared.split, strata, classes)
+        recorder.table("blocks", columns, rows)
+        plot_blocks(folder / "plots" / "blocks.png", columns, rows, name)
+        recorder.image("blocks_plot", folder / "plots" / "blocks.png")
 
 
 def _finished(folder: Path, name: str, c: Components) -> float | None:

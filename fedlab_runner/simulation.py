@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
 
 from fedlab_runner.algorithm import Algorithm
 from fedlab_runner.analyses import Analysis
@@ -131,8 +130,10 @@ class Simulation:
     def _evaluate(self, state: Any, round: int) -> dict[str, float]:
         if not self.evaluation.due(round, self.rounds):
             return {}
-        models: Tensor = self.algorithm.models(state)
-        return self.evaluation.evaluate(self.fed.task, models, self.test, self.fed.population)
+        fed, models = self.fed, self.algorithm.models(state)
+        metrics = self.evaluation.evaluate(fed.task, models, self.test, fed.population)
+        own = self.algorithm.client_models(state, fed)
+        return metrics | self.evaluation.evaluate_clients(fed.task, own, self.test)
 
     def _first_evaluation(self, state: Any) -> dict[str, float]:
         """The metrics of the initial model; UserError when what the run is to be judged by is not among them."""
