@@ -45,6 +45,7 @@ def without_files(cfg: DictConfig) -> DictConfig:
         return OmegaConf.merge(OmegaConf.load(CONF / f"{choice}.yaml"), changes)
 
     with open_dict(cfg):
+        model = cfg.model
         cfg.dataset = load("dataset/synthetic", num_users=12)
         cfg.model = load("model/mlp")
         cfg.evaluation.held_out = min(cfg.evaluation.held_out, 50)
@@ -55,12 +56,30 @@ def without_files(cfg: DictConfig) -> DictConfig:
                 target = "fedlab_runner.server_data.torchvision.OtherDataset"
                 other = load("dataset/synthetic", num_classes=7, num_train=60)
                 cfg[group] = {"_target_": target, "dataset": other, "part": "train", "max_images": 50}
+        if cfg.local.steps is not None:
+            cfg.local.epochs, cfg.local.steps = None, 2
+        if "num_blocks" in cfg.partition:
+            fit_blocks(cfg, model)
     return cfg
+
+
+def fit_blocks(cfg: DictConfig, model: Any) -> None:
+    """The feature blocks of the partition in 64 pixels, 10 classes, and a model that reads as many as the published."""
+    count = cfg.partition.num_blocks
+    blocks = OmegaConf.load(CONF / "model/blocks_mlp.yaml")
+    changes = {"sizes": [5] * (count - 1) + [64 - 5 * (count - 1)], "blocks": model.blocks}
+    cfg.model = OmegaConf.merge(blocks, changes, {"server_hidden": model.server_hidden})
+    if "blocks" in cfg.partition:
+        cfg.num_clients = len(cfg.partition.blocks)
+        cfg.partition.classes = [sorted({c % 10 for c in mine}) for mine in cfg.partition.classes]
+    else:
+        cfg.partition.classes_per_client = 5
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_experiment_runs_a_round(experiment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "plot_partition", lambda *_: None)
+    monkeypatch.setattr(runner, "plot_blocks", lambda *_: None)
     monkeypatch.setattr(runner, "plot_curves", lambda *_: None)
     monkeypatch.setattr(runner, "plot_staleness", lambda *_: False)
     monkeypatch.setattr(runner, "plot_diagnostics", lambda *_: [])

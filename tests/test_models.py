@@ -16,6 +16,9 @@ from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedlab_runner.errors import UserError
+from fedlab_runner.models.blocks_cnn import BlocksCNN
+from fedlab_runner.models.blocks_mlp import BlocksMLP
+from fedlab_runner.models.blocks_resnet import BlocksResNet
 from fedlab_runner.models.cnn_feddle import FeddleCNN
 from fedlab_runner.models.cnn_mcmahan import McMahanCNN
 from fedlab_runner.models.cnn_small import SmallCNN
@@ -53,6 +56,10 @@ MODELS = {
     "resnet18 group": (ResNet18(3, 32, "group"), (1, 12)),
     "resnet18_torchvision": (TorchvisionResNet18(3, 224, None), (3, 48)),
     "resnet18_torchvision on grey": (TorchvisionResNet18(3, 224, None), (1, 48)),
+    "blocks_cnn": (BlocksCNN(None, None, 2, 2, 1, None, [4, 6], [10], [25]), (3, 16)),
+    "blocks_cnn of two blocks": (BlocksCNN(None, None, 2, 1, None, [1, 0], [4], [10], None), (2, 6)),
+    "blocks_resnet": (BlocksResNet(None, None, 18, "small", 1, 1, 1, None, [10, 7], [25, 7]), (2, 12)),
+    "blocks_mlp": (BlocksMLP(None, None, [9, 20, 1], None, [8, 5], [10], [12]), (30, 1)),
     "timm without BatchNorm": (timm_model("test_vit"), (3, 32)),
     "timm with BatchNorm": (timm_model("test_resnet", zero_init_last=False), (3, 64)),
 }

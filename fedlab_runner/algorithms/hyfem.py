@@ -99,7 +99,7 @@ class HyFEM(Algorithm[State]):
         blocks = blocks_of(fed)
         parts = [layout.take(x, blocks[m], state.places[m]) for m in cohort.client_ids.tolist()]
         start = torch.stack(parts) if parts else x.new_zeros(0, len(x))
-        mu = torch.where(layout.in_classifier(x), self.mu2, self.mu1)[:p].to(x.dtype)
+        mu = torch.full_like(x, self.mu1).masked_fill_(layout.in_classifier(x), self.mu2)[:p]
         task = fed.task
 
         def loss(model: Model, batch: Batch, anchor: Tensor) -> Tensor:
