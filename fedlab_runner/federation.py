@@ -140,11 +140,10 @@ class Federation:
         folder: Path | None = None,
         blocks: np.ndarray | None = None,
     ) -> None:
-        """`blocks` [N, d0] says which feature blocks each client holds (None: everything)."""
         self.server_data, self.leash_data = server_data, leash_data
         self.probe_data = probe_data  # examples for diagnostics: nothing is learned from them
         self.tables = Tables(folder, task.device)
-        self.blocks = blocks
+        self.blocks = blocks  # [N, d0] bool, which feature blocks each client holds; None: everything
         self.task, self.population, self.executor, self.local, self.seed = task, population, executor, local, seed
         self.num_clients = population.num_clients
         self._clock = clock
@@ -251,9 +250,8 @@ class Federation:
     def record_loss(self, loss: float, examples: int) -> None:
         """Notes the mean loss of local training on so many examples; several in one round are averaged."""
         before, self._trained_on = self._trained_on, self._trained_on + examples
-        if before:
-            loss = (self._metrics["train/loss"] * before + loss * examples) / self._trained_on
-        self._metrics["train/loss"] = loss
+        mean = self._metrics.get("train/loss", 0.0)
+        self._metrics["train/loss"] = (mean * before + loss * examples) / self._trained_on if before else loss
 
     def count_payload(self, *, upload: int = 0, download: int = 0) -> None:
         """Adds values that were sent, for methods whose clients send and receive different parts of a model."""
