@@ -9,13 +9,16 @@ PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3 python;
 	then command -v $$python; break; fi; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all golden lint types format readme clean
+.PHONY: help run report test test-all golden lint types format readme clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-10s %s\n", $$1, $$2}'
 
 run: $(VENV)/.installed ## run the default experiment; more: make run ARGS="algorithm=fedavg rounds=20"
 	@$(BIN)/python -m fedlab_runner.train $(ARGS)
+
+report: $(VENV)/.installed ## a page of what is in outputs/; more: make report ARGS="outputs/sweeps/<id> --experiment feddle/table7"
+	@$(BIN)/python -m fedlab_runner.report.cli $(ARGS)
 
 test: $(VENV)/.installed-test ## run the test suite; more: make test ARGS="-k config"
 	@$(BIN)/python -m pytest -n auto $(ARGS)

@@ -3,7 +3,7 @@
 import json
 import logging
 import re
-import subprocess
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedlab_runner.block_report import block_table, plot_blocks
 from fedlab_runner.blocks import BlockPartition, with_their_blocks
+from fedlab_runner import provenance
 from fedlab_runner.checkpoint import CheckpointStore, RunLock
 from fedlab_runner.clock import RoundClock
 from fedlab_runner.config import Components, build, fingerprint, run_id
@@ -55,11 +56,14 @@ class Prepared:
 
 def run(cfg: DictConfig) -> float:
     """Runs, continues or, when it is finished, only reads the experiment in Hydra's run folder; the objective."""
-    return run_in(Path(HydraConfig.get().runtime.output_dir), cfg)
+    hydra = HydraConfig.get()
+    return run_in(Path(hydra.runtime.output_dir), cfg, shlex.join(["fedlab", *hydra.overrides.task]))
 
 
-def run_in(folder: Path, cfg: DictConfig) -> float:
-    """The same in a folder of the caller's; UserError where config, data or folder do not allow it."""
+def run_in(folder: Path, cfg: DictConfig, command: str | None = None) -> float:
+    """The same in a folder of the caller's; UserError where config, data or folder do not allow it.
+
+    `command`, if there is one that does the same, is noted in the folder."""
     components, name = build(cfg), run_id(cfg)
     with RunLock(folder):
         finished = _finished(folder, name, components)
@@ -67,7 +71,7 @@ def run_in(folder: Path, cfg: DictConfig) -> float:
             judged = f"{components.evaluation.summary} of {components.evaluation.metric}"
             _log.info("%s is finished already: %s %.4f; delete %s to run it anew", name, judged, finished, folder)
             return finished
-        return _run_locked(folder, name, cfg, components, prepare(components, folder))
+        return _run_locked(folder, name, cfg, components, prepare(components, folder), command)
 
 
 def prepare(components: Components, folder: Path | None = None) -> Prepared:
@@ -162,7 +166,9 @@ def _task(c: Components, data: Data, device: torch.device) -> Task:
     )
 
 
-def _run_locked(folder: Path, name: str, cfg: DictConfig, c: Components, prepared: Prepared) -> float:
+def _run_locked(
+    folder: Path, name: str, cfg: DictConfig, c: Components, prepared: Prepared, command: str | None
+) -> float:
     """Runs to the end in a run folder, and leaves there the config, the summary and the plots."""
     plots = folder / "plots"
     config = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
@@ -175,7 +181,7 @@ def _run_locked(folder: Path, name: str, cfg: DictConfig, c: Components, prepare
         config=cast(dict[str, Any], OmegaConf.to_container(config)),
         rounds=c.rounds,
         job_type=type(c.algorithm).__name__,
-        commit=_commit(),
+        commit=provenance.record(folder, command),
     )
     with recorder:
         store = CheckpointStore(folder, c.checkpoint.keep)
@@ -221,19 +227,6 @@ def _finished(folder: Path, name: str, c: Components) -> float | None:
         return None
     e = c.evaluation
     return float(summarise(rows[: c.rounds + 1], e.metric, e.summary, e.last, e.every, c.rounds)["objective"])
-
-
-def _commit() -> str | None:
-    """The git commit of the code that runs, marked when files differ from it; None outside a repository."""
-    try:
-        return _git("rev-parse", "HEAD") + ("-dirty" if _git("status", "--porcelain", "--untracked-files=no") else "")
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
-def _git(*arguments: str) -> str:
-    command = ["git", "-C", str(Path(__file__).parent), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
 
 
 @contextmanager

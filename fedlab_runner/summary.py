@@ -52,13 +52,18 @@ def summarise(
     }
 
 
+def lower_is_better(metric: str) -> bool:
+    """Whether a metric is a loss or an error."""
+    return metric.endswith(("loss", "error"))
+
+
 def _metrics(row: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in row.items() if not key.startswith(FILE_ONLY)}
 
 
 def _best(rows: Sequence[dict[str, Any]], metric: str) -> tuple[float, int | None]:
     """The best value and the first round that had it."""
-    sign = -1 if metric.endswith(("loss", "error")) else 1
+    sign = -1 if lower_is_better(metric) else 1
     known = [(sign * float(row[metric]), -row["round"]) for row in rows if not math.isnan(row[metric])]
     if not known:
         return math.nan, None
