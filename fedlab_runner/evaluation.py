@@ -12,6 +12,8 @@ from fedlab_runner.population import Population
 from fedlab_runner.summary import RULES
 from fedlab_runner.task import Task
 
+CLASS_PREFIX = "test/accuracy_class/"  # and the number of the class: a metric key
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -114,4 +116,4 @@ def _per_class(correct: Tensor, targets: Tensor, num_classes: int) -> dict[str, 
     """Accuracy on each class that the test set holds."""
     counts = torch.bincount(targets, minlength=num_classes)
     right = torch.bincount(targets, correct, minlength=num_classes)
-    return {f"test/accuracy_class/{c}": float(right[c] / counts[c]) for c in range(num_classes) if counts[c]}
+    return {f"{CLASS_PREFIX}{c}": float(right[c] / counts[c]) for c in range(num_classes) if counts[c]}

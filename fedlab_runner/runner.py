@@ -4,12 +4,12 @@ import json
 import logging
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ from fedlab_runner.config import Components, build, fingerprint, run_id
 from fedlab_runner.data import Data
 from fedlab_runner.diagnostic_plots import plot_diagnostics
 from fedlab_runner.errors import UserError
+from fedlab_runner.evaluation import CLASS_PREFIX
+from fedlab_runner.export import FILE as MODEL
+from fedlab_runner.export import save_models
 from fedlab_runner.federation import Federation
 from fedlab_runner.files import write_text_atomically
 from fedlab_runner.hybrid import check_blocks
@@ -33,7 +36,7 @@ from fedlab_runner.partition_report import partition_table, plot_partition, writ
 from fedlab_runner.plots import plot_curves, plot_staleness
 from fedlab_runner.population import Population
 from fedlab_runner.recorder import Recorder
-from fedlab_runner.recording.jsonl import decode
+from fedlab_runner.recording.jsonl import Row, decode
 from fedlab_runner.rng import Purpose, generator
 from fedlab_runner.run_id import SERVER_DATA, digest
 from fedlab_runner.server import ServerData
@@ -54,6 +57,16 @@ class Prepared:
     split: list[np.ndarray]
 
 
+class Outcome(NamedTuple):
+    """What is left of a run in the process that ran it."""
+
+    folder: Path
+    metrics: list[Row]
+    summary: dict[str, Any]
+    state: Any
+    simulation: Simulation
+
+
 def run(cfg: DictConfig) -> float:
     """Runs, continues or, when it is finished, only reads the experiment in Hydra's run folder; the objective."""
     hydra = HydraConfig.get()
@@ -71,7 +84,20 @@ def run_in(folder: Path, cfg: DictConfig, command: str | None = None) -> float:
             judged = f"{components.evaluation.summary} of {components.evaluation.metric}"
             _log.info("%s is finished already: %s %.4f; delete %s to run it anew", name, judged, finished, folder)
             return finished
-        return _run_locked(folder, name, cfg, components, prepare(components, folder), command)
+        return float(_run_locked(folder, name, cfg, components, prepare(components, folder), command).summary["objective"])
+
+
+def run_whole(folder: Path, cfg: DictConfig) -> Outcome:
+    """The same for a caller who wants more than the objective; a finished run is loaded from its last checkpoint."""
+    components, name = build(cfg), run_id(cfg)
+    with RunLock(folder):
+        done = max(CheckpointStore(folder, components.checkpoint.keep).rounds(), default=0)
+        if done > components.rounds:
+            raise UserError(
+                f"rounds must be >= {done}, got {components.rounds}: the run in {folder} has gone on so far; or give "
+                "another folder"
+            )
+        return _run_locked(folder, name, cfg, components, prepare(components, folder), None, show_summary=False)
 
 
 def prepare(components: Components, folder: Path | None = None) -> Prepared:
@@ -167,8 +193,14 @@ def _task(c: Components, data: Data, device: torch.device) -> Task:
 
 
 def _run_locked(
-    folder: Path, name: str, cfg: DictConfig, c: Components, prepared: Prepared, command: str | None
-) -> float:
+    folder: Path,
+    name: str,
+    cfg: DictConfig,
+    c: Components,
+    prepared: Prepared,
+    command: str | None,
+    show_summary: bool = True,
+) -> Outcome:
     """Runs to the end in a run folder, and leaves there the config, the summary and the plots."""
     plots = folder / "plots"
     config = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
@@ -182,11 +214,12 @@ def _run_locked(
         rounds=c.rounds,
         job_type=type(c.algorithm).__name__,
         commit=provenance.record(folder, command),
+        show_summary=show_summary,
     )
     with recorder:
         store = CheckpointStore(folder, c.checkpoint.keep)
         show = partial(_show_partition, folder, name, prepared, recorder)
-        prepared.simulation.run(recorder, store, c.checkpoint, fingerprint(cfg), on_start=show)
+        state = prepared.simulation.run(recorder, store, c.checkpoint, fingerprint(cfg), on_start=show)
         rows, e = recorder.rows(), c.evaluation
         plot_curves(plots / "curves.png", rows, name)
         recorder.image("curves", plots / "curves.png")
@@ -194,9 +227,13 @@ def _run_locked(
             recorder.image("staleness", plots / "staleness.png")
         for picture in plot_diagnostics(plots, rows, name):
             recorder.image(picture.stem, picture)
+        _show_classes(rows, prepared.data.class_names, recorder)
+        if c.logger.save_model:
+            save_models(folder / MODEL, prepared.simulation.fed.task, c.algorithm.models(state), rows[-1]["round"])
+            recorder.model(folder / MODEL)
         summary = summarise(rows, e.metric, e.summary, e.last, e.every, c.rounds)
         recorder.finish({"run_id": name, **summary})
-    return float(summary["objective"])
+    return Outcome(folder, rows, summary, state, prepared.simulation)
 
 
 def _show_partition(folder: Path, name: str, prepared: Prepared, recorder: Recorder) -> None:
@@ -214,6 +251,17 @@ def _show_partition(folder: Path, name: str, prepared: Prepared, recorder: Recor
         recorder.image("blocks_plot", folder / "plots" / "blocks.png")
 
 
+def _show_classes(rows: Sequence[Row], class_names: Sequence[str], recorder: Recorder) -> None:
+    """The last accuracy on each class as a table in W&B, where classes were evaluated."""
+    last: Row = {}
+    for row in rows:
+        last |= row
+    accuracies = [(c, last.get(f"{CLASS_PREFIX}{c}")) for c in range(len(class_names))]
+    table = [[class_names[c], accuracy] for c, accuracy in accuracies if accuracy is not None]
+    if table:
+        recorder.table("per_class", ["class", "accuracy"], table)
+
+
 def _finished(folder: Path, name: str, c: Components) -> float | None:
     """The objective after c.rounds rounds, if this folder holds a finished run of this config that is at least as
     long.
@@ -225,6 +273,8 @@ def _finished(folder: Path, name: str, c: Components) -> float | None:
         return None
     if summary.get("run_id") != name or summary["rounds"] < c.rounds or len(rows) <= c.rounds:
         return None
+    if c.logger.save_model and not (folder / MODEL).exists() and len(rows) == c.rounds + 1:
+        return None  # its last checkpoint has the weights that are asked for now
     e = c.evaluation
     return float(summarise(rows[: c.rounds + 1], e.metric, e.summary, e.last, e.every, c.rounds)["objective"])
 
