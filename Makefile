@@ -9,7 +9,7 @@ PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3 python;
 	then command -v $$python; break; fi; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help run report test test-all golden lint types format readme clean
+.PHONY: help run report test test-all golden lint types format readme docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -42,6 +42,9 @@ format: $(VENV)/.installed-test ## rewrite the files in the one format
 
 readme: $(VENV)/.installed ## rewrite the tables of README.md from the code and the configs
 	@$(BIN)/python -m fedlab_runner.readme
+
+docs: $(VENV)/.installed ## rewrite the pages in docs/ that are made from the code and the configs
+	@$(BIN)/python -m fedlab_runner.docs
 
 clean: ## remove the environment and caches (not outputs/)
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

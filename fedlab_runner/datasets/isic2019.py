@@ -1,4 +1,7 @@
-"""ISIC 2019: 25,331 dermoscopic photographs of eight kinds of skin lesions. https://challenge.isic-archive.com/data/#2019"""
+"""ISIC 2019: 25,331 dermoscopic photographs of eight kinds of skin lesions. https://challenge.isic-archive.com/data/#2019
+
+Licence: CC BY-NC 4.0, with attribution of the archives that the images are from.
+"""
 
 import csv
 from dataclasses import dataclass
