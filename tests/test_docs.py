@@ -78,5 +78,5 @@ def test_the_example_of_a_data_set_learns(tmp_path: Path) -> None:
     ran = fedlab("local.lr=0.5", "local.epochs=5", "delay=none")
     assert ran.returncode == 0, ran.stderr
     (summary,) = tmp_path.glob("outputs/*/summary.json")
-    assert json.loads(summary.read_text())["objective"] > 0.75  # half of the points by chance
+    assert json.loads(summary.read_text())["objective"] > 0.6  # half of the points by chance
     assert fedlab("dataset.turns=-1").stderr == "error: dataset.turns must be > 0, got -1.0\n"
