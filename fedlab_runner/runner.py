@@ -16,9 +16,9 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from fedlab_runner import provenance
 from fedlab_runner.block_report import block_table, plot_blocks
 from fedlab_runner.blocks import BlockPartition, with_their_blocks
-from fedlab_runner import provenance
 from fedlab_runner.checkpoint import CheckpointStore, RunLock
 from fedlab_runner.clock import RoundClock
 from fedlab_runner.config import Components, build, fingerprint, run_id
@@ -84,7 +84,9 @@ def run_in(folder: Path, cfg: DictConfig, command: str | None = None) -> float:
             judged = f"{components.evaluation.summary} of {components.evaluation.metric}"
             _log.info("%s is finished already: %s %.4f; delete %s to run it anew", name, judged, finished, folder)
             return finished
-        return float(_run_locked(folder, name, cfg, components, prepare(components, folder), command).summary["objective"])
+        return float(
+            _run_locked(folder, name, cfg, components, prepare(components, folder), command).summary["objective"]
+        )
 
 
 def run_whole(folder: Path, cfg: DictConfig) -> Outcome:

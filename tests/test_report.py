@@ -239,8 +239,20 @@ def test_costs_stand_beside_the_papers_in_its_unit(tmp_path: Path) -> None:
     fed = ("experiment=feddle/table8", "algorithm=fedft", "rounds=2", "evaluation.every=1", "dataset=cifar10")
     write_run(tmp_path, *fed, rows=curve(0.1, 0.2, 0.3, **costs), small=False)
     text = written(tmp_path)["report.md"]
-    assert column(text, "Fed+FT") == ["700,000", "paper 710,000", "difference \N{MINUS SIGN}10,000"]
-    assert column(text, "Fed+FT", 2) == ["3", "paper 340", "difference \N{MINUS SIGN}337"]
+    assert column(text, "Fed+FT") == ["700,000", "paper 710,000", "difference \N{MINUS SIGN}10,000", "1 seed"]
+    assert column(text, "Fed+FT", 2) == ["3", "paper 340", "difference \N{MINUS SIGN}337", "1 seed"]
+
+
+def test_metrics_of_the_best_round_stand_beside_the_papers(tmp_path: Path) -> None:
+    fed = ("experiment=fedwalk/table2", "dataset=cifar10", "partition.alpha=0.1", "rounds=2", "evaluation.every=1")
+    rows = [{"test/accuracy": t, "train/accuracy": 2 * t} for t in (0.1, 0.4, 0.3)]
+    for base in ("fedavg", "scaffold"):
+        choice = ("algorithm=fedwalk", f"algorithm@algorithm.base={base}")
+        write_run(tmp_path, *fed, *choice, rows=rows if base == "fedavg" else rows[:2], small=False)
+    text = written(tmp_path)["report.md"]
+    assert column(text, "FedWalk") == ["**80.0**", "paper 95.26", "difference \N{MINUS SIGN}15.3", "1 seed"]
+    assert column(text, "FedWalk", 2)[0] == "**40.0**"
+    assert column(text, "SCAFFOLD + FedWalk")[0] == "unfinished"
 
 
 # The page.

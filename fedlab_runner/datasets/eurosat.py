@@ -1,4 +1,7 @@
-"""EuroSAT (Helber et al., 2019): 27,000 satellite images, 64x64 RGB, of ten kinds of land. https://github.com/phelber/EuroSAT"""
+"""EuroSAT (Helber et al., 2019): 27,000 satellite images, 64x64 RGB, of ten kinds of land. https://github.com/phelber/EuroSAT
+
+Licence: MIT, as its authors' repository says.
+"""
 
 from dataclasses import dataclass
 from functools import partial

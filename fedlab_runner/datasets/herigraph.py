@@ -1,4 +1,7 @@
-"""HeriGraph (Bai et al., 2022): posts about heritage sites as features of text and image. https://github.com/zzbn12345/Heri_Graphs"""
+"""HeriGraph (Bai et al., 2022): posts about heritage sites as features of text and image. https://github.com/zzbn12345/Heri_Graphs
+
+Licence: not checked here; look at the address above.
+"""
 
 import csv
 from dataclasses import dataclass

@@ -1,4 +1,7 @@
-"""ModelNet40 (Wu et al., CVPR 2015) as 12 shaded views of each object (Su et al., 2018). https://github.com/jongchyisu/mvcnn_pytorch"""
+"""ModelNet40 (Wu et al., CVPR 2015) as 12 shaded views of each object (Su et al., 2018). https://github.com/jongchyisu/mvcnn_pytorch
+
+Licence: the authors allow academic research only; the shapes belong to their makers.
+"""
 
 import re
 from dataclasses import dataclass

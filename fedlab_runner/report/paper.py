@@ -13,9 +13,10 @@ from fedlab_runner.report.runs import Run
 from fedlab_runner.report.settings import Group, label, text, told
 from fedlab_runner.report.stats import mean, std
 from fedlab_runner.report.tables import finished, result
-from fedlab_runner.report.words import amount, difference
+from fedlab_runner.report.words import amount, difference, is_share, remarks, spread, times
 
-IN_PERCENT = "test accuracy in percent"  # how the unit of such a table begins
+IN_PERCENT = "accuracy in percent"  # in the unit of such a table
+OVER_ROUNDS = ("comm/", "cost/")  # metrics that all rounds have; of others, the value in the best round counts
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Paper:
     @property
     def scale(self) -> float:
         """What ours are multiplied by to have the table's unit."""
-        return 100 if self.unit.startswith(IN_PERCENT) else 1
+        return 100 if IN_PERCENT in self.unit else 1
 
     def has(self, group: Group) -> bool:
         """Whether any cell is about this setting."""
@@ -57,7 +58,8 @@ def papers(runs: Iterable[Run]) -> list[Paper]:
 def fits(group: Group, wanted: Mapping[str, Any]) -> bool:
     """Whether a setting is the one of a cell: the column's keys and the row's choice."""
     for key, value in wanted.items():
-        have = group.setting.get(key) if key != "experiment" else group.runs[0].choices.get(key)
+        place = key.rpartition("@")[2]
+        have = group.setting.get(place) if key != "experiment" else group.runs[0].choices.get(key)
         if value == "out_of_domain":
             if have in (None, "in_domain", "none"):
                 return False
@@ -81,9 +83,7 @@ def beside(paper: Paper, groups: Sequence[Group]) -> Table:
             cells = [[g for g in those if fits(g, {**column, **row["choice"]})] for column in paper.columns]
             lines.append((" ".join(filter(None, [row["name"], variant])), cells, row))
     tops = [
-        max((_rounded(_ours(cells[i], column)) for _, cells, _ in lines if cells[i]), default=math.nan)
-        if "metric" not in column
-        else math.nan
+        max((_rounded(mean(_ours(cells[i], column))) for _, cells, _ in lines if cells[i]), default=math.nan)
         for i, column in enumerate(paper.columns)
     ]
     body = [
@@ -117,28 +117,37 @@ def _variant(paper: Paper, group: Group, others: Sequence[Group]) -> str:
 def _cell(
     paper: Paper, column: Mapping[str, Any], groups: Sequence[Group], theirs: Any, spread_of: Any, top: float
 ) -> Cell:
-    """Ours, theirs and the difference; the best of ours in bold."""
+    """Ours, theirs and the difference; the best accuracy of ours in bold."""
     ours = _ours(groups, column)
     metric = str(column.get("metric", groups[0].runs[0].metric if groups else "test/accuracy"))
     more = []
     if theirs is not None:
         known = "" if spread_of is None else f" ± {spread_of}"
         more.append(f"paper {theirs if paper.scale == 100 else amount(theirs)}{known}")
-        if not math.isnan(ours):
-            apart = ours - theirs / paper.scale
-            more.append(f"difference {difference(apart, metric)}")
-    if "metric" in column:
-        return cell(amount(ours), *more) if groups else cell("not run", *more, muted=True)
-    return result(groups, bold=_rounded(ours) == top, more=more)
+        if ours:
+            more.append(f"difference {difference(mean(ours) - theirs / paper.scale, metric)}")
+    bold = is_share(metric) and _rounded(mean(ours)) == top
+    if ours and "metric" in column:
+        return cell(spread(ours, metric), *more, times(len(ours), "seed"), *remarks(groups), bold=bold)
+    return result(groups, bold=bold, more=more)
 
 
-def _ours(groups: Sequence[Group], column: Mapping[str, Any]) -> float:
-    """The mean objective over seeds, or of a metric that the column names: a round's mean, of a cache the largest."""
+def _ours(groups: Sequence[Group], column: Mapping[str, Any]) -> list[float]:
+    """The objective of each finished seed, or the metric that the column names: of a cost the mean over rounds (of a
+    cache the largest), which runs on their way have too, of others the value in the best round of a finished run.
+    """
     if "metric" not in column:
-        return mean(finished(groups))
+        return finished(groups)
     key = str(column["metric"])
-    rows = [[row[key] for row in run.rows if key in row] for group in groups for run in group.runs]
-    return mean([max(each) if key.endswith("cache_mb") else mean(each) for each in rows if each])
+    values = [_metric(run, key) for group in groups for run in group.runs]
+    return [each for each in values if not math.isnan(each)]
+
+
+def _metric(run: Run, key: str) -> float:
+    if not key.startswith(OVER_ROUNDS):
+        return float(run.summary["at_best"].get(key, math.nan)) if run.finished else math.nan
+    values = [row[key] for row in run.rows if key in row]
+    return (max(values) if key.endswith("cache_mb") else mean(values)) if values else math.nan
 
 
 def _rounded(number: float) -> float:
@@ -173,8 +182,7 @@ def comma_rows(paper: Paper, groups: Sequence[Group]) -> list[dict[str, Any]]:
         for i, column in enumerate(paper.columns):
             cells: list[Group | None] = [g for g in groups if fits(g, {**column, **row["choice"]})]
             for group in cells or [None]:
-                ours = _ours([group], column) * paper.scale if group else math.nan
-                values = [] if group is None or "metric" in column else finished([group])
+                values = [] if group is None else [paper.scale * each for each in _ours([group], column)]
                 theirs = row["mean"][i]
                 found.append(
                     {
@@ -184,11 +192,11 @@ def comma_rows(paper: Paper, groups: Sequence[Group]) -> list[dict[str, Any]]:
                         "condition": group.condition if group else "",
                         "method": group.method if group else "",
                         "seeds": len(values),
-                        "mean": ours,
-                        "std": std(values) * paper.scale,
+                        "mean": mean(values),
+                        "std": std(values),
                         "paper mean": theirs,
                         "paper std": row["std"][i] if "std" in row else None,
-                        "difference": ours - theirs if theirs is not None else math.nan,
+                        "difference": mean(values) - theirs if theirs is not None else math.nan,
                     }
                 )
     return found

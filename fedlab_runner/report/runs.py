@@ -20,7 +20,7 @@ from fedlab_runner.summary import lower_is_better, summarise
 class Run:
     """One run folder. `rows` and `timings` are those of `metrics.jsonl` and `timings.jsonl`, up to the first torn line.
 
-    `choices` has the file chosen from each config group; `error` is why a job of a sweep did not finish, if it says so.
+    `choices` has the file chosen for each place of the config; `error` is why a job of a sweep did not finish, if it says so.
     """
 
     folder: Path
@@ -165,7 +165,10 @@ def _read(folder: Path, error: str | None) -> Run | None:
     if not config:
         return None
     hydra = _yaml(folder / ".hydra" / "hydra.yaml").get("hydra", {})
-    choices = {str(key): str(value) for key, value in hydra.get("runtime", {}).get("choices", {}).items() if value}
+    chosen = hydra.get("runtime", {}).get("choices", {})
+    choices = {
+        str(key).rpartition("@")[2]: str(value) for key, value in chosen.items() if value
+    }  # of group@place: place
     starts = _lines(folder / COMMANDS, json.loads)
     commands = [start["command"] for start in starts if start.get("command")]
     if not commands and (overrides := hydra.get("overrides", {}).get("task")) is not None:
