@@ -97,7 +97,7 @@ def test_rounds_and_bytes_to_a_target(outputs: Path) -> None:
     found = {row[0].lines[0]: row[1:] for row in table.rows}
     assert found["fedavg"][0].lines == ("3", "1 seed did not") and not found["fedavg"][0].bold
     assert found["fedavg"][1].lines == ("4.5",)
-    assert found["fedbuff"][0].lines == ("2", "1 seed not yet")
+    assert found["fedbuff"][0].lines == ("2", "1 seed did not")
     assert found["fedavg"][2].lines == ("never",) and found["fedprox"][2].lines == ("not yet",)
     assert tables.targets(groups, []) == [0.5, 0.59]  # of 0.6267
 

@@ -84,7 +84,7 @@ def _published(paper: papers.Paper, groups: Sequence[Group]) -> Section:
 
 
 def _compared(groups: Sequence[Group], also: bool) -> Section:
-    notes = ["Mean ± standard deviation (n - 1) over seeds; the best of each column in bold."]
+    notes = ["Mean ± standard deviation (n - 1) over seeds, accuracies in percent; the best of each column in bold."]
     if also:
         notes.append("These runs have no cell in a published table.")
     return Section("Comparison", notes, [tables.comparison(groups)])

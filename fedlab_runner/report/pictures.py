@@ -36,13 +36,12 @@ class Curve(NamedTuple):
     rounds: list[int]
     means: list[float]
     stds: list[float]  # zero for one seed
-    costs: dict[str, list[float]]  # what had been spent until then, the mean over seeds, by metric key
+    costs: dict[str, list[float]]  # what had been spent until then, the mean over seeds, by metric key if it is logged
 
 
 COSTS = (
     ("comm/upload_mb", "by upload", "MB uploaded so far"),
     ("cost/server_gflops", "by the server's work", "GFLOPs so far"),
-    ("cost/client_gflops", "by the clients' work", "GFLOPs so far"),
 )
 
 
@@ -70,7 +69,8 @@ def curve_of(group: Group) -> Curve:
     points = [_points(run) for run in runs]
     rounds = sorted(set.intersection(*(set(each) for each in points))) if points else []
     values = [[each[round] for each in points] for round in rounds]
-    spent = {key: [cumulative(run.rows, key) for run in runs] for key, *_ in COSTS}
+    logged = [key for key, *_ in COSTS if any(key in row for run in runs for row in run.rows)]
+    spent = {key: [cumulative(run.rows, key) for run in runs] for key in logged}
     return Curve(
         f"{group.method} ({times(len(runs), 'seed')}{'' if done else ', unfinished'})",
         not done,
@@ -134,19 +134,20 @@ def _most_interesting(groups: Sequence[Group]) -> list[Group]:
 def _draw(curves: Sequence[Curve], metric: str) -> "Figure":
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-    costs = [cost for cost in COSTS if any(max(curve.costs[cost[0]]) > 0 for curve in curves)]
+    costs = [cost for cost in COSTS if any(max(curve.costs.get(cost[0], [0])) > 0 for curve in curves)]
     columns = 2 if len(curves) > 1 and max(len(curve.label) for curve in curves) <= 60 else 1
     figure = new_figure(4.2 * (1 + len(costs)), 3.3 + LEGEND_LINE * -(-len(curves) // columns), "")
     first, *others = figure.subplots(1, 1 + len(costs), squeeze=False, sharey=True)[0]
     for i, curve in enumerate(curves):
         _line(first, i, curve, [float(round) for round in curve.rounds])
         for axes, (key, *_) in zip(others, costs, strict=True):
-            _line(axes, i, curve, curve.costs[key])
+            if key in curve.costs:
+                _line(axes, i, curve, curve.costs[key])
     first.set(title=metric, xlabel="round")
     first.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
     for axes, (key, title, unit) in zip(others, costs, strict=True):
         axes.set(title=title, xlabel=unit)
-        spent = [curve.costs[key][-1] for curve in curves if curve.costs[key][-1] > 0]
+        spent = [curve.costs[key][-1] for curve in curves if key in curve.costs and curve.costs[key][-1] > 0]
         if max(spent) > WIDE * min(spent):
             axes.set_xscale("log")
     if is_share(metric):

@@ -20,7 +20,7 @@ from fedlab_runner.summary import lower_is_better, summarise
 class Run:
     """One run folder. `rows` and `timings` are those of `metrics.jsonl` and `timings.jsonl`, up to the first torn line.
 
-    `choices` has the file chosen for each place of the config; `error` is why a job of a sweep did not finish, if it says so.
+    `choices` has the file chosen for each place of the config; `error` is why a job of a sweep failed, if it says so.
     """
 
     folder: Path

@@ -13,7 +13,6 @@ from fedlab_runner.report.words import NONE, amount, difference, is_share, proba
 SUMS = (  # what is added up over the rounds: metric key, heading
     ("comm/upload_mb", "uploaded, MB"),
     ("comm/download_mb", "downloaded, MB"),
-    ("cost/client_gflops", "clients, GFLOPs"),
     ("cost/server_gflops", "server, GFLOPs"),
 )
 CACHE = "cost/server_cache_mb"
@@ -110,16 +109,20 @@ def _reached(group: Group, rounds: Sequence[int | None], bold: bool) -> list[Cel
     missing = [
         f"{times(count, 'seed')} {word}"
         for word, count in (
-            ("did not", sum(run.finished for run in short)),
-            ("not yet", sum(not run.finished for run in short)),
+            ("did not", sum(_ended(run) for run in short)),
+            ("not yet", sum(not _ended(run) for run in short)),
         )
         if count
     ]
     if not pairs:
-        word = "never" if all(run.finished for run in short) else "not yet"
+        word = "never" if all(map(_ended, short)) else "not yet"
         return [cell(word, muted=True), cell(NONE, muted=True)]
     uploaded = [total(run.rows, "comm/upload_mb", until=each) for run, each in pairs]
     return [cell(amount(mean([each for _, each in pairs])), *missing, bold=bold), cell(amount(mean(uploaded)))]
+
+
+def _ended(run: Run) -> bool:
+    return run.finished or run.error is not None
 
 
 def costs(groups: Sequence[Group]) -> Table:
