@@ -246,13 +246,13 @@ def test_costs_stand_beside_the_papers_in_its_unit(tmp_path: Path) -> None:
 def test_metrics_of_the_best_round_stand_beside_the_papers(tmp_path: Path) -> None:
     fed = ("experiment=fedwalk/table2", "dataset=cifar10", "partition.alpha=0.1", "rounds=2", "evaluation.every=1")
     rows = [{"test/accuracy": t, "train/accuracy": 2 * t} for t in (0.1, 0.4, 0.3)]
-    for base in ("fedavg", "scaffold"):
+    for base in ("fedavg", "fedprox"):
         choice = ("algorithm=fedwalk", f"algorithm@algorithm.base={base}")
         write_run(tmp_path, *fed, *choice, rows=rows if base == "fedavg" else rows[:2], small=False)
     text = written(tmp_path)["report.md"]
     assert column(text, "FedWalk") == ["**80.0**", "paper 95.26", "difference \N{MINUS SIGN}15.3", "1 seed"]
     assert column(text, "FedWalk", 2)[0] == "**40.0**"
-    assert column(text, "SCAFFOLD + FedWalk")[0] == "unfinished"
+    assert column(text, "FedProx + FedWalk")[0] == "unfinished"
 
 
 # The page.
