@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
@@ -54,10 +55,14 @@ class Result:
         return self.simulation.fed
 
     @property
-    def models(self) -> Tensor:
-        """The models that are evaluated, as vectors [n, D]; `federation.task.predict` takes one of them."""
-        models: Tensor = self.simulation.algorithm.models(self.state)
-        return models.view(-1, self.federation.task.size)
+    def models(self) -> Tensor | list[Tensor]:
+        """The models that are evaluated, as vectors [n, D]; `federation.task.predict` takes one of them.
+
+        Where each client has a model of its own they are in the order of the clients; a list [D_i] where these have
+        several architectures, of which `federation.tasks` are the families.
+        """
+        models = [w for _, w in self.simulation.evaluated(self.state)]
+        return torch.stack(models) if len(self.federation.tasks) == 1 else models
 
 
 def compose(*overrides: str) -> DictConfig:

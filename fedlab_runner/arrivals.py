@@ -1,10 +1,12 @@
-"""The updates that reach the server in one round."""
+"""Updates that reach the server, at once or late."""
 
 from collections.abc import Iterable
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
+
+from fedlab_runner.plots import COUNT_PREFIX
 
 Upload = TypeVar("Upload", bound=tuple[Tensor, ...])
 
@@ -35,10 +37,31 @@ class Arrivals(Generic[Upload]):
         return mean
 
 
+class Flight(NamedTuple):
+    """One late update on its way."""
+
+    client: int
+    dispatched: int  # round
+    num_examples: int
+    upload: tuple[Tensor, ...]
+    loss: float | None  # of its model on its own examples, if clients report it
+
+
 def like(upload: Upload, tensors: Iterable[Tensor]) -> Upload:
     """An upload of the same NamedTuple class."""
     return cast(Upload, cast(Any, type(upload))(*tensors))
 
 
 def names(upload: tuple[Tensor, ...]) -> tuple[str, ...]:
+    """The names of its fields."""
     return cast(tuple[str, ...], cast(Any, upload)._fields)
+
+
+def staleness_metrics(staleness: Tensor) -> dict[str, float]:
+    """Mean, maximum and counts of the staleness of updates [A], at least one."""
+    counts = enumerate(torch.bincount(staleness).tolist())
+    return {
+        "late/staleness_mean": float(staleness.double().mean()),
+        "late/staleness_max": int(staleness.max()),
+        **{f"{COUNT_PREFIX}{age}": count for age, count in counts if count},
+    }

@@ -24,6 +24,7 @@ class Evaluation:
     on all of them together. The objective is
     `metric` under rule `summary` (max_of_last, mean_of_last over the `last` evaluations, best, last). `held_out` test
     examples are left out, the very ones that in-domain server data would be, so that all methods share a test set.
+    With a `target`, the summary has the first evaluated round in which the metric reaches it.
     """
 
     every: int
@@ -35,6 +36,7 @@ class Evaluation:
     summary: str
     last: int
     held_out: int
+    target: float | None
 
     def __post_init__(self) -> None:
         for name in ("every", "batch_size", "last"):
@@ -64,12 +66,12 @@ class Evaluation:
         correct, losses = self._score(task, w, test.inputs, test.targets)
         metrics = {"test/accuracy": float(correct.mean()), "test/loss": float(losses.mean())}
         if self.per_class:
-            metrics |= _per_class(correct, test.targets, task.num_classes)
+            metrics |= per_class(correct, test.targets, task.num_classes)
         if self.clients or self.train:
             correct, losses = self._score(task, w, population.inputs, population.targets)
             members, owners = (torch.from_numpy(a).to(task.device) for a in population.assignment)
             if self.clients:
-                metrics |= _over_clients(correct[members], owners, population)
+                metrics |= over_clients(_by_client(correct[members], owners, population))
             if self.train:
                 metrics |= {
                     "train/accuracy": float(correct[members].mean()),
@@ -89,11 +91,15 @@ class Evaluation:
         return correct, losses
 
 
-def _over_clients(correct: Tensor, owners: Tensor, population: Population) -> dict[str, float]:
-    """The spread of accuracy over clients, from what is right [n] and whose it is [n]."""
+def _by_client(correct: Tensor, owners: Tensor, population: Population) -> Tensor:
+    """The accuracy of each client that has examples, from what is right [n] and whose it is [n]."""
     sizes = torch.from_numpy(population.num_examples).to(correct.device)
     right = torch.zeros(len(sizes), dtype=torch.float64, device=correct.device).index_add_(0, owners, correct)
-    accuracy = (right / sizes)[sizes > 0]
+    return (right / sizes)[sizes > 0]
+
+
+def over_clients(accuracy: Tensor) -> dict[str, float]:
+    """The spread of an accuracy over clients [n]."""
     return {
         "clients/accuracy_mean": float(accuracy.mean()),
         "clients/accuracy_std": float(accuracy.std(correction=0)),
@@ -112,7 +118,7 @@ def _over_models(accuracies: list[float]) -> dict[str, float]:
     }
 
 
-def _per_class(correct: Tensor, targets: Tensor, num_classes: int) -> dict[str, float]:
+def per_class(correct: Tensor, targets: Tensor, num_classes: int) -> dict[str, float]:
     """Accuracy on each class that the test set holds."""
     counts = torch.bincount(targets, minlength=num_classes)
     right = torch.bincount(targets, correct, minlength=num_classes)

@@ -1,5 +1,6 @@
 """The models that a run ended with, as a file that other programs read."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from torch import Tensor
@@ -10,14 +11,15 @@ from fedlab_runner.task import Task
 FILE = "model.safetensors"
 
 
-def save_models(path: Path, task: Task, models: Tensor, round: int) -> None:
-    """Writes models [n, D] under PyTorch's names, frozen parameters included; `<i>.<name>` where there are several.
+def save_models(path: Path, models: Sequence[tuple[Task, Tensor]], round: int) -> None:
+    """Writes models [D], each with its family, under PyTorch's names, frozen parameters included;
+    `<i>.<name>` where there are several.
 
     The file's metadata has the `round` after which they were the run's.
     """
     from safetensors.torch import save
 
-    named = [task.state_dict(w) for w in models.view(-1, task.size)]
+    named = [task.state_dict(w) for task, w in models]
     tensors = {
         name if len(named) == 1 else f"{i}.{name}": value.cpu().contiguous()
         for i, values in enumerate(named)

@@ -4,20 +4,20 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedlab_runner.arrivals import Arrivals, Upload, like, names
+from fedlab_runner.architectures import Group, by_architecture, family
+from fedlab_runner.arrivals import Arrivals, Flight, Upload, like, names, staleness_metrics
 from fedlab_runner.clock import RoundClock
-from fedlab_runner.executors.work import Correct, Executor, Loss, PerStep, Perturb, Work
+from fedlab_runner.cohort import Cohort
+from fedlab_runner.executors.work import Executor
 from fedlab_runner.local import LocalTraining
-from fedlab_runner.measure import client_losses
-from fedlab_runner.plots import COUNT_PREFIX
+from fedlab_runner.models import Model
 from fedlab_runner.population import Population
-from fedlab_runner.rng import Purpose, generators
 from fedlab_runner.server import ServerData, server_batches
 from fedlab_runner.tables import Rows, Tables
 from fedlab_runner.task import Batch, Task
@@ -27,108 +27,13 @@ __all__ = ["Arrivals", "Cohort", "Federation", "Flight"]
 FLOAT_BYTES = 4  # what one value costs on the wire, whatever precision the simulation uses
 
 
-class Cohort:
-    """The clients that start now, programmed as if they were one client."""
-
-    def __init__(self, fed: "Federation", ids: np.ndarray, due: np.ndarray) -> None:
-        self._fed, self.task, self.client_ids, self.due = fed, fed.task, ids, due
-        self._num_steps = fed.population.num_steps(ids, fed.local, fed.task.has_batch_norm)
-        device = fed.task.device
-        self.ids = torch.from_numpy(ids).to(device)  # [K]
-        self.num_examples = torch.from_numpy(fed.population.num_examples[ids]).to(device)  # [K]
-        self.num_steps = torch.from_numpy(self._num_steps).to(device)  # [K]
-        self.round, self.local, self.lr = fed.round, fed.local, fed.lr
-        self.last_loss: Tensor | None = (
-            None  # [K], after training: mean minibatch loss over each client's last local epoch
-        )
-        self.final_loss: Tensor | None = None  # [K] float64, after training, if clients report it: `report_losses`
-
-    def __len__(self) -> int:
-        return len(self.client_ids)
-
-    def rows(self, place: str, length: int) -> Rows:
-        """As `Federation.rows`."""
-        return self._fed.rows(place, length)
-
-    @property
-    def label_counts(self) -> Tensor:
-        """How many examples of each class each client has [K, C] int64."""
-        return self._fed.population.label_counts(self.client_ids, self.task.num_classes)
-
-    @property
-    def steps_per_epoch(self) -> np.ndarray:
-        """Local steps of each client in one epoch [K]."""
-        return self._fed.population.steps_per_epoch(self.client_ids, self.local, self.task.has_batch_norm)
-
-    def streams(self, rows: np.ndarray, step: int) -> Iterator[np.random.Generator]:
-        """Random streams for the algorithm's use: of some rows of the cohort, in turn, at one of their local steps."""
-        return generators(self._fed.seed, Purpose.ALGORITHM, self.round, self.client_ids[rows], step)
-
-    def select(self, rows: np.ndarray) -> "Cohort":
-        """Some of the clients, by indices [k]."""
-        return Cohort(self._fed, self.client_ids[rows], self.due[rows])
-
-    def train(
-        self,
-        start: Tensor,
-        *,
-        loss: Loss | None = None,
-        perturb: Perturb | None = None,
-        correct: Correct | None = None,
-        per_client: tuple[Tensor, ...] = (),
-        per_step: PerStep | None = None,
-    ) -> Tensor:
-        """The clients' models after local training [K, D], from `start` [D] or [K, D].
-
-        `loss(model, batch, *own)` replaces the task's loss; each step's gradient [P] is taken where
-        `perturb(gradient, *own)` moves the parameters, on the same minibatch, and changed by
-        `correct(gradient, *own)`. All are written for one client: what they close over is shared, what is passed in
-        `per_client` (tensors [K, ...]) is split by client, and `per_step(rows, step)` adds to it what some rows of the
-        cohort [k] have at one local step (tensors [k, ...]).
-        """
-        fed = self._fed
-        work = Work(
-            task=self.task,
-            population=fed.population,
-            ids=self.client_ids,
-            num_steps=self._num_steps,
-            local=fed.local,
-            lr=self.lr,
-            seed=fed.seed,
-            round=fed.round,
-            start=start,
-            loss=loss,
-            perturb=perturb,
-            correct=correct,
-            per_client=per_client,
-            per_step=per_step,
-        )
-        y, self.last_loss = fed.executor.train(work)
-        if len(self):
-            total = self.num_examples.sum()
-            fed.record_loss(float(self.last_loss @ self.num_examples.to(y.dtype) / total), int(total))
-        if fed.losses_reported:
-            self.final_loss = client_losses(self.task, fed.population, self.client_ids, y)
-        return y
-
-
-class Flight(NamedTuple):
-    """One late update on its way."""
-
-    client: int
-    dispatched: int  # round
-    num_examples: int
-    upload: tuple[Tensor, ...]
-    loss: float | None  # of its model on its own examples, if clients report it
-
-
 class Federation:
     """The simulated system that algorithms act on; all that a round changes in it is in its `state_dict`."""
 
     def __init__(
         self,
         *,
-        task: Task,
+        task: Task | Sequence[Task],
         population: Population,
         clock: RoundClock,
         executor: Executor,
@@ -139,18 +44,26 @@ class Federation:
         leash_data: ServerData | None = None,
         folder: Path | None = None,
         blocks: np.ndarray | None = None,
+        topology: np.ndarray | None = None,
+        validation: Population | None = None,
     ) -> None:
+        """Client i has number i mod A of the A families of models in `task`; `topology` [N, N] says who can reach whom
+        (None: all); `validation` are the examples that clients do not train on.
+        """
+        self.tasks = (task,) if isinstance(task, Task) else tuple(task)
+        self.task, self.validation = self.tasks[0], validation
         self.server_data, self.leash_data = server_data, leash_data
         self.probe_data = probe_data  # examples for diagnostics: nothing is learned from them
-        self.tables = Tables(folder, task.device)
+        self.tables = Tables(folder, self.task.device)
         self.blocks = blocks  # [N, d0] bool, which feature blocks each client holds; None: everything
-        self.task, self.population, self.executor, self.local, self.seed = task, population, executor, local, seed
+        self.population, self.executor, self.local, self.seed = population, executor, local, seed
         self.num_clients = population.num_clients
-        self._clock = clock
+        self._clock, self._topology = clock, topology
         self.round, self.lr = 0, local.lr
         self._in_flight: dict[int, list[Flight]] = {}  # by the round of arrival
         self._metrics: dict[str, float] = {}
         self._timings: dict[str, float] = {}
+        self._families: list[tuple[Model, Task]] = []
         self.losses_reported = False
         self.arrived_losses: list[float] = []
         self._trained_on = 0  # examples behind this round's train/loss
@@ -173,6 +86,29 @@ class Federation:
         starts = self._clock.start(self.round)
         self._count("comm/download_mb", starts.asked * sum(t.numel() for t in broadcast))
         return Cohort(self, starts.ids, starts.due)
+
+    def cohort(self, ids: np.ndarray, task: Task | None = None, local: LocalTraining | None = None) -> Cohort:
+        """Clients that train now and answer at once; without a `task`, with models of the one architecture."""
+        return Cohort(self, ids, np.full(len(ids), self.round), task, local)
+
+    def by_architecture(self, ids: np.ndarray) -> list[Group]:
+        """Clients `ids` by the architecture of their models, in their order; only architectures that occur."""
+        return by_architecture(self.tasks, ids)
+
+    def family(self, model: Model) -> Task:
+        """The Task of another architecture on the clients' data; the same object whenever it is asked for."""
+        if not any(model == known for known, _ in self._families):
+            self._families.append((model, family(model, self.task, self.population.inputs)))
+        return next(task for known, task in self._families if model == known)
+
+    def neighbours(self, client: int) -> np.ndarray:
+        """The other clients that `client` can reach and that have examples, in ascending order."""
+        reached = np.arange(self.num_clients) != client if self._topology is None else self._topology[client]
+        return np.flatnonzero(reached & (self.population.num_examples > 0))
+
+    def ask(self, clients: np.ndarray) -> np.ndarray:
+        """Those of `clients` that take part in this round, as `participation` says."""
+        return self._clock.sample(self.round, clients)
 
     def exchange(self, cohort: Cohort, upload: Upload, known: Collection[str] = ()) -> Arrivals[Upload]:
         """Sends the cohort's updates (tensors [K, ...]) on their way and receives those due in this round.
@@ -204,7 +140,7 @@ class Federation:
             "late/in_flight": sum(map(len, self._in_flight.values())),
         }
         if len(arrivals):
-            self._metrics |= _staleness_metrics(staleness)
+            self._metrics |= staleness_metrics(staleness)
         return arrivals
 
     def _send_late(self, cohort: Cohort, upload: Upload) -> None:
@@ -253,10 +189,14 @@ class Federation:
         mean = self._metrics.get("train/loss", 0.0)
         self._metrics["train/loss"] = (mean * before + loss * examples) / self._trained_on if before else loss
 
-    def count_payload(self, *, upload: int = 0, download: int = 0) -> None:
-        """Adds values that were sent, for methods whose clients send and receive different parts of a model."""
+    def count_payload(self, *, upload: int = 0, download: int = 0, models: int | None = None) -> None:
+        """Adds values that were sent, for methods whose clients send and receive different parts of a model or send to
+        each other; then also in how many models.
+        """
         self._count("comm/upload_mb", upload)
         self._count("comm/download_mb", download)
+        if models is not None:
+            self._metrics["comm/models"] = self._metrics.get("comm/models", 0) + models
 
     def collect(self) -> dict[str, float]:
         """This round's metrics."""
@@ -288,12 +228,3 @@ class Federation:
 
     def _count(self, key: str, values: int) -> None:
         self._metrics[key] = self._metrics.get(key, 0.0) + values * FLOAT_BYTES / 1e6
-
-
-def _staleness_metrics(staleness: Tensor) -> dict[str, float]:
-    counts = enumerate(torch.bincount(staleness).tolist())
-    return {
-        "late/staleness_mean": float(staleness.double().mean()),
-        "late/staleness_max": int(staleness.max()),
-        **{f"{COUNT_PREFIX}{age}": count for age, count in counts if count},
-    }

@@ -25,6 +25,11 @@ class Purpose(IntEnum):
     ANALYSIS = 14
     LEASH_BATCHES = 20
     LEASH_HEAD = 21
+    VALIDATION = 30
+    AGGREGATOR = 31
+    DISTILLATION = 32
+    DISTILLATION_DROPOUT = 33
+    SUBMODEL = 34
 
 
 def _key(seed: int, purpose: Purpose, round: int, client: int) -> tuple[int, int]:

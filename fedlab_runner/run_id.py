@@ -11,15 +11,23 @@ SERVER_DATA = ("server_data", "probe_data", "leash_data")  # the nodes of the gr
 VOLATILE = (
     *("rounds", "executor", "logger", "device", "threads", "checkpoint", "dataset.root", "dataset.download"),
     *(f"{node}.{key}" for node in SERVER_DATA for key in ("root", "cache", "dataset.root", "dataset.download")),
+    "evaluation.target",
 )
 # Groups that came later: choosing their `none` is as if they were not there, so that older runs keep their names.
 ADDITIONS = ("analysis", "probe_data", "leash_data")
 # Keys that came later: likewise with these values.
-ADDED_KEYS = {"evaluation.train": False, "algorithm.controls_on": "device", "algorithm.updates_on": "device"}
+ADDED_KEYS: dict[str, Any] = {
+    "evaluation.train": False,
+    "algorithm.controls_on": "device",
+    "algorithm.updates_on": "device",
+    "validation": 0.0,
+    "supervision": {"_target_": "fedlab_runner.supervision.CE"},
+    "topology": {"_target_": "fedlab_runner.topologies.mesh.Mesh"},
+}
 
 
 def without_volatile(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config without the keys that do not decide the numbers of a round."""
+    """The config without the keys, or values of keys, that do not decide the numbers of a round."""
     kept = copy.deepcopy(dict(config))
     for key in VOLATILE:
         *parents, last = key.split(".")
@@ -31,9 +39,12 @@ def without_volatile(config: Mapping[str, Any]) -> dict[str, Any]:
         if kept.get(key, {}).get("_target_", "").rpartition(".")[0].endswith(".none"):
             del kept[key]
     for key, default in ADDED_KEYS.items():
-        group, _, last = key.partition(".")
-        if kept.get(group, {}).get(last) == default:
-            del kept[group][last]
+        *parents, last = key.split(".")
+        node = kept
+        for parent in parents:
+            node = node.get(parent, {})
+        if node.get(last) == default:
+            del node[last]
     return kept
 
 

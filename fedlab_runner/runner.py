@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from fedlab_runner import provenance
 from fedlab_runner.block_report import block_table, plot_blocks
 from fedlab_runner.blocks import BlockPartition, with_their_blocks
+from fedlab_runner.building import draw_topology, model_families
 from fedlab_runner.checkpoint import CheckpointStore, RunLock
 from fedlab_runner.clock import RoundClock
 from fedlab_runner.config import Components, build, fingerprint, run_id
@@ -34,7 +35,7 @@ from fedlab_runner.hybrid import check_blocks
 from fedlab_runner.label_noise import add_label_noise
 from fedlab_runner.partition_report import partition_table, plot_partition, write_partition_table
 from fedlab_runner.plots import plot_curves, plot_staleness
-from fedlab_runner.population import Population
+from fedlab_runner.population import Population, split_off
 from fedlab_runner.recorder import Recorder
 from fedlab_runner.recording.jsonl import Row, decode
 from fedlab_runner.rng import Purpose, generator
@@ -42,7 +43,6 @@ from fedlab_runner.run_id import SERVER_DATA, digest
 from fedlab_runner.server import ServerData
 from fedlab_runner.simulation import Simulation
 from fedlab_runner.summary import summarise
-from fedlab_runner.task import Normalize, Task
 
 _log = logging.getLogger("fedlab_runner")
 LOGGED_CLIENTS = 1000  # of the clients x classes table that goes to W&B
@@ -131,20 +131,26 @@ def prepare(components: Components, folder: Path | None = None) -> Prepared:
         split = [part for part in split if len(part)]
     device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if c.device == "auto" else c.device)
     with _faults("model", c.model):
-        task = _task(c, data, device)
-    if task.has_batch_norm and c.local.batch_size == 1:
+        tasks = model_families(c, data, device, len(split))
+    if any(task.has_batch_norm for task in tasks) and c.local.batch_size == 1:
         raise UserError("local.batch_size must be > 1 for a model with batch norm, got 1")
-    population = Population(train.inputs, train.targets, split, device)
+    trained_on, kept_back = split_off(split, c.validation, c.seed) if c.validation else (split, None)
+    population = Population(train.inputs, train.targets, trained_on, device)
+    validation = None if kept_back is None else Population(train.inputs, train.targets, kept_back, device)
     with _faults("participation", c.participation), _faults("delay", c.delay):
         clock = RoundClock(population.num_examples, c.participation, c.delay, c.seed)
+    with _faults("topology", c.topology):
+        topology = draw_topology(c, population.num_clients)
     fed = Federation(
-        task=task,
+        task=tasks,
         population=population,
         clock=clock,
         executor=c.executor,
         local=c.local,
         seed=c.seed,
         **{name: None if examples is None else examples.to(device) for name, examples in server_data.items()},
+        topology=topology,
+        validation=validation,
         folder=folder,
         blocks=blocks,
     )
@@ -155,7 +161,8 @@ def prepare(components: Components, folder: Path | None = None) -> Prepared:
         c.analysis.check(c.algorithm, fed)
     test = data.test._replace(inputs=data.test.inputs.to(device), targets=data.test.targets.to(device))
     simulation = Simulation(c.algorithm, fed, test, c.evaluation, c.analysis, c.lr_schedule, c.rounds)
-    _log.info("%d clients, %s values a model, on %s", population.num_clients, f"{task.size:,}", device)
+    sizes = " or ".join(f"{task.size:,}" for task in tasks)
+    _log.info("%d clients, %s values a model, on %s", population.num_clients, sizes, device)
     return Prepared(simulation, data, split)
 
 
@@ -178,20 +185,6 @@ def _tested(held_out: int, data: Data, rest: Data, seed: int) -> Data:
     if held_out >= size:
         raise ValueError(f"held_out must be less than the test set's {size} examples, got {held_out}")
     return data.hold_out(held_out, seed)[1] if held_out > size - len(rest.test.targets) else rest
-
-
-def _task(c: Components, data: Data, device: torch.device) -> Task:
-    dtype = torch.float64 if c.precision == "float64" else torch.float32
-    shape, num_classes = data.train.inputs.shape, len(data.class_names)
-    channels, image_size = (shape[1], shape[2]) if len(shape) == 4 else (shape[1], 1)
-    return Task(
-        lambda: c.model.build(channels, image_size, num_classes),
-        num_classes,
-        normalize=Normalize.of(data.mean, data.std, dtype, device),
-        device=device,
-        dtype=dtype,
-        autocast=torch.bfloat16 if c.precision == "bfloat16" else None,
-    )
 
 
 def _run_locked(
@@ -231,9 +224,9 @@ def _run_locked(
             recorder.image(picture.stem, picture)
         _show_classes(rows, prepared.data.class_names, recorder)
         if c.logger.save_model:
-            save_models(folder / MODEL, prepared.simulation.fed.task, c.algorithm.models(state), rows[-1]["round"])
+            save_models(folder / MODEL, prepared.simulation.evaluated(state), rows[-1]["round"])
             recorder.model(folder / MODEL)
-        summary = summarise(rows, e.metric, e.summary, e.last, e.every, c.rounds)
+        summary = summarise(rows, e.metric, e.summary, e.last, e.every, c.rounds, e.target)
         recorder.finish({"run_id": name, **summary})
     return Outcome(folder, rows, summary, state, prepared.simulation)
 

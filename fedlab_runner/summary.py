@@ -11,7 +11,13 @@ RULES = ("max_of_last", "mean_of_last", "best", "last")
 
 
 def summarise(
-    rows: Sequence[dict[str, Any]], metric: str, rule: str, last: int, every: int, rounds: int
+    rows: Sequence[dict[str, Any]],
+    metric: str,
+    rule: str,
+    last: int,
+    every: int,
+    rounds: int,
+    target: float | None = None,
 ) -> dict[str, Any]:
     """The four summaries of `metric` over a run's evaluations, with that of `rule` as the `objective`.
 
@@ -20,7 +26,8 @@ def summarise(
     value is NaN. A NaN among them makes the mean NaN, while the maximum and the best pass it over. `best` is the
     smallest value of a loss or an error and the largest of all else; `std_of_last` is that of the values themselves
     (divided by n). `final` holds the metrics of the last row and `at_best` those of the best round, both without what
-    only the files have.
+    only the files have. With a `target` there is `rounds_to_target` too: the first of the evaluated rounds whose value
+    is as good, None if none is.
     """
     assert rule in RULES and last >= 1 and every >= 1, (rule, last, every)
     found = [row for row in rows if row["round"] >= 1 and metric in row]
@@ -40,6 +47,8 @@ def summarise(
         "best_round": best_round,
         "last": values[-1] if values else math.nan,
     }
+    if target is not None:
+        summaries["rounds_to_target"] = _first_as_good(found, metric, target)
     return {
         "metric": metric,
         "rule": rule,
@@ -69,3 +78,8 @@ def _best(rows: Sequence[dict[str, Any]], metric: str) -> tuple[float, int | Non
         return math.nan, None
     value, minus_round = max(known)
     return sign * value, -minus_round
+
+
+def _first_as_good(rows: Sequence[dict[str, Any]], metric: str, target: float) -> int | None:
+    sign = -1 if lower_is_better(metric) else 1
+    return next((row["round"] for row in rows if sign * float(row[metric]) >= sign * target), None)

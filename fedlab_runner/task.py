@@ -9,19 +9,22 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedlab_runner.rng import Purpose, torch_seed
+from fedlab_runner.supervision import CE, Supervision, losses
 
 
 class Batch(NamedTuple):
-    """A minibatch, normalised; `mask` is 1 for a real example and 0 for padding."""
+    """A minibatch, normalised; `mask` is 1 for a real example and 0 for padding, and `offsets` is what the supervision
+    signal makes of its owner's classes (None: cross entropy).
+    """
 
     inputs: Tensor  # [b, ...]
     targets: Tensor  # [b] int64
     mask: Tensor  # [b]
+    offsets: Tensor | None = None  # [C]
 
     def mean(self, values: Tensor) -> Tensor:
         """The mean of values [b] over the real examples."""
@@ -74,11 +77,11 @@ class Model:
 
     def __init__(self, task: "Task", params: Tensor, buffers: Tensor) -> None:
         self.params, self.buffers = params, buffers
-        self._task = task
+        self.task = task
 
     def __call__(self, inputs: Tensor, instead: dict[str, Tensor] | None = None) -> Tensor:
         """Logits [b, C]; `instead` replaces parameters by name."""
-        task = self._task
+        task = self.task
         values = task.views(self.params) | (instead or {})
         if not task.num_buffers:
             return task.forward(values, inputs)
@@ -108,8 +111,9 @@ class Task:
         device: torch.device,
         dtype: torch.dtype = torch.float32,
         autocast: torch.dtype | None = None,
+        supervision: Supervision | None = None,
     ) -> None:
-        self._build, self.num_classes = build, num_classes
+        self._build, self.num_classes, self.supervision = build, num_classes, supervision or CE()
         self.normalize, self.device, self.dtype, self._autocast = normalize, device, dtype, autocast
         with torch.random.fork_rng(devices=[]):
             self.module = self._prepared()
@@ -123,6 +127,7 @@ class Task:
         self._norms = [m for m in self.module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         self.has_batch_norm = bool(self._norms)
         self._flops: dict[torch.Size, Flops] = {}
+        self.has_convolution = any(isinstance(m, nn.modules.conv._ConvNd) for m in self.module.modules())
         self.has_dropout = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in self.module.modules())
 
     def _prepared(self) -> nn.Module:
@@ -193,8 +198,24 @@ class Task:
         return logits.to(self.dtype)
 
     def loss(self, model: Model, batch: Batch) -> Tensor:
-        """Mean cross entropy over the real examples of a minibatch."""
-        return batch.mean(F.cross_entropy(model(batch.inputs), batch.targets, reduction="none"))
+        """The supervision signal's mean over the real examples of a minibatch."""
+        return batch.mean(losses(model(batch.inputs), batch.targets, batch.offsets))
+
+    def like(self, build: Callable[[], nn.Module]) -> "Task":
+        """The same data, classes, precision and supervision with another family of models."""
+        return Task(
+            build,
+            self.num_classes,
+            normalize=self.normalize,
+            device=self.device,
+            dtype=self.dtype,
+            autocast=self._autocast,
+            supervision=self.supervision,
+        )
+
+    def build(self) -> nn.Module:
+        """A new network of this family, as its architecture initialises it."""
+        return self._build()
 
     @torch.no_grad()
     def predict(self, w: Tensor, inputs: Tensor) -> Tensor:

@@ -95,7 +95,7 @@ def test_several_models_have_numbers(tmp_path: Path) -> None:
 
     result = run(compose(*SMALL, "algorithm=fedavg", "rounds=0"))
     (w,), task = result.models, result.federation.task
-    save_models(tmp_path / "models", task, torch.stack([w, 2 * w]), 7)
+    save_models(tmp_path / "models", [(task, w), (task, 2 * w)], 7)
     saved = load_file(tmp_path / "models")
     assert len(saved) == 2 * len(task.state_dict(w))
     assert all(torch.equal(saved[f"1.{name}"], 2 * value) for name, value in task.state_dict(w).items())

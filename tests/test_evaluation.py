@@ -19,6 +19,7 @@ def evaluation(**changes: object) -> Evaluation:
         "summary": "best",
         "last": 5,
         "held_out": 0,
+        "target": None,
     }
     return Evaluation(**(fields | changes))  # type: ignore[arg-type]
 

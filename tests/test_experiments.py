@@ -21,7 +21,7 @@ EXPERIMENTS = sorted(
     str(path.relative_to(CONF / "experiment").with_suffix("")) for path in (CONF / "experiment").rglob("*.yaml")
 )
 TABLES = sorted(path.relative_to(CONF / "paper") for path in (CONF / "paper").rglob("*.yaml"))
-CHOICES = ("algorithm", "dataset", "model", "server_data", "partition", "delay")
+CHOICES = ("algorithm", "dataset", "model", "server_data", "partition", "delay", "topology", "supervision")
 TINY = ("num_clients=12", "participation.cohort_size=3", "local.epochs=1", "rounds=1", "logger=none", "device=cpu")
 
 
@@ -103,7 +103,7 @@ def jobs(experiment: str) -> Iterator[dict[str, str]]:
     common = {group: str(cfg.hydra.runtime.choices[group]) for group in CHOICES}
     common |= {
         key: str(value)
-        for key in ("partition.alpha", "delay.std", "label_noise")
+        for key in ("partition.alpha", "delay.std", "label_noise", "num_clients")
         if (value := OmegaConf.select(cfg, key)) is not None
     }
     for values in itertools.product(*params.values()):
@@ -144,7 +144,10 @@ def test_the_papers_numbers_are_whole_and_each_has_its_run(table: Path) -> None:
 
 def test_the_papers_tables_are_there() -> None:
     assert {f"feddle/table{number}.yaml" for number in range(1, 9)} <= {str(table) for table in TABLES}
+    assert {f"dfml/table{number}.yaml" for number in (*range(3, 10), 11, 12)} <= {str(table) for table in TABLES}
     figures = {f"feddle/fig{number}" for number in (2, *range(5, 14))}
+    mine = {f"dfml/fig{n}" for n in (1, 4, 5, 6, 7, 9, 12, 13, 14, *range(19, 23), *range(24, 29))}
+    assert mine | {f"dfml/table{number}" for number in (*range(3, 10), 11, 12)} <= set(EXPERIMENTS)
     assert figures | {f"feddle/table{number}" for number in range(1, 9)} <= set(EXPERIMENTS)
     assert {"fedcda/table1.yaml", "fedcda/table2.yaml", "fedwalk/table2.yaml"} <= {str(table) for table in TABLES}
     assert {

@@ -58,6 +58,7 @@ SLOW = (
     "scaffold",
     "scaffold algorithm.controls_on=disk",
     "ca2fl algorithm.updates_on=disk",
+    "dfml server_data=none",
 )
 
 

@@ -6,8 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlab_runner.executors.work import Gradient, Objective, Work
+from fedlab_runner.executors.work import Gradient, Objective, OfOne, Work, one_by_one
 from fedlab_runner.optimizer import zero_slots
+from fedlab_runner.task import Task
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,9 @@ class Loop:
                     y[row], losses[row] = self._train_one(work, row)
         return y, losses
 
+    def each(self, task: Task, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
+        return one_by_one(function, *rows)
+
     def _train_one(self, work: Work, row: int) -> tuple[Tensor, Tensor]:
         task, population, rows = work.task, work.population, np.array([row])
         gradient = work.followed(_gradient(torch.compile(work.objective()) if self.compile else work.objective()))
@@ -37,7 +41,7 @@ class Loop:
             size = int(plan.sizes[0, t])
             index = plan.indices[0, t, :size]
             batch = task.batch(population.inputs[index], population.targets[index], params.new_ones(size))
-            g, (loss, buffers) = gradient(params, buffers, *batch, *(o[0] for o in work.own(rows, t)))
+            g, (loss, buffers) = gradient(params, buffers, *batch[:3], *(o[0] for o in work.own(rows, t)))
             optimizer.step(params, g, slots, work.lr, t)
             if t >= plan.last_epoch[0]:
                 weighted_loss, seen = weighted_loss + loss * size, seen + size
