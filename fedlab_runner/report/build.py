@@ -8,7 +8,7 @@ from fedlab_runner.report import paper as papers
 from fedlab_runner.report import pictures, tables
 from fedlab_runner.report.content import Report, Section, Table, cell
 from fedlab_runner.report.runs import Run
-from fedlab_runner.report.settings import Group, apart, group
+from fedlab_runner.report.settings import Differences, Group, group
 from fedlab_runner.report.stats import FEWEST, LEVEL
 from fedlab_runner.report.words import judged, times, value
 
@@ -63,7 +63,7 @@ def _overview(groups: Sequence[Group], runs: Sequence[Run]) -> Section:
     first = settings[0]
     shared = [key for key in TOLD if key in first and all(each.get(key) == first[key] for each in settings)]
     notes = [f"What all runs share: {', '.join(f'{key}={first[key]}' for key in shared)}."] if shared else []
-    for key, values in apart(settings).items():
+    for key, values in Differences(settings).between_algorithms().items():
         told = "; ".join(f"{algorithm} {value}" for algorithm, value in values.items())
         notes.append(f"Algorithms differ in {key}: {told}.")
     rules = dict.fromkeys(judged(run) for run in runs)

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from fedlab_runner.config import conf_dir
 from fedlab_runner.report.content import Cell, Table, cell
 from fedlab_runner.report.runs import Run
-from fedlab_runner.report.settings import Group, label, text, told
+from fedlab_runner.report.settings import Differences, Group, label, text
 from fedlab_runner.report.stats import mean, std
 from fedlab_runner.report.tables import finished, result
 from fedlab_runner.report.words import amount, difference, is_share, remarks, spread, times
@@ -77,7 +77,7 @@ def beside(paper: Paper, groups: Sequence[Group]) -> Table:
     lines: list[tuple[str, list[list[Group]], Mapping[str, Any]]] = []
     for row in paper.rows:
         mine = [group for group in groups if any(fits(group, {**c, **row["choice"]}) for c in paper.columns)]
-        names = {id(group): _variant(paper, group, mine) for group in mine}
+        names = _variants(paper, mine)
         for variant in dict.fromkeys(names.values()) or {"": None}:
             those = [group for group in mine if names[id(group)] == variant]
             cells = [[g for g in those if fits(g, {**column, **row["choice"]})] for column in paper.columns]
@@ -108,10 +108,14 @@ def _runs_of(paper: Paper, column: Mapping[str, Any], groups: Sequence[Group]) -
     return any(fits(group, {**column, **row["choice"]}) for group in groups for row in paper.rows)
 
 
-def _variant(paper: Paper, group: Group, others: Sequence[Group]) -> str:
-    """What tells a setting from others of its row, though the paper's table does not say it."""
+def _variants(paper: Paper, groups: Sequence[Group]) -> dict[int, str]:
+    """What tells each setting of a row from the others, though the paper's table does not say it; by id."""
     said = {key for column in paper.columns for key in column} | {"algorithm", "server_data"}
-    return label(group.setting, [key for key in told(group.setting, [g.setting for g in others]) if key not in said])
+    differences = Differences([group.setting for group in groups])
+    return {
+        id(group): label(group.setting, [key for key in differences.of(group.setting) if key not in said])
+        for group in groups
+    }
 
 
 def _cell(

@@ -14,6 +14,7 @@ CONDITIONS = (
     *("dataset", "model", "partition", "num_clients", "participation", "delay", "label_noise", "drop_empty"),
     *("rounds", "evaluation", "precision"),
 )
+Peers = tuple[str | None, ...]
 Setting = Mapping[str, str]  # every key that decides a run's numbers, but for the seed: choices by group, and values
 
 
@@ -43,9 +44,9 @@ def group(runs: Iterable[Run]) -> list[Group]:
     for run in runs:
         found.setdefault(tuple(sorted(setting(run).items())), []).append(run)
     settings = [dict(key) for key in found]
-    groups = []
+    differences, groups = Differences(settings), []
     for one, members in zip(settings, found.values(), strict=True):
-        keys = told(one, settings)
+        keys = differences.of(one)
         condition = label(one, filter(is_condition, keys))
         method = label(one, ["algorithm", *(key for key in keys if key != "algorithm" and not is_condition(key))])
         groups.append(Group(one, condition, method, _one_a_seed(members)))
@@ -57,28 +58,34 @@ def is_condition(key: str) -> bool:
     return key.partition(".")[0] in CONDITIONS
 
 
-def told(one: Setting, settings: Sequence[Setting]) -> list[str]:
-    """The keys of a setting that tell it from the others.
+class Differences:
+    """What tells some settings apart.
 
     Keys of a choice are compared among the settings that made it, and what belongs to the method among those of the
     same algorithm: that one algorithm is tried with two learning rates does not change the name of another.
     """
-    return [key for key in one if len(_values(key, one, settings)) > 1]
 
+    def __init__(self, settings: Sequence[Setting]) -> None:
+        self._settings = settings
+        self._values: dict[tuple[str, Peers], set[str | None]] = {}
+        for key in dict.fromkeys(key for each in settings for key in each):
+            for each in settings:
+                self._values.setdefault((key, _peers(key, each)), set()).add(each.get(key))
 
-def apart(settings: Sequence[Setting]) -> dict[str, dict[str, str]]:
-    """The keys that no name tells because they differ between algorithms only: the value by algorithm."""
-    found = {}
-    for key in dict.fromkeys(key for each in settings for key in each):
-        values = {each["algorithm"]: each[key] for each in settings if key in each and "algorithm" in each}
-        if (
-            len(set(values.values())) > 1
-            and not is_condition(key)
-            and key.partition(".")[0] != "algorithm"
-            and not any(key in told(each, settings) for each in settings)
-        ):
-            found[key] = values
-    return found
+    def of(self, one: Setting) -> list[str]:
+        """The keys of one of the settings that tell it from others."""
+        return [key for key in one if len(self._values[key, _peers(key, one)]) > 1]
+
+    def between_algorithms(self) -> dict[str, dict[str, str]]:
+        """The keys that no name tells because they differ between algorithms only: the value by algorithm."""
+        told = {key for (key, _), values in self._values.items() if len(values) > 1}
+        found = {}
+        for key in dict.fromkeys(key for key, _ in self._values):
+            values = {each["algorithm"]: each[key] for each in self._settings if key in each and "algorithm" in each}
+            of_method = not is_condition(key) and key.partition(".")[0] != "algorithm"
+            if of_method and key not in told and len(set(values.values())) > 1:
+                found[key] = values
+        return found
 
 
 def label(setting: Setting, keys: Iterable[str]) -> str:
@@ -108,13 +115,13 @@ def _flat(node: Mapping[str, Any], path: str, choices: Mapping[str, str]) -> Ite
             yield name, text(value)
 
 
-def _values(key: str, one: Setting, settings: Sequence[Setting]) -> set[str | None]:
-    """The values of a key among the settings that `one` is compared with."""
+def _peers(key: str, one: Setting) -> Peers:
+    """What another setting must have in common with this one for a key of theirs to be compared."""
     parts = key.split(".")
     same = [".".join(parts[:i]) for i in range(1, len(parts))]
     if not is_condition(key) and key != "algorithm":
         same.append("algorithm")
-    return {each.get(key) for each in settings if all(each.get(name) == one.get(name) for name in same)}
+    return tuple(one.get(name) for name in same)
 
 
 def _one_a_seed(runs: Sequence[Run]) -> list[Run]:
