@@ -59,6 +59,11 @@ SLOW = (
     "scaffold algorithm.controls_on=disk",
     "ca2fl algorithm.updates_on=disk",
     "dfml server_data=none",
+    "fedma model=mlp model.hidden=[8]",
+    "gamf model=mlp model.hidden=[8]",
+    "hyfem model=blocks_mlp partition=random_blocks partition.num_blocks=4 algorithm.keep_own=true "
+    "partition.blocks_per_client=2 server_data=none",
+    "standalone",
 )
 
 
