@@ -1,4 +1,7 @@
-"""Stanford Cars (Krause et al., 2013): 8,144 + 8,041 photographs of 196 models of cars. https://ai.stanford.edu/~jkrause/cars/car_dataset.html"""
+"""Stanford Cars (Krause et al., 2013): 8,144 + 8,041 photographs of 196 models of cars. https://ai.stanford.edu/~jkrause/cars/car_dataset.html
+
+Licence: the authors allow non-commercial research only.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
