@@ -54,6 +54,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "models": lambda: choices("model", origin=True),
     "participation": lambda: choices("participation"),
     "lr_schedules": lambda: choices("lr_schedule"),
+    "topologies": lambda: choices("topology"),
+    "supervisions": lambda: choices("supervision"),
     "executors": lambda: choices("executor"),
     "analyses": lambda: choices("analysis", origin=True),
     "settings": settings,
