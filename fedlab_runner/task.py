@@ -4,7 +4,8 @@ Shape letters of the whole package: N clients, K clients in a cohort, A arrivals
 trainable parameters, then B float buffers), T local steps, b examples in a minibatch, C classes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -174,18 +175,44 @@ class Task:
             for norm in self._norms:
                 norm.eval()
 
-    def forward(self, values: dict[str, Tensor], inputs: Tensor) -> Tensor:
-        """Logits [b, C] of the module with these parameters and buffers."""
+    def forward(self, values: dict[str, Tensor] | None, inputs: Tensor) -> Tensor:
+        """Logits [b, C] of the module with these parameters and buffers; None: with those that it has (`bound`)."""
         if self._autocast is None:
-            logits: Tensor = torch.func.functional_call(self.module, values, (inputs,))
-            return logits
+            return self._call(values, inputs)
         with torch.autocast(self.device.type, self._autocast):
-            logits = torch.func.functional_call(self.module, values, (inputs,))
+            logits = self._call(values, inputs)
         return logits.to(self.dtype)
+
+    def _call(self, values: dict[str, Tensor] | None, inputs: Tensor) -> Tensor:
+        # Exchanging the values for the time of a call costs more than a small layer does.
+        logits: Tensor = (
+            self.module(inputs) if values is None else torch.func.functional_call(self.module, values, (inputs,))
+        )
+        return logits
+
+    @contextmanager
+    def bound(self, w: Tensor) -> Iterator[list[Tensor]]:
+        """While it is open, the module's own values are views of w [D]: its trainable parameters are yielded, and what
+        training writes into its buffers is written into w.
+        """
+        named = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
+        held = {k: (named[k], named[k].data) for k, *_ in self._params + self._buffers}
+        views = self.views(w[: self.num_params]) | self.buffer_views(w[self.num_params :])
+        try:
+            for k, (value, _) in held.items():
+                value.data = views[k]
+            yield [named[k] for k, *_ in self._params]
+        finally:
+            for value, data in held.values():
+                value.data = data
 
     def loss(self, model: Model, batch: Batch) -> Tensor:
         """Mean cross entropy over the real examples of a minibatch."""
-        return batch.mean(F.cross_entropy(model(batch.inputs), batch.targets, reduction="none"))
+        return self.loss_of(model(batch.inputs), batch)
+
+    def loss_of(self, logits: Tensor, batch: Batch) -> Tensor:
+        """The same for the logits [b, C] that a model has given."""
+        return batch.mean(F.cross_entropy(logits, batch.targets, reduction="none"))
 
     @torch.no_grad()
     def predict(self, w: Tensor, inputs: Tensor) -> Tensor:

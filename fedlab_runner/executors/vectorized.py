@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
+from fedlab_runner.executors.pieces import InPieces, Piece
 from fedlab_runner.executors.work import Gradient, Work
 from fedlab_runner.optimizer import zero_slots
 
 
 @dataclass(frozen=True)
-class Vectorized:
+class Vectorized(InPieces):
     """Trains up to `chunk_size` clients at a time (null: the whole cohort); `compile` compiles the step with
     torch.compile.
 
@@ -29,18 +30,17 @@ class Vectorized:
         if self.chunk_size is not None and self.chunk_size < 1:
             raise ValueError(f"chunk_size must be >= 1 or null, got {self.chunk_size}")
 
-    def train(self, work: Work) -> tuple[Tensor, Tensor]:
-        task = work.task
-        y = torch.empty(len(work.ids), task.size, device=task.device, dtype=task.dtype)
-        losses = y.new_zeros(len(work.ids))
-        step = self._step(work)
-        with torch.random.fork_rng(devices=[task.device] if task.device.type == "cuda" else []):
-            for frozen, rows in work.groups():
-                task.mode(True, frozen_norm=frozen)
-                for chunk in np.array_split(rows, -(-len(rows) // (self.chunk_size or len(rows)))):
-                    work.seed_torch(int(chunk[0]))
-                    y[chunk], losses[chunk] = _train_chunk(work, chunk, step, self.compile)
-        return y, losses
+    def pieces(self, work: Work) -> list[Piece]:
+        return [
+            Piece(chunk, frozen)
+            for frozen, rows in work.groups()
+            for chunk in np.array_split(rows, -(-len(rows) // (self.chunk_size or len(rows))))
+        ]
+
+    def train_piece(self, work: Work, piece: Piece, y: Tensor, losses: Tensor) -> None:
+        work.task.mode(True, frozen_norm=piece.frozen_norm)
+        work.seed_torch(int(piece.rows[0]))
+        y[piece.rows], losses[piece.rows] = _train_chunk(work, piece.rows, self._step(work), self.compile)
 
     def _step(self, work: Work) -> Gradient:
         """(params [A, P], buffers [A, B], batch, *own) -> gradient [A, P], (loss [A], buffers [A, B])."""
