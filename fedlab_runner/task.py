@@ -116,11 +116,14 @@ class Task:
         floats = {k: b for k, b in self.module.named_buffers() if b.is_floating_point()}
         self._params = [(k, p.shape, p.numel()) for k, p in trainable.items()]
         self._buffers = [(k, b.shape, b.numel()) for k, b in floats.items()]
+        self._own: list[Tensor] = [*trainable.values(), *floats.values()]
+        self._kept = [value.data for value in self._own]
         self.num_params = sum(n for *_, n in self._params)
         self.num_buffers = sum(n for *_, n in self._buffers)
         self.size = self.num_params + self.num_buffers
         self._norms = [m for m in self.module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         self.has_batch_norm = bool(self._norms)
+        self._mode: tuple[bool, bool] | None = None  # of the module
         self._flops: dict[torch.Size, Flops] = {}
         self.has_dropout = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in self.module.modules())
 
@@ -170,6 +173,9 @@ class Task:
 
     def mode(self, training: bool, *, frozen_norm: bool = False) -> None:
         """Training or evaluation behaviour; `frozen_norm` keeps batch norm on its stored statistics while training."""
+        if self._mode == (training, frozen_norm):
+            return
+        self._mode = (training, frozen_norm)
         self.module.train(training)
         if training and frozen_norm:
             for norm in self._norms:
@@ -195,24 +201,23 @@ class Task:
         """While it is open, the module's own values are views of w [D]: its trainable parameters are yielded, and what
         training writes into its buffers is written into w.
         """
-        named = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
-        held = {k: (named[k], named[k].data) for k, *_ in self._params + self._buffers}
-        views = self.views(w[: self.num_params]) | self.buffer_views(w[self.num_params :])
+        shapes = self._params + self._buffers
+        parts = torch.split(w, [n for *_, n in shapes])
         try:
-            for k, (value, _) in held.items():
-                value.data = views[k]
-            yield [named[k] for k, *_ in self._params]
+            for value, (_, shape, _), part in zip(self._own, shapes, parts, strict=True):
+                value.data = part.view(shape)
+            yield self._own[: len(self._params)]
         finally:
-            for value, data in held.values():
-                value.data = data
+            for value, kept in zip(self._own, self._kept, strict=True):
+                value.data = kept
 
     def loss(self, model: Model, batch: Batch) -> Tensor:
         """Mean cross entropy over the real examples of a minibatch."""
-        return self.loss_of(model(batch.inputs), batch)
+        return batch.mean(F.cross_entropy(model(batch.inputs), batch.targets, reduction="none"))
 
-    def loss_of(self, logits: Tensor, batch: Batch) -> Tensor:
-        """The same for the logits [b, C] that a model has given."""
-        return batch.mean(F.cross_entropy(logits, batch.targets, reduction="none"))
+    def bound_loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """The same of a minibatch without padding, for the model that the module is bound to."""
+        return F.cross_entropy(self.forward(None, inputs), targets)
 
     @torch.no_grad()
     def predict(self, w: Tensor, inputs: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 from fedlab_runner.executors.pieces import InPieces, Piece
 from fedlab_runner.executors.work import Gradient, Objective, Work
 from fedlab_runner.optimizer import zero_slots
-from fedlab_runner.task import Batch, Task
+from fedlab_runner.task import Task
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def _module_gradient(task: Task, leaves: list[Tensor], buffers: Tensor) -> Gradi
     def gradient(
         params: Tensor, _: Tensor, inputs: Tensor, targets: Tensor, mask: Tensor, *own: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        value = task.loss_of(task.forward(None, inputs), Batch(inputs, targets, mask))
+        value = task.bound_loss(inputs, targets)
         grads = torch.autograd.grad(value, leaves, materialize_grads=True)
         return torch.cat([g.reshape(-1) for g in grads]), (value.detach(), buffers)
 
