@@ -152,6 +152,8 @@ def _task(c: Components, data: Data, device: torch.device) -> Task:
 def _run_locked(folder: Path, name: str, cfg: DictConfig, c: Components, prepared: Prepared) -> float:
     """Runs to the end in a run folder, and leaves there the config, the summary and the plots."""
     plots = folder / "plots"
+    fed = prepared.simulation.fed
+    fed.executor = fed.executor.in_run(folder, c.rounds)
     config = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
     OmegaConf.resolve(config)
     write_text_atomically(folder / "config.yaml", OmegaConf.to_yaml(config))

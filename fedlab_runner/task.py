@@ -109,7 +109,7 @@ class Task:
         autocast: torch.dtype | None = None,
     ) -> None:
         self._build, self.num_classes = build, num_classes
-        self.normalize, self.device, self.dtype, self._autocast = normalize, device, dtype, autocast
+        self.normalize, self.device, self.dtype, self.autocast = normalize, device, dtype, autocast
         with torch.random.fork_rng(devices=[]):
             self.module = self._prepared()
         trainable = {k: p for k, p in self.module.named_parameters() if p.requires_grad}
@@ -183,9 +183,9 @@ class Task:
 
     def forward(self, values: dict[str, Tensor] | None, inputs: Tensor) -> Tensor:
         """Logits [b, C] of the module with these parameters and buffers; None: with those that it has (`bound`)."""
-        if self._autocast is None:
+        if self.autocast is None:
             return self._call(values, inputs)
-        with torch.autocast(self.device.type, self._autocast):
+        with torch.autocast(self.device.type, self.autocast):
             logits = self._call(values, inputs)
         return logits.to(self.dtype)
 

@@ -26,7 +26,7 @@ class Loop(InPieces):
         task.mode(True, frozen_norm=piece.frozen_norm)
         work.seed_torch(row)
         plan, optimizer = work.plan(piece.rows), work.local.make_optimizer()
-        w = y[row]
+        w = torch.empty_like(y[row])  # not the row itself: how it is aligned, and so the last bits, would depend on it
         params, buffers = w[: task.num_params], w[task.num_params :]
         w.copy_(work.start if work.start.dim() == 1 else work.start[row])
         slots, weighted_loss, seen = zero_slots(optimizer, params), params.new_zeros(()), 0
@@ -45,7 +45,7 @@ class Loop(InPieces):
                     buffers.copy_(updated)
                 if t >= plan.last_epoch[0]:
                     weighted_loss, seen = weighted_loss + loss * size, seen + size
-        losses[row] = weighted_loss / max(seen, 1)
+        y[row], losses[row] = w, weighted_loss / max(seen, 1)
 
 
 def _gradient(objective: Objective) -> Gradient:

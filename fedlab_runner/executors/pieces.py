@@ -3,7 +3,8 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from pathlib import Path
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -19,7 +20,14 @@ class Piece(NamedTuple):
     frozen_norm: bool
 
 
-class InPieces(ABC):
+class Unchanging:
+    """An executor that is the same in every run."""
+
+    def in_run(self, folder: Path, rounds: int) -> Self:
+        return self
+
+
+class InPieces(Unchanging, ABC):
     """An executor that says which clients train together and how; `compile` compiles what a step computes."""
 
     compile: bool  # a field of each of them

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fedlab_runner.errors import UserError
-from fedlab_runner.executors.pieces import InPieces, own_generator
+from fedlab_runner.executors.pieces import InPieces, Unchanging, own_generator
 from fedlab_runner.executors.work import Work
 from fedlab_runner.system import cpu_seconds, die_with_parent, usable_cores
 
@@ -35,7 +35,7 @@ _ending: list[int] = []  # processes that have reported and only have to be coll
 
 
 @dataclass(frozen=True)
-class Processes:
+class Processes(Unchanging):
     """Shares what `inner` does among `workers` processes (null: as many as there are usable cores) of one thread each;
     the result is the inner executor's, bit for bit.
 

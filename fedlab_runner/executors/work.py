@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -131,6 +132,10 @@ class Work:
 
 class Executor(Protocol):
     """A way to train a cohort."""
+
+    def in_run(self, folder: Path, rounds: int) -> "Executor":
+        """The executor for a run of so many rounds, which may keep notes in its folder."""
+        ...
 
     def train(self, work: Work) -> tuple[Tensor, Tensor]:
         """The models after local work [K, D], and each client's mean loss over its last epoch [K]."""
