@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedlab_runner.clock import RoundClock
+from fedlab_runner.executors.need import check_memory
 from fedlab_runner.executors.work import Correct, Executor, Loss, PerStep, Perturb, Work
 from fedlab_runner.local import LocalTraining
 from fedlab_runner.plots import COUNT_PREFIX
@@ -87,6 +88,7 @@ class Cohort:
             per_client=per_client,
             per_step=per_step,
         )
+        check_memory(work)
         y, self.last_loss = fed.executor.train(work)
         if len(self):
             fed.record_loss(float(self.last_loss @ self.num_examples.to(y.dtype) / self.num_examples.sum()))
