@@ -140,13 +140,18 @@ def measured(contenders: dict[str, Callable[[int], object]], repeat: int) -> dic
     return {
         name: {
             "wall_s": min(wall[name]),
-            "cpu_s": min(cpu[name]),
+            "cpu_s": min(cpu[name]),  # of this process: of no use where others work for it
             "wall_speed": min(wall[first]) / min(wall[name]),
             "cpu_speed": min(cpu[first]) / min(cpu[name]),
             "paired_cpu_speed": statistics.median(a / b for a, b in zip(cpu[first], cpu[name], strict=True)),
         }
         for name in contenders
     }
+
+
+def _shown(name: str, times: dict[str, float]) -> str:
+    kind = "wall" if name == "processes" else "cpu"
+    return f"{name} {times[f'{kind}_s'] * 1e3:.1f} ms {kind} (x {times[f'{kind}_speed']:.2f})"
 
 
 def machine() -> dict[str, Any]:
@@ -181,7 +186,7 @@ def main() -> int:
     for row in (*local_training(options.compiled), Row("evaluation cnn", evaluation), *rounds()):
         if re.search(options.only, row.name):
             results["rows"][row.name] = found = measured(row.contenders(), options.repeat)
-            shown = (f"{name} {each['cpu_s'] * 1e3:.1f} ms (x {each['cpu_speed']:.2f})" for name, each in found.items())
+            shown = (_shown(name, each) for name, each in found.items())
             print(f"{row.name}: {', '.join(shown)}", file=sys.stderr, flush=True)
     text = json.dumps(results, indent=1) + "\n"
     if options.out:

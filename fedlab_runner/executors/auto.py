@@ -2,13 +2,14 @@
 
 import logging
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
 
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.memory import Memory, kind_of, shape_of
+from fedlab_runner.executors.pieces import Unchanging
 from fedlab_runner.executors.processes import Processes
 from fedlab_runner.executors.sample import expected_seconds, measure, sample
 from fedlab_runner.executors.vectorized import Vectorized
@@ -18,6 +19,8 @@ from fedlab_runner.system import usable_cores
 _log = logging.getLogger(__name__)
 CHUNK = 10
 REFERENCE, UNTIMED = "loop", f"vectorized executor.chunk_size={CHUNK}"
+WHOLE = "vectorized executor.chunk_size=null"
+SHARED_CHUNKS = "executor@executor.inner=vectorized"
 COMPILED = " executor.compile=true"
 COMPILING_SECONDS = 60.0  # what is expected of it before it is known: shorter runs do not try
 
@@ -36,8 +39,6 @@ class Auto:
 
     seconds: float
     workers: int | None
-    _memory: Memory = field(init=False, repr=False, compare=False, default_factory=Memory)
-    _chosen: dict[str, Executor] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.seconds < 0:
@@ -46,9 +47,22 @@ class Auto:
             raise ValueError(f"workers must be >= 1 or null, got {self.workers}")
 
     def in_run(self, folder: Path, rounds: int) -> Executor:
-        """The same for one run: it notes its choice there and knows how many rounds are left."""
-        self._memory.open(folder, rounds)
-        return self
+        """The same for one run: it notes its choices there and knows how many rounds are left."""
+        memory = Memory()
+        memory.open(folder, rounds)
+        return _Choosing(self, memory)
+
+    def train(self, work: Work) -> tuple[Tensor, Tensor]:
+        """Outside of a run: chosen anew, by what is remembered for the machine."""
+        return _Choosing(self, Memory()).train(work)
+
+
+class _Choosing(Unchanging):
+    """The executor of one run, which is chosen when its first cohort comes."""
+
+    def __init__(self, settings: Auto, memory: Memory) -> None:
+        self._settings, self._memory = settings, memory
+        self._chosen: dict[str, Executor] = {}
 
     def train(self, work: Work) -> tuple[Tensor, Tensor]:
         if not len(work.ids):
@@ -59,53 +73,53 @@ class Auto:
         return self._chosen[kind].train(work)
 
     def _choose(self, work: Work, kind: str) -> Executor:
-        rounds = self._memory.rounds_left(work)
-        candidates = self._candidates(work) | self._compiled(work)
+        rounds, executors = self._memory.rounds_left(work), self._executors()
         name = self._memory.choice(kind)
-        if name not in candidates:
-            if expected_seconds(work) * rounds < self.seconds:
-                name = UNTIMED if UNTIMED in candidates else REFERENCE
+        if name not in executors:
+            if expected_seconds(work) * rounds < self._settings.seconds:
+                name = REFERENCE if work.task.has_dropout else UNTIMED
             else:
                 name = self._fastest(work, rounds)
             self._memory.choose(kind, name)
-        return candidates[name]
+        return executors[name]
 
-    def _candidates(self, work: Work) -> dict[str, Executor]:
-        """What may carry out this work, by the words that choose it on the command line."""
-        loop, chunks = Loop(compile=False), Vectorized(chunk_size=CHUNK, compile=False)
-        found: dict[str, Executor] = {REFERENCE: loop}
-        workers = min(self.workers or usable_cores(), len(work.ids))
-        processes = f"processes executor.workers={workers}"
-        shared = workers > 1 and work.task.device.type == "cpu"
-        if shared:
-            found[processes] = Processes(workers, loop)
-        if not work.task.has_dropout:
-            found[UNTIMED] = chunks
-            if len(work.ids) > CHUNK:
-                found["vectorized executor.chunk_size=null"] = Vectorized(chunk_size=None, compile=False)
-                if shared:
-                    found[f"{processes} executor@executor.inner=vectorized"] = Processes(workers, chunks)
-        return found
-
-    def _compiled(self, work: Work) -> dict[str, Executor]:
-        """What is worth trying in long runs, where there is a compiler. Batch norm wants minibatches of every size, and
-        each would be compiled anew; an algorithm's own functions may hold what cannot be compiled.
+    def _executors(self) -> dict[str, Executor]:
+        """All that can be chosen, by the words that choose it on the command line; whatever the cohort is, as a
+        run that is continued has to find there what it began with.
         """
-        own = (work.loss, work.perturb, work.correct, work.per_step)
-        plain = all(function is None for function in own) and not work.per_client
-        compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
-        if not (plain and compiler) or work.task.has_batch_norm or work.task.has_dropout:
-            return {}
-        found: dict[str, Executor] = {UNTIMED + COMPILED: Vectorized(chunk_size=CHUNK, compile=True)}
-        if len(work.ids) > CHUNK:
-            found["vectorized executor.chunk_size=null" + COMPILED] = Vectorized(chunk_size=None, compile=True)
-        return found
+        workers = self._settings.workers or usable_cores()
+        loop, chunks = Loop(compile=False), Vectorized(chunk_size=CHUNK, compile=False)
+        return {
+            REFERENCE: loop,
+            f"processes executor.workers={workers}": Processes(workers, loop),
+            UNTIMED: chunks,
+            WHOLE: Vectorized(chunk_size=None, compile=False),
+            f"processes executor.workers={workers} {SHARED_CHUNKS}": Processes(workers, chunks),
+            UNTIMED + COMPILED: Vectorized(chunk_size=CHUNK, compile=True),
+            WHOLE + COMPILED: Vectorized(chunk_size=None, compile=True),
+        }
+
+    def _fit(self, work: Work, *, compiled: bool) -> dict[str, Executor]:
+        """Those that may be of use for this work, compiled ones or the others."""
+        dropout, few = work.task.has_dropout, len(work.ids) <= CHUNK
+        workers = min(self._settings.workers or usable_cores(), len(work.ids))
+        shared = workers > 1 and work.task.device.type == "cpu"
+        compilable = compiled and _compilable(work)
+
+        def fits(name: str) -> bool:
+            stacked = name.startswith("vectorized") or name.endswith(SHARED_CHUNKS)
+            useless = few and (name.startswith(WHOLE) or name.endswith(SHARED_CHUNKS))
+            if (stacked and dropout) or useless or (name.startswith("processes") and not shared):
+                return False
+            return compilable if name.endswith(COMPILED) else not compiled
+
+        return {name: executor for name, executor in self._executors().items() if fits(name)}
 
     def _fastest(self, work: Work, rounds: int) -> str:
         """The name of the candidate with which the rest of the run ends first."""
         shape, steps = shape_of(work), int(work.num_steps.sum())
         known = self._memory.costs(shape)
-        eager, compiled = self._candidates(work), self._compiled(work)
+        eager, compiled = self._fit(work, compiled=False), self._fit(work, compiled=True)
         part = sample(work, expected_seconds(work))
 
         def total(name: str) -> float:
@@ -129,6 +143,15 @@ class Auto:
             rounds,
         )
         return ranked[0]
+
+
+def _compilable(work: Work) -> bool:
+    """Whether compiled steps are worth a try: batch norm wants minibatches of every size, and each would be compiled
+    anew; an algorithm's own functions may hold what cannot be compiled.
+    """
+    own = (work.loss, work.perturb, work.correct, work.per_step)
+    plain = all(function is None for function in own) and not work.per_client and not work.task.has_batch_norm
+    return plain and any(map(shutil.which, ("c++", "g++", "clang++")))
 
 
 def _duration(seconds: float) -> str:
