@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from composed import composed
 from torch import Tensor
 from toy import RAGGED, federation, normed
 
+from fedlab_runner.config import build
 from fedlab_runner.errors import UserError
 from fedlab_runner.executors import processes
 from fedlab_runner.executors.loop import Loop
@@ -150,3 +152,9 @@ def test_a_gpu_is_refused_in_one_line() -> None:
     work: Any = SimpleNamespace(task=SimpleNamespace(device=torch.device("cuda")))
     with pytest.raises(UserError, match=r"^executor=processes needs device=cpu, got cuda: take loop or vectorized$"):
         Processes(2, LOOP).train(work)
+
+
+def test_the_command_line_chooses_what_workers_do() -> None:
+    assert build(composed("executor=processes")).executor == Processes(None, LOOP)
+    words = ("executor=processes", "executor.workers=2", "+executor@executor.inner=vectorized")
+    assert build(composed(*words)).executor == Processes(2, Vectorized(chunk_size=10, compile=False))

@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 CHUNK = 10
 REFERENCE, UNTIMED = "loop", f"vectorized executor.chunk_size={CHUNK}"
 WHOLE = "vectorized executor.chunk_size=null"
-SHARED_CHUNKS = "executor@executor.inner=vectorized"
+SHARED_CHUNKS = "+executor@executor.inner=vectorized"
 COMPILED = " executor.compile=true"
 COMPILING_SECONDS = 60.0  # what is expected of it before it is known: shorter runs do not try
 
