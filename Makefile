@@ -9,13 +9,16 @@ PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3 python;
 	then command -v $$python; break; fi; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all bench golden lint types format readme clean
+.PHONY: help run report test test-all bench golden lint types format readme docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-10s %s\n", $$1, $$2}'
 
 run: $(VENV)/.installed ## run the default experiment; more: make run ARGS="algorithm=fedavg rounds=20"
 	@$(BIN)/python -m fedlab_runner.train $(ARGS)
+
+report: $(VENV)/.installed ## a page of what is in outputs/; more: make report ARGS="outputs/sweeps/<id> --experiment feddle/table7"
+	@$(BIN)/python -m fedlab_runner.report.cli $(ARGS)
 
 test: $(VENV)/.installed-test ## run the test suite; more: make test ARGS="-k config"
 	@$(BIN)/python -m pytest -n auto $(ARGS)
@@ -42,6 +45,9 @@ format: $(VENV)/.installed-test ## rewrite the files in the one format
 
 readme: $(VENV)/.installed ## rewrite the tables of README.md from the code and the configs
 	@$(BIN)/python -m fedlab_runner.readme
+
+docs: $(VENV)/.installed ## rewrite the pages in docs/ that are made from the code and the configs
+	@$(BIN)/python -m fedlab_runner.docs
 
 clean: ## remove the environment and caches (not outputs/)
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

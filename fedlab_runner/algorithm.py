@@ -2,12 +2,15 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 from torch import Tensor
 
+from fedlab_runner.errors import UserError
 from fedlab_runner.federation import Arrivals, Cohort, Federation
+from fedlab_runner.task import Task
 
+Stacks = tuple[Tensor, ...]  # the models of all clients: for each architecture a stack [N_a, D_a], a row a client
 State = TypeVar("State", bound=tuple[Any, ...])
 Upload = TypeVar("Upload", bound=tuple[Tensor, ...])
 
@@ -19,6 +22,10 @@ class Algorithm(ABC, Generic[State]):
     it, and keep nothing anywhere else. So every algorithm can be checkpointed, resumed, compared and tested by the
     same code.
     """
+
+    heterogeneous: ClassVar[bool] = False  # whether clients may hold models of different architectures
+    serverless: ClassVar[bool] = False  # whether clients meet among themselves, over the links of a topology
+    holds_blocks: ClassVar[bool] = False  # whether clients may hold different feature blocks
 
     def check(self, fed: Federation) -> None:
         """Raises UserError, one line, where the federation lacks what the algorithm needs."""
@@ -33,18 +40,35 @@ class Algorithm(ABC, Generic[State]):
         """One round."""
 
     @abstractmethod
+    def models(self, state: State) -> Tensor | Stacks:
+        """What is evaluated: one model [D], several [n, D] whose metrics are averaged, or those of all clients."""
+
+    def more_models(self, state: State, fed: Federation) -> dict[str, tuple[Sequence[Task], Stacks]]:
+        """Other models of all clients and their families, evaluated under `<name>/accuracy` and `<name>/loss`."""
+        return {}
+
+    def client_models(self, state: State, fed: Federation) -> Iterator[Tensor]:
+        """The clients' own models, each [D], where they are evaluated beside the server's; one at a time."""
+        yield from ()
+
+
+class ServerAlgorithm(Algorithm[State], Generic[State, Upload]):
+    """An algorithm with a server: clients start from its model, work, and report, some of them late.
+
+    The field `params` [D] of its State is the server's model, from which clients start: `server_model` reads it and
+    `with_server_model` replaces it, which is how one algorithm can go on from what another made of its model. All else
+    in the State must make sense beside any model.
+    """
+
+    known: ClassVar[tuple[str, ...]] = ()  # fields of Upload that the server knows already, so that they are not sent
+
+    @abstractmethod
     def models(self, state: State) -> Tensor:
         """What is evaluated: one model [D], or several [n, D] whose metrics are averaged."""
 
     def cached(self, state: State) -> int:
         """How many values the server keeps beside the models."""
         return sum(t.numel() for t in _tensors(state)) - self.models(state).numel()
-
-
-class ServerAlgorithm(Algorithm[State], Generic[State, Upload]):
-    """An algorithm with a server: clients start from its model, work, and report, some of them late."""
-
-    known: ClassVar[tuple[str, ...]] = ()  # fields of Upload that the server knows already, so that they are not sent
 
     @abstractmethod
     def client_update(self, state: State, cohort: Cohort) -> Upload:
@@ -58,12 +82,42 @@ class ServerAlgorithm(Algorithm[State], Generic[State, Upload]):
         """What each client receives."""
         return (self.models(state),)
 
+    def server_model(self, state: State) -> Tensor:
+        """The model [D] from which the next clients start."""
+        model: Tensor = cast(Any, state).params
+        return model
+
+    def with_server_model(self, state: State, model: Tensor) -> State:
+        """The State with another server's model [D]."""
+        return cast(State, cast(Any, state)._replace(params=model))
+
     def round(self, state: State, fed: Federation) -> State:
         cohort = fed.dispatch(self.broadcast(state))
         upload = self.client_update(state, cohort)
         state = self.server_step(state, fed.exchange(cohort, upload, self.known), fed)
         fed.record_server_cache(self.cached(state))
         return state
+
+
+class ServerlessAlgorithm(Algorithm[State], Generic[State]):
+    """An algorithm without a server: in each round some clients meet at one of them, which aggregates.
+
+    `participation` says how many send (they must be neighbours of the one that aggregates); nobody is late.
+    """
+
+    heterogeneous: ClassVar[bool] = True
+    serverless: ClassVar[bool] = True
+
+    def check(self, fed: Federation) -> None:
+        if fed.cohort_size >= fed.num_clients:
+            raise UserError(
+                f"participation must leave one of the {fed.num_clients} clients to aggregate what the others send, got "
+                f"{fed.cohort_size} senders"
+            )
+
+    @abstractmethod
+    def models(self, state: State) -> Stacks:
+        """What is evaluated: the models of all clients."""
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -7,6 +7,7 @@ from torch import Tensor
 from fedlab_runner.federation import Arrivals
 
 LATE_POLICIES = ("delta", "model", "discard")
+MODEL_POLICIES = ("model", "discard")  # of methods that combine whole models, not changes
 WEIGHTINGS = ("size", "uniform")
 
 
@@ -31,10 +32,12 @@ class ModelUpdate(NamedTuple):
     models: Tensor  # y [K, D]
 
 
-def check_averaging(late_policy: str, weighting: str, server_lr: float) -> None:
+def check_averaging(
+    late_policy: str, weighting: str, server_lr: float, policies: tuple[str, ...] = LATE_POLICIES
+) -> None:
     """Raises ValueError, named after the field, for a rule that does not exist."""
-    if late_policy not in LATE_POLICIES:
-        raise ValueError(f"late_policy must be one of {', '.join(LATE_POLICIES)}, got {late_policy}")
+    if late_policy not in policies:
+        raise ValueError(f"late_policy must be one of {', '.join(policies)}, got {late_policy}")
     if weighting not in WEIGHTINGS:
         raise ValueError(f"weighting must be one of {', '.join(WEIGHTINGS)}, got {weighting}")
     if not server_lr > 0:

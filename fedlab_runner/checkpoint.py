@@ -93,6 +93,10 @@ class CheckpointStore:
             raise UserError(f"every checkpoint in {self._folder} is damaged: {_way_out(self._folder)}")
         return None
 
+    def rounds(self) -> list[int]:
+        """The rounds of the checkpoints that are there, whole or damaged, newest first."""
+        return [_round(path) for path in self._newest_first()]
+
     def _newest_first(self) -> Iterator[Path]:
         found = [path for path in self._folder.glob("round_*.pt") if _NAME.fullmatch(path.name)]
         yield from sorted(found, key=_round, reverse=True)

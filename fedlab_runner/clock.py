@@ -64,6 +64,12 @@ class RoundClock:
         self._due[ids] = round + delays
         return Starts(ids, round + delays, len(asked))
 
+    def sample(self, round: int, clients: np.ndarray) -> np.ndarray:
+        """Those of `clients` that take part in a round in which nobody is late."""
+        rng = generator(self._seed, Purpose.COHORT, round)
+        ids = self._participation.sample(rng, clients, len(self._due))
+        return self._participation.reporting(ids, np.zeros(len(ids), np.int64))[0]
+
     @property
     def cohort_size(self) -> int:
         """How many clients are to report from each round when enough are idle."""

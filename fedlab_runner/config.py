@@ -31,13 +31,17 @@ class Components:
     threads: int | None
     label_noise: float
     drop_empty: bool
+    validation: float
     algorithm: Any
     dataset: Any
     server_data: Any
+    leash_data: Any
     probe_data: Any
     partition: Any
     delay: Any
+    topology: Any
     model: Any
+    supervision: Any
     participation: Any
     local: Any
     lr_schedule: Any
@@ -139,6 +143,7 @@ def _setting_faults(values: Mapping[str, Any], errors: list[str]) -> list[str]:
         "num_clients": (lambda x: x >= 1, ">= 1"),
         "threads": (lambda x: x is None or x >= 1, ">= 1 or null"),
         "label_noise": (lambda x: 0 <= x <= 1, "between 0 and 1"),
+        "validation": (lambda x: 0 <= x < 1, "in [0, 1)"),
         "precision": (lambda x: x in PRECISIONS, "one of " + ", ".join(PRECISIONS)),
         "device": (lambda x: re.fullmatch(r"auto|cpu|cuda(:\d+)?", x), "one of auto, cpu, cuda, cuda:<index>"),
     }

@@ -20,11 +20,12 @@ class Examples(NamedTuple):
     targets: Tensor  # [n] int64, class indices: what models learn
     strata: Tensor  # [n] int64, what partitions call a class; the targets unless the data set has finer labels
     users: Tensor | None  # [n] int64, the natural client of each example
+    present: Tensor | None = None  # [n, d0] bool, which feature blocks each example has; None: all
 
     def select(self, rows: Tensor) -> "Examples":
         """Some of the examples: a mask or indices [n]."""
-        users = None if self.users is None else self.users[rows]
-        return Examples(self.inputs[rows], self.targets[rows], self.strata[rows], users)
+        users, present = (None if each is None else each[rows] for each in (self.users, self.present))
+        return Examples(self.inputs[rows], self.targets[rows], self.strata[rows], users, present)
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ def plot_staleness(path: Path, rows: Sequence[Mapping[str, Any]], title: str) ->
 
     counts = staleness_counts(rows)
     mean = series(rows, "late/staleness_mean")
-    panels = [draw for draw, there in ((_staleness_over_rounds, mean[0]), (_staleness_histogram, counts)) if there]
+    panels = [draw for draw, there in ((_staleness_over_rounds, mean[0]), (staleness_histogram, counts)) if there]
     if not panels:
         return False
     with context(STYLE):
@@ -66,7 +66,8 @@ def _staleness_over_rounds(axes: "Axes", rows: Sequence[Mapping[str, Any]]) -> N
     axes.legend(loc="upper left", ncols=2)
 
 
-def _staleness_histogram(axes: "Axes", rows: Sequence[Mapping[str, Any]]) -> None:
+def staleness_histogram(axes: "Axes", rows: Sequence[Mapping[str, Any]]) -> None:
+    """How many updates had which staleness over all `rows`, which must hold counts."""
     from matplotlib.ticker import MaxNLocator
 
     counts = staleness_counts(rows)

@@ -29,6 +29,17 @@ class Streams(NamedTuple):
 CLIENT_STREAMS = Streams(Purpose.BATCHES, Purpose.DROPOUT)
 
 
+def split_off(split: Sequence[np.ndarray], share: float, seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Each client's examples without floor(share * n) of them, drawn by its key, and those."""
+    kept, taken = [], []
+    for part, rng in zip(split, generators(seed, Purpose.VALIDATION, 0, np.arange(len(split))), strict=True):
+        order = rng.permutation(len(part))
+        size = int(share * len(part))
+        kept.append(part[np.sort(order[size:])])
+        taken.append(part[np.sort(order[:size])])
+    return kept, taken
+
+
 class Population:
     """The clients' examples: immutable, resident, stored as they came (uint8 images stay uint8)."""
 
@@ -77,9 +88,18 @@ class Population:
         assert local.epochs is not None
         return self.steps_per_epoch(ids, local, drop_single) * local.epochs
 
-    def plan(self, ids: np.ndarray, local: LocalTraining, *, seed: int, round: int, drop_single: bool) -> Plan:
+    def plan(
+        self,
+        ids: np.ndarray,
+        local: LocalTraining,
+        *,
+        seed: int,
+        round: int,
+        drop_single: bool,
+        purpose: Purpose | None = None,
+    ) -> Plan:
         """The minibatches of clients `ids` [K] in a round: reshuffled each epoch, a function of (seed, round,
-        client).
+        client); `purpose` is for other work on them than local training.
         """
         per_epoch = self.steps_per_epoch(ids, local, drop_single)
         steps = self.num_steps(ids, local, drop_single)
@@ -87,7 +107,7 @@ class Population:
         most = int(steps.max(initial=0))
         indices = np.zeros((len(ids), most, b), dtype=np.int64)
         sizes = np.zeros((len(ids), most), dtype=np.int64)
-        for k, rng in enumerate(generators(seed, self.streams.batches, round, ids)):
+        for k, rng in enumerate(generators(seed, purpose or self.streams.batches, round, ids)):
             if not steps[k]:
                 continue
             members, epochs = self.members(int(ids[k])), -(-int(steps[k]) // int(per_epoch[k]))

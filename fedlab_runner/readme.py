@@ -23,26 +23,26 @@ _FIELD = re.compile(r"(\w+):[^#]*(?:#\s*(.*))?")  # a top-level line of a YAML f
 def algorithms() -> str:
     """One row a file in conf/algorithm: name, class, source, hyperparameters."""
     rows = []
-    for path in _files("algorithm"):
-        cls = _target(path)
-        rows.append([_name(path), f"`{cls.__name__}`", _source(_about(cls)), _first_sentence(cls), _defaults(path)])
-    return _table(["`algorithm=`", "class", "source", "what it is", "hyperparameters"], rows)
+    for path in files("algorithm"):
+        cls = target(path)
+        rows.append([_name(path), f"`{cls.__name__}`", source(about(cls)), _first_sentence(cls), _defaults(path)])
+    return table(["`algorithm=`", "class", "source", "what it is", "hyperparameters"], rows)
 
 
 def choices(group: str, *, origin: bool = False) -> str:
     """One row a file in a config group: name, where it comes from if that is asked for, what it is, keys."""
     rows = []
-    for path in _files(group):
-        cls = _target(path)
-        rows.append([_name(path), *([_linked(_about(cls))] if origin else []), _first_sentence(cls), _defaults(path)])
-    return _table([f"`{group}=`", *(["origin"] if origin else []), "what it is", "keys"], rows)
+    for path in files(group):
+        cls = target(path)
+        rows.append([_name(path), *([linked(about(cls))] if origin else []), _first_sentence(cls), _defaults(path)])
+    return table([f"`{group}=`", *(["origin"] if origin else []), "what it is", "keys"], rows)
 
 
 def settings() -> str:
     """One row a key of the groups that nearly every command touches: default and the comment of the YAML file."""
     groups = ("local", "evaluation", "checkpoint", "logger")
     paths = [conf_dir() / "train.yaml", *(_default(group) for group in groups)]
-    return _table(["key", "default", "meaning"], [row for path in paths for row in _settings(path)])
+    return table(["key", "default", "meaning"], [row for path in paths for row in keys(path)])
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -74,7 +74,7 @@ def main() -> int:
     return 0
 
 
-def _files(group: str) -> list[Path]:
+def files(group: str) -> list[Path]:
     return sorted((conf_dir() / group).glob("*.yaml"))
 
 
@@ -104,31 +104,31 @@ def _node(path: Path) -> dict[str, Any]:
     return {key: value for key, value in _content(path).items() if key not in ("_target_", "defaults", "hydra")}
 
 
-def _target(path: Path) -> type:
+def target(path: Path) -> type:
     return schema.find_class(_content(path)["_target_"])
 
 
 def _first_sentence(cls: type) -> str:
-    return re.split(r"(?<=\.)\s+(?=[A-Z`])", _paragraphs(cls.__doc__)[0])[0]
+    return re.split(r"(?<=\.)\s+(?=[A-Z`])", paragraphs(cls.__doc__)[0])[0]
 
 
-def _about(cls: type) -> str:
+def about(cls: type) -> str:
     """How the module's docstring starts, with the address that may stand alone below."""
     module = inspect.getmodule(cls)
-    first, *others = _paragraphs(module.__doc__ if module else None)
+    first, *others = paragraphs(module.__doc__ if module else None)
     return " ".join([first, *(each for each in others[:1] if each.startswith("http"))])
 
 
-def _paragraphs(docstring: str | None) -> list[str]:
+def paragraphs(docstring: str | None) -> list[str]:
     return [" ".join(text.split()) for text in inspect.cleandoc(docstring or "").split("\n\n")]
 
 
-def _source(about: str) -> str:
+def source(about: str) -> str:
     """Of `Name (authors, venue year), place. address` all but the name, as a link."""
-    return _linked(re.sub(r"^[^()]*\(([^()]*)\)", r"\1", about))
+    return linked(re.sub(r"^[^()]*\(([^()]*)\)", r"\1", about))
 
 
-def _linked(text: str) -> str:
+def linked(text: str) -> str:
     """The text without the address in it, as a link to it."""
     address = re.search(r"https?://\S+", text)
     words = re.sub(r"\s*https?://\S+", "", text).rstrip(".")
@@ -139,7 +139,7 @@ def _defaults(path: Path) -> str:
     return ", ".join(f"`{key}={_value(value)}`" for key, value in _node(path).items()) or "none"
 
 
-def _settings(path: Path) -> Iterator[list[str]]:
+def keys(path: Path) -> Iterator[list[str]]:
     comments = {match[1]: match[2] or "" for line in path.read_text().splitlines() if (match := _FIELD.match(line))}
     group = "" if path.parent == conf_dir() else path.parent.name
     for key, value in _node(path).items():
@@ -159,7 +159,7 @@ def _value(value: Any) -> str:
     return str(value)
 
 
-def _table(header: list[str], rows: list[list[str]]) -> str:
+def table(header: list[str], rows: list[list[str]]) -> str:
     lines = [header, ["---"] * len(header), *([_cell(text) for text in row] for row in rows)]
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 

@@ -36,11 +36,13 @@ class Recorder:
         rounds: int,
         job_type: str,
         commit: str | None,
+        show_summary: bool = True,
     ) -> None:
         self._folder = folder
         self._metrics = JsonLines(folder / METRICS)
         self._timings = JsonLines(folder / TIMINGS)
         self._tracker = Tracker(logger, run_id=run_id, config=clean(config), job_type=job_type, commit=commit)
+        self._show_summary = show_summary
         self._console = Console(run_id, rounds, logger.progress)
 
     def __enter__(self) -> Self:
@@ -87,6 +89,10 @@ class Recorder:
         """
         self._tracker.image(name, path)
 
+    def model(self, path: Path) -> None:
+        """Hands the file with the final weights to W&B."""
+        self._tracker.model(path)
+
     def sync(self) -> None:
         """Forces the files to disk: done before a checkpoint, whose rounds must not be missing here."""
         self._metrics.sync()
@@ -97,13 +103,15 @@ class Recorder:
         return [dict(row) for row in self._metrics.rows]
 
     def finish(self, summary: dict[str, Any]) -> None:
-        """Writes `summary.json`, in the order given, and shows it in W&B and on the terminal."""
+        """Writes `summary.json`, in the order given, and shows it in W&B and, where it is wanted, on the terminal."""
         self.sync()
         summary = clean(summary)
         text = json.dumps(summary, indent=2, allow_nan=False) + "\n"
         write_text_atomically(self._folder / SUMMARY, text)
-        self._tracker.summary({key: value for key, value in summary.items() if key != "final"})  # it has those itself
-        self._console.table(summary)
+        rows = ("at_best", "final")  # it has those itself
+        self._tracker.summary({key: value for key, value in summary.items() if key not in rows})
+        if self._show_summary:
+            self._console.table(summary)
 
     def _history(self) -> list[Row]:
         """The kept rounds with the timings that are known of them."""

@@ -23,6 +23,13 @@ class Purpose(IntEnum):
     ALGORITHM = 12
     SERVER_DROPOUT = 13
     ANALYSIS = 14
+    LEASH_BATCHES = 20
+    LEASH_HEAD = 21
+    VALIDATION = 30
+    AGGREGATOR = 31
+    DISTILLATION = 32
+    DISTILLATION_DROPOUT = 33
+    SUBMODEL = 34
 
 
 def _key(seed: int, purpose: Purpose, round: int, client: int) -> tuple[int, int]:

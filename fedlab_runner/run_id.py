@@ -7,17 +7,27 @@ from collections.abc import Mapping
 from typing import Any
 
 # What may change between two calls that continue one run: how far, how fast, where, and what is written down.
-SERVER_DATA = ("server_data", "probe_data")  # the nodes of the group `server_data`
+SERVER_DATA = ("server_data", "probe_data", "leash_data")  # the nodes of the group `server_data`
 VOLATILE = (
     *("rounds", "executor", "logger", "device", "threads", "checkpoint", "dataset.root", "dataset.download"),
     *(f"{node}.{key}" for node in SERVER_DATA for key in ("root", "cache", "dataset.root", "dataset.download")),
+    "evaluation.target",
 )
 # Groups that came later: choosing their `none` is as if they were not there, so that older runs keep their names.
-ADDITIONS = ("analysis", "probe_data")
+ADDITIONS = ("analysis", "probe_data", "leash_data")
+# Keys that came later: likewise with these values.
+ADDED_KEYS: dict[str, Any] = {
+    "evaluation.train": False,
+    "algorithm.controls_on": "device",
+    "algorithm.updates_on": "device",
+    "validation": 0.0,
+    "supervision": {"_target_": "fedlab_runner.supervision.CE"},
+    "topology": {"_target_": "fedlab_runner.topologies.mesh.Mesh"},
+}
 
 
 def without_volatile(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config without the keys that do not decide the numbers of a round."""
+    """The config without the keys, or values of keys, that do not decide the numbers of a round."""
     kept = copy.deepcopy(dict(config))
     for key in VOLATILE:
         *parents, last = key.split(".")
@@ -28,12 +38,26 @@ def without_volatile(config: Mapping[str, Any]) -> dict[str, Any]:
     for key in ADDITIONS:
         if kept.get(key, {}).get("_target_", "").rpartition(".")[0].endswith(".none"):
             del kept[key]
+    for key, default in ADDED_KEYS.items():
+        *parents, last = key.split(".")
+        node = kept
+        for parent in parents:
+            node = node.get(parent, {})
+        if node.get(last) == default:
+            del node[last]
     return kept
 
 
 def name(fingerprint: Mapping[str, Any]) -> str:
-    """`<algorithm>-<8 hex>`: the algorithm's file name and a hash of the fingerprint; the same in every process."""
-    return f"{fingerprint['algorithm']['_target_'].split('.')[-2]}-{digest(fingerprint)}"
+    """`<algorithm>-<8 hex>`: the algorithm's file name and a hash of the fingerprint; the same in every process.
+
+    An algorithm around another one, its `base`, is followed by that one's name: `fedwalk-scaffold-<8 hex>`.
+    """
+    parts, node = [], fingerprint["algorithm"]
+    while isinstance(node, Mapping) and "_target_" in node:
+        parts.append(node["_target_"].split(".")[-2])
+        node = node.get("base")
+    return "-".join([*parts, digest(fingerprint)])
 
 
 def digest(value: Any) -> str:

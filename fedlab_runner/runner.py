@@ -3,39 +3,46 @@
 import json
 import logging
 import re
-import subprocess
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from fedlab_runner import provenance
+from fedlab_runner.block_report import block_table, plot_blocks
+from fedlab_runner.blocks import BlockPartition, with_their_blocks
+from fedlab_runner.building import draw_topology, model_families
 from fedlab_runner.checkpoint import CheckpointStore, RunLock
 from fedlab_runner.clock import RoundClock
 from fedlab_runner.config import Components, build, fingerprint, run_id
 from fedlab_runner.data import Data
 from fedlab_runner.diagnostic_plots import plot_diagnostics
 from fedlab_runner.errors import UserError
+from fedlab_runner.evaluation import CLASS_PREFIX
+from fedlab_runner.export import FILE as MODEL
+from fedlab_runner.export import save_models
 from fedlab_runner.federation import Federation
 from fedlab_runner.files import write_text_atomically
+from fedlab_runner.hybrid import check_blocks
 from fedlab_runner.label_noise import add_label_noise
 from fedlab_runner.partition_report import partition_table, plot_partition, write_partition_table
 from fedlab_runner.plots import plot_curves, plot_staleness
-from fedlab_runner.population import Population
+from fedlab_runner.population import Population, split_off
 from fedlab_runner.recorder import Recorder
-from fedlab_runner.recording.jsonl import decode
+from fedlab_runner.recording.jsonl import Row, decode
 from fedlab_runner.rng import Purpose, generator
 from fedlab_runner.run_id import SERVER_DATA, digest
 from fedlab_runner.server import ServerData
 from fedlab_runner.simulation import Simulation
 from fedlab_runner.summary import summarise
-from fedlab_runner.task import Normalize, Task
 
 _log = logging.getLogger("fedlab_runner")
 LOGGED_CLIENTS = 1000  # of the clients x classes table that goes to W&B
@@ -50,13 +57,26 @@ class Prepared:
     split: list[np.ndarray]
 
 
+class Outcome(NamedTuple):
+    """What is left of a run in the process that ran it."""
+
+    folder: Path
+    metrics: list[Row]
+    summary: dict[str, Any]
+    state: Any
+    simulation: Simulation
+
+
 def run(cfg: DictConfig) -> float:
     """Runs, continues or, when it is finished, only reads the experiment in Hydra's run folder; the objective."""
-    return run_in(Path(HydraConfig.get().runtime.output_dir), cfg)
+    hydra = HydraConfig.get()
+    return run_in(Path(hydra.runtime.output_dir), cfg, shlex.join(["fedlab", *hydra.overrides.task]))
 
 
-def run_in(folder: Path, cfg: DictConfig) -> float:
-    """The same in a folder of the caller's; UserError where config, data or folder do not allow it."""
+def run_in(folder: Path, cfg: DictConfig, command: str | None = None) -> float:
+    """The same in a folder of the caller's; UserError where config, data or folder do not allow it.
+
+    `command`, if there is one that does the same, is noted in the folder."""
     components, name = build(cfg), run_id(cfg)
     with RunLock(folder):
         finished = _finished(folder, name, components)
@@ -64,11 +84,28 @@ def run_in(folder: Path, cfg: DictConfig) -> float:
             judged = f"{components.evaluation.summary} of {components.evaluation.metric}"
             _log.info("%s is finished already: %s %.4f; delete %s to run it anew", name, judged, finished, folder)
             return finished
-        return _run_locked(folder, name, cfg, components, prepare(components))
+        return float(
+            _run_locked(folder, name, cfg, components, prepare(components, folder), command).summary["objective"]
+        )
 
 
-def prepare(components: Components) -> Prepared:
-    """Loads the data, deals it out and builds the federation; UserError where the config does not fit the data."""
+def run_whole(folder: Path, cfg: DictConfig) -> Outcome:
+    """The same for a caller who wants more than the objective; a finished run is loaded from its last checkpoint."""
+    components, name = build(cfg), run_id(cfg)
+    with RunLock(folder):
+        done = max(CheckpointStore(folder, components.checkpoint.keep).rounds(), default=0)
+        if done > components.rounds:
+            raise UserError(
+                f"rounds must be >= {done}, got {components.rounds}: the run in {folder} has gone on so far; or give "
+                "another folder"
+            )
+        return _run_locked(folder, name, cfg, components, prepare(components, folder), None, show_summary=False)
+
+
+def prepare(components: Components, folder: Path | None = None) -> Prepared:
+    """Loads the data, deals it out and builds the federation, whose files are in a run folder; UserError where the
+    config does not fit the data.
+    """
     c = components
     if c.threads is not None:
         torch.set_num_threads(c.threads)
@@ -83,34 +120,49 @@ def prepare(components: Components) -> Prepared:
         train = add_label_noise(data.train, c.label_noise, len(data.class_names), c.seed)
     with _faults("partition", c.partition):
         users = None if train.users is None else train.users.numpy()
-        split = c.partition.split(train.strata.numpy(), users, c.num_clients, generator(c.seed, Purpose.PARTITION))
+        strata = train.strata.numpy()
+        split = c.partition.split(strata, users, c.num_clients, generator(c.seed, Purpose.PARTITION))
+        blocks = None
+        if isinstance(c.partition, BlockPartition):
+            blocks = c.partition.owned(strata, c.num_clients, generator(c.seed, Purpose.PARTITION))
+            split = with_their_blocks(split, blocks, train.present)
     if c.drop_empty and (empty := sum(not len(part) for part in split)):
         _log.warning("%d of %d clients got no examples and take no part (drop_empty)", empty, len(split))
         split = [part for part in split if len(part)]
     device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if c.device == "auto" else c.device)
     with _faults("model", c.model):
-        task = _task(c, data, device)
-    if task.has_batch_norm and c.local.batch_size == 1:
+        tasks = model_families(c, data, device, len(split))
+    if any(task.has_batch_norm for task in tasks) and c.local.batch_size == 1:
         raise UserError("local.batch_size must be > 1 for a model with batch norm, got 1")
-    population = Population(train.inputs, train.targets, split, device)
+    trained_on, kept_back = split_off(split, c.validation, c.seed) if c.validation else (split, None)
+    population = Population(train.inputs, train.targets, trained_on, device)
+    validation = None if kept_back is None else Population(train.inputs, train.targets, kept_back, device)
     with _faults("participation", c.participation), _faults("delay", c.delay):
         clock = RoundClock(population.num_examples, c.participation, c.delay, c.seed)
+    with _faults("topology", c.topology):
+        topology = draw_topology(c, population.num_clients)
     fed = Federation(
-        task=task,
+        task=tasks,
         population=population,
         clock=clock,
         executor=c.executor,
         local=c.local,
         seed=c.seed,
         **{name: None if examples is None else examples.to(device) for name, examples in server_data.items()},
+        topology=topology,
+        validation=validation,
+        folder=folder,
+        blocks=blocks,
     )
     with _faults("algorithm", c.algorithm):
+        check_blocks(c.algorithm, fed)
         c.algorithm.check(fed)
     with _faults("analysis", c.analysis):
         c.analysis.check(c.algorithm, fed)
     test = data.test._replace(inputs=data.test.inputs.to(device), targets=data.test.targets.to(device))
     simulation = Simulation(c.algorithm, fed, test, c.evaluation, c.analysis, c.lr_schedule, c.rounds)
-    _log.info("%d clients, %s values a model, on %s", population.num_clients, f"{task.size:,}", device)
+    sizes = " or ".join(f"{task.size:,}" for task in tasks)
+    _log.info("%d clients, %s values a model, on %s", population.num_clients, sizes, device)
     return Prepared(simulation, data, split)
 
 
@@ -135,21 +187,15 @@ def _tested(held_out: int, data: Data, rest: Data, seed: int) -> Data:
     return data.hold_out(held_out, seed)[1] if held_out > size - len(rest.test.targets) else rest
 
 
-def _task(c: Components, data: Data, device: torch.device) -> Task:
-    dtype = torch.float64 if c.precision == "float64" else torch.float32
-    shape, num_classes = data.train.inputs.shape, len(data.class_names)
-    channels, image_size = (shape[1], shape[2]) if len(shape) == 4 else (shape[1], 1)
-    return Task(
-        lambda: c.model.build(channels, image_size, num_classes),
-        num_classes,
-        normalize=Normalize.of(data.mean, data.std, dtype, device),
-        device=device,
-        dtype=dtype,
-        autocast=torch.bfloat16 if c.precision == "bfloat16" else None,
-    )
-
-
-def _run_locked(folder: Path, name: str, cfg: DictConfig, c: Components, prepared: Prepared) -> float:
+def _run_locked(
+    folder: Path,
+    name: str,
+    cfg: DictConfig,
+    c: Components,
+    prepared: Prepared,
+    command: str | None,
+    show_summary: bool = True,
+) -> Outcome:
     """Runs to the end in a run folder, and leaves there the config, the summary and the plots."""
     plots = folder / "plots"
     fed = prepared.simulation.fed
@@ -164,12 +210,13 @@ def _run_locked(folder: Path, name: str, cfg: DictConfig, c: Components, prepare
         config=cast(dict[str, Any], OmegaConf.to_container(config)),
         rounds=c.rounds,
         job_type=type(c.algorithm).__name__,
-        commit=_commit(),
+        commit=provenance.record(folder, command),
+        show_summary=show_summary,
     )
     with recorder:
         store = CheckpointStore(folder, c.checkpoint.keep)
         show = partial(_show_partition, folder, name, prepared, recorder)
-        prepared.simulation.run(recorder, store, c.checkpoint, fingerprint(cfg), on_start=show)
+        state = prepared.simulation.run(recorder, store, c.checkpoint, fingerprint(cfg), on_start=show)
         rows, e = recorder.rows(), c.evaluation
         plot_curves(plots / "curves.png", rows, name)
         recorder.image("curves", plots / "curves.png")
@@ -177,9 +224,13 @@ def _run_locked(folder: Path, name: str, cfg: DictConfig, c: Components, prepare
             recorder.image("staleness", plots / "staleness.png")
         for picture in plot_diagnostics(plots, rows, name):
             recorder.image(picture.stem, picture)
-        summary = summarise(rows, e.metric, e.summary, e.last, e.every, c.rounds)
+        _show_classes(rows, prepared.data.class_names, recorder)
+        if c.logger.save_model:
+            save_models(folder / MODEL, prepared.simulation.evaluated(state), rows[-1]["round"])
+            recorder.model(folder / MODEL)
+        summary = summarise(rows, e.metric, e.summary, e.last, e.every, c.rounds, e.target)
         recorder.finish({"run_id": name, **summary})
-    return float(summary["objective"])
+    return Outcome(folder, rows, summary, state, prepared.simulation)
 
 
 def _show_partition(folder: Path, name: str, prepared: Prepared, recorder: Recorder) -> None:
@@ -190,6 +241,22 @@ def _show_partition(folder: Path, name: str, prepared: Prepared, recorder: Recor
     columns, rows = partition_table(prepared.split[:LOGGED_CLIENTS], strata, classes)
     recorder.table("partition", columns, rows)
     recorder.image("partition_plot", folder / "plots" / "partition.png")
+    if (blocks := prepared.simulation.fed.blocks) is not None:
+        columns, rows = block_table(blocks, prepared.split, strata, classes)
+        recorder.table("blocks", columns, rows)
+        plot_blocks(folder / "plots" / "blocks.png", columns, rows, name)
+        recorder.image("blocks_plot", folder / "plots" / "blocks.png")
+
+
+def _show_classes(rows: Sequence[Row], class_names: Sequence[str], recorder: Recorder) -> None:
+    """The last accuracy on each class as a table in W&B, where classes were evaluated."""
+    last: Row = {}
+    for row in rows:
+        last |= row
+    accuracies = [(c, last.get(f"{CLASS_PREFIX}{c}")) for c in range(len(class_names))]
+    table = [[class_names[c], accuracy] for c, accuracy in accuracies if accuracy is not None]
+    if table:
+        recorder.table("per_class", ["class", "accuracy"], table)
 
 
 def _finished(folder: Path, name: str, c: Components) -> float | None:
@@ -203,21 +270,10 @@ def _finished(folder: Path, name: str, c: Components) -> float | None:
         return None
     if summary.get("run_id") != name or summary["rounds"] < c.rounds or len(rows) <= c.rounds:
         return None
+    if c.logger.save_model and not (folder / MODEL).exists() and len(rows) == c.rounds + 1:
+        return None  # its last checkpoint has the weights that are asked for now
     e = c.evaluation
     return float(summarise(rows[: c.rounds + 1], e.metric, e.summary, e.last, e.every, c.rounds)["objective"])
-
-
-def _commit() -> str | None:
-    """The git commit of the code that runs, marked when files differ from it; None outside a repository."""
-    try:
-        return _git("rev-parse", "HEAD") + ("-dirty" if _git("status", "--porcelain", "--untracked-files=no") else "")
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
-def _git(*arguments: str) -> str:
-    command = ["git", "-C", str(Path(__file__).parent), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
 
 
 @contextmanager
@@ -227,6 +283,6 @@ def _faults(node: str, component: Any) -> Iterator[None]:
         yield
     except ValueError as error:
         message = str(error)
-        if message.partition(" ")[0] in {field.name for field in fields(component)}:
+        if re.split(r"[ .]", message)[0] in {field.name for field in fields(component)}:
             message = f"{node}.{message}".removeprefix(".")
         raise UserError(message) from error

@@ -83,15 +83,18 @@ def server_batches(
     targets: Tensor | None = None,
     stage: int = 0,
     training: bool = True,
+    data: ServerData | None = None,
+    purpose: Purpose = Purpose.SERVER_BATCHES,
 ) -> Iterator[Batch]:
-    """Minibatches of the server's examples, reshuffled each epoch: a function of (seed, round, stage).
+    """Minibatches of the server's examples, or of other `data`, reshuffled each epoch: a function of (seed, `purpose`,
+    round, stage).
 
     `targets` [n, ...] replaces the labels. The last partial minibatch counts, unless it is a single example that batch
     norm would be trained with (`training`). Stages are the uses that one algorithm makes of the data in one round.
     """
-    data = fed.server_data
+    data = fed.server_data if data is None else data
     assert data is not None
-    rng = generator(fed.seed, Purpose.SERVER_BATCHES, fed.round, stage)
+    rng = generator(fed.seed, purpose, fed.round, stage)
     labels, n, steps = data.targets if targets is None else targets, len(data), 0
     drop_single = training and fed.task.has_batch_norm and n > 1
     for _ in range(epochs):

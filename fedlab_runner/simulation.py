@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -13,12 +14,14 @@ from torch import Tensor
 from fedlab_runner.algorithm import Algorithm
 from fedlab_runner.analyses import Analysis
 from fedlab_runner.checkpoint import Checkpointing, CheckpointStore
+from fedlab_runner.client_models import ClientModels
 from fedlab_runner.data import Examples
 from fedlab_runner.errors import Diverged, UserError
 from fedlab_runner.evaluation import Evaluation
 from fedlab_runner.federation import Federation
 from fedlab_runner.packing import pack, unpack
 from fedlab_runner.recorder import Recorder
+from fedlab_runner.task import Task
 
 _log = logging.getLogger(__name__)
 
@@ -65,6 +68,7 @@ class Simulation:
         """
         saved = store.load(fingerprint, self.fed.task.device)
         now, wall = self._resume(*saved) if saved else (self._initial(), 0.0)
+        self.fed.tables.retain(store.rounds())
         began = time.monotonic() - wall
         written, saved_round, saved_at = bool(saved), now.round, time.monotonic()
         recorder.start(now.round if saved else -1)
@@ -74,10 +78,12 @@ class Simulation:
             nonlocal written, saved_round, saved_at
             if now.round > saved_round or not written:
                 recorder.sync()  # a checkpoint must not outrun its metrics
+                self.fed.tables.sync()  # nor its rows
                 state, federation = pack(now.state), pack(now.federation)
                 payload = {"state": state, "federation": federation, "analysis": pack(now.analysis)}
                 payload["wall"] = time.monotonic() - began
                 store.save(now.round, fingerprint, payload)
+                self.fed.tables.retain(store.rounds())
                 written, saved_round, saved_at = True, now.round, time.monotonic()
 
         try:
@@ -91,7 +97,8 @@ class Simulation:
                 metrics |= seen | self._evaluate(state, now.round + 1)
                 done = time.monotonic()
                 timings = {"round": trained - started, "evaluation": done - trained, "wall": done - began}
-                recorder.log(now.round + 1, metrics, {f"time/{key}": value for key, value in timings.items()})
+                timings = self.fed.timings() | {f"time/{key}": value for key, value in timings.items()}
+                recorder.log(now.round + 1, metrics, timings)
                 now = Snapshot(now.round + 1, state, self.fed.state_dict(), memory)
                 if checkpointing.due(now.round, saved_round, done - saved_at):
                     save()
@@ -119,7 +126,9 @@ class Simulation:
         state = self.algorithm.round(now.state, fed)
         metrics = {**fed.collect(), "local/lr": fed.lr}
         loss = metrics.get("train/loss", 0.0)
-        if not (math.isfinite(loss) and bool(torch.isfinite(self.algorithm.models(state)).all())):
+        models = self.algorithm.models(state)
+        stacks = (models,) if isinstance(models, Tensor) else models
+        if not (math.isfinite(loss) and all(bool(torch.isfinite(stack).all()) for stack in stacks)):
             diagnosis = f"the run diverged in round {now.round + 1} (train/loss {loss:.3g})"
             raise Diverged(f"{diagnosis}: lower local.lr or set local.clip_norm")
         return state, metrics
@@ -127,8 +136,24 @@ class Simulation:
     def _evaluate(self, state: Any, round: int) -> dict[str, float]:
         if not self.evaluation.due(round, self.rounds):
             return {}
-        models: Tensor = self.algorithm.models(state)
-        return self.evaluation.evaluate(self.fed.task, models, self.test, self.fed.population)
+        fed, models = self.fed, self.algorithm.models(state)
+        if not isinstance(models, Tensor):
+            return self._client_models.evaluate(models, self.algorithm.more_models(state, fed))
+        metrics = self.evaluation.evaluate(fed.task, models, self.test, fed.population)
+        own = self.algorithm.client_models(state, fed)
+        return metrics | self.evaluation.evaluate_clients(fed.task, own, self.test)
+
+    def evaluated(self, state: Any) -> list[tuple[Task, Tensor]]:
+        """Each model [D] that is evaluated, with its family; where each client has one, in the order of the clients."""
+        fed, models = self.fed, self.algorithm.models(state)
+        if isinstance(models, Tensor):
+            return [(fed.task, w) for w in models.view(-1, fed.task.size)]
+        count = len(models)
+        return [(fed.tasks[i % count], models[i % count][i // count]) for i in range(fed.num_clients)]
+
+    @cached_property
+    def _client_models(self) -> ClientModels:
+        return ClientModels(self.evaluation, self.fed, self.test)
 
     def _first_evaluation(self, state: Any) -> dict[str, float]:
         """The metrics of the initial model; UserError when what the run is to be judged by is not among them."""

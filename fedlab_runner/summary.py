@@ -11,7 +11,13 @@ RULES = ("max_of_last", "mean_of_last", "best", "last")
 
 
 def summarise(
-    rows: Sequence[dict[str, Any]], metric: str, rule: str, last: int, every: int, rounds: int
+    rows: Sequence[dict[str, Any]],
+    metric: str,
+    rule: str,
+    last: int,
+    every: int,
+    rounds: int,
+    target: float | None = None,
 ) -> dict[str, Any]:
     """The four summaries of `metric` over a run's evaluations, with that of `rule` as the `objective`.
 
@@ -19,7 +25,9 @@ def summarise(
     a run that was extended counts like one that never stopped. With fewer than `last` of them all count; with none each
     value is NaN. A NaN among them makes the mean NaN, while the maximum and the best pass it over. `best` is the
     smallest value of a loss or an error and the largest of all else; `std_of_last` is that of the values themselves
-    (divided by n). `final` holds the metrics of the last row, without what only the files have.
+    (divided by n). `final` holds the metrics of the last row and `at_best` those of the best round, both without what
+    only the files have. With a `target` there is `rounds_to_target` too: the first of the evaluated rounds whose value
+    is as good, None if none is.
     """
     assert rule in RULES and last >= 1 and every >= 1, (rule, last, every)
     found = [row for row in rows if row["round"] >= 1 and metric in row]
@@ -28,7 +36,9 @@ def summarise(
     tail = values[-last:]
     finite = bool(tail) and all(map(math.isfinite, tail))
     best_value, best_round = _best(found, metric)
-    final = {key: value for key, value in rows[-1].items() if not key.startswith(FILE_ONLY)} if rows else {}
+    final = _metrics(rows[-1]) if rows else {}
+    at_best = next((_metrics(row) for row in found if row["round"] == best_round), {})
+    at_best.pop("round", None)
     summaries: dict[str, Any] = {
         "max_of_last": max((value for value in tail if not math.isnan(value)), default=math.nan),
         "mean_of_last": statistics.fmean(tail) if finite else math.nan,
@@ -37,6 +47,8 @@ def summarise(
         "best_round": best_round,
         "last": values[-1] if values else math.nan,
     }
+    if target is not None:
+        summaries["rounds_to_target"] = _first_as_good(found, metric, target)
     return {
         "metric": metric,
         "rule": rule,
@@ -44,15 +56,30 @@ def summarise(
         "rounds": final.pop("round", -1),
         "evaluations": len(values),
         **summaries,
+        "at_best": dict(sorted(at_best.items())),
         "final": dict(sorted(final.items())),
     }
 
 
+def lower_is_better(metric: str) -> bool:
+    """Whether a metric is a loss or an error."""
+    return metric.endswith(("loss", "error"))
+
+
+def _metrics(row: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if not key.startswith(FILE_ONLY)}
+
+
 def _best(rows: Sequence[dict[str, Any]], metric: str) -> tuple[float, int | None]:
     """The best value and the first round that had it."""
-    sign = -1 if metric.endswith(("loss", "error")) else 1
+    sign = -1 if lower_is_better(metric) else 1
     known = [(sign * float(row[metric]), -row["round"]) for row in rows if not math.isnan(row[metric])]
     if not known:
         return math.nan, None
     value, minus_round = max(known)
     return sign * value, -minus_round
+
+
+def _first_as_good(rows: Sequence[dict[str, Any]], metric: str, target: float) -> int | None:
+    sign = -1 if lower_is_better(metric) else 1
+    return next((row["round"] for row in rows if sign * float(row[metric]) >= sign * target), None)

@@ -132,7 +132,7 @@ def read(folder: Path) -> list[Row]:
         if values := _read_json(path):
             job = Job(**values)
             found.setdefault(job.setting, []).append(job)
-    return [Row(setting, found[setting]) for setting in sorted(found, key=_natural)]
+    return [Row(setting, found[setting]) for setting in sorted(found, key=natural)]
 
 
 def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
@@ -169,6 +169,12 @@ def comma_separated(rows: Sequence[Row]) -> str:
     return text.getvalue()
 
 
+def natural(setting: Iterable[str]) -> list[Any]:
+    """A sort key that puts delay.std=5 before delay.std=20."""
+    parts = re.split(r"(\d+)", " ".join(setting))
+    return [int(part) if i % 2 else part for i, part in enumerate(parts)]
+
+
 def show(folder: Path) -> None:
     """Print the table, draw the pictures, and say where they are."""
     import rich
@@ -186,12 +192,7 @@ def show(folder: Path) -> None:
     rich.print(table)
     for path in (folder / "table.md", *sweep_plots.plot_sweep(folder)):
         print(os.path.relpath(path))
-
-
-def _natural(setting: tuple[str, ...]) -> list[Any]:
-    """A sort key that puts delay.std=5 before delay.std=20."""
-    parts = re.split(r"(\d+)", " ".join(setting))
-    return [int(part) if i % 2 else part for i, part in enumerate(parts)]
+    print(f"a page of it all: fedlab-report {shlex.quote(os.path.relpath(folder))}")
 
 
 def _mean(values: Sequence[float], digits: int = 4) -> str:

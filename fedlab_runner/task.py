@@ -4,24 +4,28 @@ Shape letters of the whole package: N clients, K clients in a cohort, A arrivals
 trainable parameters, then B float buffers), T local steps, b examples in a minibatch, C classes.
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedlab_runner.rng import Purpose, torch_seed
+from fedlab_runner.supervision import CE, Supervision, losses
 
 
 class Batch(NamedTuple):
-    """A minibatch, normalised; `mask` is 1 for a real example and 0 for padding."""
+    """A minibatch, normalised; `mask` is 1 for a real example and 0 for padding, and `offsets` is what the supervision
+    signal makes of its owner's classes (None: cross entropy).
+    """
 
     inputs: Tensor  # [b, ...]
     targets: Tensor  # [b] int64
     mask: Tensor  # [b]
+    offsets: Tensor | None = None  # [C]
 
     def mean(self, values: Tensor) -> Tensor:
         """The mean of values [b] over the real examples."""
@@ -74,19 +78,20 @@ class Model:
 
     def __init__(self, task: "Task", params: Tensor, buffers: Tensor) -> None:
         self.params, self.buffers = params, buffers
-        self._task = task
+        self.task = task
 
-    def __call__(self, inputs: Tensor) -> Tensor:
-        """Logits [b, C]."""
-        task = self._task
+    def __call__(self, inputs: Tensor, instead: dict[str, Tensor] | None = None) -> Tensor:
+        """Logits [b, C]; `instead` replaces parameters by name."""
+        task = self.task
+        values = task.views(self.params) | (instead or {})
         if not task.num_buffers:
-            return task.forward(task.views(self.params), inputs)
+            return task.forward(values, inputs)
         # Batch norm writes into its statistics. Each needs memory of its own: under vmap a write into a strided view
         # is lost without a word.
         buffers = {
             k: b.clone(memory_format=torch.contiguous_format) for k, b in task.buffer_views(self.buffers).items()
         }
-        logits = task.forward(task.views(self.params) | buffers, inputs)
+        logits = task.forward(values | buffers, inputs)
         self.buffers = torch.cat([b.reshape(-1) for b in buffers.values()])
         return logits
 
@@ -107,8 +112,9 @@ class Task:
         device: torch.device,
         dtype: torch.dtype = torch.float32,
         autocast: torch.dtype | None = None,
+        supervision: Supervision | None = None,
     ) -> None:
-        self._build, self.num_classes = build, num_classes
+        self._build, self.num_classes, self.supervision = build, num_classes, supervision or CE()
         self.normalize, self.device, self.dtype, self.autocast = normalize, device, dtype, autocast
         with torch.random.fork_rng(devices=[]):
             self.module = self._prepared()
@@ -125,6 +131,7 @@ class Task:
         self.has_batch_norm = bool(self._norms)
         self._mode: tuple[bool, bool] | None = None  # of the module
         self._flops: dict[torch.Size, Flops] = {}
+        self.has_convolution = any(isinstance(m, nn.modules.conv._ConvNd) for m in self.module.modules())
         self.has_dropout = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in self.module.modules())
 
     def _prepared(self) -> nn.Module:
@@ -163,6 +170,13 @@ class Task:
         """The float buffers by name, as views of [B]."""
         parts = torch.split(buffers, [n for *_, n in self._buffers])
         return {k: part.view(shape) for (k, shape, _), part in zip(self._buffers, parts, strict=True)}
+
+    @property
+    def layout(self) -> dict[str, tuple[int, torch.Size]]:
+        """Where each trainable parameter and float buffer begins in a model's vector, and its shape."""
+        tensors = self._params + self._buffers
+        starts = itertools.accumulate((n for *_, n in tensors), initial=0)
+        return {k: (start, shape) for start, (k, shape, _) in zip(starts, tensors, strict=False)}
 
     def segments(self, prefix: str) -> Tensor:
         """Which of the D values belong to submodule or parameter `prefix`: a mask [D]."""
@@ -212,12 +226,28 @@ class Task:
                 value.data = kept
 
     def loss(self, model: Model, batch: Batch) -> Tensor:
-        """Mean cross entropy over the real examples of a minibatch."""
-        return batch.mean(F.cross_entropy(model(batch.inputs), batch.targets, reduction="none"))
+        """The supervision signal's mean over the real examples of a minibatch."""
+        return batch.mean(losses(model(batch.inputs), batch.targets, batch.offsets))
 
-    def bound_loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
+    def like(self, build: Callable[[], nn.Module]) -> "Task":
+        """The same data, classes, precision and supervision with another family of models."""
+        return Task(
+            build,
+            self.num_classes,
+            normalize=self.normalize,
+            device=self.device,
+            dtype=self.dtype,
+            autocast=self.autocast,
+            supervision=self.supervision,
+        )
+
+    def build(self) -> nn.Module:
+        """A new network of this family, as its architecture initialises it."""
+        return self._build()
+
+    def bound_loss(self, inputs: Tensor, targets: Tensor, offsets: Tensor | None) -> Tensor:
         """The same of a minibatch without padding, for the model that the module is bound to."""
-        return F.cross_entropy(self.forward(None, inputs), targets)
+        return losses(self.forward(None, inputs), targets, offsets).mean()
 
     @torch.no_grad()
     def predict(self, w: Tensor, inputs: Tensor) -> Tensor:

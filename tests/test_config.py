@@ -24,6 +24,7 @@ CHOICES = sorted(
 NEEDED = {
     "delay/from_file": ["delay.path=delays.txt"],
     "participation/fixed": ["participation.clients=[0]"],
+    "topology/edge_list": ["topology.path=links.txt"],
     "server_data/image_folder": ["server_data.root=images"],
 }
 
@@ -57,7 +58,7 @@ def test_keys_of_a_choice_are_the_fields_of_its_class(choice: str) -> None:
 
 @pytest.mark.parametrize("choice", CHOICES)
 def test_every_choice_builds_in_the_default_experiment(choice: str) -> None:
-    group, _, name = choice.rpartition("/")
+    group, _, name = choice.partition("/")
     components = config.build(composed(f"{group}={name}", *NEEDED.get(choice, [])))
     target = OmegaConf.load(CONF / f"{choice}.yaml")["_target_"]
     assert type(getattr(components, group)).__qualname__ == target.rpartition(".")[2]

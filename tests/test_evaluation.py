@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -13,10 +14,12 @@ def evaluation(**changes: object) -> Evaluation:
         "batch_size": 7,
         "per_class": False,
         "clients": False,
+        "train": False,
         "metric": "test/accuracy",
         "summary": "best",
         "last": 5,
         "held_out": 0,
+        "target": None,
     }
     return Evaluation(**(fields | changes))  # type: ignore[arg-type]
 
@@ -68,6 +71,19 @@ def test_the_spread_over_clients_is_that_of_each_clients_own_examples() -> None:
     assert metrics["clients/accuracy_mean"] == pytest.approx(each.mean().item())
     assert metrics["clients/accuracy_std"] == pytest.approx(each.std(correction=0).item())
     assert metrics["clients/accuracy_min"] == pytest.approx(each.min().item())
+
+
+def test_training_examples_are_those_of_all_clients_together() -> None:
+    fed = federation([4, 10, 1])
+    w, population = fed.task.init(0), fed.population
+    mine = np.concatenate([population.members(i) for i in range(3)])
+    examples = Examples(population.inputs[mine], population.targets[mine], population.targets[mine], None)
+    expected = evaluation().evaluate(fed.task, w, examples, population)
+    for clients in (False, True):
+        metrics = evaluation(train=True, clients=clients).evaluate(fed.task, w, examples, population)
+        assert metrics["train/accuracy"] == pytest.approx(expected["test/accuracy"])
+        assert metrics["train/global_loss"] == pytest.approx(expected["test/loss"])
+    assert not {"train/accuracy", "train/global_loss"} & set(expected)
 
 
 def test_metrics_of_several_models_are_averaged() -> None:

@@ -21,7 +21,7 @@ EXPERIMENTS = sorted(
     str(path.relative_to(CONF / "experiment").with_suffix("")) for path in (CONF / "experiment").rglob("*.yaml")
 )
 TABLES = sorted(path.relative_to(CONF / "paper") for path in (CONF / "paper").rglob("*.yaml"))
-CHOICES = ("algorithm", "dataset", "model", "server_data", "partition", "delay")
+CHOICES = ("algorithm", "dataset", "model", "server_data", "partition", "delay", "topology", "supervision")
 TINY = ("num_clients=12", "participation.cohort_size=3", "local.epochs=1", "rounds=1", "logger=none", "device=cpu")
 
 
@@ -45,21 +45,41 @@ def without_files(cfg: DictConfig) -> DictConfig:
         return OmegaConf.merge(OmegaConf.load(CONF / f"{choice}.yaml"), changes)
 
     with open_dict(cfg):
+        model = cfg.model
         cfg.dataset = load("dataset/synthetic", num_users=12)
         cfg.model = load("model/mlp")
         cfg.evaluation.held_out = min(cfg.evaluation.held_out, 50)
-        if "max_images" in cfg.server_data:
-            target = "fedlab_runner.server_data.torchvision.OtherDataset"
-            other = load("dataset/synthetic", num_classes=7, num_train=60)
-            cfg.server_data = {"_target_": target, "dataset": other, "part": "train", "max_images": 50}
-        elif "size" in cfg.server_data:
+        if "size" in cfg.server_data:
             cfg.server_data.size, cfg.server_data.fraction = 50, None
+        for group in ("server_data", "leash_data"):
+            if "max_images" in cfg[group]:
+                target = "fedlab_runner.server_data.torchvision.OtherDataset"
+                other = load("dataset/synthetic", num_classes=7, num_train=60)
+                cfg[group] = {"_target_": target, "dataset": other, "part": "train", "max_images": 50}
+        if cfg.local.steps is not None:
+            cfg.local.epochs, cfg.local.steps = None, 2
+        if "num_blocks" in cfg.partition:
+            fit_blocks(cfg, model)
     return cfg
+
+
+def fit_blocks(cfg: DictConfig, model: Any) -> None:
+    """The feature blocks of the partition in 64 pixels, 10 classes, and a model that reads as many as the published."""
+    count = cfg.partition.num_blocks
+    blocks = OmegaConf.load(CONF / "model/blocks_mlp.yaml")
+    changes = {"sizes": [5] * (count - 1) + [64 - 5 * (count - 1)], "blocks": model.blocks}
+    cfg.model = OmegaConf.merge(blocks, changes, {"server_hidden": model.server_hidden})
+    if "blocks" in cfg.partition:
+        cfg.num_clients = len(cfg.partition.blocks)
+        cfg.partition.classes = [sorted({c % 10 for c in mine}) for mine in cfg.partition.classes]
+    else:
+        cfg.partition.classes_per_client = 5
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_experiment_runs_a_round(experiment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "plot_partition", lambda *_: None)
+    monkeypatch.setattr(runner, "plot_blocks", lambda *_: None)
     monkeypatch.setattr(runner, "plot_curves", lambda *_: None)
     monkeypatch.setattr(runner, "plot_staleness", lambda *_: False)
     monkeypatch.setattr(runner, "plot_diagnostics", lambda *_: [])
@@ -83,7 +103,7 @@ def jobs(experiment: str) -> Iterator[dict[str, str]]:
     common = {group: str(cfg.hydra.runtime.choices[group]) for group in CHOICES}
     common |= {
         key: str(value)
-        for key in ("partition.alpha", "delay.std", "label_noise")
+        for key in ("partition.alpha", "delay.std", "label_noise", "num_clients")
         if (value := OmegaConf.select(cfg, key)) is not None
     }
     for values in itertools.product(*params.values()):
@@ -124,8 +144,16 @@ def test_the_papers_numbers_are_whole_and_each_has_its_run(table: Path) -> None:
 
 def test_the_papers_tables_are_there() -> None:
     assert {f"feddle/table{number}.yaml" for number in range(1, 9)} <= {str(table) for table in TABLES}
+    assert {f"dfml/table{number}.yaml" for number in (*range(3, 10), 11, 12)} <= {str(table) for table in TABLES}
     figures = {f"feddle/fig{number}" for number in (2, *range(5, 14))}
+    mine = {f"dfml/fig{n}" for n in (1, 4, 5, 6, 7, 9, 12, 13, 14, *range(19, 23), *range(24, 29))}
+    assert mine | {f"dfml/table{number}" for number in (*range(3, 10), 11, 12)} <= set(EXPERIMENTS)
     assert figures | {f"feddle/table{number}" for number in range(1, 9)} <= set(EXPERIMENTS)
+    assert {"fedcda/table1.yaml", "fedcda/table2.yaml", "fedwalk/table2.yaml"} <= {str(table) for table in TABLES}
+    assert {
+        f"fedcda/{name}" for name in ("table1", "table2", "fig2a", "fig2b", "fig2c", "fig2d", "fig3", "fig4")
+    } <= set(EXPERIMENTS)
+    assert {f"fedwalk/{name}" for name in ("table2", "fig3", "fig4", "fig5")} <= set(EXPERIMENTS)
 
 
 def test_a_key_on_the_command_line_takes_the_place_of_its_grid() -> None:

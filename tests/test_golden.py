@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from toy import ALGORITHMS, algorithm, federation, local
+from toy import ALGORITHMS, algorithm, federation, local, vectors
 
 GOLDEN = Path(__file__).parent / "golden"
 ROUNDS = 8
@@ -21,7 +21,7 @@ def curve(name: str) -> list[dict[str, float]]:
     for round in range(ROUNDS):
         fed.begin(round, 1 / (1 + round))
         state = built.round(state, fed)
-        models = built.models(state)
+        models = vectors(built.models(state))
         norm, mean = float(torch.linalg.vector_norm(models)), float(models.mean())
         rows.append({"round": round + 1, "model/norm": norm, "model/mean": mean, **fed.collect()})
     return rows

@@ -81,7 +81,8 @@ def test_7_2_scaffold_starts_as_fedavg() -> None:
 def test_7_2_the_server_control_is_the_mean_of_all_clients(build: Any) -> None:
     fed = federation([6, 3, 9, 2, 12, 8], cohort=2, std=1.5, **({"build": build} if build else {}))
     state = run(algorithm("scaffold"), fed, 9)
-    close(state.c, state.c_i.mean(0))
+    close(state.c, sum(state.c_i.values()) / fed.num_clients)
+    assert 2 < len(state.c_i) <= fed.num_clients, "others are zero"
     assert state.c.abs().sum() > 0
 
 
@@ -104,7 +105,7 @@ def test_scaffold_steps_are_those_of_line_10() -> None:
     cohort = other.dispatch((first.params,))
     y = cohort.train(first.params)
     g = (first.params - y) / 0.1
-    corrected = first.params - 0.1 * (g - first.c_i[cohort.ids] + first.c)
+    corrected = first.params - 0.1 * (g - torch.stack([first.c_i[i] for i in cohort.ids.tolist()]) + first.c)
     close(second.params, first.params + 0.5 * (corrected - first.params).mean(0))
 
 

@@ -49,22 +49,39 @@ def rounds_done(folder: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
+SLOW = (
+    "fedavg",
+    "fedexp",
+    "fedgen",
+    "fedasync",
+    "fedprox",
+    "scaffold",
+    "scaffold algorithm.controls_on=disk",
+    "ca2fl algorithm.updates_on=disk",
+    "dfml server_data=none",
+    "fedma model=mlp model.hidden=[8]",
+    "gamf model=mlp model.hidden=[8]",
+    "hyfem model=blocks_mlp partition=random_blocks partition.num_blocks=4 algorithm.keep_own=true "
+    "partition.blocks_per_client=2 server_data=none",
+    "standalone",
+)
+
+
 @pytest.mark.parametrize(
     "name",
     [
         "fedbuff",
-        *(
-            pytest.param(n, marks=pytest.mark.slow)
-            for n in ("fedavg", "fedasync", "fedprox", "scaffold", "fedexp", "fedgen")
-        ),
+        "fedcda algorithm.warmup=5 algorithm.caches_on=disk",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW),
     ],
 )
 def test_killed_runs_end_in_the_same_bytes(name: str, tmp_path: Path) -> None:
-    whole(tmp_path / "whole", f"algorithm={name}")
+    overrides = f"algorithm={name}".split()
+    whole(tmp_path / "whole", *overrides)
     rng, folder, kills = random.Random(name), tmp_path / "killed", 0
     for _ in range(3):
         before = rounds_done(folder)
-        process = start(folder, f"algorithm={name}")
+        process = start(folder, *overrides)
         target = before + rng.randint(1, 14)
         while process.poll() is None and rounds_done(folder) < target:
             time.sleep(0.001)
@@ -73,7 +90,7 @@ def test_killed_runs_end_in_the_same_bytes(name: str, tmp_path: Path) -> None:
             kills += 1
         process.communicate()
     assert kills >= 2, "the runs were too short to be killed"
-    whole(folder, f"algorithm={name}")
+    whole(folder, *overrides)
     assert files(folder) == files(tmp_path / "whole")
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from fedlab_runner.lr_schedules.constant import Constant
 from fedlab_runner.lr_schedules.cosine import Cosine
+from fedlab_runner.lr_schedules.drop_to import DropTo
 from fedlab_runner.lr_schedules.exponential import Exponential
 from fedlab_runner.lr_schedules.piecewise import Piecewise
 from fedlab_runner.lr_schedules.step import Step
@@ -24,6 +25,8 @@ from fedlab_runner.lr_schedules.warmup_cosine import WarmupCosine
         (Cosine(1, 0.0), {0: 1.0, 1: 0.0}),
         (Piecewise([100], [1.0, 1e-3]), {0: 1.0, 99: 1.0, 100: 1e-3, 299: 1e-3}),
         (Piecewise([2, 5], [0.1, 1.0, 0.01]), {0: 0.1, 1: 0.1, 2: 1.0, 4: 1.0, 5: 0.01, 6: 0.01}),
+        (DropTo(100, 1e-5, 1e-2), {0: 1.0, 99: 1.0, 100: 1e-3, 299: 1e-3}),
+        (DropTo(0, 1e-3, 1e-4), {0: 10.0, 5: 10.0}),
         (Piecewise([], [0.5]), {0: 0.5, 9: 0.5}),
         (WarmupCosine(4, 24, 0.1), {0: 0.2, 1: 0.4, 3: 0.8, 4: 1.0, 14: 0.55, 24: 0.1, 99: 0.1}),
         (WarmupCosine(0, 10, 0.0), {0: 1.0, 5: 0.5, 10: 0.0}),

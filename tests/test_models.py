@@ -16,14 +16,20 @@ from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedlab_runner.errors import UserError
+from fedlab_runner.models.blocks_cnn import BlocksCNN
+from fedlab_runner.models.blocks_mlp import BlocksMLP
+from fedlab_runner.models.blocks_resnet import BlocksResNet
 from fedlab_runner.models.cnn_feddle import FeddleCNN
 from fedlab_runner.models.cnn_mcmahan import McMahanCNN
 from fedlab_runner.models.cnn_small import SmallCNN
+from fedlab_runner.models.dfml_cnn import DFMLCNN
 from fedlab_runner.models.logistic import Logistic
 from fedlab_runner.models.mlp import MLP
+from fedlab_runner.models.preact_resnet import PreActResNet
 from fedlab_runner.models.resnet18 import ResNet18
 from fedlab_runner.models.resnet18_torchvision import TorchvisionResNet18
 from fedlab_runner.models.timm import Timm
+from fedlab_runner.models.vit_small import SmallViT
 
 CONF = Path(__file__).parents[1] / "conf"
 GROUPS = {"model": "models", "delay": "delays", "lr_schedule": "lr_schedules"}
@@ -51,8 +57,16 @@ MODELS = {
     "cnn_feddle last": (FeddleCNN(3, 32, "last"), (3, 17)),
     "resnet18 batch": (ResNet18(3, 32, "batch"), (3, 12)),
     "resnet18 group": (ResNet18(3, 32, "group"), (1, 12)),
+    "dfml_cnn": (DFMLCNN(None, None, [4, 6, 3]), (2, 17)),
+    "preact_resnet": (PreActResNet(None, None, [4, 6, 6]), (1, 9)),
+    "vit_small cardinal": (SmallViT(None, None, 12, 2, 4, 2, 3, 0.0, "cardinal"), (3, 8)),
+    "vit_small diagonal": (SmallViT(None, None, 12, 1, 4, 2, 3, 0.0, "diagonal"), (1, 8)),
     "resnet18_torchvision": (TorchvisionResNet18(3, 224, None), (3, 48)),
     "resnet18_torchvision on grey": (TorchvisionResNet18(3, 224, None), (1, 48)),
+    "blocks_cnn": (BlocksCNN(None, None, 2, 2, 1, None, [4, 6], [10], [25]), (3, 16)),
+    "blocks_cnn of two blocks": (BlocksCNN(None, None, 2, 1, None, [1, 0], [4], [10], None), (2, 6)),
+    "blocks_resnet": (BlocksResNet(None, None, 18, "small", 1, 1, 1, None, [10, 7], [25, 7]), (2, 12)),
+    "blocks_mlp": (BlocksMLP(None, None, [9, 20, 1], None, [8, 5], [10], [12]), (30, 1)),
     "timm without BatchNorm": (timm_model("test_vit"), (3, 32)),
     "timm with BatchNorm": (timm_model("test_resnet", zero_init_last=False), (3, 64)),
 }
@@ -116,6 +130,9 @@ def test_parameter_counts():
     assert count(TorchvisionResNet18(3, 224, None).build(3, 224, 20)) == 11_176_512 + 513 * 20
     assert count(SmallCNN(1, 16).build(1, 16, 10)) == 9_930
     assert count(Logistic(None, None).build(1, 28, 10)) == 7_850
+    assert count(DFMLCNN(None, None, [32, 64]).build(3, 32, 10)) == 94_858
+    assert count(PreActResNet(None, None, [64, 128, 256, 512]).build(3, 32, 10)) == 11_172_170
+    assert count(SmallViT(None, None, 512, 2, 4, 8, 64, 0.1, "cardinal").build(3, 32, 10)) == 4_366_316
     assert count(MLP(None, None, [200, 200]).build(1, 28, 10)) == 199_210  # the paper's 2NN
 
 

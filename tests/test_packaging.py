@@ -34,7 +34,8 @@ def test_a_package_without_its_configs_says_so(tmp_path: Path, monkeypatch: pyte
 
 def test_the_wheel_is_told_to_carry_the_configs() -> None:
     assert PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"] == {"conf": "fedlab_runner/conf"}
-    assert PROJECT["project"]["scripts"] == {"fedlab": "fedlab_runner.train:main"}
+    scripts = {"fedlab": "fedlab_runner.train:main", "fedlab-report": "fedlab_runner.report.cli:main"}
+    assert PROJECT["project"]["scripts"] == scripts | {"fedlab-dashboard": "fedlab_runner.dashboard:main"}
 
 
 def test_the_extras_and_the_licence() -> None:

@@ -85,7 +85,7 @@ def test_what_the_page_links_to_is_there() -> None:
         elif not target.startswith("http"):
             assert (ROOT / target).is_file(), target
     pictures = {target for target in targets if target.endswith(".png")}
-    assert {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").iterdir()} == pictures
+    assert {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.png")} == pictures
 
 
 def test_the_tree_is_true() -> None:
@@ -146,12 +146,15 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
             patch.setattr(runner, name, lambda *_: False)
         patch.setattr(runner, "plot_diagnostics", lambda *_: [])
         mine, others = ("server_data=in_domain", "server_data.size=50"), ("server_data=torchvision", *SYNTHETIC)
-        runs = [(f"algorithm={name}", *mine) for name in ALGORITHMS] + [("algorithm=feddle", "model=mlp", *others)]
+        leashed = ("model=mlp", "server_data@leash_data=in_domain", "leash_data.size=50")
+        runs = [(f"algorithm={name}", *mine, *leashed) for name in ALGORITHMS]
+        runs.append(("algorithm=feddle", "model=mlp", *others))
         runs.append((*runs[-1], "server_data@probe_data=in_domain"))
+        runs.append(("algorithm=fedcda", "algorithm.warmup=1"))
         runs.append(("algorithm=fedavg", "analysis=update_cosines", "analysis.every=1"))
         for overrides in runs:
             folder = tmp_path_factory.mktemp("run")
-            evaluated = ("evaluation.per_class=true", "evaluation.clients=true")
+            evaluated = ("evaluation.per_class=true", "evaluation.clients=true", "evaluation.train=true")
             runner.run_in(folder, composed("rounds=3", *overrides, *evaluated))
             for file in ("metrics.jsonl", "timings.jsonl"):
                 for line in (folder / file).read_text().splitlines():
@@ -160,7 +163,7 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
 
 
 def test_every_metric_is_documented_and_every_documented_one_is_logged(logged: set[str]) -> None:
-    documented = [code(row[0])[0] for row in rows(section("Metrics"))]
+    documented = [key for row in rows(section("Metrics")) for key in code(row[0])]
     patterns = {key: re.sub(r"<\w+>", r"\\d+", key) for key in documented}
     assert {key for key in logged if not any(re.fullmatch(p, key) for p in patterns.values())} == set()
     assert {key for key, p in patterns.items() if not any(re.fullmatch(p, name) for name in logged)} == set()

@@ -4,6 +4,7 @@ import io
 import json
 import logging
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import rich
+import rich.console
 import torch
 from omegaconf import OmegaConf
 
 from fedlab_runner.errors import UserError
 from fedlab_runner.recorder import Logger, Recorder
 from fedlab_runner.recording import console
+from fedlab_runner.recording.log_lines import LineHandler
 from fedlab_runner.summary import summarise
 
 ROOT = Path(__file__).parents[1]
@@ -30,6 +33,7 @@ FIELDS: dict[str, Any] = {
     "name": None,
     "init_timeout": 1.0,
     "finish_timeout": 1.0,
+    "save_model": False,
     "progress": None,
 }
 
@@ -222,8 +226,42 @@ def test_plain_lines_now_and_then_elsewhere(
             one.log(round, numbers(round), {})
     said = [int(one.split()[1].split("/")[0]) for one in caplog.messages if one.startswith("round")]
     assert said == [0, 6, 12, 18, 24, 30], "evaluations only, and none within five seconds of another"
-    assert caplog.messages[-1] == "round 30/30: accuracy 428.57%, loss 30.100, in flight 30, 0.968 rounds/s"
+    assert caplog.messages[-1] == "round 30/30: accuracy 428.57%, in flight 30, loss 30.100, 1.0 s/round"
     assert console.LOG_SECONDS == 5
+
+
+def test_a_line_has_the_time_left_and_what_came_late_and_in_a_sweep_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    now = [0.0]
+    monkeypatch.setattr("fedlab_runner.recording.console.time.monotonic", lambda: now[0])
+    monkeypatch.setenv("FEDLAB_SWEEP", "a-sweep")
+    with recorder(tmp_path, rounds=100, progress=False) as one:
+        one.start(-1)
+        one.log(0, {"test/accuracy": 0.25}, {})
+        now[0] = 20.0
+        late = {"late/in_flight": 7, "late/arrived": 5, "late/staleness_count/0": 2, "late/staleness_count/4": 3}
+        one.log(1, {"test/accuracy": 0.5, **late}, {})
+    assert caplog.messages[-2:] == [
+        "fedavg-1 round 0/100: accuracy 25.00%",
+        "fedavg-1 round 1/100: accuracy 50.00%, in flight 7, late 3, 20.0 s/round, 0:33:00 left",
+    ]
+
+
+def test_log_lines_are_in_one_piece_however_narrow_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    for terminal in (True, False):
+        shown = io.StringIO()
+        narrow = rich.console.Console(file=shown, force_terminal=terminal, width=40, color_system=None)
+        monkeypatch.setattr("fedlab_runner.recording.log_lines.get_console", lambda narrow=narrow: narrow)
+        words = "`wandb sync outputs/wandb/offline-run` uploads [this] one, and more words than a line has"
+        log = logging.Logger("a log")
+        log.addHandler(LineHandler())
+        log.info("%s", words)
+        log.warning("%s", words)
+        first, second = shown.getvalue().splitlines()
+        assert re.fullmatch(r"\d\d:\d\d:\d\d " + re.escape(words), first)
+        assert re.fullmatch(r"\d\d:\d\d:\d\d warning: " + re.escape(words), second)
 
 
 def test_a_resumed_run_says_so_and_knows_the_last_values(
@@ -236,7 +274,7 @@ def test_a_resumed_run_says_so_and_knows_the_last_values(
         one.start(4)
         one.log(5, {"train/loss": 7.0}, {})
     assert "fedavg-1 goes on after round 4 of 9" in caplog.messages
-    assert "accuracy 42.86%  loss 7.000" in screen.getvalue() and "round 5/9" in screen.getvalue()
+    assert "accuracy 42.86%  in flight 4  loss 7.000" in screen.getvalue() and "round 5/9" in screen.getvalue()
 
 
 # conf/logger

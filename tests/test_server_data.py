@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 import torch
 from composed import composed
+from omegaconf import OmegaConf
 from PIL import Image
 from torchvision_files import write_mnist
 from toy import federation, local, mlp, normed, server_data, task
 
 from fedlab_runner import images as images_module
+from fedlab_runner.config import conf_dir
 from fedlab_runner.data import Data, Examples
 from fedlab_runner.datasets.fashion_mnist import FashionMNIST
 from fedlab_runner.errors import UserError
@@ -298,7 +300,11 @@ def test_another_data_set_serves_as_out_of_domain_data(part: str, tmp_path: Path
             lambda root: ImageFolder(str(root / "nowhere"), None, None, None),
             r"server_data\.root .*nowhere.* does not exist",
         ),
-        (lambda root: ImageFolder(str(root), ["n01", "n09"], None, None), r"server_data\.classes .*has no n09"),
+        (lambda root: ImageFolder(str(root), ["n01", "n09"], None, None), r"\.classes .*has no n09 \(1 of 2 missing\)"),
+        (
+            lambda root: ImageFolder(str(root), ["n01", *(f"n{i}" for i in range(20, 27))], None, None),
+            r"has no n20, n21, n22, n23, n24, \.\.\. \(7 of 8 missing\)$",
+        ),
         (lambda root: ImageFolder(str(root / "empty"), None, None, None), r"server_data: no images in .*empty"),
         (lambda root: ImageFolder(str(root / "single"), None, None, None), r"server_data: all 2 images .*one class"),
         (lambda root: ImageFolder(str(root / "broken"), None, None, None), r"server_data: .*x\.JPEG is not an image"),
@@ -306,7 +312,10 @@ def test_another_data_set_serves_as_out_of_domain_data(part: str, tmp_path: Path
             lambda root: TinyImageNet(str(root), "val", None, None, None),
             r"wnids\.txt cannot be read; set server_data\.root",
         ),
-        (lambda root: TinyImageNet(str(root / "tiny"), "val", ["n10", "n11"], None, None), r"which has no n11"),
+        (
+            lambda root: TinyImageNet(str(root / "tiny"), "val", ["n10", "n11"], None, None),
+            r"which has no n11 \(1 of 2 missing\)",
+        ),
     ],
 )
 def test_bad_images_are_one_line(component: Any, message: str, tmp_path: Path) -> None:
@@ -522,3 +531,14 @@ def test_server_work_is_counted() -> None:
     before = fed.collect()["cost/server_gflops"]
     train_as_client(fed, x)
     assert fed.collect()["cost/server_gflops"] - before == pytest.approx(2 * 21 * counted.step / 1e9)
+
+
+def test_the_lists_of_fedwalks_leash_tasks() -> None:
+    """Two classes for each of CIFAR-10's, of which the medium list shares the first ten; forty for CIFAR-100."""
+    lists = {
+        name: list(OmegaConf.load(conf_dir() / "server_data" / f"imagenet_{name}.yaml").classes)
+        for name in ("lh", "mh", "hh", "cifar100")
+    }
+    assert {name: len(set(wnids)) for name, wnids in lists.items()} == {"lh": 20, "mh": 20, "hh": 20, "cifar100": 40}
+    assert lists["mh"][:10] == lists["lh"][:10] and not set(lists["mh"][10:]) & set(lists["lh"])
+    assert all(len(wnid) == 9 and wnid[0] == "n" and wnid[1:].isdigit() for wnids in lists.values() for wnid in wnids)

@@ -85,6 +85,10 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(name: str, tmp_path: Path, monk
     process's place.
     """
     overrides = (f"algorithm={name}", "rounds=9", EVERY, "delay.std=3", "server_data=in_domain", "server_data.size=60")
+    if name == "fedwalk":
+        overrides += ("model=mlp", "server_data@leash_data=in_domain", "leash_data.size=60")
+    if name in ("fedma", "gamf"):  # which match hidden neurons
+        overrides += ("model=mlp", "model.hidden=[8]")
     run_in(tmp_path / "whole", composed(*overrides))
 
     train, batches = Loop.train, Federation.server_batches

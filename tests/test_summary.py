@@ -51,6 +51,14 @@ def test_the_final_metrics_are_those_of_the_last_round() -> None:
     assert list(summary(rows)["final"]) == sorted(summary(rows)["final"])
 
 
+def test_the_metrics_of_the_best_round_stand_beside_it() -> None:
+    """FedWalk's Table 2: the training accuracy of the model with the best test accuracy."""
+    rows = curve(VALUES)
+    rows[20] |= {"train/accuracy": 0.95, "late/staleness_count/2": 3}
+    assert summary(rows)["at_best"] == {METRIC: 0.9, "train/accuracy": 0.95, "train/loss": 1 / 21}
+    assert summary([])["at_best"] == {}
+
+
 def test_an_extended_run_counts_like_one_that_never_stopped() -> None:
     """Its old last round was evaluated only because it was the last."""
     extended = curve(VALUES | {45: 1.0, 60: 0.75})

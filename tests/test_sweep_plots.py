@@ -121,4 +121,5 @@ def test_the_pictures_are_named_after_the_table(
         job(tmp_path / "sweep", 0.5, f"local.lr={lr}")
     sweep.show(tmp_path / "sweep")
     out = capsys.readouterr().out.splitlines()
-    assert out[-3:] == ["sweep/table.md", "sweep/plots/local.lr.png", "sweep/plots/curves.png"]
+    assert out[-4:-1] == ["sweep/table.md", "sweep/plots/local.lr.png", "sweep/plots/curves.png"]
+    assert out[-1] == "a page of it all: fedlab-report sweep"

@@ -57,6 +57,7 @@ def logger(folder: Path, mode: str = "offline", **changes: Any) -> Logger:
         "init_timeout": 20.0,
         "finish_timeout": 20.0,
         "progress": False,
+        "save_model": False,
     }
     return Logger(**(values | changes))
 
@@ -225,6 +226,32 @@ def test_tables_and_images_join_a_round(tmp_path: Path) -> None:
     assert (last["_step"], last["x"]) == (1, 2.0)
     media = wandb_file(tmp_path).parent / "files" / "media"
     assert list(media.rglob("*.png")) and list(media.rglob("*.table.json"))
+
+
+def test_the_model_is_an_artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import wandb
+
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    logged = []
+    monkeypatch.setattr(wandb.Run, "log_artifact", lambda _, artifact: logged.append(artifact))
+    with recorder(tmp_path, logger(tmp_path)) as one:
+        one.start(-1)
+        one.log(0, {"x": 1.0}, {})
+        one.log(1, {"x": 1.0}, {})
+        one.model(tmp_path / "model.safetensors")
+    (artifact,) = logged
+    assert (artifact.name.partition(":")[0], artifact.type, artifact.metadata) == (f"model-{ID}", "model", {"round": 1})
+    assert list(artifact.manifest.entries) == ["model.safetensors"]
+
+
+def test_an_artifact_of_an_offline_run_waits_in_its_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    with recorder(tmp_path, logger(tmp_path)) as one:
+        one.start(-1)
+        one.log(0, {"x": 1.0}, {})
+        one.model(tmp_path / "model.safetensors")
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+    assert f"model-{ID}".encode() in wandb_file(tmp_path).read_bytes()
 
 
 def test_disabled_means_untouched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

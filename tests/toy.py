@@ -7,13 +7,16 @@ from typing import Any
 import hydra.utils
 import numpy as np
 import torch
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from fedlab_runner.algorithm import Algorithm
+from fedlab_runner.client_models import ClientModels
 from fedlab_runner.clock import Participation, RoundClock
 from fedlab_runner.config import conf_dir
+from fedlab_runner.data import Examples
 from fedlab_runner.delays.half_normal import HalfNormal
+from fedlab_runner.evaluation import Evaluation
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.work import Executor
 from fedlab_runner.federation import Federation
@@ -21,6 +24,7 @@ from fedlab_runner.local import LocalTraining
 from fedlab_runner.participation.uniform import Uniform
 from fedlab_runner.population import Population
 from fedlab_runner.server import ServerData
+from fedlab_runner.supervision import Supervision
 from fedlab_runner.task import Normalize, Task
 
 FEATURES, CLASSES = 5, 3
@@ -37,10 +41,19 @@ SMALLER: dict[str, dict[str, Any]] = {
 
 
 def algorithm(name: str, **overrides: Any) -> Algorithm[Any]:
-    """An algorithm as its YAML defines it, made smaller where that has networks of its own."""
-    node = OmegaConf.load(Path(conf_dir()) / "algorithm" / f"{name}.yaml")
-    built: Algorithm[Any] = hydra.utils.instantiate(node, **(SMALLER.get(name, {}) | overrides), _convert_="all")
+    """An algorithm as its YAML defines it; a wrapper's `base` is a name, alone or with overrides: (name, {...})."""
+    built: Algorithm[Any] = hydra.utils.instantiate(_node(name, **overrides), _convert_="all")
     return built
+
+
+def _node(name: str, **overrides: Any) -> DictConfig:
+    node = OmegaConf.load(Path(conf_dir()) / "algorithm" / f"{name}.yaml")
+    assert isinstance(node, DictConfig)
+    if node.pop("defaults", None):
+        base = overrides.pop("base", "fedavg")
+        node.base = _node(base) if isinstance(base, str) else _node(base[0], **base[1])
+    node.update(SMALLER.get(name, {}) | overrides)
+    return node
 
 
 def mlp() -> nn.Module:
@@ -85,8 +98,10 @@ def server_data(n: int, seed: int = 11, num_classes: int = CLASSES) -> ServerDat
     return ServerData(torch.from_numpy(inputs), torch.from_numpy(targets), num_classes, num_classes == CLASSES)
 
 
-def task(build: Callable[[], nn.Module] = mlp, dtype: torch.dtype = torch.float64) -> Task:
-    return Task(build, CLASSES, normalize=Normalize(None, None), device=CPU, dtype=dtype)
+def task(
+    build: Callable[[], nn.Module] = mlp, dtype: torch.dtype = torch.float64, supervision: Supervision | None = None
+) -> Task:
+    return Task(build, CLASSES, normalize=Normalize(None, None), device=CPU, dtype=dtype, supervision=supervision)
 
 
 def federation(
@@ -100,10 +115,16 @@ def federation(
     training: LocalTraining | None = None,
     participation: Participation | None = None,
     server: ServerData | None = None,
+    leash: ServerData | None = None,
+    folder: Path | None = None,
+    builds: Sequence[Callable[[], nn.Module]] = (),
+    supervision: Supervision | None = None,
+    topology: np.ndarray | None = None,
 ) -> Federation:
     """Clients with `sizes` examples; all of them take part in each round unless `cohort` says how many.
 
-    The server has in-domain examples, whether the algorithm uses them or not.
+    They have models from `build`, or from several `builds`. The server has in-domain examples and a leash task of other
+    classes, whether the algorithm uses them or not.
     """
     inputs, targets = examples(sum(sizes))
     split = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
@@ -111,13 +132,16 @@ def federation(
     chosen = participation or Uniform(cohort or len(sizes), None)
     clock = RoundClock(population.num_examples, chosen, HalfNormal(std=std, draw="client"), seed)
     return Federation(
-        task=task(build),
+        task=[task(each, supervision=supervision) for each in builds or (build,)],
         population=population,
         clock=clock,
         executor=executor or Loop(compile=False),
         local=training or local(),
         seed=seed,
         server_data=server_data(90) if server is None else server,
+        topology=topology,
+        leash_data=server_data(70, seed=13, num_classes=4) if leash is None else leash,
+        folder=folder,
     )
 
 
@@ -128,6 +152,22 @@ def run(algorithm: Algorithm[Any], fed: Federation, rounds: int, first: int = 0,
         fed.begin(round, 1.0)
         state = algorithm.round(state, fed)
     return state
+
+
+def vectors(models: Any) -> torch.Tensor:
+    """All values of what an algorithm evaluates: one tensor, or the stacks of all clients' models."""
+    return torch.cat([t.reshape(-1) for t in tensors(models)])
+
+
+def evaluate(built: Algorithm[Any], state: Any, fed: Federation) -> dict[str, float]:
+    """Metrics of what an algorithm evaluates, on all the clients' examples."""
+    inputs, targets = fed.population.inputs, fed.population.targets
+    test = Examples(inputs, targets, targets, None)
+    evaluation = Evaluation(1, 100, False, False, False, "test/accuracy", "best", 1, 0, None)
+    models = built.models(state)
+    if isinstance(models, torch.Tensor):
+        return evaluation.evaluate(fed.task, models, test, fed.population)
+    return ClientModels(evaluation, fed, test).evaluate(models, built.more_models(state, fed))
 
 
 def tensors(value: Any) -> list[torch.Tensor]:

@@ -33,6 +33,7 @@ class WandbServer:
     def __init__(self) -> None:
         self.runs: dict[str, Run] = {}
         self.operations: list[str] = []
+        self.views: list[dict[str, Any]] = []  # workspaces
         self.stopped = False
         handler = type("Handler", (_Handler,), {"owner": self})
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
@@ -63,6 +64,8 @@ class WandbServer:
         if operation == "Viewer":
             viewer = {"id": "dXNlcg==", "entity": "tester", "username": "tester", "email": "", "admin": False}
             return {"viewer": viewer | {"flags": "{}", "teams": {"edges": []}}}
+        if operation == "GetDefaultEntity":
+            return {"viewer": {"id": "dXNlcg==", "entity": "tester"}}
         if operation == "RunResumeStatus":
             return {"model": PROJECT | {"bucket": run and self._bucket(variables["name"], run) | self._tails(run)}}
         if operation == "UpsertBucket":
@@ -74,6 +77,9 @@ class WandbServer:
             if variables.get("config"):
                 run.config = json.loads(variables["config"])
             return {"upsertBucket": {"bucket": self._bucket(variables["name"], run), "inserted": inserted}}
+        if operation == "UpsertView2":
+            self.views.append(variables)
+            return {"upsertView": {"view": {"id": "dmlldw==", "name": variables["name"]}, "inserted": True}}
         if operation == "CreateRunFiles":
             run = self.runs[variables["run"]]
             run.files.update(variables["files"])

@@ -10,13 +10,14 @@ from torch import Tensor
 from fedlab_runner.algorithm import ServerAlgorithm
 from fedlab_runner.averaging import Update, outgoing
 from fedlab_runner.federation import Arrivals, Cohort, Federation
+from fedlab_runner.tables import Kept, check_place
 
 
 class State(NamedTuple):
     """The server's model, the last update of every client, and the buffer."""
 
     params: Tensor  # x   [D]
-    h_i: dict[int, Tensor]  # each [D], by client; zero for a client that has never reported
+    h_i: dict[int, Kept]  # each [D], by client; zero for a client that has never reported
     h: Tensor  # [D], the mean of h_i over all N clients when the buffer was last emptied
     buffer: Tensor  # [D], the sum of Delta_i - h_i since then
     buffered: int  # updates in that sum
@@ -25,17 +26,20 @@ class State(NamedTuple):
 @dataclass(frozen=True)
 class CA2FL(ServerAlgorithm[State, Update]):
     """At every `buffer_size` updates the server steps by the mean of what each changes of its client's last one, plus
-    the mean of the last updates of all clients, times `server_lr`.
+    the mean of the last updates of all clients, times `server_lr`. Those updates are kept on the `device`, the `host`
+    or `disk` (`updates_on`).
     """
 
     buffer_size: int
     server_lr: float
+    updates_on: str
 
     def __post_init__(self) -> None:
         if self.buffer_size < 1:
             raise ValueError(f"buffer_size must be >= 1, got {self.buffer_size}")
         if not self.server_lr > 0:
             raise ValueError(f"server_lr must be > 0, got {self.server_lr}")
+        check_place("updates_on", self.updates_on)
 
     def init(self, fed: Federation) -> State:
         x = fed.task.init(fed.seed)
@@ -47,10 +51,12 @@ class CA2FL(ServerAlgorithm[State, Update]):
 
     def server_step(self, state: State, arrivals: Arrivals[Update], fed: Federation) -> State:
         x, h_i, h, buffer, buffered = state
-        h_i = dict(h_i)
+        h_i, rows = dict(h_i), fed.rows(self.updates_on, len(x))
         for i, delta in zip(arrivals.ids.tolist(), arrivals.upload.rows, strict=True):
-            buffer = buffer + (delta - h_i[i] if i in h_i else delta)
-            h_i[i] = delta.clone()  # a view would keep all of this round's arrivals in memory
+            buffer = buffer + (delta - rows.get(h_i[i]) if i in h_i else delta)
+            if i in h_i:
+                rows.drop(h_i[i])
+            h_i[i] = rows.put(delta)
             buffered += 1
             if buffered == self.buffer_size:
                 x = x + self.server_lr * (h + buffer / self.buffer_size)  # v = h + the buffer's mean
@@ -61,3 +67,6 @@ class CA2FL(ServerAlgorithm[State, Update]):
 
     def models(self, state: State) -> Tensor:
         return state.params
+
+    def cached(self, state: State) -> int:
+        return len(state.params) * (len(state.h_i) + 2)  # h_i, h and the buffer

@@ -12,9 +12,10 @@ from fedlab_runner.algorithm import ServerAlgorithm
 from fedlab_runner.atlas import Atlas, combine, project
 from fedlab_runner.errors import UserError
 from fedlab_runner.federation import Arrivals, Cohort, Federation
+from fedlab_runner.head import head_size, named_head, require_body
 from fedlab_runner.optimizer import zero_slots
 from fedlab_runner.server import ADAM, check_server_training, require_server_data
-from fedlab_runner.task import Batch, Task
+from fedlab_runner.task import Batch
 
 FALLBACKS = ("fedbuff", "all", "zero")
 QUARTILES = (0.25, 0.5, 0.75)  # of the coefficients that are reported
@@ -88,24 +89,19 @@ class Feddle(ServerAlgorithm[State, Upload]):
         check_server_training(self.lr, self.epochs, self.batch_size, self.max_steps)
 
     def check(self, fed: Federation) -> None:
-        layer, task = fed.task.classifier, fed.task
         if fed.probe_data is not None and not fed.probe_data.in_domain:
             raise UserError(
                 "algorithm=feddle compares with in-domain examples: use server_data@probe_data=in_domain or none"
             )
-        if require_server_data(self, fed).in_domain:
-            return
-        if layer is None or bool(task.segments(layer.name)[: task.num_params].all()):
-            raise UserError(
-                "algorithm=feddle on out-of-domain data needs a model with a body before a linear classifier"
-            )
+        if not require_server_data(self, fed).in_domain:
+            require_body("algorithm=feddle on out-of-domain data", fed.task)
 
     def init(self, fed: Federation) -> State:
         self.check(fed)
         data, x = require_server_data(self, fed), fed.task.init(fed.seed)
         like = x[: fed.task.num_params]
         layer = None if data.in_domain else fed.task.classifier
-        size = 0 if layer is None else data.num_classes * (layer.num_features + layer.has_bias)
+        size = 0 if layer is None else head_size(layer, data.num_classes)
         return State(x, Atlas.empty(like.to("cpu") if self.anchors_on == "host" else like), x.new_zeros(size))
 
     def client_update(self, state: State, cohort: Cohort) -> Upload:
@@ -166,7 +162,7 @@ class Feddle(ServerAlgorithm[State, Upload]):
         head: Tensor,
     ) -> Tensor:
         """c [M] that minimises the loss on the server's data plus lam/2 |c - c'|^2 (Eq 5, 9 and 10)."""
-        task, named = fed.task, _named(fed.task, head)
+        task, named = fed.task, named_head(fed.task, head)
         lam = self.lam if self.lam is not None else (0.01 if len(head) else 0.0)
         cost = 4 * atlas.anchors.numel()
 
@@ -193,7 +189,7 @@ class Feddle(ServerAlgorithm[State, Upload]):
         mine = fed.server_batches(1, self.batch_size, -(-len(probe) // self.batch_size), stage=PROBE, training=False)
         theirs = (task.batch(inputs, targets, torch.ones_like(targets)) for inputs, targets in parts)
         directions = []
-        for batches, named in ((mine, _named(task, head)), (theirs, {})):
+        for batches, named in ((mine, named_head(task, head)), (theirs, {})):
             total, leaf = torch.zeros_like(omega), omega.detach().requires_grad_()
             for batch in batches:
                 logits = task.evaluate(leaf, buffers, batch.inputs, named)
@@ -209,7 +205,7 @@ class Feddle(ServerAlgorithm[State, Upload]):
 
         def gradient(theta: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
             leaf = theta.detach().requires_grad_()
-            logits = task.evaluate(omega, buffers, batch.inputs, _named(task, leaf))
+            logits = task.evaluate(omega, buffers, batch.inputs, named_head(task, leaf))
             loss = F.cross_entropy(logits, batch.targets)
             (g,) = torch.autograd.grad(loss, leaf)
             fed.count_server_flops(len(batch.mask) * task.flops(batch.inputs).forward)
@@ -245,14 +241,3 @@ class Feddle(ServerAlgorithm[State, Upload]):
 
     def models(self, state: State) -> Tensor:
         return state.params
-
-
-def _named(task: Task, head: Tensor) -> dict[str, Tensor]:
-    """theta [C' (F + 1)] under the names of the model's classifier; nothing in-domain."""
-    layer = task.classifier
-    if not len(head) or layer is None:
-        return {}
-    classes = len(head) // (layer.num_features + layer.has_bias)
-    weight, bias = torch.split(head, [classes * layer.num_features, classes * layer.has_bias])
-    named = {f"{layer.name}.weight": weight.view(classes, -1)}
-    return named | {f"{layer.name}.bias": bias} if layer.has_bias else named

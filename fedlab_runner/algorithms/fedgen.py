@@ -16,6 +16,7 @@ from fedlab_runner.executors.work import Loss, PerStep
 from fedlab_runner.federation import Arrivals, Cohort, Federation
 from fedlab_runner.optimizer import Adam, zero_slots
 from fedlab_runner.rng import Purpose, generator, torch_seed
+from fedlab_runner.supervision import losses
 from fedlab_runner.task import Batch, Classifier, Model, Normalize, Task
 
 FLOOR = 1e-4  # where alpha and beta stop falling, in the authors' code
@@ -119,7 +120,7 @@ class FedGEN(ServerAlgorithm[State, Upload]):
             invented = F.cross_entropy(guesses[:n], labels)
             wanted = F.softmax(guesses[n:], -1).detach()
             agreement = F.kl_div(F.log_softmax(logits, -1), wanted, reduction="none").sum(-1)
-            own = batch.mean(F.cross_entropy(logits, batch.targets, reduction="none"))
+            own = batch.mean(losses(logits, batch.targets, batch.offsets))
             ratio = n / cohort.local.batch_size
             return own + active * (ratio * alpha * invented + beta * batch.mean(agreement))
 

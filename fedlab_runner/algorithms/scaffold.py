@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fedlab_runner.algorithm import ServerAlgorithm
 from fedlab_runner.federation import Arrivals, Cohort, Federation
+from fedlab_runner.tables import Kept, check_place
 
 
 class Upload(NamedTuple):
@@ -24,7 +25,7 @@ class State(NamedTuple):
 
     params: Tensor  # x    [D]
     c: Tensor  # c    [P]
-    c_i: Tensor  # c_i  [N, P]
+    c_i: dict[int, Kept]  # c_i, each [P], by client; zero for a client that has never reported
 
 
 @dataclass(frozen=True)
@@ -33,25 +34,31 @@ class SCAFFOLD(ServerAlgorithm[State, Upload]):
     eta_g.
 
     Option II reads the mean gradient off the distance travelled, which assumes plain SGD (no momentum) as the local
-    optimiser.
+    optimiser. The clients' control variates are kept on the `device`, the `host` or `disk` (`controls_on`).
     """
 
     server_lr: float
+    controls_on: str
 
     def __post_init__(self) -> None:
+        check_place("controls_on", self.controls_on)
         if not self.server_lr > 0:
             raise ValueError(f"server_lr must be > 0, got {self.server_lr}")
 
     def init(self, fed: Federation) -> State:
         x = fed.task.init(fed.seed)
         c = x.new_zeros(fed.task.num_params)
-        return State(x, c, c_i=c.new_zeros(fed.num_clients, len(c)))
+        return State(x, c, c_i={})
 
     def broadcast(self, state: State) -> Sequence[Tensor]:
         return state.params, state.c
 
     def client_update(self, state: State, cohort: Cohort) -> Upload:
-        x, c, c_i = state.params, state.c, state.c_i[cohort.ids]
+        x, c, known = state.params, state.c, state.c_i
+        rows, c_i = cohort.rows(self.controls_on, len(c)), c.new_zeros(len(cohort), len(c))
+        for own, i in zip(c_i, cohort.client_ids.tolist(), strict=True):
+            if i in known:
+                own.copy_(rows.get(known[i]))
         y = cohort.train(x, correct=lambda g, c_i: g - c_i + c, per_client=(c_i,))  # line 10
         delta_y = y - x
         delta_c = -c - delta_y[:, : len(c)] / cohort.num_steps.unsqueeze(1) / cohort.lr  # line 12, (ii): c_plus - c_i
@@ -61,7 +68,13 @@ class SCAFFOLD(ServerAlgorithm[State, Upload]):
         delta_y, delta_c = arrivals.upload
         x = state.params + self.server_lr * arrivals.mean(delta_y, uniform=True)  # line 17
         c = state.c + delta_c.sum(0) / fed.num_clients
-        return State(x, c, state.c_i.index_add(0, arrivals.ids, delta_c))
+        rows, c_i = fed.rows(self.controls_on, len(c)), dict(state.c_i)
+        for i, delta in zip(arrivals.ids.tolist(), delta_c, strict=True):
+            if i in c_i:
+                delta = rows.get(c_i[i]) + delta
+                rows.drop(c_i[i])
+            c_i[i] = rows.put(delta)
+        return State(x, c, c_i)
 
     def models(self, state: State) -> Tensor:
         return state.params

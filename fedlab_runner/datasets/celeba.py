@@ -1,4 +1,7 @@
-"""CelebA (Liu et al., ICCV 2015) as LEAF deals it out: photographs by identity, smiling or not. https://leaf.cmu.edu"""
+"""CelebA (Liu et al., ICCV 2015) as LEAF deals it out: photographs by identity, smiling or not. https://leaf.cmu.edu
+
+Licence: the authors allow non-commercial research only, and no copies of the images.
+"""
 
 from dataclasses import dataclass
 from functools import partial

@@ -1,4 +1,7 @@
-"""CIFAR-100 (Krizhevsky, 2009): 50,000 + 10,000 colour 32x32 images of 100 classes. https://www.cs.toronto.edu/~kriz/cifar.html"""
+"""CIFAR-100 (Krizhevsky, 2009): 50,000 + 10,000 colour 32x32 images of 100 classes. https://www.cs.toronto.edu/~kriz/cifar.html
+
+Licence: none stated by the authors, who ask for a citation.
+"""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,7 @@
-"""Fashion-MNIST (Xiao et al., 2017): 60,000 + 10,000 grey 28x28 images of ten garments. https://arxiv.org/abs/1708.07747"""
+"""Fashion-MNIST (Xiao et al., 2017): 60,000 + 10,000 grey 28x28 images of ten garments. https://arxiv.org/abs/1708.07747
+
+Licence: MIT.
+"""
 
 from dataclasses import dataclass
 

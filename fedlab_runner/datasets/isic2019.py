@@ -1,4 +1,7 @@
-"""ISIC 2019: 25,331 dermoscopic photographs of eight kinds of skin lesions. https://challenge.isic-archive.com/data/#2019"""
+"""ISIC 2019: 25,331 dermoscopic photographs of eight kinds of skin lesions. https://challenge.isic-archive.com/data/#2019
+
+Licence: CC BY-NC 4.0, with attribution of the archives that the images are from.
+"""
 
 import csv
 from dataclasses import dataclass
@@ -9,7 +12,7 @@ import numpy as np
 import torch
 
 from fedlab_runner.data import Data, Examples
-from fedlab_runner.datasets import _files, _statistics
+from fedlab_runner.datasets import _files, _split, _statistics
 from fedlab_runner.images import decode
 from fedlab_runner.rng import Purpose, generator
 
@@ -36,18 +39,13 @@ class ISIC2019:
     def __post_init__(self) -> None:
         if self.image_size < 1:
             raise ValueError(f"image_size must be at least 1, got {self.image_size}")
-        if not 0 < self.test_fraction < 1:
-            raise ValueError(f"test_fraction must be between 0 and 1, got {self.test_fraction}")
+        _split.check_fraction(self.test_fraction)
         _statistics.check(self.mean, self.std, channels=3)
 
     def load(self, seed: int) -> Data:
         folder = _files.folder(self.root, "isic2019")
         names, labels = _read_table(folder / TABLE)
-        rng = generator(seed, Purpose.DATA)
-        in_test = np.zeros(len(labels), bool)
-        for label in range(len(CLASSES)):
-            members = rng.permutation(np.flatnonzero(labels == label))
-            in_test[members[: round(self.test_fraction * len(members))]] = True
+        in_test = _split.stratified(labels, len(CLASSES), self.test_fraction, generator(seed, Purpose.DATA))
         train, test = (self._examples(folder / IMAGES, names, labels, part) for part in (~in_test, in_test))
         return Data(train, test, CLASSES, tuple(self.mean), tuple(self.std))
 

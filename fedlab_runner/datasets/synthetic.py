@@ -1,4 +1,7 @@
-"""A learnable classification problem of any size: one random prototype a class, plus noise."""
+"""A learnable classification problem of any size: one random prototype a class, plus noise.
+
+Licence: nothing is stored, so nothing is licensed.
+"""
 
 import math
 from dataclasses import dataclass

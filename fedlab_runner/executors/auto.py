@@ -12,12 +12,12 @@ from fedlab_runner.executors.memory import Memory, kind_of, shape_of
 from fedlab_runner.executors.pieces import Unchanging
 from fedlab_runner.executors.processes import Processes
 from fedlab_runner.executors.sample import expected_seconds, measure, sample
-from fedlab_runner.executors.vectorized import Vectorized
-from fedlab_runner.executors.work import Executor, Work
+from fedlab_runner.executors.vectorized import CHUNK, Vectorized
+from fedlab_runner.executors.work import Executor, OfOne, Work
 from fedlab_runner.system import usable_cores
+from fedlab_runner.task import Task
 
 _log = logging.getLogger(__name__)
-CHUNK = 10
 REFERENCE, UNTIMED = "loop", f"vectorized executor.chunk_size={CHUNK}"
 WHOLE = "vectorized executor.chunk_size=null"
 SHARED_CHUNKS = "+executor@executor.inner=vectorized"
@@ -56,6 +56,10 @@ class Auto:
         """Outside of a run: chosen anew, by what is remembered for the machine."""
         return _Choosing(self, Memory()).train(work)
 
+    def each(self, task: Task, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
+        # Without a choice: what is no local training does not depend on what was measured.
+        return Vectorized(chunk_size=CHUNK, compile=False).each(task, function, *rows, fill=fill)
+
 
 class _Choosing(Unchanging):
     """The executor of one run, which is chosen when its first cohort comes."""
@@ -71,6 +75,9 @@ class _Choosing(Unchanging):
         if kind not in self._chosen:
             self._chosen[kind] = self._choose(work, kind)
         return self._chosen[kind].train(work)
+
+    def each(self, task: Task, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
+        return self._settings.each(task, function, *rows, fill=fill)
 
     def _choose(self, work: Work, kind: str) -> Executor:
         rounds, executors = self._memory.rounds_left(work), self._executors()

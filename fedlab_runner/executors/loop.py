@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedlab_runner.executors.pieces import InPieces, Piece
-from fedlab_runner.executors.work import Gradient, Objective, Work
+from fedlab_runner.executors.work import Gradient, Objective, OfOne, Work, one_by_one
 from fedlab_runner.optimizer import zero_slots
 from fedlab_runner.task import Task
 
@@ -21,6 +21,9 @@ class Loop(InPieces):
     def pieces(self, work: Work) -> list[Piece]:
         return [Piece(rows[k : k + 1], frozen) for frozen, rows in work.groups() for k in range(len(rows))]
 
+    def each(self, task: Task, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
+        return one_by_one(function, *rows)
+
     def train_piece(self, work: Work, piece: Piece, y: Tensor, losses: Tensor) -> None:
         task, population, row = work.task, work.population, int(piece.rows[0])
         task.mode(True, frozen_norm=piece.frozen_norm)
@@ -32,14 +35,14 @@ class Loop(InPieces):
         slots, weighted_loss, seen = zero_slots(optimizer, params), params.new_zeros(()), 0
         with ExitStack() as stack:
             if work.loss is None and work.perturb is None and not self.compile:
-                gradient = work.followed(_module_gradient(task, stack.enter_context(task.bound(w)), buffers))
+                gradient = work.followed(_module_gradient(work, stack.enter_context(task.bound(w)), buffers))
             else:
                 objective = work.objective()
                 gradient = work.followed(_gradient(torch.compile(objective) if self.compile else objective))
             for t, size in enumerate(plan.sizes[0, : work.num_steps[row]].tolist()):
                 index = plan.indices[0, t, :size]
                 batch = task.batch(population.inputs[index], population.targets[index], params.new_ones(size))
-                g, (loss, updated) = gradient(params, buffers, *batch, *(o[0] for o in work.own(piece.rows, t)))
+                g, (loss, updated) = gradient(params, buffers, *batch[:3], *(o[0] for o in work.own(piece.rows, t)))
                 optimizer.step(params, g, slots, work.lr, t)
                 if updated is not buffers:
                     buffers.copy_(updated)
@@ -60,16 +63,17 @@ def _gradient(objective: Objective) -> Gradient:
     return gradient
 
 
-def _module_gradient(task: Task, leaves: list[Tensor], buffers: Tensor) -> Gradient:
+def _module_gradient(work: Work, leaves: list[Tensor], buffers: Tensor) -> Gradient:
     """The same of the task's own loss, for the model that the module is bound to: a plain call of a plain module.
 
     The steps that make the parameters views of a vector, and their gradients a vector again, cost as much as a layer.
     """
+    task, supervised = work.task, work.offsets is not None
 
     def gradient(
         params: Tensor, _: Tensor, inputs: Tensor, targets: Tensor, mask: Tensor, *own: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        value = task.bound_loss(inputs, targets)
+        value = task.bound_loss(inputs, targets, own[0] if supervised else None)
         grads = torch.autograd.grad(value, leaves, materialize_grads=True)
         return torch.cat([g.reshape(-1) for g in grads]), (value.detach(), buffers)
 

@@ -78,7 +78,7 @@ def kind_of(work: Work) -> str:
     clients happen to train, or how long.
     """
     task, local = work.task, work.local
-    own = [f is not None for f in (work.loss, work.perturb, work.correct, work.per_step)]
+    own = [f is not None for f in (work.loss, work.perturb, work.correct, work.per_step, work.offsets)]
     sizes = [task.num_params, task.num_buffers, task.has_batch_norm, len(work.per_client), len(work.ids) == 1]
     layers = [list(p.shape) for p in task.module.parameters()]
     inputs = [list(work.population.inputs.shape[1:]), str(work.population.inputs.dtype), str(task.dtype)]

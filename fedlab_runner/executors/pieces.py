@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlab_runner.executors.work import Work
+from fedlab_runner.executors.work import OfOne, Work
+from fedlab_runner.task import Task
 
 
 class Piece(NamedTuple):
@@ -35,6 +36,10 @@ class InPieces(Unchanging, ABC):
     @abstractmethod
     def pieces(self, work: Work) -> list[Piece]:
         """All clients of the cohort, longest work first. A piece's result depends on its own clients alone."""
+
+    @abstractmethod
+    def each(self, task: Task, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
+        """As in `Executor`."""
 
     @abstractmethod
     def train_piece(self, work: Work, piece: Piece, y: Tensor, losses: Tensor) -> None:

@@ -22,8 +22,9 @@ from torch import Tensor
 
 from fedlab_runner.errors import UserError
 from fedlab_runner.executors.pieces import InPieces, Unchanging, own_generator
-from fedlab_runner.executors.work import Work
+from fedlab_runner.executors.work import OfOne, Work
 from fedlab_runner.system import cpu_seconds, die_with_parent, usable_cores
+from fedlab_runner.task import Task
 
 _log = logging.getLogger(__name__)
 _NUMBER = struct.Struct("<i")
@@ -51,6 +52,9 @@ class Processes(Unchanging):
             raise ValueError(f"workers must be >= 1 or null, got {self.workers}")
         if not isinstance(self.inner, InPieces):
             raise ValueError(f"inner must be loop or vectorized, got {type(self.inner).__name__.lower()}")
+
+    def each(self, task: Task, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
+        return self.inner.each(task, function, *rows, fill=fill)
 
     def train(self, work: Work) -> tuple[Tensor, Tensor]:
         if work.task.device.type != "cpu":

@@ -9,8 +9,11 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from fedlab_runner.executors.pieces import InPieces, Piece
-from fedlab_runner.executors.work import Gradient, Work
+from fedlab_runner.executors.work import Gradient, OfOne, Work, one_by_one
 from fedlab_runner.optimizer import zero_slots
+from fedlab_runner.task import Task
+
+CHUNK = 10  # where a size must be fixed and none is given
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,19 @@ class Vectorized(InPieces):
         work.seed_torch(int(piece.rows[0]))
         y[piece.rows], losses[piece.rows] = _train_chunk(work, piece.rows, self._step(work), self.compile)
 
+    def each(self, task: Task, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
+        if task.device.type == "cpu" and task.has_convolution:  # vmap makes grouped convolutions: 1.6 times as slow
+            return one_by_one(function, *rows)
+        n = len(rows[0])
+        size = self.chunk_size or (CHUNK if fill else n)
+        parts = []
+        for begin in range(0, n, size):
+            chunk = [t[begin : begin + size] for t in rows]
+            if fill and (missing := size - len(chunk[0])):
+                chunk = [torch.cat([t, t[-1:].expand(missing, *t.shape[1:])]) for t in chunk]
+            parts.append(vmap(function, randomness="different")(*chunk))
+        return [torch.cat(column)[:n] for column in zip(*parts, strict=True)]
+
     def _step(self, work: Work) -> Gradient:
         """(params [A, P], buffers [A, B], batch, *own) -> gradient [A, P], (loss [A], buffers [A, B])."""
         step = vmap(work.followed(grad(work.objective(), has_aux=True)), randomness="different")
@@ -65,7 +81,7 @@ def _train_chunk(work: Work, chunk: np.ndarray, step: Gradient, full_width: bool
             mask = (places[:width] < sizes[rows, t, None]).to(task.dtype)
             batch = task.batch(population.inputs[index], population.targets[index], mask)
             block = params[rows]
-            g, (loss, updated) = step(block, buffers[rows], *batch, *work.own(chunk[rows], t))
+            g, (loss, updated) = step(block, buffers[rows], *batch[:3], *work.own(chunk[rows], t))
             block_slots = tuple(s[rows] for s in slots)
             optimizer.step(block, g, block_slots, work.lr, t)
             if not isinstance(rows, slice):  # an index makes copies, a slice makes views

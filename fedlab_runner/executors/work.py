@@ -18,6 +18,7 @@ from fedlab_runner.task import Batch, Model, Task
 Loss = Callable[..., Tensor]  # loss(model, batch, *own) -> scalar, written for one client
 Perturb = Callable[..., Tensor]  # perturb(gradient [P], *own) -> [P], written for one client
 Correct = Callable[..., Tensor]  # correct(gradient [P], *own) -> [P], written for one client
+OfOne = Callable[..., tuple[Tensor, ...]]
 Objective = Callable[..., tuple[Tensor, tuple[Tensor, Tensor]]]
 Gradient = Callable[..., tuple[Tensor, tuple[Tensor, Tensor]]]
 MOST_PLANNED = 2**20  # examples of a cohort's minibatches that are worked out at once
@@ -78,15 +79,22 @@ class Work:
         frozen = self.task.has_batch_norm & (examples[order] == 1)
         return [(mode, order[frozen == mode]) for mode in (False, True) if (frozen == mode).any()]
 
+    @cached_property
+    def offsets(self) -> Tensor | None:
+        """What the supervision signal makes of each client's classes [K, C]."""
+        counts = self.population.label_counts(self.ids, self.task.num_classes)
+        offsets = self.task.supervision.offsets(counts)
+        return None if offsets is None else offsets.to(self.task.dtype)
+
     def objective(self) -> Objective:
         """(params, buffers, inputs, targets, mask, *own) -> loss, (its value, updated buffers), for one client."""
-        task, loss = self.task, self.loss or self._plain_loss
+        task, loss, supervised = self.task, self.loss or self._plain_loss, self.offsets is not None
 
         def objective(
             params: Tensor, buffers: Tensor, inputs: Tensor, targets: Tensor, mask: Tensor, *own: Tensor
         ) -> Any:
-            model = Model(task, params, buffers)
-            value = loss(model, Batch(inputs, targets, mask), *own)
+            model, offsets = Model(task, params, buffers), own[0] if supervised else None
+            value = loss(model, Batch(inputs, targets, mask, offsets), *own[supervised:])
             return value, (value.detach(), model.buffers)
 
         return objective
@@ -98,24 +106,25 @@ class Work:
         """What the optimiser follows, given the objective's gradient: taken at the perturbed parameters, clipped,
         corrected. Loss and updated buffers stay those of the parameters themselves.
         """
-        perturb, clip, correct = self.perturb, self.local.clip_norm, self.correct
+        perturb, clip, correct, first = self.perturb, self.local.clip_norm, self.correct, int(self.offsets is not None)
 
         def followed(
             params: Tensor, buffers: Tensor, inputs: Tensor, targets: Tensor, mask: Tensor, *own: Tensor
         ) -> Any:
             g, aux = gradient(params, buffers, inputs, targets, mask, *own)
             if perturb is not None:
-                g, _ = gradient(params + perturb(g, *own), buffers, inputs, targets, mask, *own)
+                g, _ = gradient(params + perturb(g, *own[first:]), buffers, inputs, targets, mask, *own)
             if clip is not None:
                 g = clip_rows(g, clip)
-            return (g if correct is None else correct(g, *own)), aux
+            return (g if correct is None else correct(g, *own[first:])), aux
 
         return followed
 
     def own(self, rows: np.ndarray, step: int) -> tuple[Tensor, ...]:
-        """What belongs to some of the clients at one of their local steps: tensors [k, ...]."""
+        """What belongs to some of the clients at one of their local steps, offsets first: tensors [k, ...]."""
+        always = self.per_client if self.offsets is None else (self.offsets, *self.per_client)
         fresh = () if self.per_step is None else self.per_step(rows, step)
-        return tuple(t[rows] for t in self.per_client) + fresh
+        return tuple(t[rows] for t in always) + fresh
 
     @cached_property
     def _torch_seeds(self) -> list[int]:
@@ -140,6 +149,19 @@ class Executor(Protocol):
     def train(self, work: Work) -> tuple[Tensor, Tensor]:
         """The models after local work [K, D], and each client's mean loss over its last epoch [K]."""
         ...
+
+    def each(self, task: Task, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
+        """`function`, written for one model of a task, for each of n: of tensors [n, ...] row by row, results stacked.
+
+        `fill` promises that what one row gives does not depend, to the bit, on how many others there are.
+        """
+        ...
+
+
+def one_by_one(function: OfOne, *rows: Tensor) -> list[Tensor]:
+    """The results of `function` for each row of tensors [n, ...], stacked [n, ...]."""
+    results = [function(*row) for row in zip(*(t.unbind() for t in rows), strict=True)]
+    return [torch.stack(column) for column in zip(*results, strict=True)]
 
 
 def clip_rows(g: Tensor, norm: float) -> Tensor:

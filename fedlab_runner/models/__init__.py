@@ -1,6 +1,7 @@
 """Models: what the clients train, one architecture a file."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,10 @@ class Model(ABC):
         for name, value in (("channels", self.channels), ("image_size", self.image_size)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be null or >= 1, got {value}")
+
+    def architectures(self) -> "Sequence[Model]":
+        """What the clients have: client i number i modulo their number. Here all have this one."""
+        return (self,)
 
     @abstractmethod
     def build(self, channels: int, image_size: int, num_classes: int) -> "nn.Module":

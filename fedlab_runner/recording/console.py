@@ -14,17 +14,19 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn,
 from rich.table import Column, Table
 from rich.text import Text
 
+from fedlab_runner.plots import COUNT_PREFIX
 from fedlab_runner.recording.jsonl import Row
 from fedlab_runner.sweep import NAME as SWEEP
 
 _log = logging.getLogger(__name__)
 
-# What is shown of a round: metric key, label, format.
+LATE = "late"  # of the updates that arrived, those that began in an earlier round; counted here
+# What is shown of a round, as much as there is room for: metric key, label, format.
 SHOWN = (
     ("test/accuracy", "accuracy", "{:.2%}"),
-    ("train/loss", "loss", "{:.3f}"),
     ("late/in_flight", "in flight", "{:.0f}"),
-    ("late/staleness_mean", "staleness", "{:.1f}"),
+    (LATE, "late", "{:.0f}"),
+    ("train/loss", "loss", "{:.3f}"),
 )
 LOG_SECONDS = 5.0  # between two log lines at the least
 
@@ -69,6 +71,8 @@ class Console:
     def log(self, row: Row) -> None:
         """Shows one round."""
         self._latest.update(row)
+        if "late/arrived" in row:
+            self._latest[LATE] = row["late/arrived"] - row.get(f"{COUNT_PREFIX}0", 0)
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=row["round"])
         elif not self._live and SHOWN[0][0] in row:
@@ -110,8 +114,14 @@ class Console:
             return
         self._logged = now
         done, seconds = round - self._first, now - self._began
-        speed = f", {done / seconds:.3g} rounds/s" if done > 0 and seconds > 0 else ""
-        _log.info("round %d/%d: %s%s", round, self._rounds, ", ".join(_parts(self._latest)), speed)
+        parts = _parts(self._latest)
+        if done > 0 and seconds > 0:
+            parts.append(_rate(done / seconds))
+            if round < self._rounds:
+                parts.append(f"{timedelta(seconds=math.ceil((self._rounds - round) * seconds / done))} left")
+        # The jobs of a sweep may run side by side and write to one terminal or file.
+        name = f"{self._run_id} " if os.environ.get(SWEEP) else ""
+        _log.info("%sround %d/%d: %s", name, round, self._rounds, ", ".join(parts))
 
 
 class _Latest(ProgressColumn):
@@ -123,20 +133,25 @@ class _Latest(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         parts = _parts(self._values)
-        room = get_console().width - 40
+        room = get_console().width - 42
         while len(parts) > 1 and len("  ".join(parts)) > room:
             parts.pop()
         return Text("  ".join(parts), style="cyan", no_wrap=True)
 
 
 class _Speed(ProgressColumn):
-    """Rounds a second, or seconds a round where that is the larger number."""
+    """How fast it goes."""
 
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.speed
         if not speed:
-            return Text("-.-/s", style="magenta", no_wrap=True)
-        return Text(f"{speed:.1f}/s" if speed >= 1 else f"{1 / speed:.1f} s each", style="magenta", no_wrap=True)
+            return Text("- rounds/s", style="magenta", no_wrap=True)
+        return Text(_rate(speed), style="magenta", no_wrap=True)
+
+
+def _rate(speed: float) -> str:
+    """Rounds a second, or seconds a round where that is the larger number."""
+    return f"{speed:.1f} rounds/s" if speed >= 1 else f"{1 / speed:.1f} s/round"
 
 
 def _parts(values: Mapping[str, Any]) -> list[str]:

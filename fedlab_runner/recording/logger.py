@@ -12,6 +12,7 @@ class Logger:
     dir: the W&B folder that all runs share; W&B itself insists on the last part being `wandb`.
     init_timeout, finish_timeout: seconds that an online server may take before the run goes on without it.
     progress: whether the terminal shows a live bar; None: when it is one.
+    save_model: whether the run leaves its final weights in its folder and, as an artifact, in W&B.
     """
 
     mode: str
@@ -24,6 +25,7 @@ class Logger:
     init_timeout: float
     finish_timeout: float
     progress: bool | None
+    save_model: bool
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:

@@ -84,6 +84,12 @@ class Tracker:
 
             self._add(name, lambda: wandb.Image(str(path)))
 
+    def model(self, path: Path) -> None:
+        """The weights in a file, as an artifact `model-<run id>`."""
+        if self._run is not None:
+            run = self._run
+            self._try(lambda: self._log_model(run, path), "W&B did not take the model")
+
     def summary(self, values: dict[str, Any]) -> None:
         """Adds the run's summary, as `summary.<key>`, to the last values that W&B keeps itself."""
         if self._run is not None:
@@ -152,6 +158,13 @@ class Tracker:
             config=self._config,
             settings=settings,
         )
+
+    def _log_model(self, run: "wandb.Run", path: Path) -> None:
+        import wandb
+
+        artifact = wandb.Artifact(f"model-{self._run_id}", type="model", metadata={"round": self._last})
+        artifact.add_file(str(path))
+        run.log_artifact(artifact)
 
     def _say_where(self, run: "wandb.Run") -> None:
         if run.offline:

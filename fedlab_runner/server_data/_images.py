@@ -13,12 +13,19 @@ from fedlab_runner.rng import Purpose, generator
 from fedlab_runner.server import ServerData
 
 SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".webp")
+SHOWN = 5  # missing classes in a message
 
 
 def check_max_images(max_images: int | None) -> None:
     """Raises ValueError for a cap that leaves nothing to learn."""
     if max_images is not None and max_images < 2:
         raise ValueError(f"max_images must be >= 2 or null, got {max_images}")
+
+
+def lacking(missing: Sequence[str], wanted: Sequence[str]) -> str:
+    """Which classes are missing, and how many of those that are wanted."""
+    shown = ", ".join([*missing[:SHOWN], *(["..."] if len(missing) > SHOWN else [])])
+    return f"{shown} ({len(missing)} of {len(wanted)} missing)"
 
 
 def images_in(folder: Path) -> list[Path]:

@@ -33,6 +33,8 @@ class ImageFolder:
             )
         names = self.classes or sorted(path.name for path in root.iterdir() if path.is_dir())
         if missing := [name for name in names if not (root / name).is_dir()]:
-            raise UserError(f"server_data.classes must be folders in {root}, which has no {missing[0]}")
+            raise UserError(
+                f"server_data.classes must be folders in {root}, which has no {_images.lacking(missing, names)}"
+            )
         files = [(path, label) for label, name in enumerate(names) for path in _images.images_in(root / name)]
         return _images.read(files, len(names), self.max_images, root, data, seed, self.cache), data

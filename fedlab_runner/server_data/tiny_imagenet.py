@@ -36,9 +36,11 @@ class TinyImageNet:
     def reserve(self, data: Data, seed: int) -> tuple[ServerData, Data]:
         root = Path(self.root).expanduser() / FOLDER
         known = self._read(root / "wnids.txt").split()
-        if missing := [name for name in self.classes or () if name not in known]:
-            raise UserError(f"server_data.classes must be wnids of {root / 'wnids.txt'}, which has no {missing[0]}")
-        labels = {name: label for label, name in enumerate(self.classes or known)}
+        names = self.classes or known
+        if missing := [name for name in names if name not in known]:
+            lacks = _images.lacking(missing, names)
+            raise UserError(f"server_data.classes must be wnids of {root / 'wnids.txt'}, which has no {lacks}")
+        labels = {name: label for label, name in enumerate(names)}
         files = [(path, labels[wnid]) for path, wnid in self._images(root) if wnid in labels]
         return _images.read(files, len(labels), self.max_images, root / self.split, data, seed, self.cache), data
 

@@ -1,0 +1,33 @@
+"""Decentralised FedAvg (Khalil et al., TMLR 2024, DFML), Algorithm 2. https://arxiv.org/abs/2402.01863"""
+
+from dataclasses import dataclass
+
+from fedlab_runner.algorithm import ServerlessAlgorithm, Stacks
+from fedlab_runner.federation import Federation
+from fedlab_runner.serverless import (
+    Clients,
+    cluster_means,
+    first_aggregator,
+    initial_models,
+    meet,
+    record_exchange,
+    train,
+    updated,
+)
+
+
+@dataclass(frozen=True)
+class DecFedAvg(ServerlessAlgorithm[Clients]):
+    """One of the clients averages the models that others send it, those of one architecture with each other."""
+
+    def init(self, fed: Federation) -> Clients:
+        return Clients(initial_models(fed), first_aggregator(fed))
+
+    def round(self, state: Clients, fed: Federation) -> Clients:
+        meeting = meet(fed, state.aggregator)
+        trained = train(fed, state.models, meeting.participants)
+        record_exchange(fed, [t.group for t in trained], meeting.aggregator)
+        return Clients(updated(state.models, cluster_means(fed, trained)), meeting.next)
+
+    def models(self, state: Clients) -> Stacks:
+        return state.models

@@ -1,0 +1,48 @@
+"""Decentralised FedProx (Khalil et al., TMLR 2024, DFML), Algorithm 2. https://arxiv.org/abs/2402.01863"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedlab_runner.algorithm import ServerlessAlgorithm, Stacks
+from fedlab_runner.federation import Federation
+from fedlab_runner.serverless import (
+    Clients,
+    cluster_means,
+    first_aggregator,
+    initial_models,
+    meet,
+    record_exchange,
+    train,
+    updated,
+)
+from fedlab_runner.task import Batch, Model
+
+
+@dataclass(frozen=True)
+class DecFedProx(ServerlessAlgorithm[Clients]):
+    """Decentralised FedAvg whose clients also minimise mu/2 ||W - W~||^2, the squared distance to the model that they
+    had before the round: there is no global one.
+    """
+
+    mu: float
+
+    def __post_init__(self) -> None:
+        if self.mu < 0:
+            raise ValueError(f"mu must be >= 0, got {self.mu}")
+
+    def init(self, fed: Federation) -> Clients:
+        return Clients(initial_models(fed), first_aggregator(fed))
+
+    def round(self, state: Clients, fed: Federation) -> Clients:
+        meeting = meet(fed, state.aggregator)
+
+        def loss(model: Model, batch: Batch, start: Tensor) -> Tensor:
+            return model.task.loss(model, batch) + self.mu / 2 * (model.params - start).square().sum()
+
+        trained = train(fed, state.models, meeting.participants, loss)
+        record_exchange(fed, [t.group for t in trained], meeting.aggregator)
+        return Clients(updated(state.models, cluster_means(fed, trained)), meeting.next)
+
+    def models(self, state: Clients) -> Stacks:
+        return state.models

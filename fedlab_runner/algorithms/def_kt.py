@@ -1,0 +1,84 @@
+"""Def-KT (Li, Li and Varshney, IEEE IoT Journal 2021), Algorithm 1. https://arxiv.org/abs/2012.13063"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlab_runner.algorithm import ServerlessAlgorithm, Stacks
+from fedlab_runner.errors import UserError
+from fedlab_runner.federation import Federation
+from fedlab_runner.pairs import Pair, pair_loss
+from fedlab_runner.rng import Purpose, generator
+from fedlab_runner.serverless import Clients, first_aggregator, initial_models, train
+from fedlab_runner.task import Batch, Model
+
+
+@dataclass(frozen=True)
+class DefKT(ServerlessAlgorithm[Clients]):
+    """Senders train and each sends its model to another client, which lets it and its own teach each other on its
+    examples for `epochs`, and goes on with the one that it was sent.
+
+    All clients have one architecture. As many receive as send, and nobody does both.
+    """
+
+    epochs: int
+
+    def __post_init__(self) -> None:
+        if self.epochs < 0:
+            raise ValueError(f"epochs must be >= 0, got {self.epochs}")
+
+    def check(self, fed: Federation) -> None:
+        if len(fed.tasks) > 1:
+            raise UserError("algorithm=def_kt replaces a client's model by one that it is sent: use one architecture")
+        if 2 * fed.cohort_size > fed.num_clients:
+            raise UserError(
+                f"participation must be at most half of the {fed.num_clients} clients, since as many receive, got "
+                f"{fed.cohort_size} senders"
+            )
+
+    def init(self, fed: Federation) -> Clients:
+        return Clients(initial_models(fed), first_aggregator(fed))
+
+    def round(self, state: Clients, fed: Federation) -> Clients:
+        senders, receivers = _pairs(fed)
+        if not len(senders):
+            return state
+        (trained,) = train(fed, state.models, senders)
+        pair, ids = Pair(fed.task, fed.task), torch.from_numpy(receivers).to(fed.task.device)
+
+        def loss(model: Model, batch: Batch) -> Tensor:
+            return pair_loss(model, batch, (1.0, 1.0), (1.0, 1.0))
+
+        (models,) = state.models
+        models = models.index_copy(0, trained.group.rows, trained.after)
+        if self.epochs:
+            cohort = fed.cohort(receivers, pair.task, replace(fed.local, epochs=self.epochs, steps=None))
+            received, _ = pair.part(cohort.train(pair.join(trained.after, models[ids]), loss=loss))
+        else:
+            received = trained.after
+        sample = fed.task.normalize(fed.population.inputs[:1], fed.task.dtype)
+        examples = int(fed.population.num_examples[receivers].sum())
+        fed.count_server_flops(self.epochs * examples * 2 * fed.task.flops(sample).step)
+        fed.count_payload(upload=trained.after.numel(), models=len(senders))
+        return Clients((models.index_copy(0, ids, received),), state.aggregator)
+
+    def models(self, state: Clients) -> Stacks:
+        return state.models
+
+
+def _pairs(fed: Federation) -> tuple[np.ndarray, np.ndarray]:
+    """Who sends to whom: senders in the order of sampling, each to one of its neighbours that nobody else has."""
+    clients = np.flatnonzero(fed.population.num_examples)
+    senders = fed.ask(clients)[: len(clients) // 2]
+    rng, free = generator(fed.seed, Purpose.AGGREGATOR, fed.round), np.setdiff1d(clients, senders)
+    pairs = []
+    for sender in senders.tolist():
+        reached = np.intersect1d(fed.neighbours(sender), free)
+        if len(reached):
+            receiver = int(rng.choice(reached))
+            pairs.append((sender, receiver))
+            free = free[free != receiver]
+    found = np.array(pairs, np.int64).reshape(-1, 2)
+    return found[:, 0], found[:, 1]

@@ -1,0 +1,193 @@
+"""DFML (Khalil et al., TMLR 2024), Algorithm 1. https://arxiv.org/abs/2402.01863"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedlab_runner.algorithm import ServerlessAlgorithm, Stacks
+from fedlab_runner.distillation import Learners, mutual_learning, mutual_losses, teacher_weights
+from fedlab_runner.errors import UserError
+from fedlab_runner.federation import Federation
+from fedlab_runner.serverless import (
+    Meeting,
+    Trained,
+    first_aggregator,
+    initial_models,
+    meet,
+    record_exchange,
+    train,
+    updated,
+)
+from fedlab_runner.task import Batch, Task
+
+SCHEDULES = ("half", "full", "fixed", "anneal")
+SCHEDULED = ("opposite", "supervision", "distillation", "both")
+ADAPTIVE = ("none", "wsl")
+
+
+class State(NamedTuple):
+    """All clients' models and peak models, and where the cycle is."""
+
+    models: Stacks  # W_n
+    peaks: Stacks  # W^_n
+    alphas: Tensor  # alpha_n [N] float64
+    aggregator: int
+    start: int  # the round in which the current period began
+    period: int  # its length in rounds
+
+
+@dataclass(frozen=True)
+class DFML(ServerlessAlgorithm[State]):
+    """Senders and aggregator teach each other, on the aggregator's examples, under (1 - alpha) L_supervision + alpha
+    L_KL; alpha rises from `alpha_min` to `alpha_max` in every period and each client keeps a peak model.
+
+    `epochs` K of mutual learning; periods of `period` rounds, each `growth` longer than the one before. `schedule`:
+    half a cosine cycle, a full one, fixed (alpha_max) or anneal (from alpha_max to alpha_min in `anneal_rounds`: ANL,
+    Clark et al., ACL 2019). `scheduled` (Figure 27): both terms in opposite directions, only one of them (the other
+    counts 1), or both by alpha. `adaptive`: wsl weighs samples (Zhou et al., ICLR 2021). `weighted`: teachers count by
+    their size. `mutual`: false is vanilla distillation, in which only the aggregator's model learns. `peak_updates`:
+    peaks are renewed in the rounds with so many largest alphas of a period (null: 0.5 N / senders, at least 1).
+    `regular`: the regular models are evaluated beside the peak ones.
+    """
+
+    epochs: int
+    alpha_min: float
+    alpha_max: float
+    schedule: str
+    scheduled: str
+    period: int
+    growth: int
+    anneal_rounds: int | None
+    peak_updates: int | None
+    adaptive: str
+    weighted: bool
+    mutual: bool
+    fixed_aggregator: int | None
+    regular: bool
+
+    def __post_init__(self) -> None:
+        for name in ("alpha_min", "alpha_max"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be in [0, 1], got {getattr(self, name)}")
+        if self.alpha_min > self.alpha_max:
+            raise ValueError(f"alpha_min must be <= alpha_max ({self.alpha_max}), got {self.alpha_min}")
+        for name, known in (("schedule", SCHEDULES), ("scheduled", SCHEDULED), ("adaptive", ADAPTIVE)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)}")
+        for name, least in (("epochs", 0), ("period", 1), ("growth", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
+        for name, least in (("peak_updates", 1), ("fixed_aggregator", 0), ("anneal_rounds", 1)):
+            if getattr(self, name) is not None and getattr(self, name) < least:
+                raise ValueError(f"{name} must be >= {least} or null, got {getattr(self, name)}")
+        if (self.schedule == "anneal") != (self.anneal_rounds is not None):
+            raise ValueError(f"anneal_rounds must be set with schedule anneal, else null, got {self.anneal_rounds}")
+
+    def check(self, fed: Federation) -> None:
+        super().check(fed)
+        if self.fixed_aggregator is not None and self.fixed_aggregator >= fed.num_clients:
+            raise UserError(
+                f"algorithm.fixed_aggregator must be an id below the number of clients ({fed.num_clients}), "
+                f"got {self.fixed_aggregator}"
+            )
+
+    def init(self, fed: Federation) -> State:
+        models = initial_models(fed)
+        alphas = torch.zeros(fed.num_clients, dtype=torch.float64, device=fed.task.device)
+        aggregator = first_aggregator(fed) if self.fixed_aggregator is None else self.fixed_aggregator
+        return State(models, models, alphas, aggregator, start=0, period=self.period)
+
+    def round(self, state: State, fed: Federation) -> State:
+        start, period = state.start, state.period
+        if fed.round - start == period:
+            start, period = fed.round, period + self.growth
+        alpha = self.alpha(fed.round, start, period)
+        meeting = meet(fed, state.aggregator)
+        trained = train(fed, state.models, meeting.participants)
+        record_exchange(fed, [t.group for t in trained], meeting.aggregator)
+        fed.count_payload(download=len(meeting.senders) + 2)  # alpha; t and start to the next
+        learnt = self._aggregate(fed, meeting, trained, alpha)
+        new = [(t.group, rows) for t, rows in zip(trained, learnt, strict=True)]
+        peaks, alphas = state.peaks, state.alphas.clone()
+        everyone = self._is_peak(alpha, period, fed.num_clients, len(meeting.senders))
+        for group, rows in new:
+            ids = torch.from_numpy(group.ids).to(alphas.device)
+            renewed = alphas[ids] <= alpha if not everyone else torch.ones_like(ids, dtype=torch.bool)
+            kept = torch.where(renewed.unsqueeze(1), rows, peaks[group.architecture][group.rows])
+            peaks = updated(peaks, [(group, kept)])
+            alphas[ids] = alphas[ids].clamp_min(alpha)
+        fed.report(alpha=alpha)
+        successor = meeting.next if self.fixed_aggregator is None else self.fixed_aggregator
+        return State(updated(state.models, new), peaks, alphas, successor, start, period)
+
+    def _aggregate(self, fed: Federation, meeting: Meeting, trained: Sequence[Trained], alpha: float) -> list[Tensor]:
+        """The models of each group of participants after K epochs at the aggregator (Eq 1) [k, D_a] each."""
+        gamma, alpha = self.scales(alpha)
+        learners = [Learners(t.group.task, t.after) for t in trained]
+        if self.mutual:
+            weights = self._weights(learners)
+
+            def objective(logits: Tensor, batch: Batch) -> Tensor:
+                return mutual_losses(logits, batch, weights.to(logits), gamma, alpha, self.adaptive == "wsl")
+
+            return mutual_learning(fed, meeting.aggregator, learners, self.epochs, objective)
+        own = [torch.from_numpy(t.group.ids == meeting.aggregator).to(t.after.device) for t in trained]
+        student = next(Learners(x.task, x.models[mine]) for x, mine in zip(learners, own, strict=True) if mine.any())
+        teachers = [Learners(x.task, x.models[~mine]) for x, mine in zip(learners, own, strict=True) if not mine.all()]
+        of_student = self._weights([student, *teachers])[:1]
+
+        def vanilla(logits: Tensor, batch: Batch) -> Tensor:
+            return mutual_losses(logits, batch, of_student.to(logits), gamma, alpha, self.adaptive == "wsl")
+
+        (learnt,) = mutual_learning(fed, meeting.aggregator, [student], self.epochs, vanilla, teachers)
+        return [
+            torch.where(mine.unsqueeze(1), learnt, x.models) if mine.any() else x.models
+            for x, mine in zip(learners, own, strict=True)
+        ]
+
+    def _weights(self, learners: Sequence[Learners]) -> Tensor:
+        """How much each model teaches each other [M, M] float64."""
+        sizes = [float(x.task.num_params) if self.weighted else 1.0 for x in learners for _ in range(len(x.models))]
+        return teacher_weights(torch.tensor(sizes, dtype=torch.float64))
+
+    def alpha(self, round: int, start: int, period: int) -> float:
+        """The distillation signal's weight in a round, in a period that began with round `start` (Eq 4)."""
+        if self.schedule == "fixed":
+            return self.alpha_max
+        span = self.alpha_max - self.alpha_min
+        if self.anneal_rounds is not None:
+            return self.alpha_max - span * min(1.0, round / self.anneal_rounds)
+        # Read literally Eq 4 falls from alpha_max; the text and Figures 7 and 11 have it rise from alpha_min.
+        position = round - start
+        if self.schedule == "half":
+            angle = math.pi * position / (period - 1) if period > 1 else math.pi
+        else:
+            angle = 2 * math.pi * position / period
+        return self.alpha_min + span / 2 * (1 - math.cos(angle))
+
+    def scales(self, alpha: float) -> tuple[float, float]:
+        """gamma and alpha of Eq 10, the factors of supervision and distillation."""
+        return {
+            "opposite": (1 - alpha, alpha),
+            "supervision": (1 - alpha, 1.0),
+            "distillation": (1.0, alpha),
+            "both": (alpha, alpha),
+        }[self.scheduled]
+
+    def _is_peak(self, alpha: float, period: int, num_clients: int, senders: int) -> bool:
+        """Whether all participants' peak models are renewed, those too that have met a larger alpha."""
+        if self.schedule not in ("half", "full"):
+            return True
+        wanted = self.peak_updates or max(1, round(0.5 * num_clients / max(senders, 1)))
+        largest = sorted((self.alpha(position, 0, period) for position in range(period)), reverse=True)
+        return alpha >= largest[min(wanted, period) - 1]
+
+    def models(self, state: State) -> Stacks:
+        return state.peaks
+
+    def more_models(self, state: State, fed: Federation) -> dict[str, tuple[Sequence[Task], Stacks]]:
+        return {"regular": (fed.tasks, state.models)} if self.regular else {}

@@ -1,0 +1,270 @@
+"""FedCDA (Wang, Xu, Li, Xu, Li and Zhang, ICLR 2024), Algorithm 1: cross-round divergence-aware aggregation.
+https://openreview.net/forum?id=nbPGqeH3lt
+"""
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlab_runner.algorithm import ServerAlgorithm
+from fedlab_runner.federation import Arrivals, Cohort, Federation
+from fedlab_runner.rng import Purpose, generator
+from fedlab_runner.tables import Kept, Rows, check_place
+
+_log = logging.getLogger(__name__)
+
+STRATEGIES = ("approximate", "optimal", "newest", "random")
+MOST = 2**20  # combinations tried at once: 8 MB of objectives, some milliseconds a client of the batch
+TIE = 1e-12  # of the size of the terms: objectives closer than this differ by rounding alone
+BLOCK = 2**23  # values of the models that are compared at a time, in float64
+
+
+class Upload(NamedTuple):
+    """A client's model, and its mean loss in its last local epoch."""
+
+    models: Tensor  # w^n [K, D]
+    losses: Tensor  # F_n [K, 1]
+
+
+class Entry(NamedTuple):
+    """One cached model."""
+
+    model: Kept  # w [D]
+    loss: float  # F_n(w)
+    square: float  # ||w||^2 over the parameters
+    round: int  # in which the client had received the server's model
+
+
+class State(NamedTuple):
+    """The server's model, and of each client that has ever reported its last models and which of them is in use."""
+
+    params: Tensor  # w [D]
+    total: Tensor  # [D] float64, the sum of the models in use
+    caches: dict[int, list[Entry]]  # by client, the newest model first
+    chosen: dict[int, int]  # by client, the place of the model in use in its cache
+
+
+@dataclass(frozen=True)
+class FedCDA(ServerAlgorithm[State, Upload]):
+    """The server keeps the last `memory` (K) models of every client and averages, over all clients that have ever
+    reported, one of each: those with small losses and little divergence.
+
+    What is minimised is mean F_n(w_n) + L/2 mean ||w_n - w||^2 (Eq 5; `smoothness` is L, norms are over parameters).
+    `strategy` says how: approximate (Eq 8: the clients that report choose again, in `batches` (B) random groups, all
+    combinations within a group), optimal (Eq 5: all clients, all combinations), newest or random (no search: what
+    reports takes its newest or any cached model). Of equal combinations the newest models win. The first `warmup`
+    rounds are FedAvg's, with caching. The cached models are kept on the `device`, the `host` or `disk` (`caches_on`).
+    """
+
+    memory: int
+    batches: int
+    warmup: int
+    smoothness: float
+    strategy: str
+    caches_on: str
+
+    def __post_init__(self) -> None:
+        for name in ("memory", "batches"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        if self.warmup < 0:
+            raise ValueError(f"warmup must be >= 0, got {self.warmup}")
+        if self.smoothness < 0:
+            raise ValueError(f"smoothness must be >= 0, got {self.smoothness}")
+        if self.strategy not in STRATEGIES:
+            raise ValueError(f"strategy must be one of {', '.join(STRATEGIES)}, got {self.strategy}")
+        check_place("caches_on", self.caches_on)
+
+    def check(self, fed: Federation) -> None:
+        clients, most = fed.cohort_size, self._largest_batch
+        if self.strategy == "optimal" and fed.num_clients > most:
+            tried = f"{self.memory}^{fed.num_clients} combinations a round, more than {MOST:,}"
+            raise ValueError(f"strategy must be approximate for {fed.num_clients} clients: optimal tries {tried}")
+        if self.strategy != "approximate":
+            return
+        if -(-clients // self.batches) > most:
+            tried = f"{self.memory}^{-(-clients // self.batches)} combinations a batch, more than {MOST:,}"
+            least = -(-clients // most)
+            raise ValueError(f"batches must be >= {least} for {clients} clients a round, got {self.batches}: {tried}")
+        if self.batches > clients:
+            _log.warning("algorithm.batches %d: %d a round, as there are clients", self.batches, clients)
+
+    def init(self, fed: Federation) -> State:
+        x = fed.task.init(fed.seed)
+        return State(x, torch.zeros_like(x, dtype=torch.float64), {}, {})
+
+    def client_update(self, state: State, cohort: Cohort) -> Upload:
+        y = cohort.train(state.params)
+        assert cohort.last_loss is not None
+        return Upload(y, cohort.last_loss.unsqueeze(1))
+
+    def server_step(self, state: State, arrivals: Arrivals[Upload], fed: Federation) -> State:
+        if not len(arrivals):
+            return state
+        rows = fed.rows(self.caches_on, fed.task.size)
+        ids, warmed_up = arrivals.ids.tolist(), fed.round >= self.warmup
+        caches = {n: [Entry(*entry) for entry in cache] for n, cache in state.caches.items()}
+        free = list(caches) if warmed_up and self.strategy == "optimal" else [n for n in ids if n in caches]
+        total = self._without(state, caches, free, rows)
+        self._push(caches, arrivals, rows, fed)  # line 8
+        free = list(caches) if warmed_up and self.strategy == "optimal" else ids
+        chosen, tried = dict(state.chosen), 0
+        for n in free:
+            chosen.pop(n, None)
+        if not warmed_up or self.strategy == "newest":
+            picks = dict.fromkeys(free, 0)
+        elif self.strategy == "random":
+            rng = generator(fed.seed, Purpose.ALGORITHM, fed.round)
+            picks = {n: int(rng.integers(len(caches[n]))) for n in free}
+        else:
+            picks = {}
+        for n, place in picks.items():
+            total += rows.get(caches[n][place].model)
+        chosen |= picks
+        if len(picks) < len(free):
+            with fed.timed("selection"):  # line 9
+                tried = self._select(state.params, total, caches, chosen, self._groups(free, fed), rows, fed)
+        fed.report(
+            objective=self._objective(total, caches, chosen, fed.task.num_params),
+            not_newest=sum(place > 0 for place in chosen.values()),
+            combinations=tried,
+            cached_clients=len(caches),
+        )
+        mean = (total / len(chosen)).to(state.params.dtype)  # line 10
+        return State(mean if warmed_up else arrivals.mean(arrivals.upload.models), total, caches, chosen)
+
+    def _without(self, state: State, caches: Mapping[int, Sequence[Entry]], free: Sequence[int], rows: Rows) -> Tensor:
+        """The sum of the models in use [D] without those of the clients that choose anew."""
+        if len(free) == len(caches):
+            return torch.zeros_like(state.total)
+        total = state.total.clone()
+        for n in free:
+            total -= rows.get(caches[n][state.chosen[n]].model)
+        return total
+
+    def _push(self, caches: dict[int, list[Entry]], arrivals: Arrivals[Upload], rows: Rows, fed: Federation) -> None:
+        """Puts what has arrived in front of its clients' caches, and drops the oldest models beyond K."""
+        sent = (fed.round - arrivals.staleness).tolist()
+        for n, w, loss, round in zip(arrivals.ids.tolist(), *arrivals.upload, sent, strict=True):
+            square = float(w[: fed.task.num_params].double().square().sum())
+            caches[n] = [Entry(rows.put(w), float(loss), square, round), *caches.get(n, ())]
+            for entry in caches[n][self.memory :]:
+                rows.drop(entry.model)
+            del caches[n][self.memory :]
+
+    @property
+    def _largest_batch(self) -> int | float:
+        """How many clients with full caches may choose together."""
+        return math.inf if self.memory == 1 else math.floor(math.log(MOST) / math.log(self.memory))
+
+    def _groups(self, free: Sequence[int], fed: Federation) -> list[list[int]]:
+        """The clients that choose anew, in batches; more batches than asked for when very many report at once."""
+        if self.strategy == "optimal":
+            return [sorted(free)]
+        order = generator(fed.seed, Purpose.ALGORITHM, fed.round).permutation(np.array(free))
+        number = max(min(self.batches, len(order)), math.ceil(len(order) / self._largest_batch))
+        return [batch.tolist() for batch in np.array_split(order, number)]
+
+    def _select(
+        self,
+        x: Tensor,
+        total: Tensor,
+        caches: Mapping[int, Sequence[Entry]],
+        chosen: dict[int, int],
+        groups: Sequence[Sequence[int]],
+        rows: Rows,
+        fed: Federation,
+    ) -> int:
+        """Chooses batch by batch (Eq 8), adding to `total` and `chosen`; the number of combinations tried."""
+        tried = 0
+        for group in groups:
+            sizes = [len(caches[n]) for n in group]
+            entries = [entry for n in group for entry in caches[n]]
+            gram, cross = _products([e.model for e in entries], x, total, len(chosen), fed.task.num_params, rows)
+            fed.count_server_flops(2 * fed.task.num_params * len(entries) * (len(entries) + 1))
+            losses = np.array([e.loss for e in entries])
+            places = search(gram, cross, losses, sizes, fixed=len(chosen), smoothness=self.smoothness)
+            for n, place in zip(group, places, strict=True):
+                chosen[n] = place
+                total += rows.get(caches[n][place].model)
+            tried += math.prod(sizes)
+        return tried
+
+    def _objective(
+        self, total: Tensor, caches: Mapping[int, Sequence[Entry]], chosen: Mapping[int, int], num_params: int
+    ) -> float:
+        """J of the models in use: mean F + L/2 mean ||w_n - w||^2 (Eq 5)."""
+        used = [caches[n][place] for n, place in chosen.items()]
+        square = float((total[:num_params] / len(used)).square().sum())
+        divergence = sum(e.square for e in used) / len(used) - square
+        return sum(e.loss for e in used) / len(used) + self.smoothness / 2 * max(divergence, 0.0)
+
+    def models(self, state: State) -> Tensor:
+        return state.params
+
+    def cached(self, state: State) -> int:
+        return len(state.params) * (sum(map(len, state.caches.values())) + 1)  # the models and their sum
+
+
+def search(
+    gram: np.ndarray, cross: np.ndarray, losses: np.ndarray, sizes: Sequence[int], *, fixed: int, smoothness: float
+) -> list[int]:
+    """Which of its candidates each client of a batch takes, for the smallest objective J.
+
+    The M candidates stand client by client, `sizes[i]` of them, the preferred first. `gram` [M, M] holds their inner
+    products, `cross` [M] those with the sum of the `fixed` models that are not chosen, `losses` [M] their F. Up to
+    terms that no choice changes, q J = sum (F + L/2 ||w||^2) - L/(2q) ||fixed sum + sum w||^2, with q = fixed + clients
+    (Eq 6): a term for each candidate and one for each pair, laid out with an axis for each client.
+    """
+    q, ends = fixed + len(sizes), np.cumsum(sizes)
+    part = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+    square = np.diag(gram)
+    alone = losses + smoothness / 2 * square - smoothness / (2 * q) * (2 * cross + square)
+    single = [i for i, size in enumerate(sizes) if size == 1]  # nothing to choose: no axis
+    axes = [i for i, size in enumerate(sizes) if size > 1]
+    value = np.zeros([sizes[i] for i in axes])
+    for a, i in enumerate(axes):
+        with_single = sum((gram[part[i], part[j]][:, 0] for j in single), np.zeros(sizes[i]))
+        value += _along(alone[part[i]] - smoothness / q * with_single, (a,), len(axes))
+        for b in range(a):
+            value -= smoothness / q * _along(gram[part[axes[b]], part[i]], (b, a), len(axes))
+    scale = np.abs(alone).sum() + smoothness / q * np.abs(gram).sum()
+    best = np.flatnonzero(value <= value.min() + TIE * scale)[0]
+    places = [0] * len(sizes)
+    for i, place in zip(axes, np.unravel_index(best, value.shape), strict=True):
+        places[i] = int(place)
+    return places
+
+
+def _along(values: np.ndarray, axes: tuple[int, ...], of: int) -> np.ndarray:
+    """The values as an array of `of` dimensions that is longer than one only along `axes`, which rise."""
+    shape = [1] * of
+    for axis, size in zip(axes, values.shape, strict=True):
+        shape[axis] = size
+    return values.reshape(shape)
+
+
+def _products(
+    models: Sequence[Kept], x: Tensor, total: Tensor, fixed: int, num_params: int, rows: Rows
+) -> tuple[np.ndarray, np.ndarray]:
+    """Inner products of M models with each other [M, M] and with the sum `total` of `fixed` others [M], in float64.
+
+    J does not change when all models move alike, so they are taken relative to the server's model x, near which they
+    lie: nothing is lost to rounding. A block of parameters is in memory at a time.
+    """
+    m = len(models)
+    gram, cross = torch.zeros(m, m, dtype=torch.float64), torch.zeros(m, dtype=torch.float64)
+    step = max(1, BLOCK // m)
+    for begin in range(0, num_params, step):
+        block = slice(begin, min(begin + step, num_params))
+        origin = x[block].double()
+        u = torch.stack([rows.get(model, block).double() for model in models]) - origin
+        gram += (u @ u.T).cpu()
+        cross += (u @ (total[block] - fixed * origin)).cpu()
+    return gram.numpy(), cross.numpy()

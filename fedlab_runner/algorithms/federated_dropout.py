@@ -1,0 +1,38 @@
+"""Decentralised Federated Dropout (Caldas et al., 2018; DFML, Algorithm 3). https://arxiv.org/abs/1812.07210"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedlab_runner.algorithm import ServerlessAlgorithm, Stacks
+from fedlab_runner.federation import Federation
+from fedlab_runner.rng import Purpose, generator
+from fedlab_runner.serverless import Clients, first_aggregator, initial_models
+from fedlab_runner.slicing import Choose, check_sliceable, partial_training
+
+
+@dataclass(frozen=True)
+class FederatedDropout(ServerlessAlgorithm[Clients]):
+    """HeteroFL with channels drawn at random for each client and layer in each round, in ascending order."""
+
+    def check(self, fed: Federation) -> None:
+        super().check(fed)
+        check_sliceable(self, fed)
+
+    def init(self, fed: Federation) -> Clients:
+        return Clients(initial_models(fed), first_aggregator(fed))
+
+    def round(self, state: Clients, fed: Federation) -> Clients:
+        def choose(client: int) -> Choose:
+            rng = generator(fed.seed, Purpose.SUBMODEL, fed.round, client)
+
+            def some(label: str, k: int, of: int) -> Tensor:
+                return torch.from_numpy(rng.choice(of, k, replace=False)).sort().values  # Eq 7
+
+            return some
+
+        return partial_training(state, fed, choose, alike=False)
+
+    def models(self, state: Clients) -> Stacks:
+        return state.models

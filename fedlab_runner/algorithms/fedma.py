@@ -1,0 +1,174 @@
+"""FedMA (Wang et al., ICLR 2020), with a fixed width. https://arxiv.org/abs/2002.06440"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlab_runner.algorithm import ServerAlgorithm
+from fedlab_runner.averaging import MODEL_POLICIES, Update, check_averaging
+from fedlab_runner.errors import UserError
+from fedlab_runner.federation import Arrivals, Cohort, Federation
+from fedlab_runner.matching.neurons import Group, permute
+from fedlab_runner.matching.pfnm import PFNM, Neurons, match
+from fedlab_runner.matching.structure import require_groups
+from fedlab_runner.rng import Purpose, generator
+from fedlab_runner.task import Batch, Model
+
+
+class State(NamedTuple):
+    """The server's model; layer by layer also what the clients go on with, which they keep themselves."""
+
+    params: Tensor  # x [D]
+    layer: int  # which is matched next; the rest is for `layerwise` only
+    told: int  # neurons of the layer matched last, whose new order is told to each client
+    frozen: Tensor  # [D] bool, the layers matched in this pass
+    models: Tensor  # [N, D], each client's last model in the server's order
+    taken: Tensor  # [N] bool, who took part in the matching of the layer before
+
+
+@dataclass(frozen=True)
+class FedMA(ServerAlgorithm[State, Update]):
+    """The server's model is the mean of the clients' models after their neurons were matched by PFNM: `sigma`, `sigma0`
+    and the prior means `mu0` of weights and `mu0_bias` of biases, `sweeps` over the clients.
+
+    The width is fixed, so that nothing is added to a model and a model is always one vector: every layer's neurons are
+    matched one to one, and the gain from new neurons (gamma) has no part. Of residual networks the channels inside the
+    blocks are matched, of Transformers the hidden neurons between attention layers (see `matching.structure`).
+
+    With `layerwise` the layers are matched one after the other as in the paper (Algorithm 1), one in a round and the
+    last layer by the weighted mean, so that a pass over a network takes as many rounds as it has layers; then the next
+    pass begins from the server's model (section 3.3). Layers matched already are frozen. Clients go on with the layers
+    above, brought into the server's order, if they took part in the round before; others take the server's, where they
+    are the weighted mean until their turn. Here too the width is fixed, and updates that come late are of another
+    layer: `late_policy` must be discard. Clients send the whole model, of which the paper sends the layer at hand.
+
+    `late_policy` says whether late models are matched and averaged with the others (model) or dropped (discard), and
+    `weighting` (size, uniform) how clients count.
+    """
+
+    sigma: float
+    sigma0: float
+    mu0: float
+    mu0_bias: float
+    sweeps: int
+    layerwise: bool
+    late_policy: str
+    weighting: str
+
+    def __post_init__(self) -> None:
+        for name in ("sigma", "sigma0"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be > 0, got {getattr(self, name)}")
+        if self.sweeps < 0:
+            raise ValueError(f"sweeps must be >= 0, got {self.sweeps}")
+        check_averaging(self.late_policy, self.weighting, server_lr=1.0, policies=MODEL_POLICIES)
+        if self.layerwise and self.late_policy != "discard":
+            raise ValueError(f"late_policy must be discard with layerwise true, got {self.late_policy}")
+
+    def check(self, fed: Federation) -> None:
+        groups = require_groups(self, fed)
+        if self.layerwise and not _is_chain(fed, groups):
+            raise UserError(
+                "algorithm=fedma with layerwise=true needs a chain of layers with neurons of their own up to the "
+                f"classifier (mlp, cnn_small, cnn_mcmahan, ...), which this {type(fed.task.module).__name__} is not: "
+                "set algorithm.layerwise=false"
+            )
+
+    def init(self, fed: Federation) -> State:
+        self.check(fed)
+        x = fed.task.init(fed.seed)
+        n = fed.num_clients if self.layerwise else 0
+        none, nobody = (torch.zeros(m, dtype=torch.bool, device=x.device) for m in (len(x), n))
+        return State(x, 0, 0, none, x.expand(n, -1).clone(), nobody)
+
+    def broadcast(self, state: State) -> Sequence[Tensor]:
+        return state.params, state.params.new_empty(state.told)
+
+    def client_update(self, state: State, cohort: Cohort) -> Update:
+        x, frozen, task = state.params, state.frozen, cohort.task
+        if not self.layerwise:
+            return Update(cohort.train(x))
+        own = state.taken[cohort.ids].unsqueeze(1) & ~frozen
+        start, p = torch.where(own, state.models[cohort.ids], x), task.num_params
+
+        def loss(model: Model, batch: Batch) -> Tensor:
+            """The task's, with the layers below held still, whatever the optimiser does to them."""
+            model.params = torch.where(frozen[:p], x[:p], model.params)
+            return task.loss(model, batch)
+
+        return Update(torch.where(frozen, x, cohort.train(start, loss=loss)))
+
+    def server_step(self, state: State, arrivals: Arrivals[Update], fed: Federation) -> State:
+        if self.late_policy == "discard":
+            arrivals = arrivals.select(arrivals.staleness == 0)
+        if not len(arrivals):
+            return state
+        groups = require_groups(self, fed)
+        chosen = groups[state.layer : state.layer + 1] if self.layerwise else groups
+        aligned, moved = self._aligned(arrivals, chosen, fed)
+        x = torch.where(state.frozen, state.params, arrivals.mean(aligned, uniform=self.weighting == "uniform"))
+        fed.report(moved_neurons=moved, **({"layer": state.layer} if self.layerwise else {}))
+        if not self.layerwise:
+            return state._replace(params=x)
+        if not chosen:  # the last layer: the pass is over
+            return State(x, 0, 0, state.frozen & False, state.models, state.taken & False)
+        taken = torch.zeros_like(state.taken).index_fill_(0, arrivals.ids, True)
+        models = state.models.index_copy(0, arrivals.ids, aligned)
+        return State(x, state.layer + 1, chosen[0].size, state.frozen | chosen[0].own(x), models, taken)
+
+    def _aligned(self, arrivals: Arrivals[Update], groups: Sequence[Group], fed: Federation) -> tuple[Tensor, float]:
+        """The arrived models [A, D] in one order, that of the largest client, and the share of neurons that moved.
+
+        Layer after layer, since what a layer reads has to be in order before it is compared.
+        """
+        models = arrivals.upload.rows
+        order = torch.argsort(arrivals.num_examples, descending=True, stable=True).tolist()  # largest first
+        moved = total = 0
+        for layer, group in enumerate(groups):
+            rows = group.incoming(models)
+            columns = torch.arange(rows.shape[-1], device=rows.device)
+            prior = PFNM(self.sigma, self.sigma0, gamma=1.0, mu0=self._prior_mean(group, rows))
+            matching = match(
+                [Neurons(rows[j], columns, 1.0) for j in order],
+                prior,
+                num_columns=len(columns),
+                sweeps=self.sweeps,
+                rng=generator(fed.seed, Purpose.ALGORITHM, fed.round, layer),
+                limit=group.size,
+            )
+            fed.count_server_flops(matching.flops)
+            inverse = [np.argsort(a) for a in matching.assignments]
+            back = np.argsort(order)
+            models = torch.stack([permute(y, group, inverse[k]) for y, k in zip(models, back, strict=True)])
+            moved += sum(int((a != np.arange(group.size)).sum()) for a in matching.assignments)
+            total += len(models) * group.size
+        return models, moved / max(total, 1)
+
+    def _prior_mean(self, group: Group, rows: Tensor) -> Tensor:
+        """[r]: `mu0_bias` for what the names call a bias, `mu0` for the rest."""
+        return torch.cat(
+            [
+                rows.new_full((p.outer * p.inner,), self.mu0_bias if p.name.endswith("bias") else self.mu0)
+                for p in group.rows
+            ]
+        )
+
+    def models(self, state: State) -> Tensor:
+        return state.params
+
+    def cached(self, state: State) -> int:
+        return 0  # the clients keep their own
+
+
+def _is_chain(fed: Federation, groups: Sequence[Group]) -> bool:
+    """Whether all parameters but the classifier's belong to a group's neurons."""
+    last = fed.task.classifier
+    if last is None:
+        return False
+    x = fed.task.vector(fed.task.module)
+    owned = torch.stack([group.own(x) for group in groups]).any(0)
+    return torch.equal(~owned, fed.task.segments(last.name))

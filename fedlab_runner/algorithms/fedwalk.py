@@ -1,0 +1,170 @@
+"""FedWalk (Zhai, Gao, Ma, Zou, Ye and Jiang, 2024), Algorithm 1: a task of the server's own as a leash for the
+clients.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedlab_runner.algorithm import Algorithm, ServerAlgorithm
+from fedlab_runner.errors import UserError
+from fedlab_runner.federation import Federation
+from fedlab_runner.head import named_head, new_head, require_body
+from fedlab_runner.optimizer import SGD
+from fedlab_runner.rng import Purpose, torch_seed
+from fedlab_runner.server import ServerData
+from fedlab_runner.task import Batch, Model
+
+PLAIN = SGD(momentum=0.0, nesterov=False, weight_decay=0.0)
+UNITS = ("epoch", "step")
+EVALUATED = 500  # leash examples in one call; memory, not results
+
+
+class State(NamedTuple):
+    """The base's State, the server's classifier of the leash task, and the two losses of the log loss ratio."""
+
+    base: Any
+    head: Tensor  # [C' (F + 1)] for C' leash classes and F features
+    client_loss: float  # L^c, smoothed; 0 before the first report
+    leash_loss: float  # L^s after the last leash update; infinite before the first
+
+
+@dataclass(frozen=True)
+class FedWalk(Algorithm[State]):
+    """Any algorithm with a server, `base`, whose server trains its model on a task of its own, the leash, wherever
+    that is not learned well compared to the clients' task.
+
+    After each round of the base, `steps` (T_s; counted in `unit`s: epoch, step) of plain SGD on the leash data follow
+    if log2(L^c / L^s) < `tau`: L^c is the mean loss that clients report of their trained models, smoothed by `beta`,
+    and L^s that of the leash task after its last update. The leash task has a classifier of its own on the shared body;
+    `lr` (gamma; null: the clients' current one), `batch_size`; `move_statistics` says whether its minibatches move
+    the model's batch norm statistics. `pretrain` (0: no) is the paper's comparison: the leash updates of so many rounds
+    before the first one, and none later.
+    """
+
+    base: Any
+    tau: float
+    beta: float
+    unit: str
+    steps: int
+    lr: float | None
+    batch_size: int
+    move_statistics: bool
+    pretrain: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.base, ServerAlgorithm):
+            name = self.base if isinstance(self.base, str) else type(self.base).__name__
+            raise ValueError(f"base must be a server's algorithm, e.g. algorithm@algorithm.base=scaffold, got {name}")
+        if not 0 <= self.beta < 1:
+            raise ValueError(f"beta must be in [0, 1), got {self.beta}")
+        if self.unit not in UNITS:
+            raise ValueError(f"unit must be one of {', '.join(UNITS)}, got {self.unit}")
+        if self.lr is not None and self.lr < 0:
+            raise ValueError(f"lr must be >= 0 or null, got {self.lr}")
+        for name, least in (("steps", 0), ("batch_size", 1), ("pretrain", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
+
+    def check(self, fed: Federation) -> None:
+        _leash_data(fed)
+        require_body("algorithm=fedwalk", fed.task)
+        try:
+            self.base.check(fed)
+        except UserError as error:
+            raise UserError(str(error).replace("algorithm=", "algorithm@algorithm.base=", 1)) from error
+        except ValueError as error:
+            raise ValueError(f"base.{error}") from error
+
+    def init(self, fed: Federation) -> State:
+        classes, layer = _leash_data(fed).num_classes, require_body("algorithm=fedwalk", fed.task)
+        return State(self.base.init(fed), new_head(fed.task, layer, classes, fed.seed), 0.0, math.inf)
+
+    def round(self, state: State, fed: Federation) -> State:
+        base, head, client_loss, leash_loss = state
+        if self.pretrain and fed.round == 0:
+            base, head = self._leash(base, head, fed, self.pretrain * self.steps)
+        fed.report_losses()
+        base = self.base.round(base, fed)  # lines 2 to 8
+        if fed.arrived_losses:
+            mean = math.fsum(fed.arrived_losses) / len(fed.arrived_losses)
+            client_loss = self.beta * client_loss + (1 - self.beta) * mean
+        ratio = log_ratio(client_loss, leash_loss)
+        leashed = not self.pretrain and self.steps > 0 and ratio < self.tau  # line 10
+        if leashed:
+            base, head = self._leash(base, head, fed, self.steps)
+            leash_loss = self._loss(fed, self.base.server_model(base), head)  # line 15
+        fed.report(leashed=int(leashed), client_loss=client_loss)
+        finite = {"log_loss_ratio": ratio, "leash_loss": leash_loss}
+        fed.report(**{name: value for name, value in finite.items() if math.isfinite(value)})
+        after = State(base, head, client_loss, leash_loss)
+        fed.record_server_cache(self.cached(after))
+        return after
+
+    def _leash(self, base: Any, head: Tensor, fed: Federation, steps: int) -> tuple[Any, Tensor]:
+        """The base's State and the head after so many epochs (or steps) on the leash data (lines 11 to 14)."""
+        model, head = self._train(fed, self.base.server_model(base), head, steps)
+        return self.base.with_server_model(base, model), head
+
+    def _train(self, fed: Federation, start: Tensor, head: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+        """The model [D] and the head after SGD on the leash data; the model's own classifier stays as it is."""
+        task, lr = fed.task, fed.lr if self.lr is None else self.lr
+        p = task.num_params
+        values, buffers = torch.cat([start[:p], head]), start[p:]
+        with torch.random.fork_rng(devices=[task.device] if task.device.type == "cuda" else []):
+            torch.manual_seed(torch_seed(fed.seed, Purpose.LEASH_BATCHES, fed.round))
+            for t, batch in enumerate(self._batches(fed, steps)):
+                task.mode(True, frozen_norm=len(batch.mask) == 1)
+                leaf = values.detach().requires_grad_()
+                model = Model(task, leaf[:p], buffers)
+                logits = model(batch.inputs, named_head(task, leaf[p:]))
+                (g,) = torch.autograd.grad(F.cross_entropy(logits, batch.targets), leaf)
+                buffers = model.buffers.detach()
+                PLAIN.step(values, g, (), lr, t)
+                fed.count_server_flops(len(batch.mask) * task.flops(batch.inputs).step)
+        return torch.cat([values[:p], buffers if self.move_statistics else start[p:]]), values[p:].clone()
+
+    def _batches(self, fed: Federation, steps: int) -> Iterator[Batch]:
+        most = steps if self.unit == "step" else None  # an epoch has a minibatch at least
+        how: dict[str, Any] = {"data": _leash_data(fed), "purpose": Purpose.LEASH_BATCHES}
+        return fed.server_batches(steps, self.batch_size, most, **how)
+
+    @torch.no_grad()
+    def _loss(self, fed: Federation, model: Tensor, head: Tensor) -> float:
+        """L^s: the mean cross entropy over all leash data, in evaluation mode."""
+        task, data, p = fed.task, _leash_data(fed), fed.task.num_params
+        named, total = named_head(task, head), 0.0
+        for inputs, targets in zip(*(torch.split(t, EVALUATED) for t in (data.inputs, data.targets)), strict=True):
+            normal = task.normalize(inputs, task.dtype)
+            logits = task.evaluate(model[:p], model[p:], normal, named)
+            total += float(F.cross_entropy(logits.double(), targets, reduction="sum"))
+            fed.count_server_flops(len(targets) * task.flops(normal).forward)
+        return total / len(data)
+
+    def models(self, state: State) -> Tensor:
+        models: Tensor = self.base.models(state.base)
+        return models
+
+    def cached(self, state: State) -> int:
+        return int(self.base.cached(state.base)) + state.head.numel()
+
+
+def log_ratio(client_loss: float, leash_loss: float) -> float:
+    """log2(L^c / L^s), Eq 7: +inf for a leash loss of zero, -inf for an infinite one or a client loss of zero."""
+    if leash_loss == 0:
+        return math.inf
+    if client_loss == 0 or math.isinf(leash_loss):
+        return -math.inf
+    return math.log2(client_loss / leash_loss)
+
+
+def _leash_data(fed: Federation) -> ServerData:
+    if fed.leash_data is None:
+        choice = "server_data@leash_data=tiny_imagenet (or imagenet_lh, image_folder, torchvision, ...)"
+        raise UserError(f"algorithm=fedwalk needs a leash task on the server: add {choice}")
+    return fed.leash_data

@@ -1,0 +1,75 @@
+"""Decentralised FML (Shen et al., 2020; DFML, appendix A.3.4). https://arxiv.org/abs/2006.16765"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedlab_runner.algorithm import ServerlessAlgorithm, Stacks
+from fedlab_runner.federation import Federation
+from fedlab_runner.pairs import Pair, pair_loss
+from fedlab_runner.serverless import first_aggregator, initial_models, meet, updated
+from fedlab_runner.task import Batch, Model, Task
+
+
+class State(NamedTuple):
+    """Each client's own model and its meme model."""
+
+    models: Stacks
+    memes: Tensor  # [N, D_m]
+    aggregator: int
+
+
+@dataclass(frozen=True)
+class FML(ServerlessAlgorithm[State]):
+    """Each client's own model and a meme model, the same for all, teach each other on its examples; only memes travel
+    and are averaged, weighted by examples.
+
+    The own model learns alpha L_supervision + (1 - alpha) KL(meme || own), the meme model the same with `beta` and the
+    roles exchanged. `meme` is a model (null: the clients' first architecture).
+    """
+
+    alpha: float
+    beta: float
+    meme: Any
+
+    def __post_init__(self) -> None:
+        for name in ("alpha", "beta"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be in [0, 1], got {getattr(self, name)}")
+
+    def init(self, fed: Federation) -> State:
+        memes = self._meme(fed).init(fed.seed).repeat(fed.num_clients, 1)
+        return State(initial_models(fed), memes, first_aggregator(fed))
+
+    def round(self, state: State, fed: Federation) -> State:
+        meeting, meme = meet(fed, state.aggregator), self._meme(fed)
+        models, memes = state.models, state.memes
+        weights = (self.alpha, self.beta), (1 - self.alpha, 1 - self.beta)
+
+        def loss(model: Model, batch: Batch) -> Tensor:
+            return pair_loss(model, batch, *weights)
+
+        for group in fed.by_architecture(meeting.participants):
+            pair, ids = Pair(group.task, meme), torch.from_numpy(group.ids).to(memes.device)
+            start = pair.join(models[group.architecture][group.rows], memes[ids])
+            own, learnt = pair.part(fed.cohort(group.ids, pair.task).train(start, loss=loss))
+            models, memes = updated(models, [(group, own)]), memes.index_copy(0, ids, learnt)
+        ids = torch.from_numpy(meeting.participants).to(memes.device)
+        sizes = torch.from_numpy(fed.population.num_examples[meeting.participants]).to(memes)
+        mean = torch.tensordot(sizes / sizes.sum(), memes[ids], 1)
+        sent = len(meeting.senders) * meme.size
+        fed.count_payload(upload=sent, download=sent, models=2 * len(meeting.senders))
+        fed.count_server_flops(2 * len(ids) * meme.size)
+        return State(models, memes.index_copy(0, ids, mean.expand(len(ids), -1)), meeting.next)
+
+    def models(self, state: State) -> Stacks:
+        return state.models
+
+    def more_models(self, state: State, fed: Federation) -> dict[str, tuple[Sequence[Task], Stacks]]:
+        return {"meme": ((self._meme(fed),), (state.memes,))}
+
+    def _meme(self, fed: Federation) -> Task:
+        return fed.task if self.meme is None else fed.family(self.meme)

@@ -1,0 +1,77 @@
+"""GAMF (Liu et al., ICML 2022): deep neural network fusion via graph matching.
+https://proceedings.mlr.press/v162/liu22k.html
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedlab_runner.algorithm import ServerAlgorithm
+from fedlab_runner.averaging import MODEL_POLICIES, Params, Update, check_averaging
+from fedlab_runner.federation import Arrivals, Cohort, Federation
+from fedlab_runner.matching.graduated import Graduated, check_graduated
+from fedlab_runner.matching.neurons import permute
+from fedlab_runner.matching.structure import require_groups
+from fedlab_runner.rng import Purpose, generator
+
+
+@dataclass(frozen=True)
+class GAMF(ServerAlgorithm[Params, Update]):
+    """The server's model is the mean of the clients' models after graph matching brought their neurons into the order
+    of the first: all models and layers at once, or each with the first alone (`pairwise`).
+
+    Soft assignments at temperature `tau`, sharpened by `tau_decay` down to `tau_min` each time they rest, in at most
+    `max_iterations`; see `matching.graduated`. Of residual networks the channels inside the blocks are matched, of
+    Transformers the hidden neurons between attention layers. `late_policy` says whether late models are matched and
+    averaged with the others (model) or dropped (discard), and `weighting` (uniform, size) how clients count.
+    """
+
+    tau: float
+    tau_decay: float
+    tau_min: float
+    sinkhorn_steps: int
+    max_iterations: int
+    pairwise: bool
+    late_policy: str
+    weighting: str
+
+    def __post_init__(self) -> None:
+        check_graduated(self.tau, self.tau_decay, self.tau_min, self.sinkhorn_steps, self.max_iterations)
+        check_averaging(self.late_policy, self.weighting, server_lr=1.0, policies=MODEL_POLICIES)
+
+    def check(self, fed: Federation) -> None:
+        require_groups(self, fed)
+
+    def init(self, fed: Federation) -> Params:
+        self.check(fed)
+        return Params(fed.task.init(fed.seed))
+
+    def client_update(self, state: Params, cohort: Cohort) -> Update:
+        return Update(cohort.train(state.params))
+
+    def server_step(self, state: Params, arrivals: Arrivals[Update], fed: Federation) -> Params:
+        if self.late_policy == "discard":
+            arrivals = arrivals.select(arrivals.staleness == 0)
+        if not len(arrivals):
+            return state
+        return Params(arrivals.mean(self._aligned(arrivals.upload.rows, fed), uniform=self.weighting == "uniform"))
+
+    def _aligned(self, models: Tensor, fed: Federation) -> Tensor:
+        """Models [A, D] with their neurons in the order of the first."""
+        groups = require_groups(self, fed)
+        search = Graduated(
+            self.tau, self.tau_decay, self.tau_min, self.sinkhorn_steps, self.max_iterations, self.pairwise
+        )
+        found = search.assign(models, groups, generator(fed.seed, Purpose.ALGORITHM, fed.round))
+        fed.count_server_flops(found.flops)
+        moved = 0
+        for group, orders in zip(groups, found.orders, strict=True):
+            models = torch.stack([permute(y, group, order) for y, order in zip(models, orders, strict=True)])
+            moved += sum(int((order != range(group.size)).sum()) for order in orders)
+        neurons = len(models) * sum(group.size for group in groups)
+        fed.report(moved_neurons=moved / neurons, iterations=found.iterations)
+        return models
+
+    def models(self, state: Params) -> Tensor:
+        return state.params

@@ -1,0 +1,35 @@
+"""Decentralised HeteroFL (Diao, Ding and Tarokh, ICLR 2021; DFML, Algorithm 3). https://arxiv.org/abs/2010.01264"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedlab_runner.algorithm import ServerlessAlgorithm, Stacks
+from fedlab_runner.federation import Federation
+from fedlab_runner.serverless import Clients, first_aggregator, initial_models
+from fedlab_runner.slicing import check_sliceable, partial_training
+
+
+@dataclass(frozen=True)
+class HeteroFL(ServerlessAlgorithm[Clients]):
+    """Each model is the first channels of the widest one at the meeting, layer by layer; shared values are averaged.
+
+    Without the original's scaling of activations, static batch norm and masked classifier, as DFML compares it.
+    """
+
+    def check(self, fed: Federation) -> None:
+        super().check(fed)
+        check_sliceable(self, fed)
+
+    def init(self, fed: Federation) -> Clients:
+        return Clients(initial_models(fed), first_aggregator(fed))
+
+    def round(self, state: Clients, fed: Federation) -> Clients:
+        def first(label: str, k: int, of: int) -> Tensor:
+            return torch.arange(k)  # Eq 8
+
+        return partial_training(state, fed, lambda client: first, alike=True)
+
+    def models(self, state: Clients) -> Stacks:
+        return state.models

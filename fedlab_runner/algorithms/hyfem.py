@@ -1,0 +1,222 @@
+"""HyFEM (Zhang, Yin, Chen and Hong, TMLR 2024): hybrid federated learning. https://openreview.net/forum?id=qc2lmWkvk4"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlab_runner.algorithm import Algorithm
+from fedlab_runner.averaging import WEIGHTINGS, Update
+from fedlab_runner.federation import Arrivals, Cohort, Federation
+from fedlab_runner.hybrid import Layout, blocks_of, reading, train_on_blocks
+from fedlab_runner.matching.pfnm import PFNM, Gain, Neurons, SquaredDistance, match
+from fedlab_runner.rng import Purpose, generator
+from fedlab_runner.task import Batch, Model
+
+COSTS = ("pfnm", "l2")
+
+
+class State(NamedTuple):
+    """The server's model, the places of the clients' hidden neurons in it, and the clients' own models if kept."""
+
+    params: Tensor  # Theta_0 and w_0 [D]
+    places: Tensor  # Pi_m [N, sum of h] int64, layer after layer
+    own: Tensor  # Theta_m and w_m [N, D] with keep_own, else [0, D]
+
+
+@dataclass(frozen=True)
+class HyFEM(Algorithm[State]):
+    """Clients with different feature blocks train extractors and a classifier near the server's parts of them (`mu1`,
+    `mu2`); the server averages the extractors and matches the classifiers' hidden neurons layer by layer, by the
+    Hungarian method in `sweeps` over the clients.
+
+    `cost` of a match: pfnm (its gain with `sigma`, `sigma0`, and `gamma` for new neurons) or l2 (half the squared
+    distance to the mean of the others, half the squared length and `nu` for a new neuron). Rows are compared on the
+    columns that the client has and the bias; `include_outgoing` adds the logits' weights in the last hidden layer.
+    The server's layers grow up to the model's `server_hidden`. Clients start each round from the server's parts, or go
+    on from their own models (`keep_own`). They count by size or alike (`weighting`). `send_all` counts the download of
+    the whole server model, as Algorithm 1 says, instead of each client's parts.
+
+    Models without feature blocks are one block that all clients have, and nothing is matched. Clients that do not
+    report keep their neurons' places, and what only they have stays as it was.
+    """
+
+    holds_blocks: ClassVar[bool] = True
+
+    mu1: float
+    mu2: float
+    cost: str
+    sigma: float
+    sigma0: float
+    gamma: float
+    nu: float
+    sweeps: int
+    include_outgoing: bool
+    keep_own: bool
+    weighting: str
+    send_all: bool
+
+    def __post_init__(self) -> None:
+        for name in ("mu1", "mu2", "nu"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
+        for name in ("sigma", "sigma0", "gamma"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be > 0, got {getattr(self, name)}")
+        if self.cost not in COSTS:
+            raise ValueError(f"cost must be one of {', '.join(COSTS)}, got {self.cost}")
+        if self.sweeps < 0:
+            raise ValueError(f"sweeps must be >= 0, got {self.sweeps}")
+        if self.weighting not in WEIGHTINGS:
+            raise ValueError(f"weighting must be one of {', '.join(WEIGHTINGS)}, got {self.weighting}")
+
+    def init(self, fed: Federation) -> State:
+        layout, x = Layout.of(fed.task), fed.task.init(fed.seed)
+        places = layout.first_places(fed.num_clients, x.device)
+        own = [layout.take(x, blocks, mine) for blocks, mine in zip(blocks_of(fed), places, strict=True)]
+        return State(x, places, torch.stack(own) if self.keep_own else x.new_zeros(0, len(x)))
+
+    def round(self, state: State, fed: Federation) -> State:
+        cohort = fed.dispatch(())
+        rows, sizes = self._client_update(state, cohort, fed), self._sizes(fed)
+        if self.keep_own:
+            state = state._replace(own=state.own.index_copy(0, cohort.ids, rows))
+        asked = self._server_size(state, fed) if self.send_all else sizes[cohort.client_ids]
+        fed.count_payload(download=int(np.sum(np.broadcast_to(asked, len(cohort)) + state.places.shape[1])))
+        arrivals = fed.exchange(cohort, Update(rows), known=("rows",))
+        sent = int(sizes[arrivals.ids.cpu().numpy()].sum())
+        fed.count_payload(upload=sent)
+        fed.count_server_flops(2 * sent)
+        fed.record_server_cache(0)
+        return self._server_update(state, arrivals, fed) if len(arrivals) else state
+
+    def _client_update(self, state: State, cohort: Cohort, fed: Federation) -> Tensor:
+        """Algorithm 2, lines 1 to 7: the clients' models after local training [K, D]."""
+        layout, x, p = Layout.of(fed.task), state.params, fed.task.num_params
+        blocks = blocks_of(fed)
+        parts = [layout.take(x, blocks[m], state.places[m]) for m in cohort.client_ids.tolist()]
+        start = torch.stack(parts) if parts else x.new_zeros(0, len(x))
+        mu = torch.full_like(x, self.mu1).masked_fill_(layout.in_classifier(x), self.mu2)[:p]
+        task = fed.task
+
+        def loss(model: Model, batch: Batch, anchor: Tensor) -> Tensor:
+            """f_m + mu1/2 ||Theta - P_m Theta_0||^2 + mu2/2 ||w - Pi_m w_0||^2 (Eq 8)."""
+            return task.loss(model, batch) + (mu / 2 * (model.params - anchor).square()).sum()
+
+        begin = state.own[cohort.ids] if self.keep_own else start
+        y = train_on_blocks(cohort, fed.blocks, begin, loss, per_client=(start[:, :p],))
+        for row, m in zip(y, cohort.client_ids.tolist(), strict=True):
+            row[~layout.own(x, blocks[m])] = 0  # batch norm of what a client lacks
+        return y
+
+    def _server_update(self, state: State, arrivals: Arrivals[Update], fed: Federation) -> State:
+        """Algorithm 1, lines 7 and 8."""
+        layout, x, blocks = Layout.of(fed.task), state.params, blocks_of(fed)
+        ids = arrivals.ids.tolist()
+        arrived = dict(zip(ids, arrivals.upload.rows, strict=True))
+        models = [
+            arrived[m] if m in arrived else layout.take(x, blocks[m], state.places[m]) for m in range(fed.num_clients)
+        ]
+        weights = torch.ones(fed.num_clients, dtype=torch.float64)
+        if self.weighting == "size":
+            weights[arrivals.ids.cpu()] = arrivals.num_examples.cpu().double()
+        places = self._matched(state.places, models, weights, ids, fed)
+        new, mass, there = (torch.zeros_like(x) for _ in range(3))
+        for m, w in arrived.items():
+            share = float(weights[m] / weights[ids].sum())
+            layout.put(new, share * w, blocks[m], places[m])
+            layout.put(mass, share, blocks[m], places[m])
+        old = torch.zeros_like(x)
+        for m in set(range(fed.num_clients)) - set(ids):
+            layout.put(old, models[m], blocks[m], places[m])
+            layout.put(there, 1.0, blocks[m], places[m])
+        kept = old / there.clamp_min(1)  # what only those have who did not report
+        mean = new / mass.where(mass > 0, torch.ones_like(mass))
+        return state._replace(params=torch.where(mass > 0, mean, kept), places=places)
+
+    def _matched(
+        self, places: Tensor, models: Sequence[Tensor], weights: Tensor, ids: Sequence[int], fed: Federation
+    ) -> Tensor:
+        """ModelMatching (Algorithms 2 and 3): the new places [N, sum of h] of all clients' hidden neurons."""
+        layout, blocks, device = Layout.of(fed.task), blocks_of(fed), places.device
+        if not layout.layers:
+            return places
+        new: list[Tensor] = []
+        gain, flops = 0.0, 0
+        for number, old in enumerate(layout.by_layer(places)):
+            inputs = [layout.columns(mine, device) for mine in blocks] if number == 0 else list(new[-1])
+            clients, shared = self._neurons(layout, number, models, inputs, weights)
+            num_columns = layout.layers[number].inputs + shared
+            matching = match(
+                clients,
+                self._gain(num_columns, models[0]),
+                num_columns=num_columns,
+                sweeps=self.sweeps,
+                rng=generator(fed.seed, Purpose.ALGORITHM, fed.round, number),
+                limit=layout.layers[number].outputs,
+                start=[row.cpu().numpy() for row in old],
+                movable=ids,
+                shared=shared,
+            )
+            new.append(torch.from_numpy(np.stack(matching.assignments)).to(device))
+            gain, flops = gain + matching.gain, flops + matching.flops
+            fed.report(**{"server_width" if number == 0 else f"server_width_{number}": matching.width})
+        fed.count_server_flops(flops)
+        matched = torch.cat(new, 1)
+        moved = float((matched[list(ids)] != places[list(ids)]).double().mean())
+        fed.report(matching_cost=-gain, moved_neurons=moved)
+        return matched
+
+    def _neurons(
+        self, layout: Layout, number: int, models: Sequence[Tensor], inputs: Sequence[Tensor], weights: Tensor
+    ) -> tuple[list[Neurons], int]:
+        """Each client's neurons of a hidden layer: its weights on `inputs`, their columns at the server, then the
+        bias and maybe the outgoing weights, whose number is returned too.
+        """
+        layer, h, clients = layout.layers[number], layout.hidden[number], []
+        after = layout.layers[number + 1] if self.include_outgoing and number + 1 == len(layout.hidden) else None
+        shared = 1 + (0 if after is None else after.outputs)
+        for m, (w, at_server) in enumerate(zip(models, inputs, strict=True)):
+            own = at_server if number == 0 else torch.arange(layout.hidden[number - 1], device=w.device)
+            parts = [layer.weights(w)[:h, own], layer.biases(w)[:h, None]]
+            if after is not None:
+                parts.append(after.weights(w)[:, :h].T)
+            columns = torch.cat([at_server, layer.inputs + torch.arange(shared, device=w.device)])
+            weight = float(weights[m] / weights.sum()) if self.cost == "l2" else 1.0
+            clients.append(Neurons(torch.cat(parts, 1), columns, weight))
+        return clients, shared
+
+    def _gain(self, num_columns: int, like: Tensor) -> Gain:
+        if self.cost == "l2":
+            return SquaredDistance(self.nu)
+        return PFNM(self.sigma, self.sigma0, self.gamma, like.new_zeros(num_columns))
+
+    def _sizes(self, fed: Federation) -> np.ndarray:
+        """How many values each client's model has [N]."""
+        layout, x = Layout.of(fed.task), fed.task.vector(fed.task.module)
+        return np.array([int(layout.own(x, blocks).sum()) for blocks in blocks_of(fed)])
+
+    def _server_size(self, state: State, fed: Federation) -> int:
+        """How many values the server's model has that some client has."""
+        layout, used = Layout.of(fed.task), torch.zeros_like(state.params)
+        for blocks, places in zip(blocks_of(fed), state.places, strict=True):
+            layout.put(used, 1.0, blocks, places)
+        return int((used > 0).sum())
+
+    def models(self, state: State) -> Tensor:
+        return state.params
+
+    def client_models(self, state: State, fed: Federation) -> Iterator[Tensor]:
+        if fed.blocks is None:
+            return
+        layout = Layout.of(fed.task)
+        for m, blocks in enumerate(blocks_of(fed)):
+            w = state.own[m] if self.keep_own else layout.take(state.params, blocks, state.places[m])
+            with reading(fed.task, blocks):  # while the one who asked evaluates it
+                yield w
+
+    def cached(self, state: State) -> int:
+        return 0  # the places are the clients' too

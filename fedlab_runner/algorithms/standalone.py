@@ -1,0 +1,43 @@
+"""Stand-alone training: every client by itself, without any exchange (HyFEM, section 4, and elsewhere)."""
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedlab_runner.algorithm import Algorithm
+from fedlab_runner.averaging import Update
+from fedlab_runner.federation import Federation
+from fedlab_runner.hybrid import Layout, blocks_of, train_on_blocks
+
+
+class State(NamedTuple):
+    """The clients' models."""
+
+    own: Tensor  # [N, D]
+
+
+@dataclass(frozen=True)
+class Standalone(Algorithm[State]):
+    """Clients train their own models, all from one start, and send nothing; test metrics are means over the clients.
+
+    A client with some feature blocks has the part of the model that reads them. One that is late goes on from what it
+    had when it started.
+    """
+
+    holds_blocks: ClassVar[bool] = True
+
+    def init(self, fed: Federation) -> State:
+        layout, x = Layout.of(fed.task), fed.task.init(fed.seed)
+        places = layout.first_places(1, x.device)[0]
+        return State(torch.stack([layout.take(x, blocks, places) for blocks in blocks_of(fed)]))
+
+    def round(self, state: State, fed: Federation) -> State:
+        cohort = fed.dispatch(())
+        y = train_on_blocks(cohort, fed.blocks, state.own[cohort.ids])
+        arrivals = fed.exchange(cohort, Update(y), known=("rows",))  # when the work is done
+        return State(state.own.index_copy(0, arrivals.ids, arrivals.upload.rows))
+
+    def models(self, state: State) -> Tensor:
+        return state.own

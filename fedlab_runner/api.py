@@ -1,0 +1,86 @@
+"""Experiments from Python, in a notebook for instance, as the command line runs them.
+
+>>> from fedlab_runner import compose, run
+>>> cfg = compose("algorithm=fedavg", "model=logistic", "rounds=2", "logger=none")  # as after `fedlab`
+>>> cfg.local.lr = 0.1
+>>> result = run(cfg, "outputs/from-python")
+>>> [row["round"] for row in result.metrics]  # the rows of metrics.jsonl
+[0, 1, 2]
+>>> result.objective == result.summary["objective"] == result.metrics[-1]["test/accuracy"]
+True
+>>> result.federation.num_clients
+50
+>>> tuple(result.models.shape)  # one model of 64 x 10 weights and 10 biases, a vector
+(1, 650)
+>>> run(cfg, "outputs/from-python").objective == result.objective  # finished already: read, not run again
+True
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hydra
+import torch
+from omegaconf import DictConfig
+from torch import Tensor
+
+from fedlab_runner import cli_errors, runner
+from fedlab_runner.config import conf_dir, register_resolvers, run_id
+from fedlab_runner.errors import UserError
+from fedlab_runner.federation import Federation
+from fedlab_runner.recording.jsonl import Row
+from fedlab_runner.simulation import Simulation
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run: its numbers, and what it ended with."""
+
+    folder: Path
+    metrics: Sequence[Row]  # one a round, the initial model's first; a number that is not finite is NaN
+    summary: Mapping[str, Any]  # as in summary.json
+    state: Any  # of the algorithm, after the last round
+    simulation: Simulation  # algorithm, federation, test data and all else that decides the numbers
+
+    @property
+    def objective(self) -> float:
+        """What the run is judged by."""
+        return float(self.summary["objective"])
+
+    @property
+    def federation(self) -> Federation:
+        """Clients, model (`task`), clock and server data."""
+        return self.simulation.fed
+
+    @property
+    def models(self) -> Tensor | list[Tensor]:
+        """The models that are evaluated, as vectors [n, D]; `federation.task.predict` takes one of them.
+
+        Where each client has a model of its own they are in the order of the clients; a list [D_i] where these have
+        several architectures, of which `federation.tasks` are the families.
+        """
+        models = [w for _, w in self.simulation.evaluated(self.state)]
+        return torch.stack(models) if len(self.federation.tasks) == 1 else models
+
+
+def compose(*overrides: str) -> DictConfig:
+    """The config of `fedlab <overrides>`, which may be changed before it is run. UserError for a faulty override."""
+    register_resolvers()
+    try:
+        with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
+            return hydra.compose("train", list(overrides))
+    except Exception as error:
+        lines = cli_errors.explain(error, overrides)
+        if lines is None:
+            raise
+        raise UserError("\n".join(lines)) from error
+
+
+def run(cfg: DictConfig, folder: str | Path | None = None) -> Result:
+    """Runs or continues an experiment in a folder, `outputs/<run id>` without one; a finished one is only loaded.
+
+    Raises UserError where config, data or folder do not allow it, and Diverged.
+    """
+    return Result(*runner.run_whole(Path("outputs") / run_id(cfg) if folder is None else Path(folder), cfg))

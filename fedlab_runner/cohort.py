@@ -1,0 +1,112 @@
+"""The clients that start in a round, and their local training."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlab_runner.executors.need import check_memory
+from fedlab_runner.executors.work import Correct, Loss, PerStep, Perturb, Work
+from fedlab_runner.local import LocalTraining
+from fedlab_runner.measure import client_losses
+from fedlab_runner.rng import Purpose, generators
+from fedlab_runner.tables import Rows
+from fedlab_runner.task import Task
+
+if TYPE_CHECKING:
+    from fedlab_runner.federation import Federation
+
+
+class Cohort:
+    """The clients that start now, programmed as if they were one client; all train models of one family."""
+
+    def __init__(
+        self,
+        fed: "Federation",
+        ids: np.ndarray,
+        due: np.ndarray,
+        task: Task | None = None,
+        local: LocalTraining | None = None,
+    ) -> None:
+        self._fed, self.task, self.client_ids, self.due = fed, task or fed.task, ids, due
+        self._num_steps = fed.population.num_steps(ids, local or fed.local, self.task.has_batch_norm)
+        device = fed.task.device
+        self.ids = torch.from_numpy(ids).to(device)  # [K]
+        self.num_examples = torch.from_numpy(fed.population.num_examples[ids]).to(device)  # [K]
+        self.num_steps = torch.from_numpy(self._num_steps).to(device)  # [K]
+        self.round, self.local, self.lr = fed.round, local or fed.local, fed.lr
+        self.last_loss: Tensor | None = (
+            None  # [K], after training: mean minibatch loss over each client's last local epoch
+        )
+        self.final_loss: Tensor | None = None  # [K] float64, after training, if clients report it: `report_losses`
+
+    def __len__(self) -> int:
+        return len(self.client_ids)
+
+    def rows(self, place: str, length: int) -> Rows:
+        """As `Federation.rows`."""
+        return self._fed.rows(place, length)
+
+    @property
+    def label_counts(self) -> Tensor:
+        """How many examples of each class each client has [K, C] int64."""
+        return self._fed.population.label_counts(self.client_ids, self.task.num_classes)
+
+    @property
+    def steps_per_epoch(self) -> np.ndarray:
+        """Local steps of each client in one epoch [K]."""
+        return self._fed.population.steps_per_epoch(self.client_ids, self.local, self.task.has_batch_norm)
+
+    def streams(self, rows: np.ndarray, step: int) -> Iterator[np.random.Generator]:
+        """Random streams for the algorithm's use: of some rows of the cohort, in turn, at one of their local steps."""
+        return generators(self._fed.seed, Purpose.ALGORITHM, self.round, self.client_ids[rows], step)
+
+    def select(self, rows: np.ndarray) -> "Cohort":
+        """Some of the clients, by indices [k]."""
+        return Cohort(self._fed, self.client_ids[rows], self.due[rows], self.task, self.local)
+
+    def train(
+        self,
+        start: Tensor,
+        *,
+        loss: Loss | None = None,
+        perturb: Perturb | None = None,
+        correct: Correct | None = None,
+        per_client: tuple[Tensor, ...] = (),
+        per_step: PerStep | None = None,
+    ) -> Tensor:
+        """The clients' models after local training [K, D], from `start` [D] or [K, D].
+
+        `loss(model, batch, *own)` replaces the task's loss; each step's gradient [P] is taken where
+        `perturb(gradient, *own)` moves the parameters, on the same minibatch, and changed by
+        `correct(gradient, *own)`. All are written for one client: what they close over is shared, what is passed in
+        `per_client` (tensors [K, ...]) is split by client, and `per_step(rows, step)` adds to it what some rows of the
+        cohort [k] have at one local step (tensors [k, ...]).
+        """
+        fed = self._fed
+        work = Work(
+            task=self.task,
+            population=fed.population,
+            ids=self.client_ids,
+            num_steps=self._num_steps,
+            local=self.local,
+            lr=self.lr,
+            seed=fed.seed,
+            round=fed.round,
+            start=start,
+            loss=loss,
+            perturb=perturb,
+            correct=correct,
+            per_client=per_client,
+            per_step=per_step,
+        )
+        check_memory(work)
+        y, self.last_loss = fed.executor.train(work)
+        if len(self):
+            total = self.num_examples.sum()
+            fed.record_loss(float(self.last_loss @ self.num_examples.to(y.dtype) / total), int(total))
+        if fed.losses_reported:
+            self.final_loss = client_losses(self.task, fed.population, self.client_ids, y)
+        return y

@@ -1,0 +1,63 @@
+"""EuroSAT (Helber et al., 2019): 27,000 satellite images, 64x64 RGB, of ten kinds of land. https://github.com/phelber/EuroSAT
+
+Licence: MIT, as its authors' repository says.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedlab_runner.data import Data, Examples
+from fedlab_runner.datasets import _files, _split, _statistics
+from fedlab_runner.images import decode
+from fedlab_runner.rng import Purpose, generator
+
+CLASSES = (
+    *("AnnualCrop", "Forest", "HerbaceousVegetation", "Highway", "Industrial"),
+    *("Pasture", "PermanentCrop", "Residential", "River", "SeaLake"),
+)
+LAYOUT = "eurosat/2750/<class>/<class>_<number>.jpg, as torchvision's EuroSAT has it"
+
+
+@dataclass(frozen=True)
+class EuroSAT:
+    """The images in root/eurosat/2750 (or a part of them), resized to `image_size` pixels square.
+
+    They were published in one piece: each class gives round(test_fraction * its size) images, drawn from the seed, to
+    the test set.
+    """
+
+    root: str
+    image_size: int
+    test_fraction: float
+    mean: list[float]
+    std: list[float]
+
+    def __post_init__(self) -> None:
+        if self.image_size < 1:
+            raise ValueError(f"image_size must be at least 1, got {self.image_size}")
+        _split.check_fraction(self.test_fraction)
+        _statistics.check(self.mean, self.std, channels=3)
+
+    def load(self, seed: int) -> Data:
+        folder = _files.folder(self.root, "eurosat", "2750")
+        paths, labels = [], []
+        for label, name in enumerate(CLASSES):
+            images = sorted((folder / name).glob("*.jpg"))
+            if not images:
+                raise _files.need(folder / name, "is missing or has no .jpg", LAYOUT)
+            paths += images
+            labels += [label] * len(images)
+        targets = np.array(labels, np.int64)
+        in_test = _split.stratified(targets, len(CLASSES), self.test_fraction, generator(seed, Purpose.DATA))
+        train, test = (self._examples(paths, targets, part) for part in (~in_test, in_test))
+        return Data(train, test, CLASSES, tuple(self.mean), tuple(self.std))
+
+    def _examples(self, paths: list[Path], labels: np.ndarray, part: np.ndarray) -> Examples:
+        targets = torch.from_numpy(labels[part])
+        size = (3, self.image_size, self.image_size)
+        images = decode([paths[row] for row in np.flatnonzero(part)], size, partial(_files.need, layout=LAYOUT))
+        return Examples(images, targets, targets, None)

@@ -1,0 +1,133 @@
+"""HeriGraph (Bai et al., 2022): posts about heritage sites as features of text and image. https://github.com/zzbn12345/Heri_Graphs
+
+Licence: not checked here; look at the address above.
+"""
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedlab_runner.data import Data, Examples
+from fedlab_runner.datasets import _files, _split
+from fedlab_runner.errors import UserError
+from fedlab_runner.rng import Purpose, generator
+
+TABLES = {"text": "Textual_Features.csv", "image": "Visual_Features.csv", "label": "Attribute_Labels.csv"}
+BLOCKS = (("text", "BERT_", 768), ("image", "Vis_Feat_", 512), ("image", "SCE_", 365), ("image", "ATT_", 102))
+NUM_CLASSES = 9
+LAYOUT = f"herigraph/<city>/{{{','.join(TABLES.values())}}}"
+csv.field_size_limit(2**24)  # a post may be long
+
+
+@dataclass(frozen=True)
+class HeriGraph:
+    """Posts of `cities`, folders in root/herigraph, as one vector of four feature blocks: the text's BERT features
+    (768), the image's hidden features (512), scene categories (365) and scene attributes (102); nine classes.
+
+    Not every post has a text: its block is zero then, and clients that hold the block do without the post. Each
+    feature is standardised over the training posts that have it. `labelled` keeps only posts whose class is sure.
+    Each class gives round(test_fraction * its size) posts, drawn from the seed, to the test set.
+    """
+
+    root: str
+    cities: list[str]
+    labelled: bool
+    test_fraction: float
+
+    def __post_init__(self) -> None:
+        if not self.cities:
+            raise ValueError("cities must be a list of one or more folders, got []")
+        _split.check_fraction(self.test_fraction)
+
+    def load(self, seed: int) -> Data:
+        parts = [self._read(_files.folder(self.root, "herigraph", city)) for city in self.cities]
+        inputs, present, labels = (np.concatenate(each) for each in zip(*(part[:3] for part in parts), strict=True))
+        names = parts[0][3]
+        in_test = _split.stratified(labels, NUM_CLASSES, self.test_fraction, generator(seed, Purpose.DATA))
+        _standardise(inputs, present, ~in_test)
+
+        def examples(part: np.ndarray) -> Examples:
+            targets = torch.from_numpy(labels[part])
+            there = torch.from_numpy(present[part])
+            return Examples(torch.from_numpy(inputs[part]), targets, targets, None, there)
+
+        return Data(examples(~in_test), examples(in_test), names, None, None)
+
+    def _read(self, folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple[str, ...]]:
+        """Features [n, 1747], which blocks each post has [n, 4], classes [n], and the names of these."""
+        header, rows = _table(folder / TABLES["label"], "ID")
+        names = tuple(header[1 : 1 + NUM_CLASSES])
+        sure = self._column(header, "labelled", folder / TABLES["label"]) if self.labelled else None
+        posts, labels = [], []
+        for key, row in rows.items():
+            if sure is None or _true(row[sure]):
+                posts.append(key)
+                labels.append(int(np.argmax(_floats(row[1 : 1 + NUM_CLASSES], folder / TABLES["label"], key))))
+        tables = {
+            "text": _table(folder / TABLES["text"], "index"),
+            "image": _table(folder / TABLES["image"], "ID"),
+        }
+        has_text = self._column(tables["text"][0], "text_bool", folder / TABLES["text"])
+        blocks, present = [], []
+        for kind, prefix, size in BLOCKS:
+            path, (columns, of_posts) = folder / TABLES[kind], tables[kind]
+            chosen = [i for i, name in enumerate(columns) if name.startswith(prefix)]
+            if len(chosen) != size:
+                raise _files.need(path, f"has {len(chosen)} columns {prefix}*, not {size}", LAYOUT)
+            block, there = np.zeros((len(posts), size), np.float32), np.zeros(len(posts), bool)
+            for number, key in enumerate(posts):
+                values = of_posts.get(key)
+                if values is not None and (kind == "image" or _true(values[has_text])):
+                    block[number] = _floats([values[i] for i in chosen], path, key)
+                    there[number] = True
+            blocks.append(block)
+            present.append(there)
+        return np.concatenate(blocks, 1), np.stack(present, 1), np.array(labels, np.int64), names
+
+    def _column(self, header: list[str], name: str, path: Path) -> int:
+        if name not in header:
+            raise _files.need(path, f"has no column {name}", LAYOUT)
+        return header.index(name)
+
+
+def _table(path: Path, key: str) -> tuple[list[str], dict[str, list[str]]]:
+    """The names of the columns, and the rows by the first column, which is `key`."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = [row for row in csv.reader(file) if row]
+    except FileNotFoundError:
+        raise _files.need(path, "is missing", LAYOUT) from None
+    except (OSError, ValueError, csv.Error) as error:
+        raise _files.need(path, f"cannot be read ({error})", LAYOUT) from None
+    if not rows or rows[0][0] != key or any(len(row) != len(rows[0]) for row in rows):
+        raise _files.need(path, f"is not a table whose first column is {key}", LAYOUT)
+    return rows[0], {row[0]: row for row in rows[1:]}
+
+
+def _floats(values: list[str], path: Path, key: str) -> np.ndarray:
+    try:
+        numbers = np.array(values, np.float64)
+    except ValueError:
+        numbers = np.array([np.nan])
+    if not np.isfinite(numbers).all():
+        raise UserError(f"{path} has a value that is no number in the row of {key}")
+    return numbers
+
+
+def _true(value: str) -> bool:
+    return value.strip().lower() in ("true", "1", "1.0")
+
+
+def _standardise(inputs: np.ndarray, present: np.ndarray, training: np.ndarray) -> None:
+    """Mean 0 and std 1 of each feature over the training posts that have it, in place; what is missing stays zero."""
+    begin = 0
+    for block, (*_, size) in enumerate(BLOCKS):
+        columns, there = slice(begin, begin + size), present[:, block]
+        seen = inputs[there & training, columns]
+        if len(seen):
+            values = (inputs[there, columns] - seen.mean(0)) / np.maximum(seen.std(0), 1e-6)
+            inputs[there, columns] = values
+        begin += size

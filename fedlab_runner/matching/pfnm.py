@@ -1,0 +1,230 @@
+"""Matching the neurons of several clients to one list of server neurons, each client's by the Hungarian method.
+
+The rule is that of PFNM (Yurochkin et al., ICML 2019, https://arxiv.org/abs/1905.12022), as FedMA and HyFEM use it.
+Shape letters: J clients, L server neurons, l neurons of one client, d columns of a server neuron, of which a client has
+e.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlab_runner.matching.hungarian import hungarian
+
+POPULAR = 10  # clients on a neuron from which on it is not more popular (the authors' code)
+
+
+class Neurons(NamedTuple):
+    """One client's neurons."""
+
+    rows: Tensor  # [l, e]
+    columns: Tensor  # [e] int64, which of the server's d columns they are
+    weight: float  # of the client in the server's mean
+
+
+class Server(NamedTuple):
+    """What the server knows of its neurons from the clients assigned to them, on the columns of the client at hand."""
+
+    total: Tensor  # [L, e], weighted sum of the rows
+    mass: Tensor  # [L, e], sum of the weights of the clients that have the entry
+    holders: Tensor  # [L] int64, clients assigned to the neuron
+    covered: Tensor  # [L] bool, whether any of them has one of the client's columns
+
+
+class Gain(Protocol):
+    """How much is won by assigning a client's neuron to one of the server's."""
+
+    def existing(self, v: Tensor, server: Server, columns: Tensor, num_clients: int) -> Tensor:
+        """[l, L], of neurons v [l, e] on those that there are."""
+        ...
+
+    def new(self, v: Tensor, columns: Tensor, num_clients: int, most: int) -> Tensor:
+        """[l, most], of neurons v [l, e] on the first, second, ... neuron that would be new."""
+        ...
+
+
+@dataclass(frozen=True)
+class SquaredDistance:
+    """Minus half the squared distance to the mean of the server's neuron, zero where nobody has the entry; a new neuron
+    costs half the squared length and `penalty`.
+    """
+
+    penalty: float
+
+    def existing(self, v: Tensor, server: Server, columns: Tensor, num_clients: int) -> Tensor:
+        mean = server.total / server.mass.where(server.mass > 0, torch.ones_like(server.mass))
+        gain = v @ mean.T - mean.square().sum(1) / 2 - v.square().sum(1, keepdim=True) / 2
+        return torch.where(server.covered, gain, self.new(v, columns, num_clients, 1))
+
+    def new(self, v: Tensor, columns: Tensor, num_clients: int, most: int) -> Tensor:
+        return (-v.square().sum(1, keepdim=True) / 2 - self.penalty).expand(-1, most)
+
+
+@dataclass(frozen=True)
+class PFNM:
+    """The posterior gain of the beta-Bernoulli process: prior N(mu0, sigma0^2) of a server neuron, client neurons
+    N(server's, sigma^2), and `gamma`, the larger the more new neurons.
+
+    Clients count alike. Of a neuron's popularity the log is taken once, as in the authors' code, not twice.
+    """
+
+    sigma: float
+    sigma0: float
+    gamma: float
+    mu0: Tensor  # [d]
+
+    def existing(self, v: Tensor, server: Server, columns: Tensor, num_clients: int) -> Tensor:
+        p, p0, mu0 = self.sigma**-2, self.sigma0**-2, self.mu0[columns]
+        precision, natural = p0 + p * server.mass, p0 * mu0 + p * server.total  # s and g [L, e]
+        inverse = 1 / (p + precision)
+        gain: Tensor = p * p * v.square() @ inverse.T + 2 * p * v @ (natural * inverse).T
+        gain += (natural.square() * (inverse - 1 / precision)).sum(1)
+        count = server.holders.clamp(1, POPULAR).to(v.dtype)
+        gain += (count / (num_clients - count).clamp_min(1)).log()
+        return torch.where(server.covered, gain, self.new(v, columns, num_clients, 1))
+
+    def new(self, v: Tensor, columns: Tensor, num_clients: int, most: int) -> Tensor:
+        p, p0, mu0 = self.sigma**-2, self.sigma0**-2, self.mu0[columns]
+        gain = ((p * v + p0 * mu0).square() / (p + p0) - p0 * mu0.square()).sum(1, keepdim=True)
+        rank = torch.arange(1, most + 1, dtype=v.dtype, device=v.device)
+        return gain - 2 * rank.log() + 2 * math.log(self.gamma / num_clients)
+
+
+class Matching(NamedTuple):
+    """Which server neuron each client neuron is."""
+
+    assignments: list[np.ndarray]  # of each client [l] int64, all different
+    width: int  # L
+    gain: float  # of the last sweep, summed over clients
+    flops: int  # of gains and assignments; an assignment of l to n neurons is counted as l^2 n
+
+
+def match(
+    clients: Sequence[Neurons],
+    gain: Gain,
+    *,
+    num_columns: int,
+    sweeps: int,
+    rng: np.random.Generator,
+    limit: int,
+    start: Sequence[np.ndarray] | None = None,
+    movable: Sequence[int] | None = None,
+    shared: int = 0,
+) -> Matching:
+    """Assigns the neurons of J >= 1 clients to server neurons, the total gain rising.
+
+    From `start`, the assignments until now; without it the first client's neurons are the server's and the others
+    follow in order. Then up to `sweeps` times, until nothing changes: each client (of those that are `movable`) in
+    random order is taken out and assigned anew to what the others make. Neurons may be added up to `limit` >= max l,
+    and those without clients disappear, so that max l <= L <= min(limit, sum l). The last `shared` columns of all
+    clients, such as a bias, do not make a server neuron known to a client that has none of its inputs.
+    """
+    state = _State(clients, gain, num_columns, limit, shared)
+    if start is None:
+        for j in range(len(clients)):
+            state.assign(j)
+    else:
+        state.begin(start)
+    total = 0.0
+    moving = np.arange(len(clients)) if movable is None else np.asarray(movable, dtype=np.int64)
+    for _ in range(sweeps if len(clients) > 1 else 0):
+        before, total = [a.copy() for a in state.assignments], 0.0
+        for j in rng.permutation(moving).tolist():
+            state.remove(j)
+            total += state.assign(j)
+        if all(np.array_equal(old, new) for old, new in zip(before, state.assignments, strict=True)):
+            break
+    return Matching(state.assignments, len(state.holders), total, state.flops)
+
+
+class _State:
+    """The server's neurons while clients come and go."""
+
+    def __init__(self, clients: Sequence[Neurons], gain: Gain, num_columns: int, limit: int, shared: int) -> None:
+        self._clients, self._gain, self._limit, self._shared = clients, gain, limit, shared
+        rows = clients[0].rows
+        self._total, self._mass = rows.new_zeros(0, num_columns), rows.new_zeros(0, num_columns)
+        self._count = torch.zeros(0, num_columns, dtype=torch.int32, device=rows.device)  # clients with the entry
+        self.holders = torch.zeros(0, dtype=torch.int64, device=rows.device)
+        self.assignments = [np.empty(0, np.int64) for _ in clients]
+        self.flops = 0
+
+    def begin(self, assignments: Sequence[np.ndarray]) -> None:
+        """Puts all clients where they are."""
+        self._widen(max(int(a.max(initial=-1)) for a in assignments) + 1)
+        for j, assignment in enumerate(assignments):
+            self._add(j, assignment, 1)
+
+    def assign(self, j: int) -> float:
+        """Puts a client where it gains most, and returns the gain."""
+        v, columns, _ = self._clients[j]
+        if not bool(self.holders.any()):  # nothing to compare with: the neurons keep their places
+            self._add(j, np.arange(len(v)), 1)
+            return 0.0
+        known = torch.nonzero(self.holders).flatten()
+        at, most = (known.unsqueeze(1), columns), min(len(v), self._limit - len(known))
+        covered = (self._count[at][:, : len(columns) - self._shared] > 0).any(1)
+        server = Server(self._total[at], self._mass[at], self.holders[known], covered)
+        gains = self._gain.existing(v, server, columns, len(self._clients))
+        if most:
+            gains = torch.cat([gains, self._gain.new(v, columns, len(self._clients), most)], 1)
+        self.flops += 4 * len(v) * len(known) * v.shape[1] + len(v) ** 2 * (len(known) + most)
+        chosen = hungarian(gains)
+        self._add(j, self._places(j, chosen, known.cpu().numpy()), 1)
+        self._drop_empty()
+        return float(gains.gather(1, torch.from_numpy(chosen).to(v.device).unsqueeze(1)).sum())
+
+    def remove(self, j: int) -> None:
+        """Takes a client out; its neurons stay, maybe empty, until it is assigned anew."""
+        self._add(j, self.assignments[j], -1)
+
+    def _places(self, j: int, chosen: np.ndarray, known: np.ndarray) -> np.ndarray:
+        """Server neurons for the columns chosen: a new neuron is put where the client's was, if nobody else is there,
+        else behind all others.
+        """
+        places: np.ndarray = np.append(known, np.full(len(chosen), -1))[chosen]
+        old = self.assignments[j] if len(self.assignments[j]) else np.full(len(chosen), -1)
+        stays = (places < 0) & (old >= 0) & ~np.isin(old, known)
+        places[stays] = old[stays]
+        others = np.flatnonzero(places < 0)
+        places[others] = len(self.holders) + np.arange(len(others))
+        return places
+
+    def _drop_empty(self) -> None:
+        """Deletes the neurons that no client has."""
+        kept = self.holders > 0
+        if not bool(kept.all()):
+            new_index = (kept.cumsum(0) - 1).cpu().numpy()
+            self._total, self._mass, self._count = self._total[kept], self._mass[kept], self._count[kept]
+            self.holders = self.holders[kept]
+            self.assignments = [new_index[a] for a in self.assignments]
+
+    def _add(self, j: int, assignment: np.ndarray, sign: int) -> None:
+        """Adds a client at its places, or takes it away."""
+        v, columns, weight = self._clients[j]
+        self._widen(int(assignment.max(initial=-1)) + 1)
+        rows = torch.from_numpy(assignment).to(v.device)
+        at = (rows.unsqueeze(1), columns)
+        self._total[at] += sign * weight * v
+        self._mass[at] += sign * weight
+        self._count[at] += sign
+        self.holders[rows] += sign
+        if sign > 0:
+            self.assignments[j] = assignment
+        else:  # what nobody has is exactly nothing, whatever the rounding
+            empty = self._count[rows] == 0
+            self._total[rows] = self._total[rows].masked_fill(empty, 0)
+            self._mass[rows] = self._mass[rows].masked_fill(empty, 0)
+
+    def _widen(self, width: int) -> None:
+        more = width - len(self.holders)
+        if more > 0:
+            self._total, self._mass, self._count = (
+                torch.cat([t, t.new_zeros(more, t.shape[1])]) for t in (self._total, self._mass, self._count)
+            )
+            self.holders = torch.cat([self.holders, self.holders.new_zeros(more)])

@@ -1,0 +1,55 @@
+"""Feature blocks that are vectors, with MLP extractors (Zhang et al., HyFEM, TMLR 2024, appendix C.3).
+https://openreview.net/forum?id=qc2lmWkvk4
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from fedlab_runner.models import Model
+from fedlab_runner.models._blocks import BlockNetwork, check_widths, chosen
+
+
+@dataclass(frozen=True)
+class BlocksMLP(Model):
+    """Inputs cut into blocks of `sizes` values, an MLP of `widths` for each block and an MLP of `hidden` layers on
+    their features.
+
+    Images are cut as they lie in memory. `blocks` (null: all) are those that the model reads; `server_hidden` is how
+    wide HyFEM's server may grow (null: as the clients).
+    """
+
+    sizes: list[int]
+    blocks: list[int] | None
+    widths: list[int]
+    hidden: list[int]
+    server_hidden: list[int] | None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("sizes", "widths"):
+            value = getattr(self, name)
+            if not value or min(value) < 1:
+                raise ValueError(f"{name} must be a list of one or more sizes >= 1, got {value}")
+        chosen(len(self.sizes), self.blocks)
+        check_widths(self.hidden, self.server_hidden)
+
+    def build(self, channels: int, image_size: int, num_classes: int) -> nn.Module:
+        if (total := channels * image_size**2) != sum(self.sizes):
+            raise ValueError(f"sizes must sum to the {total} values of an example, got {sum(self.sizes)}")
+        blocks, width = chosen(len(self.sizes), self.blocks), self.server_hidden or self.hidden
+
+        def split(inputs: Tensor) -> list[Tensor]:
+            parts = torch.split(inputs.flatten(1), self.sizes, 1)
+            return [parts[block] for block in blocks]
+
+        extractors = [self._extractor(self.sizes[block]) for block in blocks]
+        return BlockNetwork(split, blocks, extractors, self.widths[-1], self.hidden, width, num_classes)
+
+    def _extractor(self, size: int) -> nn.Module:
+        layers: list[nn.Module] = []
+        for before, after in pairwise([size, *self.widths]):
+            layers += [nn.Linear(before, after), nn.ReLU()]
+        return nn.Sequential(*layers)

@@ -1,0 +1,34 @@
+"""Several architectures in one federation."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedlab_runner.models import Model
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Client i has the architecture `models[i % A]`, of A; all see the same inputs, as `channels` and `image_size` say.
+
+    Those of the models themselves are null or the same. For algorithms that take models of different architectures.
+    """
+
+    channels: int | None
+    image_size: int | None
+    models: list[Any]
+
+    def __post_init__(self) -> None:
+        if not self.models or not all(isinstance(model, Model) for model in self.models):
+            raise ValueError(f"models must be a list of models, each with a _target_, got {self.models}")
+        for name in ("channels", "image_size"):
+            wanted: int | None = getattr(self, name)
+            if wanted is not None and wanted < 1:
+                raise ValueError(f"{name} must be null or >= 1, got {wanted}")
+            for i, model in enumerate(self.models):
+                if (of_model := getattr(model, name)) not in (None, wanted):
+                    raise ValueError(f"{name} must be null in models[{i}] or {wanted} as for all, got {of_model}")
+
+    def architectures(self) -> Sequence[Model]:
+        """What the clients have."""
+        return self.models

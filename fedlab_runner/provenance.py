@@ -1,0 +1,42 @@
+"""By which commands and from which code a run came to be: one line in its folder for each start."""
+
+import json
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+FILE = "commands.jsonl"
+
+
+def record(folder: Path, command: str | None) -> str | None:
+    """Notes that the run in `folder` was started by `command` (None: by a program), and returns the commit."""
+    commit = _commit()
+    line = {"command": command, "commit": commit, "versions": {"python": platform.python_version(), **_versions()}}
+    with (folder / FILE).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+    return commit
+
+
+def _versions() -> dict[str, str]:
+    """Of ourselves and of the libraries that numbers depend on."""
+    found = {}
+    for name in ("fedlab-runner", "torch", "torchvision", "timm", "numpy"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:  # run from a checkout that was not installed
+            continue
+    return found
+
+
+def _commit() -> str | None:
+    """The git commit of the code that runs, marked when files differ from it; None outside a repository."""
+    try:
+        return _git("rev-parse", "HEAD") + ("-dirty" if _git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(Path(__file__).parent), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()

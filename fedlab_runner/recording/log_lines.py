@@ -1,0 +1,24 @@
+"""Log lines on the terminal and in pipes, each in one piece: a command in it can be copied, a file of them searched."""
+
+import logging
+import time
+
+from rich import get_console
+from rich.text import Text
+
+
+class LineHandler(logging.Handler):
+    """Writes through rich's console, so that lines go above a live bar; the terminal wraps them, nothing else does."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes one record: time, level from a warning on, message, and the traceback if there is one."""
+        try:
+            line = Text(time.strftime("%H:%M:%S ", time.localtime(record.created)), style="dim")
+            if record.levelno >= logging.WARNING:
+                line.append(
+                    f"{record.levelname.lower()}: ", "bold red" if record.levelno >= logging.ERROR else "yellow"
+                )
+            line.append(self.format(record), "not dim")
+            get_console().print(line, soft_wrap=True, highlight=False)
+        except Exception:  # as all handlers do: a log line must not end a run
+            self.handleError(record)

@@ -1,0 +1,160 @@
+"""A report put together from runs."""
+
+import math
+from collections.abc import Iterable, Sequence
+
+from fedlab_runner.errors import UserError
+from fedlab_runner.report import paper as papers
+from fedlab_runner.report import pictures, tables
+from fedlab_runner.report.content import Report, Section, Table, cell
+from fedlab_runner.report.runs import Run
+from fedlab_runner.report.settings import Differences, Group, group
+from fedlab_runner.report.stats import FEWEST, LEVEL
+from fedlab_runner.report.words import judged, times, value
+
+# What is said of all runs, where they agree; the rest is in their config.yaml.
+TOLD = (
+    *("algorithm", "dataset", "model", "server_data", "partition", "partition.alpha", "delay", "delay.std"),
+    *("num_clients", "participation.cohort_size", "rounds", "local", "local.lr", "local.epochs", "local.batch_size"),
+)
+
+
+def select(runs: Iterable[Run], experiment: str | None) -> list[Group]:
+    """The runs by setting; of an experiment only those that it started or that its published table has a cell for.
+
+    Raises UserError where the experiment has none of them.
+    """
+    groups = group(runs)
+    if experiment is None:
+        return groups
+    paper = papers.load(experiment)
+    mine = [
+        each
+        for each in groups
+        if any(run.choices.get("experiment") == experiment for run in each.runs) or (paper and paper.has(each))
+    ]
+    if not mine:
+        names = sorted({run.choices.get("experiment", "none") for each in groups for run in each.runs})
+        raise UserError(f"no run belongs to experiment={experiment}: the runs there have {', '.join(names)}")
+    return group(run for each in mine for run in each.runs)  # named anew: less tells these apart
+
+
+def report(groups: Sequence[Group], experiment: str | None, wanted: Sequence[float]) -> Report:
+    """The whole report; `wanted` are the target values of the metric, else each condition has its own."""
+    runs = [run for each in groups for run in each.runs]
+    published = [papers.load(experiment)] if experiment else list(papers.papers(runs))
+    known = [paper for paper in published if paper is not None]
+    sections: list[Section | None] = [_overview(groups, runs), *(_published(paper, groups) for paper in known)]
+    others = [each for each in groups if not any(paper.has(each) for paper in known)]
+    if others:
+        sections.append(_compared(others, also=bool(known)))
+    sections += [_curves(groups), _targets(groups, wanted), _costs(groups), _significance(groups)]
+    sections += [_staleness(groups), _partitions(groups), _runs(groups)]
+    done = sum(run.finished for run in runs)
+    return Report(
+        experiment or "Report",
+        f"{times(len(runs), 'run')}: {done} finished, {len(runs) - done} not",
+        [section for section in sections if section is not None],
+    )
+
+
+def _overview(groups: Sequence[Group], runs: Sequence[Run]) -> Section:
+    settings = [each.setting for each in groups]
+    first = settings[0]
+    shared = [key for key in TOLD if key in first and all(each.get(key) == first[key] for each in settings)]
+    notes = [f"What all runs share: {', '.join(f'{key}={first[key]}' for key in shared)}."] if shared else []
+    for key, values in Differences(settings).between_algorithms().items():
+        told = "; ".join(f"{algorithm} {value}" for algorithm, value in values.items())
+        notes.append(f"Algorithms differ in {key}: {told}.")
+    rules = dict.fromkeys(judged(run) for run in runs)
+    notes.append(f"A run's number is the {'; or the '.join(rules)}. Seeds that are not finished do not count.")
+    if failed := [run for run in runs if run.error is not None and not run.finished]:
+        notes.append(f"{times(len(failed), 'run')} failed; the list at the end says why.")
+    return Section("Overview", notes)
+
+
+def _published(paper: papers.Paper, groups: Sequence[Group]) -> Section:
+    notes = [
+        f"The published table gives {paper.unit}. A difference is ours minus the paper's; ours has mean ± standard "
+        "deviation (n - 1) over seeds, the best of ours in each column in bold."
+    ]
+    if missing := papers.not_run(paper, groups):
+        notes.append(f"Not run, and left out of the table: {'; '.join(missing)}.")
+    return Section(f"Beside the paper: {paper.name}", notes, [papers.beside(paper, groups)])
+
+
+def _compared(groups: Sequence[Group], also: bool) -> Section:
+    notes = ["Mean ± standard deviation (n - 1) over seeds, accuracies in percent; the best of each column in bold."]
+    if also:
+        notes.append("These runs have no cell in a published table.")
+    return Section("Comparison", notes, [tables.comparison(groups)])
+
+
+def _curves(groups: Sequence[Group]) -> Section | None:
+    drawn = pictures.convergence(groups)
+    note = (
+        "Lines are means over the finished seeds, bands one standard deviation; dashed where no seed is finished yet."
+    )
+    return Section("Convergence and cost", [note], pictures=drawn) if drawn else None
+
+
+def _targets(groups: Sequence[Group], wanted: Sequence[float]) -> Section | None:
+    found = [table for each in tables.by_condition(groups).values() if (table := tables.to_target(each, wanted))]
+    if not found:
+        return None
+    note = (
+        "The first evaluation that is as good as the target, mean over the seeds that got there; no finer than "
+        "evaluation.every. In bold: the fewest rounds of the methods whose seeds all got there."
+    )
+    chosen = "Targets are 80 % and 95 % of the best mean of each condition; fedlab-report --target 0.8 sets others."
+    return Section("Rounds and bytes to a target", [note] if wanted else [note, chosen], found)
+
+
+def _costs(groups: Sequence[Group]) -> Section:
+    note = (
+        "Sums over the rounds on file, means over seeds. 1 MB is 10^6 bytes, a multiplication and an addition are two "
+        "operations."
+    )
+    return Section("What it cost", [note], [tables.costs(each) for each in tables.by_condition(groups).values()])
+
+
+def _significance(groups: Sequence[Group]) -> Section | None:
+    table, notes = tables.significance(groups)
+    if table is None and not notes:
+        return None
+    if table is not None:
+        notes = [
+            "Each method against the one with the best mean under the same condition, paired over the seeds that both "
+            "have finished: a seed decides partition, cohorts, delays and first model, so these cancel out. Two-sided "
+            f"paired t-test, p adjusted (Holm) for the methods of a condition, significant below {LEVEL}. With few "
+            f"seeds (at least {FEWEST} are asked for) only large differences can be told from chance, and the best "
+            "was chosen after looking, which makes it look a little better than it is.",
+            *notes,
+        ]
+    return Section("Are the differences real?", notes, [table] if table else [])
+
+
+def _staleness(groups: Sequence[Group]) -> Section | None:
+    drawn = pictures.staleness(groups)
+    note = "From the start of a client to the arrival of its update; of the method with the most updates on file."
+    return Section("How late updates were", [note], pictures=drawn) if drawn else None
+
+
+def _partitions(groups: Sequence[Group]) -> Section | None:
+    drawn, left_out = pictures.partitions(groups)
+    notes = [f"{left_out} more are not shown: each run has its own in plots/partition.png."] if left_out else []
+    return Section("Who had which examples", notes, pictures=drawn) if drawn else None
+
+
+def _runs(groups: Sequence[Group]) -> Section:
+    """Where each number comes from, and how to get it again."""
+    rows, code = [], []
+    for each in groups:
+        for run in each.runs:
+            number = value(math.nan if run.objective is None else run.objective, run.metric, 2)
+            commit = ", ".join(commit[:8] + ("-dirty" if commit.endswith("-dirty") else "") for commit in run.commits)
+            words = (run.name, each.condition or "all", each.method, run.status, commit or "not recorded")
+            rows.append([*(cell(word) for word in words), cell(str(run.seed)), cell(number)])
+            code += [f"# {run.name}", *(run.commands or ["# started by a program, see its config.yaml"])]
+    header = ["run", "condition", "method", "status", "commit", "seed", "result"]
+    return Section("Runs, commits and commands", tables=[Table(header, rows, names=5)], code=code)

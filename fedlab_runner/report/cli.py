@@ -1,0 +1,71 @@
+"""The command `fedlab-report`. Exit codes: 0 done, 2 the command or its folders are wrong."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO
+
+from fedlab_runner.errors import UserError
+from fedlab_runner.files import write_atomically, write_text_atomically
+from fedlab_runner.report import build, comma, html, markdown
+from fedlab_runner.report import paper as papers
+from fedlab_runner.report.runs import find
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code."""
+    parser = argparse.ArgumentParser(
+        "fedlab-report", description="One page of runs, finished or not: tables and curves."
+    )
+    add = parser.add_argument
+    add("folders", nargs="*", type=Path, default=[Path("outputs")], help="outputs, outputs/sweeps/<id> or run folders")
+    add("--experiment", metavar="NAME", help="only its runs, beside its published table, e.g. feddle/table7")
+    add("--target", type=float, action="append", default=[], metavar="X", help="a value to be reached, e.g. 0.8")
+    add("--out", type=Path, metavar="FOLDER", help="where to write (default: report, in the folder)")
+    given = parser.parse_args(arguments)
+    try:
+        page, subtitle = write(given.folders, given.out, given.experiment, given.target)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"{subtitle}\n{os.path.relpath(page)}")
+    return 0
+
+
+def write(
+    folders: Sequence[Path], out: Path | None = None, experiment: str | None = None, targets: Sequence[float] = ()
+) -> tuple[Path, str]:
+    """Writes index.html, report.md with plots/, and the CSV files into `out`; the page's path and what it is about.
+
+    Raises UserError where there is nothing to report on or no place to write it.
+    """
+    groups = build.select(find(folders), experiment)
+    report = build.report(groups, experiment, targets)
+    out = out or Path(os.path.commonpath([folder.absolute() for folder in folders])) / "report"
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out must be a folder, got the file {out}")
+    named = [papers.load(experiment)] if experiment else papers.papers(run for each in groups for run in each.runs)
+    try:
+        for section in report.sections:
+            for picture in section.pictures:
+                path = out / markdown.FOLDER / f"{picture.name}.{picture.kind}"
+                write_atomically(path, partial(_put, picture.content))
+        known = [paper for paper in named if paper is not None]
+        for name, text in comma.files(groups, known, targets).items():
+            write_text_atomically(out / name, text)
+        write_text_atomically(out / "report.md", markdown.document(report))
+        write_text_atomically(out / "index.html", html.page(report))
+    except PermissionError as error:
+        raise UserError(f"{out} cannot be written to ({error.strerror}): give another folder with --out") from error
+    return out / "index.html", report.subtitle
+
+
+def _put(content: bytes, file: BinaryIO) -> None:
+    file.write(content)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,213 @@
+"""The runs in some folders, as their own files have them; nothing here is written to, and any of it may be running."""
+
+import json
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedlab_runner.errors import UserError
+from fedlab_runner.provenance import FILE as COMMANDS
+from fedlab_runner.recording.jsonl import Row, decode
+from fedlab_runner.summary import lower_is_better, summarise
+
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # OmegaConf's takes a second for ten runs
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder. `rows` and `timings` are those of `metrics.jsonl` and `timings.jsonl`, up to the first torn line.
+
+    `choices` has the file chosen for each place of the config; `error` is why a job of a sweep failed, if it says so.
+    """
+
+    folder: Path
+    config: Mapping[str, Any]
+    choices: Mapping[str, str]
+    rows: Sequence[Row]
+    timings: Sequence[Row]
+    commands: Sequence[str]
+    commits: Sequence[str]
+    error: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the folder, which is the id of the run."""
+        return self.folder.name
+
+    @property
+    def seed(self) -> Any:
+        """The seed; None where a broken config has none."""
+        return self.config.get("seed")
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds the run is to have."""
+        rounds = self.config.get("rounds")
+        return rounds if isinstance(rounds, int) else 0
+
+    @property
+    def done(self) -> int:
+        """The last round that is on file; -1: not even the initial model."""
+        return self.rows[-1]["round"] if self.rows else -1
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds are there; a run that was made longer and stopped is not finished."""
+        return self.done >= self.rounds > 0
+
+    @property
+    def metric(self) -> str:
+        """What the run is judged by."""
+        return str(self._evaluation.get("metric", "test/accuracy"))
+
+    @property
+    def rule(self) -> str:
+        """How one number is made of its evaluations."""
+        return str(self._evaluation.get("summary", "max_of_last"))
+
+    @property
+    def lower_is_better(self) -> bool:
+        """Whether the metric is a loss or an error."""
+        return lower_is_better(self.metric)
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """The summaries of the rounds that there are, as `summary.json` of a finished run has them."""
+        e = self._evaluation
+        rows = [row for row in self.rows if row["round"] <= self.rounds]
+        return summarise(rows, self.metric, self.rule, e.get("last", 5), e.get("every", 1), self.rounds)
+
+    @property
+    def objective(self) -> float | None:
+        """The number that counts; None for a run that is not finished."""
+        return float(self.summary["objective"]) if self.finished else None
+
+    @property
+    def status(self) -> str:
+        """In words: finished, or how far it is, or why it ended."""
+        if self.finished:
+            return "finished"
+        if self.error is not None:
+            return f"failed: {self.error}" + (f" (round {self.done} of {self.rounds})" if self.done > 0 else "")
+        return f"round {max(self.done, 0)} of {self.rounds}" if self.rows else "not begun"
+
+    @property
+    def _evaluation(self) -> Mapping[str, Any]:
+        found = self.config.get("evaluation")
+        return found if isinstance(found, Mapping) else {}
+
+
+def find(paths: Iterable[Path]) -> list[Run]:
+    """The runs in folders of runs (at any depth), in single run folders, and of sweeps (`outputs/sweeps/<id>`).
+
+    A run that is found twice counts once, where it is longest. Raises UserError where there is none.
+    """
+    found: dict[str, Run] = {}
+    paths = list(paths)
+    for path in paths:
+        if not path.is_dir():
+            raise UserError(f"{path} is not a folder: give folders of runs, such as outputs or outputs/sweeps/<id>")
+        errors = _errors(path)
+        for folder in _folders(path, errors):
+            run = _read(folder, errors.get(folder.name))
+            if run is not None and (run.name not in found or run.done > found[run.name].done):
+                found[run.name] = run
+    if not found:
+        raise UserError(
+            f"no runs in {', '.join(map(str, paths))}: a run's folder has a config.yaml and a metrics.jsonl"
+        )
+    return list(found.values())
+
+
+def _folders(path: Path, errors: Mapping[str, str]) -> list[Path]:
+    """The run folders that a path stands for."""
+    if (path / "jobs").is_dir():  # a sweep: its runs lie beside `sweeps`, wherever it was moved to
+        names = {Path(job.get("folder", "")).name for job in _jobs(path)}
+        return [path.parent.parent / name for name in sorted(names - {""})]
+    if _is_run(path):
+        return [path]
+    inside = {file.parent for file in path.rglob("config.yaml") if file.parent.name != ".hydra"}
+    failed = {file.parent.parent for file in path.rglob(".hydra/config.yaml") if file.parent.parent.name in errors}
+    return sorted(folder for folder in inside | failed if _is_run(folder))
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / ".hydra").is_dir() or all((folder / name).is_file() for name in ("config.yaml", "metrics.jsonl"))
+
+
+def _errors(path: Path) -> dict[str, str]:
+    """What the sweeps in a folder say of the jobs that did not finish, by the name of the run's folder."""
+    sweeps = [path] if (path / "jobs").is_dir() else [jobs.parent for jobs in path.rglob("sweeps/*/jobs")]
+    jobs = [job for sweep in sweeps for job in _jobs(sweep)]
+    return {
+        Path(job.get("folder", "")).name: str(job.get("error"))
+        for job in jobs
+        if job.get("status") == "failed" and job.get("error")
+    }
+
+
+def _jobs(sweep: Path) -> list[dict[str, Any]]:
+    found = []
+    for path in sorted((sweep / "jobs").glob("*.json")):
+        try:
+            found.append(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError):  # being written, or removed by a sweep that tries again
+            continue
+    return [job for job in found if isinstance(job, dict)]
+
+
+def _read(folder: Path, error: str | None) -> Run | None:
+    """The run in a folder; None where it has no config yet."""
+    config = _yaml(folder / "config.yaml") or _yaml(folder / ".hydra" / "config.yaml")
+    if not config:
+        return None
+    hydra = _yaml(folder / ".hydra" / "hydra.yaml").get("hydra", {})
+    chosen = hydra.get("runtime", {}).get("choices", {})
+    choices = {
+        str(key).rpartition("@")[2]: str(value) for key, value in chosen.items() if value
+    }  # of group@place: place
+    starts = _lines(folder / COMMANDS, json.loads)
+    commands = [start["command"] for start in starts if start.get("command")]
+    if not commands and (overrides := hydra.get("overrides", {}).get("task")) is not None:
+        commands = [shlex.join(["fedlab", *overrides])]
+    return Run(
+        folder,
+        config,
+        choices,
+        rows=_lines(folder / "metrics.jsonl", decode),
+        timings=_lines(folder / "timings.jsonl", decode),
+        commands=list(dict.fromkeys(commands)),
+        commits=list(dict.fromkeys(start["commit"] for start in starts if start.get("commit"))),
+        error=error,
+    )
+
+
+def _yaml(path: Path) -> dict[str, Any]:
+    """A mapping as it stands, interpolations included; empty where there is none."""
+    try:
+        content = _LOADER(path.read_bytes()).get_single_data()
+    except (OSError, yaml.YAMLError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _lines(path: Path, read: Any) -> list[Any]:
+    """The whole lines of a file, up to one that cannot be read: somebody may be writing it."""
+    found: list[Any] = []
+    try:
+        lines = path.read_bytes().splitlines(keepends=True)
+    except OSError:
+        return found
+    for line in lines:
+        try:
+            found.append(read(line))
+        except ValueError:
+            break
+        if not line.endswith(b"\n"):
+            found.pop()
+    return found

@@ -1,0 +1,85 @@
+"""Statistics over seeds. `scipy` is imported where it is needed."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedlab_runner.recording.jsonl import Row
+from fedlab_runner.report.runs import Run
+
+FEWEST = 3  # seeds in common below which nothing is said of a difference
+LEVEL = 0.05
+
+
+def mean(values: Sequence[float]) -> float:
+    """The mean; NaN of nothing."""
+    return statistics.fmean(values) if values else math.nan
+
+
+def std(values: Sequence[float]) -> float:
+    """The sample standard deviation (n - 1); NaN of fewer than two."""
+    return statistics.stdev(values) if len(values) > 1 else math.nan
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What one method has over another on the seeds that both have."""
+
+    seeds: int
+    mean: float
+    low: float  # of the 95 % confidence interval; NaN where there are fewer than two seeds
+    high: float
+    p: float  # of a paired t-test, two-sided; NaN where it cannot be had
+
+
+def paired(one: Mapping[Any, float], other: Mapping[Any, float]) -> Difference:
+    """The difference `one` - `other` over the seeds that both have finished with finite values.
+
+    A seed decides partition, cohorts, delays and first model, so what these do to both methods is not in a difference.
+    """
+    seeds = [seed for seed in one if seed in other and math.isfinite(one[seed]) and math.isfinite(other[seed])]
+    values = [one[seed] - other[seed] for seed in seeds]
+    if len(values) < 2:
+        return Difference(len(values), mean(values), math.nan, math.nan, math.nan)
+    from scipy.special import stdtr, stdtrit  # the distribution of t and its inverse
+
+    centre, error, freedom = mean(values), std(values) / math.sqrt(len(values)), len(values) - 1
+    half = float(stdtrit(freedom, 1 - LEVEL / 2)) * error
+    p = 2 * float(stdtr(freedom, -abs(centre) / error)) if error > 0 else math.nan
+    return Difference(len(values), centre, centre - half, centre + half, p)
+
+
+def holm(ps: Sequence[float]) -> list[float]:
+    """p-values adjusted for so many tests (Holm, 1979); NaN stays NaN and does not count."""
+    known = sorted((p, i) for i, p in enumerate(ps) if not math.isnan(p))
+    adjusted, largest = [math.nan] * len(ps), 0.0
+    for rank, (p, i) in enumerate(known):
+        largest = max(largest, min(1.0, (len(known) - rank) * p))
+        adjusted[i] = largest
+    return adjusted
+
+
+def total(rows: Sequence[Row], key: str, until: float = math.inf) -> float:
+    """The sum of what is logged each round, up to a round; NaN where nothing is logged."""
+    values = [row[key] for row in rows if key in row and row["round"] <= until]
+    return math.fsum(values) if values else math.nan
+
+
+def reached(run: Run, target: float) -> int | None:
+    """The first evaluated round, after round 0, whose metric is as good as the target; None: not yet."""
+    sign = -1 if run.lower_is_better else 1
+    rounds = (
+        row["round"] for row in run.rows if row["round"] > 0 and sign * row.get(run.metric, math.nan) >= sign * target
+    )
+    return next(rounds, None)
+
+
+def cumulative(rows: Sequence[Row], key: str) -> dict[int, float]:
+    """What is logged each round, added up to each round."""
+    sums, so_far = {}, 0.0
+    for row in rows:
+        so_far += row.get(key, 0.0)
+        sums[row["round"]] = so_far
+    return sums

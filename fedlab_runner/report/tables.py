@@ -1,0 +1,205 @@
+"""The tables of a report; every number in them is made from the rows of `metrics.jsonl` and `timings.jsonl`."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+
+from fedlab_runner.report.content import Cell, Table, cell
+from fedlab_runner.report.runs import Run
+from fedlab_runner.report.settings import Group
+from fedlab_runner.report.stats import FEWEST, LEVEL, Difference, holm, mean, paired, reached, total
+from fedlab_runner.report.words import NONE, amount, difference, is_share, probability, remarks, spread, times, value
+
+SUMS = (  # what is added up over the rounds: metric key, heading
+    ("comm/upload_mb", "uploaded, MB"),
+    ("comm/download_mb", "downloaded, MB"),
+    ("cost/server_gflops", "server, GFLOPs"),
+)
+CACHE = "cost/server_cache_mb"
+
+
+def by_condition(groups: Iterable[Group]) -> dict[str, list[Group]]:
+    """The methods that were run under each condition."""
+    found: dict[str, list[Group]] = {}
+    for group in groups:
+        found.setdefault(group.condition, []).append(group)
+    return found
+
+
+def finished(groups: Iterable[Group]) -> list[float]:
+    """The finite objectives of some groups."""
+    return [each for group in groups for each in group.finished.values() if math.isfinite(each)]
+
+
+def best(groups: Iterable[Group]) -> Group | None:
+    """The method with the best mean objective; None where nothing is finished."""
+    known = [group for group in groups if finished([group])]
+    if not known:
+        return None
+    sign = -1 if known[0].runs[0].lower_is_better else 1
+    return max(known, key=lambda group: sign * mean(finished([group])))
+
+
+def comparison(groups: Sequence[Group]) -> Table:
+    """Methods down, conditions across: mean and standard deviation over seeds, the best of each column in bold."""
+    columns = by_condition(groups)
+    winners = [best(members) for members in columns.values()]
+    methods = list(dict.fromkeys(group.method for group in groups))
+    cells = {(group.method, group.condition): group for group in groups}
+    rows = [
+        [cell(method)]
+        + [
+            result(
+                [found] if (found := cells.get((method, condition))) else [], bold=found is not None and found is top
+            )
+            for condition, top in zip(columns, winners, strict=True)
+        ]
+        for method in methods
+    ]
+    return Table(["method", *(condition or groups[0].runs[0].metric for condition in columns)], rows)
+
+
+def result(groups: Sequence[Group], bold: bool = False, more: Sequence[str] = ()) -> Cell:
+    """Mean and standard deviation of the finished seeds, and what is missing."""
+    if not groups:
+        return cell("not run", *more, muted=True)
+    values, metric = finished(groups), groups[0].runs[0].metric
+    if not values:
+        unfinished = any(run.error is None and not run.finished for group in groups for run in group.runs)
+        return cell("unfinished" if unfinished else "failed", *more, *remarks(groups), muted=True)
+    return cell(spread(values, metric), *more, times(len(values), "seed"), *remarks(groups), bold=bold)
+
+
+def targets(groups: Sequence[Group], wanted: Sequence[float]) -> list[float]:
+    """The target values of a condition: those wanted, or else 80 % and 95 % of the best mean, in whole percent."""
+    if wanted or (top := best(groups)) is None or not is_share(top.runs[0].metric):
+        return list(wanted)
+    return sorted({math.floor(share * 100 * mean(finished([top]))) / 100 for share in (0.8, 0.95)})
+
+
+def to_target(groups: Sequence[Group], wanted: Sequence[float]) -> Table | None:
+    """Rounds and uploaded bytes until each target was reached, by method; None without targets."""
+    goals = targets(groups, wanted)
+    if not goals:
+        return None
+    metric = groups[0].runs[0].metric
+    counts = {(i, goal): [reached(run, goal) for run in group.runs] for i, group in enumerate(groups) for goal in goals}
+    rows, header = [], ["method"]
+    for goal in goals:
+        shown = value(goal, metric, 0) + ("\N{NO-BREAK SPACE}%" if is_share(metric) else "")
+        header += [f"rounds to {shown}", f"MB uploaded to {shown}"]
+    fewest = {goal: min((_rounds(counts[i, goal]) for i in range(len(groups))), default=math.inf) for goal in goals}
+    for i, group in enumerate(groups):
+        row = [cell(group.method)]
+        for goal in goals:
+            rounds = counts[i, goal]
+            row += _reached(group, rounds, bold=_rounds(rounds) == fewest[goal] < math.inf)
+        rows.append(row)
+    return Table(header, rows, title=groups[0].condition)
+
+
+def _rounds(counts: Sequence[int | None]) -> float:
+    """The mean where every seed got there, else infinite."""
+    return mean([each for each in counts if each is not None]) if counts and None not in counts else math.inf
+
+
+def _reached(group: Group, rounds: Sequence[int | None], bold: bool) -> list[Cell]:
+    pairs = [(run, each) for run, each in zip(group.runs, rounds, strict=True) if each is not None]
+    short = [run for run, each in zip(group.runs, rounds, strict=True) if each is None]
+    missing = [
+        f"{times(count, 'seed')} {word}"
+        for word, count in (
+            ("did not", sum(_ended(run) for run in short)),
+            ("not yet", sum(not _ended(run) for run in short)),
+        )
+        if count
+    ]
+    if not pairs:
+        word = "never" if all(map(_ended, short)) else "not yet"
+        return [cell(word, muted=True), cell(NONE, muted=True)]
+    uploaded = [total(run.rows, "comm/upload_mb", until=each) for run, each in pairs]
+    return [cell(amount(mean([each for _, each in pairs])), *missing, bold=bold), cell(amount(mean(uploaded)))]
+
+
+def _ended(run: Run) -> bool:
+    return run.finished or run.error is not None
+
+
+def costs(groups: Sequence[Group]) -> Table:
+    """What the rounds that are on file cost, the mean over seeds."""
+    runs = [run for group in groups for run in group.runs]
+    sums = [(key, name) for key, name in SUMS if any(key in row for run in runs for row in run.rows)]
+    header = ["method", "rounds", *(name for _, name in sums), "largest cache, MB", "seconds a round"]
+    rows = []
+    for group in groups:
+        rounds = [max(run.done, 0) for run in group.runs]
+        row = [cell(group.method), cell(amount(mean(rounds)), "" if _all_finished(group) else "unfinished")]
+        row += [cell(amount(_mean(group, partial(_total, key)))) for key, _ in sums]
+        row.append(cell(amount(_mean(group, _largest_cache))))
+        row.append(cell(amount(_mean(group, _seconds))))
+        rows.append(row)
+    return Table(header, rows, title=groups[0].condition)
+
+
+def _all_finished(group: Group) -> bool:
+    return all(run.finished for run in group.runs)
+
+
+def _mean(group: Group, of: Callable[[Run], float]) -> float:
+    """The mean over the runs that have the number."""
+    return mean([number for run in group.runs if not math.isnan(number := of(run))])
+
+
+def _total(key: str, run: Run) -> float:
+    return total(run.rows, key)
+
+
+def _largest_cache(run: Run) -> float:
+    return max((row[CACHE] for row in run.rows if CACHE in row), default=math.nan)
+
+
+def _seconds(run: Run) -> float:
+    return mean([row["time/round"] for row in run.timings if "time/round" in row])
+
+
+def significance(groups: Sequence[Group]) -> tuple[Table | None, list[str]]:
+    """Each method against the best of its condition, paired over seeds; and what cannot be said, in sentences."""
+    rows: list[list[Cell]] = []
+    few: dict[str, int] = {}
+    for condition, members in by_condition(groups).items():
+        top = best(members)
+        others = [group for group in members if group is not top and finished([group])]
+        if top is None or not others:
+            continue
+        found = [paired(group.finished, top.finished) for group in others]
+        if max(each.seeds for each in found) < FEWEST:
+            few[condition] = max(each.seeds for each in found)
+            continue
+        adjusted = holm([each.p if each.seeds >= FEWEST else math.nan for each in found])
+        for group, each, p in zip(others, found, adjusted, strict=True):
+            rows.append([cell(condition or "all"), cell(group.method), cell(top.method), *_verdict(each, p, top)])
+    header = ["condition", "method", "against the best", "seeds", "difference", "95 % interval", "p", "p, Holm", ""]
+    return (Table(header, rows, names=3) if rows else None), _too_few(few)
+
+
+def _verdict(each: Difference, adjusted: float, top: Group) -> list[Cell]:
+    metric = top.runs[0].metric
+    if each.seeds < FEWEST:
+        said = "too few seeds"
+    elif math.isnan(each.p):
+        said = "equal" if each.mean == 0 else "the same in every seed"
+    else:
+        said = "significant" if adjusted < LEVEL else "may be chance"
+    interval = NONE if math.isnan(each.low) else f"{difference(each.low, metric)} … {difference(each.high, metric)}"
+    shown = (str(each.seeds), difference(each.mean, metric), interval, probability(each.p), probability(adjusted), said)
+    return [cell(words) for words in shown]
+
+
+def _too_few(few: Mapping[str, int]) -> list[str]:
+    if not few:
+        return []
+    where = "" if set(few) == {""} else f" under {'; '.join(condition or 'all' for condition in few)}"
+    return [
+        f"No difference is tested{where}: methods share at most {times(max(few.values()), 'finished seed')} there, and "
+        f"at least {FEWEST} are needed. A difference seen on so few may be chance."
+    ]

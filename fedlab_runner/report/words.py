@@ -1,0 +1,78 @@
+"""Numbers as people read them."""
+
+import math
+import re
+from collections.abc import Sequence
+
+from fedlab_runner.report.runs import Run
+from fedlab_runner.report.settings import Group
+from fedlab_runner.report.stats import mean, std
+
+NONE, MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"
+
+
+def is_share(metric: str) -> bool:
+    """Whether a metric is shown in percent."""
+    return "accuracy" in metric
+
+
+def value(number: float, metric: str, digits: int = 1) -> str:
+    """A value of a metric, accuracies in percent; a dash where there is none."""
+    if math.isnan(number):
+        return NONE
+    return f"{100 * number:.{digits}f}" if is_share(metric) else amount(number)
+
+
+def spread(values: Sequence[float], metric: str) -> str:
+    """Mean ± standard deviation; one value has no deviation."""
+    return value(mean(values), metric) + (f" ± {value(std(values), metric)}" if len(values) > 1 else "")
+
+
+def difference(number: float, metric: str) -> str:
+    """The same with its sign."""
+    shown = value(abs(number), metric)
+    return shown if math.isnan(number) or not re.search("[1-9]", shown) else ("+" if number > 0 else MINUS) + shown
+
+
+def amount(number: float) -> str:
+    """A count or a cost, at most four digits of it shown."""
+    if math.isnan(number):
+        return NONE
+    if number == 0 or 0.01 <= abs(number) < 1e6:
+        return f"{number:,.0f}" if abs(number) >= 1000 or number == int(number) else f"{number:.4g}"
+    return f"{number:.3g}"
+
+
+def probability(p: float) -> str:
+    """A p-value."""
+    return NONE if math.isnan(p) else "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def times(count: int, what: str) -> str:
+    """`1 seed`, `2 seeds`."""
+    return f"{count} {what}" + ("" if count == 1 else "s")
+
+
+def judged(run: Run) -> str:
+    """How the objective is made, e.g. `largest of the last 5 test/accuracy`."""
+    last = run.config.get("evaluation", {}).get("last", 5)
+    rules = {
+        "max_of_last": f"largest {run.metric} of the last {last} evaluations",
+        "mean_of_last": f"mean {run.metric} of the last {last} evaluations",
+        "best": f"best {run.metric}",
+        "last": f"last {run.metric}",
+    }
+    return rules.get(run.rule, f"{run.rule} of {run.metric}")
+
+
+def remarks(groups: Sequence[Group]) -> tuple[str, ...]:
+    """What the runs of a cell have not: seeds that failed, or are on their way."""
+    runs = [run for each in groups for run in each.runs if not run.finished]
+    failed = [run for run in runs if run.error is not None]
+    lines = [f"{times(len(failed), 'seed')} failed: {failed[0].error}"] if failed else []
+    for run in runs:
+        if run.error is None:
+            so_far = run.summary["last"] if run.rows else math.nan
+            reached = "" if math.isnan(so_far) else f", {value(so_far, run.metric)} so far"
+            lines.append(f"seed {run.seed}: {run.status}{reached}")
+    return tuple(lines[:3] + ([f"and {len(lines) - 3} more"] if len(lines) > 3 else []))

@@ -1,0 +1,202 @@
+"""Rows that an algorithm keeps for its clients (models, control variates, updates), in memory or in a file of the run
+folder when they are too many for it.
+
+A State holds what `Rows.put` gives: the row itself, or the number of its slot in the file. A slot is written once. It
+is used again only when neither the State that the current round starts from nor a checkpoint that still lies in the run
+folder has it, so that a round never spoils what a killed run goes on from. Rows that were never put cost nothing: the
+file is sparse.
+"""
+
+import os
+import tempfile
+import weakref
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlab_runner.errors import UserError
+
+PLACES = ("device", "host", "disk")
+FOLDER = "tables"
+LIVE = np.iinfo(np.int64).max
+Kept = Tensor | int  # a row in memory, or its slot
+ALL = slice(None)
+
+
+def check_place(name: str, place: str) -> None:
+    """Raises ValueError for a place that does not exist; `name` is the field that holds it."""
+    if place not in PLACES:
+        raise ValueError(f"{name} must be one of {', '.join(PLACES)}, got {place}")
+
+
+class SlotFile:
+    """Rows of one length and type, at fixed places in one file; reads and writes are by position, so that no row stays
+    in memory.
+
+    Slot i holds a row of the States after `born[i]` to `gone[i] - 1` rounds; the interval is empty where it holds none.
+    """
+
+    def __init__(self, path: Path | None, length: int, dtype: torch.dtype) -> None:
+        self._path, self._length, self._dtype = path, length, dtype
+        self._row_bytes = length * dtype.itemsize
+        self._born, self._gone = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        self._free: list[int] | None = None  # None: to be looked for
+        self._round, self._retained = 0, frozenset[int]()
+        self._descriptor: int | None = None
+        self._dirty = False
+
+    def begin(self, round: int) -> None:
+        """A round starts, from the State after `round` rounds."""
+        self._round, self._free = round, None
+
+    def retain(self, rounds: Iterable[int]) -> None:
+        """The checkpoints after these numbers of rounds are kept; their rows must not be written over."""
+        self._retained, self._free = frozenset(rounds), None
+
+    def put(self, row: Tensor) -> int:
+        """Writes a row [length] and gives its slot."""
+        slot = self._take()
+        values = row.detach().to("cpu", self._dtype).contiguous().numpy()
+        data, offset = values.data.cast("B"), slot * self._row_bytes
+        try:
+            while data:
+                written = os.pwrite(self._open(), data, offset)
+                data, offset = data[written:], offset + written
+        except OSError as error:
+            raise UserError(f"{self._path or 'a temporary file'} cannot be written: {error.strerror}") from error
+        self._born[slot], self._gone[slot], self._dirty = self._round + 1, LIVE, True
+        return slot
+
+    def get(self, slot: int, columns: slice, device: torch.device) -> Tensor:
+        """The row of a slot, or consecutive columns of it."""
+        begin, end, _ = columns.indices(self._length)
+        values = torch.empty(end - begin, dtype=self._dtype)
+        data = values.numpy().data.cast("B")
+        offset = slot * self._row_bytes + begin * self._dtype.itemsize
+        while data:
+            count = os.preadv(self._open(), [data], offset)
+            if not count:
+                where = f"delete {self._path.parent.parent} to start the run anew" if self._path else "it was cut off"
+                raise UserError(f"{self._path} has not the rows that the checkpoint refers to: {where}")
+            data, offset = data[count:], offset + count
+        return values.to(device)
+
+    def drop(self, slot: int) -> None:
+        """The State after this round has the slot no more."""
+        self._gone[slot] = self._round + 1
+
+    def sync(self) -> None:
+        """Forces to disk what was written: a checkpoint must not outrun its rows."""
+        if self._dirty:
+            os.fdatasync(self._open())
+            self._dirty = False
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Which slots are whose."""
+        return {"born": torch.from_numpy(self._born.copy()), "gone": torch.from_numpy(self._gone.copy())}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Continues from a saved state: what was written later is free."""
+        self._born, self._gone = (state[name].cpu().numpy().copy() for name in ("born", "gone"))
+        self._free = None
+
+    def _take(self) -> int:
+        if self._free is None:
+            free = self._gone < LIVE
+            for round in {*self._retained, self._round}:
+                free &= (round < self._born) | (self._gone <= round)
+            self._free = np.flatnonzero(free)[::-1].tolist()
+        if not self._free:
+            size = len(self._born)
+            more = max(64, size // 2)
+            self._born, self._gone = (np.concatenate([a, np.zeros(more, np.int64)]) for a in (self._born, self._gone))
+            self._free = list(range(size + more - 1, size - 1, -1))
+        return self._free.pop()
+
+    def _open(self) -> int:
+        if self._descriptor is None:
+            if self._path is None:
+                with tempfile.TemporaryFile() as file:
+                    self._descriptor = os.dup(file.fileno())
+            else:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            weakref.finalize(self, os.close, self._descriptor)
+        return self._descriptor
+
+
+class Rows:
+    """Where an algorithm keeps rows of one length: on the `device`, on the `host`, or on `disk`."""
+
+    def __init__(self, place: str, file: SlotFile, device: torch.device) -> None:
+        self._place, self._file, self._device = place, file, device
+
+    def put(self, row: Tensor) -> Kept:
+        """Keeps a copy of a row [length], for a State."""
+        if self._place == "disk":
+            return self._file.put(row)
+        return row.detach().to("cpu" if self._place == "host" else self._device, copy=True)
+
+    def get(self, kept: Kept, columns: slice = ALL) -> Tensor:
+        """The row, or consecutive columns of it, on the device; not to be written into."""
+        if isinstance(kept, Tensor):
+            return kept[columns].to(self._device)
+        return self._file.get(kept, columns, self._device)
+
+    def drop(self, kept: Kept) -> None:
+        """The next State does not hold this row: its slot may be used again when nothing else needs it."""
+        if not isinstance(kept, Tensor):
+            self._file.drop(kept)
+
+
+class Tables:
+    """The row files of a run, one for each length and type; without a folder they are temporary."""
+
+    def __init__(self, folder: Path | None, device: torch.device) -> None:
+        self._folder, self._device = None if folder is None else folder / FOLDER, device
+        self._files: dict[str, SlotFile] = {}
+        self._round, self._retained = 0, frozenset[int]()
+
+    def rows(self, place: str, length: int, dtype: torch.dtype) -> Rows:
+        """A place for rows of this length and type."""
+        return Rows(place, self._file(f"{length}_{str(dtype).removeprefix('torch.')}"), self._device)
+
+    def begin(self, round: int) -> None:
+        """A round starts."""
+        self._round = round
+        for file in self._files.values():
+            file.begin(round)
+
+    def retain(self, rounds: Iterable[int]) -> None:
+        """Of the checkpoints, those after these numbers of rounds are kept."""
+        self._retained = frozenset(rounds)
+        for file in self._files.values():
+            file.retain(self._retained)
+
+    def sync(self) -> None:
+        """Forces all files to disk."""
+        for file in self._files.values():
+            file.sync()
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a resumed run needs beside the files."""
+        return {name: file.state_dict() for name, file in self._files.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues from a saved state."""
+        for name, each in state.items():
+            self._file(name).load_state_dict(each)
+
+    def _file(self, name: str) -> SlotFile:
+        if name not in self._files:
+            length, dtype = name.split("_")
+            path = None if self._folder is None else self._folder / f"rows_{name}.bin"
+            file = SlotFile(path, int(length), getattr(torch, dtype))
+            file.begin(self._round)
+            file.retain(self._retained)
+            self._files[name] = file
+        return self._files[name]

@@ -1,0 +1,41 @@
+"""A graph from a file."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedlab_runner.errors import UserError
+from fedlab_runner.topologies import from_edges, unreachable
+
+
+@dataclass(frozen=True)
+class EdgeList:
+    """The links that the file `path` lists, one a line: two client ids, counted from 0, with a space or comma between.
+
+    Lines that start with # are passed over. The graph must be connected.
+    """
+
+    path: str
+
+    def draw(self, rng: np.random.Generator, num_clients: int) -> np.ndarray:
+        """The adjacency [N, N]; UserError where the file is no connected graph of these clients."""
+        try:
+            lines = Path(self.path).expanduser().read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"topology.path must be a readable text file, got {self.path} ({error})") from None
+        edges = []
+        for number, line in enumerate(lines, start=1):
+            words = line.replace(",", " ").split()
+            if not words or words[0].startswith("#"):
+                continue
+            if len(words) != 2 or not all(w.isascii() and w.isdigit() and int(w) < num_clients for w in words):
+                wanted = f"two client ids from 0 to {num_clients - 1}"
+                raise UserError(f"topology.path must list {wanted} a line, got line {number} of {self.path}: {line!r}")
+            edges.append([int(word) for word in words])
+        linked = from_edges(num_clients, np.array(edges, np.int64).reshape(-1, 2))
+        if len(missing := unreachable(linked)):
+            raise UserError(
+                f"topology.path must be a connected graph: client 0 cannot reach client {missing[0]} in {self.path}"
+            )
+        return linked

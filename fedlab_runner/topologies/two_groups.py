@@ -1,0 +1,19 @@
+"""Two meshes with one link between them (DFML, Figure 23)."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class TwoGroups:
+    """Even and odd ids are a mesh each, and the median client of one reaches that of the other."""
+
+    def draw(self, rng: np.random.Generator, num_clients: int) -> np.ndarray:
+        """The adjacency [N, N]."""
+        ids = np.arange(num_clients)
+        linked: np.ndarray = (ids[:, None] % 2 == ids % 2) & ~np.eye(num_clients, dtype=bool)
+        if num_clients > 1:
+            one, other = (group[(len(group) - 1) // 2] for group in (ids[::2], ids[1::2]))
+            linked[one, other] = linked[other, one] = True
+        return linked

@@ -1,0 +1,112 @@
+"""Experiments from Python: the documented example runs, and importing the package alone loads nothing heavy."""
+
+import doctest
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from composed import SMALL, composed, files
+
+import fedlab_runner
+from fedlab_runner import api, compose, run, runner
+from fedlab_runner.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def _without_pictures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("plot_partition", "plot_curves", "plot_staleness"):
+        monkeypatch.setattr(runner, name, lambda *_: False)
+    monkeypatch.setattr(runner, "plot_diagnostics", lambda *_: [])
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_documented_example_is_true() -> None:
+    tested = doctest.testmod(api, raise_on_error=False)
+    assert tested.failed == 0 and tested.attempted == 9
+
+
+def test_the_package_alone_loads_neither_torch_nor_hydra() -> None:
+    code = "import sys, fedlab_runner; assert not {'torch', 'hydra', 'numpy'} & set(sys.modules); fedlab_runner.run"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    with pytest.raises(AttributeError, match="no attribute 'ran'"):
+        fedlab_runner.ran  # noqa: B018
+
+
+def test_a_run_from_python_is_the_run_of_the_command_line(tmp_path: Path) -> None:
+    overrides = ("algorithm=fedbuff", "rounds=3")
+    result = run(compose(*SMALL, *overrides))
+    assert result.folder.parent == Path("outputs") and result.folder.name.startswith("fedbuff-")
+    runner.run_in(tmp_path / "other", composed(*overrides))
+    assert files(result.folder) == files(tmp_path / "other")
+    fed = result.federation
+    predicted = fed.task.predict(result.models[0], result.simulation.test.inputs).argmax(-1)
+    accuracy = (predicted == result.simulation.test.targets).double().mean()
+    assert float(accuracy) == result.metrics[-1]["test/accuracy"]
+
+
+def test_a_finished_run_is_loaded_with_its_state_and_a_longer_one_goes_on() -> None:
+    first = run(compose(*SMALL, "algorithm=fedbuff", "rounds=2"), "x")
+    again = run(compose(*SMALL, "algorithm=fedbuff", "rounds=2"), "x")
+    assert torch.equal(first.models, again.models) and list(first.metrics) == list(again.metrics)
+    assert run(compose(*SMALL, "algorithm=fedbuff", "rounds=4"), "x").metrics[-1]["round"] == 4
+    with pytest.raises(UserError, match=r"^rounds must be >= 4, got 2: the run in x has gone on so far"):
+        run(compose(*SMALL, "algorithm=fedbuff", "rounds=2"), "x")
+
+
+def test_faults_are_one_line() -> None:
+    with pytest.raises(UserError, match=r"^local\.lrr is not a key: did you mean local\.lr\?$"):
+        compose("local.lrr=1")
+    with pytest.raises(UserError, match=r"^local\.lr must be > 0, got -1"):
+        run(compose("local.lr=-1"))
+    assert not Path("outputs").exists()
+
+
+def test_logging_is_the_callers(caplog: pytest.LogCaptureFixture) -> None:
+    handlers = logging.root.handlers[:]
+    run(compose(*SMALL, "algorithm=fedavg", "rounds=0"))
+    assert logging.root.handlers == handlers
+
+
+def test_the_weights_are_left_where_they_are_asked_for() -> None:
+    from safetensors import safe_open
+
+    overrides = (*SMALL, "algorithm=fedavg", "rounds=2", "evaluation.per_class=true")
+    run(compose(*overrides), "x")
+    assert not Path("x/model.safetensors").exists()
+    runner.run_in(
+        Path("x"), compose(*overrides, "logger.save_model=true")
+    )  # finished, but they were not asked for then
+    result = run(compose(*overrides), "x")
+    with safe_open("x/model.safetensors", "pt") as file:
+        names = file.keys()
+        saved = {name: file.get_tensor(name) for name in names}
+        assert file.metadata() == {"round": "2"}
+    wanted = result.federation.task.state_dict(result.models[0])
+    assert saved.keys() == wanted.keys() and all(torch.equal(saved[name], wanted[name]) for name in wanted)
+
+
+def test_several_models_have_numbers(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    from fedlab_runner.export import save_models
+
+    result = run(compose(*SMALL, "algorithm=fedavg", "rounds=0"))
+    (w,), task = result.models, result.federation.task
+    save_models(tmp_path / "models", [(task, w), (task, 2 * w)], 7)
+    saved = load_file(tmp_path / "models")
+    assert len(saved) == 2 * len(task.state_dict(w))
+    assert all(torch.equal(saved[f"1.{name}"], 2 * value) for name, value in task.state_dict(w).items())
+
+
+def test_the_last_accuracy_on_each_class_is_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedlab_runner.recorder import Recorder
+
+    tables = {}
+    monkeypatch.setattr(Recorder, "table", lambda _, name, columns, rows: tables.update({name: (columns, rows)}))
+    metrics = run(compose(*SMALL, "algorithm=fedavg", "rounds=1", "evaluation.per_class=true")).metrics
+    columns, rows = tables["per_class"]
+    assert columns == ["class", "accuracy"] and [name for name, _ in rows] == [str(c) for c in range(10)]
+    assert [value for _, value in rows] == [metrics[-1][f"test/accuracy_class/{c}"] for c in range(10)]
