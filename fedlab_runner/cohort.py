@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedlab_runner.executors.need import check_memory
 from fedlab_runner.executors.work import Correct, Loss, PerStep, Perturb, Work
 from fedlab_runner.local import LocalTraining
 from fedlab_runner.measure import client_losses
@@ -101,6 +102,7 @@ class Cohort:
             per_client=per_client,
             per_step=per_step,
         )
+        check_memory(work)
         y, self.last_loss = fed.executor.train(work)
         if len(self):
             total = self.num_examples.sum()

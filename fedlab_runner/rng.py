@@ -63,3 +63,8 @@ def generators(
 def torch_seed(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> int:
     """A 63-bit seed for a torch generator, for what torch draws itself (initial weights, dropout)."""
     return int(generator(seed, purpose, round, client).integers(2**63))
+
+
+def torch_seeds(seed: int, purpose: Purpose, round: int, clients: np.ndarray) -> Iterator[int]:
+    """The same for many clients in turn."""
+    return (int(rng.integers(2**63)) for rng in generators(seed, purpose, round, clients))

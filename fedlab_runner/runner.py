@@ -198,6 +198,8 @@ def _run_locked(
 ) -> Outcome:
     """Runs to the end in a run folder, and leaves there the config, the summary and the plots."""
     plots = folder / "plots"
+    fed = prepared.simulation.fed
+    fed.executor = fed.executor.in_run(folder, c.rounds)
     config = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
     OmegaConf.resolve(config)
     write_text_atomically(folder / "config.yaml", OmegaConf.to_yaml(config))

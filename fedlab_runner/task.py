@@ -5,7 +5,8 @@ trainable parameters, then B float buffers), T local steps, b examples in a mini
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -114,18 +115,21 @@ class Task:
         supervision: Supervision | None = None,
     ) -> None:
         self._build, self.num_classes, self.supervision = build, num_classes, supervision or CE()
-        self.normalize, self.device, self.dtype, self._autocast = normalize, device, dtype, autocast
+        self.normalize, self.device, self.dtype, self.autocast = normalize, device, dtype, autocast
         with torch.random.fork_rng(devices=[]):
             self.module = self._prepared()
         trainable = {k: p for k, p in self.module.named_parameters() if p.requires_grad}
         floats = {k: b for k, b in self.module.named_buffers() if b.is_floating_point()}
         self._params = [(k, p.shape, p.numel()) for k, p in trainable.items()]
         self._buffers = [(k, b.shape, b.numel()) for k, b in floats.items()]
+        self._own: list[Tensor] = [*trainable.values(), *floats.values()]
+        self._kept = [value.data for value in self._own]
         self.num_params = sum(n for *_, n in self._params)
         self.num_buffers = sum(n for *_, n in self._buffers)
         self.size = self.num_params + self.num_buffers
         self._norms = [m for m in self.module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         self.has_batch_norm = bool(self._norms)
+        self._mode: tuple[bool, bool] | None = None  # of the module
         self._flops: dict[torch.Size, Flops] = {}
         self.has_convolution = any(isinstance(m, nn.modules.conv._ConvNd) for m in self.module.modules())
         self.has_dropout = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in self.module.modules())
@@ -183,19 +187,43 @@ class Task:
 
     def mode(self, training: bool, *, frozen_norm: bool = False) -> None:
         """Training or evaluation behaviour; `frozen_norm` keeps batch norm on its stored statistics while training."""
+        if self._mode == (training, frozen_norm):
+            return
+        self._mode = (training, frozen_norm)
         self.module.train(training)
         if training and frozen_norm:
             for norm in self._norms:
                 norm.eval()
 
-    def forward(self, values: dict[str, Tensor], inputs: Tensor) -> Tensor:
-        """Logits [b, C] of the module with these parameters and buffers."""
-        if self._autocast is None:
-            logits: Tensor = torch.func.functional_call(self.module, values, (inputs,))
-            return logits
-        with torch.autocast(self.device.type, self._autocast):
-            logits = torch.func.functional_call(self.module, values, (inputs,))
+    def forward(self, values: dict[str, Tensor] | None, inputs: Tensor) -> Tensor:
+        """Logits [b, C] of the module with these parameters and buffers; None: with those that it has (`bound`)."""
+        if self.autocast is None:
+            return self._call(values, inputs)
+        with torch.autocast(self.device.type, self.autocast):
+            logits = self._call(values, inputs)
         return logits.to(self.dtype)
+
+    def _call(self, values: dict[str, Tensor] | None, inputs: Tensor) -> Tensor:
+        # Exchanging the values for the time of a call costs more than a small layer does.
+        logits: Tensor = (
+            self.module(inputs) if values is None else torch.func.functional_call(self.module, values, (inputs,))
+        )
+        return logits
+
+    @contextmanager
+    def bound(self, w: Tensor) -> Iterator[list[Tensor]]:
+        """While it is open, the module's own values are views of w [D]: its trainable parameters are yielded, and what
+        training writes into its buffers is written into w.
+        """
+        shapes = self._params + self._buffers
+        parts = torch.split(w, [n for *_, n in shapes])
+        try:
+            for value, (_, shape, _), part in zip(self._own, shapes, parts, strict=True):
+                value.data = part.view(shape)
+            yield self._own[: len(self._params)]
+        finally:
+            for value, kept in zip(self._own, self._kept, strict=True):
+                value.data = kept
 
     def loss(self, model: Model, batch: Batch) -> Tensor:
         """The supervision signal's mean over the real examples of a minibatch."""
@@ -209,13 +237,17 @@ class Task:
             normalize=self.normalize,
             device=self.device,
             dtype=self.dtype,
-            autocast=self._autocast,
+            autocast=self.autocast,
             supervision=self.supervision,
         )
 
     def build(self) -> nn.Module:
         """A new network of this family, as its architecture initialises it."""
         return self._build()
+
+    def bound_loss(self, inputs: Tensor, targets: Tensor, offsets: Tensor | None) -> Tensor:
+        """The same of a minibatch without padding, for the model that the module is bound to."""
+        return losses(self.forward(None, inputs), targets, offsets).mean()
 
     @torch.no_grad()
     def predict(self, w: Tensor, inputs: Tensor) -> Tensor:

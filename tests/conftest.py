@@ -22,6 +22,7 @@ def _quiet_machine() -> Iterator[None]:
             path = Path(folder) / variable.lower()
             path.mkdir()
             patch.setenv(variable, str(path))
+        patch.setenv("XDG_CACHE_HOME", str(Path(folder) / "cache"))
         patch.setenv("WANDB_MODE", "offline")
         patch.setenv("WANDB_SILENT", "true")
         patch.setenv("MPLCONFIGDIR", str(Path(folder) / "matplotlib"))

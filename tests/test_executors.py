@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 from toy import CLASSES, RAGGED, federation, local, mlp, normed
 
+from fedlab_runner.executors.auto import Auto
 from fedlab_runner.executors.loop import Loop
+from fedlab_runner.executors.processes import Processes
 from fedlab_runner.executors.vectorized import Vectorized
 from fedlab_runner.executors.work import Executor
 from fedlab_runner.federation import Cohort, Federation
@@ -28,6 +30,8 @@ OTHERS: dict[str, Executor] = {
     "whole_cohort": Vectorized(chunk_size=None, compile=False),
     "chunks_of_3": Vectorized(chunk_size=3, compile=False),
     "chunks_of_1": Vectorized(chunk_size=1, compile=False),
+    "processes": Processes(workers=2, inner=Loop(compile=False)),
+    "auto": Auto(seconds=30.0, workers=2),
 }
 
 

@@ -1,51 +1,54 @@
 """One client after another: the reference that every other executor must agree with."""
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from fedlab_runner.executors.pieces import InPieces, Piece
 from fedlab_runner.executors.work import Gradient, Objective, OfOne, Work, one_by_one
 from fedlab_runner.optimizer import zero_slots
 from fedlab_runner.task import Task
 
 
 @dataclass(frozen=True)
-class Loop:
+class Loop(InPieces):
     """Plain autograd, one client and one minibatch at a time; `compile` compiles the objective with torch.compile."""
 
     compile: bool
 
-    def train(self, work: Work) -> tuple[Tensor, Tensor]:
-        y = torch.empty(len(work.ids), work.task.size, device=work.task.device, dtype=work.task.dtype)
-        losses = y.new_zeros(len(work.ids))
-        with torch.random.fork_rng(devices=[work.task.device] if work.task.device.type == "cuda" else []):
-            for frozen, rows in work.groups():
-                work.task.mode(True, frozen_norm=frozen)
-                for row in rows.tolist():
-                    work.seed_torch(row)
-                    y[row], losses[row] = self._train_one(work, row)
-        return y, losses
+    def pieces(self, work: Work) -> list[Piece]:
+        return [Piece(rows[k : k + 1], frozen) for frozen, rows in work.groups() for k in range(len(rows))]
 
     def each(self, task: Task, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
         return one_by_one(function, *rows)
 
-    def _train_one(self, work: Work, row: int) -> tuple[Tensor, Tensor]:
-        task, population, rows = work.task, work.population, np.array([row])
-        gradient = work.followed(_gradient(torch.compile(work.objective()) if self.compile else work.objective()))
-        plan, optimizer = work.plan(rows), work.local.make_optimizer()
-        (params,), (buffers,) = work.start_of(rows)
+    def train_piece(self, work: Work, piece: Piece, y: Tensor, losses: Tensor) -> None:
+        task, population, row = work.task, work.population, int(piece.rows[0])
+        task.mode(True, frozen_norm=piece.frozen_norm)
+        work.seed_torch(row)
+        plan, optimizer = work.plan(piece.rows), work.local.make_optimizer()
+        w = torch.empty_like(y[row])  # not the row itself: how it is aligned, and so the last bits, would depend on it
+        params, buffers = w[: task.num_params], w[task.num_params :]
+        w.copy_(work.start if work.start.dim() == 1 else work.start[row])
         slots, weighted_loss, seen = zero_slots(optimizer, params), params.new_zeros(()), 0
-        for t in range(int(work.num_steps[row])):
-            size = int(plan.sizes[0, t])
-            index = plan.indices[0, t, :size]
-            batch = task.batch(population.inputs[index], population.targets[index], params.new_ones(size))
-            g, (loss, buffers) = gradient(params, buffers, *batch[:3], *(o[0] for o in work.own(rows, t)))
-            optimizer.step(params, g, slots, work.lr, t)
-            if t >= plan.last_epoch[0]:
-                weighted_loss, seen = weighted_loss + loss * size, seen + size
-        return torch.cat([params, buffers]), weighted_loss / max(seen, 1)
+        with ExitStack() as stack:
+            if work.loss is None and work.perturb is None and not self.compile:
+                gradient = work.followed(_module_gradient(work, stack.enter_context(task.bound(w)), buffers))
+            else:
+                objective = work.objective()
+                gradient = work.followed(_gradient(torch.compile(objective) if self.compile else objective))
+            for t, size in enumerate(plan.sizes[0, : work.num_steps[row]].tolist()):
+                index = plan.indices[0, t, :size]
+                batch = task.batch(population.inputs[index], population.targets[index], params.new_ones(size))
+                g, (loss, updated) = gradient(params, buffers, *batch[:3], *(o[0] for o in work.own(piece.rows, t)))
+                optimizer.step(params, g, slots, work.lr, t)
+                if updated is not buffers:
+                    buffers.copy_(updated)
+                if t >= plan.last_epoch[0]:
+                    weighted_loss, seen = weighted_loss + loss * size, seen + size
+        y[row], losses[row] = w, weighted_loss / max(seen, 1)
 
 
 def _gradient(objective: Objective) -> Gradient:
@@ -56,5 +59,22 @@ def _gradient(objective: Objective) -> Gradient:
         value, aux = objective(leaf, *rest)
         (g,) = torch.autograd.grad(value, leaf)
         return g, aux
+
+    return gradient
+
+
+def _module_gradient(work: Work, leaves: list[Tensor], buffers: Tensor) -> Gradient:
+    """The same of the task's own loss, for the model that the module is bound to: a plain call of a plain module.
+
+    The steps that make the parameters views of a vector, and their gradients a vector again, cost as much as a layer.
+    """
+    task, supervised = work.task, work.offsets is not None
+
+    def gradient(
+        params: Tensor, _: Tensor, inputs: Tensor, targets: Tensor, mask: Tensor, *own: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        value = task.bound_loss(inputs, targets, own[0] if supervised else None)
+        grads = torch.autograd.grad(value, leaves, materialize_grads=True)
+        return torch.cat([g.reshape(-1) for g in grads]), (value.detach(), buffers)
 
     return gradient

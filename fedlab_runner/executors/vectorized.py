@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
+from fedlab_runner.executors.pieces import InPieces, Piece
 from fedlab_runner.executors.work import Gradient, OfOne, Work, one_by_one
 from fedlab_runner.optimizer import zero_slots
 from fedlab_runner.task import Task
@@ -16,7 +17,7 @@ CHUNK = 10  # where a size must be fixed and none is given
 
 
 @dataclass(frozen=True)
-class Vectorized:
+class Vectorized(InPieces):
     """Trains up to `chunk_size` clients at a time (null: the whole cohort); `compile` compiles the step with
     torch.compile.
 
@@ -32,18 +33,17 @@ class Vectorized:
         if self.chunk_size is not None and self.chunk_size < 1:
             raise ValueError(f"chunk_size must be >= 1 or null, got {self.chunk_size}")
 
-    def train(self, work: Work) -> tuple[Tensor, Tensor]:
-        task = work.task
-        y = torch.empty(len(work.ids), task.size, device=task.device, dtype=task.dtype)
-        losses = y.new_zeros(len(work.ids))
-        step = self._step(work)
-        with torch.random.fork_rng(devices=[task.device] if task.device.type == "cuda" else []):
-            for frozen, rows in work.groups():
-                task.mode(True, frozen_norm=frozen)
-                for chunk in np.array_split(rows, -(-len(rows) // (self.chunk_size or len(rows)))):
-                    work.seed_torch(int(chunk[0]))
-                    y[chunk], losses[chunk] = _train_chunk(work, chunk, step, self.compile)
-        return y, losses
+    def pieces(self, work: Work) -> list[Piece]:
+        return [
+            Piece(chunk, frozen)
+            for frozen, rows in work.groups()
+            for chunk in np.array_split(rows, -(-len(rows) // (self.chunk_size or len(rows))))
+        ]
+
+    def train_piece(self, work: Work, piece: Piece, y: Tensor, losses: Tensor) -> None:
+        work.task.mode(True, frozen_norm=piece.frozen_norm)
+        work.seed_torch(int(piece.rows[0]))
+        y[piece.rows], losses[piece.rows] = _train_chunk(work, piece.rows, self._step(work), self.compile)
 
     def each(self, task: Task, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
         if task.device.type == "cpu" and task.has_convolution:  # vmap makes grouped convolutions: 1.6 times as slow

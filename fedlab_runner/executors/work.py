@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from fedlab_runner.local import LocalTraining
 from fedlab_runner.population import Plan, Population
-from fedlab_runner.rng import torch_seed
+from fedlab_runner.rng import torch_seeds
 from fedlab_runner.task import Batch, Model, Task
 
 Loss = Callable[..., Tensor]  # loss(model, batch, *own) -> scalar, written for one client
@@ -20,6 +21,7 @@ Correct = Callable[..., Tensor]  # correct(gradient [P], *own) -> [P], written f
 OfOne = Callable[..., tuple[Tensor, ...]]
 Objective = Callable[..., tuple[Tensor, tuple[Tensor, Tensor]]]
 Gradient = Callable[..., tuple[Tensor, tuple[Tensor, Tensor]]]
+MOST_PLANNED = 2**20  # examples of a cohort's minibatches that are worked out at once
 PerStep = Callable[[np.ndarray, int], tuple[Tensor, ...]]  # (rows [k], step) -> tensors [k, ...]
 
 
@@ -44,9 +46,22 @@ class Work:
 
     def plan(self, rows: np.ndarray) -> Plan:
         """The minibatches of some of the clients."""
-        task, local = self.task, self.local
+        if self._whole_plan is None:
+            return self._plan(self.ids[rows])
+        indices, sizes, last_epoch = self._whole_plan
+        steps = int(self.num_steps[rows].max(initial=0))
+        picked = indices[int(rows[0])].unsqueeze(0) if len(rows) == 1 else indices[torch.from_numpy(rows)]
+        return Plan(picked[:, :steps], sizes[rows, :steps], last_epoch[rows])
+
+    @cached_property
+    def _whole_plan(self) -> Plan | None:
+        """Of the whole cohort, where it is small: to ask for clients one by one costs several times as much."""
+        size = len(self.ids) * int(self.num_steps.max(initial=0)) * self.local.batch_size
+        return self._plan(self.ids) if size <= MOST_PLANNED else None
+
+    def _plan(self, ids: np.ndarray) -> Plan:
         return self.population.plan(
-            self.ids[rows], local, seed=self.seed, round=self.round, drop_single=task.has_batch_norm
+            ids, self.local, seed=self.seed, round=self.round, drop_single=self.task.has_batch_norm
         )
 
     def start_of(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
@@ -111,13 +126,25 @@ class Work:
         fresh = () if self.per_step is None else self.per_step(rows, step)
         return tuple(t[rows] for t in always) + fresh
 
+    @cached_property
+    def _torch_seeds(self) -> list[int]:
+        return list(torch_seeds(self.seed, self.population.streams.dropout, self.round, self.ids))
+
     def seed_torch(self, row: int) -> None:
         """Seeds what torch draws itself (dropout) for the client of this row and those that train beside it."""
-        torch.manual_seed(torch_seed(self.seed, self.population.streams.dropout, self.round, int(self.ids[row])))
+        seed = self._torch_seeds[row]
+        if self.task.device.type == "cpu":
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed asks every backend: 0.1 ms
+        else:
+            torch.manual_seed(seed)
 
 
 class Executor(Protocol):
     """A way to train a cohort."""
+
+    def in_run(self, folder: Path, rounds: int) -> "Executor":
+        """The executor for a run of so many rounds, which may keep notes in its folder."""
+        ...
 
     def train(self, work: Work) -> tuple[Tensor, Tensor]:
         """The models after local work [K, D], and each client's mean loss over its last epoch [K]."""

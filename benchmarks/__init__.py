@@ -1,0 +1,1 @@
+"""How fast the package is, beside the plain PyTorch loop that a user would write; `make bench`."""

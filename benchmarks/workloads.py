@@ -1,0 +1,98 @@
+"""What is timed: synthetic federations of fixed shape."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedlab_runner.clock import RoundClock
+from fedlab_runner.delays.half_normal import HalfNormal
+from fedlab_runner.executors.loop import Loop
+from fedlab_runner.executors.work import Executor, Work
+from fedlab_runner.federation import Federation
+from fedlab_runner.local import LocalTraining
+from fedlab_runner.participation.uniform import Uniform
+from fedlab_runner.population import Population
+from fedlab_runner.server import ServerData
+from fedlab_runner.task import Normalize, Task
+
+CLASSES, SIDE = 10, 28
+
+
+def cnn() -> nn.Module:
+    """582,026 parameters: the FedAvg CNN of PFLlib and FL-bench."""
+    return nn.Sequential(
+        *(nn.Conv2d(1, 32, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, CLASSES)),
+    )
+
+
+def mlp() -> nn.Module:
+    """199,210 parameters."""
+    widths = (nn.Linear(SIDE**2, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU(), nn.Linear(200, CLASSES))
+    return nn.Sequential(nn.Flatten(), *widths)
+
+
+def logistic() -> nn.Module:
+    """7,850 parameters."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(SIDE**2, CLASSES))
+
+
+def empty() -> nn.Module:
+    """11 parameters: what is left is the cost of a round itself."""
+    return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1, CLASSES, bias=False), nn.Softplus())
+
+
+@dataclass(frozen=True)
+class Shape:
+    """N clients with `examples` each, K of them in a round, in minibatches of `batch`."""
+
+    clients: int
+    examples: int
+    cohort: int
+    batch: int
+    side: int = SIDE  # of an image
+
+    def federation(
+        self, build: Callable[[], nn.Module], executor: Executor | None = None, delay: float = 0.0
+    ) -> Federation:
+        """On one thread of a CPU, with delays from a half-normal distribution of this spread, in rounds."""
+        rng = np.random.default_rng(0)
+        n, cpu = self.clients * self.examples, torch.device("cpu")
+        targets = torch.from_numpy(rng.integers(CLASSES, size=n))
+        inputs = torch.from_numpy(rng.random((n, 1, self.side, self.side), dtype=np.float32))
+        population = Population(inputs, targets, np.split(np.arange(n), self.clients), cpu)
+        task = Task(build, CLASSES, normalize=Normalize(None, None), device=cpu)
+        delays = HalfNormal(std=delay, draw="client")
+        return Federation(
+            task=task,
+            population=population,
+            clock=RoundClock(population.num_examples, Uniform(self.cohort, None), delays, 0),
+            executor=executor or Loop(compile=False),
+            local=training(self.batch),
+            seed=0,
+            server_data=ServerData(population.inputs[:500], targets[:500], CLASSES, True),
+        )
+
+
+W1, W2 = Shape(100, 100, 10, 20), Shape(1000, 20, 50, 10)
+
+
+def training(batch: int) -> LocalTraining:
+    """One epoch of plain SGD."""
+    plain = {"momentum": 0.0, "nesterov": False, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0}
+    return LocalTraining(optimizer="sgd", lr=0.05, epochs=1, steps=None, batch_size=batch, clip_norm=None, **plain)  # type: ignore[arg-type]
+
+
+def work_of(fed: Federation) -> Work:
+    """The local training of one cohort."""
+    ids = np.arange(fed.cohort_size)
+    steps = fed.population.num_steps(ids, fed.local, fed.task.has_batch_norm)
+    return Work(fed.task, fed.population, ids, steps, fed.local, fed.lr, 0, 0, fed.task.init(0))
+
+
+def of_round(work: Work, round: int) -> Work:
+    """The same in another round, with other minibatches."""
+    return replace(work, round=round)

@@ -1,0 +1,120 @@
+"""What `executor=auto` remembers: measurements of a machine in the user's cache, choices in the run's folder."""
+
+import hashlib
+import json
+import logging
+import os
+import platform
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from fedlab_runner.executors.work import Work
+from fedlab_runner.files import write_text_atomically
+from fedlab_runner.run_id import digest
+from fedlab_runner.system import usable_cores
+
+_log = logging.getLogger(__name__)
+CHOICES = "executor.json"  # in the run's folder
+
+
+class Cost(NamedTuple):
+    """Seconds: of one local step, None where an executor cannot do the work; and once, to compile or warm up."""
+
+    once: float
+    a_step: float | None
+
+
+class Memory:
+    """Costs by kind of work for this machine, and the choices of one run once it is open."""
+
+    def __init__(self) -> None:
+        self._run: Path | None = None
+        self._rounds: int | None = None
+
+    def open(self, folder: Path, rounds: int) -> None:
+        """From now on choices are noted in the run's folder."""
+        self._run, self._rounds = folder / CHOICES, rounds
+
+    def rounds_left(self, work: Work) -> int:
+        """With the one that is at hand; 1 outside of a run."""
+        return max(1, self._rounds - work.round) if self._rounds is not None else 1
+
+    def choice(self, kind: str) -> str | None:
+        """The name that this run has noted for such work, if it was on this machine."""
+        noted = _read(self._run).get(machine(), {})
+        name = noted.get(kind) if isinstance(noted, dict) else None
+        return name if isinstance(name, str) else None
+
+    def choose(self, kind: str, name: str) -> None:
+        """Notes a choice for when the run is continued."""
+        if self._run is not None:
+            noted = _read(self._run)
+            noted[machine()] = noted.get(machine(), {}) | {kind: name}
+            write_text_atomically(self._run, json.dumps(noted, indent=2) + "\n")
+
+    def costs(self, shape: str) -> dict[str, Cost]:
+        """What is known of such work on this machine."""
+        try:
+            known = _read(_cache()).get(machine(), {}).get(shape, {})
+            return {str(name): Cost(float(once), each and float(each)) for name, (once, each) in known.items()}
+        except (AttributeError, TypeError, ValueError):  # not ours
+            return {}
+
+    def learn(self, shape: str, costs: dict[str, Cost]) -> None:
+        """Remembers it; a cache that cannot be written is no reason to stop."""
+        everything = _read(_cache())
+        everything[machine()] = everything.get(machine(), {}) | {shape: costs}
+        try:
+            write_text_atomically(_cache(), json.dumps(everything, indent=1) + "\n")
+        except OSError as error:
+            _log.warning("what was measured cannot be remembered in %s: %s", _cache(), error)
+
+
+def kind_of(work: Work) -> str:
+    """Work of one kind is carried out in one way throughout a run: model, minibatch and functions, but not how many
+    clients happen to train, or how long.
+    """
+    task, local = work.task, work.local
+    own = [f is not None for f in (work.loss, work.perturb, work.correct, work.per_step, work.offsets)]
+    sizes = [task.num_params, task.num_buffers, task.has_batch_norm, len(work.per_client), len(work.ids) == 1]
+    layers = [list(p.shape) for p in task.module.parameters()]
+    inputs = [list(work.population.inputs.shape[1:]), str(work.population.inputs.dtype), str(task.dtype)]
+    return digest([own, sizes, layers, inputs, str(task.autocast), local.batch_size, local.optimizer, str(task.device)])
+
+
+def shape_of(work: Work) -> str:
+    """The kind, and the size of the cohort and its work to a factor of two."""
+    steps = work.num_steps.astype(np.float64)
+    return f"{kind_of(work)}-{len(work.ids).bit_length()}-{int(np.ceil(np.log2(max(1.0, steps.mean()))))}"
+
+
+def machine() -> str:
+    """What measurements are valid for."""
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    parts = [platform.node(), _processor(), usable_cores(), torch.get_num_threads(), torch.__version__, gpu]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor()
+
+
+def _cache() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "fedlab" / "executors.json"
+
+
+def _read(path: Path | None) -> dict[str, Any]:
+    """What the file holds; nothing where it does not exist or is not ours."""
+    try:
+        content = json.loads(path.read_text()) if path is not None else {}
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

@@ -1,0 +1,61 @@
+"""A cohort's work in pieces that do not depend on each other, carried out one after another."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlab_runner.executors.work import OfOne, Work
+from fedlab_runner.task import Task
+
+
+class Piece(NamedTuple):
+    """Clients that train together: rows of the cohort [k], and whether batch norm keeps its stored statistics."""
+
+    rows: np.ndarray
+    frozen_norm: bool
+
+
+class Unchanging:
+    """An executor that is the same in every run."""
+
+    def in_run(self, folder: Path, rounds: int) -> Self:
+        return self
+
+
+class InPieces(Unchanging, ABC):
+    """An executor that says which clients train together and how; `compile` compiles what a step computes."""
+
+    compile: bool  # a field of each of them
+
+    @abstractmethod
+    def pieces(self, work: Work) -> list[Piece]:
+        """All clients of the cohort, longest work first. A piece's result depends on its own clients alone."""
+
+    @abstractmethod
+    def each(self, task: Task, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
+        """As in `Executor`."""
+
+    @abstractmethod
+    def train_piece(self, work: Work, piece: Piece, y: Tensor, losses: Tensor) -> None:
+        """Writes the models and mean losses of the piece's clients into their rows of y [K, D] and losses [K]."""
+
+    def train(self, work: Work) -> tuple[Tensor, Tensor]:
+        y = torch.empty(len(work.ids), work.task.size, device=work.task.device, dtype=work.task.dtype)
+        losses = y.new_zeros(len(work.ids))
+        with own_generator(work):
+            for piece in self.pieces(work):
+                self.train_piece(work, piece, y, losses)
+        return y, losses
+
+
+@contextmanager
+def own_generator(work: Work) -> Iterator[None]:
+    """Leaves torch's global generators as they were."""
+    with torch.random.fork_rng(devices=[work.task.device] if work.task.device.type == "cuda" else []):
+        yield

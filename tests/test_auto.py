@@ -1,0 +1,184 @@
+"""`executor=auto`: what it takes, what it remembers, and that a run goes on with what it began with."""
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from composed import composed
+from test_executors import dropping
+from toy import RAGGED, federation, local, mlp, normed
+
+from fedlab_runner.executors import auto, memory
+from fedlab_runner.executors.auto import REFERENCE, UNTIMED, Auto
+from fedlab_runner.executors.loop import Loop
+from fedlab_runner.executors.memory import Cost
+from fedlab_runner.executors.sample import measure, sample
+from fedlab_runner.executors.vectorized import Vectorized
+from fedlab_runner.executors.work import Work
+from fedlab_runner.federation import Cohort, Federation
+from fedlab_runner.runner import run_in
+
+PROCESSES = "processes executor.workers=2"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    yield tmp_path / "cache" / "fedlab" / "executors.json"
+
+
+def work_of(fed: Federation, **how: Any) -> Work:
+    """What a cohort of all clients gives to its executor."""
+    caught: list[Work] = []
+
+    class Catching(Loop):
+        def train(self, work: Work) -> Any:
+            caught.append(work)
+            return super().train(work)
+
+    fed.executor = Catching(compile=False)
+    Cohort(fed, np.arange(fed.num_clients), np.zeros(fed.num_clients, np.int64)).train(fed.task.init(0), **how)
+    return caught[0]
+
+
+def costs(**a_step: float) -> dict[str, Cost]:
+    names = {"loop": REFERENCE, "vectorized": UNTIMED, "processes": PROCESSES}
+    return {names[name]: Cost(0.0, seconds) for name, seconds in a_step.items()}
+
+
+def chosen(folder: Path) -> list[str]:
+    noted = json.loads((folder / "executor.json").read_text())
+    return list(noted[memory.machine()].values())
+
+
+def test_short_work_is_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    monkeypatch.setattr(auto, "measure", None)
+    for build, name in ((mlp, UNTIMED), (dropping, REFERENCE)):
+        executor = Auto(30.0, 2).in_run(tmp_path / name, 100)
+        executor.train(work_of(federation(build=build)))
+        assert chosen(tmp_path / name) == [name]
+    assert not cache.exists()
+
+
+def test_the_fastest_is_kept_noted_and_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    measured: list[set[str]] = []
+
+    def fake(work: Work, executors: Any) -> dict[str, Cost]:
+        measured.append(set(executors))
+        return costs(loop=0.03, vectorized=0.02, processes=0.01)
+
+    monkeypatch.setattr(auto, "measure", fake)
+    work = work_of(federation())
+    Auto(0.0, 2).in_run(tmp_path / "first", 10).train(work)
+    assert measured == [{REFERENCE, UNTIMED, PROCESSES}] and chosen(tmp_path / "first") == [PROCESSES]
+    assert f"a round with executor={PROCESSES}" in caplog.text and "for the next 10 rounds" in caplog.text
+
+    Auto(0.0, 2).in_run(tmp_path / "second", 10).train(work)
+    assert len(measured) == 1, "remembered for the machine"
+    assert chosen(tmp_path / "second") == [PROCESSES]
+
+    cache.unlink()
+    monkeypatch.setattr(auto, "measure", None)
+    Auto(0.0, 2).in_run(tmp_path / "first", 10).train(work)  # noted in the run's folder
+
+
+def test_a_run_begun_on_another_machine_chooses_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = work_of(federation())
+    monkeypatch.setattr(auto, "measure", lambda *_: costs(loop=0.01, vectorized=0.02, processes=0.03))
+    with monkeypatch.context() as patch:
+        patch.setattr(memory, "machine", lambda: "another")
+        Auto(0.0, 2).in_run(tmp_path, 10).train(work)
+    Auto(0.0, 2).in_run(tmp_path, 10).train(work)
+    noted = json.loads((tmp_path / "executor.json").read_text())
+    assert set(noted) == {"another", memory.machine()} and chosen(tmp_path) == [REFERENCE]
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"x": 1}'])
+def test_files_that_are_not_ours_are_no_obstacle(content: str, tmp_path: Path, cache: Path) -> None:
+    cache.parent.mkdir(parents=True)
+    for path in (cache, tmp_path / "executor.json"):
+        path.write_text(content)
+    fed = federation()
+    work = work_of(fed)
+    y, _ = Auto(0.0, 2).in_run(tmp_path, 2).train(work)
+    torch.testing.assert_close(y, Loop(compile=False).train(work)[0], rtol=0, atol=1e-9)
+    assert cache.exists() and len(chosen(tmp_path)) == 1
+
+
+def test_a_choice_made_by_measuring_is_among_the_candidates(tmp_path: Path, cache: Path) -> None:
+    work = work_of(federation(build=normed), correct=lambda g: 0.5 * g)
+    executor = Auto(0.0, 2).in_run(tmp_path, 5)
+    executor.train(work)
+    known = json.loads(cache.read_text())[memory.machine()]
+    (shape,) = known.values()
+    assert set(shape) == {REFERENCE, UNTIMED, PROCESSES} and all(step > 0 for _, step in shape.values())
+    assert chosen(tmp_path)[0] in shape
+
+
+def test_what_disagrees_or_fails_is_not_taken(caplog: pytest.LogCaptureFixture) -> None:
+    class Wrong(Loop):
+        def train(self, work: Work) -> Any:
+            y, losses = super().train(work)
+            return y + 0.1 * (y - work.start), losses
+
+    class Failing(Loop):
+        def train(self, work: Work) -> Any:
+            raise RuntimeError("no memory\nand more")
+
+    work = work_of(federation())
+    executors = {"loop": Loop(compile=False), "wrong": Wrong(compile=False), "failing": Failing(compile=False)}
+    found = measure(work, {**executors, "vectorized": Vectorized(3, compile=False)})
+    assert {name for name, cost in found.items() if cost.a_step is None} == {"wrong", "failing"}
+    assert "executor=wrong does not agree with loop" in caplog.text and "no memory" in caplog.text
+
+
+def test_a_sample_is_the_work_of_some_clients() -> None:
+    own = torch.arange(len(RAGGED) * 8, dtype=torch.float64)
+    fed = federation(RAGGED * 8, training=local(epochs=1))
+    seen: list[np.ndarray] = []
+
+    def per_step(rows: np.ndarray, step: int) -> tuple[torch.Tensor]:
+        seen.append(rows)
+        return (own[torch.from_numpy(rows)],)
+
+    def correct(g: torch.Tensor, mine: torch.Tensor, again: torch.Tensor) -> torch.Tensor:
+        assert torch.equal(mine, again)
+        return g
+
+    work = work_of(fed, correct=correct, per_client=(own,), per_step=per_step)
+    assert sample(work, 0.5) is work
+    part = sample(work, 2.5)
+    assert 20 <= len(part.ids) < len(work.ids) and {1, 40} <= set(fed.population.num_examples[part.ids].tolist())
+    y, _ = Loop(compile=False).train(part)
+    whole, _ = Loop(compile=False).train(work)
+    assert torch.equal(y, whole[torch.from_numpy(part.ids)])
+    long = work_of(federation(training=local(epochs=50)))
+    assert sample(long, 1e3).num_steps.max() == 8
+
+
+def test_a_stopped_run_goes_on_with_its_executor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a new measurement would say."""
+    overrides = ("executor=auto", "executor.seconds=0", "executor.workers=2", "algorithm=fedavg", "evaluation.every=1")
+    monkeypatch.setattr(auto, "measure", lambda *_: costs(loop=0.01, vectorized=0.02, processes=0.03))
+    run_in(tmp_path / "whole", composed(*overrides, "rounds=6"))
+    run_in(tmp_path / "parts", composed(*overrides, "rounds=3"))
+    monkeypatch.setattr(auto, "measure", lambda *_: costs(loop=0.03, vectorized=0.02, processes=0.01))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "new"))
+    run_in(tmp_path / "parts", composed(*overrides, "rounds=6"))
+    assert (tmp_path / "parts" / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
+    assert chosen(tmp_path / "parts") == [REFERENCE]
+
+
+def test_bad_values() -> None:
+    with pytest.raises(ValueError, match=r"^seconds must be >= 0, got -1.0$"):
+        Auto(-1.0, None)
+    with pytest.raises(ValueError, match=r"^workers must be >= 1 or null, got 0$"):
+        Auto(30.0, 0)

@@ -1,0 +1,32 @@
+"""A cohort that cannot fit is refused before it is trained."""
+
+import numpy as np
+import pytest
+from toy import RAGGED, federation
+
+from fedlab_runner.errors import UserError
+from fedlab_runner.executors import need
+from fedlab_runner.federation import Cohort, Federation
+
+
+def train(fed: Federation) -> None:
+    Cohort(fed, np.arange(len(RAGGED)), np.zeros(len(RAGGED), np.int64)).train(fed.task.init(0))
+
+
+def test_a_round_that_cannot_fit_is_refused_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(need, "WORTH_ASKING", 0)
+    model = federation().task.size * 8
+    monkeypatch.setattr(need, "memory_bytes", lambda: 2 * 3 * model)
+    with pytest.raises(
+        UserError, match=r"^a round needs 0.0 GB for the models of 8 clients .*cohort_size to 3 or less"
+    ):
+        train(federation())
+    monkeypatch.setattr(need, "memory_bytes", lambda: 2 * 8 * model)
+    train(federation())
+    monkeypatch.setattr(need, "memory_bytes", lambda: None)
+    train(federation())
+
+
+def test_small_rounds_do_not_ask_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(need, "memory_bytes", lambda: 0)
+    train(federation())
