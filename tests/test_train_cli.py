@@ -99,7 +99,7 @@ def test_help_names_the_groups_and_what_to_type(tmp_path: Path) -> None:
     )
     assert ended.returncode == 0
     assert "fedlab -m algorithm=fedavg,fedbuff seed=0,1" in ended.stdout
-    assert "partition: by_user, " in ended.stdout
+    assert "partition: assigned_blocks, by_user, " in ended.stdout
 
 
 # One clear line.
