@@ -59,7 +59,7 @@ def chosen(folder: Path) -> list[str]:
 def test_short_work_is_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     monkeypatch.setattr(auto, "measure", None)
     for build, name in ((mlp, UNTIMED), (dropping, REFERENCE)):
-        executor = Auto(30.0, 2).in_run(tmp_path / name, 100)
+        executor = Auto(30.0, 2, compile=True).in_run(tmp_path / name, 100)
         executor.train(work_of(federation(build=build)))
         assert chosen(tmp_path / name) == [name]
     assert not cache.exists()
@@ -77,17 +77,17 @@ def test_the_fastest_is_kept_noted_and_remembered(
 
     monkeypatch.setattr(auto, "measure", fake)
     work = work_of(federation())
-    Auto(0.0, 2).in_run(tmp_path / "first", 10).train(work)
+    Auto(0.0, 2, compile=True).in_run(tmp_path / "first", 10).train(work)
     assert measured == [{REFERENCE, UNTIMED, PROCESSES}] and chosen(tmp_path / "first") == [PROCESSES]
     assert f"a round with executor={PROCESSES}" in caplog.text and "for the next 10 rounds" in caplog.text
 
-    Auto(0.0, 2).in_run(tmp_path / "second", 10).train(work)
+    Auto(0.0, 2, compile=True).in_run(tmp_path / "second", 10).train(work)
     assert len(measured) == 1, "remembered for the machine"
     assert chosen(tmp_path / "second") == [PROCESSES]
 
     cache.unlink()
     monkeypatch.setattr(auto, "measure", None)
-    Auto(0.0, 2).in_run(tmp_path / "first", 10).train(work)  # noted in the run's folder
+    Auto(0.0, 2, compile=True).in_run(tmp_path / "first", 10).train(work)  # noted in the run's folder
 
 
 def test_a_run_begun_on_another_machine_chooses_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,8 +95,8 @@ def test_a_run_begun_on_another_machine_chooses_anew(tmp_path: Path, monkeypatch
     monkeypatch.setattr(auto, "measure", lambda *_: costs(loop=0.01, vectorized=0.02, processes=0.03))
     with monkeypatch.context() as patch:
         patch.setattr(memory, "machine", lambda: "another")
-        Auto(0.0, 2).in_run(tmp_path, 10).train(work)
-    Auto(0.0, 2).in_run(tmp_path, 10).train(work)
+        Auto(0.0, 2, compile=True).in_run(tmp_path, 10).train(work)
+    Auto(0.0, 2, compile=True).in_run(tmp_path, 10).train(work)
     noted = json.loads((tmp_path / "executor.json").read_text())
     assert set(noted) == {"another", memory.machine()} and chosen(tmp_path) == [REFERENCE]
 
@@ -108,14 +108,14 @@ def test_files_that_are_not_ours_are_no_obstacle(content: str, tmp_path: Path, c
         path.write_text(content)
     fed = federation()
     work = work_of(fed)
-    y, _ = Auto(0.0, 2).in_run(tmp_path, 2).train(work)
+    y, _ = Auto(0.0, 2, compile=True).in_run(tmp_path, 2).train(work)
     torch.testing.assert_close(y, Loop(compile=False).train(work)[0], rtol=0, atol=1e-9)
     assert cache.exists() and len(chosen(tmp_path)) == 1
 
 
 def test_a_choice_made_by_measuring_is_among_the_candidates(tmp_path: Path, cache: Path) -> None:
     work = work_of(federation(build=normed), correct=lambda g: 0.5 * g)
-    executor = Auto(0.0, 2).in_run(tmp_path, 5)
+    executor = Auto(0.0, 2, compile=True).in_run(tmp_path, 5)
     executor.train(work)
     known = json.loads(cache.read_text())[memory.machine()]
     (shape,) = known.values()
@@ -179,6 +179,6 @@ def test_a_stopped_run_goes_on_with_its_executor(tmp_path: Path, monkeypatch: py
 
 def test_bad_values() -> None:
     with pytest.raises(ValueError, match=r"^seconds must be >= 0, got -1.0$"):
-        Auto(-1.0, None)
+        Auto(-1.0, None, compile=True)
     with pytest.raises(ValueError, match=r"^workers must be >= 1 or null, got 0$"):
-        Auto(30.0, 0)
+        Auto(30.0, 0, compile=True)

@@ -31,7 +31,7 @@ OTHERS: dict[str, Executor] = {
     "chunks_of_3": Vectorized(chunk_size=3, compile=False),
     "chunks_of_1": Vectorized(chunk_size=1, compile=False),
     "processes": Processes(workers=2, inner=Loop(compile=False)),
-    "auto": Auto(seconds=30.0, workers=2),
+    "auto": Auto(seconds=30.0, workers=2, compile=False),
 }
 
 

@@ -109,7 +109,7 @@ def test_a_config_names_its_class_and_has_exactly_its_fields(group, name):
 
 @pytest.mark.parametrize("group,name", [(group, name) for group in GROUPS for name in sorted(modules(group))])
 def test_a_config_as_it_stands_is_valid(group, name):
-    root = OmegaConf.create({"rounds": 10, "node": OmegaConf.load(CONF / group / f"{name}.yaml")})
+    root = OmegaConf.create({"rounds": 10, "local": {"lr": 0.1}, "node": OmegaConf.load(CONF / group / f"{name}.yaml")})
     if missing := OmegaConf.missing_keys(root):
         assert missing == {"node.path"}  # a file that only the user can name
         root.node.path = "delays.csv"

@@ -34,11 +34,13 @@ class Auto:
     run's folder: a run that is continued on the same machine goes on with it, and so to the same bits. Runs with less
     than `seconds` of expected local training are not worth a measurement: they take `vectorized` with its defaults. A
     model with dropout would draw other masks when clients train side by side: it is left to `loop`, in `workers`
-    processes (null: as many as there are usable cores; 1: none) where that pays.
+    processes (null: as many as there are usable cores; 1: none) where that pays. With `compile` it tries compiled steps
+    too, for which a run must be long; while the compiler works, a signal to stop has to wait.
     """
 
     seconds: float
     workers: int | None
+    compile: bool
 
     def __post_init__(self) -> None:
         if self.seconds < 0:
@@ -111,7 +113,7 @@ class _Choosing(Unchanging):
         dropout, few = work.task.has_dropout, len(work.ids) <= CHUNK
         workers = min(self._settings.workers or usable_cores(), len(work.ids))
         shared = workers > 1 and work.task.device.type == "cpu"
-        compilable = compiled and _compilable(work)
+        compilable = compiled and self._settings.compile and _compilable(work)
 
         def fits(name: str) -> bool:
             stacked = name.startswith("vectorized") or name.endswith(SHARED_CHUNKS)
