@@ -72,7 +72,9 @@ def measure(work: Work, executors: Mapping[str, Executor]) -> dict[str, Cost]:
         try:
             models[name] = executor.train(work)[0]
         except Exception as error:  # of a compiler, or of memory: the others remain
-            _log.warning("executor=%s cannot carry out this work: %s", name, str(error).splitlines()[:1])
+            _log.warning(
+                "executor=%s cannot carry out this work: %s", name, (str(error).splitlines() or [repr(error)])[0]
+            )
         else:
             if not _agree(work, models[name], next(iter(models.values()))):
                 _log.warning("executor=%s does not agree with %s on this work", name, next(iter(models)))
