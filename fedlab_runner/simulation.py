@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from fedlab_runner import signals
 from fedlab_runner.algorithm import Algorithm
 from fedlab_runner.analyses import Analysis
 from fedlab_runner.checkpoint import Checkpointing, CheckpointStore
@@ -102,6 +103,7 @@ class Simulation:
                 now = Snapshot(now.round + 1, state, self.fed.state_dict(), memory)
                 if checkpointing.due(now.round, saved_round, done - saved_at):
                     save()
+                signals.check()
         except BaseException:
             try:
                 save()

@@ -6,19 +6,17 @@ import logging
 import os
 import signal
 import sys
-import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from fedlab_runner import cli_errors, sweep
+from fedlab_runner import cli_errors, signals, sweep
 from fedlab_runner.config import conf_dir, register_resolvers
 from fedlab_runner.errors import Diverged, Interrupted
 
@@ -37,7 +35,7 @@ def main() -> int:
     arguments = sys.argv[1:]
     with _environment(HYDRA_FULL_ERROR="1", **{sweep.NAME: None, sweep.FOLDER: None}):
         try:
-            with _signals_raised():
+            with signals.raised():
                 hydra.main(config_path=str(conf_dir()), config_name="train", version_base="1.3")(job)()
             code = 0
         except KeyboardInterrupt:
@@ -74,7 +72,7 @@ def job(cfg: DictConfig) -> float:
 
 
 def _run(cfg: DictConfig) -> float:
-    with _signals_raised():
+    with signals.raised():
         from fedlab_runner import runner  # torch and all the rest: not for --help, not for shell completion
 
         return runner.run(cfg)
@@ -97,34 +95,6 @@ def _report(error: BaseException, arguments: list[str]) -> int:
     for line in lines:
         print(f"error: {line}", file=sys.stderr)
     return 1 if isinstance(error, Diverged) else 2
-
-
-@contextmanager
-def _signals_raised() -> Iterator[None]:
-    """SIGTERM and SIGINT raise Interrupted in the main thread; a second one acts as it did before: stop at once.
-
-    Only where nobody else decided what they do: a launcher's handlers and the ignored SIGINT of a background job stay.
-    """
-    before = {}
-    if threading.current_thread() is threading.main_thread():
-        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-        defaults = (signal.SIG_DFL, signal.default_int_handler)
-        before = {number: handler for number, handler in before.items() if handler in defaults}
-
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        restore()
-        raise Interrupted(number)
-
-    for number in before:
-        signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        restore()
 
 
 @contextmanager

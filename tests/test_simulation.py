@@ -2,6 +2,9 @@
 
 import json
 import logging
+import os
+import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,7 @@ import torch
 from composed import composed, files
 from toy import ALGORITHMS, tensors
 
-from fedlab_runner import config, runner
+from fedlab_runner import config, runner, signals
 from fedlab_runner.checkpoint import CheckpointStore
 from fedlab_runner.config import fingerprint
 from fedlab_runner.errors import Diverged, Interrupted, UserError
@@ -115,6 +118,27 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(name: str, tmp_path: Path, monk
     assert rows(tmp_path / "whole")[9]["test/accuracy"] == pytest.approx(
         rows(tmp_path / "loop")[9]["test/accuracy"], abs=0.01
     )
+
+
+def test_a_signal_whose_exception_is_lost_stops_the_run_after_its_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Destructors and some callbacks of libraries print an exception and go on."""
+    overrides = ("algorithm=fedavg", "rounds=9", EVERY, "executor=loop")
+    train = Loop.train
+
+    def swallow(self: Loop, work: Any) -> Any:
+        if work.round == 4:
+            with suppress(Interrupted):
+                os.kill(os.getpid(), signal.SIGTERM)
+        return train(self, work)
+
+    with monkeypatch.context() as patch, signals.raised(), pytest.raises(Interrupted):
+        patch.setattr(Loop, "train", swallow)
+        run_in(tmp_path, composed(*overrides))
+    assert final(tmp_path, *overrides)[0] == 5, "the round in which it came was whole"
+    run_in(tmp_path, composed(*overrides))
+    assert len(rows(tmp_path)) == 10, "a signal of before does not stop the next run"
 
 
 def test_rounds_since_the_last_checkpoint_are_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
