@@ -107,6 +107,7 @@ def test_an_error_in_a_workers_share_is_the_callers(caplog: pytest.LogCaptureFix
 
 PROGRAM = """
 import os, signal, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job begins with it ignored
 from toy import federation
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.processes import Processes
