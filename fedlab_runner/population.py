@@ -63,9 +63,10 @@ class Population:
 
     def label_counts(self, ids: np.ndarray, num_classes: int) -> Tensor:
         """How many examples of each class clients `ids` [K] have [K, C] int64."""
-        labels = [self.targets[torch.from_numpy(self.members(i)).to(self.targets.device)] for i in ids.tolist()]
-        counts = [torch.bincount(own, minlength=num_classes) for own in labels]
-        return torch.stack(counts) if counts else self.targets.new_zeros(0, num_classes)
+        members = np.concatenate([self.members(i) for i in ids.tolist()] or [self._members[:0]])
+        owners = torch.from_numpy(np.repeat(np.arange(len(ids)), self.num_examples[ids])).to(self.targets.device)
+        own = self.targets[torch.from_numpy(members).to(self.targets.device)]
+        return torch.bincount(owners * num_classes + own, minlength=len(ids) * num_classes).view(-1, num_classes)
 
     @property
     def assignment(self) -> tuple[np.ndarray, np.ndarray]:

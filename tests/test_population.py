@@ -73,3 +73,11 @@ def test_examples_stay_as_they_are_stored() -> None:
     images = torch.zeros(4, 1, 2, 2, dtype=torch.uint8)
     population = Population(images, torch.zeros(4, dtype=torch.int64), [np.arange(4)], CPU)
     assert population.inputs.dtype == torch.uint8 and population.inputs.data_ptr() == images.data_ptr()
+
+
+def test_labels_are_counted_for_each_client_in_the_order_asked(population: Population) -> None:
+    ids = np.array([3, 0, 2])
+    counts = population.label_counts(ids, 4)
+    for row, i in zip(counts, ids, strict=True):
+        assert row.tolist() == torch.bincount(population.targets[population.members(i)], minlength=4).tolist()
+    assert population.label_counts(ids[:0], 4).shape == (0, 4)
