@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from fedlab_runner.data import Data, Examples
-from fedlab_runner.datasets import _files, _leaf, _statistics
+from fedlab_runner.datasets import _files, _leaf, _photographs
 from fedlab_runner.images import decode
 
 IMAGES = ("data/raw/img_align_celeba", "raw/img_align_celeba", "img_align_celeba")
@@ -40,10 +40,8 @@ class CelebA:
     std: list[float]
 
     def __post_init__(self) -> None:
-        if self.image_size < 1:
-            raise ValueError(f"image_size must be at least 1, got {self.image_size}")
         _leaf.check(self.min_samples, self.num_users, self.test_fraction)
-        _statistics.check(self.mean, self.std, channels=3)
+        _photographs.check(self.image_size, self.mean, self.std)
 
     def load(self, seed: int) -> Data:
         base = _files.folder(self.root, "celeba")

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from fedlab_runner.data import Data, Examples
-from fedlab_runner.datasets import _files, _split, _statistics
+from fedlab_runner.datasets import _files, _photographs, _split
 from fedlab_runner.images import decode
 from fedlab_runner.rng import Purpose, generator
 
@@ -37,10 +37,8 @@ class EuroSAT:
     std: list[float]
 
     def __post_init__(self) -> None:
-        if self.image_size < 1:
-            raise ValueError(f"image_size must be at least 1, got {self.image_size}")
         _split.check_fraction(self.test_fraction)
-        _statistics.check(self.mean, self.std, channels=3)
+        _photographs.check(self.image_size, self.mean, self.std)
 
     def load(self, seed: int) -> Data:
         folder = _files.folder(self.root, "eurosat", "2750")

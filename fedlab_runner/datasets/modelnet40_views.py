@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from fedlab_runner.data import Data, Examples
-from fedlab_runner.datasets import _files, _statistics
+from fedlab_runner.datasets import _files, _photographs
 from fedlab_runner.errors import UserError
 from fedlab_runner.images import decode
 
@@ -35,9 +35,7 @@ class ModelNet40Views:
     def __post_init__(self) -> None:
         if not self.views or len(set(self.views)) != len(self.views) or min(self.views) < 0:
             raise ValueError(f"views must be different numbers from 0, got {self.views}")
-        if self.image_size < 1:
-            raise ValueError(f"image_size must be at least 1, got {self.image_size}")
-        _statistics.check(self.mean, self.std, channels=3)
+        _photographs.check(self.image_size, self.mean, self.std)
 
     def load(self, seed: int) -> Data:
         folder = _files.folder(self.root, FOLDER)
