@@ -29,6 +29,7 @@ class Components:
     num_clients: int
     precision: str
     threads: int | None
+    train_fraction: float
     label_noise: float
     drop_empty: bool
     validation: float
@@ -142,6 +143,7 @@ def _setting_faults(values: Mapping[str, Any], errors: list[str]) -> list[str]:
         "seed": (lambda x: x >= 0, ">= 0"),
         "num_clients": (lambda x: x >= 1, ">= 1"),
         "threads": (lambda x: x is None or x >= 1, ">= 1 or null"),
+        "train_fraction": (lambda x: 0 < x <= 1, "in (0, 1]"),
         "label_noise": (lambda x: 0 <= x <= 1, "between 0 and 1"),
         "validation": (lambda x: 0 <= x < 1, "in [0, 1)"),
         "precision": (lambda x: x in PRECISIONS, "one of " + ", ".join(PRECISIONS)),

@@ -46,6 +46,17 @@ class Data:
         rest = order[size:].sort().values
         return self.test.select(order[:size]), replace(self, test=self.test.select(rest))
 
+    def thinned(self, fraction: float, seed: int) -> "Data":
+        """The data with the first round(fraction * n) training examples in an order by key, at least one; a larger
+        fraction has the smaller's.
+        """
+        n = len(self.train.targets)
+        size = max(1, round(fraction * n))
+        if size >= n:
+            return self
+        order = torch.from_numpy(generator(seed, Purpose.TRAIN_FRACTION).permutation(n))
+        return replace(self, train=self.train.select(order[:size].sort().values))
+
     def fit(self, channels: int | None, image_size: int | None) -> "Data":
         """The same data as a model wants it: images of `channels` and `image_size` pixels square; None keeps what is.
 

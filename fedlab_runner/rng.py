@@ -23,6 +23,7 @@ class Purpose(IntEnum):
     ALGORITHM = 12
     SERVER_DROPOUT = 13
     ANALYSIS = 14
+    TRAIN_FRACTION = 15
     LEASH_BATCHES = 20
     LEASH_HEAD = 21
     VALIDATION = 30

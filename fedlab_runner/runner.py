@@ -110,7 +110,7 @@ def prepare(components: Components, folder: Path | None = None) -> Prepared:
     if c.threads is not None:
         torch.set_num_threads(c.threads)
     with _faults("dataset", c.dataset):
-        data: Data = c.dataset.load(c.seed)
+        data: Data = c.dataset.load(c.seed).thinned(c.train_fraction, c.seed)
     with _faults("model", c.model):
         data = data.fit(c.model.channels, c.model.image_size)
     server_data, rest = _server_data(c, data)

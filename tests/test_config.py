@@ -109,6 +109,8 @@ def test_build_gives_objects_and_plain_values() -> None:
         ("rounds=many", "rounds must be a whole number, got 'many'"),
         ("rounds=-1", "rounds must be >= 0, got -1"),
         ("seed=-1", "seed must be >= 0, got -1"),
+        ("train_fraction=0", "train_fraction must be in (0, 1], got 0"),
+        ("train_fraction=1.1", "train_fraction must be in (0, 1], got 1.1"),
         ("label_noise=1.5", "label_noise must be between 0 and 1, got 1.5"),
         ("precision=float8", "precision must be one of float32, bfloat16, float64, got float8"),
         ("device=gpu", "device must be one of auto, cpu, cuda, cuda:<index>, got gpu"),

@@ -1,5 +1,7 @@
 """Data.fit: the same images in the size and with the channels that a model wants."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -91,3 +93,20 @@ def test_features_pass_through():
 def test_impossible(data, wants, message):
     with pytest.raises(ValueError, match=message):
         data.fit(*wants)
+
+
+@pytest.mark.parametrize(("fraction", "kept"), [(1.0, 7), (0.99, 7), (0.4, 3), (0.01, 1)])
+def test_thinned_keeps_a_share_of_the_training_examples(fraction, kept):
+    data = make(3, 4, 4)
+    fewer = data.thinned(fraction, 5)
+    rows = fewer.train.users
+    assert rows is not None and len(rows) == kept and torch.equal(rows, rows.unique())
+    assert all(torch.equal(a, b[rows]) for a, b in zip(fewer.train[:4], data.train[:4], strict=True))
+    assert fewer.test is data.test
+
+
+def test_a_larger_share_has_the_smaller_one():
+    data, seed = make(3, 4, 4), 5
+    shares = [data.thinned(k / 7, seed).train.users.tolist() for k in range(1, 8)]
+    assert all(set(small) < set(large) for small, large in itertools.pairwise(shares))
+    assert any(data.thinned(3 / 7, other).train.users.tolist() != shares[2] for other in range(5))

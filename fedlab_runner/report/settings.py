@@ -12,7 +12,7 @@ from fedlab_runner.sweep import natural
 # What a method is compared under; all other keys belong to the method.
 CONDITIONS = (
     *("dataset", "model", "partition", "num_clients", "participation", "delay", "label_noise", "drop_empty"),
-    *("rounds", "evaluation", "precision"),
+    *("train_fraction", "rounds", "evaluation", "precision"),
 )
 Peers = tuple[str | None, ...]
 Setting = Mapping[str, str]  # every key that decides a run's numbers, but for the seed: choices by group, and values
