@@ -75,7 +75,8 @@ def unknown_key(key: str, known: Collection[str]) -> str:
         guess = " or ".join(name for name in known if name.rpartition(".")[2] == last)  # in its right places
     if guess:
         return f"{key} is not a key: did you mean {guess}?"
-    return f"{key} is not a key: {parent or 'the config'} has {', '.join(siblings) or 'no keys'}"
+    has = f"{parent or 'the config'} has {', '.join(siblings) or 'no keys'}"
+    return f"{key} is not a key: {has}; if an experiment sets it: ~{key}"
 
 
 def nearest(word: str, words: Collection[str]) -> str | None:
