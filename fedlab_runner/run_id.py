@@ -21,6 +21,7 @@ ADDED_KEYS: dict[str, Any] = {
     "algorithm.controls_on": "device",
     "algorithm.updates_on": "device",
     "validation": 0.0,
+    "train_fraction": 1.0,
     "supervision": {"_target_": "fedlab_runner.supervision.CE"},
     "topology": {"_target_": "fedlab_runner.topologies.mesh.Mesh"},
 }
