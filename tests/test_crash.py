@@ -1,0 +1,104 @@
+"""A run that dies anywhere goes on to the same bytes: killed at any call that changes its folder, at any instant, half-way
+through a write, by a loss of power; and what a full disk, a refused folder or a wrong clock do to it.
+
+Storage engines are tested like this. The slow tests try every point of every family, hundreds of deaths; the others
+a few of them. `docs/reliability.md` has the counts.
+"""
+
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from crash import FAMILIES, Ended, Template, results
+
+FEW = ("tables_scaffold", "buffered")
+
+
+@pytest.fixture(scope="module")
+def template() -> Iterator[Template]:
+    made = Template()
+    yield made
+    made.close()
+
+
+def newest(folder: Path) -> int:
+    return max((int(path.stem.removeprefix("round_")) for path in folder.glob("checkpoints/round_*.pt")), default=0)
+
+
+def reference(template: Template, folder: Path, family: str) -> Ended:
+    """An uninterrupted run."""
+    ended = template.run(folder, *FAMILIES[family].split())
+    assert ended.status == 0, ended.said
+    return ended
+
+
+def finish(template: Template, folder: Path, whole: Path, family: str, how: str) -> None:
+    """What is left of a run goes on from its newest checkpoint to the bytes of the whole one, and leaves no rubbish."""
+    done = newest(folder)
+    ended = template.run(folder, *FAMILIES[family].split())
+    assert ended.status == 0, f"{how}: {ended.said}"
+    assert not done or f"goes on after round {done} of" in ended.said or "is finished already" in ended.said, how
+    assert results(folder) == results(whole), how
+    assert not list(folder.rglob("*.tmp")), how
+    shutil.rmtree(folder)
+
+
+def die(template: Template, folder: Path, family: str, **plan: object) -> bool:
+    """Runs until it is killed; whether it was."""
+    ended = template.run(folder, *FAMILIES[family].split(), **plan)
+    assert ended.status in (0, -9), ended.said
+    return ended.status == -9
+
+
+def at_points(template: Template, tmp_path: Path, family: str, acts: tuple[str, ...], most: int | None) -> int:
+    """Kills a run once at each of its points (at `most` of them, drawn), lets it finish; how many died."""
+    rng, deaths = random.Random(family), 0
+    points = reference(template, tmp_path / "whole", family).points
+    cases = [(act, at) for act in acts for at in range(1, points + 1)]
+    for act, at in cases if most is None else rng.sample(cases, most):
+        assert die(template, tmp_path / "run", family, at=at, act=act, seed=at)
+        deaths += 1
+        finish(template, tmp_path / "run", tmp_path / "whole", family, f"{family}: {act} at point {at} of {points}")
+    return deaths
+
+
+def again_and_again(template: Template, tmp_path: Path, family: str, runs: int) -> int:
+    """Runs of which each is killed several times, at instants and at points; how many died."""
+    rng, deaths = random.Random(f"{family} again"), 0
+    whole = reference(template, tmp_path / "whole", family)
+    for number in range(runs):
+        for _ in range(rng.randint(2, 5)):
+            if rng.random() < 0.5:
+                plan: dict[str, object] = {"after": rng.uniform(0, whole.seconds)}
+            else:
+                act = rng.choice(("kill", "tear", "power"))
+                plan = {"at": rng.randint(1, whole.points), "act": act, "seed": rng.random()}
+            deaths += die(template, tmp_path / "run", family, **plan)
+        finish(template, tmp_path / "run", tmp_path / "whole", family, f"{family}: run {number}")
+    return deaths
+
+
+@pytest.mark.parametrize("family", FEW)
+def test_a_run_that_dies_at_some_points_ends_in_the_same_bytes(
+    family: str, template: Template, tmp_path: Path
+) -> None:
+    assert at_points(template, tmp_path, family, ("kill", "tear", "power"), most=8) == 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_run_that_dies_at_any_point_ends_in_the_same_bytes(family: str, template: Template, tmp_path: Path) -> None:
+    deaths = at_points(template, tmp_path, family, ("kill", "tear", "power"), most=None)
+    print(f"\n{family}: {deaths} deaths at points")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_run_that_dies_again_and_again_ends_in_the_same_bytes(
+    family: str, template: Template, tmp_path: Path
+) -> None:
+    deaths = again_and_again(template, tmp_path, family, runs=10)
+    assert deaths >= 10
+    print(f"\n{family}: {deaths} deaths at instants and points")
