@@ -9,7 +9,8 @@ import os
 import re
 import socket
 import struct
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, Self, cast
 
 from fedlab_runner.errors import UserError
-from fedlab_runner.files import TEMPORARY, write_atomically
+from fedlab_runner.files import make_folder, remove_leftovers, write_atomically
 
 if TYPE_CHECKING:
     import torch
@@ -35,11 +36,15 @@ _SHOWN_KEYS = 5
 
 @dataclass(frozen=True)
 class Checkpointing:
-    """When to write a checkpoint, and how many to keep. seconds, rounds: since the last one; None: no such rule."""
+    """When to write a checkpoint, and how many to keep. seconds, rounds: since the last one; None: no such rule.
+
+    `same_data`: whether a run must go on with the examples that it began with.
+    """
 
     seconds: float | None
     rounds: int | None
     keep: int
+    same_data: bool
 
     def __post_init__(self) -> None:
         if self.seconds is not None and self.seconds < 0:
@@ -73,24 +78,37 @@ class CheckpointStore:
         payload = _portable(payload)
         write_atomically(path, lambda file: _write(file, round, _plain(fingerprint), payload))
         kept = [other for other in self._newest_first() if _round(other) <= round][: self._keep]
-        for other in {*self._newest_first(), *self._folder.glob(f"*{TEMPORARY}")} - set(kept):
+        for other in set(self._newest_first()) - set(kept):
             other.unlink(missing_ok=True)
+        remove_leftovers(self._folder)
         return path
 
-    def load(self, fingerprint: dict[str, Any], device: "torch.device | str" = "cpu") -> tuple[int, Any] | None:
+    def load(
+        self,
+        fingerprint: dict[str, Any],
+        device: "torch.device | str" = "cpu",
+        lacks: Callable[[int, Any], str | None] = lambda round, payload: None,
+    ) -> tuple[int, Any] | None:
         """The newest whole checkpoint as (round, payload), its tensors on `device`; None where none was ever written.
 
-        A damaged file is passed over with a warning. Raises UserError where all are damaged, or the newest whole one is
-        of another config or of a format that this version does not know.
+        A damaged file is passed over with a warning, and so is one of which `lacks(round, payload)` says what else is
+        missing to go on from it. Raises UserError where none is left, or the newest whole one is of another config or
+        of a format that this version does not know.
         """
-        paths = list(self._newest_first())
-        for path in paths:
+        reasons = []
+        for path in self._newest_first():
             try:
-                return _read(path, _plain(fingerprint), device)
+                round, payload = _read(path, _plain(fingerprint), device)
             except _Damaged as damage:
-                _log.warning("%s is damaged (%s): the one before it is used", path, damage)
-        if paths:
-            raise UserError(f"every checkpoint in {self._folder} is damaged: {_way_out(self._folder)}")
+                reasons.append(f"{path} is damaged ({damage})")
+            else:
+                if (missing := lacks(round, payload)) is None:
+                    for reason in reasons:
+                        _log.warning("%s: the run goes on after round %d", reason, round)
+                    return round, payload
+                reasons.append(f"{path} cannot be continued ({missing})")
+        if reasons:
+            raise UserError(f"{'; '.join(reasons)}; there is no other checkpoint: {_way_out(self._folder)}")
         return None
 
     def rounds(self) -> list[int]:
@@ -113,7 +131,7 @@ class RunLock:
         self._descriptor: int | None = None
 
     def __enter__(self) -> Self:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self._path.parent)
         # The file stays when the lock is gone: removing it would let two processes lock two files of one name.
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -126,11 +144,11 @@ class RunLock:
             ) from None
         except OSError as error:
             _log.warning("%s cannot be locked (%s): let no second process work in it", self._path.parent, error)
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
         self._descriptor = descriptor
-        # A forked worker shares the lock and would hold it beyond our sudden death.
-        os.register_at_fork(after_in_child=self._close)
+        with suppress(OSError):  # on a full disk the lock holds without a name
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+        _held.add(self)
         return self
 
     def __exit__(
@@ -145,6 +163,19 @@ class RunLock:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+        _held.discard(self)
+
+
+_held: weakref.WeakSet[RunLock] = weakref.WeakSet()  # the locks of this process
+
+
+def _let_go() -> None:
+    for lock in list(_held):
+        lock._close()
+
+
+# A forked worker shares the locks and would hold them beyond our sudden death.
+os.register_at_fork(after_in_child=_let_go)
 
 
 class _Damaged(Exception):

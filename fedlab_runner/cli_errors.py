@@ -1,5 +1,6 @@
 """What went wrong, one line for each fault: Hydra's and our own exceptions translated for the user."""
 
+import errno
 import re
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,12 +26,24 @@ EXTRAS = {
 }
 
 
+# What a file system says when it is not the program's fault, and the way out.
+NO_ROOM = "make room; the same command goes on from the last checkpoint"
+NO_ACCESS = "give a place that may be written to, such as another hydra.run.dir"
+DISK = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), NO_ROOM),
+    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR), NO_ACCESS),
+    errno.EIO: "look after the disk; the same command goes on from the last checkpoint",
+}
+
+
 def explain(error: BaseException, arguments: Sequence[str]) -> list[str] | None:
     """The lines to show for an error of a command with these arguments; None for a bug, which needs its traceback."""
     known = next((each for each in _causes(error) if isinstance(each, UserError | Diverged)), error)
     # By convention our own code raises ValueError for users; one from inside a library is a bug of ours.
     if isinstance(known, UserError | Diverged) or (type(known) is ValueError and _raised_in(known, "fedlab_runner.")):
         return str(known).splitlines() or [type(known).__name__]
+    if isinstance(error, OSError) and error.filename and error.errno in DISK:
+        return [_one_line(f"{error.filename}: {error.strerror}: {DISK[error.errno]}")]
     if isinstance(error, OverrideParseException):
         reason = _one_line(re.sub(r"^Error parsing override '.*'|See https.*", "", error.message))
         return [f"cannot read {error.override!r}: expected key=value ({reason})"]

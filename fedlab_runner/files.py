@@ -1,12 +1,15 @@
 """Writing files so that a reader, or a run that is started again, sees the old content or the new, never half of it."""
 
 import os
+import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 TEMPORARY = ".tmp"
+_LEFT = re.compile(rf".+\.[0-9a-f]{{16}}{re.escape(TEMPORARY)}")
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
@@ -15,18 +18,19 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     The name is `<name>.<random>.tmp`, so that processes of several machines may write one path; it is removed when
     `write` fails, and only a killed process leaves one behind.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}{TEMPORARY}")
     try:
-        with temporary.open("wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        with naming(path):
+            with temporary.open("wb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
 def write_text_atomically(path: Path, text: str) -> None:
@@ -34,10 +38,36 @@ def write_text_atomically(path: Path, text: str) -> None:
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
-def _sync_folder(folder: Path) -> None:
-    """Forces the folder's entries to disk: without it a rename may be lost with the power."""
+def make_folder(folder: Path) -> None:
+    """Makes a folder with those above it, and forces their entries to disk: what is in it must not be lost with it."""
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        sync_folder(folder.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Forces the folder's entries to disk: without it a new file or a rename may be lost with the power."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Removes what killed processes left of files that were being written; nobody else may be writing there."""
+    for path in folder.glob(f"*{TEMPORARY}"):
+        if _LEFT.fullmatch(path.name):
+            path.unlink(missing_ok=True)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """An OSError of a call that knows only a descriptor names the file."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error

@@ -1,6 +1,7 @@
 """What a run shows as it goes: `metrics.jsonl`, `timings.jsonl`, `summary.json`, a W&B run, a view on the terminal."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -16,6 +17,7 @@ __all__ = ["Logger", "Recorder"]
 METRICS = "metrics.jsonl"
 TIMINGS = "timings.jsonl"
 SUMMARY = "summary.json"
+DIGEST = "metrics_sha256"  # in it: of metrics.jsonl
 
 
 class Recorder:
@@ -98,18 +100,31 @@ class Recorder:
         self._metrics.sync()
         self._timings.sync()
 
+    def lacks(self, round: int, digest: str | None) -> str | None:
+        """What keeps a run from going on after `round`, whose rows had this digest; None if nothing does."""
+        return self._metrics.lacks(round, digest)
+
+    def digest(self, round: int) -> str:
+        """The SHA-256 of `metrics.jsonl` up to a round."""
+        return self._metrics.digest(round)
+
     def rows(self) -> list[Row]:
         """What `metrics.jsonl` holds."""
         return [dict(row) for row in self._metrics.rows]
 
     def finish(self, summary: dict[str, Any]) -> None:
-        """Writes `summary.json`, in the order given, and shows it in W&B and, where it is wanted, on the terminal."""
+        """Shows the summary in W&B, closes the run there, then writes `summary.json`, in the order given and with the
+        digest of the rows, and shows it on the terminal where that is wanted.
+
+        The file says that the run is finished and nothing is left to do, so it comes last: killed before, the run is
+        taken up again, W&B's copy of it included.
+        """
         self.sync()
         summary = clean(summary)
-        text = json.dumps(summary, indent=2, allow_nan=False) + "\n"
-        write_text_atomically(self._folder / SUMMARY, text)
         rows = ("at_best", "final")  # it has those itself
         self._tracker.summary({key: value for key, value in summary.items() if key not in rows})
+        self._tracker.finish(exit_code=0)
+        write_summary(self._folder, sealed(summary, self._metrics.digest(-1)))
         if self._show_summary:
             self._console.table(summary)
 
@@ -117,3 +132,13 @@ class Recorder:
         """The kept rounds with the timings that are known of them."""
         timings = {row["round"]: row for row in self._timings.rows}
         return [row | timings.get(row["round"], {}) for row in self._metrics.rows]
+
+
+def sealed(summary: Mapping[str, Any], digest: str) -> dict[str, Any]:
+    """A summary as its file holds it, with the SHA-256 of the rows that it summarises."""
+    return {**clean(summary), DIGEST: digest}
+
+
+def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
+    """Writes `summary.json`, in the order given."""
+    write_text_atomically(folder / SUMMARY, json.dumps(summary, indent=2, allow_nan=False) + "\n")

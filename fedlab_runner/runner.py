@@ -1,10 +1,9 @@
 """One experiment, from a composed config to its objective."""
 
-import json
 import logging
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
@@ -23,21 +22,22 @@ from fedlab_runner.building import draw_topology, model_families
 from fedlab_runner.checkpoint import CheckpointStore, RunLock
 from fedlab_runner.clock import RoundClock
 from fedlab_runner.config import Components, build, fingerprint, run_id
-from fedlab_runner.data import Data
+from fedlab_runner.data import Data, Examples, digest_of
 from fedlab_runner.diagnostic_plots import plot_diagnostics
 from fedlab_runner.errors import UserError
 from fedlab_runner.evaluation import CLASS_PREFIX
 from fedlab_runner.export import FILE as MODEL
 from fedlab_runner.export import save_models
 from fedlab_runner.federation import Federation
-from fedlab_runner.files import write_text_atomically
+from fedlab_runner.files import remove_leftovers, write_text_atomically
+from fedlab_runner.finished import objective_of_finished
 from fedlab_runner.hybrid import check_blocks
 from fedlab_runner.label_noise import add_label_noise
 from fedlab_runner.partition_report import partition_table, plot_partition, write_partition_table
 from fedlab_runner.plots import plot_curves, plot_staleness
 from fedlab_runner.population import Population, split_off
 from fedlab_runner.recorder import Recorder
-from fedlab_runner.recording.jsonl import Row, decode
+from fedlab_runner.recording.jsonl import Row
 from fedlab_runner.rng import Purpose, generator
 from fedlab_runner.run_id import SERVER_DATA, digest
 from fedlab_runner.server import ServerData
@@ -79,7 +79,7 @@ def run_in(folder: Path, cfg: DictConfig, command: str | None = None) -> float:
     `command`, if there is one that does the same, is noted in the folder."""
     components, name = build(cfg), run_id(cfg)
     with RunLock(folder):
-        finished = _finished(folder, name, components)
+        finished = objective_of_finished(folder, name, components)
         if finished is not None:
             judged = f"{components.evaluation.summary} of {components.evaluation.metric}"
             _log.info("%s is finished already: %s %.4f; delete %s to run it anew", name, judged, finished, folder)
@@ -160,7 +160,8 @@ def prepare(components: Components, folder: Path | None = None) -> Prepared:
     with _faults("analysis", c.analysis):
         c.analysis.check(c.algorithm, fed)
     test = data.test._replace(inputs=data.test.inputs.to(device), targets=data.test.targets.to(device))
-    simulation = Simulation(c.algorithm, fed, test, c.evaluation, c.analysis, c.lr_schedule, c.rounds)
+    examples = _digest(train, data.test, split, server_data)
+    simulation = Simulation(c.algorithm, fed, test, c.evaluation, c.analysis, c.lr_schedule, c.rounds, examples)
     sizes = " or ".join(f"{task.size:,}" for task in tasks)
     _log.info("%d clients, %s values a model, on %s", population.num_clients, sizes, device)
     return Prepared(simulation, data, split)
@@ -177,6 +178,15 @@ def _server_data(c: Components, data: Data) -> tuple[dict[str, ServerData | None
         except UserError as error:  # the choices name the node where they mostly stand
             raise UserError(re.sub(r"\bserver_data\b", node, str(error))) from error
     return found, data
+
+
+def _digest(
+    train: Examples, test: Examples, split: Sequence[np.ndarray], server_data: Mapping[str, ServerData | None]
+) -> str:
+    """Of who has which examples; of images in a cache only the labels, as their file has checksums of its own."""
+    kept = [each for each in server_data.values() if each is not None]
+    arrays = (train.inputs, train.targets, train.present, test.inputs, test.targets, test.present)
+    return digest_of([*arrays, *split, *(each.targets for each in kept), *(e.inputs for e in kept if not e.mapped)])
 
 
 def _tested(held_out: int, data: Data, rest: Data, seed: int) -> Data:
@@ -198,6 +208,7 @@ def _run_locked(
 ) -> Outcome:
     """Runs to the end in a run folder, and leaves there the config, the summary and the plots."""
     plots = folder / "plots"
+    remove_leftovers(folder)
     fed = prepared.simulation.fed
     fed.executor = fed.executor.in_run(folder, c.rounds)
     config = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
@@ -229,7 +240,7 @@ def _run_locked(
             save_models(folder / MODEL, prepared.simulation.evaluated(state), rows[-1]["round"])
             recorder.model(folder / MODEL)
         summary = summarise(rows, e.metric, e.summary, e.last, e.every, c.rounds, e.target)
-        recorder.finish({"run_id": name, **summary})
+        recorder.finish({"run_id": name, **summary})  # the last that is written
     return Outcome(folder, rows, summary, state, prepared.simulation)
 
 
@@ -257,23 +268,6 @@ def _show_classes(rows: Sequence[Row], class_names: Sequence[str], recorder: Rec
     table = [[class_names[c], accuracy] for c, accuracy in accuracies if accuracy is not None]
     if table:
         recorder.table("per_class", ["class", "accuracy"], table)
-
-
-def _finished(folder: Path, name: str, c: Components) -> float | None:
-    """The objective after c.rounds rounds, if this folder holds a finished run of this config that is at least as
-    long.
-    """
-    try:
-        summary = json.loads((folder / "summary.json").read_text())
-        rows = [decode(line) for line in (folder / "metrics.jsonl").read_bytes().splitlines()]
-    except (OSError, ValueError):
-        return None
-    if summary.get("run_id") != name or summary["rounds"] < c.rounds or len(rows) <= c.rounds:
-        return None
-    if c.logger.save_model and not (folder / MODEL).exists() and len(rows) == c.rounds + 1:
-        return None  # its last checkpoint has the weights that are asked for now
-    e = c.evaluation
-    return float(summarise(rows[: c.rounds + 1], e.metric, e.summary, e.last, e.every, c.rounds)["objective"])
 
 
 @contextmanager

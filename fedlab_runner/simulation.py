@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -53,6 +53,7 @@ class Simulation:
     analysis: Analysis[Any]
     lr_schedule: LRSchedule
     rounds: int
+    examples: str  # a digest of all that clients and server have, and are tested with
 
     def run(
         self,
@@ -67,7 +68,7 @@ class Simulation:
         `on_start` is called when the recorder is open. However the run ends, the last whole round is checkpointed.
         Raises Diverged when a model or the training loss is not finite.
         """
-        saved = store.load(fingerprint, self.fed.task.device)
+        saved = store.load(fingerprint, self.fed.task.device, partial(self._lacks, recorder, checkpointing))
         now, wall = self._resume(*saved) if saved else (self._initial(), 0.0)
         self.fed.tables.retain(store.rounds())
         began = time.monotonic() - wall
@@ -82,7 +83,8 @@ class Simulation:
                 self.fed.tables.sync()  # nor its rows
                 state, federation = pack(now.state), pack(now.federation)
                 payload = {"state": state, "federation": federation, "analysis": pack(now.analysis)}
-                payload["wall"] = time.monotonic() - began
+                payload |= {"wall": time.monotonic() - began, "metrics": recorder.digest(now.round)}
+                payload["examples"] = self.examples
                 store.save(now.round, fingerprint, payload)
                 self.fed.tables.retain(store.rounds())
                 written, saved_round, saved_at = True, now.round, time.monotonic()
@@ -163,6 +165,25 @@ class Simulation:
         if wanted not in metrics:
             raise UserError(f"evaluation.metric must be one of {', '.join(metrics)}, got {wanted}")
         return metrics
+
+    def _lacks(
+        self, recorder: Recorder, checkpointing: Checkpointing, round: int, payload: dict[str, Any]
+    ) -> str | None:
+        """What a checkpoint refers to and does not find as it was; older versions wrote down less of it.
+
+        UserError where the examples are others.
+        """
+        if payload.get("examples", self.examples) != self.examples:
+            what = "the examples, or which client has which, are not those that the run began with"
+            if checkpointing.same_data:
+                raise UserError(
+                    f"{what}: bring back the data set's files and the versions of the libraries, or set "
+                    "checkpoint.same_data=false to go on with these"
+                )
+            _log.warning("%s: it goes on with these", what)
+        return recorder.lacks(round, payload.get("metrics")) or self.fed.tables.lacks(
+            round, payload["federation"]["tables"]
+        )
 
     def _resume(self, round: int, payload: dict[str, Any]) -> tuple[Snapshot, float]:
         """The run as it was after `round` rounds, and the seconds it had taken."""

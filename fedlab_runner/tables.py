@@ -10,6 +10,7 @@ file is sparse.
 import os
 import tempfile
 import weakref
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,12 @@ import torch
 from torch import Tensor
 
 from fedlab_runner.errors import UserError
+from fedlab_runner.files import make_folder, sync_folder
 
 PLACES = ("device", "host", "disk")
 FOLDER = "tables"
 LIVE = np.iinfo(np.int64).max
+UNKNOWN = -1  # the checksum of a row that an older version wrote
 Kept = Tensor | int  # a row in memory, or its slot
 ALL = slice(None)
 
@@ -37,13 +40,14 @@ class SlotFile:
     """Rows of one length and type, at fixed places in one file; reads and writes are by position, so that no row stays
     in memory.
 
-    Slot i holds a row of the States after `born[i]` to `gone[i] - 1` rounds; the interval is empty where it holds none.
+    Slot i holds a row of the States after `born[i]` to `gone[i] - 1` rounds, whose CRC-32 is `sums[i]`; the interval is
+    empty where it holds none.
     """
 
     def __init__(self, path: Path | None, length: int, dtype: torch.dtype) -> None:
         self._path, self._length, self._dtype = path, length, dtype
         self._row_bytes = length * dtype.itemsize
-        self._born, self._gone = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        self._born, self._gone, self._sums = (np.zeros(0, np.int64) for _ in range(3))
         self._free: list[int] | None = None  # None: to be looked for
         self._round, self._retained = 0, frozenset[int]()
         self._descriptor: int | None = None
@@ -69,11 +73,24 @@ class SlotFile:
         except OSError as error:
             raise UserError(f"{self._path or 'a temporary file'} cannot be written: {error.strerror}") from error
         self._born[slot], self._gone[slot], self._dirty = self._round + 1, LIVE, True
+        self._sums[slot] = zlib.crc32(values.data.cast("B"))
         return slot
 
     def get(self, slot: int, columns: slice, device: torch.device) -> Tensor:
-        """The row of a slot, or consecutive columns of it."""
+        """The row of a slot, checked, or consecutive columns of it. UserError where it is not what was written."""
         begin, end, _ = columns.indices(self._length)
+        values = self._values(slot, begin, end)
+        if end - begin == self._length and not self._whole(slot, values):
+            raise UserError(
+                f"{self._path} is damaged in slot {slot}: the same command goes on from the last checkpoint whose rows "
+                "are whole"
+            )
+        return values.to(device)
+
+    def _whole(self, slot: int, values: Tensor) -> bool:
+        return self._sums[slot] in (UNKNOWN, zlib.crc32(values.numpy().data.cast("B")))
+
+    def _values(self, slot: int, begin: int, end: int) -> Tensor:
         values = torch.empty(end - begin, dtype=self._dtype)
         data = values.numpy().data.cast("B")
         offset = slot * self._row_bytes + begin * self._dtype.itemsize
@@ -83,7 +100,7 @@ class SlotFile:
                 where = f"delete {self._path.parent.parent} to start the run anew" if self._path else "it was cut off"
                 raise UserError(f"{self._path} has not the rows that the checkpoint refers to: {where}")
             data, offset = data[count:], offset + count
-        return values.to(device)
+        return values
 
     def drop(self, slot: int) -> None:
         """The State after this round has the slot no more."""
@@ -97,12 +114,26 @@ class SlotFile:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Which slots are whose."""
-        return {"born": torch.from_numpy(self._born.copy()), "gone": torch.from_numpy(self._gone.copy())}
+        values = {"born": self._born, "gone": self._gone, "sums": self._sums}
+        return {name: torch.from_numpy(each.copy()) for name, each in values.items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Continues from a saved state: what was written later is free."""
         self._born, self._gone = (state[name].cpu().numpy().copy() for name in ("born", "gone"))
+        sums = state.get("sums")
+        self._sums = np.full_like(self._born, UNKNOWN) if sums is None else sums.cpu().numpy().copy()
         self._free = None
+
+    def lacks(self, round: int) -> str | None:
+        """What is wrong with the rows of the State after `round`: each is read once. None if nothing is."""
+        for slot in np.flatnonzero((self._born <= round) & (round < self._gone)).tolist():
+            try:
+                whole = self._whole(slot, self._values(slot, 0, self._length))
+            except UserError:
+                return f"{self._path} lacks rows of it"
+            if not whole:
+                return f"{self._path} is damaged in slot {slot}"
+        return None
 
     def _take(self) -> int:
         if self._free is None:
@@ -113,7 +144,9 @@ class SlotFile:
         if not self._free:
             size = len(self._born)
             more = max(64, size // 2)
-            self._born, self._gone = (np.concatenate([a, np.zeros(more, np.int64)]) for a in (self._born, self._gone))
+            self._born, self._gone, self._sums = (
+                np.concatenate([a, np.zeros(more, np.int64)]) for a in (self._born, self._gone, self._sums)
+            )
             self._free = list(range(size + more - 1, size - 1, -1))
         return self._free.pop()
 
@@ -123,8 +156,9 @@ class SlotFile:
                 with tempfile.TemporaryFile() as file:
                     self._descriptor = os.dup(file.fileno())
             else:
-                self._path.parent.mkdir(parents=True, exist_ok=True)
+                make_folder(self._path.parent)
                 self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                sync_folder(self._path.parent)
             weakref.finalize(self, os.close, self._descriptor)
         return self._descriptor
 
@@ -191,12 +225,24 @@ class Tables:
         for name, each in state.items():
             self._file(name).load_state_dict(each)
 
+    def lacks(self, round: int, state: dict[str, Any]) -> str | None:
+        """What is wrong with the rows that the State after `round` has by a saved state; None if nothing is."""
+        for name, each in state.items():
+            file = self._new(name)
+            file.load_state_dict(each)
+            if (missing := file.lacks(round)) is not None:
+                return missing
+        return None
+
     def _file(self, name: str) -> SlotFile:
         if name not in self._files:
-            length, dtype = name.split("_")
-            path = None if self._folder is None else self._folder / f"rows_{name}.bin"
-            file = SlotFile(path, int(length), getattr(torch, dtype))
+            file = self._new(name)
             file.begin(self._round)
             file.retain(self._retained)
             self._files[name] = file
         return self._files[name]
+
+    def _new(self, name: str) -> SlotFile:
+        length, dtype = name.split("_")
+        path = None if self._folder is None else self._folder / f"rows_{name}.bin"
+        return SlotFile(path, int(length), getattr(torch, dtype))

@@ -94,7 +94,7 @@ def _report(error: BaseException, arguments: list[str]) -> int:
         return 1
     for line in lines:
         print(f"error: {line}", file=sys.stderr)
-    return 1 if isinstance(error, Diverged) else 2
+    return 1 if isinstance(error, Diverged | OSError) else 2
 
 
 @contextmanager

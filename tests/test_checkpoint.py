@@ -134,7 +134,7 @@ def test_when_all_are_damaged_the_user_is_told_the_way_out(tmp_path: Path) -> No
     store = CheckpointStore(tmp_path, keep=2)
     for round in (1, 2):
         _cut(store.save(round, CONFIG, {"round": round}), 0)
-    with pytest.raises(UserError, match=rf"every checkpoint.*delete {tmp_path}.*hydra\.run\.dir"):
+    with pytest.raises(UserError, match=rf"no other checkpoint: delete {tmp_path}.*hydra\.run\.dir"):
         store.load(CONFIG)
 
 
@@ -225,9 +225,9 @@ def test_a_checkpoint_cannot_run_code(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_due() -> None:
-    both = Checkpointing(seconds=30.0, rounds=10, keep=2)
+    both = Checkpointing(seconds=30.0, rounds=10, keep=2, same_data=True)
     assert both.due(3, 0, 30.0) and both.due(10, 0, 1.0) and not both.due(9, 0, 29.9)
-    never = Checkpointing(seconds=None, rounds=None, keep=1)
+    never = Checkpointing(seconds=None, rounds=None, keep=1, same_data=True)
     assert not never.due(10**6, 0, 1e9)
 
 
@@ -241,14 +241,14 @@ def test_due() -> None:
 )
 def test_ranges(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}$"):
-        Checkpointing(**({"seconds": 30.0, "rounds": None, "keep": 2} | changes))
+        Checkpointing(**({"seconds": 30.0, "rounds": None, "keep": 2, "same_data": True} | changes))
 
 
 def test_the_config_file_fits_the_class() -> None:
     node = OmegaConf.to_container(OmegaConf.load(ROOT / "conf" / "checkpoint" / "default.yaml"))
     assert isinstance(node, dict)
     assert node.pop("_target_") == f"{Checkpointing.__module__}.{Checkpointing.__qualname__}"
-    assert Checkpointing(**{str(key): value for key, value in node.items()}) == Checkpointing(30, None, 2)
+    assert Checkpointing(**{str(key): value for key, value in node.items()}) == Checkpointing(30, None, 2, True)
 
 
 # The lock

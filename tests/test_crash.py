@@ -81,9 +81,7 @@ def again_and_again(template: Template, tmp_path: Path, family: str, runs: int) 
 
 
 @pytest.mark.parametrize("family", FEW)
-def test_a_run_that_dies_at_some_points_ends_in_the_same_bytes(
-    family: str, template: Template, tmp_path: Path
-) -> None:
+def test_a_run_that_dies_at_some_points_ends_in_the_same_bytes(family: str, template: Template, tmp_path: Path) -> None:
     assert at_points(template, tmp_path, family, ("kill", "tear", "power"), most=8) == 8
 
 

@@ -4,6 +4,7 @@ import io
 import json
 import logging
 import math
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -148,11 +149,12 @@ def test_rounds_come_in_order(tmp_path: Path) -> None:
 
 def test_sync_reaches_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced = []
-    monkeypatch.setattr("os.fsync", lambda descriptor: synced.append(descriptor))
+    monkeypatch.setattr("os.fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
     with recorder(tmp_path) as one:
         one.start(-1)
+        assert set(synced) == {str(tmp_path)}, "the names of the new files"
         one.sync()
-    assert len(set(synced)) == 2
+    assert set(synced[2:]) == {str(tmp_path / name) for name in ("metrics.jsonl", "timings.jsonl")}
 
 
 # summary.json

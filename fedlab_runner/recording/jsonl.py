@@ -1,13 +1,15 @@
 """A run's numbers as one JSON object a line: the source of truth that all other views are copies of."""
 
+import hashlib
 import json
 import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from fedlab_runner.errors import UserError
+from fedlab_runner.files import make_folder, naming, sync_folder
 
 Row = dict[str, Any]
 
@@ -49,18 +51,32 @@ class JsonLines:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.rows: list[Row] = []
-        self._file: BinaryIO | None = None
+        self._descriptor: int | None = None
+        self._size, self._sha256 = 0, hashlib.sha256()
+        self._digests: list[str] = []  # of the file up to each row
 
     def open(self, round: int) -> None:
         """Cuts the file back to the rows up to `round` (-1: none), without a torn last line, and opens it for more."""
         self.close()
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.rows, size = [], 0
-        if self.path.exists():
-            with self.path.open("rb") as file:
-                self.rows, size = _head(file, round)
-            os.truncate(self.path, size)
-        self._file = self.path.open("ab")
+        make_folder(self.path.parent)
+        found, self.rows = self._read(round), []
+        self._size, self._sha256, self._digests = 0, hashlib.sha256(), []
+        for line, row in found:
+            self._keep(line, row)
+        self._descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        os.ftruncate(self._descriptor, self._size)
+        sync_folder(self.path.parent)
+
+    def lacks(self, round: int, digest: str | None) -> str | None:
+        """What is wrong with the file for going on after `round`: it must hold the rounds 0 to it, and they must have
+        the digest (None: any); None where nothing is.
+        """
+        found = self._read(round)
+        if [row["round"] for _, row in found] != list(range(round + 1)):
+            return f"{self.path} does not hold each of the rounds 0 to {round}"
+        if digest not in (None, hashlib.sha256(b"".join(line for line, _ in found)).hexdigest()):
+            return f"{self.path} does not hold the rounds 0 to {round} as they were written"
+        return None
 
     def require(self, round: int) -> None:
         """Raises UserError unless the rows are exactly those of the rounds 0 to `round`."""
@@ -70,29 +86,47 @@ class JsonLines:
                 f"delete {self.path.parent} to start the run anew, or give it another hydra.run.dir"
             )
 
+    def digest(self, round: int) -> str:
+        """The SHA-256 of the file up to the row of a round; rows must be those of the rounds from 0 on."""
+        return self._digests[round]
+
     def append(self, round: int, numbers: Mapping[str, Any]) -> Row:
         """Writes one line and returns its row as a reader will find it."""
-        assert self._file is not None, "open comes first"
-        line = encode(round, numbers)
-        self._file.write(line)
-        self._file.flush()
-        self.rows.append(decode(line))
+        assert self._descriptor is not None, "open comes first"
+        line = rest = encode(round, numbers)
+        with naming(self.path):
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
+        self._keep(line, decode(line))
         return self.rows[-1]
 
     def sync(self) -> None:
         """Forces what was appended to disk."""
-        if self._file is not None:
-            os.fsync(self._file.fileno())
+        if self._descriptor is not None:
+            with naming(self.path):
+                os.fsync(self._descriptor)
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _keep(self, line: bytes, row: Row) -> None:
+        self.rows.append(row)
+        self._size += len(line)
+        self._sha256.update(line)
+        self._digests.append(self._sha256.hexdigest())
+
+    def _read(self, round: int) -> list[tuple[bytes, Row]]:
+        """The leading whole lines with the rows up to `round`."""
+        if not self.path.exists():
+            return []
+        with self.path.open("rb") as file:
+            return _head(file, round)
 
 
-def _head(lines: Iterable[bytes], round: int) -> tuple[list[Row], int]:
-    """The leading whole rows up to `round`, and how many bytes they take."""
-    rows, size = [], 0
+def _head(lines: Iterable[bytes], round: int) -> list[tuple[bytes, Row]]:
+    found = []
     for line in lines:
         try:
             row = decode(line)
@@ -100,6 +134,5 @@ def _head(lines: Iterable[bytes], round: int) -> tuple[list[Row], int]:
             break
         if row["round"] > round or not line.endswith(b"\n"):
             break
-        rows.append(row)
-        size += len(line)
-    return rows, size
+        found.append((line, row))
+    return found
