@@ -10,8 +10,10 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -122,7 +124,7 @@ def _child(job: dict[str, Any], cfg: Any, report: int) -> NoReturn:
     logging.basicConfig(stream=log, level=logging.INFO, force=True)
     backup = faults.cleared(folder.with_name(f"{folder.name}.backup")) if job.get("act") == "power" else None
     struck = faults.install(folder, job.get("at", 0), job.get("act", "kill"), job.get("seed", 0), backup)
-    exec(job.get("code", ""))
+    exec(job.get("code", ""), {})
     try:
         with signals.raised():
             runner.run_in(folder, cfg)
@@ -134,12 +136,25 @@ def _child(job: dict[str, Any], cfg: Any, report: int) -> NoReturn:
     os._exit(status)
 
 
+def _once(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The same function of a config, which is called once for each."""
+    known: dict[int, Any] = {}
+
+    def call(cfg: Any) -> Any:
+        if id(cfg) not in known:
+            known[id(cfg)] = function(cfg)
+        return known[id(cfg)]
+
+    return call
+
+
 def _serve() -> None:
     os.environ |= {"OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
     import torch
     from composed import composed
 
     from fedlab_runner import provenance, runner
+    from fedlab_runner.recording.console import Console
 
     torch.set_num_threads(1)
     # Drawing takes longer than all else in these runs, and the commit is that of this checkout.
@@ -147,17 +162,22 @@ def _serve() -> None:
     for name, result in drawings.items():
         setattr(runner, name, lambda *_, result=result: result)
     provenance._commit = lambda: None
+    Console.table = lambda *_: None
+    # A config is composed and built once; components are frozen.
     configs: dict[tuple[str, ...], Any] = {}
-    warm = composed(*TINY, "rounds=1", small=False)
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        runner.run_in(Path(folder) / "run", warm)  # imports what is imported late
+    for module, name in ((runner, "build"), (runner, "run_id"), (runner, "fingerprint")):
+        setattr(module, name, _once(getattr(module, name)))
+    with tempfile.TemporaryDirectory() as folder:  # imports what is imported late
+        runner.run_in(Path(folder) / "run", composed(*TINY, "rounds=1", small=False))
     for line in sys.stdin:
         job = json.loads(line)
         overrides = (*TINY, *job["overrides"])
         if overrides not in configs:
-            configs[overrides] = composed(*overrides, small=False)
+            cfg = configs[overrides] = composed(*overrides, small=False)
+            try:
+                runner.build(cfg), runner.run_id(cfg), runner.fingerprint(cfg)
+            except ValueError:  # the child will say so
+                pass
         readable, writable = os.pipe()
         began = time.monotonic()
         child = os.fork()

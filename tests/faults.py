@@ -222,9 +222,9 @@ def install(folder: Path, at: int = 0, act: str = "kill", seed: int = 0, backup:
             path = faults.inside(descriptor)
             if path is not None:
                 faults.point(name, path)
-            REAL[name](descriptor)
-            if path is not None:
-                faults.syncs(path)
+                faults.syncs(path)  # and no more: only a real loss of power would ask the real disk
+            else:
+                REAL[name](descriptor)
 
         return call
 
