@@ -2,7 +2,11 @@
 
 import fcntl
 import hashlib
+import logging
+import math
 import os
+import struct
+import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,10 +16,14 @@ import torch
 from torch import Tensor
 
 from fedlab_runner.errors import UserError
-from fedlab_runner.files import TEMPORARY
+from fedlab_runner.files import TEMPORARY, sync_folder
 
+_log = logging.getLogger(__name__)
 MODES = {1: "L", 3: "RGB"}  # by channels
 _AT_ONCE = 256  # images in memory while a file is made
+# Behind the pixels of a file: the CRC-32 of each block of them (uint32, little-endian), then magic, version, length of
+# a block, and the CRC-32 of all this. Every format version to come ends like this.
+_END, _MAGIC, _VERSION, _BLOCK = struct.Struct("<8sIII"), b"FEDLABIM", 1, 2**24
 
 Refuse = Callable[[Path, str], UserError]
 
@@ -44,7 +52,8 @@ def decode_mapped(paths: Sequence[Path], size: tuple[int, int, int], refuse: Ref
     """The same in a file in `folder`, which is made once for these image files (by path, length and time) and size.
 
     The tensor is a view of the file: the system reads what is asked for and drops it when memory is short. It must not
-    be written into. Processes that want the same file wait for the one that makes it; a killed one leaves nothing that
+    be written into. The whole file is checked each time; one that is damaged, or of another format, is made anew with a
+    warning. Processes that want the same file wait for the one that makes it; a killed one leaves nothing that
     is taken for whole. Raises OSError where the folder cannot be written or is full.
     """
     shape, file = (len(paths), *size), folder / f"{_digest(paths, size, refuse)}.uint8"
@@ -53,7 +62,10 @@ def decode_mapped(paths: Sequence[Path], size: tuple[int, int, int], refuse: Ref
         return torch.empty(shape, dtype=torch.uint8)
     with file.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not file.exists():
+        fault = _fault(file, math.prod(shape)) if file.exists() else ""
+        if fault:
+            _log.warning("%s %s: it is made anew", file, fault)
+        if fault is not None:
             _write(file, paths, size, refuse)
     return torch.from_numpy(np.memmap(file, np.uint8, "r+", shape=shape))  # torch wants memory that may be written
 
@@ -61,15 +73,48 @@ def decode_mapped(paths: Sequence[Path], size: tuple[int, int, int], refuse: Ref
 def _write(file: Path, paths: Sequence[Path], size: tuple[int, int, int], refuse: Refuse) -> None:
     temporary = file.with_suffix(TEMPORARY)  # one name, under the lock: what a killed process left is written over
     try:
-        with temporary.open("wb") as out:
+        with temporary.open("w+b") as out:
             for begin in range(0, len(paths), _AT_ONCE):
                 out.write(decode(paths[begin : begin + _AT_ONCE], size, refuse).numpy().data)
             out.flush()
+            out.write(_end(_sums(out.fileno(), out.tell())))
+            out.flush()
             os.fsync(out.fileno())
         temporary.replace(file)
+        sync_folder(file.parent)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def _fault(file: Path, size: int) -> str | None:
+    """What is wrong with a file of `size` bytes of pixels, None if nothing is; the whole of it is read."""
+    with file.open("rb") as content:
+        there = os.fstat(content.fileno()).st_size
+        if there == size:
+            return "has the format of an older version"
+        content.seek(max(0, there - _END.size))
+        end = content.read()
+        if len(end) == _END.size and end[:8] == _MAGIC and (version := _END.unpack(end)[1]) != _VERSION:
+            return f"has format {version}, this version reads {_VERSION}"
+        if there < size:
+            return "is damaged (cut off)"
+        content.seek(size)
+        end = content.read()
+        return None if end == _end(_sums(content.fileno(), size)) else "is damaged (its checksums do not fit)"
+
+
+def _end(sums: np.ndarray) -> bytes:
+    head = sums.astype("<u4").tobytes()
+    return head + _END.pack(_MAGIC, _VERSION, _BLOCK, zlib.crc32(head + _END.pack(_MAGIC, _VERSION, _BLOCK, 0)))
+
+
+def _sums(descriptor: int, size: int) -> np.ndarray:
+    """The CRC-32 of each block of the first `size` bytes."""
+    begins = range(0, size, _BLOCK)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # neither reading nor summing needs the interpreter's lock
+        sums = pool.map(lambda begin: zlib.crc32(os.pread(descriptor, min(_BLOCK, size - begin), begin)), begins)
+        return np.fromiter(sums, np.uint32)
 
 
 def _digest(paths: Sequence[Path], size: tuple[int, int, int], refuse: Refuse) -> str:

@@ -4,6 +4,7 @@ milliseconds.
 `python crash.py` is that process: a job in JSON a line on its input, a report a line on its output.
 """
 
+import contextlib
 import json
 import logging
 import os
@@ -174,10 +175,8 @@ def _serve() -> None:
         overrides = (*TINY, *job["overrides"])
         if overrides not in configs:
             cfg = configs[overrides] = composed(*overrides, small=False)
-            try:
+            with contextlib.suppress(ValueError):  # the child will say so
                 runner.build(cfg), runner.run_id(cfg), runner.fingerprint(cfg)
-            except ValueError:  # the child will say so
-                pass
         readable, writable = os.pipe()
         began = time.monotonic()
         child = os.fork()

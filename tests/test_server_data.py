@@ -215,7 +215,8 @@ def test_a_cache_has_the_same_images_and_is_made_once(channels: int, tmp_path: P
     mapped, _ = reserved(ImageFolder(root, None, 30, str(cache)), clients(channels))
     assert mapped.mapped and not held.mapped and torch.equal(held.inputs, mapped.inputs)
     assert torch.equal(held.targets, mapped.targets) and mapped.to(torch.device("meta")) is mapped
-    assert len(cached_files(cache)) == 1 and (cache / cached_files(cache)[0]).stat().st_size == held.inputs.numel()
+    assert len(cached_files(cache)) == 1
+    assert (cache / cached_files(cache)[0]).stat().st_size == held.inputs.numel() + 4 + images_module._END.size
     monkeypatch.setattr(images_module, "decode", None)  # nothing is decoded again
     again, _ = reserved(ImageFolder(root, None, 30, str(cache)), clients(channels))
     assert torch.equal(held.inputs, again.inputs)
@@ -248,7 +249,32 @@ def test_a_cache_is_whole_or_not_there(tmp_path: Path) -> None:
     (cache / file).with_suffix(".tmp").write_bytes(b"of a killed process, longer than the images" * 1000)
     again, _ = reserved(source, clients())
     assert cached_files(cache) == [file] and torch.equal(mine.inputs, again.inputs)
-    assert (cache / file).stat().st_size == mine.inputs.numel()
+    assert (cache / file).stat().st_size == mine.inputs.numel() + 4 + images_module._END.size
+
+
+def test_a_damaged_cache_is_made_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
+    monkeypatch.setattr(images_module, "_BLOCK", 1000)
+    source = ImageFolder(str(image_folder(tmp_path / "images")), None, None, str(tmp_path / "cache"))
+    expected = reserved(source, clients())[0].inputs.clone()
+    (name,) = cached_files(tmp_path / "cache")
+    file, size = tmp_path / "cache" / name, expected.numel()
+    whole = file.read_bytes()
+    assert len(whole) > size + 8 + images_module._END.size, "several blocks"
+    flips = [(at, bytes([whole[at] ^ 1])) for at in (0, 999, 1000, size - 1, *range(size, len(whole), 5))]
+    damaged = [whole[:at] + new + whole[at + 1 :] for at, new in flips]
+    damaged += [whole[:cut] for cut in (0, 10, size - 1, size + 1, len(whole) - 1)] + [whole + b"more"]
+    for content in damaged:
+        file.write_bytes(content)
+        caplog.clear()
+        assert torch.equal(reserved(source, clients())[0].inputs, expected)
+        assert any(reason in caplog.text for reason in ("is damaged", "has format")) and "made anew" in caplog.text
+        assert file.read_bytes() == whole
+    file.write_bytes(whole[:size])  # as versions without checksums wrote it
+    caplog.clear()
+    assert torch.equal(reserved(source, clients())[0].inputs, expected)
+    assert "has the format of an older version: it is made anew" in caplog.text
+    caplog.clear()
+    assert torch.equal(reserved(source, clients())[0].inputs, expected) and not caplog.records
 
 
 def test_a_cache_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
