@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, Self, cast
 
 from fedlab_runner.errors import UserError
-from fedlab_runner.files import make_folder, remove_leftovers, write_atomically
+from fedlab_runner.files import TEMPORARY, make_folder, write_atomically
 
 if TYPE_CHECKING:
     import torch
@@ -78,9 +78,8 @@ class CheckpointStore:
         payload = _portable(payload)
         write_atomically(path, lambda file: _write(file, round, _plain(fingerprint), payload))
         kept = [other for other in self._newest_first() if _round(other) <= round][: self._keep]
-        for other in set(self._newest_first()) - set(kept):
+        for other in {*self._newest_first(), *self._folder.glob(f"*{TEMPORARY}")} - set(kept):
             other.unlink(missing_ok=True)
-        remove_leftovers(self._folder)
         return path
 
     def load(

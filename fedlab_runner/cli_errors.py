@@ -31,7 +31,7 @@ NO_ROOM = "make room; the same command goes on from the last checkpoint"
 NO_ACCESS = "give a place that may be written to, such as another hydra.run.dir"
 DISK = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), NO_ROOM),
-    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR), NO_ACCESS),
+    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR), NO_ACCESS),
     errno.EIO: "look after the disk; the same command goes on from the last checkpoint",
 }
 
@@ -42,8 +42,9 @@ def explain(error: BaseException, arguments: Sequence[str]) -> list[str] | None:
     # By convention our own code raises ValueError for users; one from inside a library is a bug of ours.
     if isinstance(known, UserError | Diverged) or (type(known) is ValueError and _raised_in(known, "fedlab_runner.")):
         return str(known).splitlines() or [type(known).__name__]
-    if isinstance(error, OSError) and error.filename and error.errno in DISK:
-        return [_one_line(f"{error.filename}: {error.strerror}: {DISK[error.errno]}")]
+    if isinstance(error, OSError) and error.errno in DISK:
+        where = f"{error.filename}: " if error.filename else ""
+        return [_one_line(f"{where}{error.strerror}: {DISK[error.errno]}")]
     if isinstance(error, OverrideParseException):
         reason = _one_line(re.sub(r"^Error parsing override '.*'|See https.*", "", error.message))
         return [f"cannot read {error.override!r}: expected key=value ({reason})"]

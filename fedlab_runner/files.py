@@ -50,7 +50,8 @@ def sync_folder(folder: Path) -> None:
     """Forces the folder's entries to disk: without it a new file or a rename may be lost with the power."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        with naming(folder):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
@@ -63,11 +64,11 @@ def remove_leftovers(folder: Path) -> None:
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """An OSError of a call that knows only a descriptor names the file."""
+def naming(path: Path | None) -> Iterator[None]:
+    """An OSError of a call that knows only a descriptor names the file, if it has a name."""
     try:
         yield
     except OSError as error:
-        if error.filename is not None or error.errno is None:
+        if error.filename is not None or error.errno is None or path is None:
             raise
         raise OSError(error.errno, error.strerror, str(path)) from error

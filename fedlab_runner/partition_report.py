@@ -1,11 +1,14 @@
 """Who has what: a table and a picture of a partition, clients x classes."""
 
 import csv
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from fedlab_runner.files import write_text_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,13 +47,11 @@ def write_partition_table(
 ) -> None:
     """Writes partition.csv (the table) and partition.md (a summary of it) into a folder."""
     columns, rows = partition_table(split, labels, class_names)
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "partition.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(columns)
-        writer.writerows(rows)
+    table = io.StringIO(newline="")
+    csv.writer(table).writerows([columns, *rows])
+    write_text_atomically(folder / "partition.csv", table.getvalue())
     counts = class_counts(split, labels, len(columns) - 2)
-    (folder / "partition.md").write_text(_summary(counts), encoding="utf-8")
+    write_text_atomically(folder / "partition.md", _summary(counts))
 
 
 def plot_partition(

@@ -6,6 +6,8 @@ import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from fedlab_runner.files import naming
+
 FILE = "commands.jsonl"
 
 
@@ -13,7 +15,7 @@ def record(folder: Path, command: str | None) -> str | None:
     """Notes that the run in `folder` was started by `command` (None: by a program), and returns the commit."""
     commit = _commit()
     line = {"command": command, "commit": commit, "versions": {"python": platform.python_version(), **_versions()}}
-    with (folder / FILE).open("a+b") as file:
+    with naming(folder / FILE), (folder / FILE).open("a+b") as file:
         file.seek(0)
         file.truncate(file.read().rfind(b"\n") + 1)  # what a killed process left of its line
         file.write(json.dumps(line).encode() + b"\n")

@@ -124,7 +124,7 @@ class Recorder:
         rows = ("at_best", "final")  # it has those itself
         self._tracker.summary({key: value for key, value in summary.items() if key not in rows})
         self._tracker.finish(exit_code=0)
-        write_summary(self._folder, sealed(summary, self._metrics.digest(-1)))
+        write_summary(self._folder, sealed(summary, self._metrics.digest()))
         if self._show_summary:
             self._console.table(summary)
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fedlab_runner.errors import UserError
-from fedlab_runner.files import make_folder, sync_folder
+from fedlab_runner.files import make_folder, naming, sync_folder
 
 PLACES = ("device", "host", "disk")
 FOLDER = "tables"
@@ -66,12 +66,10 @@ class SlotFile:
         slot = self._take()
         values = row.detach().to("cpu", self._dtype).contiguous().numpy()
         data, offset = values.data.cast("B"), slot * self._row_bytes
-        try:
+        with naming(self._path):
             while data:
                 written = os.pwrite(self._open(), data, offset)
                 data, offset = data[written:], offset + written
-        except OSError as error:
-            raise UserError(f"{self._path or 'a temporary file'} cannot be written: {error.strerror}") from error
         self._born[slot], self._gone[slot], self._dirty = self._round + 1, LIVE, True
         self._sums[slot] = zlib.crc32(values.data.cast("B"))
         return slot
@@ -109,7 +107,8 @@ class SlotFile:
     def sync(self) -> None:
         """Forces to disk what was written: a checkpoint must not outrun its rows."""
         if self._dirty:
-            os.fdatasync(self._open())
+            with naming(self._path):
+                os.fdatasync(self._open())
             self._dirty = False
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -64,7 +64,8 @@ FAMILIES = {
     "matching": "algorithm=fedma model=mlp model.hidden=[6] delay=none",
     "matching_gamf": "algorithm=gamf model=mlp model.hidden=[6] delay=none",
     "hybrid": "algorithm=hyfem model=blocks_mlp partition=random_blocks partition.num_blocks=4 "
-    "algorithm.keep_own=true partition.blocks_per_client=2 partition.classes_per_client=2 server_data=none delay=none",
+    "algorithm.keep_own=true partition.blocks_per_client=2 partition.classes_per_client=2 server_data=none delay=none "
+    "dataset.image_size=8",
     "submodels": "algorithm=heterofl model=mlp model.hidden=[8] delay=none",
 }
 FILES = ("metrics.jsonl", "summary.json", "partition.csv", "model.safetensors")
@@ -113,13 +114,13 @@ def results(folder: Path) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in FILES}
 
 
-def _child(job: dict[str, Any], cfg: Any, report: int) -> NoReturn:
+def _child(job: dict[str, Any], cfg: Any, report: int, said: int) -> NoReturn:
     """One run, in a process of its own; never returns."""
     from fedlab_runner import cli_errors, runner, signals
     from fedlab_runner.errors import Interrupted
 
     folder, status = Path(job["folder"]), 0
-    log = folder.with_name(f"{folder.name}.log").open("w", buffering=1)
+    log = os.fdopen(said, "w", buffering=1)
     for number in (1, 2):
         os.dup2(log.fileno(), number)
     logging.basicConfig(stream=log, level=logging.INFO, force=True)
@@ -172,17 +173,19 @@ def _serve() -> None:
         runner.run_in(Path(folder) / "run", composed(*TINY, "rounds=1", small=False))
     for line in sys.stdin:
         job = json.loads(line)
-        overrides = (*TINY, *job["overrides"])
+        by_key = {each.partition("=")[0]: each for each in (*TINY, *job["overrides"])}  # the later ones win
+        overrides = tuple(by_key.values())
         if overrides not in configs:
             cfg = configs[overrides] = composed(*overrides, small=False)
             with contextlib.suppress(ValueError):  # the child will say so
                 runner.build(cfg), runner.run_id(cfg), runner.fingerprint(cfg)
         readable, writable = os.pipe()
+        log = os.memfd_create("log")  # no file of the disk that is being tested
         began = time.monotonic()
         child = os.fork()
         if child == 0:
             os.close(readable)
-            _child(job, configs[overrides], writable)
+            _child(job, configs[overrides], writable, log)
         os.close(writable)
         if "after" in job:
             time.sleep(job["after"])
@@ -191,7 +194,9 @@ def _serve() -> None:
             text = report.read()
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         labels = json.loads(text) if text else []
-        said = Path(f"{job['folder']}.log").read_text()[-4000:]
+        os.lseek(log, 0, os.SEEK_SET)
+        with open(log) as file:
+            said = file.read()[-4000:]
         ended = Ended(status, len(labels), said, time.monotonic() - began, labels)
         print(json.dumps(ended.__dict__), file=OUT, flush=True)
 

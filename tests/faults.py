@@ -108,11 +108,11 @@ class Faults:
         self.labels.append(f"{what} {path.relative_to(self.folder)}")
         number = len(self.labels)
         if self._act == "full" and 0 < self._at <= number and what in ("open", "write", "mkdir"):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise self._error(errno.ENOSPC, what, path)
         if number != self._at:
             return
         if self._act == "once":
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
+            raise self._error(errno.EIO, what, path)
         if self._act == "full":
             return
         uninstall()
@@ -121,6 +121,11 @@ class Faults:
         if self._act == "power" and self._disk:
             self._disk.lose(self.folder, self._rng)
         os.kill(os.getpid(), signal.SIGKILL)
+
+    def _error(self, number: int, what: str, path: Path) -> OSError:
+        """As the system says it: calls with a descriptor know no name."""
+        nameless = what in ("write", "fsync", "fdatasync", "ftruncate")
+        return OSError(number, os.strerror(number), *([] if nameless else [str(path)]))
 
     def writes(self, path: Path, new: bool = False) -> None:
         if self._disk:

@@ -187,6 +187,35 @@ def test_damaged_json(tmp_path, content, reason):
     assert reason in message and str(path if reason != "holds no samples" else path.parents[1]) in message
 
 
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda content: content["user_data"].pop("v"), "lacks the data of 1 of its 2 users, v among them"),
+        (lambda content: content["users"].pop(), "has data of 2 users, but lists 1"),
+        (lambda content: content["users"].append("w"), "has data of 2 users, but lists 3"),
+        (lambda content: content.update(users="wv"), "has users that are not a list of names"),
+        (lambda content: content["num_samples"].pop(), "has no num_samples for each of its 2 users"),
+        (lambda content: content.update(num_samples=[2, 3]), "has 2 samples of the user v, but lists 3"),
+        (lambda content: content["user_data"].update(v={"x": [], "y": []}), "has 0 samples of the user v, but lists 2"),
+    ],
+)
+def test_a_json_that_is_unlike_its_own_lists(tmp_path, change, reason):
+    path = tmp_path / "femnist/all_data/all_data_0.json"
+    write_leaf(path, {"w": GOOD, "v": GOOD})
+    assert len(femnist(tmp_path).train.targets) == 2
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+    message = refusal(femnist, tmp_path)
+    assert reason in message and str(path) in message
+
+
+def test_a_json_that_is_there_twice(tmp_path):
+    for name in ("all_data_0.json", "all_data_0 (1).json"):
+        write_leaf(tmp_path / "femnist/all_data" / name, {"w": GOOD})
+    assert "all_data_0.json has the user w, whom all_data_0 (1).json has too" in refusal(femnist, tmp_path)
+
+
 def test_damaged_npz(tmp_path):
     path = tmp_path / "femnist/femnist-leaf-sf05.npz"
     write_npz(path, [0, 1, 2, 3], [0, 0, 1, 1], [0, 1, 0, 1])

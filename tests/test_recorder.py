@@ -1,5 +1,6 @@
 """A run's own files are whole, deterministic and cut back to where it goes on from; the terminal follows."""
 
+import hashlib
 import io
 import json
 import logging
@@ -168,8 +169,9 @@ def test_the_summary_is_whole_json_in_its_order(tmp_path: Path, screen: io.Strin
         summary = summarise(one.rows(), "test/accuracy", "max_of_last", 2, 3, 9)
         one.finish(summary | {"broken": math.nan})
     text = (tmp_path / "summary.json").read_text()
-    assert json.loads(text) == summary | {"broken": None}
-    assert list(json.loads(text)) == [*summary, "broken"] and text.endswith("}\n")
+    digest = hashlib.sha256((tmp_path / "metrics.jsonl").read_bytes()).hexdigest()
+    assert json.loads(text) == summary | {"broken": None, "metrics_sha256": digest}
+    assert list(json.loads(text)) == [*summary, "broken", "metrics_sha256"] and text.endswith("}\n")
     shown = screen.getvalue()
     assert "max_of_last of test/accuracy   1.2857" in shown and "train/loss" in shown and "10 rounds" not in shown
     assert "test/accuracy/7" not in shown, "one line a class would bury the rest"
@@ -187,7 +189,7 @@ def test_a_failed_write_leaves_the_old_summary(tmp_path: Path, monkeypatch: pyte
         monkeypatch.setattr("fedlab_runner.files.os.fsync", full)
         with pytest.raises(OSError, match="No space"):
             one.finish({"objective": 2.0})
-    assert json.loads((tmp_path / "summary.json").read_text()) == {"objective": 1.0}
+    assert json.loads((tmp_path / "summary.json").read_text())["objective"] == 1.0
     assert not list(tmp_path.glob("*.tmp"))
 
 

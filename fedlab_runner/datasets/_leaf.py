@@ -44,8 +44,12 @@ def read(folder: Path, decode: Callable[[Any], np.ndarray], num_classes: int, la
     for name, part in names.items():
         if not (paths := _jsons(base / name)):
             raise _files.need(base / name, "holds no .json file", layout)
+        seen: dict[str, Path] = {}
         for path in paths:
-            found += [(user, part, x, y) for user, x, y in _users(path, decode, num_classes, layout)]
+            for user, x, y in _users(path, decode, num_classes, layout):
+                if (other := seen.setdefault(user, path)) != path:
+                    raise _files.need(path, f"has the user {user}, whom {other.name} has too", layout)
+                found.append((user, part, x, y))
     if not found:
         raise _files.need(base, "holds no samples", layout)
     numbers = {user: i for i, user in enumerate(sorted({user for user, *_ in found}))}
@@ -125,6 +129,8 @@ def _users(
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         reason = "no user_data with x and y" if not isinstance(error, OSError | ValueError) else str(error)
         raise _files.need(path, f"is not a json file of LEAF ({reason})", layout) from None
+    if (fault := _unlike_its_lists(content)) is not None:
+        raise _files.need(path, fault, layout)
     for name, x, y in users:
         try:
             if not len(x) and not len(y):
@@ -137,3 +143,25 @@ def _users(
         if labels.min() < 0 or labels.max() >= num_classes:
             raise _files.need(path, f"has a user {name} with labels outside 0..{num_classes - 1}", layout)
         yield name, inputs, labels.astype(np.int64)
+
+
+def _unlike_its_lists(content: dict[str, Any]) -> str | None:
+    """How the data of a file differ from what it says of itself, `users` and `num_samples`; None if they do not.
+
+    LEAF writes both lists; a file without them has nothing to be held against.
+    """
+    data = content["user_data"]
+    names, sizes = content.get("users", list(data)), content.get("num_samples")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return "has users that are not a list of names"
+    if missing := [name for name in names if name not in data]:
+        return f"lacks the data of {len(missing)} of its {len(names)} users, {missing[0]} among them"
+    if len(names) != len(data):
+        return f"has data of {len(data)} users, but lists {len(names)}"
+    if sizes is not None:
+        if not isinstance(sizes, list) or len(sizes) != len(names):
+            return f"has no num_samples for each of its {len(names)} users"
+        for name, size in zip(names, sizes, strict=True):
+            if len(data[name]["y"]) != size:
+                return f"has {len(data[name]['y'])} samples of the user {name}, but lists {size}"
+    return None

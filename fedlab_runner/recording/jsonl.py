@@ -86,9 +86,9 @@ class JsonLines:
                 f"delete {self.path.parent} to start the run anew, or give it another hydra.run.dir"
             )
 
-    def digest(self, round: int) -> str:
-        """The SHA-256 of the file up to the row of a round; rows must be those of the rounds from 0 on."""
-        return self._digests[round]
+    def digest(self, round: int | None = None) -> str:
+        """The SHA-256 of all rows, or of those of the rounds 0 to `round`."""
+        return self._sha256.hexdigest() if round is None else self._digests[round]
 
     def append(self, round: int, numbers: Mapping[str, Any]) -> Row:
         """Writes one line and returns its row as a reader will find it."""
