@@ -179,6 +179,8 @@ def _serve() -> None:
             cfg = configs[overrides] = composed(*overrides, small=False)
             with contextlib.suppress(ValueError):  # the child will say so
                 runner.build(cfg), runner.run_id(cfg), runner.fingerprint(cfg)
+        if "logger=wandb" in overrides:
+            import wandb  # noqa: F401  # once, and not in each child
         readable, writable = os.pipe()
         log = os.memfd_create("log")  # no file of the disk that is being tested
         began = time.monotonic()

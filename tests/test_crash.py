@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import wandb_files
 from crash import FAMILIES, Ended, Template, results
 
 FEW = ("tables_scaffold", "buffered")
@@ -102,6 +103,41 @@ def test_a_run_that_dies_at_any_point_ends_in_the_same_bytes(family: str, templa
 def test_a_run_that_dies_again_and_again_ends_in_the_same_bytes(
     family: str, template: Template, tmp_path: Path
 ) -> None:
-    deaths = again_and_again(template, tmp_path, family, runs=10)
-    assert deaths >= 10
+    deaths = again_and_again(template, tmp_path, family, runs=6)
+    assert deaths >= 6
     print(f"\n{family}: {deaths} deaths at instants and points")
+
+
+def histories(folder: Path) -> list[list[dict[str, object]]]:
+    """The rounds in each W&B file of a run that is to be uploaded, without times and media."""
+
+    def numbers(row: dict[str, object]) -> dict[str, object]:
+        return {key: row[key] for key in sorted(row) if not key.startswith(("time/", "partition"))}
+
+    return [[numbers(row) for row in wandb_files.history(path)] for path in folder.glob("wandb/offline-run-*/*.wandb")]
+
+
+@pytest.mark.slow
+def test_the_history_in_wandb_is_that_of_an_uninterrupted_run(template: Template, tmp_path: Path) -> None:
+    """With the real W&B, offline: whenever the run dies, one file of it is left in the end, with each round once."""
+
+    def run(name: str, **plan: object) -> Ended:
+        folder = tmp_path / name
+        return template.run(
+            folder / "run", *FAMILIES["buffered"].split(), "logger=wandb", f"logger.dir={folder}/wandb", **plan
+        )
+
+    rng, whole = random.Random("wandb"), run("whole")
+    assert whole.status == 0, whole.said
+    (expected,) = histories(tmp_path / "whole")
+    assert len(expected) == 6
+    for number in range(20):
+        # In the last points the numbers are all there, and W&B is being closed.
+        late = number % 2 == 0
+        plan = {"at": rng.randint(whole.points - 8 if late else 12, whole.points)}
+        ended = run(f"{number}", **(plan if late or rng.random() < 0.5 else {"after": rng.uniform(0, whole.seconds)}))
+        assert ended.status in (0, -9), ended.said
+        ended = run(f"{number}")
+        assert ended.status == 0, ended.said
+        assert results(tmp_path / f"{number}" / "run") == results(tmp_path / "whole" / "run")
+        assert histories(tmp_path / f"{number}") == [expected], (number, plan, ended.said)
