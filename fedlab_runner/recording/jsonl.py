@@ -64,7 +64,8 @@ class JsonLines:
         for line, row in found:
             self._keep(line, row)
         self._descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        os.ftruncate(self._descriptor, self._size)
+        with naming(self.path):
+            os.ftruncate(self._descriptor, self._size)
         sync_folder(self.path.parent)
 
     def lacks(self, round: int, digest: str | None) -> str | None:
