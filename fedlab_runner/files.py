@@ -56,11 +56,12 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def remove_leftovers(folder: Path) -> None:
+def remove_leftovers(*folders: Path) -> None:
     """Removes what killed processes left of files that were being written; nobody else may be writing there."""
-    for path in folder.glob(f"*{TEMPORARY}"):
-        if _LEFT.fullmatch(path.name):
-            path.unlink(missing_ok=True)
+    for folder in folders:
+        for path in folder.glob(f"*{TEMPORARY}"):
+            if _LEFT.fullmatch(path.name):
+                path.unlink(missing_ok=True)
 
 
 @contextmanager

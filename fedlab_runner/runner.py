@@ -208,7 +208,7 @@ def _run_locked(
 ) -> Outcome:
     """Runs to the end in a run folder, and leaves there the config, the summary and the plots."""
     plots = folder / "plots"
-    remove_leftovers(folder)
+    remove_leftovers(folder, folder / "checkpoints")
     fed = prepared.simulation.fed
     fed.executor = fed.executor.in_run(folder, c.rounds)
     config = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
