@@ -2,6 +2,7 @@
 line says what is wrong, and afterwards the same command ends in the same bytes.
 """
 
+import errno
 import os
 import random
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 from crash import FAMILIES, TINY, Ended, Template, results
 
-from fedlab_runner import checkpoint
+from fedlab_runner import checkpoint, train
 from fedlab_runner.checkpoint import RunLock
 
 RUN = FAMILIES["tables_scaffold"].split()
@@ -189,3 +190,12 @@ time.time_ns = lambda: real_ns() + int(1e9 * jump())
             os.utime(path, (when, when))
     ended = template.run(folder, *RUN, code=code)
     assert ended.status == 0 and "goes on after round 2" in ended.said and results(folder) == whole[0]
+
+
+def test_an_error_of_the_disk_is_a_failed_run_and_no_wrong_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, words in ((errno.ENOSPC, "make room"), (errno.EROFS, "give a place"), (errno.EIO, "look after")):
+        assert train._report(OSError(number, os.strerror(number), str(tmp_path / "x")), []) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"error: {tmp_path}/x: {os.strerror(number)}: {words}")
