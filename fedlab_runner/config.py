@@ -17,6 +17,7 @@ from fedlab_runner import schema
 from fedlab_runner.errors import UserError
 
 PRECISIONS = ("float32", "bfloat16", "float64")
+NONFINITE = ("stop", "drop", "zero")  # what `guard.Guard` can do about an update that is not finite
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Components:
     label_noise: float
     drop_empty: bool
     validation: float
+    nonfinite: str
     algorithm: Any
     dataset: Any
     server_data: Any
@@ -146,6 +148,7 @@ def _setting_faults(values: Mapping[str, Any], errors: list[str]) -> list[str]:
         "train_fraction": (lambda x: 0 < x <= 1, "in (0, 1]"),
         "label_noise": (lambda x: 0 <= x <= 1, "between 0 and 1"),
         "validation": (lambda x: 0 <= x < 1, "in [0, 1)"),
+        "nonfinite": (lambda x: x in NONFINITE, "one of " + ", ".join(NONFINITE)),
         "precision": (lambda x: x in PRECISIONS, "one of " + ", ".join(PRECISIONS)),
         "device": (lambda x: re.fullmatch(r"auto|cpu|cuda(:\d+)?", x), "one of auto, cpu, cuda, cuda:<index>"),
     }
