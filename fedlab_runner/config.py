@@ -12,8 +12,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from fedlab_runner import keys, schema
 from fedlab_runner import run_id as run_ids
-from fedlab_runner import schema
 from fedlab_runner.errors import UserError
 
 PRECISIONS = ("float32", "bfloat16", "float64")
@@ -85,7 +85,7 @@ def fingerprint(cfg: DictConfig) -> dict[str, Any]:
 def build(cfg: DictConfig) -> Components:
     """The built components; UserError with one line for each fault of the config, before any data is touched."""
     values, errors = _converted(cfg)
-    errors += _setting_faults(values, errors)
+    errors += _setting_faults(values, errors) + _key_faults(cfg, values)
     built: dict[str, Any] = {}
     for path, node in _nodes(values, ""):
         if _has_fault(path, errors):
@@ -116,6 +116,13 @@ def _converted(cfg: DictConfig) -> tuple[dict[str, Any], list[str]]:
         if hint is Any and key in values and not _is_node(values[key]):
             errors.append(f"{key} must be a choice: {key}=<one of the files in conf/{key}>, got {values[key]!r}")
     return converted, errors
+
+
+def _key_faults(cfg: DictConfig, values: Mapping[str, Any]) -> list[str]:
+    """Places of the config, of Hydra's part too, that hold a W&B key."""
+    hydra = OmegaConf.select(cfg, "hydra.job.env_set")
+    settings = {} if hydra is None else OmegaConf.to_container(hydra, resolve=False)
+    return keys.faults([*keys.leaves(values, ""), *keys.leaves(settings, "hydra.job.env_set")])
 
 
 def _without_hydra(cfg: DictConfig) -> DictConfig:

@@ -89,6 +89,7 @@ def _read_npz(path: Path) -> _leaf.Samples:
         KeyError,
         EOFError,
         AttributeError,
+        MemoryError,  # a header may say any size
         zipfile.BadZipFile,
         zlib.error,
     ) as error:
