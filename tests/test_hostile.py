@@ -193,7 +193,7 @@ def test_an_array_of_any_claimed_size_is_damaged(tmp_path: Path) -> None:
         build(cfg).dataset.load(0)
     (tmp_path / "delays.npy").write_bytes(npy_header((2**46,)))
     with pytest.raises(UserError, match=r"cannot be read"):
-        FromFile(str(tmp_path / "delays.npy"), "client").sample(np.random.default_rng(0), np.arange(3))
+        FromFile(draw="client", path=str(tmp_path / "delays.npy")).sample(np.random.default_rng(0), np.arange(3))
 
 
 def test_json_nested_without_end_is_refused(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_json_nested_without_end_is_refused(tmp_path: Path) -> None:
         build(cfg).dataset.load(0)
     (tmp_path / "delays.json").write_text(nested)
     with pytest.raises(UserError, match="nested too deeply"):
-        FromFile(str(tmp_path / "delays.json"), "client").sample(np.random.default_rng(0), np.arange(3))
+        FromFile(draw="client", path=str(tmp_path / "delays.json")).sample(np.random.default_rng(0), np.arange(3))
 
 
 # Configs

@@ -29,16 +29,23 @@ TINY = (
     "device=cpu",
 )
 MEBIBYTE = 2**20
-# A sweep in one process; drawing, which takes a hundred times as long as such a job, is tried by fewer jobs.
-SWEEP = """
-import sys
-from fedlab_runner import runner, train
-if sys.argv.pop(1) == "no pictures":
-    for name in ("plot_partition", "plot_curves", "plot_staleness"):
-        setattr(runner, name, lambda *_: False)
-    runner.plot_diagnostics = lambda *_: []
-sys.exit(train.main())
+NO_PICTURES = """
+from fedlab_runner import runner
+for name in ("plot_partition", "plot_curves", "plot_staleness"):
+    setattr(runner, name, lambda *_: False)
+runner.plot_diagnostics = lambda *_: []
 """
+# Many runs in one process: what Hydra does for each job of a sweep takes ten times as long as such a job.
+RUNS = """
+import sys
+from pathlib import Path
+from fedlab_runner import compose
+cfg = compose(*sys.argv[2:])
+for seed in range(int(sys.argv[1])):
+    cfg.seed = seed
+    runner.run_in(Path("outputs") / f"fedbuff-{seed}", cfg)
+"""
+SWEEP = "import sys\nfrom fedlab_runner import train\nsys.exit(train.main())"
 
 
 def start(folder: Path, *command: str) -> "subprocess.Popen[str]":
@@ -79,18 +86,31 @@ def test_ten_thousand_rounds(logger: str, tmp_path: Path) -> None:
     assert_no_growth(between(seen, 1000, 2000), between(seen, 9000, rounds), 40 * MEBIBYTE)
 
 
-@pytest.mark.parametrize(("jobs", "pictures"), [(1000, "no pictures"), (60, "pictures")])
-def test_a_sweep_in_one_process(jobs: int, pictures: str, tmp_path: Path) -> None:
-    process = start(tmp_path, "-c", SWEEP, pictures, "-m", *TINY, "rounds=1", "logger=none", f"seed=range({jobs})")
+@pytest.mark.parametrize(("runs", "pictures"), [(1000, False), (100, True)])
+def test_runs_in_one_process(runs: int, pictures: bool, tmp_path: Path) -> None:
+    code = ("from fedlab_runner import runner" if pictures else NO_PICTURES) + RUNS
+    process = start(tmp_path, "-c", code, str(runs), *TINY, "rounds=1", "logger=none")
+    seen = watch(process, lambda: len(list((tmp_path / "outputs").glob("fedbuff-*/summary.json"))), 0.5)
+    assert process.returncode == 0, (tmp_path / "output.txt").read_text()[-3000:]
+    assert_rows(tmp_path / "outputs", runs, rounds=1)
+    assert_no_growth(between(seen, runs // 10, runs // 5), between(seen, runs * 9 // 10, runs), 60 * MEBIBYTE)
+
+
+@pytest.mark.parametrize("jobs", [100, 1000])
+def test_a_sweep_in_one_process(jobs: int, tmp_path: Path) -> None:
+    arguments = ("-m", *TINY, "rounds=1", "logger=none", f"seed=range({jobs})")
+    process = start(tmp_path, "-c", NO_PICTURES + SWEEP, *arguments)
     folders = tmp_path / "outputs"
-    seen = watch(process, lambda: len(list(folders.glob("fedbuff-*/summary.json"))), 1.0)
+    seen = watch(process, lambda: len(list(folders.glob("fedbuff-*/summary.json"))), 0.5)
     assert process.returncode == 0, (tmp_path / "output.txt").read_text()[-3000:]
     assert_all_there(folders, jobs, rounds=1)
     assert_no_growth(between(seen, jobs // 10, jobs // 5), between(seen, jobs * 9 // 10, jobs), 60 * MEBIBYTE)
 
 
-def test_parallel_jobs_in_one_output_folder(tmp_path: Path) -> None:
-    jobs, workers = 200, int(os.environ.get("FEDLAB_TEST_WORKERS", "4"))
+@pytest.mark.parametrize("jobs", [40, 200])
+def test_parallel_jobs_in_one_output_folder(jobs: int, tmp_path: Path) -> None:
+    """On FEDLAB_TEST_WORKERS processes; each job draws its pictures and has a W&B of its own, offline."""
+    workers = int(os.environ.get("FEDLAB_TEST_WORKERS", "4"))
     launcher = ("hydra/launcher=joblib", f"hydra.launcher.n_jobs={workers}")
     process = start(tmp_path, "-m", "fedlab_runner.train", "-m", *launcher, *TINY, "rounds=3", f"seed=range({jobs})")
     seen = watch(process, lambda: len(list((tmp_path / "outputs").glob("fedbuff-*/summary.json"))), 1.0)
@@ -103,18 +123,23 @@ def test_parallel_jobs_in_one_output_folder(tmp_path: Path) -> None:
     assert not left, "processes are left behind"
 
 
-def assert_all_there(folder: Path, jobs: int, rounds: int) -> None:
-    """Each job's folder, its rows, its entry and the table over all of them: once."""
+def assert_rows(folder: Path, jobs: int, rounds: int) -> None:
+    """Each job's folder with all of its rows, once."""
     runs = list(folder.glob("fedbuff-*/metrics.jsonl"))
     assert len(runs) == jobs
     for path in runs:
         assert [json.loads(line)["round"] for line in path.read_text().splitlines()] == list(range(rounds + 1))
+    assert not list(folder.rglob("*.tmp"))
+
+
+def assert_all_there(folder: Path, jobs: int, rounds: int) -> None:
+    """The same, with each job's entry and the table over all of them."""
+    assert_rows(folder, jobs, rounds)
     [sweep] = (folder / "sweeps").iterdir()
     entries = [json.loads(path.read_text()) for path in (sweep / "jobs").glob("*.json")]
     assert sorted(entry["seed"] for entry in entries) == list(range(jobs))
     assert {entry["status"] for entry in entries} == {"finished"}
     assert f"| {jobs} |" in (sweep / "table.md").read_text()
-    assert not list(folder.rglob("*.tmp"))
 
 
 def _text(path: Path) -> str:
