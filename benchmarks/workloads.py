@@ -83,7 +83,8 @@ W1, W2 = Shape(100, 100, 10, 20), Shape(1000, 20, 50, 10)
 def training(batch: int) -> LocalTraining:
     """One epoch of plain SGD."""
     plain = {"momentum": 0.0, "nesterov": False, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0}
-    return LocalTraining(optimizer="sgd", lr=0.05, epochs=1, steps=None, batch_size=batch, clip_norm=None, **plain)  # type: ignore[arg-type]
+    bounds = {"clip_norm": None, "update_norm": None}
+    return LocalTraining(optimizer="sgd", lr=0.05, epochs=1, steps=None, batch_size=batch, **plain, **bounds)  # type: ignore[arg-type]
 
 
 def work_of(fed: Federation) -> Work:

@@ -104,9 +104,12 @@ class Cohort:
         )
         check_memory(work)
         y, self.last_loss = fed.executor.train(work)
-        if len(self):
-            total = self.num_examples.sum()
-            fed.record_loss(float(self.last_loss @ self.num_examples.to(y.dtype) / total), int(total))
+        y, good = fed.guard.trained(
+            self.client_ids, start, y, self.last_loss, self.task.num_params, self.local.update_norm
+        )
+        sizes, losses = self.num_examples[good], self.last_loss[good]
+        if total := int(sizes.sum()):
+            fed.record_loss(float(losses @ sizes.to(y.dtype) / total), total)
         if fed.losses_reported:
             self.final_loss = client_losses(self.task, fed.population, self.client_ids, y)
         return y

@@ -12,11 +12,12 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from fedlab_runner import keys, schema
 from fedlab_runner import run_id as run_ids
-from fedlab_runner import schema
 from fedlab_runner.errors import UserError
 
 PRECISIONS = ("float32", "bfloat16", "float64")
+NONFINITE = ("stop", "drop", "zero")  # what `guard.Guard` can do about an update that is not finite
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Components:
     label_noise: float
     drop_empty: bool
     validation: float
+    nonfinite: str
     algorithm: Any
     dataset: Any
     server_data: Any
@@ -83,7 +85,7 @@ def fingerprint(cfg: DictConfig) -> dict[str, Any]:
 def build(cfg: DictConfig) -> Components:
     """The built components; UserError with one line for each fault of the config, before any data is touched."""
     values, errors = _converted(cfg)
-    errors += _setting_faults(values, errors)
+    errors += _setting_faults(values, errors) + _key_faults(cfg, values)
     built: dict[str, Any] = {}
     for path, node in _nodes(values, ""):
         if _has_fault(path, errors):
@@ -116,6 +118,13 @@ def _converted(cfg: DictConfig) -> tuple[dict[str, Any], list[str]]:
     return converted, errors
 
 
+def _key_faults(cfg: DictConfig, values: Mapping[str, Any]) -> list[str]:
+    """Places of the config, of Hydra's part too, that hold a W&B key."""
+    hydra = OmegaConf.select(cfg, "hydra.job.env_set")
+    settings = {} if hydra is None else OmegaConf.to_container(hydra, resolve=False)
+    return keys.faults([*keys.leaves(values, ""), *keys.leaves(settings, "hydra.job.env_set")])
+
+
 def _without_hydra(cfg: DictConfig) -> DictConfig:
     return OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
 
@@ -146,6 +155,7 @@ def _setting_faults(values: Mapping[str, Any], errors: list[str]) -> list[str]:
         "train_fraction": (lambda x: 0 < x <= 1, "in (0, 1]"),
         "label_noise": (lambda x: 0 <= x <= 1, "between 0 and 1"),
         "validation": (lambda x: 0 <= x < 1, "in [0, 1)"),
+        "nonfinite": (lambda x: x in NONFINITE, "one of " + ", ".join(NONFINITE)),
         "precision": (lambda x: x in PRECISIONS, "one of " + ", ".join(PRECISIONS)),
         "device": (lambda x: re.fullmatch(r"auto|cpu|cuda(:\d+)?", x), "one of auto, cpu, cuda, cuda:<index>"),
     }

@@ -67,7 +67,8 @@ def mutual_learning(
             flops = sum(len(s.models) * s.task.flops(batch.inputs).step for s in students)
             flops += sum(len(s.models) * s.task.flops(batch.inputs).forward for s in teachers)
             fed.count_server_flops(len(batch.targets) * flops)
-    return [torch.cat(pair, 1) for pair in zip(params, buffers, strict=True)]
+    learnt = [torch.cat(pair, 1) for pair in zip(params, buffers, strict=True)]
+    return learnt if fed.guard.learnt(client, learnt) else [s.models for s in students]
 
 
 def _logits(fed: Federation, task: Task, params: Tensor, buffers: Tensor, batch: Batch) -> list[Tensor]:

@@ -15,6 +15,7 @@ from fedlab_runner.arrivals import Arrivals, Flight, Upload, like, names, stalen
 from fedlab_runner.clock import RoundClock
 from fedlab_runner.cohort import Cohort
 from fedlab_runner.executors.work import Executor
+from fedlab_runner.guard import Guard
 from fedlab_runner.local import LocalTraining
 from fedlab_runner.models import Model
 from fedlab_runner.population import Population
@@ -46,9 +47,10 @@ class Federation:
         blocks: np.ndarray | None = None,
         topology: np.ndarray | None = None,
         validation: Population | None = None,
+        nonfinite: str = "stop",
     ) -> None:
         """Client i has number i mod A of the A families of models in `task`; `topology` [N, N] says who can reach whom
-        (None: all); `validation` are the examples that clients do not train on.
+        (None: all); `validation` are the examples that clients do not train on; `nonfinite` is a policy of `Guard`.
         """
         self.tasks = (task,) if isinstance(task, Task) else tuple(task)
         self.task, self.validation = self.tasks[0], validation
@@ -59,6 +61,7 @@ class Federation:
         self.population, self.executor, self.local, self.seed = population, executor, local, seed
         self.num_clients = population.num_clients
         self._clock, self._topology = clock, topology
+        self.guard = Guard(nonfinite)
         self.round, self.lr = 0, local.lr
         self._in_flight: dict[int, list[Flight]] = {}  # by the round of arrival
         self._metrics: dict[str, float] = {}
@@ -74,6 +77,7 @@ class Federation:
         self._metrics, self._timings, self._trained_on = {}, {}, 0
         self.losses_reported, self.arrived_losses = False, []
         self.tables.begin(round)
+        self.guard.begin(round)
 
     def report_losses(self) -> None:
         """In the rest of this round clients also send the loss of their trained model on all their examples, one value
@@ -116,8 +120,9 @@ class Federation:
         Fields of the upload that are `known` to the server already, such as the model that a client had received, are
         not sent.
         """
-        self._send_late(cohort, upload)
-        now = torch.from_numpy(cohort.due == self.round).to(self.task.device)
+        answered = self.guard.answered(cohort.client_ids, upload)
+        self._send_late(cohort, upload, answered)
+        now = torch.from_numpy(answered & (cohort.due == self.round)).to(self.task.device)
         ids, num_examples, staleness = cohort.ids[now], cohort.num_examples[now], torch.zeros_like(cohort.ids[now])
         losses = [] if cohort.final_loss is None else cohort.final_loss[now].tolist()
         if not bool(now.all()):
@@ -143,8 +148,8 @@ class Federation:
             self._metrics |= staleness_metrics(staleness)
         return arrivals
 
-    def _send_late(self, cohort: Cohort, upload: Upload) -> None:
-        for k in np.flatnonzero(cohort.due > self.round).tolist():
+    def _send_late(self, cohort: Cohort, upload: Upload, answered: np.ndarray) -> None:
+        for k in np.flatnonzero(answered & (cohort.due > self.round)).tolist():
             client = int(cohort.client_ids[k])
             row = tuple(rows[k].clone() for rows in upload)  # a view would keep the whole cohort in memory
             loss = None if cohort.final_loss is None else float(cohort.final_loss[k])
@@ -200,7 +205,7 @@ class Federation:
 
     def collect(self) -> dict[str, float]:
         """This round's metrics."""
-        return self._metrics
+        return self._metrics | self.guard.metrics()
 
     def timings(self) -> dict[str, float]:
         """What parts of this round took, in seconds."""

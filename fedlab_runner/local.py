@@ -15,7 +15,7 @@ OPTIMIZERS: dict[str, Callable[["LocalTraining"], Optimizer]] = {
 @dataclass(frozen=True)
 class LocalTraining:
     """Local training, fresh at each round: exactly one of `epochs` and `steps` is set; `lr` is before the schedule's
-    factor.
+    factor. `clip_norm` bounds each gradient, `update_norm` what a client's work changes its parameters by.
     """
 
     optimizer: str
@@ -29,6 +29,7 @@ class LocalTraining:
     eps: float
     weight_decay: float
     clip_norm: float | None
+    update_norm: float | None
 
     def __post_init__(self) -> None:
         if self.optimizer not in OPTIMIZERS:
@@ -52,8 +53,10 @@ class LocalTraining:
         for name in ("eps", "weight_decay"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
-        if self.clip_norm is not None and not self.clip_norm > 0:
-            raise ValueError(f"clip_norm must be > 0 or null, got {self.clip_norm}")
+        for name in ("clip_norm", "update_norm"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} must be > 0 or null, got {value}")
 
     def make_optimizer(self) -> Optimizer:
         """The optimiser of one round's local work."""

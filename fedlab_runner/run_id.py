@@ -22,6 +22,8 @@ ADDED_KEYS: dict[str, Any] = {
     "algorithm.updates_on": "device",
     "validation": 0.0,
     "train_fraction": 1.0,
+    "nonfinite": "stop",
+    "local.update_norm": None,
     "supervision": {"_target_": "fedlab_runner.supervision.CE"},
     "topology": {"_target_": "fedlab_runner.topologies.mesh.Mesh"},
 }
@@ -44,7 +46,7 @@ def without_volatile(config: Mapping[str, Any]) -> dict[str, Any]:
         node = kept
         for parent in parents:
             node = node.get(parent, {})
-        if node.get(last) == default:
+        if last in node and node[last] == default:
             del node[last]
     return kept
 

@@ -151,6 +151,7 @@ def prepare(components: Components, folder: Path | None = None) -> Prepared:
         **{name: None if examples is None else examples.to(device) for name, examples in server_data.items()},
         topology=topology,
         validation=validation,
+        nonfinite=c.nonfinite,
         folder=folder,
         blocks=blocks,
     )

@@ -106,7 +106,7 @@ def join(path: str, key: str) -> str:
 def _convert_at(value: Any, hint: Any, path: str, errors: list[str]) -> Any:
     """`_convert` that goes into containers and reports faults with their path."""
     origin = typing.get_origin(hint)
-    if isinstance(value, Mapping) and "_target_" in value and origin is not dict:
+    if isinstance(value, Mapping) and "_target_" in value:
         return convert_node(value, path, errors)
     if isinstance(value, Mapping) and (hint is Any or origin is dict):
         inner = typing.get_args(hint)[1] if origin is dict else Any

@@ -16,9 +16,9 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from fedlab_runner import cli_errors, signals, sweep
+from fedlab_runner import cli_errors, keys, signals, sweep
 from fedlab_runner.config import conf_dir, register_resolvers
-from fedlab_runner.errors import Diverged, Interrupted
+from fedlab_runner.errors import Diverged, Interrupted, UserError
 
 log = logging.getLogger("fedlab_runner")
 
@@ -35,6 +35,8 @@ def main() -> int:
     arguments = sys.argv[1:]
     with _environment(HYDRA_FULL_ERROR="1", **{sweep.NAME: None, sweep.FOLDER: None}):
         try:
+            if held := keys.in_arguments(arguments):
+                raise UserError("\n".join(held))  # before Hydra writes them down
             with signals.raised():
                 hydra.main(config_path=str(conf_dir()), config_name="train", version_base="1.3")(job)()
             code = 0

@@ -78,6 +78,7 @@ def local(**changes: Any) -> LocalTraining:
         "eps": 1e-8,
         "weight_decay": 0.0,
         "clip_norm": None,
+        "update_norm": None,
     }
     return LocalTraining(**(fields | changes))
 

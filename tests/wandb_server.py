@@ -3,9 +3,11 @@
 import gzip
 import json
 import re
+import time
+from collections.abc import Iterable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 PROJECT = {"id": "cHJvamVjdA==", "name": "fedlab_runner", "entity": {"id": "ZW50aXR5", "name": "tester"}}
 
@@ -27,14 +29,29 @@ class Run:
         return [json.loads(line) for line in self.lines]
 
 
+class Trouble(NamedTuple):
+    """How a server answers instead of doing what it is asked."""
+
+    status: int
+    message: str = "something is wrong"
+    path: str = ""  # requests whose path contains it
+    headers: tuple[tuple[str, str], ...] = ()
+
+
 class WandbServer:
-    """Context manager: listens on a free port of 127.0.0.1; `runs` is what arrived, `stop` is a server that dies."""
+    """Context manager: listens on a free port of 127.0.0.1; `runs` is what arrived, `stop` is a server that dies.
+
+    While `trouble` is set requests are refused; each is answered after `seconds`.
+    """
 
     def __init__(self) -> None:
         self.runs: dict[str, Run] = {}
         self.operations: list[str] = []
         self.views: list[dict[str, Any]] = []  # workspaces
         self.stopped = False
+        self.trouble: Trouble | None = None
+        self.refused = 0
+        self.seconds = 0.0
         handler = type("Handler", (_Handler,), {"owner": self})
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
@@ -132,7 +149,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self._body()
-        if self.path == "/graphql":
+        time.sleep(self.owner.seconds)
+        trouble = self.owner.trouble
+        if trouble is not None and trouble.path in self.path:
+            self.owner.refused += 1
+            self._answer({"errors": [{"message": trouble.message}]}, trouble.status, trouble.headers)
+        elif self.path == "/graphql":
             request = json.loads(body)
             self._answer({"data": self.owner.graphql(request["query"], request.get("variables") or {})})
         elif match := re.fullmatch(r"/files/[^/]+/[^/]+/([^/]+)/file_stream", self.path):
@@ -154,10 +176,12 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         return gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body
 
-    def _answer(self, value: dict[str, Any]) -> None:
+    def _answer(self, value: dict[str, Any], status: int = 200, headers: Iterable[tuple[str, str]] = ()) -> None:
         data = json.dumps(value).encode()
         # One request a connection: a stopped server leaves no connection that would still be answered.
-        self.send_response(200)
+        self.send_response(status)
+        for name, text in headers:
+            self.send_header(name, text)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))
         self.send_header("Connection", "close")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 import torch
 
+from fedlab_runner import archives
 from fedlab_runner.data import Data, Examples
 from fedlab_runner.datasets import _files
 
@@ -50,12 +51,13 @@ def load(
 
 
 def _download(source: "type[CIFAR10]", folder: Path, names: list[str]) -> None:
-    from torchvision.datasets.utils import download_and_extract_archive
+    from torchvision.datasets.utils import download_url
 
     def fetch(url: str, temporary: str) -> None:
-        download_and_extract_archive(url, temporary, filename=source.filename, md5=source.tgz_md5)
+        download_url(url, temporary, source.filename, source.tgz_md5)
+        archives.take(Path(temporary, source.filename), [f"{source.base_folder}/{n}" for n in names], Path(temporary))
 
-    _files.download(folder, [f"{source.base_folder}/{name}" for name in names], [source.url], fetch)
+    _files.download(folder, names, [source.url], fetch)
 
 
 def _examples(paths: list[Path], sizes: dict[str, int], target: str, stratum: str, layout: str) -> Examples:

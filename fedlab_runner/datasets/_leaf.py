@@ -126,8 +126,10 @@ def _users(
     try:
         content = json.loads(path.read_bytes())
         users = [(name, data["x"], data["y"]) for name, data in content["user_data"].items()]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        reason = "no user_data with x and y" if not isinstance(error, OSError | ValueError) else str(error)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        reason = (
+            "no user_data with x and y" if not isinstance(error, OSError | ValueError | RecursionError) else str(error)
+        )
         raise _files.need(path, f"is not a json file of LEAF ({reason})", layout) from None
     if (fault := _unlike_its_lists(content)) is not None:
         raise _files.need(path, fault, layout)

@@ -76,6 +76,8 @@ def _read_json(file: Path) -> Entries:
         raise UserError(f"path must hold a JSON array, got {file}, which is not text") from error
     except json.JSONDecodeError as error:
         raise UserError(f"path must hold a JSON array, got {file}, line {error.lineno}: {error.msg}") from error
+    except RecursionError as error:
+        raise UserError(f"path must hold a JSON array, got {file}, which is nested too deeply") from error
     if not isinstance(entries, list):
         raise UserError(f"path must hold a JSON array, got {file}, line 1: {type(entries).__name__}")
     return ((f"entry {index}", entry) for index, entry in enumerate(entries))
@@ -84,7 +86,7 @@ def _read_json(file: Path) -> Entries:
 def _read_npy(file: Path) -> Entries:
     try:
         entries = np.load(file, allow_pickle=False)
-    except (ValueError, EOFError) as error:
+    except (ValueError, EOFError, MemoryError) as error:
         raise UserError(f"path must hold a numpy vector, got {file}, which cannot be read") from error
     if entries.ndim != 1 or entries.dtype.kind not in "iuf":
         raise UserError(f"path must hold a vector of numbers, got {entries.dtype} {list(entries.shape)} in {file}")

@@ -39,6 +39,7 @@ class Tracker:
         self._last = 0
         self._media: dict[str, Any] = {}
         self._warned = False
+        self._lacks = False  # whether it was said that the server does not get everything
 
     def start(self, history: Iterable[Row]) -> None:
         """Opens the run, offline if need be, and brings it up to `history`."""
@@ -55,6 +56,8 @@ class Tracker:
         self._try(lambda: run.define_metric("round"), "W&B did not take the x axis")
         self._try(lambda: run.define_metric("*", step_metric="round"), "W&B did not take the x axis")
         self._first = 0 if run.offline else self._try(lambda: run.step, "W&B did not say where the run stands") or 0
+        if not run.offline:
+            self._try(lambda: _listen(lambda text: self._say_lacks(run, text)), "W&B does not say what it lacks")
         for row in history:
             self.log(row)
         self._say_where(run)
@@ -106,9 +109,11 @@ class Tracker:
         try:
             run.finish(exit_code=exit_code)
         except Exception as error:
-            rest = f"`wandb sync {_short(_segment(run))}` uploads what it lacks"
-            self._warn(f"W&B could not finish ({_line(error)}): the run's own files are not affected, {rest}")
+            self._say_lacks(run, f"it could not finish: {_line(error)}")
             return
+        finally:
+            if not run.offline:
+                self._try(lambda: _listen(None), "W&B did not let go")
         if run.offline and _segment(run).is_dir():
             for older in self._older:
                 shutil.rmtree(older, ignore_errors=True)
@@ -175,6 +180,15 @@ class Tracker:
         else:
             _log.info("W&B is online: %s", run.url)
 
+    def _say_lacks(self, run: "wandb.Run", reason: str) -> None:
+        """Warns once that not all has arrived; of an online run `wandb sync` must be told that it is meant."""
+        if not self._lacks:
+            self._lacks = True
+            command = f"wandb sync {'' if run.offline else '--include-online '}{_short(_segment(run))}"
+            self._warn(
+                f"W&B lacks some of the run ({reason}): the run's own files have it, `{command}` uploads it later"
+            )
+
     def _add(self, name: str, make: Callable[[], Any]) -> None:
         value = self._try(make, f"W&B did not take {name}")
         if value is not None:
@@ -215,6 +229,35 @@ def _short(path: Path) -> str:
     """The path as one would type it here."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+class _Messages:
+    """What W&B would print on the terminal, which is silent: its warnings and errors go to `tell`."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+
+    def info(self, message: str) -> None: ...
+
+    def warning(self, message: str) -> None:
+        self._tell(_plain(message))
+
+    def error(self, message: str) -> None:
+        self._tell(_plain(message))
+
+
+def _listen(tell: Callable[[str], None] | None) -> None:
+    """Has W&B's messages of this process told, or nobody: a server that refuses for good stops the upload and is
+    mentioned nowhere else.
+    """
+    import wandb
+
+    wandb.termsetup(wandb.Settings(silent=True), None if tell is None else _Messages(tell))
+
+
+def _plain(message: str) -> str:
+    """A message of W&B in one line, without its name and full stop."""
+    return " ".join(message.split()).removeprefix("wandb: ").removeprefix("WARNING ").rstrip(".")
 
 
 def _teardown() -> None:
