@@ -103,6 +103,7 @@ class Cohort:
             per_step=per_step,
         )
         check_memory(work)
+        fed.count_client_flops(work)
         y, self.last_loss = fed.executor.train(work)
         if len(self):
             total = self.num_examples.sum()

@@ -13,6 +13,7 @@ from fedlab_runner.report.words import NONE, amount, difference, is_share, proba
 SUMS = (  # what is added up over the rounds: metric key, heading
     ("comm/upload_mb", "uploaded, MB"),
     ("comm/download_mb", "downloaded, MB"),
+    ("cost/client_gflops", "clients, GFLOPs"),
     ("cost/server_gflops", "server, GFLOPs"),
 )
 CACHE = "cost/server_cache_mb"
