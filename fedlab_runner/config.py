@@ -51,6 +51,7 @@ class Components:
     analysis: Any
     logger: Any
     checkpoint: Any
+    pruning: Any
 
 
 def conf_dir() -> Path:

@@ -77,4 +77,4 @@ def _operations(work: Work, row: np.ndarray, size: int) -> int:
         own = (o[0] for o in work.own(row, 0))
         with FlopCounterMode(display=False) as counter:
             work.followed(grad(work.objective(), has_aux=True))(params, buffers, *batch[:3], *own)
-    return counter.get_total_flops()
+    return int(counter.get_total_flops())

@@ -34,7 +34,7 @@ class Job:
 
     overrides: list[str]
     seed: int | None
-    status: str  # finished, failed or interrupted
+    status: str  # finished, pruned, failed or interrupted
     objective: float | None
     folder: str
     summary: dict[str, Any] = field(default_factory=dict)
@@ -61,7 +61,14 @@ class Row:
     @property
     def failed(self) -> list[Job]:
         """The jobs without a result."""
-        return [job for job in self.jobs if job.status != "finished"]
+        return [job for job in self.jobs if job.status not in ("finished", "pruned")]
+
+    @property
+    def remarks(self) -> str:
+        """How many seeds do not count, and why."""
+        pruned = [job for job in self.jobs if job.status == "pruned"]
+        parts = [f"{len(self.failed)}: {self.failed[0].error}"] if self.failed else []
+        return "; ".join(parts + ([f"{len(pruned)} {pruned[0].error}"] if pruned else []))
 
 
 class SweepCallback(Callback):
@@ -135,6 +142,12 @@ def read(folder: Path) -> list[Row]:
     return [Row(setting, found[setting]) for setting in sorted(found, key=natural)]
 
 
+def finished(folder: Path) -> list[Path]:
+    """The run folders of a sweep's finished jobs, which lie beside `sweeps`, wherever that was moved to."""
+    jobs = [job for row in read(folder) for job in row.jobs if job.status == "finished"]
+    return [folder.parent.parent / Path(job.folder).name for job in jobs]
+
+
 def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     """Header and rows of the table; overrides that all settings share are left out."""
     shared = set.intersection(*(set(row.setting) for row in rows)) if len(rows) > 1 else set()
@@ -142,8 +155,7 @@ def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     for row in rows:
         name = " ".join(each for each in row.setting if each not in shared) or "(defaults)"
         values = row.values()
-        failed = f"{len(row.failed)}: {row.failed[0].error}" if row.failed else ""
-        body.append([name, str(len(values)), _mean(values), _std(values), failed])
+        body.append([name, str(len(values)), _mean(values), _std(values), row.remarks])
     return ["setting", "seeds", "mean", "std", "failed"], body
 
 

@@ -14,13 +14,14 @@ from fedlab_runner.local import LocalTraining
 from fedlab_runner.task import Batch, Model
 
 KEY = "cost/client_gflops"
-# Of the toy's MLP, 5 - 6 - 3, for one example: two layers forward, the gradients of both weights and of the hidden layer.
+# Of the toy's MLP, 5 - 6 - 3, for one example: forward, the gradients of the weights and of the hidden layer.
 FORWARD = 2 * (FEATURES * 6 + 6 * CLASSES)
 STEP = 2 * FORWARD + 2 * 6 * CLASSES
 
 
 def convolutional() -> nn.Module:
-    return nn.Sequential(nn.Unflatten(1, (1, 5)), nn.Conv1d(1, 2, 3), nn.BatchNorm1d(2), nn.Flatten(), nn.Linear(6, CLASSES))
+    first = [nn.Unflatten(1, (1, 5)), nn.Conv1d(1, 2, 3), nn.BatchNorm1d(2)]
+    return nn.Sequential(*first, nn.Flatten(), nn.Linear(6, CLASSES))
 
 
 def operations(fed: Federation, **how: Any) -> int:

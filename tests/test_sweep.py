@@ -117,6 +117,21 @@ def test_a_failing_job_does_not_end_the_sweep_and_is_told_at_once(launch: Sweep)
     assert "| (defaults) | 2 | 0.25 | 0 | 2: " in (only_folder() / "table.md").read_text()
 
 
+def test_a_job_that_slurm_has_put_back_into_its_queue_has_not_failed(launch: Sweep) -> None:
+    """Its process ends without a word, so that submitit waits for the next one; other commands' errors are errors."""
+
+    def run(cfg: DictConfig) -> float:
+        raise subprocess.CalledProcessError(*ended[cfg.seed])
+
+    requeue = ["scontrol", "requeue", "6"]
+    ended = [(-signal.SIGTERM, requeue), (1, requeue), (-signal.SIGTERM, ["git", "status"])]
+    with pytest.raises(SystemExit):
+        launch(run, "seed=0,1")
+    assert not list((only_folder() / "jobs").iterdir())
+    code, _, err = launch(run, "seed=1,2")
+    assert code == 1 and "error: 2 of 2 jobs failed" in err
+
+
 def test_a_job_with_a_faulty_config_fails_alone(launch: Sweep) -> None:
     code, _, err = launch(lambda cfg: config.build(cfg).local.lr, "local.lr=0.25,fast,-1,0.5")
     assert code == 1

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from fedlab_runner.errors import UserError
+from fedlab_runner.giving_up import read as read_note
 from fedlab_runner.provenance import FILE as COMMANDS
 from fedlab_runner.recording.jsonl import Row, decode
 from fedlab_runner.summary import lower_is_better, summarise
@@ -33,6 +34,7 @@ class Run:
     commands: Sequence[str]
     commits: Sequence[str]
     error: str | None = None
+    pruned: bool = False  # given up by the rule of its sweep
 
     @property
     def name(self) -> str:
@@ -94,7 +96,14 @@ class Run:
             return "finished"
         if self.error is not None:
             return f"failed: {self.error}" + (f" (round {self.done} of {self.rounds})" if self.done > 0 else "")
-        return f"round {max(self.done, 0)} of {self.rounds}" if self.rows else "not begun"
+        if not self.rows:
+            return "not begun"
+        return f"{'given up, ' if self.pruned else ''}round {max(self.done, 0)} of {self.rounds}"
+
+    @property
+    def ended(self) -> bool:
+        """Whether there is nothing more to come."""
+        return self.finished or self.pruned or self.error is not None
 
     @property
     def _evaluation(self) -> Mapping[str, Any]:
@@ -184,6 +193,7 @@ def _read(folder: Path, error: str | None) -> Run | None:
         commands=list(dict.fromkeys(commands)),
         commits=list(dict.fromkeys(start["commit"] for start in starts if start.get("commit"))),
         error=error,
+        pruned=bool(read_note(folder)),
     )
 
 
