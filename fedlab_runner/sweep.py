@@ -23,6 +23,7 @@ from omegaconf import DictConfig
 
 from fedlab_runner.files import write_text_atomically
 from fedlab_runner.run_id import digest
+from fedlab_runner.system import SHARED_BY, jobs_at_once
 
 # The environment variables by which the jobs of any launcher know their sweep: its name (W&B's group) and its folder.
 NAME, FOLDER = "FEDLAB_SWEEP", "FEDLAB_SWEEP_FOLDER"
@@ -82,7 +83,8 @@ class SweepCallback(Callback):
             if _read_json(path).get("status") != "finished":
                 path.unlink()
         write_text_atomically(folder / "command.txt", shlex.join(["fedlab", *sys.argv[1:]]) + "\n")
-        os.environ.update({NAME: folder.name, FOLDER: str(folder)})
+        shared_by = str(jobs_at_once(config.hydra.launcher))
+        os.environ.update({NAME: folder.name, FOLDER: str(folder), SHARED_BY: shared_by})
 
 
 def sweep_id(overrides: Iterable[str]) -> str:

@@ -20,6 +20,7 @@ from omegaconf import DictConfig
 from fedlab_runner import cli_errors, signals, sweep
 from fedlab_runner.config import conf_dir, register_resolvers
 from fedlab_runner.errors import Diverged, Interrupted, Pruned
+from fedlab_runner.system import SHARED_BY
 
 log = logging.getLogger("fedlab_runner")
 
@@ -34,7 +35,7 @@ class JobFailed(BaseException):
 def main() -> int:
     """Run the command line and return the exit code."""
     arguments = sys.argv[1:]
-    with _environment(HYDRA_FULL_ERROR="1", **{sweep.NAME: None, sweep.FOLDER: None}):
+    with _environment(HYDRA_FULL_ERROR="1", **dict.fromkeys((sweep.NAME, sweep.FOLDER, SHARED_BY))):
         try:
             with signals.raised():
                 hydra.main(config_path=str(conf_dir()), config_name="train", version_base="1.3")(job)()

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from fedlab_runner import config, sweep, sweep_plots, train
+from fedlab_runner import config, sweep, sweep_plots, system, train
 from fedlab_runner.errors import Diverged
 from fedlab_runner.files import write_text_atomically
 from fedlab_runner.sweep import Job, Row
@@ -94,6 +94,32 @@ def test_jobs_know_their_sweep_by_its_name(launch: Sweep) -> None:
     launch(lambda cfg: seen.add(cfg.logger.group) or 0.0, *GRID[2:])
     assert seen == {only_folder().name}
     assert "FEDLAB_SWEEP" not in os.environ and "FEDLAB_SWEEP_FOLDER" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("launcher", "share"),
+    [
+        ({"_target_": "hydra._internal.core_plugins.basic_launcher.BasicLauncher"}, 8),
+        ({"_target_": "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher", "n_jobs": 3}, 2),
+        ({"_target_": "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher", "n_jobs": 20}, 1),
+        ({"_target_": "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher", "n_jobs": -1}, 1),
+        ({"_target_": "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher", "n_jobs": -5}, 2),
+        ({"_target_": "hydra_plugins.hydra_submitit_launcher.submitit_launcher.LocalLauncher"}, 1),
+        ({"_target_": "hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLauncher"}, 8),
+    ],
+)
+def test_jobs_side_by_side_share_the_cores(
+    launcher: dict[str, Any], share: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(system, "machine_cores", lambda: 8)
+    monkeypatch.setenv(system.SHARED_BY, str(system.jobs_at_once(launcher)))
+    assert system.usable_cores() == share
+
+
+def test_a_job_knows_its_share_of_the_cores(launch: Sweep) -> None:
+    seen = []
+    launch(lambda cfg: seen.append(os.environ[system.SHARED_BY]) or 0.0, "seed=0")
+    assert seen == ["1"] and system.SHARED_BY not in os.environ
 
 
 def test_a_failing_job_does_not_end_the_sweep_and_is_told_at_once(launch: Sweep) -> None:

@@ -36,7 +36,7 @@ summary { cursor: pointer; color: var(--blue); }
 
 def page(report: Report) -> str:
     """The page."""
-    links = "".join(f'<a href="#{_anchor(s.title)}">{escape(s.title)}</a>' for s in report.sections)
+    links = "\n".join(f'<a href="#{_anchor(s.title)}">{escape(s.title)}</a>' for s in report.sections)
     body = "".join(map(_section, report.sections))
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
