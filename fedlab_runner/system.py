@@ -28,6 +28,7 @@ def jobs_at_once(launcher: Mapping[str, Any]) -> int:
 
 @lru_cache(maxsize=1)
 def machine_cores() -> int:
+    """The CPU cores that affinity and control group's quota leave, whoever else is at work on them."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
