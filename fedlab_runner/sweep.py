@@ -69,7 +69,7 @@ class Row:
         """How many seeds do not count, and why."""
         pruned = [job for job in self.jobs if job.status == "pruned"]
         parts = [f"{len(self.failed)}: {self.failed[0].error}"] if self.failed else []
-        return "; ".join(parts + ([f"{len(pruned)} {pruned[0].error}"] if pruned else []))
+        return "; ".join(parts + ([f"{len(pruned)} {str(pruned[0].error).partition(':')[0]}"] if pruned else []))
 
 
 class SweepCallback(Callback):
