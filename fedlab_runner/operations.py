@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
+import torch
 from torch.func import grad
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -69,7 +70,7 @@ def _counted(work: Work) -> StepCost:
 
 def _operations(work: Work, row: np.ndarray, size: int) -> int:
     task, population = work.task, work.population
-    index = population.inputs.new_tensor(population.members(int(work.ids[row[0]]))[[0] * size]).long()
+    index = torch.from_numpy(population.members(int(work.ids[row[0]]))[[0] * size]).to(task.device)
     params, buffers = (part[0] for part in work.start_of(row))
     with own_generator(work):
         task.mode(True, frozen_norm=True)  # batch norm costs no products, and refuses to train on one example

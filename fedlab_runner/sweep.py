@@ -17,7 +17,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
@@ -27,6 +30,7 @@ from fedlab_runner.system import SHARED_BY, jobs_at_once
 
 # The environment variables by which the jobs of any launcher know their sweep: its name (W&B's group) and its folder.
 NAME, FOLDER = "FEDLAB_SWEEP", "FEDLAB_SWEEP_FOLDER"
+GRID = "grid.json"  # in the sweep's folder: the overrides of each job, where they are known before
 
 
 @dataclass(frozen=True)
@@ -83,8 +87,32 @@ class SweepCallback(Callback):
             if _read_json(path).get("status") != "finished":
                 path.unlink()
         write_text_atomically(folder / "command.txt", shlex.join(["fedlab", *sys.argv[1:]]) + "\n")
+        write_text_atomically(folder / GRID, json.dumps(_grid(config)))
         shared_by = str(jobs_at_once(config.hydra.launcher))
         os.environ.update({NAME: folder.name, FOLDER: str(folder), SHARED_BY: shared_by})
+
+
+def _grid(config: DictConfig) -> list[list[str]]:
+    """The overrides of every job of a grid; nothing where a sweeper makes up its jobs as it goes."""
+    sweeper = config.hydra.sweeper
+    if not sweeper["_target_"].endswith("BasicSweeper"):
+        return []
+    params = [f"{key}={value}" for key, value in (sweeper.params or {}).items()]
+    try:
+        parsed = OverridesParser.create().parse_overrides([*params, *config.hydra.overrides.task])
+        return [job for batch in BasicSweeper.split_arguments(parsed, None) for job in batch]
+    except HydraException:  # it says so itself, or it needs the config groups, for glob(*)
+        return []
+
+
+def to_come(folder: Path) -> list[list[str]]:
+    """The overrides of the jobs of a grid that have left no word yet: they have not begun, or are at work."""
+    try:
+        grid = json.loads((folder / GRID).read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # a sweep of an older version
+        return []
+    known = {tuple(sorted(job.overrides)) for row in read(folder) for job in row.jobs}
+    return [job for job in grid if tuple(sorted(job)) not in known]
 
 
 def sweep_id(overrides: Iterable[str]) -> str:

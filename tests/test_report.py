@@ -319,6 +319,26 @@ def test_a_logarithmic_axis_has_no_zero(monkeypatch: pytest.MonkeyPatch) -> None
         assert [str(x) for x in drawn] == [str([first, last]) for last in (1.0, dear)]
 
 
+def test_jobs_that_have_not_ended_are_named(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, "algorithm=fedavg", "seed=0", *EVERY, rows=curve(0.1, 0.2, 0.3, 0.4))
+    sweep = tmp_path / "sweeps" / "a-sweep"
+    (sweep / "jobs").mkdir(parents=True)
+    job = {
+        "overrides": ["rounds=3", "seed=0"],
+        "seed": 0,
+        "status": "finished",
+        "objective": 0.4,
+        "folder": str(folder),
+    }
+    (sweep / "jobs" / "0.json").write_text(json.dumps(job))
+    (sweep / "grid.json").write_text(json.dumps([["rounds=3", f"seed={seed}"] for seed in range(15)]))
+    for path in (sweep, tmp_path):
+        text = written(path)["report.md"]
+        assert "1 run: 1 finished, 0 not; 14 jobs to come\n" in text
+        assert "14 jobs that have not ended, at work or not begun: seed=1; seed=2; " in text
+        assert "seed=12; and 2 more." in text
+
+
 def test_keys_of_a_method_are_told_in_small_print_and_long_errors_are_cut(tmp_path: Path) -> None:
     table = Table(
         ["method", "x"], [[cell("fedavg local.lr=0.1 local.epochs=2"), cell("1")], [cell("delay.std=5"), cell("2")]]

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 from fedlab_runner import config, sweep, sweep_plots, system, train
@@ -87,6 +88,13 @@ def test_the_table_has_a_row_a_setting_and_statistics_over_seeds(launch: Sweep) 
     assert str(only_folder() / "table.md") in out and "algorithm=fedbuff delay.std=20" in out
     assert (only_folder() / "command.txt").read_text() == f"fedlab -m {' '.join(GRID)} rounds=3\n"
     assert len(list(Path("outputs").glob("fed*-*"))) == 8
+
+
+def test_a_grid_knows_its_jobs_before_they_run(launch: Sweep) -> None:
+    seen = []
+    launch(lambda cfg: seen.append(sweep.to_come(only_folder())) or 0.0, *GRID[1:], "rounds=3")
+    jobs = [[f"delay.std={std}", f"seed={seed}", "rounds=3"] for std in (5, 20) for seed in (0, 1)]
+    assert seen == [jobs[i:] for i in range(4)] and sweep.to_come(only_folder()) == []
 
 
 def test_jobs_know_their_sweep_by_its_name(launch: Sweep) -> None:
@@ -330,3 +338,12 @@ def test_a_real_sweep_in_other_processes(launcher: str, tmp_path: Path) -> None:
     assert ended.returncode == 1 and ended.stderr.splitlines()[-1] == "error: 2 of 4 jobs failed"
     (folder,) = (tmp_path / "outputs" / "sweeps").iterdir()
     assert sorted((len(row.values()), len(row.failed)) for row in sweep.read(folder)) == [(0, 2), (2, 0)]
+
+
+def test_a_job_on_slurm_may_be_put_back() -> None:
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="needs the extra slurm")
+    config.register_resolvers()
+    with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
+        launcher = compose("train", ["hydra/launcher=slurm"], return_hydra_config=True).hydra.launcher
+    assert launcher._target_.endswith("SlurmLauncher") and launcher.additional_parameters.requeue is True
+    assert launcher.max_num_timeout > 0 and launcher.signal_delay_s < 60 * launcher.timeout_min

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from fedlab_runner import sweep as sweeps
 from fedlab_runner.errors import UserError
 from fedlab_runner.giving_up import read as read_note
 from fedlab_runner.provenance import FILE as COMMANDS
@@ -133,6 +134,22 @@ def find(paths: Iterable[Path]) -> list[Run]:
     return list(found.values())
 
 
+def to_come(paths: Iterable[Path]) -> list[str]:
+    """The jobs of the sweeps in some folders that have not ended, by their overrides, without what all jobs share."""
+    found = []
+    for sweep in (each for path in paths for each in _sweeps(path)):
+        jobs = sweeps.to_come(sweep)
+        if jobs:
+            everyone = [*jobs, *(job["overrides"] for job in _jobs(sweep) if "overrides" in job)]
+            shared = set.intersection(*map(set, everyone)) if len(everyone) > 1 else set()
+            found += [" ".join(each for each in job if each not in shared) or "(defaults)" for job in jobs]
+    return found
+
+
+def _sweeps(path: Path) -> list[Path]:
+    return [path] if (path / "jobs").is_dir() else [jobs.parent for jobs in path.rglob("sweeps/*/jobs")]
+
+
 def _folders(path: Path, errors: Mapping[str, str]) -> list[Path]:
     """The run folders that a path stands for."""
     if (path / "jobs").is_dir():  # a sweep: its runs lie beside `sweeps`, wherever it was moved to
@@ -151,8 +168,7 @@ def _is_run(folder: Path) -> bool:
 
 def _errors(path: Path) -> dict[str, str]:
     """What the sweeps in a folder say of the jobs that did not finish, by the name of the run's folder."""
-    sweeps = [path] if (path / "jobs").is_dir() else [jobs.parent for jobs in path.rglob("sweeps/*/jobs")]
-    jobs = [job for sweep in sweeps for job in _jobs(sweep)]
+    jobs = [job for sweep in _sweeps(path) for job in _jobs(sweep)]
     return {
         Path(job.get("folder", "")).name: str(job.get("error"))
         for job in jobs
