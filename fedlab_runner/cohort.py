@@ -103,6 +103,7 @@ class Cohort:
             per_step=per_step,
         )
         check_memory(work)
+        fed.count_client_flops(work)
         y, self.last_loss = fed.executor.train(work)
         y, good = fed.guard.trained(
             self.client_ids, start, y, self.last_loss, self.task.num_params, self.local.update_norm

@@ -53,6 +53,7 @@ class Components:
     analysis: Any
     logger: Any
     checkpoint: Any
+    pruning: Any
 
 
 def conf_dir() -> Path:

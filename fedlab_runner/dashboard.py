@@ -40,6 +40,7 @@ LINES: Sequence[tuple[str, bool, Sequence[tuple[str, Sequence[str]]]]] = (
         (
             ("Uploaded in a round, MB", ["comm/upload_mb"]),
             ("Downloaded in a round, MB", ["comm/download_mb"]),
+            ("Clients, GFLOPs in a round", ["cost/client_gflops"]),
             ("Server, GFLOPs in a round", ["cost/server_gflops"]),
             ("Server's cache, MB", ["cost/server_cache_mb"]),
             ("Seconds for a round", ["time/round"]),

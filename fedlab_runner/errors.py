@@ -9,6 +9,14 @@ class Diverged(RuntimeError):
     """The model or its loss is no longer finite."""
 
 
+class Pruned(Exception):
+    """The rule `pruning` has given the run up after `round`; `objective` is that of its evaluations so far."""
+
+    def __init__(self, round: int, objective: float, reason: str) -> None:
+        super().__init__(f"given up after round {round}: {reason}")
+        self.round, self.objective, self.reason = round, objective, reason
+
+
 class Interrupted(BaseException):
     """A signal asked the run to stop; it has been checkpointed. `signal` is its number."""
 

@@ -14,10 +14,11 @@ from fedlab_runner.architectures import Group, by_architecture, family
 from fedlab_runner.arrivals import Arrivals, Flight, Upload, like, names, staleness_metrics
 from fedlab_runner.clock import RoundClock
 from fedlab_runner.cohort import Cohort
-from fedlab_runner.executors.work import Executor
+from fedlab_runner.executors.work import Executor, Work
 from fedlab_runner.guard import Guard
 from fedlab_runner.local import LocalTraining
 from fedlab_runner.models import Model
+from fedlab_runner.operations import StepCosts
 from fedlab_runner.population import Population
 from fedlab_runner.server import ServerData, server_batches
 from fedlab_runner.tables import Rows, Tables
@@ -67,6 +68,7 @@ class Federation:
         self._metrics: dict[str, float] = {}
         self._timings: dict[str, float] = {}
         self._families: list[tuple[Model, Task]] = []
+        self._step_costs = StepCosts()
         self.losses_reported = False
         self.arrived_losses: list[float] = []
         self._trained_on = 0  # examples behind this round's train/loss
@@ -178,7 +180,17 @@ class Federation:
 
     def count_server_flops(self, flops: int) -> None:
         """Adds work of the server to this round's metrics."""
-        self._metrics["cost/server_gflops"] = self._metrics.get("cost/server_gflops", 0.0) + flops / 1e9
+        self._add("cost/server_gflops", flops / 1e9)
+
+    def count_client_flops(self, work: Work) -> None:
+        """Adds a cohort's local training to this round's metrics, and the losses that clients report after it."""
+        if not work.num_steps.any():
+            return
+        flops = self._step_costs.of(work).of(work)
+        if self.losses_reported:
+            example = work.task.normalize(work.population.inputs[:1], work.task.dtype)
+            flops += int(work.population.num_examples[work.ids].sum()) * work.task.flops(example).forward
+        self._add("cost/client_gflops", flops / 1e9)
 
     def record_server_cache(self, values: int) -> None:
         """Notes how many values the server keeps beside its model."""
@@ -232,4 +244,7 @@ class Federation:
         return torch.cat([torch.tensor(earlier, dtype=later.dtype, device=later.device), later])
 
     def _count(self, key: str, values: int) -> None:
-        self._metrics[key] = self._metrics.get(key, 0.0) + values * FLOAT_BYTES / 1e6
+        self._add(key, values * FLOAT_BYTES / 1e6)
+
+    def _add(self, key: str, amount: float) -> None:
+        self._metrics[key] = self._metrics.get(key, 0.0) + amount

@@ -89,6 +89,15 @@ class Population:
         assert local.epochs is not None
         return self.steps_per_epoch(ids, local, drop_single) * local.epochs
 
+    def examples_seen(self, ids: np.ndarray, local: LocalTraining, drop_single: bool) -> np.ndarray:
+        """How many examples are in all minibatches of each client together [K]."""
+        n, b = self.num_examples[ids], local.batch_size
+        per_epoch = self.steps_per_epoch(ids, local, drop_single)
+        epochs, rest = np.divmod(self.num_steps(ids, local, drop_single), np.maximum(per_epoch, 1))
+        of_epoch = np.minimum(n, per_epoch * b)
+        seen: np.ndarray = epochs * of_epoch + np.minimum(rest * b, of_epoch)
+        return seen
+
     def plan(
         self,
         ids: np.ndarray,

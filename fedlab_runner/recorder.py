@@ -6,6 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from fedlab_runner.errors import Pruned
 from fedlab_runner.files import write_text_atomically
 from fedlab_runner.recording.console import Console
 from fedlab_runner.recording.jsonl import JsonLines, Row, clean
@@ -56,7 +57,7 @@ class Recorder:
         self._console.stop()
         self._metrics.close()
         self._timings.close()
-        self._tracker.finish(exit_code=0 if kind is None else 1)
+        self._tracker.finish(exit_code=0 if kind in (None, Pruned) else 1)
 
     def start(self, round: int) -> None:
         """Goes on after `round` (-1: from nothing); what the files hold beyond it is cut off.

@@ -31,6 +31,7 @@ from fedlab_runner.export import save_models
 from fedlab_runner.federation import Federation
 from fedlab_runner.files import remove_leftovers, write_text_atomically
 from fedlab_runner.finished import objective_of_finished
+from fedlab_runner.giving_up import Watch
 from fedlab_runner.hybrid import check_blocks
 from fedlab_runner.label_noise import add_label_noise
 from fedlab_runner.partition_report import partition_table, plot_partition, write_partition_table
@@ -207,9 +208,12 @@ def _run_locked(
     command: str | None,
     show_summary: bool = True,
 ) -> Outcome:
-    """Runs to the end in a run folder, and leaves there the config, the summary and the plots."""
-    plots = folder / "plots"
+    """Runs to the end in a run folder, and leaves there the config, the summary and the plots; Pruned if `pruning` in a
+    sweep wants no more of it.
+    """
+    plots, watch = folder / "plots", Watch(folder, c.pruning, c.evaluation, c.rounds)
     remove_leftovers(folder, folder / "checkpoints")
+    watch.start()
     fed = prepared.simulation.fed
     fed.executor = fed.executor.in_run(folder, c.rounds)
     config = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
@@ -228,7 +232,8 @@ def _run_locked(
     with recorder:
         store = CheckpointStore(folder, c.checkpoint.keep)
         show = partial(_show_partition, folder, name, prepared, recorder)
-        state = prepared.simulation.run(recorder, store, c.checkpoint, fingerprint(cfg), on_start=show)
+        look = partial(watch.look, recorder.rows)
+        state = prepared.simulation.run(recorder, store, c.checkpoint, fingerprint(cfg), on_start=show, on_round=look)
         rows, e = recorder.rows(), c.evaluation
         plot_curves(plots / "curves.png", rows, name)
         recorder.image("curves", plots / "curves.png")

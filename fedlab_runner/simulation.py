@@ -62,10 +62,12 @@ class Simulation:
         checkpointing: Checkpointing,
         fingerprint: dict[str, Any],
         on_start: Callable[[], None],
+        on_round: Callable[[int], None] = lambda round: None,
     ) -> Any:
         """Runs until `rounds` rounds are done, from the newest checkpoint if there is one, and returns the final State.
 
-        `on_start` is called when the recorder is open. However the run ends, the last whole round is checkpointed.
+        `on_start` is called when the recorder is open, `on_round` after each round: what it raises ends the run.
+        However the run ends, the last whole round is checkpointed.
         Raises Diverged when a model or the training loss is not finite.
         """
         saved = store.load(fingerprint, self.fed.task.device, partial(self._lacks, recorder, checkpointing))
@@ -106,6 +108,7 @@ class Simulation:
                 if checkpointing.due(now.round, saved_round, done - saved_at):
                     save()
                 signals.check()
+                on_round(now.round)
         except BaseException:
             try:
                 save()

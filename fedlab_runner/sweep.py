@@ -17,15 +17,20 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from fedlab_runner.files import write_text_atomically
 from fedlab_runner.run_id import digest
+from fedlab_runner.system import SHARED_BY, jobs_at_once
 
 # The environment variables by which the jobs of any launcher know their sweep: its name (W&B's group) and its folder.
 NAME, FOLDER = "FEDLAB_SWEEP", "FEDLAB_SWEEP_FOLDER"
+GRID = "grid.json"  # in the sweep's folder: the overrides of each job, where they are known before
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,7 @@ class Job:
 
     overrides: list[str]
     seed: int | None
-    status: str  # finished, failed or interrupted
+    status: str  # finished, pruned, failed or interrupted
     objective: float | None
     folder: str
     summary: dict[str, Any] = field(default_factory=dict)
@@ -61,7 +66,14 @@ class Row:
     @property
     def failed(self) -> list[Job]:
         """The jobs without a result."""
-        return [job for job in self.jobs if job.status != "finished"]
+        return [job for job in self.jobs if job.status not in ("finished", "pruned")]
+
+    @property
+    def remarks(self) -> str:
+        """How many seeds do not count, and why."""
+        pruned = [job for job in self.jobs if job.status == "pruned"]
+        parts = [f"{len(self.failed)}: {self.failed[0].error}"] if self.failed else []
+        return "; ".join(parts + ([f"{len(pruned)} {str(pruned[0].error).partition(':')[0]}"] if pruned else []))
 
 
 class SweepCallback(Callback):
@@ -75,7 +87,32 @@ class SweepCallback(Callback):
             if _read_json(path).get("status") != "finished":
                 path.unlink()
         write_text_atomically(folder / "command.txt", shlex.join(["fedlab", *sys.argv[1:]]) + "\n")
-        os.environ.update({NAME: folder.name, FOLDER: str(folder)})
+        write_text_atomically(folder / GRID, json.dumps(_grid(config)))
+        shared_by = str(jobs_at_once(config.hydra.launcher))
+        os.environ.update({NAME: folder.name, FOLDER: str(folder), SHARED_BY: shared_by})
+
+
+def _grid(config: DictConfig) -> list[list[str]]:
+    """The overrides of every job of a grid; nothing where a sweeper makes up its jobs as it goes."""
+    sweeper = config.hydra.sweeper
+    if not sweeper["_target_"].endswith("BasicSweeper"):
+        return []
+    params = [f"{key}={value}" for key, value in (sweeper.params or {}).items()]
+    try:
+        parsed = OverridesParser.create().parse_overrides([*params, *config.hydra.overrides.task])
+        return [job for batch in BasicSweeper.split_arguments(parsed, None) for job in batch]
+    except HydraException:  # it says so itself, or it needs the config groups, for glob(*)
+        return []
+
+
+def to_come(folder: Path) -> list[list[str]]:
+    """The overrides of the jobs of a grid that have left no word yet: they have not begun, or are at work."""
+    try:
+        grid = json.loads((folder / GRID).read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # a sweep of an older version
+        return []
+    known = {tuple(sorted(job.overrides)) for row in read(folder) for job in row.jobs}
+    return [job for job in grid if tuple(sorted(job)) not in known]
 
 
 def sweep_id(overrides: Iterable[str]) -> str:
@@ -135,6 +172,12 @@ def read(folder: Path) -> list[Row]:
     return [Row(setting, found[setting]) for setting in sorted(found, key=natural)]
 
 
+def finished(folder: Path) -> list[Path]:
+    """The run folders of a sweep's finished jobs, which lie beside `sweeps`, wherever that was moved to."""
+    jobs = [job for row in read(folder) for job in row.jobs if job.status == "finished"]
+    return [folder.parent.parent / Path(job.folder).name for job in jobs]
+
+
 def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     """Header and rows of the table; overrides that all settings share are left out."""
     shared = set.intersection(*(set(row.setting) for row in rows)) if len(rows) > 1 else set()
@@ -142,8 +185,7 @@ def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     for row in rows:
         name = " ".join(each for each in row.setting if each not in shared) or "(defaults)"
         values = row.values()
-        failed = f"{len(row.failed)}: {row.failed[0].error}" if row.failed else ""
-        body.append([name, str(len(values)), _mean(values), _std(values), failed])
+        body.append([name, str(len(values)), _mean(values), _std(values), row.remarks])
     return ["setting", "seeds", "mean", "std", "failed"], body
 
 

@@ -4,15 +4,31 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 _PR_SET_PDEATHSIG = 1
+SHARED_BY = "FEDLAB_SHARED_BY"  # the environment variable that says how many jobs run side by side on this machine
+
+
+def usable_cores() -> int:
+    """The CPU cores that this process may use: its share of the machine's, where jobs of a sweep run side by side."""
+    return max(1, machine_cores() // int(os.environ.get(SHARED_BY) or 1))
+
+
+def jobs_at_once(launcher: Mapping[str, Any]) -> int:
+    """How many jobs of a sweep share this machine, by the config of Hydra's launcher."""
+    if launcher["_target_"].endswith("submitit_launcher.LocalLauncher"):  # all of them, however many
+        return machine_cores()
+    jobs = int(launcher.get("n_jobs") or 1)
+    return max(1, machine_cores() + 1 + jobs if jobs < 0 else jobs)
 
 
 @lru_cache(maxsize=1)
-def usable_cores() -> int:
-    """The CPU cores that this process may use, by its affinity and its control group's quota."""
+def machine_cores() -> int:
+    """The CPU cores that affinity and control group's quota leave, whoever else is at work on them."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()

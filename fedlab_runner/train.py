@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 a run failed (diverged, disk full), 2 the command or the c
 import logging
 import os
 import signal
+import subprocess
 import sys
 import traceback
 from collections.abc import Iterator
@@ -18,7 +19,8 @@ from omegaconf import DictConfig
 
 from fedlab_runner import cli_errors, keys, signals, sweep
 from fedlab_runner.config import conf_dir, register_resolvers
-from fedlab_runner.errors import Diverged, Interrupted, UserError
+from fedlab_runner.errors import Diverged, Interrupted, Pruned, UserError
+from fedlab_runner.system import SHARED_BY
 
 log = logging.getLogger("fedlab_runner")
 
@@ -33,7 +35,7 @@ class JobFailed(BaseException):
 def main() -> int:
     """Run the command line and return the exit code."""
     arguments = sys.argv[1:]
-    with _environment(HYDRA_FULL_ERROR="1", **{sweep.NAME: None, sweep.FOLDER: None}):
+    with _environment(HYDRA_FULL_ERROR="1", **dict.fromkeys((sweep.NAME, sweep.FOLDER, SHARED_BY))):
         try:
             if held := keys.in_arguments(arguments):
                 raise UserError("\n".join(held))  # before Hydra writes them down
@@ -64,13 +66,29 @@ def job(cfg: DictConfig) -> float:
     except Interrupted as stop:  # not an Exception: Hydra ends the sweep
         sweep.record(cfg, "interrupted", error=str(stop))
         raise
+    except Pruned as pruned:
+        log.info("%s", pruned)
+        sweep.record(cfg, "pruned", pruned.objective, error=str(pruned))
+        return pruned.objective  # a sweeper that learns from results learns from this one too
     except Exception as error:  # Hydra goes on with the other jobs, and says nothing before the end
+        if _requeued(error):
+            raise SystemExit(0) from error
         lines = cli_errors.explain(error, ())
         log.error("failed: %s", "; ".join(lines or [repr(error)]), exc_info=lines is None)
         sweep.record(cfg, "failed", error="; ".join(lines or [repr(error)]))
         raise
     sweep.record(cfg, "finished", objective)
     return objective
+
+
+def _requeued(error: Exception) -> bool:
+    """Whether Slurm has put this job back into the queue when its time was over.
+
+    submitit asks for it by a command that Slurm may kill with the job before the command ends: an error of its handler,
+    raised wherever the run was. The run has been checkpointed all the same and goes on when the job starts again.
+    """
+    command = list(error.cmd[:2]) if isinstance(error, subprocess.CalledProcessError) else []
+    return command == ["scontrol", "requeue"] and getattr(error, "returncode", 0) == -signal.SIGTERM
 
 
 def _run(cfg: DictConfig) -> float:

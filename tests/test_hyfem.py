@@ -75,6 +75,18 @@ def shuffled(layout: Layout, w: Tensor, blocks: Any, orders: Sequence[np.ndarray
     return out
 
 
+def test_clients_with_fewer_blocks_compute_less() -> None:
+    """Two extractors and the columns of three, which are zero for the block that is lacking."""
+    cost = {}
+    for name, owned in {"some": OWNED, "all": np.ones_like(OWNED)}.items():
+        fed = hybrid(owned=owned)
+        run(hyfem(), fed, 1)
+        cost[name] = fed.collect()["cost/client_gflops"]
+    one = np.array([[2 * 2 * (n * 4 + 4 * 3) + 2 * 4 * 3 for n in (2, 2, 1)]])  # forward, weights, hidden layer
+    epochs = 2 * np.array(SIZES)[:, None]
+    assert 1e9 * (cost["all"] - cost["some"]) == pytest.approx(((~OWNED * one) * epochs).sum())
+
+
 # --- identities 7.18 ---
 
 
@@ -335,7 +347,7 @@ def test_clients_are_evaluated_with_their_own_blocks() -> None:
     state = run(kept, fed, 2)
     assert all(torch.equal(w, own) for w, own in zip(kept.client_models(state, fed), state.own, strict=True))
     network_: Any = fed.task.module
-    assert isinstance(network_, BlockNetwork) and network_._read == (0, 1, 2), "all are read again"
+    assert isinstance(network_, BlockNetwork) and network_.read == (0, 1, 2), "all are read again"
 
 
 def test_hyfem_learns_more_than_clients_alone() -> None:

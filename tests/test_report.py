@@ -12,11 +12,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from report_files import curve, write_failed_job, write_run
 from scipy import stats as scipy_stats
 
 from fedlab_runner.errors import UserError
-from fedlab_runner.report import build, cli, html, markdown, paper, stats, tables
+from fedlab_runner.report import build, cli, html, markdown, paper, pictures, stats, tables
 from fedlab_runner.report.content import Section, Table, cell
 from fedlab_runner.report.runs import find
 from fedlab_runner.report.settings import group
@@ -286,6 +287,69 @@ def test_the_page_is_whole_and_needs_nothing_else(outputs: Path) -> None:
     pictures = [target for target in tags.targets if not target.startswith("#")]
     assert pictures and all(target.startswith("data:image/") for target in pictures)
     assert [target[1:] for target in tags.targets if target.startswith("#")] == tags.ids
+
+
+def test_what_clients_compute_stands_beside_what_the_server_does(tmp_path: Path) -> None:
+    """A seed of an older version, which did not count it, has no part in the table and in no curve over it."""
+    server = {"cost/server_gflops": 0.25}
+    write_run(tmp_path, "algorithm=fedavg", "seed=0", *EVERY, rows=curve(0.1, 0.2, 0.3, 0.4, **server))
+    counted = server | {"cost/client_gflops": 1.5}
+    write_run(tmp_path, "algorithm=fedavg", "seed=1", *EVERY, rows=curve(0.1, 0.2, 0.3, 0.4, **counted))
+    write_run(tmp_path, "algorithm=fedbuff", "seed=0", *EVERY, rows=curve(0.1, 0.2, 0.3, 0.5, **counted))
+    (table,) = [tables.costs(groups) for groups in tables.by_condition(group(find([tmp_path]))).values()]
+    assert [row[table.header.index("clients, GFLOPs")].lines[0] for row in table.rows] == ["4.5", "4.5"]
+    curves = {each.method: pictures.curve_of(each).costs for each in group(find([tmp_path]))}
+    assert set(curves["fedavg"]) == {"cost/server_gflops"}
+    assert curves["fedbuff"]["cost/client_gflops"] == [0, 1.5, 3.0, 4.5]
+
+
+def test_a_logarithmic_axis_has_no_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+    monkeypatch.setattr(pictures, "_line", lambda axes, i, curve, x: drawn.append(x))
+
+    def cheap_and(dear: float) -> list[pictures.Curve]:
+        rest = (False, [0, 1], [0.1, 0.2], [0.0, 0.0])
+        return [pictures.Curve(name, *rest, {"cost": [0.0, x]}) for name, x in (("cheap", 1.0), ("dear", dear))]
+
+    for dear, first in ((99.0, 0.0), (1000.0, math.nan)):
+        drawn.clear()
+        axes = Figure().subplots()
+        pictures._over_cost(axes, cheap_and(dear), "cost")
+        assert axes.get_xscale() == ("log" if math.isnan(first) else "linear")
+        assert [str(x) for x in drawn] == [str([first, last]) for last in (1.0, dear)]
+
+
+def test_jobs_that_have_not_ended_are_named(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, "algorithm=fedavg", "seed=0", *EVERY, rows=curve(0.1, 0.2, 0.3, 0.4))
+    sweep = tmp_path / "sweeps" / "a-sweep"
+    (sweep / "jobs").mkdir(parents=True)
+    job = {
+        "overrides": ["rounds=3", "seed=0"],
+        "seed": 0,
+        "status": "finished",
+        "objective": 0.4,
+        "folder": str(folder),
+    }
+    (sweep / "jobs" / "0.json").write_text(json.dumps(job))
+    (sweep / "grid.json").write_text(json.dumps([["rounds=3", f"seed={seed}"] for seed in range(15)]))
+    for path in (sweep, tmp_path):
+        text = written(path)["report.md"]
+        assert "1 run: 1 finished, 0 not; 14 jobs to come\n" in text
+        assert "14 jobs that have not ended, at work or not begun: seed=1; seed=2; " in text
+        assert "seed=12; and 2 more." in text
+
+
+def test_keys_of_a_method_are_told_in_small_print_and_long_errors_are_cut(tmp_path: Path) -> None:
+    table = Table(
+        ["method", "x"], [[cell("fedavg local.lr=0.1 local.epochs=2"), cell("1")], [cell("delay.std=5"), cell("2")]]
+    )
+    text = html._table(table)
+    assert '<span class="value">fedavg</span><small>local.lr=0.1 local.epochs=2</small>' in text
+    assert '<span class="value">delay.std=5</span></td>' in text
+    failed = write_run(tmp_path, "algorithm=fedavg", *EVERY, rows=curve(0.1))
+    write_failed_job(tmp_path, failed, "word " * 50)
+    lines = column(written(tmp_path)["report.md"], "fedavg")
+    assert lines[0] == "failed" and lines[1].endswith("word word …") and len(lines[1]) < 120
 
 
 def test_equal_runs_make_equal_pages(outputs: Path, tmp_path: Path) -> None:

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
-from fedlab_runner import config, sweep, sweep_plots, train
+from fedlab_runner import config, sweep, sweep_plots, system, train
 from fedlab_runner.errors import Diverged
 from fedlab_runner.files import write_text_atomically
 from fedlab_runner.sweep import Job, Row
@@ -89,11 +90,44 @@ def test_the_table_has_a_row_a_setting_and_statistics_over_seeds(launch: Sweep) 
     assert len(list(Path("outputs").glob("fed*-*"))) == 8
 
 
+def test_a_grid_knows_its_jobs_before_they_run(launch: Sweep) -> None:
+    seen = []
+    launch(lambda cfg: seen.append(sweep.to_come(only_folder())) or 0.0, *GRID[1:], "rounds=3")
+    jobs = [[f"delay.std={std}", f"seed={seed}", "rounds=3"] for std in (5, 20) for seed in (0, 1)]
+    assert seen == [jobs[i:] for i in range(4)] and sweep.to_come(only_folder()) == []
+
+
 def test_jobs_know_their_sweep_by_its_name(launch: Sweep) -> None:
     seen = set()
     launch(lambda cfg: seen.add(cfg.logger.group) or 0.0, *GRID[2:])
     assert seen == {only_folder().name}
     assert "FEDLAB_SWEEP" not in os.environ and "FEDLAB_SWEEP_FOLDER" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("launcher", "share"),
+    [
+        ({"_target_": "hydra._internal.core_plugins.basic_launcher.BasicLauncher"}, 8),
+        ({"_target_": "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher", "n_jobs": 3}, 2),
+        ({"_target_": "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher", "n_jobs": 20}, 1),
+        ({"_target_": "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher", "n_jobs": -1}, 1),
+        ({"_target_": "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher", "n_jobs": -5}, 2),
+        ({"_target_": "hydra_plugins.hydra_submitit_launcher.submitit_launcher.LocalLauncher"}, 1),
+        ({"_target_": "hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLauncher"}, 8),
+    ],
+)
+def test_jobs_side_by_side_share_the_cores(
+    launcher: dict[str, Any], share: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(system, "machine_cores", lambda: 8)
+    monkeypatch.setenv(system.SHARED_BY, str(system.jobs_at_once(launcher)))
+    assert system.usable_cores() == share
+
+
+def test_a_job_knows_its_share_of_the_cores(launch: Sweep) -> None:
+    seen = []
+    launch(lambda cfg: seen.append(os.environ[system.SHARED_BY]) or 0.0, "seed=0")
+    assert seen == ["1"] and system.SHARED_BY not in os.environ
 
 
 def test_a_failing_job_does_not_end_the_sweep_and_is_told_at_once(launch: Sweep) -> None:
@@ -115,6 +149,21 @@ def test_a_failing_job_does_not_end_the_sweep_and_is_told_at_once(launch: Sweep)
     (row,) = table().values()
     assert (row["setting"], row["seeds"], row["failed"], row["mean"], row["std"]) == ("", "2", "2", "0.25", "0")
     assert "| (defaults) | 2 | 0.25 | 0 | 2: " in (only_folder() / "table.md").read_text()
+
+
+def test_a_job_that_slurm_has_put_back_into_its_queue_has_not_failed(launch: Sweep) -> None:
+    """Its process ends without a word, so that submitit waits for the next one; other commands' errors are errors."""
+
+    def run(cfg: DictConfig) -> float:
+        raise subprocess.CalledProcessError(*ended[cfg.seed])
+
+    requeue = ["scontrol", "requeue", "6"]
+    ended = [(-signal.SIGTERM, requeue), (1, requeue), (-signal.SIGTERM, ["git", "status"])]
+    with pytest.raises(SystemExit):
+        launch(run, "seed=0,1")
+    assert not list((only_folder() / "jobs").iterdir())
+    code, _, err = launch(run, "seed=1,2")
+    assert code == 1 and "error: 2 of 2 jobs failed" in err
 
 
 def test_a_job_with_a_faulty_config_fails_alone(launch: Sweep) -> None:
@@ -289,3 +338,12 @@ def test_a_real_sweep_in_other_processes(launcher: str, tmp_path: Path) -> None:
     assert ended.returncode == 1 and ended.stderr.splitlines()[-1] == "error: 2 of 4 jobs failed"
     (folder,) = (tmp_path / "outputs" / "sweeps").iterdir()
     assert sorted((len(row.values()), len(row.failed)) for row in sweep.read(folder)) == [(0, 2), (2, 0)]
+
+
+def test_a_job_on_slurm_may_be_put_back() -> None:
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="needs the extra slurm")
+    config.register_resolvers()
+    with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
+        launcher = compose("train", ["hydra/launcher=slurm"], return_hydra_config=True).hydra.launcher
+    assert launcher._target_.endswith("SlurmLauncher") and launcher.additional_parameters.requeue is True
+    assert launcher.max_num_timeout > 0 and launcher.signal_delay_s < 60 * launcher.timeout_min

@@ -58,9 +58,6 @@ class DefKT(ServerlessAlgorithm[Clients]):
             received, _ = pair.part(cohort.train(pair.join(trained.after, models[ids]), loss=loss))
         else:
             received = trained.after
-        sample = fed.task.normalize(fed.population.inputs[:1], fed.task.dtype)
-        examples = int(fed.population.num_examples[receivers].sum())
-        fed.count_server_flops(self.epochs * examples * 2 * fed.task.flops(sample).step)
         fed.count_payload(upload=trained.after.numel(), models=len(senders))
         return Clients((models.index_copy(0, ids, received),), state.aggregator)
 

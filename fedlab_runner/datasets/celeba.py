@@ -1,6 +1,7 @@
 """CelebA (Liu et al., ICCV 2015) as LEAF deals it out: photographs by identity, smiling or not. https://leaf.cmu.edu
 
-Licence: the authors allow non-commercial research only, and no copies of the images.
+Licence: by its agreement for non-commercial research only, and the images must not be copied on, published or
+distributed (read in copies of the agreement, not on the authors' page).
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,7 @@
 """scikit-learn's digits: 1,797 real handwritten digits of 8x8 pixels, the test part of UCI's optdigits (1998).
 
-Licence: scikit-learn's (BSD, 3 clauses) for the copy, CC BY 4.0 for UCI's original.
+Licence: scikit-learn's (BSD, 3 clauses) for the copy. For UCI's original none was found in what could be read of its
+page.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,7 @@
 """EuroSAT (Helber et al., 2019): 27,000 satellite images, 64x64 RGB, of ten kinds of land. https://github.com/phelber/EuroSAT
 
-Licence: MIT, as its authors' repository says.
+Licence: MIT, as the file LICENSE of its authors' repository says; the pixels are of the Copernicus programme, whose
+data are free and open.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,7 @@
 """FEMNIST (Caldas et al., LEAF, 2018): handwritten characters by 3,550 writers, grey 28x28. https://leaf.cmu.edu
 
-Licence: the characters are NIST's Special Database 19, a work of the US government; LEAF's code is BSD, 2 clauses.
+Licence: LEAF's code is BSD, 2 clauses (its LICENSE.md). The characters are NIST's Special Database 19, of whose page
+(https://www.nist.gov/srd/nist-special-database-19) the part that was read states none.
 """
 
 import string

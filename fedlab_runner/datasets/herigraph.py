@@ -1,6 +1,7 @@
 """HeriGraph (Bai et al., 2022): posts about heritage sites as features of text and image. https://github.com/zzbn12345/Heri_Graphs
 
-Licence: not checked here; look at the address above.
+Licence: MIT, as the file LICENSE of that repository says, which has code and arrays; posts and photographs belong to
+their Flickr users and are not in it.
 """
 
 import csv

@@ -1,6 +1,7 @@
 """ISIC 2019: 25,331 dermoscopic photographs of eight kinds of skin lesions. https://challenge.isic-archive.com/data/#2019
 
-Licence: CC BY-NC 4.0, with attribution of the archives that the images are from.
+Licence: CC BY-NC 4.0, as copies of it state (https://huggingface.co/datasets/flwrlabs/fed-isic2019); the challenge's
+own page was not read. The archives that the images are from want to be named.
 """
 
 import csv

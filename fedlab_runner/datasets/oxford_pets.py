@@ -1,6 +1,7 @@
 """Oxford-IIIT Pets (Parkhi et al., CVPR 2012): 3,680 + 3,669 photographs of 37 breeds. https://www.robots.ox.ac.uk/~vgg/data/pets/
 
-Licence: CC BY-SA 4.0; the photographs belong to their owners.
+Licence: CC BY-SA 4.0, as copies of it state with the authors' page as their source
+(https://huggingface.co/datasets/pcuenq/oxford-pets); the photographs belong to their owners.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,7 @@
 """Stanford Cars (Krause et al., 2013): 8,144 + 8,041 photographs of 196 models of cars. https://ai.stanford.edu/~jkrause/cars/car_dataset.html
 
-Licence: the authors allow non-commercial research only.
+Licence: unknown: no statement of the authors was found, and a catalogue (https://datasetninja.com/stanford-cars) says
+unknown as well. Take it as meant for non-commercial research.
 """
 
 from dataclasses import dataclass

@@ -14,7 +14,7 @@ import torch
 from fedlab_runner.executors.work import Work
 from fedlab_runner.files import write_text_atomically
 from fedlab_runner.run_id import digest
-from fedlab_runner.system import usable_cores
+from fedlab_runner.system import machine_cores
 
 _log = logging.getLogger(__name__)
 CHOICES = "executor.json"  # in the run's folder
@@ -94,7 +94,7 @@ def shape_of(work: Work) -> str:
 def machine() -> str:
     """What measurements are valid for."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
-    parts = [platform.node(), _processor(), usable_cores(), torch.get_num_threads(), torch.__version__, gpu]
+    parts = [platform.node(), _processor(), machine_cores(), torch.get_num_threads(), torch.__version__, gpu]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
 
 

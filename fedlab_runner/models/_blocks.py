@@ -38,7 +38,7 @@ class BlockNetwork(nn.Module):
         for (i, o), (room_in, room_out) in zip(pairwise(used), pairwise(room), strict=True):
             layers += [_linear_with_room(i, o, room_in, room_out), nn.ReLU()]
         self.classifier = nn.Sequential(*layers[:-1])
-        self._read = tuple(range(len(extractors)))
+        self.read = tuple(range(len(extractors)))  # the blocks that are read now
 
     @property
     def num_blocks(self) -> int:
@@ -48,7 +48,7 @@ class BlockNetwork(nn.Module):
         """Logits [b, C]; of the blocks not read now the features are zero."""
         parts, features = self._split(inputs), []
         for block, extract in enumerate(self.extractors):
-            there = block in self._read
+            there = block in self.read
             features.append(extract(parts[block]) if there else inputs.new_zeros(len(inputs), self.num_features))
         logits: Tensor = self.classifier(torch.cat(features, 1))
         return logits
@@ -56,11 +56,11 @@ class BlockNetwork(nn.Module):
     @contextmanager
     def only(self, blocks: Sequence[int]) -> Iterator[None]:
         """Spares the extractors of all other blocks, for models that do not have them."""
-        before, self._read = self._read, tuple(blocks)
+        before, self.read = self.read, tuple(blocks)
         try:
             yield
         finally:
-            self._read = before
+            self.read = before
 
 
 def _linear_with_room(inputs: int, outputs: int, room_in: int, room_out: int) -> nn.Linear:

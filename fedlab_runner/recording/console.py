@@ -162,5 +162,7 @@ def _show(value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, float):
-        return f"{value:.0f}" if value.is_integer() else f"{value:.4f}"
+        if value.is_integer():
+            return f"{value:.0f}"
+        return f"{value:.4f}" if abs(value) >= 0.001 else f"{value:.2g}"
     return str(value)

@@ -18,6 +18,8 @@ TOLD = (
     *("num_clients", "participation.cohort_size", "rounds", "local", "local.lr", "local.epochs", "local.batch_size"),
 )
 
+MOST_NAMED = 12  # jobs to come
+
 
 def select(runs: Iterable[Run], experiment: str | None) -> list[Group]:
     """The runs by setting; of an experiment only those that it started or that its published table has a cell for.
@@ -39,12 +41,16 @@ def select(runs: Iterable[Run], experiment: str | None) -> list[Group]:
     return group(run for each in mine for run in each.runs)  # named anew: less tells these apart
 
 
-def report(groups: Sequence[Group], experiment: str | None, wanted: Sequence[float]) -> Report:
-    """The whole report; `wanted` are the target values of the metric, else each condition has its own."""
+def report(
+    groups: Sequence[Group], experiment: str | None, wanted: Sequence[float], to_come: Sequence[str] = ()
+) -> Report:
+    """The whole report; `wanted` are the target values of the metric, else each condition has its own; `to_come` are
+    the jobs of sweeps that have not ended.
+    """
     runs = [run for each in groups for run in each.runs]
     published = [papers.load(experiment)] if experiment else list(papers.papers(runs))
     known = [paper for paper in published if paper is not None]
-    sections: list[Section | None] = [_overview(groups, runs), *(_published(paper, groups) for paper in known)]
+    sections: list[Section | None] = [_overview(groups, runs, to_come), *(_published(paper, groups) for paper in known)]
     others = [each for each in groups if not any(paper.has(each) for paper in known)]
     if others:
         sections.append(_compared(others, also=bool(known)))
@@ -53,12 +59,13 @@ def report(groups: Sequence[Group], experiment: str | None, wanted: Sequence[flo
     done = sum(run.finished for run in runs)
     return Report(
         experiment or "Report",
-        f"{times(len(runs), 'run')}: {done} finished, {len(runs) - done} not",
+        f"{times(len(runs), 'run')}: {done} finished, {len(runs) - done} not"
+        + (f"; {times(len(to_come), 'job')} to come" if to_come else ""),
         [section for section in sections if section is not None],
     )
 
 
-def _overview(groups: Sequence[Group], runs: Sequence[Run]) -> Section:
+def _overview(groups: Sequence[Group], runs: Sequence[Run], to_come: Sequence[str]) -> Section:
     settings = [each.setting for each in groups]
     first = settings[0]
     shared = [key for key in TOLD if key in first and all(each.get(key) == first[key] for each in settings)]
@@ -70,6 +77,10 @@ def _overview(groups: Sequence[Group], runs: Sequence[Run]) -> Section:
     notes.append(f"A run's number is the {'; or the '.join(rules)}. Seeds that are not finished do not count.")
     if failed := [run for run in runs if run.error is not None and not run.finished]:
         notes.append(f"{times(len(failed), 'run')} failed; the list at the end says why.")
+    if to_come:
+        more = f"; and {len(to_come) - MOST_NAMED} more" if len(to_come) > MOST_NAMED else ""
+        named = "; ".join(to_come[:MOST_NAMED]) + more
+        notes.append(f"The sweep has {times(len(to_come), 'job')} that have not ended, at work or not begun: {named}.")
     return Section("Overview", notes)
 
 
@@ -113,7 +124,8 @@ def _targets(groups: Sequence[Group], wanted: Sequence[float]) -> Section | None
 def _costs(groups: Sequence[Group]) -> Section:
     note = (
         "Sums over the rounds on file, means over seeds. 1 MB is 10^6 bytes, a multiplication and an addition are two "
-        "operations."
+        "operations. Clients: products of matrices, convolutions and attention in local training; server: also the "
+        "sums over what arrives."
     )
     return Section("What it cost", [note], [tables.costs(each) for each in tables.by_condition(groups).values()])
 

@@ -12,7 +12,7 @@ from fedlab_runner.errors import UserError
 from fedlab_runner.files import write_atomically, write_text_atomically
 from fedlab_runner.report import build, comma, html, markdown
 from fedlab_runner.report import paper as papers
-from fedlab_runner.report.runs import find
+from fedlab_runner.report.runs import find, to_come
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,7 +43,8 @@ def write(
     Raises UserError where there is nothing to report on or no place to write it.
     """
     groups = build.select(find(folders), experiment)
-    report = build.report(groups, experiment, targets)
+    swept = [folder for folder in folders if not experiment or (folder / "jobs").is_dir()]
+    report = build.report(groups, experiment, targets, to_come(swept))
     out = out or Path(os.path.commonpath([folder.absolute() for folder in folders])) / "report"
     if out.exists() and not out.is_dir():
         raise UserError(f"--out must be a folder, got the file {out}")

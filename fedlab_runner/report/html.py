@@ -25,7 +25,8 @@ th span { display: inline-block; }
 td:first-child, th:first-child { position: sticky; left: 0; background: #fff; padding-left: 0; }
 tbody tr:hover td { background: #f3f6fa; }
 td small { display: block; color: var(--grey); font-size: .8em; } td .value { white-space: nowrap; }
-td.name .value { white-space: normal; } td.best .value { font-weight: 700; } td.muted .value { color: var(--grey); }
+td.name .value { white-space: normal; } td.name:first-child .value { white-space: nowrap; }
+td small { text-wrap: balance; } td.best .value { font-weight: 700; } td.muted .value { color: var(--grey); }
 figure { margin: 1.2rem 0; } figure img { max-width: 100%; height: auto; display: block; }
 figcaption { color: var(--grey); font-size: .85rem; }
 pre { background: #f6f7f9; padding: .8rem 1rem; overflow-x: auto; font-size: .8rem; line-height: 1.45; }
@@ -35,7 +36,7 @@ summary { cursor: pointer; color: var(--blue); }
 
 def page(report: Report) -> str:
     """The page."""
-    links = "".join(f'<a href="#{_anchor(s.title)}">{escape(s.title)}</a>' for s in report.sections)
+    links = "\n".join(f'<a href="#{_anchor(s.title)}">{escape(s.title)}</a>' for s in report.sections)
     body = "".join(map(_section, report.sections))
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -73,9 +74,15 @@ def _table(table: Table) -> str:
 
 def _cell(cell: Cell, name: bool) -> str:
     kinds = " ".join(word for word, there in (("name", name), ("best", cell.bold), ("muted", cell.muted)) if there)
-    value, *remarks = map(escape, cell.lines)
+    value, *remarks = map(escape, (*_parted(cell.lines[0]), *cell.lines[1:]) if name else cell.lines)
     small = "".join(f"<small>{remark}</small>" for remark in remarks)
     return f'<td class="{kinds}"><span class="value">{value}</span>{small}</td>'
+
+
+def _parted(name: str) -> list[str]:
+    """A method's name, and the keys that tell it from others of that name."""
+    first, _, keys = name.partition(" ")
+    return [first, keys] if "=" in keys and "=" not in first else [name]
 
 
 def _picture(picture: Picture) -> str:

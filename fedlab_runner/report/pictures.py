@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 MOST_LINES = 10  # as many as have colours that can be told apart
 MOST_PARTITIONS = 12
 LEGEND_LINE = 0.22  # inches
+WIDTH = 12.4  # inches, of the page
 WIDE = 100  # a cost whose largest value is so many times its smallest gets a logarithmic axis
 
 
@@ -41,6 +42,7 @@ class Curve(NamedTuple):
 
 COSTS = (
     ("comm/upload_mb", "by upload", "MB uploaded so far"),
+    ("cost/client_gflops", "by the clients' work", "GFLOPs so far"),
     ("cost/server_gflops", "by the server's work", "GFLOPs so far"),
 )
 
@@ -69,7 +71,7 @@ def curve_of(group: Group) -> Curve:
     points = [_points(run) for run in runs]
     rounds = sorted(set.intersection(*(set(each) for each in points))) if points else []
     values = [[each[round] for each in points] for round in rounds]
-    logged = [key for key, *_ in COSTS if any(key in row for run in runs for row in run.rows)]
+    logged = [key for key, *_ in COSTS if all(any(key in row for row in run.rows) for run in runs)]
     spent = {key: [cumulative(run.rows, key) for run in runs] for key in logged}
     return Curve(
         f"{group.method} ({times(len(runs), 'seed')}{'' if done else ', unfinished'})",
@@ -135,21 +137,18 @@ def _draw(curves: Sequence[Curve], metric: str) -> "Figure":
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
     costs = [cost for cost in COSTS if any(max(curve.costs.get(cost[0], [0])) > 0 for curve in curves)]
+    rows, across = (2, 2) if len(costs) == 3 else (1, 1 + len(costs))
     columns = 2 if len(curves) > 1 and max(len(curve.label) for curve in curves) <= 60 else 1
-    figure = new_figure(4.2 * (1 + len(costs)), 3.3 + LEGEND_LINE * -(-len(curves) // columns), "")
-    first, *others = figure.subplots(1, 1 + len(costs), squeeze=False, sharey=True)[0]
+    legend = LEGEND_LINE * -(-len(curves) // columns)
+    figure = new_figure(WIDTH if rows > 1 else 4.2 * across, 3.3 * rows + legend, "")
+    first, *others = figure.subplots(rows, across, squeeze=False, sharey=True).flat
     for i, curve in enumerate(curves):
         _line(first, i, curve, [float(round) for round in curve.rounds])
-        for axes, (key, *_) in zip(others, costs, strict=True):
-            if key in curve.costs:
-                _line(axes, i, curve, curve.costs[key])
     first.set(title=metric, xlabel="round")
     first.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
     for axes, (key, title, unit) in zip(others, costs, strict=True):
+        _over_cost(axes, curves, key)
         axes.set(title=title, xlabel=unit)
-        spent = [curve.costs[key][-1] for curve in curves if key in curve.costs and curve.costs[key][-1] > 0]
-        if max(spent) > WIDE * min(spent):
-            axes.set_xscale("log")
     if is_share(metric):
         first.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
     handles, labels = first.get_legend_handles_labels()
@@ -157,8 +156,19 @@ def _draw(curves: Sequence[Curve], metric: str) -> "Figure":
     return figure
 
 
+def _over_cost(axes: "Axes", curves: Sequence[Curve], key: str) -> None:
+    """The metric over what was spent; where costs differ widely the axis is logarithmic, and has no zero."""
+    known = [(i, curve) for i, curve in enumerate(curves) if key in curve.costs]
+    spent = [curve.costs[key][-1] for _, curve in known if curve.costs[key][-1] > 0]
+    wide = max(spent) > WIDE * min(spent)
+    for i, curve in known:
+        _line(axes, i, curve, [math.nan if wide and x == 0 else x for x in curve.costs[key]])
+    if wide:
+        axes.set_xscale("log")
+
+
 def _line(axes: "Axes", i: int, curve: Curve, x: Sequence[float]) -> None:
-    style, marker = ("--" if curve.unfinished else "-"), ("o" if len(x) <= 2 else "")
+    style, marker = ("--" if curve.unfinished else "-"), ("o" if sum(map(math.isfinite, x)) <= 2 else "")
     axes.plot(x, curve.means, style, color=f"C{i}", marker=marker, markersize=4, linewidth=1.4, label=curve.label)
     if any(curve.stds):
         low, high = ([m + sign * s for m, s in zip(curve.means, curve.stds, strict=True)] for sign in (-1, 1))

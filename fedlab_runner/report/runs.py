@@ -10,7 +10,9 @@ from typing import Any
 
 import yaml
 
+from fedlab_runner import sweep as sweeps
 from fedlab_runner.errors import UserError
+from fedlab_runner.giving_up import read as read_note
 from fedlab_runner.provenance import FILE as COMMANDS
 from fedlab_runner.recording.jsonl import Row, decode
 from fedlab_runner.summary import lower_is_better, summarise
@@ -33,6 +35,7 @@ class Run:
     commands: Sequence[str]
     commits: Sequence[str]
     error: str | None = None
+    pruned: bool = False  # given up by the rule of its sweep
 
     @property
     def name(self) -> str:
@@ -94,7 +97,14 @@ class Run:
             return "finished"
         if self.error is not None:
             return f"failed: {self.error}" + (f" (round {self.done} of {self.rounds})" if self.done > 0 else "")
-        return f"round {max(self.done, 0)} of {self.rounds}" if self.rows else "not begun"
+        if not self.rows:
+            return "not begun"
+        return f"{'given up, ' if self.pruned else ''}round {max(self.done, 0)} of {self.rounds}"
+
+    @property
+    def ended(self) -> bool:
+        """Whether there is nothing more to come."""
+        return self.finished or self.pruned or self.error is not None
 
     @property
     def _evaluation(self) -> Mapping[str, Any]:
@@ -124,6 +134,22 @@ def find(paths: Iterable[Path]) -> list[Run]:
     return list(found.values())
 
 
+def to_come(paths: Iterable[Path]) -> list[str]:
+    """The jobs of the sweeps in some folders that have not ended, by their overrides, without what all jobs share."""
+    found = []
+    for sweep in (each for path in paths for each in _sweeps(path)):
+        jobs = sweeps.to_come(sweep)
+        if jobs:
+            everyone = [*jobs, *(job["overrides"] for job in _jobs(sweep) if "overrides" in job)]
+            shared = set.intersection(*map(set, everyone)) if len(everyone) > 1 else set()
+            found += [" ".join(each for each in job if each not in shared) or "(defaults)" for job in jobs]
+    return found
+
+
+def _sweeps(path: Path) -> list[Path]:
+    return [path] if (path / "jobs").is_dir() else [jobs.parent for jobs in path.rglob("sweeps/*/jobs")]
+
+
 def _folders(path: Path, errors: Mapping[str, str]) -> list[Path]:
     """The run folders that a path stands for."""
     if (path / "jobs").is_dir():  # a sweep: its runs lie beside `sweeps`, wherever it was moved to
@@ -142,8 +168,7 @@ def _is_run(folder: Path) -> bool:
 
 def _errors(path: Path) -> dict[str, str]:
     """What the sweeps in a folder say of the jobs that did not finish, by the name of the run's folder."""
-    sweeps = [path] if (path / "jobs").is_dir() else [jobs.parent for jobs in path.rglob("sweeps/*/jobs")]
-    jobs = [job for sweep in sweeps for job in _jobs(sweep)]
+    jobs = [job for sweep in _sweeps(path) for job in _jobs(sweep)]
     return {
         Path(job.get("folder", "")).name: str(job.get("error"))
         for job in jobs
@@ -184,6 +209,7 @@ def _read(folder: Path, error: str | None) -> Run | None:
         commands=list(dict.fromkeys(commands)),
         commits=list(dict.fromkeys(start["commit"] for start in starts if start.get("commit"))),
         error=error,
+        pruned=bool(read_note(folder)),
     )
 
 

@@ -13,6 +13,7 @@ from fedlab_runner.report.words import NONE, amount, difference, is_share, proba
 SUMS = (  # what is added up over the rounds: metric key, heading
     ("comm/upload_mb", "uploaded, MB"),
     ("comm/download_mb", "downloaded, MB"),
+    ("cost/client_gflops", "clients, GFLOPs"),
     ("cost/server_gflops", "server, GFLOPs"),
 )
 CACHE = "cost/server_cache_mb"
@@ -65,9 +66,16 @@ def result(groups: Sequence[Group], bold: bool = False, more: Sequence[str] = ()
         return cell("not run", *more, muted=True)
     values, metric = finished(groups), groups[0].runs[0].metric
     if not values:
-        unfinished = any(run.error is None and not run.finished for group in groups for run in group.runs)
-        return cell("unfinished" if unfinished else "failed", *more, *remarks(groups), muted=True)
+        runs = [run for group in groups for run in group.runs]
+        word = (
+            "failed" if all(run.error is not None for run in runs) else "given up" if _all_ended(runs) else "unfinished"
+        )
+        return cell(word, *more, *remarks(groups), muted=True)
     return cell(spread(values, metric), *more, times(len(values), "seed"), *remarks(groups), bold=bold)
+
+
+def _all_ended(runs: Iterable[Run]) -> bool:
+    return all(run.ended for run in runs)
 
 
 def targets(groups: Sequence[Group], wanted: Sequence[float]) -> list[float]:
@@ -109,20 +117,16 @@ def _reached(group: Group, rounds: Sequence[int | None], bold: bool) -> list[Cel
     missing = [
         f"{times(count, 'seed')} {word}"
         for word, count in (
-            ("did not", sum(_ended(run) for run in short)),
-            ("not yet", sum(not _ended(run) for run in short)),
+            ("did not", sum(run.ended for run in short)),
+            ("not yet", sum(not run.ended for run in short)),
         )
         if count
     ]
     if not pairs:
-        word = "never" if all(map(_ended, short)) else "not yet"
+        word = "never" if _all_ended(short) else "not yet"
         return [cell(word, muted=True), cell(NONE, muted=True)]
     uploaded = [total(run.rows, "comm/upload_mb", until=each) for run, each in pairs]
     return [cell(amount(mean([each for _, each in pairs])), *missing, bold=bold), cell(amount(mean(uploaded)))]
-
-
-def _ended(run: Run) -> bool:
-    return run.finished or run.error is not None
 
 
 def costs(groups: Sequence[Group]) -> Table:

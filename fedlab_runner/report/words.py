@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Sequence
+from textwrap import shorten
 
 from fedlab_runner.report.runs import Run
 from fedlab_runner.report.settings import Group
@@ -69,7 +70,11 @@ def remarks(groups: Sequence[Group]) -> tuple[str, ...]:
     """What the runs of a cell have not: seeds that failed, or are on their way."""
     runs = [run for each in groups for run in each.runs if not run.finished]
     failed = [run for run in runs if run.error is not None]
-    lines = [f"{times(len(failed), 'seed')} failed: {failed[0].error}"] if failed else []
+    lines = (
+        [f"{times(len(failed), 'seed')} failed: {shorten(str(failed[0].error), 100, placeholder=' …')}"]
+        if failed
+        else []
+    )
     for run in runs:
         if run.error is None:
             so_far = run.summary["last"] if run.rows else math.nan

@@ -1,0 +1,83 @@
+"""A run of a sweep that is given up by the rule `pruning`: when, and the note of it in the run's folder."""
+
+import json
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from fedlab_runner import sweep
+from fedlab_runner.errors import Pruned
+from fedlab_runner.evaluation import Evaluation
+from fedlab_runner.files import write_text_atomically
+from fedlab_runner.pruning import Curve, Pruning
+from fedlab_runner.recorder import METRICS
+from fedlab_runner.recording.jsonl import Row, clean, decode
+from fedlab_runner.summary import lower_is_better, summarise
+
+FILE = "pruned.json"
+
+
+class Watch:
+    """Compares one run with those that its sweep has finished; outside of a sweep it never says a word."""
+
+    def __init__(self, folder: Path, pruning: Pruning, evaluation: Evaluation, rounds: int) -> None:
+        self._path, self._pruning, self._evaluation, self._rounds = folder / FILE, pruning, evaluation, rounds
+        values = {field.name: getattr(pruning, field.name) for field in fields(pruning)}
+        self._rule = {"pruning": type(pruning).__name__, **values}
+        sweep_folder = os.environ.get(sweep.FOLDER)
+        self._sweep = None if sweep_folder is None else Path(sweep_folder)
+
+    def start(self) -> None:
+        """Raises Pruned where the same rule has given the run up before; else the run may go on."""
+        note = read(self._path.parent)
+        if self._sweep is not None and note.get("rule") == self._rule:
+            raise Pruned(note["round"], math.nan if note["objective"] is None else note["objective"], note["reason"])
+        self._path.unlink(missing_ok=True)
+
+    def look(self, history: Callable[[], Sequence[Row]], round: int) -> None:
+        """Raises Pruned, and notes it, where the rule gives up the run that has this history."""
+        e = self._evaluation
+        if self._sweep is None or round >= self._rounds or not e.due(round, self._rounds):
+            return
+        rows = history()
+        reason = self._pruning.verdict(_curve(rows, e.metric), self._others())
+        if reason is None:
+            return
+        objective = float(summarise(rows, e.metric, e.summary, e.last, e.every, self._rounds)["objective"])
+        note = {"round": round, "objective": objective, "reason": reason, "rule": self._rule}
+        write_text_atomically(self._path, json.dumps(clean(note), indent=1) + "\n")
+        raise Pruned(round, objective, reason)
+
+    def _others(self) -> list[Curve]:
+        """The curves of the runs that the sweep has finished."""
+        assert self._sweep is not None
+        return [
+            _curve(rows, self._evaluation.metric)
+            for folder in sweep.finished(self._sweep)
+            if folder != self._path.parent and (rows := _rows(folder / METRICS))
+        ]
+
+
+def read(folder: Path) -> Mapping[str, Any]:
+    """The note in a run's folder; empty where the run was not given up."""
+    try:
+        note = json.loads((folder / FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return note if isinstance(note, dict) else {}
+
+
+def _rows(path: Path) -> list[Row]:
+    try:
+        return [decode(line) for line in path.read_bytes().splitlines()]
+    except (OSError, ValueError):  # removed, or being written by someone who makes it longer
+        return []
+
+
+def _curve(rows: Sequence[Row], metric: str) -> Curve:
+    """The evaluations after the first round, so that larger is better."""
+    sign = -1 if lower_is_better(metric) else 1
+    return {row["round"]: sign * row[metric] for row in rows if row["round"] > 0 and metric in row}
