@@ -76,6 +76,7 @@ class Cohort:
         correct: Correct | None = None,
         per_client: tuple[Tensor, ...] = (),
         per_step: PerStep | None = None,
+        counted: bool = True,
     ) -> Tensor:
         """The clients' models after local training [K, D], from `start` [D] or [K, D].
 
@@ -83,7 +84,8 @@ class Cohort:
         `perturb(gradient, *own)` moves the parameters, on the same minibatch, and changed by
         `correct(gradient, *own)`. All are written for one client: what they close over is shared, what is passed in
         `per_client` (tensors [K, ...]) is split by client, and `per_step(rows, step)` adds to it what some rows of the
-        cohort [k] have at one local step (tensors [k, ...]).
+        cohort [k] have at one local step (tensors [k, ...]). Unless it is `counted`, the loss is no part of train/loss:
+        for a second training of the round, on another objective.
         """
         fed = self._fed
         work = Work(
@@ -104,7 +106,7 @@ class Cohort:
         )
         check_memory(work)
         y, self.last_loss = fed.executor.train(work)
-        if len(self):
+        if len(self) and counted:
             total = self.num_examples.sum()
             fed.record_loss(float(self.last_loss @ self.num_examples.to(y.dtype) / total), int(total))
         if fed.losses_reported:

@@ -430,6 +430,19 @@ def test_def_kt_is_its_plain_twin_and_senders_are_not_changed_by_receivers() -> 
     assert torch.equal(alone[receivers], after[senders])
 
 
+def test_the_training_loss_of_def_kt_is_the_senders() -> None:
+    """What receivers teach each other is another objective, reported beside it."""
+    seen = []
+    for epochs in (0, 2):
+        fed, built = federation([8] * 6, cohort=3), DefKT(epochs)
+        state = built.init(fed)
+        fed.begin(0, 1.0)
+        built.round(state, fed)
+        seen.append(fed.collect())
+    assert seen[0]["train/loss"] == seen[1]["train/loss"] > 0
+    assert "algorithm/mutual_loss" not in seen[0] and seen[1]["algorithm/mutual_loss"] > seen[1]["train/loss"]
+
+
 def test_def_kt_needs_one_architecture_and_half_of_the_clients() -> None:
     with pytest.raises(UserError, match=r"^algorithm=def_kt .* use one architecture$"):
         DefKT(epochs=1).check(mixed(cohort=3))
