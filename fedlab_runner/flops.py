@@ -26,5 +26,5 @@ def _convolution_backward(
 ) -> int:
     """PyTorch's own formula counts the gradient of a grouped convolution's weights once for every group."""
     _output_padding, _groups, wanted, *_outputs = rest
-    positions = grad[0] * prod((x if transposed else grad)[2:])
-    return 2 * int(positions * prod(weight)) * (wanted[0] + wanted[1])
+    positions = int(grad[0]) * int(prod((x if transposed else grad)[2:]))
+    return 2 * positions * int(prod(weight)) * (bool(wanted[0]) + bool(wanted[1]))

@@ -14,11 +14,11 @@ STEPS = 150  # of the layout
 
 def plot_topology(path: Path, linked: np.ndarray, title: str) -> None:
     """Draws an adjacency [N, N] into an image file: clients as points, those with links near each other."""
-    from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.collections import LineCollection
+    from matplotlib.style import context
 
-    with rc_context(STYLE):
+    with context(STYLE):
         figure = new_figure(6, 6, f"{title}: {describe(linked)}")
         FigureCanvasAgg(figure)
         axes = figure.subplots()
@@ -32,7 +32,7 @@ def plot_topology(path: Path, linked: np.ndarray, title: str) -> None:
             places, ends = layout(linked), np.argwhere(np.triu(linked))
             strength = min(1.0, max(0.25, 60 / max(len(ends), 1)))
             axes.add_collection(LineCollection(list(places[ends]), colors=GREY, linewidths=0.8, alpha=strength))
-            axes.scatter(*places.T, s=200 if len(linked) <= NUMBERED else 25, color=BLUE, zorder=2)
+            axes.scatter(places[:, 0], places[:, 1], s=200 if len(linked) <= NUMBERED else 25, color=BLUE, zorder=2)
             if len(linked) <= NUMBERED:
                 for client, (x, y) in enumerate(places):
                     axes.text(x, y, str(client), ha="center", va="center", fontsize=7, color="w", zorder=3)
