@@ -20,7 +20,7 @@ from fedlab_runner.datasets.herigraph import HeriGraph
 from fedlab_runner.datasets.modelnet40_views import ModelNet40Views
 from fedlab_runner.errors import UserError
 from fedlab_runner.flops import flop_counter
-from fedlab_runner.models._blocks import BlockNetwork, Grid, one_by_one, side_by_side
+from fedlab_runner.models._blocks import BlockNetwork, Grid, apart, side_by_side
 from fedlab_runner.models.blocks_cnn import BlocksCNN
 from fedlab_runner.models.blocks_mlp import BlocksMLP
 from fedlab_runner.models.blocks_resnet import BlocksResNet
@@ -189,7 +189,7 @@ def test_extractors_side_by_side_compute_what_each_does(block_channels: int) -> 
     read = [3, 0, 2]
     extractors, parts = [model.extractors[b] for b in read], [model._split(inputs)[b] for b in read]
     results = []
-    for extract in (one_by_one, side_by_side):
+    for extract in (apart, side_by_side):
         with flop_counter() as counter:
             features = torch.cat(list(extract(extractors, parts)), 1)
             forward = counter.get_total_flops()

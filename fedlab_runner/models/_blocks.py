@@ -12,7 +12,7 @@ Split = Callable[[Tensor], Sequence[Tensor]]  # inputs [b, ...] -> one tensor [b
 Extract = Callable[[Sequence[nn.Module], Sequence[Tensor]], Sequence[Tensor]]  # features [b, f] of each block
 
 
-def one_by_one(extractors: Sequence[nn.Module], parts: Sequence[Tensor]) -> list[Tensor]:
+def apart(extractors: Sequence[nn.Module], parts: Sequence[Tensor]) -> list[Tensor]:
     """What each extractor makes of its part."""
     return [extract(part) for extract, part in zip(extractors, parts, strict=True)]
 
@@ -51,7 +51,7 @@ class BlockNetwork(nn.Module):
         hidden: Sequence[int],
         width: Sequence[int],
         num_classes: int,
-        extract: Extract = one_by_one,
+        extract: Extract = apart,
     ) -> None:
         super().__init__()
         self._extract = extract
