@@ -38,7 +38,14 @@ def plot_blocks(path: Path, columns: Sequence[str], rows: Sequence[Sequence[int]
     axes = figure.subplots()
     colours = ListedColormap([(0.0, 0.0, 0.0, 1.0), *colormaps["YlGnBu"](np.linspace(0.1, 0.8, max(most, 1)))])
     axes.imshow(counts, aspect="auto", cmap=colours, vmin=-0.5, vmax=max(most, 1) + 0.5, interpolation="nearest")
-    axes.set_xticks(range(len(names)), names, rotation=90 if len(names) > 12 else 45, ha="center")
+    upright = len(names) > 12
+    axes.set_xticks(
+        range(len(names)),
+        names,
+        rotation=90 if upright else 45,
+        ha="center" if upright else "right",
+        rotation_mode="default" if upright else "anchor",
+    )
     axes.set_yticks(range(len(counts)))
     axes.set_ylabel("feature block")
     if counts.size <= NUMBERED:

@@ -76,6 +76,7 @@ class Cohort:
         correct: Correct | None = None,
         per_client: tuple[Tensor, ...] = (),
         per_step: PerStep | None = None,
+        counted: bool = True,
     ) -> Tensor:
         """The clients' models after local training [K, D], from `start` [D] or [K, D].
 
@@ -83,7 +84,8 @@ class Cohort:
         `perturb(gradient, *own)` moves the parameters, on the same minibatch, and changed by
         `correct(gradient, *own)`. All are written for one client: what they close over is shared, what is passed in
         `per_client` (tensors [K, ...]) is split by client, and `per_step(rows, step)` adds to it what some rows of the
-        cohort [k] have at one local step (tensors [k, ...]).
+        cohort [k] have at one local step (tensors [k, ...]). Unless it is `counted`, the loss is no part of train/loss:
+        for a second training of the round, on another objective.
         """
         fed = self._fed
         work = Work(
@@ -109,7 +111,7 @@ class Cohort:
             self.client_ids, start, y, self.last_loss, self.task.num_params, self.local.update_norm
         )
         sizes, losses = self.num_examples[good], self.last_loss[good]
-        if total := int(sizes.sum()):
+        if counted and (total := int(sizes.sum())):
             fed.record_loss(float(losses @ sizes.to(y.dtype) / total), total)
         if fed.losses_reported:
             self.final_loss = client_losses(self.task, fed.population, self.client_ids, y)

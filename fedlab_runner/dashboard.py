@@ -57,7 +57,10 @@ LINES: Sequence[tuple[str, bool, Sequence[tuple[str, Sequence[str]]]]] = (
         ),
     ),
 )
-PICTURES = ("partition_plot", "curves", "staleness", "coefficients", "directions", "update_cosines")
+PICTURES = (
+    *("partition_plot", "blocks_plot", "topology", "curves", "staleness"),
+    *("coefficients", "directions", "client_models", "update_cosines"),
+)
 TABLES = ("partition", "per_class")
 
 

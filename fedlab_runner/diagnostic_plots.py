@@ -65,6 +65,21 @@ def _directions(axes: "Axes", rows: Rows) -> None:
     _legend(axes)
 
 
+def _client_models(axes: "Axes", rows: Rows) -> None:
+    """HyFEM, Figures 4 and 5."""
+    axes.set(title="The clients' own models", xlabel="round", ylabel="test accuracy")
+    own = [row for row in rows if "client_models/accuracy_mean" in row]
+    rounds, means = series(own, "client_models/accuracy_mean")
+    _, deviations = series(own, "client_models/accuracy_std")
+    low, high = ([m + sign * d for m, d in zip(means, deviations, strict=True)] for sign in (-1, 1))
+    axes.fill_between(rounds, low, high, color=BLUE, alpha=0.2, linewidth=0, label="deviation")
+    _line(axes, rows, "client_models/accuracy_mean", BLUE, "clients' mean")
+    if any(not math.isclose(row["test/accuracy"], row["client_models/accuracy_mean"]) for row in own):
+        _line(axes, rows, "test/accuracy", ORANGE, "server")
+    _percent(axes)
+    _legend(axes)
+
+
 def _update_cosines(axes: "Axes", rows: Rows) -> None:
     """Feddle, Figure 2a."""
     axes.set(title="Client updates to the true update", xlabel="round", ylabel="cosine")
@@ -99,6 +114,7 @@ PICTURES = {
         Panel("algorithm/coefficients_negative", _negative_coefficients),
     ),
     "directions": (Panel("algorithm/probe_cosine_", _directions),),
+    "client_models": (Panel("client_models/accuracy_mean", _client_models),),
     "update_cosines": (
         Panel("analysis/update_cosine_mean", _update_cosines),
         Panel(TRUE_COSINE_PREFIX, _true_cosines),

@@ -61,7 +61,8 @@ class Federation:
         self.blocks = blocks  # [N, d0] bool, which feature blocks each client holds; None: everything
         self.population, self.executor, self.local, self.seed = population, executor, local, seed
         self.num_clients = population.num_clients
-        self._clock, self._topology = clock, topology
+        self._clock = clock
+        self.topology = topology  # [N, N] bool; None: everyone reaches everyone
         self.guard = Guard(nonfinite)
         self.round, self.lr = 0, local.lr
         self._in_flight: dict[int, list[Flight]] = {}  # by the round of arrival
@@ -109,7 +110,7 @@ class Federation:
 
     def neighbours(self, client: int) -> np.ndarray:
         """The other clients that `client` can reach and that have examples, in ascending order."""
-        reached = np.arange(self.num_clients) != client if self._topology is None else self._topology[client]
+        reached = np.arange(self.num_clients) != client if self.topology is None else self.topology[client]
         return np.flatnonzero(reached & (self.population.num_examples > 0))
 
     def ask(self, clients: np.ndarray) -> np.ndarray:

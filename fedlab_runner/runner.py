@@ -44,6 +44,7 @@ from fedlab_runner.run_id import SERVER_DATA, digest
 from fedlab_runner.server import ServerData
 from fedlab_runner.simulation import Simulation
 from fedlab_runner.summary import summarise
+from fedlab_runner.topology_plot import plot_topology
 
 _log = logging.getLogger("fedlab_runner")
 LOGGED_CLIENTS = 1000  # of the clients x classes table that goes to W&B
@@ -251,14 +252,18 @@ def _run_locked(
 
 
 def _show_partition(folder: Path, name: str, prepared: Prepared, recorder: Recorder) -> None:
-    """The clients x classes table and its picture, in the run folder and in W&B."""
+    """Who has what and who reaches whom, as tables and pictures in the run folder and in W&B."""
     strata, classes = prepared.data.train.strata.numpy(), prepared.data.class_names
     write_partition_table(folder, prepared.split, strata, classes)
     plot_partition(folder / "plots" / "partition.png", prepared.split, strata, classes, name)
     columns, rows = partition_table(prepared.split[:LOGGED_CLIENTS], strata, classes)
     recorder.table("partition", columns, rows)
     recorder.image("partition_plot", folder / "plots" / "partition.png")
-    if (blocks := prepared.simulation.fed.blocks) is not None:
+    fed = prepared.simulation.fed
+    if fed.topology is not None:
+        plot_topology(folder / "plots" / "topology.png", fed.topology, name)
+        recorder.image("topology", folder / "plots" / "topology.png")
+    if (blocks := fed.blocks) is not None:
         columns, rows = block_table(blocks, prepared.split, strata, classes)
         recorder.table("blocks", columns, rows)
         plot_blocks(folder / "plots" / "blocks.png", columns, rows, name)

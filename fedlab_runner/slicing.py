@@ -1,6 +1,7 @@
 """Models as parts of the widest one, by channels: what partial training aggregates (DFML, appendix A.3.3)."""
 
 import itertools
+import logging
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -12,6 +13,8 @@ from fedlab_runner.errors import UserError
 from fedlab_runner.federation import Federation
 from fedlab_runner.serverless import Clients, meet, record_exchange, train, updated
 from fedlab_runner.task import Task
+
+_log = logging.getLogger(__name__)
 
 # choose(label, k, J): which k of a layer's J channels a model is given, int64 [k]
 Choose = Callable[[str, int, int], Tensor]
@@ -34,8 +37,12 @@ def layers(task: Task) -> list[Layer] | None:
 
 
 def check_sliceable(algorithm: Any, fed: Federation) -> None:
-    """Raises UserError that names the layer where one client's model is not a part of a wider client's."""
+    """Raises UserError that names the layer where one client's model is not a part of a wider client's; says so where
+    all are alike and there is nothing to cut.
+    """
     name = type(algorithm).__module__.rpartition(".")[2]
+    if len(fed.tasks) == 1:
+        _log.warning("algorithm=%s averages whole models where all have one width (several: model=dfml/h1_cnn)", name)
     ordered = sorted(fed.tasks, key=lambda task: task.num_params)
     for small, wide in itertools.pairwise(ordered):
         fault = _fault(layers(small), layers(wide))
@@ -45,7 +52,9 @@ def check_sliceable(algorithm: Any, fed: Federation) -> None:
 
 def _fault(small: list[Layer] | None, wide: list[Layer] | None) -> str | None:
     if small is None or wide is None:
-        return "use model=dfml_cnn, preact_resnet or vit_small, which can be cut, in a mix of several widths"
+        return (
+            "use model=dfml_cnn, preact_resnet or vit_small, which can be cut, in a mix of widths (model=dfml/h1_cnn)"
+        )
     names, theirs = [layer.name for layer in small], [layer.name for layer in wide]
     if missing := sorted(set(names) ^ set(theirs)):
         return f"only one of two models has a layer {missing[0]}"

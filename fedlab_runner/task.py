@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
+from fedlab_runner.flops import flop_counter
 from fedlab_runner.rng import Purpose, torch_seed
 from fedlab_runner.supervision import CE, Supervision, losses
 
@@ -276,7 +276,7 @@ class Task:
         if shape not in self._flops:
             w = torch.ones(self.size, dtype=self.dtype, device=self.device)
             params, buffers = w[: self.num_params].requires_grad_(), w[self.num_params :]
-            with torch.enable_grad(), FlopCounterMode(display=False) as counter:
+            with torch.enable_grad(), flop_counter() as counter:
                 logits = self.evaluate(params, buffers, inputs[:1])
                 forward = counter.get_total_flops()
                 torch.autograd.grad(logits.sum(), params)

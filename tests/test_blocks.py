@@ -19,7 +19,8 @@ from fedlab_runner.datasets.eurosat import EuroSAT
 from fedlab_runner.datasets.herigraph import HeriGraph
 from fedlab_runner.datasets.modelnet40_views import ModelNet40Views
 from fedlab_runner.errors import UserError
-from fedlab_runner.models._blocks import BlockNetwork, Grid
+from fedlab_runner.flops import flop_counter
+from fedlab_runner.models._blocks import BlockNetwork, Grid, apart, side_by_side
 from fedlab_runner.models.blocks_cnn import BlocksCNN
 from fedlab_runner.models.blocks_mlp import BlocksMLP
 from fedlab_runner.models.blocks_resnet import BlocksResNet
@@ -177,6 +178,31 @@ def test_an_extractor_of_zeros_gives_zero_and_unused_neurons_are_zero() -> None:
         shape = {BlocksCNN: (2, 1, 4, 4)}.get(type(model), (2, 1, 33, 33) if model is models[1] else (2, 3))
         inputs = torch.rand(2, 1, 4, 4) if model is models[0] else torch.rand(*shape)
         assert not extract(inputs).any()
+
+
+@pytest.mark.parametrize("block_channels", [1, 3])
+def test_extractors_side_by_side_compute_what_each_does(block_channels: int) -> None:
+    """Features, gradients and counted operations; and under vmap, with models of their own."""
+    torch.manual_seed(0)
+    model = cnn(block_channels=block_channels, widths=[4, 6]).double()
+    inputs = torch.rand(5, 3, 8, 8, dtype=torch.float64)
+    read = [3, 0, 2]
+    extractors, parts = [model.extractors[b] for b in read], [model._split(inputs)[b] for b in read]
+    results = []
+    for extract in (apart, side_by_side):
+        with flop_counter() as counter:
+            features = torch.cat(list(extract(extractors, parts)), 1)
+            forward = counter.get_total_flops()
+            gradients = torch.autograd.grad(features.square().sum(), [p for e in extractors for p in e.parameters()])
+        results.append((features, gradients, forward, counter.get_total_flops()))
+    torch.testing.assert_close(results[1], results[0], rtol=0, atol=1e-12)
+    assert results[0][0].shape == (5, 18) and results[0][2] > 0
+
+    values = {name: torch.stack([p, 2 * p]) for name, p in model.named_parameters()}
+    both = torch.func.vmap(lambda own: torch.func.functional_call(model, own, (inputs,)))(values)
+    for i in (0, 1):
+        one = torch.func.functional_call(model, {name: own[i] for name, own in values.items()}, (inputs,))
+        torch.testing.assert_close(both[i], one, rtol=0, atol=1e-10)
 
 
 def cnn(channels: int = 3, **changes: Any) -> Any:

@@ -322,6 +322,15 @@ def test_models_that_cannot_be_cut_are_refused(builds: Any, fault: str) -> None:
             algorithm(name).check(mixed(builds=builds, cohort=3))
 
 
+def test_it_is_said_where_there_is_nothing_to_cut(caplog: pytest.LogCaptureFixture) -> None:
+    for name in PARTIAL:
+        algorithm(name).check(federation([5] * 4, cohort=2))
+        assert f"algorithm={name} averages whole models where all have one width" in caplog.text
+    caplog.clear()
+    algorithm("heterofl").check(mixed(builds=WIDTHS, cohort=3))
+    assert not caplog.text
+
+
 def test_the_layer_that_cannot_be_cut_is_named() -> None:
     fed = mixed(cohort=3)
     for models, layer in (
@@ -428,6 +437,19 @@ def test_def_kt_is_its_plain_twin_and_senders_are_not_changed_by_receivers() -> 
     alone = DefKT(epochs=0).round(start, fed).models[0]
     assert torch.equal(alone[senders], after[senders]), "A's models do not depend on what B does"
     assert torch.equal(alone[receivers], after[senders])
+
+
+def test_the_training_loss_of_def_kt_is_the_senders() -> None:
+    """What receivers teach each other is another objective, reported beside it."""
+    seen = []
+    for epochs in (0, 2):
+        fed, built = federation([8] * 6, cohort=3), DefKT(epochs)
+        state = built.init(fed)
+        fed.begin(0, 1.0)
+        built.round(state, fed)
+        seen.append(fed.collect())
+    assert seen[0]["train/loss"] == seen[1]["train/loss"] > 0
+    assert "algorithm/mutual_loss" not in seen[0] and seen[1]["algorithm/mutual_loss"] > seen[1]["train/loss"]
 
 
 def test_def_kt_needs_one_architecture_and_half_of_the_clients() -> None:

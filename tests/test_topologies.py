@@ -4,9 +4,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from composed import composed
+from PIL import Image
 
 from fedlab_runner.errors import UserError
 from fedlab_runner.rng import Purpose, generator
+from fedlab_runner.runner import run_in
 from fedlab_runner.topologies import describe, unreachable
 from fedlab_runner.topologies.edge_list import EdgeList
 from fedlab_runner.topologies.mesh import Mesh
@@ -14,6 +17,7 @@ from fedlab_runner.topologies.random_regular import RandomRegular
 from fedlab_runner.topologies.ring import Ring
 from fedlab_runner.topologies.star import Star
 from fedlab_runner.topologies.two_groups import TwoGroups
+from fedlab_runner.topology_plot import layout, plot_topology
 
 EVERY = [Mesh(), TwoGroups(), Ring(), Star(0), RandomRegular(2), RandomRegular(4)]
 
@@ -52,6 +56,30 @@ def test_two_groups_of_fifty_are_those_of_the_paper() -> None:
     linked = draw(TwoGroups(), 50)
     assert sorted(linked.sum(1))[:-2] == [24] * 48 and sorted(linked.sum(1))[-2:] == [25, 25]
     assert np.argwhere(linked[::2, 1::2]).tolist() == [[12, 12]], "clients 24 and 25, the medians"
+
+
+@pytest.mark.parametrize("topology", EVERY, ids=repr)
+def test_the_layout_has_linked_clients_near_each_other(topology) -> None:
+    linked = draw(topology, 12)
+    places = layout(linked)
+    assert places.shape == (12, 2) and np.array_equal(places, layout(linked))
+    distances = np.linalg.norm(places[:, None] - places, axis=-1)
+    apart = distances[~np.eye(12, dtype=bool)]
+    assert apart.min() > 0.1 and np.isfinite(apart).all(), "no two in one place"
+    if linked.sum() != 12 * 11:
+        assert distances[linked].mean() < apart.mean()
+
+
+@pytest.mark.parametrize("n", [1, 2, 50, 201])
+def test_every_topology_can_be_drawn(tmp_path: Path, n: int) -> None:
+    plot_topology(tmp_path / "plots/topology.png", draw(Ring(), n), "a run")
+    with Image.open(tmp_path / "plots/topology.png") as drawn:
+        assert drawn.size == (900, 900) and np.asarray(drawn.convert("L")).std() > 1
+
+
+def test_a_run_without_a_server_draws_its_topology(tmp_path: Path) -> None:
+    run_in(tmp_path, composed("algorithm=dec_fedavg", "topology=ring", "rounds=1", "executor=loop"))
+    assert (tmp_path / "plots/topology.png").exists()
 
 
 def test_a_file_of_links(tmp_path: Path) -> None:

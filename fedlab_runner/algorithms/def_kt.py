@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedlab_runner.algorithm import ServerlessAlgorithm, Stacks
 from fedlab_runner.errors import UserError
-from fedlab_runner.federation import Federation
+from fedlab_runner.federation import Cohort, Federation
 from fedlab_runner.pairs import Pair, pair_loss
 from fedlab_runner.rng import Purpose, generator
 from fedlab_runner.serverless import Clients, first_aggregator, initial_models, train
@@ -55,7 +55,8 @@ class DefKT(ServerlessAlgorithm[Clients]):
         models = models.index_copy(0, trained.group.rows, trained.after)
         if self.epochs:
             cohort = fed.cohort(receivers, pair.task, replace(fed.local, epochs=self.epochs, steps=None))
-            received, _ = pair.part(cohort.train(pair.join(trained.after, models[ids]), loss=loss))
+            received, _ = pair.part(cohort.train(pair.join(trained.after, models[ids]), loss=loss, counted=False))
+            fed.report(mutual_loss=_mean_loss(cohort))
         else:
             received = trained.after
         fed.count_payload(upload=trained.after.numel(), models=len(senders))
@@ -63,6 +64,13 @@ class DefKT(ServerlessAlgorithm[Clients]):
 
     def models(self, state: Clients) -> Stacks:
         return state.models
+
+
+def _mean_loss(cohort: Cohort) -> float:
+    """Of the last epoch, weighted by examples."""
+    assert cohort.last_loss is not None
+    weights = cohort.num_examples.to(cohort.last_loss)
+    return float(cohort.last_loss @ weights / weights.sum())
 
 
 def _pairs(fed: Federation) -> tuple[np.ndarray, np.ndarray]:

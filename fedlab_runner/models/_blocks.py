@@ -5,9 +5,33 @@ from contextlib import contextmanager
 from itertools import pairwise
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 Split = Callable[[Tensor], Sequence[Tensor]]  # inputs [b, ...] -> one tensor [b, ...] for each block
+Extract = Callable[[Sequence[nn.Module], Sequence[Tensor]], Sequence[Tensor]]  # features [b, f] of each block
+
+
+def apart(extractors: Sequence[nn.Module], parts: Sequence[Tensor]) -> list[Tensor]:
+    """What each extractor makes of its part."""
+    return [extract(part) for extract, part in zip(extractors, parts, strict=True)]
+
+
+def side_by_side(extractors: Sequence[nn.Module], parts: Sequence[Tensor]) -> list[Tensor]:
+    """The same of alike extractors in one pass: sequences of convolutions with bias, which become grouped ones, and
+    of layers without parameters that treat each channel alone.
+
+    On a CPU, where small layers cost more to call than to compute, a step takes half the time.
+    """
+    x = torch.cat(list(parts), 1)
+    for layers in zip(*extractors, strict=True):
+        first = layers[0]
+        if isinstance(first, nn.Conv2d):
+            weight, bias = torch.cat([m.weight for m in layers]), torch.cat([m.bias for m in layers])
+            x = F.conv2d(x, weight, bias, first.stride, first.padding, groups=len(layers))
+        else:
+            x = first(x)
+    return list(x.chunk(len(extractors), 1))
 
 
 class BlockNetwork(nn.Module):
@@ -27,8 +51,10 @@ class BlockNetwork(nn.Module):
         hidden: Sequence[int],
         width: Sequence[int],
         num_classes: int,
+        extract: Extract = apart,
     ) -> None:
         super().__init__()
+        self._extract = extract
         self._split, self.num_features, self.hidden = split, num_features, tuple(hidden)
         self.numbers = tuple(blocks)  # that the blocks have in the example
         self.extractors = nn.ModuleList(extractors)
@@ -46,10 +72,11 @@ class BlockNetwork(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Logits [b, C]; of the blocks not read now the features are zero."""
-        parts, features = self._split(inputs), []
-        for block, extract in enumerate(self.extractors):
-            there = block in self.read
-            features.append(extract(parts[block]) if there else inputs.new_zeros(len(inputs), self.num_features))
+        parts, read = self._split(inputs), self.read
+        features = [inputs.new_zeros(len(inputs), self.num_features)] * self.num_blocks
+        extracted = self._extract([self.extractors[block] for block in read], [parts[block] for block in read])
+        for block, feature in zip(read, extracted, strict=True):
+            features[block] = feature
         logits: Tensor = self.classifier(torch.cat(features, 1))
         return logits
 

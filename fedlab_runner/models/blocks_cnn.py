@@ -8,7 +8,7 @@ from itertools import pairwise
 from torch import nn
 
 from fedlab_runner.models import Model
-from fedlab_runner.models._blocks import BlockNetwork, Grid, check_grid, check_widths
+from fedlab_runner.models._blocks import BlockNetwork, Grid, check_grid, check_widths, side_by_side
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,10 @@ class BlocksCNN(Model):
             raise ValueError(f"widths must be fewer for blocks of {grid.side} pixels (each halves them, from {least})")
         extractors = [self._extractor(grid.channels) for _ in grid.blocks]
         width = self.server_hidden or self.hidden
-        return BlockNetwork(grid, grid.blocks, extractors, self.widths[-1], self.hidden, width, num_classes)
+        features = self.widths[-1]
+        return BlockNetwork(
+            grid, grid.blocks, extractors, features, self.hidden, width, num_classes, extract=side_by_side
+        )
 
     def _extractor(self, channels: int) -> nn.Module:
         layers: list[nn.Module] = []
