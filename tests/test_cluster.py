@@ -57,10 +57,10 @@ def test_clients_are_dealt_out_by_their_steps() -> None:
 
 
 @pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    """Of a cluster of two nodes with one core each; the driver is at the first."""
+def shared() -> Iterator[Cluster]:
+    """One connection for all: to connect takes seconds."""
     with _cluster() as nodes:
-        yield nodes.address
+        yield Cluster(nodes.address, LOOP)
 
 
 class _cluster:
@@ -101,44 +101,45 @@ class _cluster:
 
 
 @pytest.mark.parametrize("inner", [LOOP, Vectorized(chunk_size=3, compile=False)])
-def test_the_bits_are_the_inner_executors(inner: InPieces, address: str) -> None:
+def test_the_bits_are_the_inner_executors(inner: InPieces, shared: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """With closures over tensors, and rows that each client has of its own."""
-    shared, own = federation(build=normed).task.init(1), torch.linspace(0.1, 0.5, len(RAGGED), dtype=torch.float64)
+    monkeypatch.setitem(shared.__dict__, "inner", inner)
+    other, own = federation(build=normed).task.init(1), torch.linspace(0.1, 0.5, len(RAGGED), dtype=torch.float64)
     starts = torch.stack([federation(build=normed).task.init(seed) for seed in range(len(RAGGED))])
     for start in (starts[0], starts):
         how: dict[str, Any] = {
             "start": start,
-            "correct": lambda g, pull, late: g - (pull + late) * shared[: len(g)],
+            "correct": lambda g, pull, late: g - (pull + late) * other[: len(g)],
             "per_client": (own,),
             "per_step": lambda rows, step: (own[torch.from_numpy(rows)] * step,),
         }
         expected = train(federation(executor=inner, build=normed), **how)
-        result = train(federation(executor=Cluster(address, inner), build=normed), **how)
+        result = train(federation(executor=shared, build=normed), **how)
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(result, expected, strict=True))
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_every_algorithm(name: str, address: str) -> None:
+def test_every_algorithm(name: str, shared: Cluster) -> None:
     built = algorithm(name)
     expected = tensors(run(built, federation(cohort=4, std=1.0), 3))
-    result = tensors(run(built, federation(cohort=4, std=1.0, executor=Cluster(address, LOOP)), 3))
+    result = tensors(run(built, federation(cohort=4, std=1.0, executor=shared), 3))
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(result, expected, strict=True))
 
 
-def test_an_error_in_a_worker_is_the_callers(address: str) -> None:
+def test_an_error_in_a_worker_is_the_callers(shared: Cluster) -> None:
     def loss(model: Any, batch: Any) -> torch.Tensor:
         raise ArithmeticError("no such loss")
 
     with pytest.raises(ArithmeticError, match=r"^no such loss$"):
-        train(federation(executor=Cluster(address, LOOP)), loss=loss)
+        train(federation(executor=shared), loss=loss)
 
 
 @pytest.mark.slow  # new workers take seconds to start
-def test_clients_that_kill_their_workers_end_the_run(address: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_clients_that_kill_their_workers_end_the_run(shared: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     def correct(g: torch.Tensor) -> torch.Tensor:
         os._exit(1)
 
-    fed = federation(executor=Cluster(address, LOOP))
+    fed = federation(executor=shared)
     with pytest.raises(UserError, match=r"^executor=ray has lost the workers of the same 1 clients again and again"):
         fed.cohort(np.array([3])).train(fed.task.init(0), correct=correct)
     assert "a worker is lost, its 1 clients train elsewhere" in caplog.text

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,12 +18,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any, Self
 
-import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fedlab_runner.errors import UserError
-from fedlab_runner.executors.pieces import InPieces
+from fedlab_runner.executors.pieces import InPieces, new_models
 from fedlab_runner.executors.ray_driver import Done, Failed, Gone, Keep, Lost, Ready, Train, receive, send
 from fedlab_runner.executors.shipping import own_tensors, packed_population, pickled, shares_of
 from fedlab_runner.executors.work import OfOne, Work
@@ -63,7 +63,7 @@ class Cluster:
     def train(self, work: Work) -> tuple[Tensor, Tensor]:
         if work.task.device.type != "cpu":
             raise UserError(f"executor=ray needs device=cpu, got {work.task.device}: take loop or vectorized")
-        y = torch.empty(len(work.ids), work.task.size, dtype=work.task.dtype)
+        y = new_models(work)
         losses = y.new_zeros(len(work.ids))
         try:
             if len(work.ids):
@@ -114,12 +114,8 @@ class _Session:
         """Writes models and mean losses of the whole cohort into y [K, D] and losses [K]."""
         pieces = inner.pieces(work)
         shares = shares_of(work, pieces, min(len(pieces), SHARES_A_CORE * self._ready.cores))
-        for lasting, thing in ((work.population, packed_population), (work.task.module, lambda _: own_tensors(work))):
-            if lasting not in self._numbers:
-                self._sent += 1
-                self._numbers[lasting] = self._sent
-                self._send(Keep(self._sent, thing(lasting)))
-        numbers = [self._numbers[lasting] for lasting in (work.population, work.task.module)]
+        population = self._kept(work.population, lambda: packed_population(work.population))
+        numbers = [population, self._kept(work.task.module, lambda: own_tensors(work))]
         self._send(Train(inner, pickled(work), numbers, set(self._numbers.values()), shares))
         while not isinstance(answer := self._receive(), Ready):
             if isinstance(answer, Done):
@@ -135,6 +131,15 @@ class _Session:
                     "another executor; the same command continues from the last checkpoint"
                 )
         self._ready = answer
+
+    def _kept(self, lasting: object, packed: Callable[[], Any]) -> int:
+        """Its number in the object store, where it is put when it is new."""
+        if lasting not in self._numbers:
+            self._sent += 1
+            self._numbers[lasting] = self._sent
+            self._send(Keep(self._sent, packed()))
+        number: int = self._numbers[lasting]
+        return number
 
     def _lost(self, work: Work, clients: int, lost: Lost) -> None:
         if lost.again:

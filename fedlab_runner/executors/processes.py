@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from fedlab_runner.errors import UserError
+from fedlab_runner.executors.buffers import SHARED
 from fedlab_runner.executors.pieces import InPieces, Unchanging, own_generator
 from fedlab_runner.executors.work import OfOne, Work
 from fedlab_runner.system import cpu_seconds, die_with_parent, usable_cores
@@ -59,7 +60,7 @@ class Processes(Unchanging):
     def train(self, work: Work) -> tuple[Tensor, Tensor]:
         if work.task.device.type != "cpu":
             raise UserError(f"executor=processes needs device=cpu, got {work.task.device}: take loop or vectorized")
-        y = shared_zeros((len(work.ids), work.task.size), work.task.dtype)
+        y = SHARED.take(len(work.ids), work.task.size, work.task.dtype)
         losses = shared_zeros((len(work.ids),), work.task.dtype)
         pieces = self.inner.pieces(work)
         done = shared_zeros((len(pieces),), torch.uint8).numpy()

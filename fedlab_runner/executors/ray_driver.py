@@ -4,6 +4,7 @@ run has to checkpoint then.
     python -m fedlab_runner.executors.ray_driver <descriptor of a socket> <address or ""> <process of the run>
 """
 
+import importlib
 import logging
 import os
 import pickle
@@ -165,8 +166,7 @@ def main() -> None:
     die_with_parent(parent)
     connection = Connection(descriptor)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    import ray
-
+    ray: Any = importlib.import_module("ray")
     where: dict[str, Any] = (
         {"address": address} if address else {"num_cpus": usable_cores(), "include_dashboard": False}
     )
