@@ -26,6 +26,7 @@ from fedlab_runner.executors.pieces import InPieces, new_models
 from fedlab_runner.executors.ray_driver import Done, Failed, Gone, Keep, Lost, Ready, Train, receive, send
 from fedlab_runner.executors.shipping import own_tensors, packed_population, pickled, shares_of
 from fedlab_runner.executors.work import OfOne, Work
+from fedlab_runner.system import usable_cores
 from fedlab_runner.task import Task
 
 _log = logging.getLogger(__name__)
@@ -56,6 +57,9 @@ class Cluster:
         """Connects: a cluster that cannot be reached is said before the run begins."""
         _ = self._session
         return self
+
+    def at_once(self, clients: int) -> int:
+        return min(clients, usable_cores() * self.inner.at_once(clients))
 
     def each(self, task: Task, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
         return self.inner.each(task, function, *rows, fill=fill)

@@ -35,6 +35,10 @@ class InPieces(Unchanging, ABC):
     compile: bool  # a field of each of them
 
     @abstractmethod
+    def at_once(self, clients: int) -> int:
+        """As in `Executor`."""
+
+    @abstractmethod
     def pieces(self, work: Work) -> list[Piece]:
         """All clients of the cohort, longest work first. A piece's result depends on its own clients alone."""
 

@@ -54,6 +54,9 @@ class Processes(Unchanging):
         if not isinstance(self.inner, InPieces):
             raise ValueError(f"inner must be loop or vectorized, got {type(self.inner).__name__.lower()}")
 
+    def at_once(self, clients: int) -> int:
+        return min(clients, (self.workers or usable_cores()) * self.inner.at_once(clients))
+
     def each(self, task: Task, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
         return self.inner.each(task, function, *rows, fill=fill)
 

@@ -158,6 +158,10 @@ class Executor(Protocol):
         """The executor for a run of so many rounds, which may keep notes in its folder."""
         ...
 
+    def at_once(self, clients: int) -> int:
+        """How many of so many clients are in training at the same time, in the memory of this machine."""
+        ...
+
     def train(self, work: Work) -> tuple[Tensor, Tensor]:
         """The models after local work [K, D], and each client's mean loss over its last epoch [K]."""
         ...
