@@ -151,11 +151,11 @@ def test_a_cluster_that_is_not_there(tmp_path: Path) -> None:
         Cluster("127.0.0.1:9", LOOP).in_run(tmp_path, 1)
 
 
-PROGRAM = ("executor=ray", "algorithm=scaffold", "rounds=100000", "evaluation.every=1000", "checkpoint.rounds=5")
+PROGRAM = ("algorithm=scaffold", "rounds=100000", "evaluation.every=1000", "checkpoint.rounds=5")
 
 
-def start(folder: Path, address: str, *more: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "fedlab_runner.train", *PROGRAM, f"executor.address={address}", *more]
+def start(folder: Path, *more: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "fedlab_runner.train", *PROGRAM, *more]
     command += [f"hydra.run.dir={folder}", "logger=none", "model=logistic", "num_clients=20", "device=cpu"]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=folder.parent)
 
@@ -172,7 +172,7 @@ def test_a_killed_node_and_a_killed_head(tmp_path: Path) -> None:
     """
     folder = tmp_path / "run"
     with _cluster() as nodes:
-        process = start(folder, nodes.address)
+        process = start(folder, "executor=ray", f"executor.address={nodes.address}")
 
         def reach(rounds: int) -> None:
             while rounds_done(folder) < rounds:
@@ -191,7 +191,7 @@ def test_a_killed_node_and_a_killed_head(tmp_path: Path) -> None:
     done = rounds_done(folder) - 1
     assert (folder / "checkpoints" / f"round_{done:06d}.pt").exists()
     for each in (folder, tmp_path / "whole"):
-        last = start(each, nodes.address, "executor=loop", "~executor.address", f"rounds={done + 2}")
+        last = start(each, "executor=loop", f"rounds={done + 2}")
         _, errors = last.communicate(timeout=120)
         assert last.returncode == 0, errors
     assert files(folder) == files(tmp_path / "whole")
