@@ -51,7 +51,14 @@ LARGE = (
 )
 def test_memory_is_bounded(words: str, gigabytes: float, tmp_path: Path) -> None:
     """With 100,000 clients, and with a table of ResNet-18s of which in memory only the cohort's are."""
-    always = ["dataset=synthetic", "partition=iid", "rounds=2", "logger=none", "device=cpu", f"hydra.run.dir={tmp_path}"]
+    always = [
+        "dataset=synthetic",
+        "partition=iid",
+        "rounds=2",
+        "logger=none",
+        "device=cpu",
+        f"hydra.run.dir={tmp_path}",
+    ]
     process = subprocess.run(
         [sys.executable, "-c", PEAK, *words.split(), *always],
         capture_output=True,
