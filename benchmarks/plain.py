@@ -16,20 +16,24 @@ from fedlab_runner.executors.work import Work
 def train_cohort(work: Work, build: Callable[[], nn.Module]) -> dict[str, Tensor]:
     """Local training of a cohort and the mean of its models, weighted by examples."""
     inputs, targets = work.population.inputs, work.population.targets
-    server, module, mean = work.task.state_dict(work.start), build(), {}
+    module, mean = build(), dict[str, Tensor]()
+    sent = {k for k, p in module.named_parameters() if p.requires_grad} | {k for k, _ in module.named_buffers()}
+    server = {k: v for k, v in work.task.state_dict(work.start).items() if k in sent}
+    trained = [p for p in module.parameters() if p.requires_grad]
     total = int(work.population.num_examples[work.ids].sum())
     module.train()
     for client in work.ids.tolist():
         members = torch.from_numpy(work.population.members(client))
-        module.load_state_dict(server)
-        optimizer = torch.optim.SGD(module.parameters(), lr=work.lr)
+        module.load_state_dict(server, strict=False)
+        optimizer = torch.optim.SGD(trained, lr=work.lr)
         for _ in range(work.local.epochs or 1):
             for rows in members[torch.randperm(len(members))].split(work.local.batch_size):
                 optimizer.zero_grad()
                 F.cross_entropy(module(inputs[rows]), targets[rows]).backward()
                 optimizer.step()
-        for name, value in module.state_dict().items():
-            share = value * (len(members) / total)
+        values = module.state_dict()
+        for name in server:
+            share = values[name] * (len(members) / total)
             mean[name] = mean[name] + share if name in mean else share
     return mean
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,6 +46,30 @@ def empty() -> nn.Module:
     return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1, CLASSES, bias=False), nn.Softplus())
 
 
+def cnn_feddle() -> nn.Module:
+    """Feddle's CNN for CIFAR-10."""
+    return _model("cnn_feddle").build(3, 32, CLASSES)
+
+
+def resnet18() -> nn.Module:
+    """11,173,962 parameters: ResNet-18 with the stem for CIFAR."""
+    return _model("resnet18").build(3, 32, CLASSES)
+
+
+def lora_vit() -> nn.Module:
+    """The smallest Vision Transformer of timm with LoRA of rank 4, on 16 patches."""
+    return _model("vit_lora", name="vit_tiny_patch16_224", image_size=64).build(3, 64, CLASSES)
+
+
+def _model(choice: str, **changes: Any) -> Any:
+    import hydra.utils
+    from omegaconf import OmegaConf
+
+    from fedlab_runner.config import conf_dir
+
+    return hydra.utils.instantiate(OmegaConf.load(conf_dir() / "model" / f"{choice}.yaml"), **changes, _convert_="all")
+
+
 @dataclass(frozen=True)
 class Shape:
     """N clients with `examples` each, K of them in a round, in minibatches of `batch`."""
@@ -54,6 +79,7 @@ class Shape:
     cohort: int
     batch: int
     side: int = SIDE  # of an image
+    channels: int = 1
 
     def federation(
         self, build: Callable[[], nn.Module], executor: Executor | None = None, delay: float = 0.0
@@ -62,7 +88,7 @@ class Shape:
         rng = np.random.default_rng(0)
         n, cpu = self.clients * self.examples, torch.device("cpu")
         targets = torch.from_numpy(rng.integers(CLASSES, size=n))
-        inputs = torch.from_numpy(rng.random((n, 1, self.side, self.side), dtype=np.float32))
+        inputs = torch.from_numpy(rng.random((n, self.channels, self.side, self.side), dtype=np.float32))
         population = Population(inputs, targets, np.split(np.arange(n), self.clients), cpu)
         task = Task(build, CLASSES, normalize=Normalize(None, None), device=cpu)
         delays = HalfNormal(std=delay, draw="client")

@@ -26,10 +26,15 @@ class Algorithm(ABC, Generic[State]):
     heterogeneous: ClassVar[bool] = False  # whether clients may hold models of different architectures
     serverless: ClassVar[bool] = False  # whether clients meet among themselves, over the links of a topology
     holds_blocks: ClassVar[bool] = False  # whether clients may hold different feature blocks
+    copies: ClassVar[int] = 2  # of a cohort's models at once: what was trained (y), and what is sent or kept (y - x)
 
     def check(self, fed: Federation) -> None:
         """Raises UserError, one line, where the federation lacks what the algorithm needs."""
         return
+
+    def tables(self, fed: Federation) -> dict[str, int]:
+        """Values that its State comes to hold in memory for all clients, by the field that can put them on disk."""
+        return {}
 
     @abstractmethod
     def init(self, fed: Federation) -> State:

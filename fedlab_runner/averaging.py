@@ -44,9 +44,11 @@ def check_averaging(
         raise ValueError(f"server_lr must be > 0, got {server_lr}")
 
 
-def outgoing(x: Tensor, y: Tensor, late_policy: str) -> Update:
-    """What clients that went from x [D] to y [K, D] send."""
-    return Update(y if late_policy == "model" else y - x)
+def outgoing(x: Tensor, y: Tensor, late_policy: str, *, keep: bool = False) -> Update:
+    """What clients that went from x [D] to y [K, D] send; y is used up in it, unless the caller wants to `keep` it."""
+    if late_policy == "model":
+        return Update(y)
+    return Update(y - x if keep else y.sub_(x))
 
 
 def average(x: Tensor, arrivals: Arrivals[Any], late_policy: str, weighting: str, server_lr: float) -> Tensor:

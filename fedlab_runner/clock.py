@@ -1,5 +1,7 @@
 """Who starts at each round and when their updates arrive; nothing here depends on what clients learn."""
 
+from collections.abc import Iterator
+from copy import copy
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -63,6 +65,12 @@ class RoundClock:
         ids, delays = self._participation.reporting(asked, delays)
         self._due[ids] = round + delays
         return Starts(ids, round + delays, len(asked))
+
+    def ahead(self, round: int, rounds: int) -> Iterator[Starts]:
+        """What `start` will give in the rounds from this one on."""
+        twin = copy(self)
+        twin._due = self._due.copy()
+        return (twin.start(each) for each in range(round, round + rounds))
 
     def sample(self, round: int, clients: np.ndarray) -> np.ndarray:
         """Those of `clients` that take part in a round in which nobody is late."""

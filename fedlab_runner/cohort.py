@@ -1,7 +1,7 @@
 """The clients that start in a round, and their local training."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ class Cohort:
         local: LocalTraining | None = None,
     ) -> None:
         self._fed, self.task, self.client_ids, self.due = fed, task or fed.task, ids, due
+        self._seed = fed.seed
         self._num_steps = fed.population.num_steps(ids, local or fed.local, self.task.has_batch_norm)
         device = fed.task.device
         self.ids = torch.from_numpy(ids).to(device)  # [K]
@@ -44,6 +45,10 @@ class Cohort:
 
     def __len__(self) -> int:
         return len(self.client_ids)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the federation: what an algorithm's closures hold may be sent to other machines."""
+        return self.__dict__ | {"_fed": None}
 
     def rows(self, place: str, length: int) -> Rows:
         """As `Federation.rows`."""
@@ -61,7 +66,7 @@ class Cohort:
 
     def streams(self, rows: np.ndarray, step: int) -> Iterator[np.random.Generator]:
         """Random streams for the algorithm's use: of some rows of the cohort, in turn, at one of their local steps."""
-        return generators(self._fed.seed, Purpose.ALGORITHM, self.round, self.client_ids[rows], step)
+        return generators(self._seed, Purpose.ALGORITHM, self.round, self.client_ids[rows], step)
 
     def select(self, rows: np.ndarray) -> "Cohort":
         """Some of the clients, by indices [k]."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedlab_runner.architectures import Group, by_architecture, family
 from fedlab_runner.arrivals import Arrivals, Flight, Upload, like, names, staleness_metrics
-from fedlab_runner.clock import RoundClock
+from fedlab_runner.clock import RoundClock, Starts
 from fedlab_runner.cohort import Cohort
 from fedlab_runner.executors.work import Executor, Work
 from fedlab_runner.guard import Guard
@@ -163,6 +163,10 @@ class Federation:
     def cohort_size(self) -> int:
         """How many clients are to report from each round when enough are idle."""
         return self._clock.cohort_size
+
+    def ahead(self, rounds: int) -> Iterator[Starts]:
+        """Who will start in each of so many rounds, from the current one on."""
+        return self._clock.ahead(self.round, rounds)
 
     def server_batches(self, epochs: int, batch_size: int, max_steps: int | None = None, **how: Any) -> Iterator[Batch]:
         """Minibatches of the server's examples in this round; `how` as in `server.server_batches`."""

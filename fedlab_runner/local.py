@@ -1,7 +1,7 @@
 """What a client does with the model it receives: how long it trains and with which optimiser."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fedlab_runner.optimizer import SGD, Adam, Optimizer
 
@@ -57,6 +57,10 @@ class LocalTraining:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be > 0 or null, got {value}")
+
+    def for_steps(self, steps: int) -> "LocalTraining":
+        """The same for so many steps."""
+        return replace(self, epochs=None, steps=steps)
 
     def make_optimizer(self) -> Optimizer:
         """The optimiser of one round's local work."""

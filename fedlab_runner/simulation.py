@@ -18,11 +18,13 @@ from fedlab_runner.checkpoint import Checkpointing, CheckpointStore
 from fedlab_runner.client_models import ClientModels
 from fedlab_runner.data import Examples
 from fedlab_runner.errors import Diverged, UserError
+from fedlab_runner.estimate import check_memory, seconds_a_round
 from fedlab_runner.evaluation import Evaluation
 from fedlab_runner.federation import Federation
 from fedlab_runner.packing import pack, unpack
 from fedlab_runner.recorder import Recorder
 from fedlab_runner.task import Task
+from fedlab_runner.wording import duration
 
 _log = logging.getLogger(__name__)
 
@@ -71,10 +73,12 @@ class Simulation:
         Raises Diverged when a model or the training loss is not finite.
         """
         saved = store.load(fingerprint, self.fed.task.device, partial(self._lacks, recorder, checkpointing))
+        memory = check_memory(self.algorithm, self.fed, self.rounds)
         now, wall = self._resume(*saved) if saved else (self._initial(), 0.0)
         self.fed.tables.retain(store.rounds())
         began = time.monotonic() - wall
         written, saved_round, saved_at = bool(saved), now.round, time.monotonic()
+        evaluation = None
         recorder.start(now.round if saved else -1)
         on_start()
 
@@ -93,7 +97,10 @@ class Simulation:
 
         try:
             if not saved:
+                evaluating = time.monotonic()
                 recorder.log(0, self._first_evaluation(now.state), {"time/wall": time.monotonic() - began})
+                evaluation = time.monotonic() - evaluating
+            _log.info("%s; %s", self._expected_time(now.round, evaluation), memory)
             while now.round < self.rounds:
                 started = time.monotonic()
                 memory, seen = self._analyse(now)
@@ -117,6 +124,18 @@ class Simulation:
             raise
         save()
         return now.state
+
+    def _expected_time(self, done: int, evaluation: float | None) -> str:
+        """Of the rounds that are left, in words; `evaluation` is what one takes, if it is known."""
+        rounds = range(done + 1, self.rounds + 1)
+        training = duration(len(rounds) * seconds_a_round(self.fed)) if rounds else "0 s"
+        words = (
+            f"{len(rounds)} rounds are left: local training takes {training} with executor=loop, or less with others"
+        )
+        if evaluation is None:
+            return words
+        times = sum(self.evaluation.due(round, self.rounds) for round in rounds)
+        return f"{words}; evaluation {duration(times * evaluation)}"
 
     def _initial(self) -> Snapshot:
         return Snapshot(0, self.algorithm.init(self.fed), self.fed.state_dict(), self.analysis.init())

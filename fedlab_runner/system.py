@@ -54,6 +54,14 @@ def cpu_seconds(pid: int) -> float | None:
         return None
 
 
+def resident_bytes() -> int | None:
+    """Memory that this process has now; None where unknown."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return None
+
+
 def memory_bytes() -> int | None:
     """Memory that could be used without swapping, the limit of the control group included; None where unknown."""
     found = []

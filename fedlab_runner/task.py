@@ -123,7 +123,6 @@ class Task:
         self._params = [(k, p.shape, p.numel()) for k, p in trainable.items()]
         self._buffers = [(k, b.shape, b.numel()) for k, b in floats.items()]
         self._own: list[Tensor] = [*trainable.values(), *floats.values()]
-        self._kept = [value.data for value in self._own]
         self.num_params = sum(n for *_, n in self._params)
         self.num_buffers = sum(n for *_, n in self._buffers)
         self.size = self.num_params + self.num_buffers
@@ -216,14 +215,14 @@ class Task:
         training writes into its buffers is written into w.
         """
         shapes = self._params + self._buffers
-        parts = torch.split(w, [n for *_, n in shapes])
+        parts, kept = torch.split(w, [n for *_, n in shapes]), [value.data for value in self._own]
         try:
             for value, (_, shape, _), part in zip(self._own, shapes, parts, strict=True):
                 value.data = part.view(shape)
             yield self._own[: len(self._params)]
         finally:
-            for value, kept in zip(self._own, self._kept, strict=True):
-                value.data = kept
+            for value, before in zip(self._own, kept, strict=True):
+                value.data = before
 
     def loss(self, model: Model, batch: Batch) -> Tensor:
         """The supervision signal's mean over the real examples of a minibatch."""

@@ -29,9 +29,9 @@ from fedlab_runner.federation import Cohort, Federation
 LOOP = Loop(compile=False)
 
 
-def train(fed: Federation, **how: Any) -> tuple[Tensor, Tensor]:
+def train(fed: Federation, start: Tensor | None = None, **how: Any) -> tuple[Tensor, Tensor]:
     cohort = Cohort(fed, np.arange(len(RAGGED)), due=np.zeros(len(RAGGED), np.int64))
-    y = cohort.train(fed.task.init(0), **how)
+    y = cohort.train(fed.task.init(0) if start is None else start, **how)
     assert cohort.last_loss is not None
     return y, cohort.last_loss
 

@@ -41,6 +41,9 @@ class CA2FL(ServerAlgorithm[State, Update]):
             raise ValueError(f"server_lr must be > 0, got {self.server_lr}")
         check_place("updates_on", self.updates_on)
 
+    def tables(self, fed: Federation) -> dict[str, int]:
+        return {} if self.updates_on == "disk" else {"updates_on": fed.num_clients * fed.task.size}
+
     def init(self, fed: Federation) -> State:
         x = fed.task.init(fed.seed)
         return State(x, {}, h=x.new_zeros(len(x)), buffer=x.new_zeros(len(x)), buffered=0)

@@ -1,6 +1,7 @@
 """FedAvg (McMahan et al., AISTATS 2017), Algorithm 1. https://arxiv.org/abs/1602.05629"""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -20,6 +21,8 @@ class FedAvg(ServerAlgorithm[Params, Update]):
     late_policy: str
     weighting: str
     server_lr: float
+
+    copies: ClassVar[int] = 1  # what is sent takes the place of what was trained
 
     def __post_init__(self) -> None:
         check_averaging(self.late_policy, self.weighting, self.server_lr)

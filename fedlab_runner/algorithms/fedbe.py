@@ -83,7 +83,7 @@ class FedBE(ServerAlgorithm[Params, ModelUpdate]):
     def client_update(self, state: Params, cohort: Cohort) -> ModelUpdate:
         x = state.params
         y = cohort.train(x)
-        return ModelUpdate(outgoing(x, y, self.late_policy).rows, y)
+        return ModelUpdate(outgoing(x, y, self.late_policy, keep=True).rows, y)
 
     def server_step(self, state: Params, arrivals: Arrivals[ModelUpdate], fed: Federation) -> Params:
         x = average(state.params, arrivals, self.late_policy, self.weighting, server_lr=1.0)

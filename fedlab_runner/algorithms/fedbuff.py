@@ -1,7 +1,7 @@
 """FedBuff (Nguyen et al., AISTATS 2022), Algorithm 1. https://arxiv.org/abs/2106.06639"""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,6 +29,8 @@ class FedBuff(ServerAlgorithm[State, Update]):
     buffer_size: int
     server_lr: float
     staleness_exp: float
+
+    copies: ClassVar[int] = 1  # what is sent takes the place of what was trained
 
     def __post_init__(self) -> None:
         if self.buffer_size < 1:

@@ -95,6 +95,9 @@ class FedCDA(ServerAlgorithm[State, Upload]):
         if self.batches > clients:
             _log.warning("algorithm.batches %d: %d a round, as there are clients", self.batches, clients)
 
+    def tables(self, fed: Federation) -> dict[str, int]:
+        return {} if self.caches_on == "disk" else {"caches_on": self.memory * fed.num_clients * fed.task.size}
+
     def init(self, fed: Federation) -> State:
         x = fed.task.init(fed.seed)
         return State(x, torch.zeros_like(x, dtype=torch.float64), {}, {})

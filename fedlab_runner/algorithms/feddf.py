@@ -62,7 +62,7 @@ class FedDF(ServerAlgorithm[Params, ModelUpdate]):
     def client_update(self, state: Params, cohort: Cohort) -> ModelUpdate:
         x = state.params
         y = cohort.train(x)
-        return ModelUpdate(outgoing(x, y, self.late_policy).rows, y)
+        return ModelUpdate(outgoing(x, y, self.late_policy, keep=True).rows, y)
 
     def server_step(self, state: Params, arrivals: Arrivals[ModelUpdate], fed: Federation) -> Params:
         if not len(arrivals):

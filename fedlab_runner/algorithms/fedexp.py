@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,6 +31,8 @@ class FedExP(ServerAlgorithm[State, Update]):
     eps: float
     eval_avg_last2: bool
     weighting: str
+
+    copies: ClassVar[int] = 1  # what is sent takes the place of what was trained
 
     def __post_init__(self) -> None:
         if self.eps < 0:

@@ -1,6 +1,7 @@
 """Fed+FT: FedAvg whose server fine-tunes on its own examples after each step (Feddle, section 5, baseline a2)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -23,6 +24,8 @@ class FedFT(ServerAlgorithm[Params, Update]):
     max_steps: int | None
     late_policy: str
     weighting: str
+
+    copies: ClassVar[int] = 1  # what is sent takes the place of what was trained
 
     def __post_init__(self) -> None:
         check_server_training(self.lr, self.epochs, self.batch_size, self.max_steps)

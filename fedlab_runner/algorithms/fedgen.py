@@ -102,7 +102,7 @@ class FedGEN(ServerAlgorithm[State, Upload]):
             y = cohort.train(x, loss=self._loss(state, cohort), per_step=self._draws(cohort))
         else:
             y = cohort.train(x)
-        return Upload(outgoing(x, y, self.late_policy).rows, y, cohort.label_counts.to(x))
+        return Upload(outgoing(x, y, self.late_policy, keep=True).rows, y, cohort.label_counts.to(x))
 
     def _loss(self, state: State, cohort: Cohort) -> Loss:
         """CE on the client's examples, alpha CE on generated features and beta KL between the two, with draws of

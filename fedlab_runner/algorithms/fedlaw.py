@@ -1,6 +1,7 @@
 """FedLAW (Li, Lin, Shang and Wu, ICML 2023): learned weights of aggregation. https://arxiv.org/abs/2302.10911"""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -29,6 +30,8 @@ class FedLAW(ServerAlgorithm[Params, Update]):
     max_steps: int | None
     lr_decay: float
     lr_decay_epochs: int
+
+    copies: ClassVar[int] = 1  # what is sent takes the place of what was trained
 
     def __post_init__(self) -> None:
         check_server_training(self.lr, self.epochs, self.batch_size, self.max_steps)

@@ -1,6 +1,7 @@
 """FedProx (Li et al., MLSys 2020), Algorithm 2. https://arxiv.org/abs/1812.06127"""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -22,6 +23,8 @@ class FedProx(ServerAlgorithm[Params, Update]):
     late_policy: str
     weighting: str
     server_lr: float
+
+    copies: ClassVar[int] = 1  # what is sent takes the place of what was trained
 
     def __post_init__(self) -> None:
         if self.mu < 0:

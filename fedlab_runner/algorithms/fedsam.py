@@ -1,6 +1,7 @@
 """FedSAM (Qu et al., ICML 2022): FedAvg with sharpness-aware clients. https://arxiv.org/abs/2206.02618"""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,6 +23,8 @@ class FedSAM(ServerAlgorithm[Params, Update]):
     late_policy: str
     weighting: str
     server_lr: float
+
+    copies: ClassVar[int] = 1  # what is sent takes the place of what was trained
 
     def __post_init__(self) -> None:
         if self.rho < 0:

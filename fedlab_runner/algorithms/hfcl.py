@@ -1,6 +1,7 @@
 """HFCL (Elbir, Coleri and Mishra, 2021): the server is one more client. https://arxiv.org/abs/2011.06892"""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,6 +22,8 @@ class HFCL(ServerAlgorithm[Params, Update]):
 
     late_policy: str
     weighting: str
+
+    copies: ClassVar[int] = 1  # what is sent takes the place of what was trained
 
     def __post_init__(self) -> None:
         check_averaging(self.late_policy, self.weighting, server_lr=1.0)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -40,10 +40,15 @@ class SCAFFOLD(ServerAlgorithm[State, Upload]):
     server_lr: float
     controls_on: str
 
+    copies: ClassVar[int] = 4  # c_i, y, and the changes of both
+
     def __post_init__(self) -> None:
         check_place("controls_on", self.controls_on)
         if not self.server_lr > 0:
             raise ValueError(f"server_lr must be > 0, got {self.server_lr}")
+
+    def tables(self, fed: Federation) -> dict[str, int]:
+        return {} if self.controls_on == "disk" else {"controls_on": fed.num_clients * fed.task.num_params}
 
     def init(self, fed: Federation) -> State:
         x = fed.task.init(fed.seed)

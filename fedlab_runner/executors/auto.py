@@ -16,6 +16,7 @@ from fedlab_runner.executors.vectorized import CHUNK, Vectorized
 from fedlab_runner.executors.work import Executor, OfOne, Work
 from fedlab_runner.system import usable_cores
 from fedlab_runner.task import Task
+from fedlab_runner.wording import duration
 
 _log = logging.getLogger(__name__)
 REFERENCE, UNTIMED = "loop", f"vectorized executor.chunk_size={CHUNK}"
@@ -54,6 +55,9 @@ class Auto:
         memory.open(folder, rounds)
         return _Choosing(self, memory)
 
+    def at_once(self, clients: int) -> int:
+        return min(clients, CHUNK)
+
     def train(self, work: Work) -> tuple[Tensor, Tensor]:
         """Outside of a run: chosen anew, by what is remembered for the machine."""
         return _Choosing(self, Memory()).train(work)
@@ -80,6 +84,9 @@ class _Choosing(Unchanging):
 
     def each(self, task: Task, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
         return self._settings.each(task, function, *rows, fill=fill)
+
+    def at_once(self, clients: int) -> int:
+        return self._settings.at_once(clients)
 
     def _choose(self, work: Work, kind: str) -> Executor:
         rounds, executors = self._memory.rounds_left(work), self._executors()
@@ -148,7 +155,7 @@ class _Choosing(Unchanging):
             a_round[ranked[0]],
             ranked[0],
             ", ".join(f"{name} ({seconds})" for name, seconds in a_round.items() if name != ranked[0]),
-            _duration(total(ranked[0])),
+            duration(total(ranked[0])),
             rounds,
         )
         return ranked[0]
@@ -161,8 +168,3 @@ def _compilable(work: Work) -> bool:
     own = (work.loss, work.perturb, work.correct, work.per_step)
     plain = all(function is None for function in own) and not work.per_client and not work.task.has_batch_norm
     return plain and any(map(shutil.which, ("c++", "g++", "clang++")))
-
-
-def _duration(seconds: float) -> str:
-    minutes = round(seconds / 60)
-    return f"{seconds:.0f} s" if seconds < 100 else f"{minutes} min" if minutes < 120 else f"{seconds / 3600:.1f} h"

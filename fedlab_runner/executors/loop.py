@@ -18,6 +18,9 @@ class Loop(InPieces):
 
     compile: bool
 
+    def at_once(self, clients: int) -> int:
+        return min(1, clients)
+
     def pieces(self, work: Work) -> list[Piece]:
         return [Piece(rows[k : k + 1], frozen) for frozen, rows in work.groups() for k in range(len(rows))]
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedlab_runner.executors.buffers import PRIVATE
 from fedlab_runner.executors.work import OfOne, Work
 from fedlab_runner.task import Task
 
@@ -34,6 +35,10 @@ class InPieces(Unchanging, ABC):
     compile: bool  # a field of each of them
 
     @abstractmethod
+    def at_once(self, clients: int) -> int:
+        """As in `Executor`."""
+
+    @abstractmethod
     def pieces(self, work: Work) -> list[Piece]:
         """All clients of the cohort, longest work first. A piece's result depends on its own clients alone."""
 
@@ -46,12 +51,20 @@ class InPieces(Unchanging, ABC):
         """Writes the models and mean losses of the piece's clients into their rows of y [K, D] and losses [K]."""
 
     def train(self, work: Work) -> tuple[Tensor, Tensor]:
-        y = torch.empty(len(work.ids), work.task.size, device=work.task.device, dtype=work.task.dtype)
+        y = new_models(work)
         losses = y.new_zeros(len(work.ids))
         with own_generator(work):
             for piece in self.pieces(work):
                 self.train_piece(work, piece, y, losses)
         return y, losses
+
+
+def new_models(work: Work) -> Tensor:
+    """Room for the models of a cohort [K, D]."""
+    task, count = work.task, len(work.ids)
+    if task.device.type == "cpu":
+        return PRIVATE.take(count, task.size, task.dtype)
+    return torch.empty(count, task.size, device=task.device, dtype=task.dtype)
 
 
 @contextmanager

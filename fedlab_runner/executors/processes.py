@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from fedlab_runner.errors import UserError
+from fedlab_runner.executors.buffers import SHARED
 from fedlab_runner.executors.pieces import InPieces, Unchanging, own_generator
 from fedlab_runner.executors.work import OfOne, Work
 from fedlab_runner.system import cpu_seconds, die_with_parent, usable_cores
@@ -53,13 +54,16 @@ class Processes(Unchanging):
         if not isinstance(self.inner, InPieces):
             raise ValueError(f"inner must be loop or vectorized, got {type(self.inner).__name__.lower()}")
 
+    def at_once(self, clients: int) -> int:
+        return min(clients, (self.workers or usable_cores()) * self.inner.at_once(clients))
+
     def each(self, task: Task, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
         return self.inner.each(task, function, *rows, fill=fill)
 
     def train(self, work: Work) -> tuple[Tensor, Tensor]:
         if work.task.device.type != "cpu":
             raise UserError(f"executor=processes needs device=cpu, got {work.task.device}: take loop or vectorized")
-        y = shared_zeros((len(work.ids), work.task.size), work.task.dtype)
+        y = SHARED.take(len(work.ids), work.task.size, work.task.dtype)
         losses = shared_zeros((len(work.ids),), work.task.dtype)
         pieces = self.inner.pieces(work)
         done = shared_zeros((len(pieces),), torch.uint8).numpy()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedlab_runner.executors.memory import Cost
-from fedlab_runner.executors.work import Executor, PerStep, Work
+from fedlab_runner.executors.work import Executor, Work
 
 _log = logging.getLogger(__name__)
 STEP_SECONDS, FLOPS_A_SECOND = 3e-4, 2e10  # of a small step, and of a large one: a core of today
@@ -44,20 +44,8 @@ def sample(work: Work, seconds: float) -> Work:
     count = int(np.clip(len(work.ids) * SAMPLE_SECONDS / seconds, min(20, len(work.ids)), len(work.ids)))
     order = np.concatenate([rows for _, rows in work.groups()])
     rows = np.sort(order[np.linspace(0, len(order) - 1, count).astype(np.int64)])
-    ids = work.ids[rows]
-    return replace(
-        work,
-        ids=ids,
-        local=local,
-        num_steps=work.population.num_steps(ids, local, work.task.has_batch_norm),
-        start=work.start if work.start.dim() == 1 else work.start[rows],
-        per_client=tuple(t[rows] for t in work.per_client),
-        per_step=None if work.per_step is None else _of_rows(work.per_step, rows),
-    )
-
-
-def _of_rows(per_step: PerStep, rows: np.ndarray) -> PerStep:
-    return lambda some, step: per_step(rows[some], step)
+    part = work.select(rows)
+    return replace(part, local=local, num_steps=work.population.num_steps(part.ids, local, work.task.has_batch_norm))
 
 
 def measure(work: Work, executors: Mapping[str, Executor]) -> dict[str, Cost]:

@@ -33,6 +33,9 @@ class Vectorized(InPieces):
         if self.chunk_size is not None and self.chunk_size < 1:
             raise ValueError(f"chunk_size must be >= 1 or null, got {self.chunk_size}")
 
+    def at_once(self, clients: int) -> int:
+        return min(self.chunk_size or clients, clients)
+
     def pieces(self, work: Work) -> list[Piece]:
         return [
             Piece(chunk, frozen)

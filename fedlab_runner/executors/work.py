@@ -1,7 +1,7 @@
 """The local work of a cohort, as every executor receives it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -43,6 +43,18 @@ class Work:
     correct: Correct | None = None
     per_client: tuple[Tensor, ...] = ()  # each [K, ...]
     per_step: PerStep | None = None
+
+    def select(self, rows: np.ndarray) -> "Work":
+        """The work of some of the clients [k]."""
+        per_step = self.per_step
+        return replace(
+            self,
+            ids=self.ids[rows],
+            num_steps=self.num_steps[rows],
+            start=self.start if self.start.dim() == 1 else self.start[rows],
+            per_client=tuple(t[rows] for t in self.per_client),
+            per_step=None if per_step is None else lambda some, step: per_step(rows[some], step),
+        )
 
     def plan(self, rows: np.ndarray) -> Plan:
         """The minibatches of some of the clients."""
@@ -144,6 +156,10 @@ class Executor(Protocol):
 
     def in_run(self, folder: Path, rounds: int) -> "Executor":
         """The executor for a run of so many rounds, which may keep notes in its folder."""
+        ...
+
+    def at_once(self, clients: int) -> int:
+        """How many of so many clients are in training at the same time, in the memory of this machine."""
         ...
 
     def train(self, work: Work) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,96 @@
+"""What a run will take is said before its first round; one that cannot fit is refused with the way out."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from composed import composed
+from toy import ALGORITHMS, RAGGED, algorithm, federation
+
+from fedlab_runner import estimate
+from fedlab_runner.errors import UserError
+from fedlab_runner.executors.loop import Loop
+from fedlab_runner.executors.processes import Processes
+from fedlab_runner.executors.vectorized import Vectorized
+from fedlab_runner.runner import run_in
+from fedlab_runner.wording import duration
+
+N = len(RAGGED)
+
+
+def needs(name: str, how: Any = None, **overrides: Any) -> dict[str, float]:
+    fed, built = federation(**(how or {})), algorithm(name, **overrides)
+    built.check(fed)
+    return {need.what: need.bytes for need in estimate._needs(built, fed, 10)}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_can_be_estimated(name: str) -> None:
+    fed, built = federation(cohort=4, std=1.0), algorithm(name)
+    before = fed.state_dict()["clock"]["due"]
+    assert estimate.check_memory(built, fed, 10).startswith("peak memory about ")
+    assert bool((fed.state_dict()["clock"]["due"] == before).all()), "the clock was only asked"
+
+
+def test_tables_count_where_they_lie_in_memory() -> None:
+    task = federation().task
+    rows = {"ca2fl": ("updates_on", task.size), "scaffold": ("controls_on", task.num_params)}
+    for name, (field, values) in rows.items():
+        assert needs(name)[f"the table of algorithm.{field}"] == N * values * 8
+        assert f"the table of algorithm.{field}" not in needs(name, **{field: "disk"})
+    assert needs("fedcda")["the table of algorithm.caches_on"] == algorithm("fedcda").memory * N * task.size * 8  # type: ignore[attr-defined]
+
+
+def test_cohorts_late_updates_and_clients_in_training() -> None:
+    model = federation().task.size * 8
+    assert needs("fedavg")[f"the models of {N} clients"] == N * model
+    assert needs("feddf")[f"the models of {N} clients"] == 2 * N * model
+    late = needs("fedavg", {"std": 3.0})
+    (flying,) = (int(what.split()[0]) for what, size in late.items() if "late updates" in what)
+    assert 0 < flying <= N and late[f"the models of {N} clients"] == 2 * N * model
+    for executor, clients in ((Vectorized(3, compile=False), 3), (Processes(2, Loop(compile=False)), 2)):
+        assert needs("fedavg", {"executor": executor})[f"{clients} clients in training"] == 3 * clients * model
+    assert needs("dec_fedavg", {"cohort": 4})[f"the models of all {N} clients"] == 2 * N * model
+
+
+def test_activations_are_counted_from_one_minibatch() -> None:
+    """Of the small MLP: its input [8, 5], what tanh gives [8, 6], log-softmax [8, 3]; labels and few scalars."""
+    fed = federation()
+    least = 8 * (5 + 6 + 3) * 8
+    assert least <= estimate._saved_bytes(fed.task, fed) <= 2 * least
+
+
+def test_a_run_that_cannot_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimate, "WORTH_REFUSING", 0)
+    monkeypatch.setattr(estimate, "memory_bytes", lambda: 1000)
+    fed = federation()
+    with pytest.raises(UserError) as refused:
+        estimate.check_memory(algorithm("ca2fl"), fed, 10)
+    line = str(refused.value)
+    assert line.startswith("the run needs 0.0 GB more (") and "0.0 GB are free" in line and "\n" not in line
+    assert "set algorithm.updates_on=disk" in line and "lower participation.cohort_size" in line
+    monkeypatch.setattr(estimate, "memory_bytes", lambda: None)
+    estimate.check_memory(algorithm("ca2fl"), fed, 10)
+
+
+def test_it_is_said_before_the_first_round(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    overrides = ("algorithm=fedavg", "executor=loop", "evaluation.every=1")
+    run_in(tmp_path, composed(*overrides, "rounds=2"))
+    assert "2 rounds are left: local training takes " in caplog.text and "evaluation 0 s; peak memory" in caplog.text
+    caplog.clear()
+    run_in(tmp_path, composed(*overrides, "rounds=3"))
+    assert "1 rounds are left" in caplog.text
+
+
+def test_it_changes_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_in(tmp_path / "with", composed("algorithm=fedavg", "rounds=2", "executor=loop"))
+    monkeypatch.setattr("fedlab_runner.simulation.seconds_a_round", lambda fed: 0.0)
+    monkeypatch.setattr("fedlab_runner.simulation.check_memory", lambda *_: "")
+    run_in(tmp_path / "without", composed("algorithm=fedavg", "rounds=2", "executor=loop"))
+    assert (tmp_path / "with" / "metrics.jsonl").read_bytes() == (tmp_path / "without" / "metrics.jsonl").read_bytes()
+
+
+def test_durations() -> None:
+    assert [duration(s) for s in (3, 99, 100, 7000, 7200)] == ["3 s", "99 s", "2 min", "117 min", "2.0 h"]
