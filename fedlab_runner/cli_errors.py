@@ -42,7 +42,8 @@ def explain(error: BaseException, arguments: Sequence[str]) -> list[str] | None:
     # By convention our own code raises ValueError for users; one from inside a library is a bug of ours.
     if isinstance(known, UserError | Diverged) or (type(known) is ValueError and _raised_in(known, "fedlab_runner.")):
         return str(known).splitlines() or [type(known).__name__]
-    if isinstance(error, OSError) and error.errno in DISK:
+    if of_disk(error):
+        assert isinstance(error, OSError) and error.errno is not None
         where = f"{error.filename}: " if error.filename else ""
         return [_one_line(f"{where}{error.strerror}: {DISK[error.errno]}")]
     if isinstance(error, OverrideParseException):
@@ -59,6 +60,11 @@ def explain(error: BaseException, arguments: Sequence[str]) -> list[str] | None:
     if type(error) is ValueError and _raised_in(error, "hydra._internal."):
         return [_one_line(f"{error} (in: {' '.join(filter(_is_group, arguments)) or ' '.join(arguments)})")]
     return None
+
+
+def of_disk(error: BaseException) -> bool:
+    """Whether a file system refused something, for a reason that is neither the command's fault nor the program's."""
+    return isinstance(error, OSError) and error.errno in DISK  # some of Hydra's are OSErrors too, without a number
 
 
 def unwrapped(error: BaseException) -> BaseException:

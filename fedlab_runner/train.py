@@ -116,7 +116,7 @@ def _report(error: BaseException, arguments: list[str]) -> int:
         return 1
     for line in lines:
         print(f"error: {line}", file=sys.stderr)
-    return 1 if isinstance(error, Diverged | OSError) else 2
+    return 1 if isinstance(error, Diverged) or cli_errors.of_disk(error) else 2
 
 
 @contextmanager
