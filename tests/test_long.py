@@ -61,8 +61,9 @@ def start(folder: Path, *command: str) -> "subprocess.Popen[str]":
 def assert_no_growth(early: list[Held], late: list[Held], most: int) -> None:
     """`most` bytes more at the end; handles, threads and children not one more."""
     assert early and late
-    print(f"early {early[-1]}, late {late[-1]}")
-    assert statistics.median(each.rss for each in late) - statistics.median(each.rss for each in early) < most
+    first, last = (statistics.median(each.rss for each in part) / MEBIBYTE for part in (early, late))
+    print(f"memory {first:.1f} MiB, at the end {last:.1f}; before: {early[-1]}")
+    assert (last - first) * MEBIBYTE < most
     for name in ("handles", "threads", "children"):
         assert max(getattr(each, name) for each in late) <= max(getattr(each, name) for each in early), name
 
