@@ -1,6 +1,8 @@
 """The one entry point: compose, check, run; whatever goes wrong ends in one clear line and an exit code.
 
-Exit codes: 0 done, 1 a run failed (diverged, disk full), 2 the command or the config is wrong, 128 + n stopped by signal n."""
+Exit codes: 0 done, 1 a run failed (diverged, disk full), 2 the command or the config is wrong, 128 + n stopped by
+signal n.
+"""
 
 import logging
 import os
