@@ -29,6 +29,7 @@ class Watch:
         self._rule = {"pruning": type(pruning).__name__, **values}
         sweep_folder = os.environ.get(sweep.FOLDER)
         self._sweep = None if sweep_folder is None else Path(sweep_folder)
+        self._known: dict[Path, Curve] = {}  # of finished runs, which are read once
 
     def start(self) -> None:
         """Raises Pruned where the same rule has given the run up before; else the run may go on."""
@@ -43,7 +44,7 @@ class Watch:
         if self._sweep is None or round >= self._rounds or not e.due(round, self._rounds):
             return
         rows = history()
-        reason = self._pruning.verdict(_curve(rows, e.metric), self._others())
+        reason = self._pruning.verdict(_curve(rows, e.metric), self._others)
         if reason is None:
             return
         objective = float(summarise(rows, e.metric, e.summary, e.last, e.every, self._rounds)["objective"])
@@ -54,11 +55,10 @@ class Watch:
     def _others(self) -> list[Curve]:
         """The curves of the runs that the sweep has finished."""
         assert self._sweep is not None
-        return [
-            _curve(rows, self._evaluation.metric)
-            for folder in sweep.finished(self._sweep)
-            if folder != self._path.parent and (rows := _rows(folder / METRICS))
-        ]
+        for folder in sweep.finished(self._sweep):
+            if folder != self._path.parent and folder not in self._known and (rows := _rows(folder / METRICS)):
+                self._known[folder] = _curve(rows, self._evaluation.metric)
+        return list(self._known.values())
 
 
 def read(folder: Path) -> Mapping[str, Any]:

@@ -35,19 +35,27 @@ OTHERS = [{1: 0.2, 2: 0.4}, {1: 0.3, 2: 0.5}, {1: 0.4, 2: 0.9}]
     ],
 )
 def test_the_median_rule(own: dict[int, float], ends: bool) -> None:
-    assert (Median(warmup=0, min_runs=3).verdict(own, OTHERS) is not None) == ends
-    assert NoPruning().verdict(own, OTHERS) is None
+    assert (Median(warmup=0, min_runs=3).verdict(own, lambda: OTHERS) is not None) == ends
+    assert NoPruning().verdict(own, lambda: OTHERS) is None
 
 
 def test_neither_early_nor_with_few_others() -> None:
     rule = Median(warmup=2, min_runs=3)
-    assert rule.verdict({1: 0.0}, OTHERS) is None and rule.verdict({2: 0.0}, OTHERS)
-    assert rule.verdict({2: 0.0}, OTHERS[:2]) is None
-    assert rule.verdict({2: 0.0}, [*OTHERS[:2], {2: math.nan}, {1: 0.7}]) is None
+    assert rule.verdict({1: 0.0}, lambda: OTHERS) is None and rule.verdict({2: 0.0}, lambda: OTHERS)
+    assert rule.verdict({2: 0.0}, lambda: OTHERS[:2]) is None
+    assert rule.verdict({2: 0.0}, lambda: [*OTHERS[:2], {2: math.nan}, {1: 0.7}]) is None
     with pytest.raises(ValueError, match=r"^warmup must be >= 0, got -1$"):
         Median(-1, 1)
     with pytest.raises(ValueError, match=r"^min_runs must be >= 1, got 0$"):
         Median(0, 0)
+
+
+def test_without_a_rule_no_file_is_read() -> None:
+    def others() -> list[dict[int, float]]:
+        raise AssertionError
+
+    assert NoPruning().verdict({5: 0.0}, others) is None
+    assert Median(warmup=6, min_runs=1).verdict({5: 0.0}, others) is None
 
 
 def write_sweep(outputs: Path, *accuracies: float, metric: str = "test/accuracy") -> Path:

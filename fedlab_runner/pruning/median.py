@@ -5,10 +5,9 @@ https://doi.org/10.1145/3097983.3098043
 
 import math
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedlab_runner.pruning import Curve
+from fedlab_runner.pruning import Curve, Others
 
 
 @dataclass(frozen=True)
@@ -28,10 +27,12 @@ class Median:
         if self.min_runs < 1:
             raise ValueError(f"min_runs must be >= 1, got {self.min_runs}")
 
-    def verdict(self, own: Curve, others: Sequence[Curve]) -> str | None:
+    def verdict(self, own: Curve, others: Others) -> str | None:
         round = max(own, default=0)
-        there = [other[round] for other in others if math.isfinite(other.get(round, math.nan))]
-        if round < max(self.warmup, 1) or len(there) < self.min_runs:
+        if round < max(self.warmup, 1):
+            return None
+        there = [other[round] for other in others() if math.isfinite(other.get(round, math.nan))]
+        if len(there) < self.min_runs:
             return None
         best = max((value for value in own.values() if math.isfinite(value)), default=-math.inf)
         middle = statistics.median(there)

@@ -1,14 +1,13 @@
 """No pruning."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedlab_runner.pruning import Curve
+from fedlab_runner.pruning import Curve, Others
 
 
 @dataclass(frozen=True)
 class NoPruning:
     """Every run goes on to its last round."""
 
-    def verdict(self, own: Curve, others: Sequence[Curve]) -> str | None:
+    def verdict(self, own: Curve, others: Others) -> str | None:
         return None
