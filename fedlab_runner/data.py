@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from fedlab_runner.rng import Purpose, generator
 
 LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, the grey that Pillow's convert("L") gives
+LARGEST = 4096  # pixels of a side, or channels, that images are converted to
 CHUNK_BYTES = 2**26  # of the images converted at a time, so that only the result is large
 
 
@@ -71,6 +72,8 @@ class Data:
         for name, value in (("channels", channels), ("image_size", image_size)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
+            if value is not None and value > LARGEST:
+                raise ValueError(f"{name} must be at most {LARGEST}, got {value}")
             if value is not None and self.train.inputs.ndim != 4:
                 raise ValueError(f"{name} must be null for feature vectors (the model wants images), got {value}")
         if self.train.inputs.ndim != 4:
