@@ -114,7 +114,10 @@ def _convert(images: Tensor, channels: int, image_size: int | None) -> Tensor:
             # 16-bit fixed point, rounded: the weights sum to 2**16, so white stays 255
             source = ((19595 * red + 38470 * green + 7471 * blue + 2**15) >> 16).to(torch.uint8).unsqueeze(1)
         if size != (height, width):
-            source = F.interpolate(source.contiguous(), size, mode="bilinear", antialias=True)
+            single = size == (1, 1)  # torch's kernel for bytes fails on a single pixel of three channels
+            source = source.to(torch.float32) if single else source.contiguous()
+            source = F.interpolate(source, size, mode="bilinear", antialias=True)
+            source = source.round().to(torch.uint8) if single else source
         out[start : start + chunk] = source  # broadcasts grey to three channels
     return out
 
