@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from fedlab_runner.rng import Purpose, generator
 
 LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, the grey that Pillow's convert("L") gives
+LARGEST = 4096  # pixels of a side, or channels, that images are converted to
 CHUNK_BYTES = 2**26  # of the images converted at a time, so that only the result is large
 
 
@@ -71,6 +72,8 @@ class Data:
         for name, value in (("channels", channels), ("image_size", image_size)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
+            if value is not None and value > LARGEST:
+                raise ValueError(f"{name} must be at most {LARGEST}, got {value}")
             if value is not None and self.train.inputs.ndim != 4:
                 raise ValueError(f"{name} must be null for feature vectors (the model wants images), got {value}")
         if self.train.inputs.ndim != 4:
@@ -111,7 +114,10 @@ def _convert(images: Tensor, channels: int, image_size: int | None) -> Tensor:
             # 16-bit fixed point, rounded: the weights sum to 2**16, so white stays 255
             source = ((19595 * red + 38470 * green + 7471 * blue + 2**15) >> 16).to(torch.uint8).unsqueeze(1)
         if size != (height, width):
-            source = F.interpolate(source.contiguous(), size, mode="bilinear", antialias=True)
+            single = size == (1, 1)  # torch's kernel for bytes fails on a single pixel of three channels
+            source = source.to(torch.float32) if single else source.contiguous()
+            source = F.interpolate(source, size, mode="bilinear", antialias=True)
+            source = source.round().to(torch.uint8) if single else source
         out[start : start + chunk] = source  # broadcasts grey to three channels
     return out
 

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, Literal, Union
 
 MISSING = "???"  # OmegaConf's mark of a value that must be given
+MOST = 2**63  # whole numbers are smaller: libraries take no larger ones
 
 
 def convert_fields(
@@ -139,7 +140,7 @@ def _convert(value: Any, hint: Any) -> Any:
     if isinstance(value, int | float | str) and not isinstance(value, bool):
         if hint is str:
             return str(value)
-        if hint is int and (not isinstance(value, float) or value.is_integer()):
+        if hint is int and (not isinstance(value, float) or value.is_integer()) and abs(int(value)) < MOST:
             return int(value)
         if hint is float and not math.isnan(float(value)):
             return float(value)

@@ -30,7 +30,7 @@ def pillow(image: Tensor, size: int) -> Tensor:
     return torch.stack([torch.from_numpy(np.array(channel)) for channel in channels])
 
 
-@pytest.mark.parametrize("size", [5, 32, 64])
+@pytest.mark.parametrize("size", [1, 5, 32, 64])
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 16, 24)])
 def test_resize_is_pillows(shape, size):
     fitted = make(*shape).fit(None, size)

@@ -25,6 +25,7 @@ from fedlab_runner.delays.from_file import FromFile
 from fedlab_runner.errors import UserError
 from fedlab_runner.files import write_atomically
 from fedlab_runner.models._torch import read_weights
+from fedlab_runner.runner import prepare
 
 SOURCES = sorted(Path(fedlab_runner.__path__[0]).rglob("*.py"))
 KEY = "0123456789abcdef0123456789abcdef01234567"
@@ -246,6 +247,15 @@ def test_values_stay_text(value: str, tmp_path: Path, monkeypatch: pytest.Monkey
     cfg = composed()
     cfg.logger.name = value
     assert build(cfg).logger.name == value and not list(tmp_path.iterdir())
+
+
+def test_sizes_that_nothing_can_hold_are_refused() -> None:
+    cfg = composed("model.image_size=1e30")
+    with pytest.raises(UserError, match=r"^model\.image_size must be a whole number or null, got 1e\+30"):
+        build(cfg)
+    cfg = composed("model.image_size=10000000000")
+    with pytest.raises(UserError, match=r"^model\.image_size must be at most 4096"):
+        prepare(build(cfg))
 
 
 def test_no_resolver_evaluates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
