@@ -187,7 +187,7 @@ def test_a_killed_node_and_a_killed_head(tmp_path: Path) -> None:
         _, errors = process.communicate(timeout=120)
     assert process.returncode == 2, errors
     line = errors.strip().splitlines()[-1]
-    assert line.startswith(f"error: the Ray cluster at {nodes.address} is lost (its head does not answer)"), errors
+    assert line.startswith(f"error: the Ray cluster at {nodes.address} is lost (its "), errors  # head or driver
     done = rounds_done(folder) - 1
     assert (folder / "checkpoints" / f"round_{done:06d}.pt").exists()
     for each in (folder, tmp_path / "whole"):

@@ -163,8 +163,8 @@ class _Session:
             return receive(self._connection)
         except (EOFError, OSError):
             self._errors.seek(0)
-            *_, last = self._errors.read().decode(errors="replace").strip().splitlines() or ["without a word"]
-            return Gone(f"its driver has ended: {last}")
+            *_, last = self._errors.read().decode(errors="replace").strip().splitlines() or [""]
+            return Gone(f"its driver has ended: {last}" if last else "its driver was ended by Ray or the system")
 
 
 def _end(connection: Connection, process: "subprocess.Popen[bytes]", errors: IO[bytes]) -> None:
