@@ -58,6 +58,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "supervisions": lambda: choices("supervision"),
     "executors": lambda: choices("executor"),
     "analyses": lambda: choices("analysis", origin=True),
+    "prunings": lambda: choices("pruning"),
     "settings": settings,
 }
 

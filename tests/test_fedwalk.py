@@ -72,7 +72,8 @@ def test_7_8_without_leash_it_is_the_base_bit_for_bit(name: str, off: dict[str, 
     assert theirs["late/arrived"] > 0
     more = {"algorithm/leashed", "algorithm/client_loss", "algorithm/log_loss_ratio"}
     different = {key for key in mine if mine[key] != theirs.get(key)} - more
-    assert different == {"comm/upload_mb", "cost/server_cache_mb"}
+    assert different == {"comm/upload_mb", "cost/server_cache_mb", "cost/client_gflops"}  # clients report their losses
+    assert mine["cost/client_gflops"] > theirs["cost/client_gflops"]
     extra = 1e6 / 4 * (mine["comm/upload_mb"] - theirs["comm/upload_mb"])
     assert extra == pytest.approx(theirs["late/arrived"])
 

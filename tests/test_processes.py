@@ -112,9 +112,11 @@ from toy import federation
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.processes import Processes
 from test_processes import train
+PARENT = os.getpid()
 def correct(g):
-    os.write(1, b"at work\\n")
-    time.sleep(60)
+    if os.getpid() != PARENT:  # which counts the operations of a step first
+        os.write(1, b"at work\\n")
+        time.sleep(60)
     return g
 train(federation(executor=Processes(3, Loop(compile=False))), correct=correct)
 """

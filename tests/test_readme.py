@@ -150,7 +150,7 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
         runs = [(f"algorithm={name}", *mine, *leashed) for name in ALGORITHMS]
         runs.append(("algorithm=feddle", "model=mlp", *others))
         runs.append((*runs[-1], "server_data@probe_data=in_domain"))
-        runs.append(("algorithm=fedcda", "algorithm.warmup=1"))
+        runs.append(("algorithm=fedcda", "algorithm.warmup=1", "nonfinite=drop", "local.update_norm=1"))
         runs.append(("algorithm=fedavg", "analysis=update_cosines", "analysis.every=1"))
         runs.append(("algorithm=dfml", "algorithm.regular=true", "model=mix", "server_data=none", "validation=0.2"))
         blocks = ("partition=random_blocks", "partition.num_blocks=4", "partition.blocks_per_client=2")
