@@ -7,10 +7,10 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 from torch.func import grad
-from torch.utils.flop_counter import FlopCounterMode
 
 from fedlab_runner.executors.pieces import own_generator
 from fedlab_runner.executors.work import Work
+from fedlab_runner.flops import flop_counter
 from fedlab_runner.models._blocks import BlockNetwork
 from fedlab_runner.task import Task
 
@@ -76,6 +76,6 @@ def _operations(work: Work, row: np.ndarray, size: int) -> int:
         task.mode(True, frozen_norm=True)  # batch norm costs no products, and refuses to train on one example
         batch = task.batch(population.inputs[index], population.targets[index], params.new_ones(size))
         own = (o[0] for o in work.own(row, 0))
-        with FlopCounterMode(display=False) as counter:
+        with flop_counter() as counter:
             work.followed(grad(work.objective(), has_aux=True))(params, buffers, *batch[:3], *own)
     return int(counter.get_total_flops())

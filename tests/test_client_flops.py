@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 from toy import ALGORITHMS, CLASSES, FEATURES, RAGGED, algorithm, federation, local, mlp, normed, run
 
 from fedlab_runner.federation import Cohort, Federation
+from fedlab_runner.flops import flop_counter
 from fedlab_runner.local import LocalTraining
 from fedlab_runner.task import Batch, Model
 
@@ -35,7 +35,7 @@ def operations(fed: Federation, **how: Any) -> int:
 def done(fed: Federation, **how: Any) -> int:
     """The operations that PyTorch counts while everyone trains; what it costs to count is left out."""
     operations(fed, **how)  # from now on the cost of a step is known
-    with FlopCounterMode(display=False) as counter:
+    with flop_counter() as counter:
         operations(fed, **how)
     return counter.get_total_flops()
 
@@ -133,3 +133,20 @@ def test_examples_seen_are_those_of_the_plan() -> None:
             plan = fed.population.plan(ids, training, seed=0, round=0, drop_single=drop_single)
             seen = fed.population.examples_seen(ids, training, drop_single)
             assert seen.tolist() == plan.sizes.sum(1).tolist()
+
+
+def test_a_grouped_convolution_is_counted_once() -> None:
+    """As many operations as its groups one after another: forward and the gradient of the weights."""
+
+    def build() -> nn.Module:
+        return nn.Sequential(
+            nn.Unflatten(1, (1, 5)),
+            nn.Conv1d(1, 4, 2),
+            nn.Conv1d(4, 4, 2, groups=2),
+            nn.Flatten(),
+            nn.Linear(12, CLASSES),
+        )
+
+    first, second, last = 4 * 4 * 2, 3 * 4 * 2 * 2, 12 * CLASSES
+    step = 2 * (2 * first + 3 * second + 3 * last)  # the inputs need no gradient
+    assert operations(federation(RAGGED, build=build)) == pytest.approx(2 * sum(RAGGED) * step)
