@@ -36,27 +36,45 @@ def train(fed: Federation, start: Tensor | None = None, **how: Any) -> tuple[Ten
     return y, cohort.last_loss
 
 
-def nobody_is_left() -> bool:
-    """No child is there but those that have reported, which the next round collects."""
-    while processes._ending:
-        os.waitpid(processes._ending.pop(), 0)
+@pytest.fixture(autouse=True)
+def forked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The workers of a test; other tests may have left processes of their own."""
+    fork, pids = os.fork, list[int]()
+
+    def noted() -> int:
+        pid = fork()
+        pids.append(pid)
+        return pid
+
+    monkeypatch.setattr(os, "fork", noted)
+    return pids
+
+
+def is_gone(pid: int) -> bool:
     try:
-        os.waitpid(-1, os.WNOHANG)
+        os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
         return True
     return False
 
 
+def nobody_is_left(forked: list[int]) -> bool:
+    """No worker is there but those that have reported, which the next round collects."""
+    while processes._ending:
+        os.waitpid(processes._ending.pop(), 0)
+    return all([is_gone(pid) for pid in forked])
+
+
 @pytest.mark.parametrize("workers", [1, 2, 5, 50])
 @pytest.mark.parametrize("inner", [LOOP, Vectorized(chunk_size=3, compile=False)])
-def test_the_bits_are_the_inner_executors(inner: InPieces, workers: int) -> None:
+def test_the_bits_are_the_inner_executors(inner: InPieces, workers: int, forked: list[int]) -> None:
     """With closures over tensors, which the workers were never sent."""
     shared, own = federation(build=normed).task.init(1), torch.linspace(0.1, 0.5, len(RAGGED), dtype=torch.float64)
     how: dict[str, Any] = {"correct": lambda g, pull: g - pull * shared[: len(g)], "per_client": (own,)}
     expected = train(federation(executor=inner, build=normed), **how)
     result = train(federation(executor=Processes(workers, inner), build=normed), **how)
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(result, expected, strict=True))
-    assert nobody_is_left()
+    assert nobody_is_left(forked)
 
 
 def test_more_pieces_than_tickets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,30 +97,30 @@ def in_workers_only(act: Callable[[], object]) -> Callable[..., Tensor]:
     return correct
 
 
-def test_what_dead_workers_leave_is_trained_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_dead_workers_leave_is_trained_again(caplog: pytest.LogCaptureFixture, forked: list[int]) -> None:
     kill = in_workers_only(lambda: os.kill(os.getpid(), signal.SIGKILL))
     result = train(federation(executor=Processes(3, LOOP)), correct=kill)
     assert torch.equal(result[0], train(federation())[0])
-    assert "ended early (signal 9)" in caplog.text and "are trained again" in caplog.text and nobody_is_left()
+    assert "ended early (signal 9)" in caplog.text and "are trained again" in caplog.text and nobody_is_left(forked)
 
 
 def test_a_worker_that_stands_still_is_given_up(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, forked: list[int]
 ) -> None:
     monkeypatch.setattr(processes, "LOOK_SECONDS", 0.02)
     monkeypatch.setattr(processes, "STUCK_SECONDS", 0.2)
     result = train(federation(executor=Processes(2, LOOP)), correct=in_workers_only(lambda: time.sleep(60)))
     assert torch.equal(result[0], train(federation())[0])
-    assert "has stood still" in caplog.text and nobody_is_left()
+    assert "has stood still" in caplog.text and nobody_is_left(forked)
 
 
-def test_an_error_in_a_workers_share_is_the_callers(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_in_a_workers_share_is_the_callers(caplog: pytest.LogCaptureFixture, forked: list[int]) -> None:
     def loss(model: Any, batch: Any) -> Tensor:
         raise ArithmeticError("no such loss")
 
     with pytest.raises(ArithmeticError, match="no such loss"):
         train(federation(executor=Processes(3, LOOP)), loss=loss)
-    assert nobody_is_left()
+    assert nobody_is_left(forked)
 
 
 PROGRAM = """
