@@ -198,7 +198,7 @@ def markdown(rows: Sequence[Row]) -> str:
 
 def comma_separated(rows: Sequence[Row]) -> str:
     """The table with mean and std of every number of the summaries, for programs."""
-    keys = sorted({key for row in rows for job in row.jobs for key in job.summary if row.values(key)})
+    keys = sorted({key for row in rows for key in set().union(*(job.summary for job in row.jobs)) if row.values(key)})
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(
