@@ -17,8 +17,11 @@ class Optimizer(Protocol):
     @property
     def slots(self) -> int: ...
 
-    def step(self, w: Tensor, g: Tensor, slots: tuple[Tensor, ...], lr: float, t: int) -> None:
-        """Moves w [.., P] in place along g [.., P] and updates the slots in place; t counts local steps from 0."""
+    def step(self, w: Tensor, g: Tensor, slots: tuple[Tensor, ...], lr: float | Tensor, t: int | Tensor) -> None:
+        """Moves w [.., P] in place along g [.., P] and updates the slots in place; t counts local steps from 0.
+
+        A compiled step has lr and t as tensors [], which are not compiled in.
+        """
         ...
 
 
@@ -34,14 +37,17 @@ class SGD:
     def slots(self) -> int:
         return int(self.momentum != 0)
 
-    def step(self, w: Tensor, g: Tensor, slots: tuple[Tensor, ...], lr: float, t: int) -> None:
+    def step(self, w: Tensor, g: Tensor, slots: tuple[Tensor, ...], lr: float | Tensor, t: int | Tensor) -> None:
         if self.weight_decay:
             g = g.add(w, alpha=self.weight_decay)
         if self.momentum:
             (m,) = slots
             m.mul_(self.momentum).add_(g)
             g = g.add(m, alpha=self.momentum) if self.nesterov else m
-        w.add_(g, alpha=-lr)
+        if isinstance(lr, Tensor):
+            w.sub_(g * lr)
+        else:
+            w.add_(g, alpha=-lr)
 
 
 @dataclass(frozen=True)
@@ -58,7 +64,7 @@ class Adam:
     def slots(self) -> int:
         return 2
 
-    def step(self, w: Tensor, g: Tensor, slots: tuple[Tensor, ...], lr: float, t: int) -> None:
+    def step(self, w: Tensor, g: Tensor, slots: tuple[Tensor, ...], lr: float | Tensor, t: int | Tensor) -> None:
         m, v = slots
         if self.weight_decay and self.decoupled:
             w.mul_(1 - lr * self.weight_decay)
@@ -67,7 +73,12 @@ class Adam:
         m.lerp_(g, 1 - self.beta1)
         v.mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
         correction1, correction2 = 1 - self.beta1 ** (t + 1), 1 - self.beta2 ** (t + 1)
-        w.addcdiv_(m, (v / correction2).sqrt_().add_(self.eps), value=-lr / correction1)
+        scale = (v / correction2).sqrt_().add_(self.eps)
+        pace = lr / correction1
+        if isinstance(pace, Tensor):
+            w.sub_(m / scale * pace)
+        else:
+            w.addcdiv_(m, scale, value=-pace)
 
 
 def zero_slots(optimizer: Optimizer, w: Tensor) -> tuple[Tensor, ...]:

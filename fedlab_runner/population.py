@@ -114,19 +114,20 @@ class Population:
         per_epoch = self.steps_per_epoch(ids, local, drop_single)
         steps = self.num_steps(ids, local, drop_single)
         b, n = local.batch_size, self.num_examples[ids]
+        used = np.minimum(n, per_epoch * b)  # of an epoch
         most = int(steps.max(initial=0))
         indices = np.zeros((len(ids), most, b), dtype=np.int64)
-        sizes = np.zeros((len(ids), most), dtype=np.int64)
         for k, rng in enumerate(generators(seed, purpose or self.streams.batches, round, ids)):
             if not steps[k]:
                 continue
-            members, epochs = self.members(int(ids[k])), -(-int(steps[k]) // int(per_epoch[k]))
-            shuffled = rng.permuted(np.broadcast_to(members, (epochs, n[k])), axis=1)
+            epochs = -(-int(steps[k]) // int(per_epoch[k]))
+            shuffled = np.empty((epochs, n[k]), dtype=np.int64)
+            shuffled[:] = self.members(int(ids[k]))
+            rng.permuted(shuffled, axis=1, out=shuffled)
             padded = np.zeros((epochs, per_epoch[k] * b), dtype=np.int64)
-            used = min(padded.shape[1], int(n[k]))
-            padded[:, :used] = shuffled[:, :used]
+            padded[:, : used[k]] = shuffled[:, : used[k]]
             indices[k, : steps[k]] = padded.reshape(-1, b)[: steps[k]]
-            of_epoch = np.full(per_epoch[k], b)
-            of_epoch[-1] = used - (per_epoch[k] - 1) * b
-            sizes[k, : steps[k]] = np.tile(of_epoch, epochs)[: steps[k]]
+        step = np.arange(most)
+        ends = (step + 1) % np.maximum(per_epoch, 1)[:, None] == 0  # of an epoch
+        sizes = np.where(ends, (used - (per_epoch - 1) * b)[:, None], b) * (step < steps[:, None])
         return Plan(torch.from_numpy(indices).to(self.inputs.device), sizes, steps - np.minimum(per_epoch, steps))

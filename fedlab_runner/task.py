@@ -7,7 +7,7 @@ trainable parameters, then B float buffers), T local steps, b examples in a mini
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -130,6 +130,7 @@ class Task:
         self.has_batch_norm = bool(self._norms)
         self._mode: tuple[bool, bool] | None = None  # of the module
         self._flops: dict[torch.Size, Flops] = {}
+        self.compiled: dict[Any, Callable[..., Tensor]] = {}  # what an executor has had compiled for this task
         self.has_convolution = any(isinstance(m, nn.modules.conv._ConvNd) for m in self.module.modules())
         self.has_dropout = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in self.module.modules())
 
@@ -164,6 +165,11 @@ class Task:
         """The trainable parameters by name, as views of [P]."""
         parts = torch.split(params, [n for *_, n in self._params])
         return {k: part.view(shape) for (k, shape, _), part in zip(self._params, parts, strict=True)}
+
+    def stacked_views(self, params: Tensor) -> list[Tensor]:
+        """The trainable parameters of several models, as views of [k, P]: tensors [k, ...]."""
+        parts = torch.split(params[:, : self.num_params], [n for *_, n in self._params], dim=1)
+        return [part.view(-1, *shape) for (_, shape, _), part in zip(self._params, parts, strict=True)]
 
     def buffer_views(self, buffers: Tensor) -> dict[str, Tensor]:
         """The float buffers by name, as views of [B]."""

@@ -16,6 +16,7 @@ from fedlab_runner.executors.vectorized import Vectorized
 from fedlab_runner.executors.work import Executor
 from fedlab_runner.federation import Cohort, Federation
 from fedlab_runner.local import LocalTraining
+from fedlab_runner.supervision import WSM
 
 EVERYONE = np.arange(len(RAGGED))
 SETTINGS: dict[str, LocalTraining] = {
@@ -162,14 +163,54 @@ def test_dropout_is_a_function_of_the_key(executor: Executor) -> None:
     assert torch.equal(first, again) and not torch.allclose(first[7], train(fed)[0][7])
 
 
+COMPILED: list[Executor] = [
+    Loop(compile=True),
+    Vectorized(chunk_size=None, compile=True),
+    Vectorized(chunk_size=3, compile=True),
+    Processes(workers=2, inner=Loop(compile=True)),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("executor", [Loop(compile=True), Vectorized(chunk_size=None, compile=True)])
+@pytest.mark.parametrize("setting", ["sgd", "momentum", "adam", "adamw_steps", "clipped"])
+@pytest.mark.parametrize("executor", COMPILED, ids=["loop", "cohort", "chunks", "processes"])
 @pytest.mark.filterwarnings("ignore")  # what torch's compiler warns about is not ours
-def test_compiled_equals_eager(executor: Executor) -> None:
-    fed = federation(EQUAL_LARGE, executor=executor)
-    ids = np.arange(len(EQUAL_LARGE))
-    reference, _ = train(federation(EQUAL_LARGE), ids)
-    torch.testing.assert_close(train(fed, ids)[0], reference, rtol=0, atol=1e-9)
+def test_compiled_equals_eager(executor: Executor, setting: str) -> None:
+    """Ragged clients, partial minibatches, a learning rate that changes, and models that differ at the start."""
+    fed, plain = (federation(training=SETTINGS[setting], executor=e) for e in (executor, Loop(compile=False)))
+    starts = torch.stack([fed.task.init(seed) for seed in range(len(RAGGED))])
+    for round, factor in enumerate((1.0, 0.5, 0.1)):
+        for each in (fed, plain):
+            each.begin(round, factor)
+        for how in ({}, {"start": starts}):
+            for mine, theirs in zip(train(fed, **how), train(plain, **how), strict=True):
+                torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-9)
 
 
-EQUAL_LARGE = (20, 20, 20, 13)
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_steps_know_the_supervision_signal_and_the_layout_of_images() -> None:
+    def images() -> nn.Module:
+        return nn.Sequential(nn.Unflatten(1, (1, 5, 1)), nn.Conv2d(1, 3, (3, 1)), nn.Flatten(), nn.Linear(9, CLASSES))
+
+    how = {"build": images, "supervision": WSM()}
+    reference = train(federation(**how))
+    for executor in (Loop(compile=True), Vectorized(chunk_size=3, compile=True)):
+        for mine, theirs in zip(train(federation(**how, executor=executor)), reference, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_one_graph_serves_all_rounds_and_each_task_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._dynamo.utils import counters
+
+    for _ in range(10):  # more than the compiler's limit for one function
+        fed = federation(executor=Loop(compile=True))
+        train(fed)
+        counters.clear()
+        for round in (1, 2):
+            fed.begin(round, 1.0 / (1 + round))
+            train(fed)
+        assert not counters["stats"], "nothing is compiled in later rounds"
+

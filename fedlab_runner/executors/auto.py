@@ -1,12 +1,13 @@
 """Measures the executors on a run's own work and keeps the fastest that agrees with the loop."""
 
 import logging
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from torch import Tensor
 
+from fedlab_runner.executors.compiled import has_compiler, in_layers
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.memory import Memory, kind_of, shape_of
 from fedlab_runner.executors.pieces import Unchanging
@@ -20,10 +21,17 @@ from fedlab_runner.wording import duration
 
 _log = logging.getLogger(__name__)
 REFERENCE, UNTIMED = "loop", f"vectorized executor.chunk_size={CHUNK}"
-WHOLE = "vectorized executor.chunk_size=null"
-SHARED_CHUNKS = "+executor@executor.inner=vectorized"
-COMPILED = " executor.compile=true"
 COMPILING_SECONDS = 60.0  # what is expected of it before it is known: shorter runs do not try
+
+
+class Candidate(NamedTuple):
+    """An executor, and what kind of work it is not for."""
+
+    executor: Executor
+    stacked: bool = False  # trains clients side by side
+    whole: bool = False  # of no use for a small cohort: another does the same
+    shared: bool = False  # among processes
+    compiled: bool = False
 
 
 @dataclass(frozen=True)
@@ -36,7 +44,7 @@ class Auto:
     than `seconds` of expected local training are not worth a measurement: they take `vectorized` with its defaults. A
     model with dropout would draw other masks when clients train side by side: it is left to `loop`, in `workers`
     processes (null: as many as there are usable cores; 1: none) where that pays. With `compile` it tries compiled steps
-    too, for which a run must be long; while the compiler works, a signal to stop has to wait.
+    too where minutes of training are left; while the compiler works, a signal to stop has to wait.
     """
 
     seconds: float
@@ -89,47 +97,57 @@ class _Choosing(Unchanging):
         return self._settings.at_once(clients)
 
     def _choose(self, work: Work, kind: str) -> Executor:
-        rounds, executors = self._memory.rounds_left(work), self._executors()
+        rounds, candidates = self._memory.rounds_left(work), self._candidates()
         name = self._memory.choice(kind)
-        if name not in executors:
+        if name not in candidates:
             if expected_seconds(work) * rounds < self._settings.seconds:
                 name = REFERENCE if work.task.has_dropout else UNTIMED
             else:
                 name = self._fastest(work, rounds)
             self._memory.choose(kind, name)
-        return executors[name]
+        return candidates[name].executor
 
-    def _executors(self) -> dict[str, Executor]:
+    def _candidates(self) -> dict[str, Candidate]:
         """All that can be chosen, by the words that choose it on the command line; whatever the cohort is, as a
         run that is continued has to find there what it began with.
         """
         workers = self._settings.workers or usable_cores()
         loop, chunks = Loop(compile=False), Vectorized(chunk_size=CHUNK, compile=False)
+        whole, processes = "vectorized executor.chunk_size=null", f"processes executor.workers={workers}"
+        compiled = " executor.compile=true"
         return {
-            REFERENCE: loop,
-            f"processes executor.workers={workers}": Processes(workers, loop),
-            UNTIMED: chunks,
-            WHOLE: Vectorized(chunk_size=None, compile=False),
-            f"processes executor.workers={workers} {SHARED_CHUNKS}": Processes(workers, chunks),
-            UNTIMED + COMPILED: Vectorized(chunk_size=CHUNK, compile=True),
-            WHOLE + COMPILED: Vectorized(chunk_size=None, compile=True),
+            REFERENCE: Candidate(loop),
+            processes: Candidate(Processes(workers, loop), shared=True),
+            UNTIMED: Candidate(chunks, stacked=True),
+            whole: Candidate(Vectorized(chunk_size=None, compile=False), stacked=True, whole=True),
+            f"{processes} +executor@executor.inner=vectorized": Candidate(
+                Processes(workers, chunks), stacked=True, whole=True, shared=True
+            ),
+            REFERENCE + compiled: Candidate(Loop(compile=True), compiled=True),
+            f"{processes} executor.inner.compile=true": Candidate(
+                Processes(workers, Loop(compile=True)), shared=True, compiled=True
+            ),
+            UNTIMED + compiled: Candidate(Vectorized(chunk_size=CHUNK, compile=True), stacked=True, compiled=True),
+            whole + compiled: Candidate(
+                Vectorized(chunk_size=None, compile=True), stacked=True, whole=True, compiled=True
+            ),
         }
 
     def _fit(self, work: Work, *, compiled: bool) -> dict[str, Executor]:
         """Those that may be of use for this work, compiled ones or the others."""
-        dropout, few = work.task.has_dropout, len(work.ids) <= CHUNK
+        few, dropout = len(work.ids) <= CHUNK, work.task.has_dropout
         workers = min(self._settings.workers or usable_cores(), len(work.ids))
-        shared = workers > 1 and work.task.device.type == "cpu"
-        compilable = compiled and self._settings.compile and _compilable(work)
-
-        def fits(name: str) -> bool:
-            stacked = name.startswith("vectorized") or name.endswith(SHARED_CHUNKS)
-            useless = few and (name.startswith(WHOLE) or name.endswith(SHARED_CHUNKS))
-            if (stacked and dropout) or useless or (name.startswith("processes") and not shared):
-                return False
-            return compilable if name.endswith(COMPILED) else not compiled
-
-        return {name: executor for name, executor in self._executors().items() if fits(name)}
+        shareable = workers > 1 and work.task.device.type == "cpu"
+        compilable = self._settings.compile and in_layers(work) and has_compiler()
+        return {
+            name: each.executor
+            for name, each in self._candidates().items()
+            if each.compiled == compiled
+            and not (each.stacked and dropout)
+            and not (each.whole and few)
+            and (shareable or not each.shared)
+            and (compilable or not each.compiled)
+        }
 
     def _fastest(self, work: Work, rounds: int) -> str:
         """The name of the candidate with which the rest of the run ends first."""
@@ -159,12 +177,3 @@ class _Choosing(Unchanging):
             rounds,
         )
         return ranked[0]
-
-
-def _compilable(work: Work) -> bool:
-    """Whether compiled steps are worth a try: batch norm wants minibatches of every size, and each would be compiled
-    anew; an algorithm's own functions may hold what cannot be compiled.
-    """
-    own = (work.loss, work.perturb, work.correct, work.per_step)
-    plain = all(function is None for function in own) and not work.per_client and not work.task.has_batch_norm
-    return plain and any(map(shutil.which, ("c++", "g++", "clang++")))

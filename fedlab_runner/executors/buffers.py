@@ -33,4 +33,4 @@ class Buffer:
         return torch.frombuffer(self._memory, dtype=dtype).view(rows, columns)
 
 
-PRIVATE, SHARED = Buffer(shared=False), Buffer(shared=True)
+PRIVATE, SHARED, ONE = Buffer(shared=False), Buffer(shared=True), Buffer(shared=False)  # ONE: of a single model

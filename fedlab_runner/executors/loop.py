@@ -1,20 +1,25 @@
 """One client after another: the reference that every other executor must agree with."""
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from fedlab_runner.executors.buffers import ONE
+from fedlab_runner.executors.compiled import in_layers, is_ready, train_one
 from fedlab_runner.executors.pieces import InPieces, Piece
 from fedlab_runner.executors.work import Gradient, Objective, OfOne, Work, one_by_one
 from fedlab_runner.optimizer import zero_slots
 from fedlab_runner.task import Task
 
+Move = Callable[..., Tensor]  # (step, inputs, targets, mask, *own) -> the loss: moves one client's model
+
 
 @dataclass(frozen=True)
 class Loop(InPieces):
-    """Plain autograd, one client and one minibatch at a time; `compile` compiles the objective with torch.compile."""
+    """Plain autograd, one client and one minibatch at a time; `compile` compiles the steps with torch.compile."""
 
     compile: bool
 
@@ -24,6 +29,9 @@ class Loop(InPieces):
     def pieces(self, work: Work) -> list[Piece]:
         return [Piece(rows[k : k + 1], frozen) for frozen, rows in work.groups() for k in range(len(rows))]
 
+    def is_ready(self, work: Work) -> bool:
+        return not self.compile or (in_layers(work) and is_ready(work, stacked=False))
+
     def each(self, task: Task, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
         return one_by_one(function, *rows)
 
@@ -31,27 +39,52 @@ class Loop(InPieces):
         task, population, row = work.task, work.population, int(piece.rows[0])
         task.mode(True, frozen_norm=piece.frozen_norm)
         work.seed_torch(row)
-        plan, optimizer = work.plan(piece.rows), work.local.make_optimizer()
-        w = torch.empty_like(y[row])  # not the row itself: how it is aligned, and so the last bits, would depend on it
-        params, buffers = w[: task.num_params], w[task.num_params :]
+        w = _room(task)  # not the row itself: how it is aligned, and so the last bits, would depend on it
         w.copy_(work.start if work.start.dim() == 1 else work.start[row])
-        slots, weighted_loss, seen = zero_slots(optimizer, params), params.new_zeros(()), 0
+        if self.compile and in_layers(work):
+            losses[row] = train_one(work, row, w)
+            y[row] = w
+            return
+        plan, weighted_loss, seen = work.plan(piece.rows), w.new_zeros(()), 0
         with ExitStack() as stack:
-            if work.loss is None and work.perturb is None and not self.compile:
-                gradient = work.followed(_module_gradient(work, stack.enter_context(task.bound(w)), buffers))
-            else:
-                objective = work.objective()
-                gradient = work.followed(_gradient(torch.compile(objective) if self.compile else objective))
+            move = self._move(work, w, stack)
             for t, size in enumerate(plan.sizes[0, : work.num_steps[row]].tolist()):
                 index = plan.indices[0, t, :size]
-                batch = task.batch(population.inputs[index], population.targets[index], params.new_ones(size))
-                g, (loss, updated) = gradient(params, buffers, *batch[:3], *(o[0] for o in work.own(piece.rows, t)))
-                optimizer.step(params, g, slots, work.lr, t)
-                if updated is not buffers:
-                    buffers.copy_(updated)
+                batch = task.batch(population.inputs[index], population.targets[index], w.new_ones(size))
+                loss = move(t, *batch[:3], *(o[0] for o in work.own(piece.rows, t)))
                 if t >= plan.last_epoch[0]:
                     weighted_loss, seen = weighted_loss + loss * size, seen + size
         y[row], losses[row] = w, weighted_loss / max(seen, 1)
+
+    def _move(self, work: Work, w: Tensor, stack: ExitStack) -> Move:
+        """The local step of a client's model w [D]."""
+        task, optimizer = work.task, work.local.make_optimizer()
+        params, buffers = w[: task.num_params], w[task.num_params :]
+        slots = zero_slots(optimizer, params)
+        if work.loss is None and work.perturb is None and not self.compile:
+            leaves = stack.enter_context(task.bound(w))
+            if work.local.clip_norm is None and work.correct is None and not optimizer.slots:
+                return _by_layers(work, leaves)
+            gradient = work.followed(_module_gradient(work, leaves, buffers))
+        else:
+            objective = work.objective()
+            gradient = work.followed(_gradient(torch.compile(objective) if self.compile else objective))
+
+        def move(t: int, *batch: Tensor) -> Tensor:
+            g, (loss, updated) = gradient(params, buffers, *batch)
+            optimizer.step(params, g, slots, work.lr, t)
+            if updated is not buffers:
+                buffers.copy_(updated)
+            return loss
+
+        return move
+
+
+def _room(task: Task) -> Tensor:
+    """For one model [D]."""
+    if task.device.type == "cpu":
+        return ONE.take(1, task.size, task.dtype)[0]
+    return torch.empty(task.size, device=task.device, dtype=task.dtype)
 
 
 def _gradient(objective: Objective) -> Gradient:
@@ -64,6 +97,21 @@ def _gradient(objective: Objective) -> Gradient:
         return g, aux
 
     return gradient
+
+
+def _by_layers(work: Work, leaves: list[Tensor]) -> Move:
+    """The step of a model that the module is bound to, where nothing needs the gradient as one vector: to make one
+    costs as much as a small layer.
+    """
+    task, optimizer, supervised = work.task, work.local.make_optimizer(), work.offsets is not None
+
+    def move(t: int, inputs: Tensor, targets: Tensor, mask: Tensor, *own: Tensor) -> Tensor:
+        value = task.bound_loss(inputs, targets, own[0] if supervised else None)
+        for leaf, g in zip(leaves, torch.autograd.grad(value, leaves, materialize_grads=True), strict=True):
+            optimizer.step(leaf.data, g, (), work.lr, t)
+        return value.detach()
+
+    return move
 
 
 def _module_gradient(work: Work, leaves: list[Tensor], buffers: Tensor) -> Gradient:

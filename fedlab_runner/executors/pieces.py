@@ -47,6 +47,10 @@ class InPieces(Unchanging, ABC):
         """As in `Executor`."""
 
     @abstractmethod
+    def is_ready(self, work: Work) -> bool:
+        """Whether nothing has to be compiled before the pieces are trained."""
+
+    @abstractmethod
     def train_piece(self, work: Work, piece: Piece, y: Tensor, losses: Tensor) -> None:
         """Writes the models and mean losses of the piece's clients into their rows of y [K, D] and losses [K]."""
 

@@ -73,7 +73,7 @@ class Processes(Unchanging):
             done[number] = 1
 
         with own_generator(work), _one_thread():
-            if self.inner.compile and pieces:
+            if pieces and not self.inner.is_ready(work):
                 train(0)  # compiled here, once, and not in every worker of every round
             tickets = [part for part in _tickets(len(pieces)) if not done[part].all()]
             _share(train, tickets, min(self.workers or usable_cores(), len(tickets)) - 1)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
+from fedlab_runner.executors.compiled import in_layers, is_ready, train_chunk
 from fedlab_runner.executors.pieces import InPieces, Piece
 from fedlab_runner.executors.work import Gradient, OfOne, Work, one_by_one
 from fedlab_runner.optimizer import zero_slots
@@ -46,7 +47,13 @@ class Vectorized(InPieces):
     def train_piece(self, work: Work, piece: Piece, y: Tensor, losses: Tensor) -> None:
         work.task.mode(True, frozen_norm=piece.frozen_norm)
         work.seed_torch(int(piece.rows[0]))
-        y[piece.rows], losses[piece.rows] = _train_chunk(work, piece.rows, self._step(work), self.compile)
+        if self.compile and in_layers(work):
+            y[piece.rows], losses[piece.rows] = train_chunk(work, piece.rows)
+        else:
+            y[piece.rows], losses[piece.rows] = _train_chunk(work, piece.rows, self._step(work), self.compile)
+
+    def is_ready(self, work: Work) -> bool:
+        return not self.compile or (in_layers(work) and is_ready(work, stacked=True))
 
     def each(self, task: Task, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
         if task.device.type == "cpu" and task.has_convolution:  # vmap makes grouped convolutions: 1.6 times as slow

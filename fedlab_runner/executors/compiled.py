@@ -1,0 +1,123 @@
+"""Whole local steps as one compiled graph: the gradient and the update, layer by layer and in place.
+
+A gradient that is gathered into a vector, and a vector that moves as a whole, cost as much as a small model's layer.
+"""
+
+import shutil
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import grad_and_value, vmap
+
+from fedlab_runner.executors.work import Work
+from fedlab_runner.optimizer import Optimizer
+from fedlab_runner.population import Plan
+from fedlab_runner.supervision import losses
+from fedlab_runner.task import Batch, Task
+
+Layers = list[Tensor]  # the parameters of one model, or of A models [A, ...]
+Step = Callable[..., Tensor]  # (layers, slots, lr, t, inputs, targets, mask, *offsets) -> the loss, a scalar or [A]
+
+
+def in_layers(work: Work) -> bool:
+    """Whether the work is the task's own loss, followed as it is. What an algorithm adds, and a bound on the gradient's
+    norm, need the gradient as one vector; dropout would draw other masks.
+    """
+    added = (work.loss, work.perturb, work.correct, work.per_step, work.local.clip_norm)
+    plain = all(each is None for each in added) and not work.per_client
+    return plain and not work.task.num_buffers and not work.task.has_dropout
+
+
+def has_compiler() -> bool:
+    """Whether this machine can compile."""
+    return any(map(shutil.which, ("c++", "g++", "clang++")))
+
+
+def is_ready(work: Work, *, stacked: bool) -> bool:
+    """Whether the graph for such work has been asked for before."""
+    return _key(work, stacked) in work.task.compiled
+
+
+def train_one(work: Work, row: int, w: Tensor) -> Tensor:
+    """Trains a client's model w [P] in place; its mean loss in the last epoch."""
+    return _train(work, np.array([row]), list(work.task.views(w).values()), stacked=False)[0]
+
+
+def train_chunk(work: Work, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+    """Clients in the order of their steps, most first: their models [k, P] and mean losses in the last epoch [k]."""
+    start = work.start.expand(len(rows), -1) if work.start.dim() == 1 else work.start[rows]
+    layers = [layer.clone(memory_format=torch.contiguous_format) for layer in work.task.stacked_views(start)]
+    values = _train(work, rows, layers, stacked=True)
+    return torch.cat([layer.flatten(1) for layer in layers], 1), values
+
+
+def _train(work: Work, rows: np.ndarray, layers: Layers, *, stacked: bool) -> Tensor:
+    """Moves the layers. A short minibatch is filled up with masked examples: there is one shape, and one graph."""
+    task, population, plan, optimizer = work.task, work.population, work.plan(rows), work.local.make_optimizer()
+    step = _compiled(work, stacked)
+    slots = [[torch.zeros_like(layer) for layer in layers] for _ in range(optimizer.slots)]
+    active, last = (plan.sizes > 0).sum(0).tolist(), int(plan.last_epoch.min())
+    masks = _masks(plan.sizes, work)
+    lr = torch.tensor(work.lr, dtype=task.dtype)  # a number would be compiled in, and so would that of the step
+    total, weights = masks.new_zeros(len(rows)), _weights(plan, work)
+    for t, time in enumerate(torch.arange(len(active), dtype=torch.float64).unbind()):
+        at: slice | int = slice(0, active[t]) if stacked else 0
+        index = plan.indices[at, t]
+        batch = task.batch(population.inputs[index], population.targets[index], masks[at, t])
+        own = () if work.offsets is None else (work.offsets[rows[at]],)
+        moving = [layer[: active[t]] for layer in layers] if stacked else layers
+        kept = [[slot[: active[t]] for slot in each] for each in slots] if stacked else slots
+        value = step(moving, kept, lr, time, *batch[:3], *own)
+        if t >= last:
+            total[at] += weights[at, t] * value
+    return total / weights.sum(1).clamp_min(1)
+
+
+def _masks(sizes: np.ndarray, work: Work) -> Tensor:
+    """Which of the examples of minibatches of sizes [k, T] are real [k, T, b]."""
+    places = np.arange(work.local.batch_size)
+    return torch.from_numpy(places < sizes[:, :, None]).to(work.task.device, work.task.dtype)
+
+
+def _weights(plan: Plan, work: Work) -> Tensor:
+    """By what the loss of each step counts [k, T]: the examples of the last epoch's minibatches."""
+    counted = plan.sizes * (np.arange(plan.sizes.shape[1]) >= plan.last_epoch[:, None])
+    return torch.from_numpy(counted).to(work.task.device, work.task.dtype)
+
+
+def _compiled(work: Work, stacked: bool) -> Step:
+    key = _key(work, stacked)
+    if key not in work.task.compiled:
+        step = _step(work.task, work.local.make_optimizer(), stacked)
+        # The compiler counts its graphs by code object and gives up after eight: to each task its own.
+        step.__code__ = step.__code__.replace()
+        work.task.compiled[key] = torch.compile(
+            step, options={"guard_filter_fn": torch.compiler.keep_tensor_guards_unsafe}
+        )
+    return work.task.compiled[key]
+
+
+def _key(work: Work, stacked: bool) -> tuple[Optimizer, int, bool, bool]:
+    return work.local.make_optimizer(), work.local.batch_size, work.offsets is not None, stacked
+
+
+def _step(task: Task, optimizer: Optimizer, stacked: bool) -> Step:
+    names = list(task.layout)
+
+    def loss(layers: Layers, inputs: Tensor, targets: Tensor, mask: Tensor, *offsets: Tensor) -> Tensor:
+        batch = Batch(inputs, targets, mask, *offsets)
+        logits = task.forward(dict(zip(names, layers, strict=True)), inputs)
+        return batch.mean(losses(logits, targets, batch.offsets))
+
+    gradient = vmap(grad_and_value(loss), randomness="error") if stacked else grad_and_value(loss)
+
+    def step(layers: Layers, slots: list[Layers], lr: Tensor, t: Tensor, *batch: Tensor) -> Tensor:
+        value: Tensor
+        gradients, value = gradient(layers, *batch)
+        for i, (layer, g) in enumerate(zip(layers, gradients, strict=True)):
+            optimizer.step(layer, g, tuple(slot[i] for slot in slots), lr, t)
+        return value
+
+    return step
