@@ -1,27 +1,50 @@
-"""The contender of every row: federated averaging as one writes it in plain PyTorch, honest and tidy.
+"""The contenders of every row: the same work as one writes it in plain PyTorch, honest and tidy."""
 
-One module, loaded with the server's weights for each client; minibatches by index, without a DataLoader, which would
-cost more; `torch.optim.SGD`; a running mean of the clients' weights.
-"""
-
+import copy
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from fedlab_runner.executors.work import Work
+from fedlab_runner.population import Population
 
 
 def train_cohort(work: Work, build: Callable[[], nn.Module]) -> dict[str, Tensor]:
-    """Local training of a cohort and the mean of its models, weighted by examples."""
+    """Federated averaging as most code has it: a copy of the server's module, a DataLoader and an optimiser for each
+    client. The mean of the clients' models, weighted by examples.
+    """
+    data = TensorDataset(work.population.inputs, work.population.targets)
+    server = _server(work, build)
+    models, sizes = [], []
+    for client in work.ids.tolist():
+        members = work.population.members(client)
+        model = copy.deepcopy(server).train()
+        optimizer = torch.optim.SGD((p for p in model.parameters() if p.requires_grad), lr=work.lr)
+        loader = DataLoader(Subset(data, members.tolist()), batch_size=work.local.batch_size, shuffle=True)
+        for _ in range(work.local.epochs or 1):
+            for inputs, targets in loader:
+                optimizer.zero_grad()
+                F.cross_entropy(model(inputs), targets).backward()
+                optimizer.step()
+        models.append(model.state_dict())
+        sizes.append(len(members))
+    names = [name for name, value in server.state_dict().items() if value.is_floating_point()]
+    return {name: sum(n / sum(sizes) * m[name] for n, m in zip(sizes, models, strict=True)) for name in names}
+
+
+def train_cohort_lean(work: Work, build: Callable[[], nn.Module]) -> dict[str, Tensor]:
+    """The same by someone who has looked at a profile: one module, loaded with the server's weights for each client,
+    minibatches by index and a running mean.
+    """
     inputs, targets = work.population.inputs, work.population.targets
-    module, mean = build(), dict[str, Tensor]()
+    module, mean = _server(work, build).train(), dict[str, Tensor]()
     sent = {k for k, p in module.named_parameters() if p.requires_grad} | {k for k, _ in module.named_buffers()}
     server = {k: v for k, v in work.task.state_dict(work.start).items() if k in sent}
     trained = [p for p in module.parameters() if p.requires_grad]
     total = int(work.population.num_examples[work.ids].sum())
-    module.train()
     for client in work.ids.tolist():
         members = torch.from_numpy(work.population.members(client))
         module.load_state_dict(server, strict=False)
@@ -38,11 +61,37 @@ def train_cohort(work: Work, build: Callable[[], nn.Module]) -> dict[str, Tensor
     return mean
 
 
+def learn_mutually(
+    population: Population, client: int, models: list[nn.Module], batch_size: int, lr: float, alpha: float
+) -> None:
+    """An epoch of mutual learning on one client's examples: every model follows its loss on the labels and the mean of
+    its divergences from the others.
+    """
+    optimizers = [torch.optim.SGD(model.parameters(), lr=lr) for model in models]
+    members = torch.from_numpy(population.members(client))
+    for rows in members[torch.randperm(len(members))].split(batch_size):
+        inputs, targets = population.inputs[rows], population.targets[rows]
+        logits = [model(inputs) for model in models]
+        taught = [F.softmax(each.detach(), 1) for each in logits]
+        for i, (optimizer, mine) in enumerate(zip(optimizers, logits, strict=True)):
+            log_p, others = F.log_softmax(mine, 1), [q for j, q in enumerate(taught) if j != i]
+            apart = sum(F.kl_div(log_p, q, reduction="batchmean") for q in others) / len(others)
+            optimizer.zero_grad()
+            ((1 - alpha) * F.cross_entropy(mine, targets) + alpha * apart).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+
+
 @torch.no_grad()
 def accuracy(work: Work, build: Callable[[], nn.Module], batch_size: int) -> float:
     """Of the server's model on all examples."""
-    module = build().eval()
-    module.load_state_dict(work.task.state_dict(work.start))
+    module = _server(work, build).eval()
     pairs = zip(work.population.inputs.split(batch_size), work.population.targets.split(batch_size), strict=True)
     right = sum(int((module(inputs).argmax(1) == targets).sum()) for inputs, targets in pairs)
     return right / len(work.population.targets)
+
+
+def _server(work: Work, build: Callable[[], nn.Module]) -> nn.Module:
+    module = build()
+    module.load_state_dict(work.task.state_dict(work.start))
+    return module

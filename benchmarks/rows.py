@@ -1,7 +1,10 @@
 """What is measured: each row is one comparison."""
 
-from collections.abc import Callable, Iterator
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,36 +13,35 @@ from torch import nn
 
 from benchmarks import plain, workloads
 from benchmarks.workloads import W1, W2, Shape
+from fedlab_runner.distillation import Learners, mutual_learning, mutual_losses, teacher_weights
+from fedlab_runner.executors.auto import Auto
 from fedlab_runner.executors.loop import Loop
+from fedlab_runner.executors.memory import CHOICES
 from fedlab_runner.executors.processes import Processes
 from fedlab_runner.executors.vectorized import Vectorized
 from fedlab_runner.executors.work import Executor, Work
 from fedlab_runner.matching.pfnm import Neurons, SquaredDistance, match
 from fedlab_runner.rng import Purpose, generator
 
-MODELS = {"cnn": workloads.cnn, "mlp": workloads.mlp, "logistic": workloads.logistic}
-EXECUTORS: dict[str, Executor] = {
-    "loop": Loop(compile=False),
-    "vectorized": Vectorized(chunk_size=10, compile=False),
-    "cohort": Vectorized(chunk_size=None, compile=False),
-    "processes": Processes(workers=None, inner=Loop(compile=False)),
-}
-COMPILED: dict[str, Executor] = {
-    "vectorized compiled": Vectorized(chunk_size=10, compile=True),
-    "cohort compiled": Vectorized(chunk_size=None, compile=True),
-    "processes compiled": Processes(workers=None, inner=Loop(compile=True)),
-}
+ROUNDS = 1500  # of the run that executor=auto chooses for
 
 
-Contenders = dict[str, Callable[[int], object]]
+class Contender(NamedTuple):
+    """What is called with the number of the turn, and the threads that it may use; `note` says what there is to know
+    when all is over.
+    """
+
+    call: Callable[[int], object]
+    threads: int = 1
+    note: Callable[[], str] = str
 
 
 class Case(NamedTuple):
-    """Contenders by name, called with the number of the turn, the first is the measure; and what a call computes, where
-    that is known: products of matrices and convolutions in FLOPs, and pieces of work of which one is to be told.
+    """Contenders by name, the first is the measure; and what a call computes, where that is known: products of matrices
+    and convolutions in FLOPs, and pieces of work of which one is to be told.
     """
 
-    contenders: Contenders
+    contenders: dict[str, Contender]
     flops: float | None = None
     pieces: tuple[int, str] | None = None
 
@@ -51,33 +53,71 @@ class Row(NamedTuple):
     case: Callable[[], Case]
 
 
-def all_rows(compiled: bool) -> Iterator[Row]:
+def executors(cores: int, compiled: bool) -> dict[str, Executor]:
+    """Those that a user can name."""
+    some: dict[str, Executor] = {}
+    for compile in (False, True)[: 1 + compiled]:
+        suffix, loop = " compiled" if compile else "", Loop(compile=compile)
+        some["loop" + suffix] = loop
+        some["vectorized" + suffix] = Vectorized(chunk_size=10, compile=compile)
+        some["cohort" + suffix] = Vectorized(chunk_size=None, compile=compile)
+        some["processes" + suffix] = Processes(workers=cores, inner=loop)
+    return some
+
+
+def all_rows(cores: int, compiled: bool) -> Iterator[Row]:
     """In the order in which they are measured."""
-    executors = EXECUTORS | (COMPILED if compiled else {})
-    for shape_name, shape, model in (("W1", W1, "cnn"), ("W2", W2, "cnn"), ("W2", W2, "mlp"), ("W2", W2, "logistic")):
-        yield Row(f"local training {shape_name} {model}", partial(_training, shape, MODELS[model], executors))
+    everyone, no_stacks = executors(cores, compiled), executors(cores, compiled)
+    for name in ("cohort", "vectorized compiled", "cohort compiled"):  # many convolutions at once: slower on a CPU
+        no_stacks.pop(name, None)
+    for name, shape, model, some in (
+        ("W1 cnn", W1, workloads.cnn, no_stacks),
+        ("W2 cnn", W2, workloads.cnn, no_stacks),
+        ("W2 mlp", W2, workloads.mlp, everyone),
+        ("W2 logistic", W2, workloads.logistic, everyone),
+    ):
+        yield Row(f"local training {name}", partial(_training, shape, model, some, cores, compiled))
     for name, build, shape in (
         ("cnn_feddle", workloads.cnn_feddle, Shape(10, 20, 5, 10, side=32, channels=3)),
         ("resnet18", workloads.resnet18, Shape(4, 8, 2, 8, side=32, channels=3)),
         ("lora vit", workloads.lora_vit, Shape(4, 8, 2, 8, side=64, channels=3)),
     ):
-        few = {name: executors[name] for name in ("loop", "vectorized", "processes")}
-        yield Row(f"local training {name}", partial(_training, shape, build, few))
-    yield Row("evaluation cnn", _evaluation)
+        some = {name: each for name, each in executors(cores, False).items() if name != "cohort"}
+        yield Row(f"local training {name}", partial(_training, shape, build, some, cores, False))
+    yield Row("evaluation cnn", partial(_evaluation, cores))
     yield from _rounds()
-    yield Row("dfml mutual epoch", _mutual_epoch)
+    yield Row("mutual learning mlp", partial(_mutual, workloads.mlp, Shape(10, 100, 10, 10), cores))
+    yield Row(
+        "mutual learning dfml_cnn",
+        partial(_mutual, workloads.dfml_cnn, Shape(10, 64, 10, 32, side=32, channels=3), cores),
+    )
     yield Row("hyfem matching", _matching)
 
 
-def _training(shape: Shape, build: Callable[[], nn.Module], executors: dict[str, Executor]) -> Case:
-    """A cohort's local training, the plain loop first."""
+def _training(
+    shape: Shape, build: Callable[[], nn.Module], some: dict[str, Executor], cores: int, compiled: bool
+) -> Case:
+    """A cohort's local training, the plain loop first; what a user gets without a choice last."""
     fed = shape.federation(build)
     work = workloads.work_of(fed)
-    contenders: Contenders = {"plain": lambda _: plain.train_cohort(work, build)}
-    for name, executor in executors.items():
-        contenders[name] = partial(_train, executor, work)
+    contenders = {
+        "plain": Contender(lambda _: plain.train_cohort(work, build), threads=cores),
+        "plain, lean": Contender(lambda _: plain.train_cohort_lean(work, build), threads=cores),
+        "plain, one thread": Contender(lambda _: plain.train_cohort(work, build)),
+    }
+    for name, executor in some.items():
+        contenders[name] = Contender(partial(_train, executor, work))
+    folder = Path(tempfile.mkdtemp(prefix="fedlab-bench-"))
+    auto = Auto(seconds=0.0, workers=cores, compile=compiled).in_run(folder, ROUNDS)
+    contenders["auto"] = Contender(partial(_train, auto, work), note=lambda: _choice(folder))
     examples = int(fed.population.num_examples[work.ids].sum())
     return Case(contenders, examples * fed.task.flops(_example(work)).step, (int(work.num_steps.sum()), "step"))
+
+
+def _choice(folder: Path) -> str:
+    """What executor=auto has noted in the folder of a run."""
+    (of_machine,) = json.loads((folder / CHOICES).read_text()).values()
+    return ", ".join(of_machine.values())
 
 
 def _train(executor: Executor, work: Work, turn: int) -> object:
@@ -88,13 +128,16 @@ def _example(work: Work) -> torch.Tensor:
     return work.task.normalize(work.population.inputs[:1], work.task.dtype)
 
 
-def _evaluation() -> Case:
+def _evaluation(cores: int) -> Case:
     """The server's model on 10,000 examples."""
     fed = W1.federation(workloads.cnn)
     work = workloads.work_of(fed)
-    contenders: Contenders = {
-        "plain": lambda _: plain.accuracy(work, workloads.cnn, 500),
-        "ours": lambda _: [fed.task.predict(work.start, part) for part in fed.population.inputs.split(500)],
+    ours = lambda _: [fed.task.predict(work.start, part) for part in fed.population.inputs.split(500)]  # noqa: E731
+    contenders = {
+        "plain": Contender(lambda _: plain.accuracy(work, workloads.cnn, 500)),
+        "ours": Contender(ours),
+        f"plain, {cores} threads": Contender(lambda _: plain.accuracy(work, workloads.cnn, 500), threads=cores),
+        f"ours, {cores} threads": Contender(ours, threads=cores),
     }
     examples = len(fed.population.inputs)
     return Case(contenders, examples * fed.task.flops(_example(work)).forward, (examples, "example"))
@@ -106,37 +149,60 @@ def _rounds() -> Iterator[Row]:
     of_n = {f"N={n}": partial(_round, Shape(n, 2, 10, 2, side=4)) for n in (100, 1_000, 10_000, 100_000)}
     late = {f"std={s}": partial(_round, Shape(1000, 2, 10, 2, side=4), delay=s) for s in (0.0, 5.0, 50.0)}
     of_d = {
-        f"D={size}": partial(_round, Shape(100, 20, 10, 10), MODELS[name])
-        for name, size in (("logistic", 7850), ("mlp", 199210), ("cnn", 582026))
+        f"D={size}": partial(_round, Shape(100, 20, 10, 10), build)
+        for build, size in ((workloads.logistic, 7850), (workloads.mlp, 199210), (workloads.cnn, 582026))
     }
-    shape = Shape(200, 20, 10, 10)
-    algorithms: dict[str, Callable[[], Callable[[int], object]]] = {
+    shape, few = Shape(200, 20, 10, 10), Shape(20, 20, 10, 10)
+    algorithms = {
         name: partial(_round, shape, workloads.mlp, algorithm=name)
-        for name in ("fedavg", "fedbuff", "scaffold", "ca2fl", "feddle")
+        for name in ("fedavg", "fedbuff", "scaffold", "ca2fl")
     }
-    algorithms["fedcda"] = partial(_round, Shape(20, 20, 10, 10), workloads.mlp, algorithm="fedcda", warmup=2)
+    selection = {
+        "fedavg": partial(_round, few, workloads.mlp),
+        "fedcda": partial(_round, few, workloads.mlp, algorithm="fedcda", warmup=2),
+    }
+    server = {
+        name: partial(_round, shape, workloads.cnn, algorithm=name, epochs=1, lr=1e-3, batch_size=64)
+        for name in ("fedft", "feddle")
+    }
     for name, makers in (
         ("round by K", of_k),
         ("round by N", of_n),
         ("round by staleness", late),
         ("round by D", of_d),
         ("round by algorithm", algorithms),
+        ("round with fedcda's selection", selection),
+        ("round with an epoch on the server", server),
     ):
         yield Row(name, partial(_made, makers))
 
 
-def _made(makers: dict[str, Callable[[], Callable[[int], object]]]) -> Case:
-    return Case({name: make() for name, make in makers.items()})
+def _made(makers: Mapping[str, Callable[[], Callable[[int], object]]]) -> Case:
+    return Case({name: Contender(make()) for name, make in makers.items()})
 
 
-def _mutual_epoch() -> Case:
-    """A DFML round with one epoch of mutual learning of 10 models, beside the same round without; the difference, over
-    all models and minibatches, is what a model's minibatch costs.
-    """
-    shape = Shape(20, 100, 9, 10)
-    without = _round(shape, workloads.mlp, algorithm="dec_fedavg")
-    contenders = {"without": without, "mutual": _round(shape, workloads.mlp, algorithm="dfml", epochs=1)}
-    return Case(contenders, pieces=(10 * 10, "model-batch"))
+def _mutual(build: Callable[[], nn.Module], shape: Shape, cores: int) -> Case:
+    """An epoch of mutual learning of ten models on one client's examples."""
+    fed, count, alpha = shape.federation(build, executor=Vectorized(chunk_size=None, compile=False)), 10, 0.5
+    models = torch.stack([fed.task.init(seed) for seed in range(count)])
+    weights, modules = teacher_weights(torch.ones(count)), [build() for _ in range(count)]
+
+    def ours(turn: int) -> object:
+        fed.begin(turn, 1.0)
+        objective = partial(mutual_losses, weights=weights, gamma=1 - alpha, alpha=alpha)
+        return mutual_learning(fed, 0, [Learners(fed.task, models)], 1, objective)
+
+    def others(_: int) -> None:
+        plain.learn_mutually(fed.population, 0, modules, shape.batch, fed.lr, alpha)
+
+    steps = count * -(-shape.examples // shape.batch)
+    contenders = {
+        "plain": Contender(others, threads=cores),
+        "plain, one thread": Contender(others),
+        "ours": Contender(ours),
+        f"ours, {cores} threads": Contender(ours, threads=cores),
+    }
+    return Case(contenders, pieces=(steps, "model and minibatch"))
 
 
 def _matching() -> Case:
@@ -150,7 +216,7 @@ def _matching() -> Case:
         rng = generator(turn, Purpose.ALGORITHM)
         return match(clients, SquaredDistance(1.0), num_columns=785, sweeps=3, rng=rng, limit=500)
 
-    return Case({"match": matched}, pieces=(10 * 4, "client and sweep"))
+    return Case({"match": Contender(matched)}, pieces=(10 * 4, "client and sweep"))
 
 
 def _round(

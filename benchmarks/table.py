@@ -17,13 +17,14 @@ def table(results: dict[str, Any]) -> str:
     lines = ["| row | contender | ms | of one | speed | of the limit |", "|---|---|---|---|---|---|"]
     for row, contenders in results["rows"].items():
         for name, found in contenders.items():
-            kind = "wall" if "processes" in name else "cpu"
             piece = f"{found['ms_a_piece']:.3g} ms a {found['piece']}" if "piece" in found else ""
             limit = f"{found['limit']:.0%}" if "limit" in found else ""
-            ms, speed = f"{1e3 * found[f'{kind}_s']:.4g} {kind}", f"{found[f'paired_{kind}_speed']:.2f}"
-            lines.append(f"| {row} | {name} | {ms} | {piece} | {speed} | {limit} |")
+            shown = f"{name} ({found['note']})" if "note" in found else name
+            lines.append(
+                f"| {row} | {shown} | {1e3 * found['seconds']:.4g} | {piece} | {found['speed']:.2f} | {limit} |"
+            )
     here = results["machine"]
-    lines += ["", f"{here['processor']}, {here['cores']} cores, {here['threads']} thread, load {here['load']:.1f};"]
+    lines += ["", f"{here['processor']}, {here['cores']} cores, load {here['load']:.1f};"]
     lines += [
         f"matrix products {here['matrix_gflops_a_second']:.0f} GFLOP/s; torch {here['torch']}; {here['commit'][:7]}"
     ]
@@ -42,7 +43,7 @@ def plot(path: Path, results: dict[str, Any]) -> None:
     for axes, (row, label) in zip(figure.subplots(1, len(wanted), squeeze=False)[0], wanted.items(), strict=True):
         found = results["rows"][row]
         x = [float(name.partition("=")[2]) for name in found]
-        axes.plot(x, [1e3 * each["cpu_s"] for each in found.values()], "o-")
+        axes.plot(x, [1e3 * each["seconds"] for each in found.values()], "o-")
         if row in GROWTH:
             axes.set_xscale("log")
             axes.set_yscale("log")

@@ -51,6 +51,11 @@ def cnn_feddle() -> nn.Module:
     return _model("cnn_feddle").build(3, 32, CLASSES)
 
 
+def dfml_cnn() -> nn.Module:
+    """DFML's CNN for CIFAR-10."""
+    return _model("dfml_cnn").build(3, 32, CLASSES)
+
+
 def resnet18() -> nn.Module:
     """11,173,962 parameters: ResNet-18 with the stem for CIFAR."""
     return _model("resnet18").build(3, 32, CLASSES)

@@ -213,4 +213,3 @@ def test_one_graph_serves_all_rounds_and_each_task_has_its_own(monkeypatch: pyte
             fed.begin(round, 1.0 / (1 + round))
             train(fed)
         assert not counters["stats"], "nothing is compiled in later rounds"
-

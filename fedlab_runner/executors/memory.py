@@ -94,11 +94,12 @@ def shape_of(work: Work) -> str:
 def machine() -> str:
     """What measurements are valid for."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
-    parts = [platform.node(), _processor(), machine_cores(), torch.get_num_threads(), torch.__version__, gpu]
+    parts = [platform.node(), processor(), machine_cores(), torch.get_num_threads(), torch.__version__, gpu]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
 
 
-def _processor() -> str:
+def processor() -> str:
+    """Its name."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
