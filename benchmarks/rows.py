@@ -62,13 +62,20 @@ def executors(cores: int, compiled: bool) -> dict[str, Executor]:
         some["vectorized" + suffix] = Vectorized(chunk_size=10, compile=compile)
         some["cohort" + suffix] = Vectorized(chunk_size=None, compile=compile)
         some["processes" + suffix] = Processes(workers=cores, inner=loop)
+        if compile:
+            some["processes, vectorized compiled"] = Processes(workers=cores, inner=some["vectorized compiled"])
     return some
 
 
 def all_rows(cores: int, compiled: bool) -> Iterator[Row]:
     """In the order in which they are measured."""
     everyone, no_stacks = executors(cores, compiled), executors(cores, compiled)
-    for name in ("cohort", "vectorized compiled", "cohort compiled"):  # many convolutions at once: slower on a CPU
+    for name in (
+        "cohort",
+        "vectorized compiled",
+        "cohort compiled",
+        "processes, vectorized compiled",
+    ):  # many convolutions at once: slower on a CPU
         no_stacks.pop(name, None)
     for name, shape, model, some in (
         ("W1 cnn", W1, workloads.cnn, no_stacks),

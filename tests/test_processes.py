@@ -1,11 +1,12 @@
 """Worker processes: the inner executor's bits, whatever happens to a worker, and nothing left behind."""
 
+import gc
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,16 +15,17 @@ import numpy as np
 import pytest
 import torch
 from composed import composed
-from torch import Tensor
-from toy import RAGGED, federation, normed
+from torch import Tensor, nn
+from toy import RAGGED, federation, mlp, normed
 
 from fedlab_runner.config import build
 from fedlab_runner.errors import UserError
-from fedlab_runner.executors import processes
+from fedlab_runner.executors import crew, processes
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.pieces import InPieces
 from fedlab_runner.executors.processes import Processes
 from fedlab_runner.executors.vectorized import Vectorized
+from fedlab_runner.executors.work import Executor
 from fedlab_runner.federation import Cohort, Federation
 
 LOOP = Loop(compile=False)
@@ -60,8 +62,8 @@ def is_gone(pid: int) -> bool:
 
 def nobody_is_left(forked: list[int]) -> bool:
     """No worker is there but those that have reported, which the next round collects."""
-    while processes._ending:
-        os.waitpid(processes._ending.pop(), 0)
+    processes.dismiss()
+    crew.collect()
     return all([is_gone(pid) for pid in forked])
 
 
@@ -77,8 +79,75 @@ def test_the_bits_are_the_inner_executors(inner: InPieces, workers: int, forked:
     assert nobody_is_left(forked)
 
 
+def rounds(executor: Executor, cohorts: Sequence[Sequence[int]], **how: Any) -> list[Tensor]:
+    """The models of cohorts in rounds of their own, each trained from the mean of those before."""
+    fed = federation(executor=executor, **how)
+    w, found = fed.task.init(0), []
+    for round, ids in enumerate(cohorts):
+        fed.begin(round, 1.0 / (1 + round))
+        y = Cohort(fed, np.array(ids), due=np.zeros(len(ids), np.int64)).train(w)
+        w = y.mean(0)
+        found.append(y.clone())
+        del y  # the memory of a cohort's models is used again
+    return found
+
+
+COHORTS = [[0, 1, 2, 3, 4], [5, 6, 7], [7, 1, 3, 0, 2], [4], [2, 3, 4, 5, 6, 7, 0, 1], [1, 0]]
+
+
+@pytest.mark.parametrize("inner", [LOOP, Vectorized(chunk_size=2, compile=False)])
+@pytest.mark.parametrize("build", [mlp, normed])
+def test_workers_stay_for_plain_training(build: Callable[[], nn.Module], inner: InPieces, forked: list[int]) -> None:
+    """In rounds of other clients, learning rates and starts, with fewer and with more clients than before."""
+    expected = rounds(inner, COHORTS, build=build)
+    found = rounds(Processes(3, inner), COHORTS, build=build)
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
+    assert len(forked) == 4, "two for the first cohort, two more for the first larger one"
+    assert nobody_is_left(forked)
+
+
+def test_a_cohort_whose_models_are_kept_takes_nothing_from_the_next(forked: list[int]) -> None:
+    fed = federation(executor=Processes(2, LOOP))
+    first, _ = train(fed)
+    kept = first.clone()
+    fed.begin(1, 0.5)
+    second, _ = train(fed)
+    assert torch.equal(first, kept) and not torch.equal(first, second)
+    assert len(forked) == 2 and nobody_is_left(forked)
+
+
+def test_waiting_workers_that_die_are_replaced(forked: list[int], caplog: pytest.LogCaptureFixture) -> None:
+    expected = rounds(LOOP, COHORTS[:1] * 3)
+    fed, w = federation(executor=Processes(3, LOOP)), federation().task.init(0)
+    for round in range(3):
+        fed.begin(round, 1.0 / (1 + round))
+        y = Cohort(fed, np.arange(5), due=np.zeros(5, np.int64)).train(w)
+        assert torch.equal(y, expected[round])
+        w = y.mean(0)
+        del y
+        os.kill(forked[-1], signal.SIGKILL)
+        time.sleep(0.05)
+    assert len(forked) == 6 and nobody_is_left(forked) and "trained again" not in caplog.text
+
+
+def test_workers_go_with_the_clients(forked: list[int]) -> None:
+    fed = federation(executor=Processes(3, LOOP))
+    train(fed)
+    assert len(forked) == 2 and not any(is_gone(pid) for pid in forked)
+    del fed
+    gc.collect()
+    crew.collect()
+    assert all(is_gone(pid) for pid in forked)
+
+
+def test_workers_do_not_stay_where_they_would_keep_much(monkeypatch: pytest.MonkeyPatch, forked: list[int]) -> None:
+    monkeypatch.setattr(processes, "MOST_KEPT", 1)
+    rounds(Processes(2, LOOP), COHORTS[:1] * 3)
+    assert len(forked) == 3 and nobody_is_left(forked)
+
+
 def test_more_pieces_than_tickets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "MOST_TICKETS", 3)
+    monkeypatch.setattr(crew, "MOST_TICKETS", 3)
     expected = train(federation())
     assert torch.equal(train(federation(executor=Processes(2, LOOP)))[0], expected[0])
 
@@ -107,8 +176,8 @@ def test_what_dead_workers_leave_is_trained_again(caplog: pytest.LogCaptureFixtu
 def test_a_worker_that_stands_still_is_given_up(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, forked: list[int]
 ) -> None:
-    monkeypatch.setattr(processes, "LOOK_SECONDS", 0.02)
-    monkeypatch.setattr(processes, "STUCK_SECONDS", 0.2)
+    monkeypatch.setattr(crew, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(crew, "STUCK_SECONDS", 0.2)
     result = train(federation(executor=Processes(2, LOOP)), correct=in_workers_only(lambda: time.sleep(60)))
     assert torch.equal(result[0], train(federation())[0])
     assert "has stood still" in caplog.text and nobody_is_left(forked)

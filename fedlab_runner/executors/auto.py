@@ -127,6 +127,13 @@ class _Choosing(Unchanging):
             f"{processes} executor.inner.compile=true": Candidate(
                 Processes(workers, Loop(compile=True)), shared=True, compiled=True
             ),
+            f"{processes} +executor@executor.inner=vectorized executor.inner.compile=true": Candidate(
+                Processes(workers, Vectorized(chunk_size=CHUNK, compile=True)),
+                stacked=True,
+                whole=True,
+                shared=True,
+                compiled=True,
+            ),
             UNTIMED + compiled: Candidate(Vectorized(chunk_size=CHUNK, compile=True), stacked=True, compiled=True),
             whole + compiled: Candidate(
                 Vectorized(chunk_size=None, compile=True), stacked=True, whole=True, compiled=True

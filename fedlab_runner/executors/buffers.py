@@ -21,16 +21,23 @@ class Buffer:
         self._flags = (mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE) | mmap.MAP_ANONYMOUS
         self._memory: mmap.mmap | None = None
         self._unused = 0  # references to the memory while no tensor holds it
+        self.number = 0  # of the piece: how often it has been replaced
 
     def take(self, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
         """A tensor [rows, columns] with whatever values."""
         size = rows * columns * dtype.itemsize
         if not size:
             return torch.empty(rows, columns, dtype=dtype)
-        if self._memory is None or len(self._memory) != size or sys.getrefcount(self._memory) > self._unused:
+        if self._memory is None or len(self._memory) < size or sys.getrefcount(self._memory) > self._unused:
             self._memory = mmap.mmap(-1, size, flags=self._flags)
             self._unused = sys.getrefcount(self._memory)
-        return torch.frombuffer(self._memory, dtype=dtype).view(rows, columns)
+            self.number += 1
+        return self.again(rows, columns, dtype)
+
+    def again(self, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+        """The memory that was taken last, as a tensor of these sizes, whether it is in use or not."""
+        assert self._memory is not None
+        return torch.frombuffer(self._memory, dtype=dtype, count=rows * columns).view(rows, columns)
 
 
 PRIVATE, SHARED, ONE = Buffer(shared=False), Buffer(shared=True), Buffer(shared=False)  # ONE: of a single model

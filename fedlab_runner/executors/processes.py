@@ -1,20 +1,15 @@
-"""A cohort shared among worker processes of one thread each: forked for a round, gone after it.
+"""A cohort shared among worker processes of one thread each, which are forks of this one.
 
-A fork takes the whole round along, without a copy: the population, the models that clients start from, and the
-closures that an algorithm gives to `train`. What a pool of lasting workers would have to be sent, they have.
+A fork takes along the population, the models and the closures that an algorithm gives to `train`, without a copy. Plain
+local training from one model needs only a few numbers from then on: its workers stay for the rounds to come.
 """
 
 import logging
 import mmap
-import os
-import select
-import signal
-import struct
-import time
-import warnings
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -22,18 +17,18 @@ from torch import Tensor
 
 from fedlab_runner.errors import UserError
 from fedlab_runner.executors.buffers import SHARED
+from fedlab_runner.executors.crew import Crew, Share
 from fedlab_runner.executors.pieces import InPieces, Unchanging, own_generator
 from fedlab_runner.executors.work import OfOne, Work
-from fedlab_runner.system import cpu_seconds, die_with_parent, usable_cores
+from fedlab_runner.population import Population
+from fedlab_runner.system import resident_bytes, usable_cores
 from fedlab_runner.task import Task
 
 _log = logging.getLogger(__name__)
-_NUMBER = struct.Struct("<i")
-MOST_TICKETS = 1024  # they must fit into a pipe at once, which holds 4 KiB at the least
-LOOK_SECONDS = 5.0  # how often workers are looked at while the parent waits for them
-STUCK_SECONDS = 60.0  # a worker that has used no CPU time for so long is given up
-_SIGNALS = {signal.SIGINT, signal.SIGTERM}
-_ending: list[int] = []  # processes that have reported and only have to be collected
+# Workers that stay keep what was in memory when they were forked, also what is replaced later: no more than this.
+MOST_KEPT = 2e9
+_lasting: list["Desk"] = []  # at most one
+_watched: weakref.WeakSet[Population] = weakref.WeakSet()
 
 
 @dataclass(frozen=True)
@@ -41,8 +36,8 @@ class Processes(Unchanging):
     """Shares what `inner` does among `workers` processes (null: as many as there are usable cores) of one thread each;
     the result is the inner executor's, bit for bit.
 
-    Whoever is free takes the longest piece that is left; this process works too, which keeps its caches warm for the
-    workers to come. What a worker that dies has not finished is trained here.
+    Whoever is free takes the longest piece that is left; this process works too. What a worker that dies has not
+    finished is trained here.
     """
 
     workers: int | None
@@ -64,24 +59,95 @@ class Processes(Unchanging):
         if work.task.device.type != "cpu":
             raise UserError(f"executor=processes needs device=cpu, got {work.task.device}: take loop or vectorized")
         y = SHARED.take(len(work.ids), work.task.size, work.task.dtype)
-        losses = shared_zeros((len(work.ids),), work.task.dtype)
-        pieces = self.inner.pieces(work)
-        done = shared_zeros((len(pieces),), torch.uint8).numpy()
+        if not len(work.ids):
+            return y, y.new_zeros(0)
+        desk = _desk(self.inner, self.workers or usable_cores(), work)
+        with own_generator(work), _one_thread():
+            desk.carry_out(work, y)
+        return y, desk.losses[: len(work.ids)].clone()
+
+
+class Desk:
+    """What a process and its workers share for cohorts of up to K clients: the order, in numbers, and the results."""
+
+    def __init__(self, inner: InPieces, workers: int, work: Work) -> None:
+        self._inner, self._workers, self._work = inner, workers, _terms(work)
+        self._whose = weakref.ref(work.task), weakref.ref(work.population)
+        self.lasts = _is_plain(work) and (resident_bytes() or MOST_KEPT) < MOST_KEPT
+        clients, dtype = len(work.ids), work.task.dtype
+        self.losses = shared_zeros((clients,), dtype)
+        self._done = shared_zeros((clients,), torch.uint8).numpy()  # by piece: there are at most as many
+        self._order = shared_zeros((2, clients + 1), torch.int64).numpy()  # count, ids; round, steps
+        self._lr = shared_zeros((1,), torch.float64).numpy()
+        self._start = shared_zeros((work.task.size if self.lasts else 0,), dtype)
+        self._memory = SHARED.number
+        self._crew: Crew | None = None
+
+    def serves(self, inner: InPieces, workers: int, work: Work) -> bool:
+        """Whether its workers, as they are, can do this work."""
+        return (
+            _is_plain(work)
+            and (self._inner, self._workers, self._work) == (inner, workers, _terms(work))
+            and self._whose[0]() is work.task
+            and self._whose[1]() is work.population
+            and len(work.ids) <= len(self.losses)
+            and self._memory == SHARED.number  # else they would write where nobody looks
+            and (self._crew is None or self._crew.is_whole())
+        )
+
+    def carry_out(self, work: Work, y: Tensor) -> None:
+        """Trains the cohort: models into y [K, D], losses into `losses`."""
+        clients = len(work.ids)
+        share = self._share(work, y)
+        done = self._done[: share.pieces]
+        done[:] = 0
+        if not self._inner.is_ready(work):
+            share.train(0)  # compiled here, once, and not in every worker
+        if self.lasts:
+            self._order[:, 0] = clients, work.round
+            self._order[0, 1 : clients + 1], self._order[1, 1 : clients + 1] = work.ids, work.num_steps
+            self._lr[0] = work.lr
+            self._start.copy_(work.start)
+        helpers = min(self._workers, len(self.losses) if self.lasts else int((done == 0).sum())) - 1
+        self._crew = self._crew or Crew(max(0, helpers), (lambda: self._next(work)) if self.lasts else lambda: share)
+        self._crew.work(share, done)
+        if not self.lasts:
+            self._crew.dismiss()
+        if left := np.flatnonzero(done == 0).tolist():
+            _log.warning("round %d: %d pieces of work are trained again", work.round + 1, len(left))
+            for number in left:
+                share.train(number)
+
+    def is_orphan(self) -> bool:
+        """Whether the clients are gone that it was made for."""
+        return self._whose[1]() is None
+
+    def dismiss(self) -> None:
+        """Its workers end."""
+        if self._crew is not None:
+            self._crew.dismiss()
+
+    def _next(self, like: Work) -> Share:
+        """In a worker: the order that lies there, of work that is else like the first."""
+        (clients, round), rest = self._order[:, 0].tolist(), self._order[:, 1:]
+        ids, steps = rest[:, :clients].copy()
+        work = replace(like, ids=ids, num_steps=steps, round=round, lr=float(self._lr[0]), start=self._start)
+        return self._share(work, SHARED.again(clients, work.task.size, work.task.dtype))
+
+    def _share(self, work: Work, y: Tensor) -> Share:
+        pieces = self._inner.pieces(work)
 
         def train(number: int) -> None:
-            self.inner.train_piece(work, pieces[number], y, losses)
-            done[number] = 1
+            self._inner.train_piece(work, pieces[number], y, self.losses)
+            self._done[number] = 1
 
-        with own_generator(work), _one_thread():
-            if pieces and not self.inner.is_ready(work):
-                train(0)  # compiled here, once, and not in every worker of every round
-            tickets = [part for part in _tickets(len(pieces)) if not done[part].all()]
-            _share(train, tickets, min(self.workers or usable_cores(), len(tickets)) - 1)
-            if left := np.flatnonzero(done == 0).tolist():
-                _log.warning("round %d: %d pieces of work are trained again", work.round + 1, len(left))
-                for number in left:
-                    train(number)
-        return y, losses
+        return Share(train, len(pieces))
+
+
+def dismiss() -> None:
+    """Workers that wait for another round end."""
+    while _lasting:
+        _lasting.pop().dismiss()
 
 
 def shared_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -92,103 +158,34 @@ def shared_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.frombuffer(mmap.mmap(-1, size * dtype.itemsize), dtype=dtype).view(shape)
 
 
-def _tickets(pieces: int) -> list[np.ndarray]:
-    """The pieces, dealt out so that each part is a fair share of long and short ones."""
-    count = min(pieces, MOST_TICKETS)
-    return [np.arange(first, pieces, count) for first in range(count)]
+def _desk(inner: InPieces, workers: int, work: Work) -> Desk:
+    """The one whose workers wait, if they can do this; else a new one."""
+    if _lasting and _lasting[0].serves(inner, workers, work):
+        return _lasting[0]
+    desk = Desk(inner, workers, work)
+    if desk.lasts:
+        dismiss()
+        _lasting.append(desk)
+        if work.population not in _watched:
+            _watched.add(work.population)
+            weakref.finalize(work.population, _after_run)
+    return desk
 
 
-def _share(train: Callable[[int], None], tickets: list[np.ndarray], helpers: int) -> None:
-    """Trains the tickets' pieces in this process and in `helpers` forked ones; what a helper did not finish is left."""
-    while _ending:  # of the round before: their memory went while this process was at other things
-        os.waitpid(_ending.pop(), 0)
-    queue, fill = os.pipe()
-    reports, report = os.pipe()  # a helper's id when it has finished; the end when all have ended
-    os.write(fill, b"".join(map(_NUMBER.pack, range(len(tickets)))))
-    os.close(fill)
-
-    def work() -> None:
-        while ticket := os.read(queue, _NUMBER.size):
-            for number in tickets[_NUMBER.unpack(ticket)[0]].tolist():
-                train(number)
-
-    def help() -> None:
-        work()
-        os.write(report, _NUMBER.pack(os.getpid()))
-
-    helping: list[int] = []
-    try:
-        for _ in range(helpers):
-            _fork(help, helping)
-        os.close(report)
-        report = -1
-        work()
-        _wait(reports, helping)
-    finally:
-        for pid in helping:
-            os.kill(pid, signal.SIGKILL)
-        for pid in helping:
-            os.waitpid(pid, 0)
-        for descriptor in (queue, reports, report):
-            if descriptor >= 0:
-                os.close(descriptor)
+def _after_run() -> None:
+    if _lasting and _lasting[0].is_orphan():
+        dismiss()
 
 
-def _fork(work: Callable[[], None], helping: list[int]) -> None:
-    """Starts a helper and notes its id: no signal comes between the two."""
-    parent = os.getpid()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    try:
-        with warnings.catch_warnings():
-            # Python warns of every fork beside other threads (the tracker's, the console's): one that held a lock
-            # which a helper needs would leave it waiting. Helpers only compute, and a stuck one is given up.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            pid = os.fork()
-        if pid:
-            helping.append(pid)
-            return
-        code = 1
-        try:
-            die_with_parent(parent)
-            for number in _SIGNALS:
-                signal.signal(number, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            work()
-            code = 0
-        finally:
-            os._exit(code)  # the parent's files, tracker and locks are none of its business
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+def _is_plain(work: Work) -> bool:
+    """Whether a few numbers say what there is to do: no functions of an algorithm's own, one model to start from."""
+    own = (work.loss, work.perturb, work.correct, work.per_step)
+    return all(each is None for each in own) and not work.per_client and work.start.dim() == 1
 
 
-def _wait(reports: int, helping: list[int]) -> None:
-    """Until every helper has finished or died; one that does nothing any more is killed."""
-    seen = {pid: (0.0, time.monotonic()) for pid in helping}
-    while seen:
-        if select.select([reports], [], [], LOOK_SECONDS)[0]:
-            if not (report := os.read(reports, _NUMBER.size)):
-                break
-            pid = _NUMBER.unpack(report)[0]
-            seen.pop(pid)
-            helping.remove(pid)
-            _ending.append(pid)
-        for pid, (used, since) in list(seen.items()):
-            now = cpu_seconds(pid)
-            if now is None or now > used:
-                seen[pid] = (now or 0.0, time.monotonic())
-            elif time.monotonic() - since > STUCK_SECONDS:
-                _log.warning("worker process %d has stood still for %.0f s and is given up", pid, STUCK_SECONDS)
-                os.kill(pid, signal.SIGKILL)
-                seen[pid] = (used, time.monotonic())
-    for pid in list(helping):
-        _, status = os.waitpid(pid, 0)
-        helping.remove(pid)
-        _log.warning("worker process %d ended early (%s)", pid, _cause(status))
-
-
-def _cause(status: int) -> str:
-    code = os.waitstatus_to_exitcode(status)
-    return f"signal {-code}" if code < 0 else f"exit code {code}"
+def _terms(work: Work) -> tuple[object, ...]:
+    """What must be the same for all cohorts of lasting workers, beside task and population."""
+    return work.local, work.seed
 
 
 @contextmanager
