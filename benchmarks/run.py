@@ -1,7 +1,8 @@
 """`make bench`: times the contenders of each row in turns and writes JSON, row by row.
 
 Contenders of a row take turns within one run, on the same cores, so that their ratios hold on a machine that others use
-too: what is reported is the least wall time of each and the median of its paired ratios to the first.
+too: what is reported is the least wall time of each and the median of its paired ratios to the first. In its turn a
+contender does two rounds, of which the second is timed.
     python -m benchmarks.run [--cores 2] [--repeat 7] [--only REGEX] [--compiled] [--out FILE]
 The plain loop may use a thread for each core. Rows that FILE has from the same commit and machine are not measured
 again: a run that was stopped goes on.
@@ -35,8 +36,9 @@ def measured(case: Case, repeat: int, gflops: float) -> dict[str, Any]:
     for turn in range(repeat + 1):
         for name, contender in case.contenders.items():
             torch.set_num_threads(contender.threads)
+            contender.call(2 * turn)  # as in a run of its own: its caches are warm, its workers are there
             began = time.perf_counter()
-            contender.call(turn)
+            contender.call(2 * turn + 1)
             if turn:  # the first warms up
                 seconds[name].append(time.perf_counter() - began)
     torch.set_num_threads(1)
