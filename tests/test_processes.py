@@ -192,6 +192,15 @@ def test_an_error_in_a_workers_share_is_the_callers(caplog: pytest.LogCaptureFix
     assert nobody_is_left(forked)
 
 
+def test_an_error_of_workers_alone_is_told(caplog: pytest.LogCaptureFixture, forked: list[int]) -> None:
+    def fail() -> None:
+        raise ArithmeticError("not here")
+
+    result = train(federation(executor=Processes(2, LOOP)), correct=in_workers_only(fail))
+    assert torch.equal(result[0], train(federation())[0])
+    assert "ended early (ArithmeticError: not here)" in caplog.text and nobody_is_left(forked)
+
+
 PROGRAM = """
 import os, signal, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job begins with it ignored
@@ -248,3 +257,23 @@ def test_the_command_line_chooses_what_workers_do() -> None:
     assert build(composed("executor=processes")).executor == Processes(None, LOOP)
     words = ("executor=processes", "executor.workers=2", "+executor@executor.inner=vectorized")
     assert build(composed(*words)).executor == Processes(2, Vectorized(chunk_size=10, compile=False))
+
+
+AFTER_COMPILING = """
+import torch
+from toy import federation
+from fedlab_runner.executors.loop import Loop
+from fedlab_runner.executors.processes import Processes
+from test_processes import train
+compiled = train(federation(executor=Loop(compile=True)))[0]  # the first gradient of this process
+eager = train(federation(executor=Processes(2, Loop(compile=False))))[0]
+assert torch.allclose(eager, compiled, rtol=0, atol=1e-9)
+"""
+
+
+@pytest.mark.slow
+def test_workers_have_autograd_after_the_compiler_was_at_work() -> None:
+    process = subprocess.run(
+        [sys.executable, "-c", AFTER_COMPILING], capture_output=True, text=True, cwd=Path(__file__).parent
+    )
+    assert process.returncode == 0 and "trained again" not in process.stderr, process.stderr

@@ -5,6 +5,7 @@ A gradient that is gathered into a vector, and a vector that moves as a whole, c
 
 import shutil
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from fedlab_runner.supervision import losses
 from fedlab_runner.task import Batch, Task
 
 Layers = list[Tensor]  # the parameters of one model, or of A models [A, ...]
-Step = Callable[..., Tensor]  # (layers, slots, lr, t, inputs, targets, mask, *offsets) -> the loss, a scalar or [A]
+Step = Callable[..., Any]  # (layers, slots, lr, t, inputs, targets, mask, *offsets) -> the loss, a scalar or [A]
 
 
 def in_layers(work: Work) -> bool:
@@ -33,6 +34,16 @@ def in_layers(work: Work) -> bool:
 def has_compiler() -> bool:
     """Whether this machine can compile."""
     return any(map(shutil.which, ("c++", "g++", "clang++")))
+
+
+def graph_of(function: Step, **options: Any) -> Step:
+    """torch.compile, so that processes can still be forked."""
+    # A process's first gradient decides whether autograd starts threads, without which a fork has no autograd. The
+    # compiler knows more devices than are there, so that it must not be the first to ask.
+    one = torch.ones((), requires_grad=True)
+    torch.autograd.grad(one * 2, one)
+    compiled: Step = torch.compile(function, **options)
+    return compiled
 
 
 def is_ready(work: Work, *, stacked: bool) -> bool:
@@ -93,9 +104,7 @@ def _compiled(work: Work, stacked: bool) -> Step:
         step = _step(work.task, work.local.make_optimizer(), stacked)
         # The compiler counts its graphs by code object and gives up after eight: to each task its own.
         step.__code__ = step.__code__.replace()
-        work.task.compiled[key] = torch.compile(
-            step, options={"guard_filter_fn": torch.compiler.keep_tensor_guards_unsafe}
-        )
+        work.task.compiled[key] = graph_of(step, options={"guard_filter_fn": torch.compiler.keep_tensor_guards_unsafe})
     return work.task.compiled[key]
 
 

@@ -23,6 +23,7 @@ _NUMBER = struct.Struct("<i")
 MOST_TICKETS = 1024  # they must fit into a pipe at once, which holds 4 KiB at the least
 LOOK_SECONDS = 5.0  # how often helpers are looked at while the parent waits for them
 STUCK_SECONDS = 60.0  # a helper that has used no CPU time for so long is given up
+MOST_WORDS = 500  # of a helper's last words
 _GO, _DONE = b"g", b"d"
 _SIGNALS = {signal.SIGINT, signal.SIGTERM}
 _ending: list[int] = []  # helpers that have been dismissed and only have to be collected
@@ -151,6 +152,9 @@ class Crew:
                     self._take(share, share.tickets())
                     its.send(_DONE)
                 code = 0
+            except BaseException as error:
+                its.send(f"{type(error).__name__}: {error}"[:MOST_WORDS].encode())
+                raise
             finally:
                 os._exit(code)  # the parent's files, tracker and locks are none of its business
         finally:
@@ -163,11 +167,13 @@ class Crew:
             for line in select.select([helper.line for helper in busy], [], [], LOOK_SECONDS)[0]:
                 helper = next(each for each in busy if each.line is line)
                 del busy[helper]
-                if not _received(line):
+                if (said := _received(line)) != _DONE:
                     self._helpers.remove(helper)
                     self._lost = True
                     line.close()
-                    _log.warning("worker process %d ended early (%s)", helper.pid, _cause(os.waitpid(helper.pid, 0)[1]))
+                    status = os.waitpid(helper.pid, 0)[1]
+                    cause = said.decode(errors="replace") or _cause(status)
+                    _log.warning("worker process %d ended early (%s)", helper.pid, cause)
             for helper, (used, since) in list(busy.items()):
                 now = cpu_seconds(helper.pid)
                 if now is None or now > used:
@@ -188,7 +194,7 @@ def collect() -> None:
 
 def _received(line: socket.socket) -> bytes:
     try:
-        return line.recv(1)
+        return line.recv(MOST_WORDS)
     except ConnectionResetError:
         return b""
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedlab_runner.executors.buffers import ONE
-from fedlab_runner.executors.compiled import in_layers, is_ready, train_one
+from fedlab_runner.executors.compiled import graph_of, in_layers, is_ready, train_one
 from fedlab_runner.executors.pieces import InPieces, Piece
 from fedlab_runner.executors.work import Gradient, Objective, OfOne, Work, one_by_one
 from fedlab_runner.optimizer import zero_slots
@@ -68,7 +68,7 @@ class Loop(InPieces):
             gradient = work.followed(_module_gradient(work, leaves, buffers))
         else:
             objective = work.objective()
-            gradient = work.followed(_gradient(torch.compile(objective) if self.compile else objective))
+            gradient = work.followed(_gradient(graph_of(objective) if self.compile else objective))
 
         def move(t: int, *batch: Tensor) -> Tensor:
             g, (loss, updated) = gradient(params, buffers, *batch)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from fedlab_runner.executors.compiled import in_layers, is_ready, train_chunk
+from fedlab_runner.executors.compiled import graph_of, in_layers, is_ready, train_chunk
 from fedlab_runner.executors.pieces import InPieces, Piece
 from fedlab_runner.executors.work import Gradient, OfOne, Work, one_by_one
 from fedlab_runner.optimizer import zero_slots
@@ -71,7 +71,7 @@ class Vectorized(InPieces):
     def _step(self, work: Work) -> Gradient:
         """(params [A, P], buffers [A, B], batch, *own) -> gradient [A, P], (loss [A], buffers [A, B])."""
         step = vmap(work.followed(grad(work.objective(), has_aux=True)), randomness="different")
-        return torch.compile(step) if self.compile else step
+        return graph_of(step) if self.compile else step
 
 
 def _train_chunk(work: Work, chunk: np.ndarray, step: Gradient, full_width: bool) -> tuple[Tensor, Tensor]:
