@@ -189,7 +189,8 @@ class Crew:
 def collect() -> None:
     """Waits for helpers that have been dismissed."""
     while _ending:
-        os.waitpid(_ending.pop(), 0)
+        with contextlib.suppress(ChildProcessError):  # this process is itself a fork of theirs
+            os.waitpid(_ending.pop(), 0)
 
 
 def _received(line: socket.socket) -> bytes:
