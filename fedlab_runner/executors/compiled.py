@@ -3,6 +3,7 @@
 A gradient that is gathered into a vector, and a vector that moves as a whole, cost as much as a small model's layer.
 """
 
+import logging
 import shutil
 from collections.abc import Callable
 from typing import Any
@@ -42,6 +43,7 @@ def graph_of(function: Step, **options: Any) -> Step:
     # compiler knows more devices than are there, so that it must not be the first to ask.
     one = torch.ones((), requires_grad=True)
     torch.autograd.grad(one * 2, one)
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it says at length that there is no GPU
     compiled: Step = torch.compile(function, **options)
     return compiled
 
