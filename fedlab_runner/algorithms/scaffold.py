@@ -7,6 +7,7 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from fedlab_runner.algorithm import ServerAlgorithm
+from fedlab_runner.averaging import outgoing
 from fedlab_runner.federation import Arrivals, Cohort, Federation
 from fedlab_runner.tables import Kept, check_place
 
@@ -40,7 +41,7 @@ class SCAFFOLD(ServerAlgorithm[State, Upload]):
     server_lr: float
     controls_on: str
 
-    copies: ClassVar[int] = 4  # c_i, y, and the changes of both
+    copies: ClassVar[int] = 3  # c_i, and the changes of both
 
     def __post_init__(self) -> None:
         check_place("controls_on", self.controls_on)
@@ -64,9 +65,10 @@ class SCAFFOLD(ServerAlgorithm[State, Upload]):
         for own, i in zip(c_i, cohort.client_ids.tolist(), strict=True):
             if i in known:
                 own.copy_(rows.get(known[i]))
-        y = cohort.train(x, correct=lambda g, c_i: g - c_i + c, per_client=(c_i,))  # line 10
-        delta_y = y - x
-        delta_c = -c - delta_y[:, : len(c)] / cohort.num_steps.unsqueeze(1) / cohort.lr  # line 12, (ii): c_plus - c_i
+        y = cohort.train(x, correct=lambda g, c_i: (g - c_i).add_(c), per_client=(c_i,))  # line 10
+        delta_y = outgoing(x, y, "delta").rows
+        delta_c = delta_y[:, : len(c)] / cohort.num_steps.unsqueeze(1)
+        delta_c.div_(cohort.lr).add_(c).neg_()  # line 12, (ii): c_plus - c_i
         return Upload(delta_y, delta_c)
 
     def server_step(self, state: State, arrivals: Arrivals[Upload], fed: Federation) -> State:

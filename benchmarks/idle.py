@@ -1,0 +1,45 @@
+"""An executor that trains nobody, for what a run costs beside local training."""
+
+import time
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from fedlab_runner.executors.pieces import Unchanging, new_models
+from fedlab_runner.executors.vectorized import Vectorized
+from fedlab_runner.executors.work import OfOne, Work
+from fedlab_runner.task import Task
+
+
+class Mark(NamedTuple):
+    """Seconds on the clocks."""
+
+    wall: float
+    cpu: float
+
+
+MARKS: list[tuple[Mark, Mark]] = []  # the begin and the end of local training in each round of the run at hand
+
+
+@dataclass(frozen=True)
+class Idle(Unchanging):
+    """Works out the minibatches and hands back the models that clients started from."""
+
+    def at_once(self, clients: int) -> int:
+        return min(1, clients)
+
+    def each(self, task: Task, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
+        return Vectorized(chunk_size=None, compile=False).each(task, function, *rows, fill=fill)
+
+    def train(self, work: Work) -> tuple[Tensor, Tensor]:
+        begin = _now()
+        for _, rows in work.groups():
+            work.plan(rows)
+        y = new_models(work).copy_(work.start)
+        MARKS.append((begin, _now()))
+        return y, y.new_zeros(len(y))
+
+
+def _now() -> Mark:
+    return Mark(time.perf_counter(), time.process_time())
