@@ -8,8 +8,8 @@ median over the turns is what is reported.
 """
 
 import argparse
+import itertools
 import json
-import os
 import re
 import statistics
 import sys
@@ -83,7 +83,7 @@ def cost_of(setting: Setting) -> Cost:
         MARKS.clear()
         run_in(Path(folder) / "run", cfg)
     marks = MARKS[WARM_UP:]
-    rest = [(later[0], before[1]) for before, later in zip(marks, marks[1:], strict=False)]
+    rest = [(later[0], before[1]) for before, later in itertools.pairwise(marks)]
     return Cost(
         1e3 * statistics.median(begin.wall - end.wall for begin, end in rest),
         1e3 * statistics.median(begin.cpu - end.cpu for begin, end in rest),

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, Generic, TypeVar, cast
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast
 
 from torch import Tensor
 
@@ -13,6 +13,23 @@ from fedlab_runner.task import Task
 Stacks = tuple[Tensor, ...]  # the models of all clients: for each architecture a stack [N_a, D_a], a row a client
 State = TypeVar("State", bound=tuple[Any, ...])
 Upload = TypeVar("Upload", bound=tuple[Tensor, ...])
+
+
+class Held(NamedTuple):
+    """What an algorithm has in memory beside the server's model and a cohort's, at most."""
+
+    values: int
+    what: str
+    way_out: str  # how to have less of it
+    on_host: bool  # wherever the models are
+
+
+class Footprint(NamedTuple):
+    """What a round takes of memory."""
+
+    copies: int  # of a cohort's models at once: what was trained (y), and what is sent or made of it
+    sent: int  # of these, what an update on its way has
+    held: list[Held]
 
 
 class Algorithm(ABC, Generic[State]):
@@ -26,15 +43,16 @@ class Algorithm(ABC, Generic[State]):
     heterogeneous: ClassVar[bool] = False  # whether clients may hold models of different architectures
     serverless: ClassVar[bool] = False  # whether clients meet among themselves, over the links of a topology
     holds_blocks: ClassVar[bool] = False  # whether clients may hold different feature blocks
-    copies: ClassVar[int] = 2  # of a cohort's models at once: what was trained (y), and what is sent or kept (y - x)
+    copies: ClassVar[int] = 2  # these two as in Footprint: y and y - x
+    sent: ClassVar[int] = 1
 
     def check(self, fed: Federation) -> None:
         """Raises UserError, one line, where the federation lacks what the algorithm needs."""
         return
 
-    def tables(self, fed: Federation) -> dict[str, int]:
-        """Values that its State comes to hold in memory for all clients, by the field that can put them on disk."""
-        return {}
+    def footprint(self, fed: Federation, arriving: int) -> Footprint:
+        """What a round in which at most so many updates arrive takes of memory, for the estimate before a run."""
+        return Footprint(self.copies, self.sent, own_models(fed, 1) if self.heterogeneous else [])
 
     @abstractmethod
     def init(self, fed: Federation) -> State:
@@ -123,6 +141,19 @@ class ServerlessAlgorithm(Algorithm[State], Generic[State]):
     @abstractmethod
     def models(self, state: State) -> Stacks:
         """What is evaluated: the models of all clients."""
+
+
+def own_models(fed: Federation, sets: int) -> list[Held]:
+    """So many models of each client, of which a round makes the next ones beside them."""
+    return [
+        Held(2 * sets * fed.client_values, f"the models of all {fed.num_clients} clients", "lower num_clients", False)
+    ]
+
+
+def table(field: str, place: str, values: int) -> list[Held]:
+    """A table that a field puts on the device, the host or disk."""
+    what, way_out = f"the table of algorithm.{field}", f"set algorithm.{field}=disk"
+    return [] if place == "disk" else [Held(values, what, way_out, place == "host")]
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

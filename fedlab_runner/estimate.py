@@ -4,6 +4,7 @@ the most memory, from the sizes of all that a round holds at once.
 
 import logging
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ _log = logging.getLogger(__name__)
 AHEAD = 50  # rounds whose cohorts are looked at
 SAMPLE_SECONDS, MOST_STEPS = 0.3, 8
 REST = 2e8  # bytes: pictures, buffers of files and what else comes after the start
+GPU_REST = 5e8  # bytes: the workspaces of its libraries
 WORTH_REFUSING = 2**28  # bytes; smaller runs are not held up by what the system says
 
 
@@ -31,52 +33,79 @@ class Need(NamedTuple):
     bytes: float
     what: str
     way_out: str
+    on_host: bool  # beside a GPU; without one all is
+
+
+class Load(NamedTuple):
+    """The most clients of any round."""
+
+    starting: int
+    late: int  # at its end
+    arriving: int
 
 
 def check_memory(algorithm: Algorithm[Any], fed: Federation, rounds_left: int) -> str:
     """The most memory that the run will hold, in words; UserError where that cannot fit into what is free."""
     needs = [need for need in _needs(algorithm, fed, rounds_left) if need.bytes]
-    more, free, now = sum(need.bytes for need in needs), memory_bytes(), resident_bytes() or 0
+    of_host = [need for need in needs if need.on_host]
+    words = _fitting(of_host, "", resident_bytes() or 0, memory_bytes(), REST)
+    if fed.task.device.type == "cpu":
+        return words
+    of_gpu = [need for need in needs if not need.on_host]
+    return f"{words}; {_fitting(of_gpu, ' of the GPU', *gpu_bytes(fed.task.device), GPU_REST)}"
+
+
+def _fitting(needs: Sequence[Need], where: str, now: int, free: int | None, rest: float) -> str:
+    more = sum(need.bytes for need in needs)
     if free is not None and more > max(free, WORTH_REFUSING):
         largest = sorted(needs, key=lambda need: -need.bytes)
         parts = ", ".join(f"{need.bytes / 1e9:.1f} GB for {need.what}" for need in largest)
         ways = "; or ".join(dict.fromkeys(need.way_out for need in largest if need.bytes > 0.1 * more))
-        raise UserError(f"the run needs {more / 1e9:.1f} GB more ({parts}), and {free / 1e9:.1f} GB are free: {ways}")
-    return f"peak memory about {(now + more + REST) / 1e9:.2g} GB" + (f" ({free / 1e9:.1f} GB free)" if free else "")
+        raise UserError(
+            f"the run needs {more / 1e9:.1f} GB more{where} ({parts}), and {free / 1e9:.1f} GB are free: {ways}"
+        )
+    found = f"peak memory{where} about {(now + more + rest) / 1e9:.2g} GB"
+    return found + (f" ({free / 1e9:.1f} GB free)" if free else "")
+
+
+def gpu_bytes(device: torch.device) -> tuple[int, int]:
+    """What this process has of a GPU's memory, data and models, and what it could still have."""
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # for tensors to come
+    return torch.cuda.memory_allocated(device), torch.cuda.mem_get_info(device)[0] + kept
 
 
 def _needs(algorithm: Algorithm[Any], fed: Federation, rounds_left: int) -> list[Need]:
-    if fed.task.device.type != "cpu":
-        return []  # what fits on a GPU its own allocator says
-    task, cohort, flying, everyone = max(fed.tasks, key=lambda task: task.size), fed.cohort_size, 0, 0
-    if algorithm.heterogeneous:  # a State has the models of all clients, and a round makes the next State
-        everyone = 2 * sum(fed.tasks[i % len(fed.tasks)].size for i in range(fed.num_clients))
-    else:
-        cohort, flying = _most_at_once(fed, rounds_left)
-    model, side = task.size * task.dtype.itemsize, fed.executor.at_once(cohort)
-    slots = fed.local.make_optimizer().slots
-    fewer = "lower participation.cohort_size"
-    return [
-        Need(everyone * task.dtype.itemsize, f"the models of all {fed.num_clients} clients", "lower num_clients"),
-        Need((algorithm.copies + bool(flying)) * cohort * model, f"the models of {cohort} clients", fewer),
-        Need(flying * model, f"{flying} late updates", f"{fewer} or the delay"),
-        *(
-            Need(values * task.dtype.itemsize, f"the table of algorithm.{field}", f"set algorithm.{field}=disk")
-            for field, values in algorithm.tables(fed).items()
-        ),
-        # Of each client that trains: its model, gradient, the update and the optimiser's slots.
-        Need((3 + slots) * side * model, f"{side} clients in training", "lower executor.chunk_size or workers"),
-        Need(side * _saved_bytes(task, fed), "their activations", "lower local.batch_size or executor.chunk_size"),
+    task, cpu = max(fed.tasks, key=lambda task: task.size), fed.task.device.type == "cpu"
+    load = Load(fed.cohort_size, 0, 0) if algorithm.heterogeneous else _most_at_once(fed, rounds_left)
+    copies, sent, held = algorithm.footprint(fed, load.arriving)
+    value, model = task.dtype.itemsize, task.size * task.dtype.itemsize
+    side, slots, fewer = (
+        fed.executor.at_once(load.starting),
+        fed.local.make_optimizer().slots,
+        "participation.cohort_size",
+    )
+    # Of those that arrive the late ones are there, and all are put together from those and the ones that are not late.
+    late = (load.late + 2 * load.arriving) * sent if load.late else 0
+    found = [
+        (copies * load.starting * model, f"the models of {load.starting} clients", f"lower {fewer}"),
+        (late * model, f"{load.late} late updates", f"lower {fewer} or the delay"),
+        # Of each client that trains: its model, gradient in parts and in one, the update and the optimiser's slots.
+        ((4 + slots) * side * model, f"{side} clients in training", "lower executor.chunk_size or workers"),
+        (side * _saved_bytes(task, fed), "their activations", "lower local.batch_size or executor.chunk_size"),
+    ]
+    return [Need(*each, cpu) for each in found] + [
+        Need(each.values * value, each.what, each.way_out, cpu or each.on_host) for each in held
     ]
 
 
-def _most_at_once(fed: Federation, rounds_left: int) -> tuple[int, int]:
-    """The most clients that start in a round of the next ones, and the most that are late at the end of one."""
-    largest, late, due = 0, 0, np.empty(0, np.int64)
+def _most_at_once(fed: Federation, rounds_left: int) -> Load:
+    """Of the next rounds."""
+    most, due = Load(0, 0, 0), np.empty(0, np.int64)
     for round, starts in enumerate(fed.ahead(min(AHEAD, rounds_left)), fed.round):
-        due = np.concatenate([due[due > round], starts.due[starts.due > round]])
-        largest, late = max(largest, len(starts.ids)), max(late, len(due))
-    return largest, late
+        due = np.concatenate([due[due >= round], starts.due])
+        arriving = int((due == round).sum())
+        most = Load(*map(max, most, (len(starts.ids), len(due) - arriving, arriving)))
+    return most
 
 
 def _saved_bytes(task: Task, fed: Federation) -> int:
@@ -86,16 +115,17 @@ def _saved_bytes(task: Task, fed: Federation) -> int:
     def note(saved: Tensor) -> Tensor:
         storage = saved.untyped_storage()
         seen[storage.data_ptr()] = storage.nbytes()
-        return saved
+        return saved.detach()  # the tensor itself may lead back to its node: the two would never be freed
 
     size = fed.local.batch_size
     inputs, targets = fed.population.inputs[:size].clone(), fed.population.targets[:size]
+    own = torch.random.fork_rng(devices=[task.device] if task.device.type == "cuda" else [])
     with task.bound(task.init(fed.seed)) as leaves:
-        own = {leaf.untyped_storage().data_ptr() for leaf in leaves}
+        known = {leaf.untyped_storage().data_ptr() for leaf in leaves}
         task.mode(True, frozen_norm=True)
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda saved: saved), torch.random.fork_rng(devices=[]):
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda saved: saved), own:
             task.bound_loss(task.normalize(inputs, task.dtype), targets, None)
-    return sum(size for place, size in seen.items() if place not in own)
+    return sum(size for place, size in seen.items() if place not in known)
 
 
 def seconds_a_round(fed: Federation) -> float:

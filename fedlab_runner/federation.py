@@ -134,8 +134,9 @@ class Federation:
             ids = self._behind([f.client for f in late], ids)
             num_examples = self._behind([f.num_examples for f in late], num_examples)
             staleness = self._behind([self.round - f.dispatched for f in late], staleness)
-            old = (torch.stack(rows) for rows in zip(*(f.upload for f in late), strict=True))
-            upload = like(upload, (torch.cat(pair) for pair in zip(old, upload, strict=True)))
+            old = zip(*(f.upload for f in late), strict=True)
+            pairs = zip(old, upload, strict=True)
+            upload = like(upload, (torch.cat([*(row.unsqueeze(0) for row in rows), new]) for rows, new in pairs))
             losses = [f.loss for f in late if f.loss is not None] + losses
         arrivals = Arrivals(upload, ids, num_examples, staleness)
         self.arrived_losses += losses
@@ -163,6 +164,11 @@ class Federation:
     def cohort_size(self) -> int:
         """How many clients are to report from each round when enough are idle."""
         return self._clock.cohort_size
+
+    @property
+    def client_values(self) -> int:
+        """How many values one model of each client has."""
+        return sum(self.tasks[i % len(self.tasks)].size for i in range(self.num_clients))
 
     def ahead(self, rounds: int) -> Iterator[Starts]:
         """Who will start in each of so many rounds, from the current one on."""

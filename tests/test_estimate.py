@@ -1,12 +1,18 @@
 """What a run will take is said before its first round; one that cannot fit is refused with the way out."""
 
+import gc
 import logging
+import weakref
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from composed import composed
-from toy import ALGORITHMS, RAGGED, algorithm, federation
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+from toy import ALGORITHMS, FEATURES, RAGGED, algorithm, federation, local, run
 
 from fedlab_runner import estimate
 from fedlab_runner.errors import UserError
@@ -17,6 +23,8 @@ from fedlab_runner.runner import run_in
 from fedlab_runner.wording import duration
 
 N = len(RAGGED)
+QUICK: dict[str, dict[str, Any]] = {"fedcda": {"warmup": 2}, "gamf": {"max_iterations": 3}}
+LAYERWISE = {"layerwise": True, "late_policy": "discard"}
 
 
 def needs(name: str, how: Any = None, **overrides: Any) -> dict[str, float]:
@@ -48,9 +56,10 @@ def test_cohorts_late_updates_and_clients_in_training() -> None:
     assert needs("feddf")[f"the models of {N} clients"] == 2 * N * model
     late = needs("fedavg", {"std": 3.0})
     (flying,) = (int(what.split()[0]) for what, size in late.items() if "late updates" in what)
-    assert 0 < flying <= N and late[f"the models of {N} clients"] == 2 * N * model
+    assert 0 < flying <= N and flying * model < late[f"{flying} late updates"] <= (flying + 2 * N) * model
+    assert needs("feddf", {"std": 3.0})[f"{flying} late updates"] == 2 * late[f"{flying} late updates"]
     for executor, clients in ((Vectorized(3, compile=False), 3), (Processes(2, Loop(compile=False)), 2)):
-        assert needs("fedavg", {"executor": executor})[f"{clients} clients in training"] == 3 * clients * model
+        assert needs("fedavg", {"executor": executor})[f"{clients} clients in training"] == 4 * clients * model
     assert needs("dec_fedavg", {"cohort": 4})[f"the models of all {N} clients"] == 2 * N * model
 
 
@@ -59,6 +68,69 @@ def test_activations_are_counted_from_one_minibatch() -> None:
     fed = federation()
     least = 8 * (5 + 6 + 3) * 8
     assert least <= estimate._saved_bytes(fed.task, fed) <= 2 * least
+
+
+def wide() -> nn.Module:
+    width = 120
+    return nn.Sequential(nn.Linear(FEATURES, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 3))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_round_takes_what_was_estimated(name: str) -> None:
+    """All that is allocated in some rounds of models that are far larger than their activations, at the highest."""
+    cohort, rounds = 10, 4
+    fed = federation([8] * 20, build=wide, cohort=cohort, std=2.0, training=local(epochs=1))
+    built = algorithm(name, **QUICK.get(name, {}))
+    built.check(fed)
+    model = fed.task.size * 8
+    estimated = sum(need.bytes for need in estimate._needs(built, fed, rounds)) / model
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        run(built, fed, rounds)
+    assert profiler.profiler is not None and profiler.profiler.kineto_results is not None
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    events.sort(key=lambda event: event.start_ns())
+    held = np.cumsum([event.nbytes() for event in events]).max() / model
+    held += cohort if built.copies else 0  # what the executor hands back is no memory of torch's
+    assert (estimated - 10) / 1.5 < held < 1.5 * estimated + 10, f"{held:.1f} models, estimated {estimated:.1f}"
+
+
+def test_models_of_all_clients_count_where_a_state_has_them() -> None:
+    model = federation().task.size * 8
+    everyone = f"the models of all {N} clients"
+    assert needs("standalone")[everyone] == needs("dec_fedavg", {"cohort": 4})[everyone] == 2 * N * model
+    assert needs("dfml", {"cohort": 4})[everyone] == 4 * N * model
+    assert everyone not in needs("fedma") and needs("fedma", **LAYERWISE)[everyone] == 2 * N * model
+    assert everyone not in needs("hyfem") and needs("hyfem", keep_own=True)[everyone] == 2 * N * model
+
+
+def test_it_leaves_nothing_behind() -> None:
+    """Autograd's graph of the minibatch that was looked at is gone with the model."""
+    fed = federation()
+    layer = weakref.ref(next(fed.task.module.parameters()))
+    estimate._saved_bytes(fed.task, fed)
+    del fed
+    gc.collect()
+    assert layer() is None
+
+
+def test_a_gpu_has_its_own_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables of the host's do not count there. Nobody computes on the device: it only has another name."""
+    monkeypatch.setattr(estimate, "WORTH_REFUSING", 0)
+    monkeypatch.setattr(estimate, "gpu_bytes", lambda device: (10**9, 2 * 10**9))
+    monkeypatch.setattr(estimate, "_saved_bytes", lambda task, fed: 1000)
+    fed = federation()
+    fed.task.device = torch.device("cuda:1")
+    of_host, of_gpu = estimate.check_memory(algorithm("ca2fl", updates_on="host"), fed, 10).split("; ")
+    assert of_host.startswith("peak memory about ") and of_gpu == "peak memory of the GPU about 1.5 GB (2.0 GB free)"
+    table = N * fed.task.size * 8
+    found = {place: algorithm("ca2fl", updates_on=place) for place in ("device", "host")}
+    on_host = {
+        place: sum(n.bytes for n in estimate._needs(each, fed, 10) if n.on_host) for place, each in found.items()
+    }
+    assert on_host == {"device": 0, "host": table}
+    monkeypatch.setattr(estimate, "gpu_bytes", lambda device: (10**9, 1000))
+    with pytest.raises(UserError, match=r"^the run needs 0\.0 GB more of the GPU \(.*, and 0\.0 GB are free: "):
+        estimate.check_memory(found["device"], fed, 10)
 
 
 def test_a_run_that_cannot_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

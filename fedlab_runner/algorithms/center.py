@@ -1,7 +1,7 @@
 """Center: training on the server's examples alone, without clients (Feddle, section 5, baseline a1)."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -27,6 +27,9 @@ class Center(Algorithm[State]):
     epochs: int
     batch_size: int
     max_steps: int | None
+
+    copies: ClassVar[int] = 0  # nobody trains but the server
+    sent: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         check_server_training(self.lr, self.epochs, self.batch_size, self.max_steps)

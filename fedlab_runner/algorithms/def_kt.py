@@ -1,6 +1,7 @@
 """Def-KT (Li, Li and Varshney, IEEE IoT Journal 2021), Algorithm 1. https://arxiv.org/abs/2012.13063"""
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -24,6 +25,8 @@ class DefKT(ServerlessAlgorithm[Clients]):
     """
 
     epochs: int
+
+    copies: ClassVar[int] = 4  # before, trained, taught and put together
 
     def __post_init__(self) -> None:
         if self.epochs < 0:

@@ -3,12 +3,12 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedlab_runner.algorithm import ServerlessAlgorithm, Stacks
+from fedlab_runner.algorithm import Footprint, ServerlessAlgorithm, Stacks, own_models
 from fedlab_runner.distillation import Learners, mutual_learning, mutual_losses, teacher_weights
 from fedlab_runner.errors import UserError
 from fedlab_runner.federation import Federation
@@ -69,6 +69,8 @@ class DFML(ServerlessAlgorithm[State]):
     fixed_aggregator: int | None
     regular: bool
 
+    copies: ClassVar[int] = 4  # the models before, trained, taught, and the new peaks
+
     def __post_init__(self) -> None:
         for name in ("alpha_min", "alpha_max"):
             if not 0 <= getattr(self, name) <= 1:
@@ -94,6 +96,9 @@ class DFML(ServerlessAlgorithm[State]):
                 f"algorithm.fixed_aggregator must be an id below the number of clients ({fed.num_clients}), "
                 f"got {self.fixed_aggregator}"
             )
+
+    def footprint(self, fed: Federation, arriving: int) -> Footprint:
+        return Footprint(self.copies, self.sent, own_models(fed, 2))
 
     def init(self, fed: Federation) -> State:
         models = initial_models(fed)

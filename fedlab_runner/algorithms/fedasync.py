@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -33,6 +34,8 @@ class FedAsync(ServerAlgorithm[Params, Update]):
     a: float
     b: float
     rho: float
+
+    copies: ClassVar[int] = 1  # what is sent takes the place of what was trained
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha <= 1:

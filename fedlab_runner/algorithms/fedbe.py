@@ -39,6 +39,8 @@ class FedBE(ServerAlgorithm[Params, ModelUpdate]):
     """
 
     known: ClassVar[tuple[str, ...]] = ("models",)
+    copies: ClassVar[int] = 4  # y, y - x, the directions and the sampled models
+    sent: ClassVar[int] = 2
 
     sampler: str
     num_samples: int

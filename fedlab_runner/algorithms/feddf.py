@@ -32,6 +32,7 @@ class FedDF(ServerAlgorithm[Params, ModelUpdate]):
     """
 
     known: ClassVar[tuple[str, ...]] = ("models",)
+    sent: ClassVar[int] = 2
 
     lr: float
     epochs: int

@@ -1,6 +1,7 @@
 """Decentralised Federated Dropout (Caldas et al., 2018; DFML, Algorithm 3). https://arxiv.org/abs/1812.07210"""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -15,6 +16,8 @@ from fedlab_runner.slicing import Choose, check_sliceable, partial_training
 @dataclass(frozen=True)
 class FederatedDropout(ServerlessAlgorithm[Clients]):
     """HeteroFL with channels drawn at random for each client and layer in each round, in ascending order."""
+
+    copies: ClassVar[int] = 4  # the models, their parts, trained, and the means
 
     def check(self, fed: Federation) -> None:
         super().check(fed)

@@ -32,7 +32,7 @@ class FedExP(ServerAlgorithm[State, Update]):
     eval_avg_last2: bool
     weighting: str
 
-    copies: ClassVar[int] = 1  # what is sent takes the place of what was trained
+    copies: ClassVar[int] = 2  # what is sent, and its squares
 
     def __post_init__(self) -> None:
         if self.eps < 0:

@@ -52,6 +52,7 @@ class FedGEN(ServerAlgorithm[State, Upload]):
     """
 
     known: ClassVar[tuple[str, ...]] = ("models",)
+    sent: ClassVar[int] = 2
 
     alpha: float
     beta: float

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedlab_runner.algorithm import ServerAlgorithm
+from fedlab_runner.algorithm import Footprint, ServerAlgorithm, own_models
 from fedlab_runner.averaging import MODEL_POLICIES, Update, check_averaging
 from fedlab_runner.errors import UserError
 from fedlab_runner.federation import Arrivals, Cohort, Federation
@@ -59,6 +59,8 @@ class FedMA(ServerAlgorithm[State, Update]):
     late_policy: str
     weighting: str
 
+    copies: ClassVar[int] = 4  # y, and the models before and after a layer is put in order
+
     def __post_init__(self) -> None:
         for name in ("sigma", "sigma0"):
             if not getattr(self, name) > 0:
@@ -77,6 +79,9 @@ class FedMA(ServerAlgorithm[State, Update]):
                 f"classifier (mlp, cnn_small, cnn_mcmahan, ...), which this {type(fed.task.module).__name__} is not: "
                 "set algorithm.layerwise=false"
             )
+
+    def footprint(self, fed: Federation, arriving: int) -> Footprint:
+        return Footprint(self.copies, self.sent, own_models(fed, 1) if self.layerwise else [])
 
     def init(self, fed: Federation) -> State:
         self.check(fed)

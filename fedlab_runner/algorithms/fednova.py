@@ -1,7 +1,7 @@
 """FedNova (Wang et al., NeurIPS 2020): FedAvg normalised by local steps. https://arxiv.org/abs/2007.07481"""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,6 +32,8 @@ class FedNova(ServerAlgorithm[Params, Upload]):
 
     mu: float
     weighting: str
+
+    copies: ClassVar[int] = 4  # y, y - x by parts and together
 
     def __post_init__(self) -> None:
         if self.mu < 0:

@@ -1,6 +1,7 @@
 """Decentralised FedRolex (Alam et al., NeurIPS 2022; DFML, Algorithm 3). https://arxiv.org/abs/2212.01548"""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,6 +22,8 @@ class FedRolex(ServerlessAlgorithm[Clients]):
     """
 
     order: str
+
+    copies: ClassVar[int] = 3  # the models, their parts and those trained
 
     def __post_init__(self) -> None:
         if self.order not in ("rolled", "sorted"):

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedlab_runner.algorithm import Algorithm, ServerAlgorithm
+from fedlab_runner.algorithm import Algorithm, Footprint, ServerAlgorithm
 from fedlab_runner.errors import UserError
 from fedlab_runner.federation import Federation
 from fedlab_runner.head import named_head, new_head, require_body
@@ -21,6 +21,7 @@ from fedlab_runner.server import ServerData
 from fedlab_runner.task import Batch, Model
 
 PLAIN = SGD(momentum=0.0, nesterov=False, weight_decay=0.0)
+BASE = "algorithm.base."  # where the base's fields are
 UNITS = ("epoch", "step")
 EVALUATED = 500  # leash examples in one call; memory, not results
 
@@ -80,6 +81,12 @@ class FedWalk(Algorithm[State]):
             raise UserError(str(error).replace("algorithm=", "algorithm@algorithm.base=", 1)) from error
         except ValueError as error:
             raise ValueError(f"base.{error}") from error
+
+    def footprint(self, fed: Federation, arriving: int) -> Footprint:
+        found: Footprint = self.base.footprint(fed, arriving)
+        names = [(h.what.replace("algorithm.", BASE), h.way_out.replace("algorithm.", BASE)) for h in found.held]
+        held = [h._replace(what=what, way_out=way) for h, (what, way) in zip(found.held, names, strict=True)]
+        return found._replace(copies=found.copies + 1, held=held)  # their losses are asked for
 
     def init(self, fed: Federation) -> State:
         classes, layer = _leash_data(fed).num_classes, require_body("algorithm=fedwalk", fed.task)

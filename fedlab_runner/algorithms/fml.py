@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedlab_runner.algorithm import ServerlessAlgorithm, Stacks
+from fedlab_runner.algorithm import Footprint, Held, ServerlessAlgorithm, Stacks, own_models
 from fedlab_runner.federation import Federation
 from fedlab_runner.pairs import Pair, pair_loss
 from fedlab_runner.serverless import first_aggregator, initial_models, meet, updated
@@ -35,10 +35,16 @@ class FML(ServerlessAlgorithm[State]):
     beta: float
     meme: Any
 
+    copies: ClassVar[int] = 5  # both models before and after, and what is averaged
+
     def __post_init__(self) -> None:
         for name in ("alpha", "beta"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be in [0, 1], got {getattr(self, name)}")
+
+    def footprint(self, fed: Federation, arriving: int) -> Footprint:
+        memes = Held(2 * fed.num_clients * self._meme(fed).size, "their memes", "take a smaller algorithm.meme", False)
+        return Footprint(self.copies, self.sent, [*own_models(fed, 1), memes])
 
     def init(self, fed: Federation) -> State:
         memes = self._meme(fed).init(fed.seed).repeat(fed.num_clients, 1)

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedlab_runner.algorithm import ServerAlgorithm
+from fedlab_runner.algorithm import Footprint, Held, ServerAlgorithm
 from fedlab_runner.averaging import MODEL_POLICIES, Params, Update, check_averaging
 from fedlab_runner.federation import Arrivals, Cohort, Federation
 from fedlab_runner.matching.graduated import Graduated, check_graduated
 from fedlab_runner.matching.neurons import permute
 from fedlab_runner.matching.structure import require_groups
 from fedlab_runner.rng import Purpose, generator
+
+KERNELS = 7  # numbers at once for each two neurons of a layer, of all models together
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,11 @@ class GAMF(ServerAlgorithm[Params, Update]):
 
     def check(self, fed: Federation) -> None:
         require_groups(self, fed)
+
+    def footprint(self, fed: Federation, arriving: int) -> Footprint:
+        pairs = max((arriving * group.size) ** 2 for group in require_groups(self, fed))
+        fewer = "lower participation.cohort_size or take a narrower model"
+        return Footprint(self.copies, self.sent, [Held(KERNELS * pairs, "comparing their neurons", fewer, False)])
 
     def init(self, fed: Federation) -> Params:
         self.check(fed)

@@ -1,6 +1,7 @@
 """Decentralised HeteroFL (Diao, Ding and Tarokh, ICLR 2021; DFML, Algorithm 3). https://arxiv.org/abs/2010.01264"""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,6 +18,8 @@ class HeteroFL(ServerlessAlgorithm[Clients]):
 
     Without the original's scaling of activations, static batch norm and masked classifier, as DFML compares it.
     """
+
+    copies: ClassVar[int] = 3  # the models, their parts and those trained
 
     def check(self, fed: Federation) -> None:
         super().check(fed)

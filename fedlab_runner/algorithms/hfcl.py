@@ -23,7 +23,7 @@ class HFCL(ServerAlgorithm[Params, Update]):
     late_policy: str
     weighting: str
 
-    copies: ClassVar[int] = 1  # what is sent takes the place of what was trained
+    copies: ClassVar[int] = 2  # y and what is sent
 
     def __post_init__(self) -> None:
         check_averaging(self.late_policy, self.weighting, server_lr=1.0)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlab_runner.algorithm import Algorithm
+from fedlab_runner.algorithm import Algorithm, Footprint, own_models
 from fedlab_runner.averaging import WEIGHTINGS, Update
 from fedlab_runner.federation import Arrivals, Cohort, Federation
 from fedlab_runner.hybrid import Layout, blocks_of, reading, train_on_blocks
@@ -73,11 +73,16 @@ class HyFEM(Algorithm[State]):
         if self.weighting not in WEIGHTINGS:
             raise ValueError(f"weighting must be one of {', '.join(WEIGHTINGS)}, got {self.weighting}")
 
+    def footprint(self, fed: Federation, arriving: int) -> Footprint:
+        return Footprint(self.copies, self.sent, own_models(fed, 1) if self.keep_own else [])
+
     def init(self, fed: Federation) -> State:
         layout, x = Layout.of(fed.task), fed.task.init(fed.seed)
         places = layout.first_places(fed.num_clients, x.device)
+        if not self.keep_own:
+            return State(x, places, x.new_zeros(0, len(x)))
         own = [layout.take(x, blocks, mine) for blocks, mine in zip(blocks_of(fed), places, strict=True)]
-        return State(x, places, torch.stack(own) if self.keep_own else x.new_zeros(0, len(x)))
+        return State(x, places, torch.stack(own))
 
     def round(self, state: State, fed: Federation) -> State:
         cohort = fed.dispatch(())

@@ -6,7 +6,7 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from fedlab_runner.algorithm import ServerAlgorithm
+from fedlab_runner.algorithm import Footprint, ServerAlgorithm, table
 from fedlab_runner.averaging import outgoing
 from fedlab_runner.federation import Arrivals, Cohort, Federation
 from fedlab_runner.tables import Kept, check_place
@@ -42,14 +42,16 @@ class SCAFFOLD(ServerAlgorithm[State, Upload]):
     controls_on: str
 
     copies: ClassVar[int] = 3  # c_i, and the changes of both
+    sent: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         check_place("controls_on", self.controls_on)
         if not self.server_lr > 0:
             raise ValueError(f"server_lr must be > 0, got {self.server_lr}")
 
-    def tables(self, fed: Federation) -> dict[str, int]:
-        return {} if self.controls_on == "disk" else {"controls_on": fed.num_clients * fed.task.num_params}
+    def footprint(self, fed: Federation, arriving: int) -> Footprint:
+        held = table("controls_on", self.controls_on, fed.num_clients * fed.task.num_params)
+        return Footprint(self.copies, self.sent, held)
 
     def init(self, fed: Federation) -> State:
         x = fed.task.init(fed.seed)
