@@ -20,8 +20,10 @@ from typing import Any
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.utils import JobReturn
 from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
+from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from fedlab_runner.files import write_text_atomically
@@ -77,7 +79,7 @@ class Row:
 
 
 class SweepCallback(Callback):
-    """Opens the folder of a sweep in the process that starts it."""
+    """Opens the folder of a sweep in the process that starts it, and lets go of what Hydra would keep of each job."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         overrides = list(config.hydra.overrides.task)
@@ -90,6 +92,11 @@ class SweepCallback(Callback):
         write_text_atomically(folder / GRID, json.dumps(_grid(config)))
         shared_by = str(jobs_at_once(config.hydra.launcher))
         os.environ.update({NAME: folder.name, FOLDER: str(folder), SHARED_BY: shared_by})
+
+    def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
+        # Launchers collect all jobs until the end, and their two configs are 0.2 MB; sweepers want the value alone.
+        if config.hydra.mode == RunMode.MULTIRUN:
+            job_return.cfg = job_return.hydra_cfg = None
 
 
 def _grid(config: DictConfig) -> list[list[str]]:
