@@ -38,25 +38,26 @@ _SHOWN_KEYS = 5
 class Checkpointing:
     """When to write a checkpoint, and how many to keep. seconds, rounds: since the last one; None: no such rule.
 
+    `share`: of the time that checkpoints under the rule `seconds` take at most, by waiting longer where they are slow.
     `same_data`: whether a run must go on with the examples that it began with.
     """
 
     seconds: float | None
     rounds: int | None
+    share: float
     keep: int
     same_data: bool
 
     def __post_init__(self) -> None:
-        if self.seconds is not None and self.seconds < 0:
-            raise ValueError(f"seconds must be >= 0, got {self.seconds}")
-        if self.rounds is not None and self.rounds < 1:
-            raise ValueError(f"rounds must be >= 1, got {self.rounds}")
-        if self.keep < 1:
-            raise ValueError(f"keep must be >= 1, got {self.keep}")
+        for name, least in (("seconds", 0), ("rounds", 1), ("keep", 1)):
+            if (value := getattr(self, name)) is not None and value < least:
+                raise ValueError(f"{name} must be >= {least}, got {value}")
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share must be in (0, 1], got {self.share}")
 
-    def due(self, round: int, last_round: int, elapsed: float) -> bool:
-        """Whether `round` ends with a checkpoint, `elapsed` seconds after the one of `last_round`."""
-        by_age = self.seconds is not None and elapsed >= self.seconds
+    def due(self, round: int, last_round: int, elapsed: float, took: float) -> bool:
+        """Whether `round` ends with a checkpoint, `elapsed` seconds after the last, which `took` so many to write."""
+        by_age = self.seconds is not None and elapsed >= max(self.seconds, took * (1 / self.share - 1))
         by_number = self.rounds is not None and round - last_round >= self.rounds
         return by_age or by_number
 

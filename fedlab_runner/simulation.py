@@ -77,14 +77,15 @@ class Simulation:
         now, wall = self._resume(*saved) if saved else (self._initial(), 0.0)
         self.fed.tables.retain(store.rounds())
         began = time.monotonic() - wall
-        written, saved_round, saved_at = bool(saved), now.round, time.monotonic()
+        written, saved_round, saved_at, saving = bool(saved), now.round, time.monotonic(), 0.0
         evaluation = None
         recorder.start(now.round if saved else -1)
         on_start()
 
         def save() -> None:
-            nonlocal written, saved_round, saved_at
+            nonlocal written, saved_round, saved_at, saving
             if now.round > saved_round or not written:
+                began_saving = time.monotonic()
                 recorder.sync()  # a checkpoint must not outrun its metrics
                 self.fed.tables.sync()  # nor its rows
                 state, federation = pack(now.state), pack(now.federation)
@@ -94,6 +95,7 @@ class Simulation:
                 store.save(now.round, fingerprint, payload)
                 self.fed.tables.retain(store.rounds())
                 written, saved_round, saved_at = True, now.round, time.monotonic()
+                saving = saved_at - began_saving
 
         try:
             if not saved:
@@ -112,7 +114,7 @@ class Simulation:
                 timings = self.fed.timings() | {f"time/{key}": value for key, value in timings.items()}
                 recorder.log(now.round + 1, metrics, timings)
                 now = Snapshot(now.round + 1, state, self.fed.state_dict(), memory)
-                if checkpointing.due(now.round, saved_round, done - saved_at):
+                if checkpointing.due(now.round, saved_round, done - saved_at, saving):
                     save()
                 signals.check()
                 on_round(now.round)

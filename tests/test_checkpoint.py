@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -225,10 +226,16 @@ def test_a_checkpoint_cannot_run_code(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_due() -> None:
-    both = Checkpointing(seconds=30.0, rounds=10, keep=2, same_data=True)
-    assert both.due(3, 0, 30.0) and both.due(10, 0, 1.0) and not both.due(9, 0, 29.9)
-    never = Checkpointing(seconds=None, rounds=None, keep=1, same_data=True)
-    assert not never.due(10**6, 0, 1e9)
+    both = Checkpointing(seconds=30.0, rounds=10, share=0.05, keep=2, same_data=True)
+    assert both.due(3, 0, 30.0, 0.1) and both.due(10, 0, 1.0, 0.1) and not both.due(9, 0, 29.9, 0.1)
+    never = Checkpointing(seconds=None, rounds=None, share=1.0, keep=1, same_data=True)
+    assert not never.due(10**6, 0, 1e9, 0.1)
+
+
+def test_slow_checkpoints_wait_until_they_take_their_share() -> None:
+    slow = Checkpointing(seconds=30.0, rounds=None, share=0.05, keep=2, same_data=True)
+    assert not slow.due(3, 0, 75.0, 4.0) and slow.due(3, 0, 77.0, 4.0)  # 4 of 81 seconds are 5 %
+    assert replace(slow, share=1.0).due(3, 0, 30.0, 4.0) and replace(slow, rounds=2).due(2, 0, 1.0, 4.0)
 
 
 @pytest.mark.parametrize(
@@ -237,18 +244,20 @@ def test_due() -> None:
         ({"seconds": -1.0}, "seconds must be >= 0, got -1.0"),
         ({"rounds": 0}, "rounds must be >= 1, got 0"),
         ({"keep": 0}, "keep must be >= 1, got 0"),
+        ({"share": 0.0}, r"share must be in \(0, 1\], got 0\.0"),
+        ({"share": 1.1}, r"share must be in \(0, 1\], got 1\.1"),
     ],
 )
 def test_ranges(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}$"):
-        Checkpointing(**({"seconds": 30.0, "rounds": None, "keep": 2, "same_data": True} | changes))
+        Checkpointing(**({"seconds": 30.0, "rounds": None, "share": 0.05, "keep": 2, "same_data": True} | changes))
 
 
 def test_the_config_file_fits_the_class() -> None:
     node = OmegaConf.to_container(OmegaConf.load(ROOT / "conf" / "checkpoint" / "default.yaml"))
     assert isinstance(node, dict)
     assert node.pop("_target_") == f"{Checkpointing.__module__}.{Checkpointing.__qualname__}"
-    assert Checkpointing(**{str(key): value for key, value in node.items()}) == Checkpointing(30, None, 2, True)
+    assert Checkpointing(**{str(key): value for key, value in node.items()}) == Checkpointing(30, None, 0.05, 2, True)
 
 
 # The lock
