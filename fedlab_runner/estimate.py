@@ -129,8 +129,8 @@ def _saved_bytes(task: Task, fed: Federation) -> int:
 
 
 def seconds_a_round(fed: Federation) -> float:
-    """Of local training, one client after another in this process: what no executor should exceed; from a few steps of
-    the client with the most examples.
+    """Of local training, one client after another in this process, from a few steps of the client with the most
+    examples. What an algorithm adds to a step, and what the server does, come on top.
     """
     client = np.array([int(fed.population.num_examples.argmax())])
     if not fed.population.num_examples[client[0]]:

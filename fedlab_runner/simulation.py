@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 
 from fedlab_runner import signals
@@ -21,6 +20,7 @@ from fedlab_runner.errors import Diverged, UserError
 from fedlab_runner.estimate import check_memory, seconds_a_round
 from fedlab_runner.evaluation import Evaluation
 from fedlab_runner.federation import Federation
+from fedlab_runner.guard import finite_rows
 from fedlab_runner.packing import pack, unpack
 from fedlab_runner.recorder import Recorder
 from fedlab_runner.task import Task
@@ -131,9 +131,7 @@ class Simulation:
         """Of the rounds that are left, in words; `evaluation` is what one takes, if it is known."""
         rounds = range(done + 1, self.rounds + 1)
         training = duration(len(rounds) * seconds_a_round(self.fed)) if rounds else "0 s"
-        words = (
-            f"{len(rounds)} rounds are left: local training takes {training} with executor=loop, or less with others"
-        )
+        words = f"{len(rounds)} rounds are left: local training takes {training}, one client after another"
         if evaluation is None:
             return words
         times = sum(self.evaluation.due(round, self.rounds) for round in rounds)
@@ -156,7 +154,9 @@ class Simulation:
         loss = metrics.get("train/loss", 0.0)
         models = self.algorithm.models(state)
         stacks = (models,) if isinstance(models, Tensor) else models
-        if not (math.isfinite(loss) and all(bool(torch.isfinite(stack).all()) for stack in stacks)):
+        # Row by row: of all models at once, torch.isfinite would make another copy.
+        finite = all(bool(finite_rows([stack.view(-1, stack.shape[-1])]).all()) for stack in stacks)
+        if not (math.isfinite(loss) and finite):
             diagnosis = f"the run diverged in round {now.round + 1} (train/loss {loss:.3g})"
             raise Diverged(f"{diagnosis}: lower local.lr or set local.clip_norm")
         return state, metrics
