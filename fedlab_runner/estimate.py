@@ -79,16 +79,13 @@ def _needs(algorithm: Algorithm[Any], fed: Federation, rounds_left: int) -> list
     load = Load(fed.cohort_size, 0, 0) if algorithm.heterogeneous else _most_at_once(fed, rounds_left)
     copies, sent, held = algorithm.footprint(fed, load.arriving)
     value, model = task.dtype.itemsize, task.size * task.dtype.itemsize
-    side, slots, fewer = (
-        fed.executor.at_once(load.starting),
-        fed.local.make_optimizer().slots,
-        "participation.cohort_size",
-    )
+    side, slots = fed.executor.at_once(load.starting), fed.local.make_optimizer().slots
+    fewer = "lower participation.cohort_size"
     # Of those that arrive the late ones are there, and all are put together from those and the ones that are not late.
     late = (load.late + 2 * load.arriving) * sent if load.late else 0
     found = [
-        (copies * load.starting * model, f"the models of {load.starting} clients", f"lower {fewer}"),
-        (late * model, f"{load.late} late updates", f"lower {fewer} or the delay"),
+        (copies * load.starting * model, f"the models of {load.starting} clients", fewer),
+        (late * model, f"{load.late} late updates", f"{fewer} or the delay"),
         # Of each client that trains: its model, gradient in parts and in one, the update and the optimiser's slots.
         ((4 + slots) * side * model, f"{side} clients in training", "lower executor.chunk_size or workers"),
         (side * _saved_bytes(task, fed), "their activations", "lower local.batch_size or executor.chunk_size"),
