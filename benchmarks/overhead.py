@@ -24,7 +24,7 @@ from benchmarks.idle import MARKS
 from benchmarks.run import machine
 from fedlab_runner import compose
 from fedlab_runner.files import write_text_atomically
-from fedlab_runner.runner import run_in
+from fedlab_runner.runner import run_whole
 
 ROUND_MS, CLIENT_MS = 3.0, 0.02  # what a round may take, and each client in it
 CHECKPOINT_SHARE = 0.05  # of the time between two checkpoints, at the default interval
@@ -81,7 +81,7 @@ def cost_of(setting: Setting) -> Cost:
         cfg = compose(*ALWAYS, *setting.overrides.split(), *words, f"logger.dir={folder}/wandb")
         cfg.executor = {"_target_": "benchmarks.idle.Idle"}
         MARKS.clear()
-        run_in(Path(folder) / "run", cfg)
+        run_whole(Path(folder) / "run", cfg)
     marks = MARKS[WARM_UP:]
     rest = [(later[0], before[1]) for before, later in itertools.pairwise(marks)]
     return Cost(
@@ -130,7 +130,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="a file for the JSON")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    interval = float(compose().checkpoint.seconds)
+    here, interval = machine(), float(compose().checkpoint.seconds)
     chosen = {name: setting for name, setting in settings(options.rounds) if re.search(options.only, name)}
     turns: dict[str, list[Cost]] = {name: [] for name in chosen}
     for _ in range(options.repeat):
@@ -140,7 +140,7 @@ def main() -> int:
     for name, values in rows.items():
         print(shown(name, values))
     if options.out:
-        content = {"machine": machine(), "command": sys.argv[1:], "rows": rows}
+        content = {"machine": here, "command": sys.argv[1:], "rows": rows}
         write_text_atomically(options.out, json.dumps(content, indent=1) + "\n")
     return 0
 
