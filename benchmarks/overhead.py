@@ -130,7 +130,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="a file for the JSON")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    here, interval = machine(), float(compose().checkpoint.seconds)
+    here, interval = machine(cores=1), float(compose().checkpoint.seconds)
     chosen = {name: setting for name, setting in settings(options.rounds) if re.search(options.only, name)}
     turns: dict[str, list[Cost]] = {name: [] for name in chosen}
     for _ in range(options.repeat):

@@ -1,15 +1,27 @@
 """The measurement of what a round costs beside local training."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from benchmarks import overhead
 from benchmarks.overhead import Cost, Setting
 
 
-def test_a_run_is_measured_without_its_local_training() -> None:
+def test_a_run_is_measured_without_its_local_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = f"{overhead.KINDS['fedavg']} num_clients=20 dataset.num_train=40 logger.mode=disabled"
-    cost = overhead.cost_of(Setting(words, cohort=5, rounds=overhead.WARM_UP + 5))
-    assert 0 < cost.cpu < 1000 and 0 < cost.wall < 1000 and 0 < cost.planning_cpu < 1000
+    settings = {"few": Setting(words, 5, overhead.WARM_UP + 5), "other": Setting("not an override", 5, 1)}
+    monkeypatch.setattr(overhead, "settings", lambda rounds: settings.items())
+    monkeypatch.setattr("sys.argv", ["overhead", "--repeat", "2", "--only", "few", "--out", str(tmp_path / "out.json")])
+    assert overhead.main() == 0
+    (row,) = json.loads((tmp_path / "out.json").read_text())["rows"].values()
+    assert row["allowed_ms"] == pytest.approx(3.1)
+    assert all(0 < row[key] < 1000 for key in ("wall_ms", "cpu_ms", "planning_cpu_ms"))
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("few: ") and line.endswith(" ms cpu")
 
 
 def test_a_checkpoint_costs_what_a_round_with_it_takes_longer() -> None:
