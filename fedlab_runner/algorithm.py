@@ -24,6 +24,15 @@ class Held(NamedTuple):
     on_host: bool  # wherever the models are
 
 
+class Load(NamedTuple):
+    """The most clients of any round that a run will have."""
+
+    starting: int
+    late: int  # at its end
+    arriving: int
+    ever: int  # that have taken part by then
+
+
 class Footprint(NamedTuple):
     """What a round takes of memory."""
 
@@ -50,8 +59,8 @@ class Algorithm(ABC, Generic[State]):
         """Raises UserError, one line, where the federation lacks what the algorithm needs."""
         return
 
-    def footprint(self, fed: Federation, arriving: int) -> Footprint:
-        """What a round in which at most so many updates arrive takes of memory, for the estimate before a run."""
+    def footprint(self, fed: Federation, load: Load) -> Footprint:
+        """What a round takes of memory at most, for the estimate before a run."""
         return Footprint(self.copies, self.sent, own_models(fed, 1) if self.heterogeneous else [])
 
     @abstractmethod

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlab_runner.algorithm import Algorithm
+from fedlab_runner.algorithm import Algorithm, Load
 from fedlab_runner.errors import UserError
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.work import Work
@@ -36,17 +36,9 @@ class Need(NamedTuple):
     on_host: bool  # beside a GPU; without one all is
 
 
-class Load(NamedTuple):
-    """The most clients of any round."""
-
-    starting: int
-    late: int  # at its end
-    arriving: int
-
-
-def check_memory(algorithm: Algorithm[Any], fed: Federation, rounds_left: int) -> str:
-    """The most memory that the run will hold, in words; UserError where that cannot fit into what is free."""
-    needs = [need for need in _needs(algorithm, fed, rounds_left) if need.bytes]
+def check_memory(algorithm: Algorithm[Any], fed: Federation, rounds: int) -> str:
+    """The most memory that a run of so many rounds will hold, in words; UserError where that is more than is free."""
+    needs = [need for need in _needs(algorithm, fed, rounds) if need.bytes]
     of_host = [need for need in needs if need.on_host]
     words = _fitting(of_host, "", resident_bytes() or 0, memory_bytes(), REST)
     if fed.task.device.type == "cpu":
@@ -74,10 +66,11 @@ def gpu_bytes(device: torch.device) -> tuple[int, int]:
     return torch.cuda.memory_allocated(device), torch.cuda.mem_get_info(device)[0] + kept
 
 
-def _needs(algorithm: Algorithm[Any], fed: Federation, rounds_left: int) -> list[Need]:
+def _needs(algorithm: Algorithm[Any], fed: Federation, rounds: int) -> list[Need]:
     task, cpu = max(fed.tasks, key=lambda task: task.size), fed.task.device.type == "cpu"
-    load = Load(fed.cohort_size, 0, 0) if algorithm.heterogeneous else _most_at_once(fed, rounds_left)
-    copies, sent, held = algorithm.footprint(fed, load.arriving)
+    nobody_is_late = Load(fed.cohort_size, 0, 0, fed.num_clients)
+    load = nobody_is_late if algorithm.heterogeneous else _most_at_once(fed, rounds)
+    copies, sent, held = algorithm.footprint(fed, load)
     value, model = task.dtype.itemsize, task.size * task.dtype.itemsize
     side, slots = fed.executor.at_once(load.starting), fed.local.make_optimizer().slots
     fewer = "lower participation.cohort_size"
@@ -95,14 +88,15 @@ def _needs(algorithm: Algorithm[Any], fed: Federation, rounds_left: int) -> list
     ]
 
 
-def _most_at_once(fed: Federation, rounds_left: int) -> Load:
-    """Of the next rounds."""
-    most, due = Load(0, 0, 0), np.empty(0, np.int64)
-    for round, starts in enumerate(fed.ahead(min(AHEAD, rounds_left)), fed.round):
+def _most_at_once(fed: Federation, rounds: int) -> Load:
+    """As in the rounds that come next."""
+    starting = late = arriving = 0
+    due = np.empty(0, np.int64)
+    for round, starts in enumerate(fed.ahead(min(AHEAD, rounds)), fed.round):
         due = np.concatenate([due[due >= round], starts.due])
-        arriving = int((due == round).sum())
-        most = Load(*map(max, most, (len(starts.ids), len(due) - arriving, arriving)))
-    return most
+        now = int((due == round).sum())
+        starting, late, arriving = max(starting, len(starts.ids)), max(late, len(due) - now), max(arriving, now)
+    return Load(starting, late, arriving, min(fed.num_clients, rounds * starting))
 
 
 def _saved_bytes(task: Task, fed: Federation) -> int:

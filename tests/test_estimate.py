@@ -27,10 +27,10 @@ QUICK: dict[str, dict[str, Any]] = {"fedcda": {"warmup": 2}, "gamf": {"max_itera
 LAYERWISE = {"layerwise": True, "late_policy": "discard"}
 
 
-def needs(name: str, how: Any = None, **overrides: Any) -> dict[str, float]:
+def needs(name: str, how: Any = None, rounds: int = 10, **overrides: Any) -> dict[str, float]:
     fed, built = federation(**(how or {})), algorithm(name, **overrides)
     built.check(fed)
-    return {need.what: need.bytes for need in estimate._needs(built, fed, 10)}
+    return {need.what: need.bytes for need in estimate._needs(built, fed, rounds)}
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -47,6 +47,7 @@ def test_tables_count_where_they_lie_in_memory() -> None:
     for name, (field, values) in rows.items():
         assert needs(name)[f"the table of algorithm.{field}"] == N * values * 8
         assert f"the table of algorithm.{field}" not in needs(name, **{field: "disk"})
+    assert needs("ca2fl", {"cohort": 2}, rounds=3)["the table of algorithm.updates_on"] == 3 * 2 * task.size * 8
     assert needs("fedcda")["the table of algorithm.caches_on"] == algorithm("fedcda").memory * N * task.size * 8  # type: ignore[attr-defined]
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fedlab_runner.algorithm import Footprint, ServerAlgorithm, table
+from fedlab_runner.algorithm import Footprint, Load, ServerAlgorithm, table
 from fedlab_runner.averaging import Update, outgoing
 from fedlab_runner.federation import Arrivals, Cohort, Federation
 from fedlab_runner.tables import Kept, check_place
@@ -41,8 +41,8 @@ class CA2FL(ServerAlgorithm[State, Update]):
             raise ValueError(f"server_lr must be > 0, got {self.server_lr}")
         check_place("updates_on", self.updates_on)
 
-    def footprint(self, fed: Federation, arriving: int) -> Footprint:
-        held = table("updates_on", self.updates_on, fed.num_clients * fed.task.size)
+    def footprint(self, fed: Federation, load: Load) -> Footprint:
+        held = table("updates_on", self.updates_on, load.ever * fed.task.size)
         return Footprint(self.copies, self.sent, held)
 
     def init(self, fed: Federation) -> State:

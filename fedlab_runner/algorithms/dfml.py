@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fedlab_runner.algorithm import Footprint, ServerlessAlgorithm, Stacks, own_models
+from fedlab_runner.algorithm import Footprint, Load, ServerlessAlgorithm, Stacks, own_models
 from fedlab_runner.distillation import Learners, mutual_learning, mutual_losses, teacher_weights
 from fedlab_runner.errors import UserError
 from fedlab_runner.federation import Federation
@@ -97,7 +97,7 @@ class DFML(ServerlessAlgorithm[State]):
                 f"got {self.fixed_aggregator}"
             )
 
-    def footprint(self, fed: Federation, arriving: int) -> Footprint:
+    def footprint(self, fed: Federation, load: Load) -> Footprint:
         return Footprint(self.copies, self.sent, own_models(fed, 2))
 
     def init(self, fed: Federation) -> State:

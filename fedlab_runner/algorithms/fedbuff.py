@@ -6,7 +6,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fedlab_runner.algorithm import Footprint, Held, ServerAlgorithm
+from fedlab_runner.algorithm import Footprint, Held, Load, ServerAlgorithm
 from fedlab_runner.averaging import Update, outgoing
 from fedlab_runner.federation import Arrivals, Cohort, Federation
 
@@ -40,7 +40,7 @@ class FedBuff(ServerAlgorithm[State, Update]):
         if self.staleness_exp < 0:
             raise ValueError(f"staleness_exp must be >= 0, got {self.staleness_exp}")
 
-    def footprint(self, fed: Federation, arriving: int) -> Footprint:
+    def footprint(self, fed: Federation, load: Load) -> Footprint:
         held = Held(2 * self.buffer_size * fed.task.size, "the buffer", "lower algorithm.buffer_size", False)
         return Footprint(self.copies, self.sent, [held])
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlab_runner.algorithm import Footprint, ServerAlgorithm, table
+from fedlab_runner.algorithm import Footprint, Load, ServerAlgorithm, table
 from fedlab_runner.federation import Arrivals, Cohort, Federation
 from fedlab_runner.rng import Purpose, generator
 from fedlab_runner.tables import Kept, Rows, check_place
@@ -95,8 +95,8 @@ class FedCDA(ServerAlgorithm[State, Upload]):
         if self.batches > clients:
             _log.warning("algorithm.batches %d: %d a round, as there are clients", self.batches, clients)
 
-    def footprint(self, fed: Federation, arriving: int) -> Footprint:
-        held = table("caches_on", self.caches_on, self.memory * fed.num_clients * fed.task.size)
+    def footprint(self, fed: Federation, load: Load) -> Footprint:
+        held = table("caches_on", self.caches_on, self.memory * load.ever * fed.task.size)
         return Footprint(self.copies, self.sent, held)
 
     def init(self, fed: Federation) -> State:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedlab_runner.algorithm import Footprint, Held, ServerAlgorithm
+from fedlab_runner.algorithm import Footprint, Held, Load, ServerAlgorithm
 from fedlab_runner.atlas import Atlas, combine, project
 from fedlab_runner.errors import UserError
 from fedlab_runner.federation import Arrivals, Cohort, Federation
@@ -96,7 +96,7 @@ class Feddle(ServerAlgorithm[State, Upload]):
         if not require_server_data(self, fed).in_domain:
             require_body("algorithm=feddle on out-of-domain data", fed.task)
 
-    def footprint(self, fed: Federation, arriving: int) -> Footprint:
+    def footprint(self, fed: Federation, load: Load) -> Footprint:
         anchors = 2 * self._size(fed) * fed.task.num_params  # a round makes the next atlas beside this one
         held = Held(anchors, "the atlas", "lower algorithm.atlas_size", self.anchors_on == "host")
         return Footprint(self.copies, self.sent, [held])

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlab_runner.algorithm import Footprint, ServerAlgorithm, own_models
+from fedlab_runner.algorithm import Footprint, Load, ServerAlgorithm, own_models
 from fedlab_runner.averaging import MODEL_POLICIES, Update, check_averaging
 from fedlab_runner.errors import UserError
 from fedlab_runner.federation import Arrivals, Cohort, Federation
@@ -80,7 +80,7 @@ class FedMA(ServerAlgorithm[State, Update]):
                 "set algorithm.layerwise=false"
             )
 
-    def footprint(self, fed: Federation, arriving: int) -> Footprint:
+    def footprint(self, fed: Federation, load: Load) -> Footprint:
         return Footprint(self.copies, self.sent, own_models(fed, 1) if self.layerwise else [])
 
     def init(self, fed: Federation) -> State:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedlab_runner.algorithm import Algorithm, Footprint, ServerAlgorithm
+from fedlab_runner.algorithm import Algorithm, Footprint, Load, ServerAlgorithm
 from fedlab_runner.errors import UserError
 from fedlab_runner.federation import Federation
 from fedlab_runner.head import named_head, new_head, require_body
@@ -82,8 +82,8 @@ class FedWalk(Algorithm[State]):
         except ValueError as error:
             raise ValueError(f"base.{error}") from error
 
-    def footprint(self, fed: Federation, arriving: int) -> Footprint:
-        found: Footprint = self.base.footprint(fed, arriving)
+    def footprint(self, fed: Federation, load: Load) -> Footprint:
+        found: Footprint = self.base.footprint(fed, load)
         names = [(h.what.replace("algorithm.", BASE), h.way_out.replace("algorithm.", BASE)) for h in found.held]
         held = [h._replace(what=what, way_out=way) for h, (what, way) in zip(found.held, names, strict=True)]
         return found._replace(copies=found.copies + 1, held=held)  # their losses are asked for

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fedlab_runner.algorithm import Footprint, Held, ServerlessAlgorithm, Stacks, own_models
+from fedlab_runner.algorithm import Footprint, Held, Load, ServerlessAlgorithm, Stacks, own_models
 from fedlab_runner.federation import Federation
 from fedlab_runner.pairs import Pair, pair_loss
 from fedlab_runner.serverless import first_aggregator, initial_models, meet, updated
@@ -42,7 +42,7 @@ class FML(ServerlessAlgorithm[State]):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be in [0, 1], got {getattr(self, name)}")
 
-    def footprint(self, fed: Federation, arriving: int) -> Footprint:
+    def footprint(self, fed: Federation, load: Load) -> Footprint:
         memes = Held(2 * fed.num_clients * self._meme(fed).size, "their memes", "take a smaller algorithm.meme", False)
         return Footprint(self.copies, self.sent, [*own_models(fed, 1), memes])
 

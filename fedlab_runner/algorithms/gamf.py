@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedlab_runner.algorithm import Footprint, Held, ServerAlgorithm
+from fedlab_runner.algorithm import Footprint, Held, Load, ServerAlgorithm
 from fedlab_runner.averaging import MODEL_POLICIES, Params, Update, check_averaging
 from fedlab_runner.federation import Arrivals, Cohort, Federation
 from fedlab_runner.matching.graduated import Graduated, check_graduated
@@ -45,8 +45,8 @@ class GAMF(ServerAlgorithm[Params, Update]):
     def check(self, fed: Federation) -> None:
         require_groups(self, fed)
 
-    def footprint(self, fed: Federation, arriving: int) -> Footprint:
-        pairs = max((arriving * group.size) ** 2 for group in require_groups(self, fed))
+    def footprint(self, fed: Federation, load: Load) -> Footprint:
+        pairs = max((load.arriving * group.size) ** 2 for group in require_groups(self, fed))
         fewer = "lower participation.cohort_size or take a narrower model"
         return Footprint(self.copies, self.sent, [Held(KERNELS * pairs, "comparing their neurons", fewer, False)])
 

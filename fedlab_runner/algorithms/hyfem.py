@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlab_runner.algorithm import Algorithm, Footprint, own_models
+from fedlab_runner.algorithm import Algorithm, Footprint, Load, own_models
 from fedlab_runner.averaging import WEIGHTINGS, Update
 from fedlab_runner.federation import Arrivals, Cohort, Federation
 from fedlab_runner.hybrid import Layout, blocks_of, reading, train_on_blocks
@@ -73,7 +73,7 @@ class HyFEM(Algorithm[State]):
         if self.weighting not in WEIGHTINGS:
             raise ValueError(f"weighting must be one of {', '.join(WEIGHTINGS)}, got {self.weighting}")
 
-    def footprint(self, fed: Federation, arriving: int) -> Footprint:
+    def footprint(self, fed: Federation, load: Load) -> Footprint:
         return Footprint(self.copies, self.sent, own_models(fed, 1) if self.keep_own else [])
 
     def init(self, fed: Federation) -> State:

@@ -6,7 +6,7 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from fedlab_runner.algorithm import Footprint, ServerAlgorithm, table
+from fedlab_runner.algorithm import Footprint, Load, ServerAlgorithm, table
 from fedlab_runner.averaging import outgoing
 from fedlab_runner.federation import Arrivals, Cohort, Federation
 from fedlab_runner.tables import Kept, check_place
@@ -49,8 +49,8 @@ class SCAFFOLD(ServerAlgorithm[State, Upload]):
         if not self.server_lr > 0:
             raise ValueError(f"server_lr must be > 0, got {self.server_lr}")
 
-    def footprint(self, fed: Federation, arriving: int) -> Footprint:
-        held = table("controls_on", self.controls_on, fed.num_clients * fed.task.num_params)
+    def footprint(self, fed: Federation, load: Load) -> Footprint:
+        held = table("controls_on", self.controls_on, load.ever * fed.task.num_params)
         return Footprint(self.copies, self.sent, held)
 
     def init(self, fed: Federation) -> State:

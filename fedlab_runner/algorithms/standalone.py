@@ -6,7 +6,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fedlab_runner.algorithm import Algorithm, Footprint, own_models
+from fedlab_runner.algorithm import Algorithm, Footprint, Load, own_models
 from fedlab_runner.averaging import Update
 from fedlab_runner.federation import Federation
 from fedlab_runner.hybrid import Layout, blocks_of, train_on_blocks
@@ -29,7 +29,7 @@ class Standalone(Algorithm[State]):
     holds_blocks: ClassVar[bool] = True
     copies: ClassVar[int] = 1
 
-    def footprint(self, fed: Federation, arriving: int) -> Footprint:
+    def footprint(self, fed: Federation, load: Load) -> Footprint:
         return Footprint(self.copies, self.sent, own_models(fed, 1))
 
     def init(self, fed: Federation) -> State:
