@@ -166,11 +166,6 @@ class Task:
         parts = torch.split(params, [n for *_, n in self._params])
         return {k: part.view(shape) for (k, shape, _), part in zip(self._params, parts, strict=True)}
 
-    def stacked_views(self, params: Tensor) -> list[Tensor]:
-        """The trainable parameters of several models, as views of [k, P]: tensors [k, ...]."""
-        parts = torch.split(params[:, : self.num_params], [n for *_, n in self._params], dim=1)
-        return [part.view(-1, *shape) for (_, shape, _), part in zip(self._params, parts, strict=True)]
-
     def buffer_views(self, buffers: Tensor) -> dict[str, Tensor]:
         """The float buffers by name, as views of [B]."""
         parts = torch.split(buffers, [n for *_, n in self._buffers])

@@ -61,7 +61,10 @@ def train_one(work: Work, row: int, w: Tensor) -> Tensor:
 def train_chunk(work: Work, rows: np.ndarray) -> tuple[Tensor, Tensor]:
     """Clients in the order of their steps, most first: their models [k, P] and mean losses in the last epoch [k]."""
     start = work.start.expand(len(rows), -1) if work.start.dim() == 1 else work.start[rows]
-    layers = [layer.clone(memory_format=torch.contiguous_format) for layer in work.task.stacked_views(start)]
+    layers = [
+        start[:, begin : begin + shape.numel()].reshape(-1, *shape).clone(memory_format=torch.contiguous_format)
+        for begin, shape in work.task.layout.values()
+    ]
     values = _train(work, rows, layers, stacked=True)
     return torch.cat([layer.flatten(1) for layer in layers], 1), values
 
