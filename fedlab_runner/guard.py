@@ -21,8 +21,8 @@ class Guard:
     stop: the run ends, and its last checkpoint is the state before the round. drop: the client counts as one that has
     not answered; its model is the one it started from. zero: its update is no change at all, and counts; what it sends
     beside it must be finite, or it has not answered. clip: as zero, but only for the values that are not finite; the
-    others, which as a rule are huge, are an update that is bounded as any. Where there is no server, `drop` is `zero`: a
-    client that meets others does so with the model that it had.
+    others, which as a rule are huge, are an update that is bounded like any other. Where there is no server, `drop` is
+    `zero`: a client that meets others does so with the model that it had.
     """
 
     def __init__(self, policy: str) -> None:

@@ -6,6 +6,7 @@
 import itertools
 import math
 import os
+import re
 import warnings
 from functools import cache
 from typing import Any
@@ -44,9 +45,11 @@ GROUPS = {
     group: sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
     for group in (
         *("algorithm", "server_data", "partition", "delay", "topology", "model", "supervision", "participation"),
-        *("local", "lr_schedule", "executor", "analysis"),
+        *("local", "lr_schedule", "executor", "analysis", "pruning", "dataset"),
     )
 }
+# Of the other data sets nothing is on most machines, and what there is takes long.
+GROUPS["dataset"] = ["digits", "synthetic", "femnist", "mnist"]
 GROUPS["model"] = [name for name in GROUPS["model"] if name not in HEAVY]
 TINY = (
     "dataset=synthetic",
@@ -71,6 +74,15 @@ LEAST = {
 NONSENSE: list[Any] = [None, "", "nonsense", [], {}, [None], {"_target_": "os.getcwd"}, "${nowhere}", True, [1, "a"]]
 WHOLE: list[Any] = [-(10**12), -1, 0, 1, 2, 3, 0.5, 1e400, math.nan]
 REAL: list[Any] = [-1.0, -0.0, 0.0, 1e-300, 0.3, 1.0, 1.5, 1e30, math.inf, -math.inf, math.nan, 2]
+UNTOUCHED = {"logger", "device", "download"}
+# The other words that a word may be replaced by: the comments in conf list them, "adam  # sgd | adam | adamw".
+WORDS: dict[str, set[str]] = {
+    "precision": {"float32", "bfloat16", "float64"},
+    "nonfinite": {"stop", "drop", "zero", "clip"},
+}
+for _path in conf_dir().rglob("*.yaml"):
+    for _key, _comment in re.findall(r"^(\w+): [a-z_]+ +# (.*\|.*)", _path.read_text(), re.MULTILINE):
+        WORDS.setdefault(_key, set()).update(re.findall(r"(?:^|: |\| )([a-z0-9_]+)", _comment))
 
 
 @cache
@@ -107,8 +119,11 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
         if path[-1] in LEAST and isinstance(value, int):
             put(cfg, path, LEAST[path[-1]])
     for _ in range(draw(st.integers(0, 3))):
-        path, value = draw(st.sampled_from([each for each in places(cfg) if each[0][0] not in ("logger", "device")]))
+        path, value = draw(
+            st.sampled_from([each for each in places(cfg) if not {"logger", "device", "download"} & {*each[0]}])
+        )
         kind = WHOLE if isinstance(value, int) and not isinstance(value, bool) else REAL
+        kind = sorted(WORDS[path[-1]]) if isinstance(value, str) and path[-1] in WORDS else kind
         put(cfg, path, draw(st.sampled_from(NONSENSE if draw(st.integers(0, 3)) == 0 else kind)))
     return cfg
 

@@ -129,7 +129,9 @@ def test_clip_keeps_what_is_finite_within_the_bound(start: torch.Tensor) -> None
 
 
 def test_clip_needs_a_bound() -> None:
-    with pytest.raises(UserError, match=r"^nonfinite must be stop, drop or zero where local\.update_norm is null, got "):
+    with pytest.raises(
+        UserError, match=r"^nonfinite must be stop, drop or zero where local\.update_norm is null, got "
+    ):
         build_config(composed("nonfinite=clip"))
     build_config(composed("nonfinite=clip", "local.update_norm=1"))
 
