@@ -102,7 +102,7 @@ class Guard:
         if self._policy == "stop":
             raise Diverged(
                 f"the run diverged in round {self._round + 1} ({whose}): lower local.lr, set local.clip_norm, or leave "
-                "out such updates with nonfinite=drop"
+                "out such updates with nonfinite=drop, which goes on from here with hydra.run.dir=<this run's folder>"
             )
         self._failed.update(ids.tolist())
         self._warnings += 1

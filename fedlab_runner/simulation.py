@@ -23,6 +23,7 @@ from fedlab_runner.evaluation import Evaluation
 from fedlab_runner.federation import Federation
 from fedlab_runner.packing import pack, unpack
 from fedlab_runner.recorder import Recorder
+from fedlab_runner.run_id import stopping
 from fedlab_runner.task import Task
 from fedlab_runner.wording import duration
 
@@ -72,7 +73,8 @@ class Simulation:
         However the run ends, the last whole round is checkpointed.
         Raises Diverged when a model or the training loss is not finite.
         """
-        saved = store.load(fingerprint, self.fed.task.device, partial(self._lacks, recorder, checkpointing))
+        lacks = partial(self._lacks, recorder, checkpointing)
+        saved = store.load(fingerprint, self.fed.task.device, lacks, also=[stopping(fingerprint)])
         memory = check_memory(self.algorithm, self.fed, self.rounds)
         now, wall = self._resume(*saved) if saved else (self._initial(), 0.0)
         self.fed.tables.retain(store.rounds())

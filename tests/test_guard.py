@@ -306,27 +306,57 @@ def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "plot_diagnostics", lambda *_: [])
 
 
+def poison(patch: pytest.MonkeyPatch) -> None:
+    """One client of one round returns a value that is not finite."""
+    train = Loop.train
+
+    def poisoned(self: Loop, work: Work) -> Any:
+        y, losses = train(self, work)
+        y[work.ids == BAD if work.round == ROUND else slice(0, 0), 0] = NAN
+        return y, losses
+
+    patch.setattr(Loop, "train", poisoned)
+
+
+STOPPED = ("algorithm=fedavg", "rounds=8", "executor=loop", "delay.std=2", "participation.cohort_size=12")
+DIVERGED = rf"round {ROUND + 1} .*client {BAD} "
+
+
 @pytest.mark.usefixtures("_no_pictures")
 def test_a_stopped_run_is_checkpointed_before_the_round_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    overrides = ("algorithm=fedavg", "rounds=8", "executor=loop", "delay.std=2", "participation.cohort_size=12")
-    cfg = composed(*overrides)
-    with monkeypatch.context() as patch, pytest.raises(Diverged, match=rf"round {ROUND + 1} .*client {BAD} "):
-        train = Loop.train
-
-        def poisoned(self: Loop, work: Work) -> Any:
-            y, losses = train(self, work)
-            y[work.ids == BAD if work.round == ROUND else slice(0, 0), 0] = NAN
-            return y, losses
-
-        patch.setattr(Loop, "train", poisoned)
+    cfg = composed(*STOPPED)
+    with monkeypatch.context() as patch, pytest.raises(Diverged, match=DIVERGED):
+        poison(patch)
         run_in(tmp_path / "stopped", cfg)
     saved = CheckpointStore(tmp_path / "stopped", 2).load(fingerprint(cfg))
     assert saved is not None and saved[0] == ROUND
     run_in(tmp_path / "stopped", cfg)
     run_in(tmp_path / "whole", cfg)
     assert files(tmp_path / "stopped") == files(tmp_path / "whole")
+
+
+@pytest.mark.usefixtures("_no_pictures")
+def test_a_stopped_run_goes_on_under_another_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if it had had it from the beginning; not the other way round, and not under other numbers."""
+    poison(monkeypatch)
+    other = composed(*STOPPED, "nonfinite=drop")
+    run_in(tmp_path / "whole", other)
+    with pytest.raises(Diverged, match=DIVERGED):
+        run_in(tmp_path / "stopped", composed(*STOPPED))
+    with pytest.raises(UserError, match=r"is of another config: local\.lr .*, nonfinite \(absent there, drop here\)"):
+        run_in(tmp_path / "stopped", composed(*STOPPED, "nonfinite=drop", "local.lr=0.5"))
+    run_in(tmp_path / "stopped", other)
+    rows = [
+        [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("whole", "stopped")
+    ]
+    counts = [[row.pop("updates/not_finite", 0) for row in each] for each in rows]
+    assert counts[0] == counts[1] and sum(counts[0]) == 1
+    assert rows[0] == rows[1] and len(rows[0]) == 9
+    with pytest.raises(UserError, match=r"is of another config: nonfinite \(drop there, absent here\)"):
+        run_in(tmp_path / "stopped", composed(*STOPPED))
 
 
 @pytest.mark.usefixtures("_no_pictures")
