@@ -89,8 +89,8 @@ class CheckpointStore:
         lacks: Callable[[int, Any], str | None] = lambda round, payload: None,
         also: Sequence[dict[str, Any]] = (),
     ) -> tuple[int, Any] | None:
-        """The newest whole checkpoint as (round, payload), its tensors on `device`; None where none was ever written. It
-        must be of this fingerprint or of one of those that may be continued `also`.
+        """The newest whole checkpoint as (round, payload), its tensors on `device`; None where none was ever written.
+        It must be of this fingerprint, or of one of those that may be continued `also`.
 
         A damaged file is passed over with a warning, and so is one of which `lacks(round, payload)` says what else is
         missing to go on from it. Raises UserError where none is left, or the newest whole one is of another config or
