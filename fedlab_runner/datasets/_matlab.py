@@ -79,10 +79,8 @@ class _Reader:
             if size < 1 or not names or len(names) % size:
                 raise ValueError("a struct of it has no fields")
             fields = [names[i : i + size].partition(b"\0")[0].decode() for i in range(0, len(names), size)]
-            values = self._matrices(count * len(fields), data, at, depth)
-            return [
-                dict(zip(fields, values[i : i + len(fields)], strict=True)) for i in range(0, len(values), len(fields))
-            ]
+            each, width = self._matrices(count * len(fields), data, at, depth), len(fields)
+            return [dict(zip(fields, each[i : i + width], strict=True)) for i in range(0, len(each), width)]
         if kind == CHARS or kind in REALS:
             stored, values, _ = self.element(data, at)
             if kind == CHARS and stored in UTF8 + UTF16:

@@ -39,25 +39,27 @@ class StanfordCars:
         return Data(train, test, tuple(names), tuple(self.mean), tuple(self.std))
 
     def _examples(self, annotations: Path, images: Path, num_classes: int) -> Examples:
-        table = _read(annotations, "annotations")
-        entries = [(row.get("fname"), row.get("class")) for row in table if isinstance(row, dict)]
-        if not entries:
-            raise _files.need(annotations, "has no entries with fname and class", LAYOUT)
         paths, labels = [], []
-        for name, label in entries:
-            if not _is_entry(name, label, num_classes):
-                raise _files.need(annotations, f"has an entry that is not a name and a class: {name}, {label}", LAYOUT)
-            paths.append(images / name)
-            labels.append(int(label[0]) - 1)
+        for row in _read(annotations, "annotations"):
+            if (entry := _entry(row, num_classes)) is None:
+                raise _files.need(annotations, f"has an entry that is not a name and a class: {row}", LAYOUT)
+            paths.append(images / entry[0])
+            labels.append(entry[1] - 1)
+        if not paths:
+            raise _files.need(annotations, "has no entries", LAYOUT)
         if len(set(paths)) < len(paths):
             raise _files.need(annotations, "has a photograph twice", LAYOUT)
         return _photographs.read(paths, labels, self.image_size, LAYOUT)
 
 
-def _is_entry(name: Any, label: Any, num_classes: int) -> bool:
-    """Whether these are the name of a file and a class from 1."""
-    named = isinstance(name, str) and bool(name) and Path(name).name == name
-    return named and isinstance(label, list) and len(label) == 1 and label[0] in range(1, num_classes + 1)
+def _entry(row: Any, num_classes: int) -> tuple[str, int] | None:
+    """The name of a file and the class, from 1, in a row of the annotations; None where it has not both."""
+    name, label = (row.get("fname"), row.get("class")) if isinstance(row, dict) else (None, None)
+    if not isinstance(name, str) or not name or Path(name).name != name:
+        return None
+    if not isinstance(label, list) or len(label) != 1 or label[0] not in range(1, num_classes + 1):
+        return None
+    return name, int(label[0])
 
 
 def _read(path: Path, key: str) -> Any:
