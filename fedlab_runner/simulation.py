@@ -21,7 +21,7 @@ from fedlab_runner.errors import Diverged, UserError
 from fedlab_runner.estimate import check_memory, seconds_a_round
 from fedlab_runner.evaluation import Evaluation
 from fedlab_runner.federation import Federation
-from fedlab_runner.packing import pack, unpack
+from fedlab_runner.packing import fits, layout, pack, unpack
 from fedlab_runner.recorder import Recorder
 from fedlab_runner.run_id import stopping
 from fedlab_runner.task import Task
@@ -92,7 +92,7 @@ class Simulation:
                 state, federation = pack(now.state), pack(now.federation)
                 payload = {"state": state, "federation": federation, "analysis": pack(now.analysis)}
                 payload |= {"wall": time.monotonic() - began, "metrics": recorder.digest(now.round)}
-                payload["examples"] = self.examples
+                payload |= {"examples": self.examples, "layout": layout(now.state)}
                 store.save(now.round, fingerprint, payload)
                 self.fed.tables.retain(store.rounds())
                 written, saved_round, saved_at = True, now.round, time.monotonic()
@@ -211,7 +211,14 @@ class Simulation:
 
     def _resume(self, round: int, payload: dict[str, Any]) -> tuple[Snapshot, float]:
         """The run as it was after `round` rounds, and the seconds it had taken."""
-        state = unpack(payload["state"], like=self.algorithm.init(self.fed))
+        first = self.algorithm.init(self.fed)
+        if not fits(payload["state"], payload.get("layout"), like=first):  # older versions did not write it
+            name = type(self.algorithm).__name__
+            raise UserError(
+                f"the checkpoint after round {round} is of a version whose State of {name} had other fields: go on with "
+                "that version (commands.jsonl has its commit), or give another hydra.run.dir"
+            )
+        state = unpack(payload["state"], like=first)
         self.fed.load_state_dict(payload["federation"])
         memory = unpack(payload.get("analysis"), like=self.analysis.init())  # none in checkpoints of older versions
         return Snapshot(round, state, self.fed.state_dict(), memory), payload["wall"]

@@ -112,7 +112,7 @@ def histories(folder: Path) -> list[list[dict[str, object]]]:
     """The rounds in each W&B file of a run that is to be uploaded, without times and media."""
 
     def numbers(row: dict[str, object]) -> dict[str, object]:
-        return {key: row[key] for key in sorted(row) if not key.startswith(("time/", "partition"))}
+        return {key: row[key] for key in sorted(row) if not key.startswith(("time/", "partition", "topology"))}
 
     return [[numbers(row) for row in wandb_files.history(path)] for path in folder.glob("wandb/offline-run-*/*.wandb")]
 
