@@ -215,8 +215,8 @@ class Simulation:
         if not fits(payload["state"], payload.get("layout"), like=first):  # older versions did not write it
             name = type(self.algorithm).__name__
             raise UserError(
-                f"the checkpoint after round {round} is of a version whose State of {name} had other fields: go on with "
-                "that version (commands.jsonl has its commit), or give another hydra.run.dir"
+                f"the checkpoint after round {round} is of a version whose State of {name} had other fields: go on "
+                "with that version (commands.jsonl has its commit), or give another hydra.run.dir"
             )
         state = unpack(payload["state"], like=first)
         self.fed.load_state_dict(payload["federation"])
