@@ -16,7 +16,7 @@ from fedlab_runner.algorithm import Algorithm
 from fedlab_runner.analyses import Analysis
 from fedlab_runner.checkpoint import Checkpointing, CheckpointStore
 from fedlab_runner.client_models import ClientModels
-from fedlab_runner.data import Examples
+from fedlab_runner.data import Examples, digest_of
 from fedlab_runner.errors import Diverged, UserError
 from fedlab_runner.estimate import check_memory, seconds_a_round
 from fedlab_runner.evaluation import Evaluation
@@ -92,7 +92,7 @@ class Simulation:
                 state, federation = pack(now.state), pack(now.federation)
                 payload = {"state": state, "federation": federation, "analysis": pack(now.analysis)}
                 payload |= {"wall": time.monotonic() - began, "metrics": recorder.digest(now.round)}
-                payload |= {"examples": self.examples, "layout": layout(now.state)}
+                payload |= {"examples": self.examples, "layout": layout(now.state), "frozen": self._frozen}
                 store.save(now.round, fingerprint, payload)
                 self.fed.tables.retain(store.rounds())
                 written, saved_round, saved_at = True, now.round, time.monotonic()
@@ -205,9 +205,20 @@ class Simulation:
                     "checkpoint.same_data=false to go on with these"
                 )
             _log.warning("%s: it goes on with these", what)
+        if payload.get("frozen", self._frozen) != self._frozen:
+            raise UserError(
+                "the model's frozen weights are not those that the run began with: bring back the file of "
+                "model.weights, or the library's version that has them, or give another hydra.run.dir"
+            )
         return recorder.lacks(round, payload.get("metrics")) or self.fed.tables.lacks(
             round, payload["federation"]["tables"]
         )
+
+    @cached_property
+    def _frozen(self) -> str:
+        """A digest of the models' weights that are not trained, which are in no State."""
+        modules = [task.module for task in self.fed.tasks]
+        return digest_of(p.detach() for module in modules for p in module.parameters() if not p.requires_grad)
 
     def _resume(self, round: int, payload: dict[str, Any]) -> tuple[Snapshot, float]:
         """The run as it was after `round` rounds, and the seconds it had taken."""
