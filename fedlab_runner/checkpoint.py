@@ -10,7 +10,7 @@ import re
 import socket
 import struct
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,17 +88,19 @@ class CheckpointStore:
         fingerprint: dict[str, Any],
         device: "torch.device | str" = "cpu",
         lacks: Callable[[int, Any], str | None] = lambda round, payload: None,
+        also: Sequence[dict[str, Any]] = (),
     ) -> tuple[int, Any] | None:
         """The newest whole checkpoint as (round, payload), its tensors on `device`; None where none was ever written.
+        It must be of this fingerprint, or of one of those that may be continued `also`.
 
         A damaged file is passed over with a warning, and so is one of which `lacks(round, payload)` says what else is
         missing to go on from it. Raises UserError where none is left, or the newest whole one is of another config or
         of a format that this version does not know.
         """
-        reasons = []
+        reasons, ours = [], [_plain(each) for each in (fingerprint, *also)]
         for path in self._newest_first():
             try:
-                round, payload = _read(path, _plain(fingerprint), device)
+                round, payload = _read(path, ours, device)
             except _Damaged as damage:
                 reasons.append(f"{path} is damaged ({damage})")
             else:
@@ -222,7 +224,7 @@ def _prefix_digest(version: int, header: bytes) -> bytes:
     return hashlib.sha256(struct.pack("<II", version, len(header)) + header).digest()
 
 
-def _read(path: Path, fingerprint: dict[str, Any], device: "torch.device | str") -> tuple[int, Any]:
+def _read(path: Path, fingerprints: Sequence[dict[str, Any]], device: "torch.device | str") -> tuple[int, Any]:
     import torch
 
     with path.open("rb") as file:
@@ -238,8 +240,8 @@ def _read(path: Path, fingerprint: dict[str, Any], device: "torch.device | str")
         if version != VERSION:
             raise UserError(f"{path} has format {version}, this version reads {VERSION}: {_way_out(path.parent)}")
         header = json.loads(text)
-        if header["fingerprint_sha256"] != _digest(fingerprint):
-            raise UserError(_other_config(path, header["fingerprint"], fingerprint))
+        if header["fingerprint_sha256"] not in map(_digest, fingerprints):
+            raise UserError(_other_config(path, header["fingerprint"], fingerprints[0]))
         body = file.read()
     if hashlib.sha256(body).hexdigest() != header["sha256"]:
         raise _Damaged("its body was changed or cut off")
@@ -265,8 +267,7 @@ def _portable(payload: Any) -> Any:
 
 def _plain(fingerprint: dict[str, Any]) -> dict[str, Any]:
     """As it comes back from the file: tuples are lists there."""
-    plain: dict[str, Any] = json.loads(json.dumps(fingerprint, sort_keys=True))
-    return plain
+    return cast(dict[str, Any], json.loads(json.dumps(fingerprint, sort_keys=True)))
 
 
 def _digest(fingerprint: dict[str, Any]) -> str:

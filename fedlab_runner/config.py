@@ -17,7 +17,7 @@ from fedlab_runner import run_id as run_ids
 from fedlab_runner.errors import UserError
 
 PRECISIONS = ("float32", "bfloat16", "float64")
-NONFINITE = ("stop", "drop", "zero")  # what `guard.Guard` can do about an update that is not finite
+NONFINITE = ("stop", "drop", "zero", "clip")  # what `guard.Guard` can do about an update that is not finite
 
 
 @dataclass(frozen=True)
@@ -175,6 +175,11 @@ def _cross_faults(values: Mapping[str, Any], built: Mapping[str, Any], errors: l
             built["participation"].check(values["num_clients"])
         except ValueError as error:
             faults.append(f"participation.{error}")
+    if values["nonfinite"] == "clip" and "local" in built and built["local"].update_norm is None:
+        faults.append(
+            "nonfinite must be stop, drop or zero where local.update_norm is null, got clip: what is left of an update "
+            "that is not finite needs a bound"
+        )
     if not _has_fault("device", errors) and values["device"].startswith("cuda"):
         faults += _cuda_faults(values["device"])
     return faults

@@ -1,6 +1,5 @@
 """A run of a sweep that is given up by the rule `pruning`: when, and the note of it in the run's folder."""
 
-import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -8,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from fedlab_runner import sweep
+from fedlab_runner import sealed, sweep
 from fedlab_runner.errors import Pruned
 from fedlab_runner.evaluation import Evaluation
 from fedlab_runner.files import write_text_atomically
@@ -49,7 +48,7 @@ class Watch:
             return
         objective = float(summarise(rows, e.metric, e.summary, e.last, e.every, self._rounds)["objective"])
         note = {"round": round, "objective": objective, "reason": reason, "rule": self._rule}
-        write_text_atomically(self._path, json.dumps(clean(note), indent=1) + "\n")
+        write_text_atomically(self._path, sealed.text(clean(note)))
         raise Pruned(round, objective, reason)
 
     def _others(self) -> list[Curve]:
@@ -62,12 +61,11 @@ class Watch:
 
 
 def read(folder: Path) -> Mapping[str, Any]:
-    """The note in a run's folder; empty where the run was not given up."""
+    """The note in a run's folder; empty where the run was not given up, or nothing tells so any more."""
     try:
-        note = json.loads((folder / FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return sealed.read(folder / FILE)
+    except (OSError, sealed.Damaged):
         return {}
-    return note if isinstance(note, dict) else {}
 
 
 def _rows(path: Path) -> list[Row]:

@@ -20,8 +20,9 @@ class Guard:
 
     stop: the run ends, and its last checkpoint is the state before the round. drop: the client counts as one that has
     not answered; its model is the one it started from. zero: its update is no change at all, and counts; what it sends
-    beside it must be finite, or it has not answered. Where there is no server, `drop` is `zero`: a client that meets
-    others does so with the model that it had.
+    beside it must be finite, or it has not answered. clip: as zero, but only for the values that are not finite; the
+    others, which as a rule are huge, are an update that is bounded like any other. Where there is no server, `drop` is
+    `zero`: a client that meets others does so with the model that it had.
     """
 
     def __init__(self, policy: str) -> None:
@@ -48,7 +49,7 @@ class Guard:
         if not bool(good.all()):
             bad = ~good
             self._fail(ids[bad.cpu().numpy()], f"training loss {float(losses[bad][0]):.3g}")
-            y = torch.where(bad.unsqueeze(1), start, y)
+            y = torch.where(self._lost(y, bad, num_params), start, y)
         return (y if norm is None else self._clip(start, y, num_params, norm)), good
 
     def learnt(self, client: int, models: Sequence[Tensor]) -> bool:
@@ -63,12 +64,20 @@ class Guard:
         good = finite_rows(upload).cpu().numpy() if len(ids) else np.ones(0, dtype=bool)
         if not good.all():
             self._fail(ids[~good], "in what it sends")
-        return good if self._policy == "zero" else good & ~np.isin(ids, list(self._failed))
+        return good if self._policy in ("zero", "clip") else good & ~np.isin(ids, list(self._failed))
 
     def metrics(self) -> dict[str, float]:
         """What happened in this round, where anything can."""
         found: dict[str, float] = {} if self._policy == "stop" else {"updates/not_finite": len(self._failed)}
         return found if self._clipped is None else found | {"updates/clipped": self._clipped}
+
+    def _lost(self, y: Tensor, bad: Tensor, num_params: int) -> Tensor:
+        """Which values of the models y [K, D] are to be those of the start, `bad` [K] being not finite: [K, D] bool."""
+        if self._policy != "clip":
+            return bad.unsqueeze(1).expand_as(y)
+        lost = ~torch.isfinite(y)
+        lost[:, num_params:] |= bad.unsqueeze(1)  # no bound holds for statistics
+        return lost
 
     def _clip(self, start: Tensor, y: Tensor, num_params: int, norm: float) -> Tensor:
         change = (y - start)[:, :num_params]
@@ -77,7 +86,9 @@ class Guard:
         self._clipped = (self._clipped or 0) + int(long.sum())
         if not bool(long.any()):
             return y
-        shorter = (start[..., :num_params] + change * (norm / lengths).to(y.dtype).unsqueeze(1)).to(y.dtype)
+        # Not start + factor * change: a difference of finite values may be infinite, and infinity by 0 is no number.
+        factor = (norm / lengths).to(y.dtype).unsqueeze(1)
+        shorter = start[..., :num_params] * (1 - factor) + y[:, :num_params] * factor
         y = y.clone()  # an executor may have kept it
         y[long, :num_params] = shorter[long]
         return y
@@ -91,7 +102,7 @@ class Guard:
         if self._policy == "stop":
             raise Diverged(
                 f"the run diverged in round {self._round + 1} ({whose}): lower local.lr, set local.clip_norm, or leave "
-                "out such updates with nonfinite=drop"
+                "out such updates with nonfinite=drop, which goes on from here with hydra.run.dir=<this run's folder>"
             )
         self._failed.update(ids.tolist())
         self._warnings += 1

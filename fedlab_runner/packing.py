@@ -22,3 +22,22 @@ def unpack(packed: Any, *, like: Any) -> Any:
     if isinstance(like, tuple) and hasattr(like, "_make"):
         return type(like)._make(unpack(item, like=inner) for item, inner in zip(packed, like, strict=True))
     return tuple(packed) if isinstance(like, tuple) else packed
+
+
+def layout(value: Any) -> dict[str, Any] | None:
+    """The names of a NamedTuple's fields, each with those of what is in it; None for all else."""
+    return {name: layout(getattr(value, name)) for name in value._fields} if hasattr(value, "_fields") else None
+
+
+def fits(packed: Any, names: dict[str, Any] | None, *, like: Any) -> bool:
+    """Whether a packed value, with this layout (None: not known), has the fields of `like`."""
+    if not hasattr(like, "_fields"):
+        return True
+    if (
+        not isinstance(packed, list)
+        or len(packed) != len(like._fields)
+        or list(names or like._fields) != [*like._fields]
+    ):
+        return False
+    inner = zip(packed, like._fields, like, strict=True)
+    return all(fits(item, names and names[name], like=each) for item, name, each in inner)

@@ -51,6 +51,13 @@ def without_volatile(config: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
+def stopping(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+    """The fingerprint of the same run with nonfinite=stop. What that has done so far any other policy would have done:
+    nothing has happened yet that they are for.
+    """
+    return {key: value for key, value in fingerprint.items() if key != "nonfinite"}
+
+
 def name(fingerprint: Mapping[str, Any]) -> str:
     """`<algorithm>-<8 hex>`: the algorithm's file name and a hash of the fingerprint; the same in every process.
 

@@ -143,7 +143,7 @@ def _convert(value: Any, hint: Any) -> Any:
         if hint is int and (not isinstance(value, float) or value.is_integer()) and abs(int(value)) < MOST:
             return int(value)
         if hint is float and not math.isnan(float(value)):
-            return float(value)
+            return float(value) + 0.0  # no -0.0, which numpy takes for a negative number
     raise TypeError
 
 

@@ -15,14 +15,15 @@ from fedlab_runner.algorithm import Algorithm
 from fedlab_runner.analyses import Analysis
 from fedlab_runner.checkpoint import Checkpointing, CheckpointStore
 from fedlab_runner.client_models import ClientModels
-from fedlab_runner.data import Examples
+from fedlab_runner.data import Examples, digest_of
 from fedlab_runner.errors import Diverged, UserError
 from fedlab_runner.estimate import check_memory, seconds_a_round
 from fedlab_runner.evaluation import Evaluation
 from fedlab_runner.federation import Federation
 from fedlab_runner.guard import finite_rows
-from fedlab_runner.packing import pack, unpack
+from fedlab_runner.packing import fits, layout, pack, unpack
 from fedlab_runner.recorder import Recorder
+from fedlab_runner.run_id import stopping
 from fedlab_runner.task import Task
 from fedlab_runner.wording import duration
 
@@ -72,7 +73,8 @@ class Simulation:
         However the run ends, the last whole round is checkpointed.
         Raises Diverged when a model or the training loss is not finite.
         """
-        saved = store.load(fingerprint, self.fed.task.device, partial(self._lacks, recorder, checkpointing))
+        lacks = partial(self._lacks, recorder, checkpointing)
+        saved = store.load(fingerprint, self.fed.task.device, lacks, also=[stopping(fingerprint)])
         memory = check_memory(self.algorithm, self.fed, self.rounds)
         now, wall = self._resume(*saved) if saved else (self._initial(), 0.0)
         self.fed.tables.retain(store.rounds())
@@ -91,7 +93,7 @@ class Simulation:
                 state, federation = pack(now.state), pack(now.federation)
                 payload = {"state": state, "federation": federation, "analysis": pack(now.analysis)}
                 payload |= {"wall": time.monotonic() - began, "metrics": recorder.digest(now.round)}
-                payload["examples"] = self.examples
+                payload |= {"examples": self.examples, "layout": layout(now.state), "frozen": self._frozen}
                 store.save(now.round, fingerprint, payload)
                 self.fed.tables.retain(store.rounds())
                 written, saved_round, saved_at = True, now.round, time.monotonic()
@@ -205,13 +207,31 @@ class Simulation:
                     "checkpoint.same_data=false to go on with these"
                 )
             _log.warning("%s: it goes on with these", what)
+        if payload.get("frozen", self._frozen) != self._frozen:
+            raise UserError(
+                "the model's frozen weights are not those that the run began with: bring back the file of "
+                "model.weights, or the library's version that has them, or give another hydra.run.dir"
+            )
         return recorder.lacks(round, payload.get("metrics")) or self.fed.tables.lacks(
             round, payload["federation"]["tables"]
         )
 
+    @cached_property
+    def _frozen(self) -> str:
+        """A digest of the models' weights that are not trained, which are in no State."""
+        modules = [task.module for task in self.fed.tasks]
+        return digest_of(p.detach() for module in modules for p in module.parameters() if not p.requires_grad)
+
     def _resume(self, round: int, payload: dict[str, Any]) -> tuple[Snapshot, float]:
         """The run as it was after `round` rounds, and the seconds it had taken."""
-        state = unpack(payload["state"], like=self.algorithm.init(self.fed))
+        first = self.algorithm.init(self.fed)
+        if not fits(payload["state"], payload.get("layout"), like=first):  # older versions did not write it
+            name = type(self.algorithm).__name__
+            raise UserError(
+                f"the checkpoint after round {round} is of a version whose State of {name} had other fields: go on "
+                "with that version (commands.jsonl has its commit), or give another hydra.run.dir"
+            )
+        state = unpack(payload["state"], like=first)
         self.fed.load_state_dict(payload["federation"])
         memory = unpack(payload.get("analysis"), like=self.analysis.init())  # none in checkpoints of older versions
         return Snapshot(round, state, self.fed.state_dict(), memory), payload["wall"]

@@ -6,6 +6,7 @@ Nothing is collected in memory: the jobs may run in other processes or on other 
 import csv
 import io
 import json
+import logging
 import math
 import os
 import re
@@ -13,7 +14,8 @@ import shlex
 import statistics
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from fedlab_runner import sealed
 from fedlab_runner.files import write_text_atomically
 from fedlab_runner.run_id import digest
 from fedlab_runner.system import SHARED_BY, jobs_at_once
@@ -33,6 +36,8 @@ from fedlab_runner.system import SHARED_BY, jobs_at_once
 # The environment variables by which the jobs of any launcher know their sweep: its name (W&B's group) and its folder.
 NAME, FOLDER = "FEDLAB_SWEEP", "FEDLAB_SWEEP_FOLDER"
 GRID = "grid.json"  # in the sweep's folder: the overrides of each job, where they are known before
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,10 @@ class Row:
         return "; ".join(parts + ([f"{len(pruned)} {str(pruned[0].error).partition(':')[0]}"] if pruned else []))
 
 
+_FIELDS = {each.name for each in fields(Job)}
+_LEAST = _FIELDS - {"summary", "error"}
+
+
 class SweepCallback(Callback):
     """Opens the folder of a sweep in the process that starts it, and lets go of what Hydra would keep of each job."""
 
@@ -86,7 +95,7 @@ class SweepCallback(Callback):
         folder = Path(config.hydra.sweep.dir).absolute() / "sweeps" / sweep_id(overrides)
         (folder / "jobs").mkdir(parents=True, exist_ok=True)
         for path in (folder / "jobs").glob("*.json"):  # what failed last time is tried again
-            if _read_json(path).get("status") != "finished":
+            if _job(path).get("status") != "finished":
                 path.unlink()
         write_text_atomically(folder / "command.txt", shlex.join(["fedlab", *sys.argv[1:]]) + "\n")
         write_text_atomically(folder / GRID, json.dumps(_grid(config)))
@@ -149,9 +158,7 @@ def record(cfg: DictConfig, status: str, objective: float | None = None, error: 
         error=error,
     )
     # Named by the overrides: a job that is run again takes its own place, even if an edited config moved its folder.
-    write_text_atomically(
-        Path(folder) / "jobs" / f"{digest(sorted(job.overrides))}.json", json.dumps(asdict(job), indent=1)
-    )
+    write_text_atomically(Path(folder) / "jobs" / f"{digest(sorted(job.overrides))}.json", sealed.text(asdict(job)))
     refresh(Path(folder))
 
 
@@ -173,7 +180,7 @@ def read(folder: Path) -> list[Row]:
     """One row a setting, in the order of their names."""
     found: dict[tuple[str, ...], list[Job]] = {}
     for path in sorted((folder / "jobs").glob("*.json")):
-        if values := _read_json(path):
+        if values := _job(path):
             job = Job(**values)
             found.setdefault(job.setting, []).append(job)
     return [Row(setting, found[setting]) for setting in sorted(found, key=natural)]
@@ -251,6 +258,26 @@ def _mean(values: Sequence[float], digits: int = 4) -> str:
 def _std(values: Sequence[float], digits: int = 4) -> str:
     """The sample standard deviation; one value has none."""
     return f"{statistics.stdev(values):.{digits}g}" if len(values) > 1 else ""
+
+
+def _job(path: Path) -> dict[str, Any]:
+    """The fields of a Job in its file; empty, with a warning, where they are not what was written."""
+    try:
+        values = sealed.read(path)
+        if not _LEAST <= values.keys() <= _FIELDS:  # of an older version: without a sum
+            raise sealed.Damaged("is damaged")
+    except OSError:
+        return {}
+    except sealed.Damaged as fault:
+        _warn_once(f"{path} {fault} and does not count: the command of the sweep writes it anew")
+        return {}
+    return values
+
+
+@cache
+def _warn_once(message: str) -> None:
+    """The records are read again whenever a job ends."""
+    _log.warning("%s", message)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

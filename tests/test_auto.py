@@ -98,10 +98,10 @@ def test_a_run_begun_on_another_machine_chooses_anew(tmp_path: Path, monkeypatch
         Auto(0.0, 2, compile=True).in_run(tmp_path, 10).train(work)
     Auto(0.0, 2, compile=True).in_run(tmp_path, 10).train(work)
     noted = json.loads((tmp_path / "executor.json").read_text())
-    assert set(noted) == {"another", memory.machine()} and chosen(tmp_path) == [REFERENCE]
+    assert set(noted) == {"another", memory.machine(), "format", "sha256"} and chosen(tmp_path) == [REFERENCE]
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{", '{"x": 1}'])
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"x": 1}', f'{{"{memory.machine()}": []}}', "\xff"])
 def test_files_that_are_not_ours_are_no_obstacle(content: str, tmp_path: Path, cache: Path) -> None:
     cache.parent.mkdir(parents=True)
     for path in (cache, tmp_path / "executor.json"):
@@ -111,6 +111,37 @@ def test_files_that_are_not_ours_are_no_obstacle(content: str, tmp_path: Path, c
     y, _ = Auto(0.0, 2, compile=True).in_run(tmp_path, 2).train(work)
     torch.testing.assert_close(y, Loop(compile=False).train(work)[0], rtol=0, atol=1e-9)
     assert cache.exists() and len(chosen(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("damage", ["PROCESSES", "loop", "sha256", "format"])
+def test_a_damaged_choice_is_said(
+    damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, cache: Path
+) -> None:
+    """One letter is enough: without the sum the run would go on with another executor in silence."""
+    monkeypatch.setattr(auto, "measure", lambda *_: costs(loop=0.03, vectorized=0.02, processes=0.01))
+    work = work_of(federation())
+    Auto(0.0, 2, compile=True).in_run(tmp_path, 10).train(work)
+    for path in (tmp_path / "executor.json", cache):
+        whole = path.read_text()
+        word = {"PROCESSES": PROCESSES, "loop": memory.machine()}.get(damage, damage)
+        path.write_text(whole.replace(word, f"x{word[1:]}"))
+        assert path.read_text() != whole
+    Auto(0.0, 2, compile=True).in_run(tmp_path, 10).train(work)
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warnings[0].startswith(f"{tmp_path}/executor.json is damaged: executor=auto chooses anew")
+    assert warnings[1] == f"{cache} is damaged: executor=auto measures anew" and len(warnings) == 2
+    assert chosen(tmp_path) == [PROCESSES]
+    caplog.clear()
+    Auto(0.0, 2, compile=True).in_run(tmp_path, 10).train(work)
+    assert not caplog.records
+
+
+def test_what_older_versions_noted_is_kept(tmp_path: Path, cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    work = work_of(federation())
+    noted = {memory.machine(): {memory.kind_of(work): PROCESSES}}
+    (tmp_path / "executor.json").write_text(json.dumps(noted, indent=2) + "\n")
+    Auto(0.0, 2, compile=True).in_run(tmp_path, 10).train(work)
+    assert json.loads((tmp_path / "executor.json").read_text()) == noted and not caplog.records and not cache.exists()
 
 
 def test_a_choice_made_by_measuring_is_among_the_candidates(tmp_path: Path, cache: Path) -> None:

@@ -42,6 +42,8 @@ def test_without_the_extra_there_is_one_line(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r'^executor=ray needs an extra: pip install "fedlab-runner\[ray\]"$'):
         Cluster(None, LOOP).in_run(tmp_path, 1)
+    with pytest.raises(UserError, match=r"^executor=ray needs an extra: "):  # where a cluster is to be opened again
+        run(algorithm("fedavg"), federation(executor=Cluster(None, LOOP)), 1)
 
 
 def test_clients_are_dealt_out_by_their_steps() -> None:

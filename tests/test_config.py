@@ -1,6 +1,7 @@
 """The config folder is the registry: every choice fits its class, every fault has its line, every run its name."""
 
 import dataclasses
+import math
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -242,6 +243,14 @@ def test_values_are_converted_where_nothing_is_lost(value: Any, hint: Any, expec
     errors: list[str] = []
     converted = schema.convert_fields({"x": value}, {"x": hint}, "", errors)["x"]
     assert (converted, type(converted), errors) == (expected, type(expected), [])
+
+
+def test_there_is_no_negative_zero() -> None:
+    """Numpy refuses it as a scale, with words of its own."""
+    for std in (-0.0, "-0.0"):
+        cfg = composed()
+        cfg.delay.std = std
+        assert math.copysign(1.0, config.build(cfg).delay.std) == 1.0
 
 
 @pytest.mark.parametrize(

@@ -112,32 +112,40 @@ def histories(folder: Path) -> list[list[dict[str, object]]]:
     """The rounds in each W&B file of a run that is to be uploaded, without times and media."""
 
     def numbers(row: dict[str, object]) -> dict[str, object]:
-        return {key: row[key] for key in sorted(row) if not key.startswith(("time/", "partition"))}
+        return {key: row[key] for key in sorted(row) if not key.startswith(("time/", "partition", "topology"))}
 
     return [[numbers(row) for row in wandb_files.history(path)] for path in folder.glob("wandb/offline-run-*/*.wandb")]
 
 
 @pytest.mark.slow
-def test_the_history_in_wandb_is_that_of_an_uninterrupted_run(template: Template, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "runs"), [("buffered", 20), ("tables_fedcda", 8), ("decentralised_pairs", 8), ("matching", 8)]
+)
+def test_the_history_in_wandb_is_that_of_an_uninterrupted_run(
+    family: str, runs: int, template: Template, tmp_path: Path
+) -> None:
     """With the real W&B, offline: whenever the run dies, one file of it is left in the end, with each round once."""
 
     def run(name: str, **plan: object) -> Ended:
         folder = tmp_path / name
         return template.run(
-            folder / "run", *FAMILIES["buffered"].split(), "logger=wandb", f"logger.dir={folder}/wandb", **plan
+            folder / "run", *FAMILIES[family].split(), "logger=wandb", f"logger.dir={folder}/wandb", **plan
         )
 
-    rng, whole = random.Random("wandb"), run("whole")
+    rng, deaths, whole = random.Random(f"{family} wandb"), 0, run("whole")
     assert whole.status == 0, whole.said
     (expected,) = histories(tmp_path / "whole")
     assert len(expected) == 6
-    for number in range(20):
+    for number in range(runs):
         # In the last points the numbers are all there, and W&B is being closed.
         late = number % 2 == 0
         plan = {"at": rng.randint(whole.points - 8 if late else 12, whole.points)}
         ended = run(f"{number}", **(plan if late or rng.random() < 0.5 else {"after": rng.uniform(0, whole.seconds)}))
         assert ended.status in (0, -9), ended.said
+        deaths += ended.status == -9
         ended = run(f"{number}")
         assert ended.status == 0, ended.said
         assert results(tmp_path / f"{number}" / "run") == results(tmp_path / "whole" / "run")
         assert histories(tmp_path / f"{number}") == [expected], (number, plan, ended.said)
+    assert deaths >= runs // 2
+    print(f"\n{family}: {deaths} deaths with W&B")

@@ -241,7 +241,7 @@ from fedlab_runner.checkpoint import CheckpointStore
 from fedlab_runner.tables import SlotFile
 save, state_dict = CheckpointStore.save, SlotFile.state_dict
 def without(self, round, fingerprint, payload):
-    kept = {key: value for key, value in payload.items() if key not in ("metrics", "examples")}
+    kept = {key: value for key, value in payload.items() if key not in ("metrics", "examples", "layout", "frozen")}
     return save(self, round, fingerprint, kept)
 CheckpointStore.save = without
 SlotFile.state_dict = lambda self: {key: value for key, value in state_dict(self).items() if key != "sums"}
@@ -254,6 +254,47 @@ recorder.sealed = lambda summary, digest: recorder.clean(summary)
     assert ended.status == 0 and "written anew" in ended.said and results(work) == results(five)
     ended = template.run(work, *DISK, *LONGER)
     assert ended.status == 0 and "goes on after round 5" in ended.said and results(work) == extended
+
+
+def test_a_run_does_not_go_on_with_other_frozen_weights(template: Template, tmp_path: Path) -> None:
+    """Which are in no checkpoint: of a LoRA model, say, whose file was swapped."""
+    code = """
+import torch
+from fedlab_runner.models.logistic import Logistic
+build = Logistic.build
+def partly_frozen(self, *sizes):
+    model = build(self, *sizes)
+    model.register_parameter("frozen", torch.nn.Parameter(torch.tensor([1.0, {value}]), requires_grad=False))
+    return model
+Logistic.build = partly_frozen
+"""
+    work = tmp_path / "work"
+    assert template.run(work, *DISK, code=code.format(value=2)).status == 0
+    ended = template.run(work, *DISK, *LONGER, code=code.format(value=3))
+    assert one_line(
+        ended, r"^the model's frozen weights are not those that the run began with: bring back the file of "
+    )
+    ended = template.run(work, *DISK, *LONGER, code=code.format(value=2))
+    assert ended.status == 0 and "goes on after round 5" in ended.said
+
+
+@pytest.mark.parametrize(
+    "change", ['"state": payload["state"][:-1]', '"layout": {"another": None} | payload["layout"]', '"state": None']
+)
+def test_a_state_of_another_version_is_refused(change: str, template: Template, tmp_path: Path) -> None:
+    """A field more, another name; and what has no sense at all."""
+    other = f"""
+from fedlab_runner.checkpoint import CheckpointStore
+save = CheckpointStore.save
+CheckpointStore.save = lambda self, round, fingerprint, payload: save(
+    self, round, fingerprint, payload | {{{change}}}
+)
+"""
+    assert template.run(tmp_path / "run", *DISK, code=other).status == 0
+    ended = template.run(tmp_path / "run", *DISK, *LONGER)
+    assert one_line(
+        ended, r"^the checkpoint after round 5 is of a version whose State of FedCDA had other fields: go on "
+    )
 
 
 def test_half_a_line_of_a_killed_start_is_cut_off(template: Template, five: Path, tmp_path: Path) -> None:

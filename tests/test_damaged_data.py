@@ -10,12 +10,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from leaf_files import characters, write_leaf, write_npz
+from leaf_files import characters, write_isic, write_leaf, write_npz
+from test_blocks import write_herigraph
 from test_dataset_files import CIFARS, MNISTS, load
 from test_leaf import femnist
+from test_photographs import write_cars, write_pets
 from torchvision_files import write_cifar, write_mnist
 
 from fedlab_runner.data import Data
+from fedlab_runner.datasets.herigraph import HeriGraph
+from fedlab_runner.datasets.isic2019 import ISIC2019
+from fedlab_runner.datasets.oxford_pets import OxfordPets
+from fedlab_runner.datasets.stanford_cars import StanfordCars
 from fedlab_runner.errors import UserError
 
 FEW = 60
@@ -145,3 +151,55 @@ def test_swapped_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             with pytest.raises(UserError, match=r"is not an idx file|labels for \d+ images"):
                 load(component, tmp_path)
             (folder / name).write_bytes(good)
+
+
+STATISTICS = ([0.5] * 3, [0.2] * 3)
+
+
+@MOST
+@BOTH
+@pytest.mark.parametrize(
+    "name", ["devkit/cars_train_annos.mat", "cars_test_annos_withlabels.mat", "devkit/cars_meta.mat"]
+)
+def test_matlab(name: str, damage: Damage, most: int, tmp_path: Path) -> None:
+    """Compressed parts have checksums, headers have none."""
+    write_cars(tmp_path)
+    component = StanfordCars(str(tmp_path), 4, *STATISTICS)
+    refused, passed = outcomes(tmp_path / "stanford_cars" / name, damage, lambda: component.load(0), most)
+    assert refused and (damage is flipped or not passed)
+
+
+@MOST
+@BOTH
+def test_lists_of_photographs(damage: Damage, most: int, tmp_path: Path) -> None:
+    write_pets(tmp_path)
+    write_isic(tmp_path / "isic2019", [0] * 4 + [1] * 3 + [7] * 2, True)
+    pets, isic = OxfordPets(str(tmp_path), 4, *STATISTICS), ISIC2019(str(tmp_path), 4, 0.4, *STATISTICS)
+    for path, component in (
+        (tmp_path / "oxford-iiit-pet/annotations/trainval.txt", pets),
+        (tmp_path / "isic2019/ISIC_2019_Training_GroundTruth.csv", isic),
+    ):
+        refused, _ = outcomes(path, damage, lambda component=component: component.load(0), most)
+        assert refused
+
+
+@MOST
+@BOTH
+@pytest.mark.parametrize("name", ["Attribute_Labels.csv", "Textual_Features.csv", "Visual_Features.csv"])
+def test_tables_of_features(name: str, damage: Damage, most: int, tmp_path: Path) -> None:
+    folder = tmp_path / "herigraph/here"
+    write_herigraph(folder, posts=9)
+    component = HeriGraph(str(tmp_path), ["here"], True, 0.34)
+    refused, _ = outcomes(folder / name, damage, lambda: component.load(0), min(most, 600))
+    assert refused
+
+
+@MOST
+@BOTH
+def test_a_photograph(damage: Damage, most: int, tmp_path: Path) -> None:
+    """JPEG has no checksums: it is decoded or refused."""
+    write_pets(tmp_path)
+    component = OxfordPets(str(tmp_path), 4, *STATISTICS)
+    path = tmp_path / "oxford-iiit-pet/images/Abyssinian_2.jpg"
+    refused, _ = outcomes(path, damage, lambda: component.load(0), most)
+    assert refused

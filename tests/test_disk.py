@@ -173,23 +173,35 @@ def test_a_thousand_runs_of_one_process_leave_no_callback(tmp_path: Path, monkey
     assert not registered and not checkpoint._held
 
 
-def test_a_clock_that_jumps(template: Template, whole: tuple[dict[str, bytes], Ended], tmp_path: Path) -> None:
-    """Years to and fro at every look, files of the future: the clock on the wall decides nothing."""
-    code = """
+JUMPING = """
 import os, random, time
 jump = lambda: random.Random(os.urandom(4)).uniform(-1e9, 1e9)
 real, real_ns = time.time, time.time_ns
 time.time = lambda: real() + jump()
 time.time_ns = lambda: real_ns() + int(1e9 * jump())
 """
+
+
+def test_a_clock_that_jumps(template: Template, whole: tuple[dict[str, bytes], Ended], tmp_path: Path) -> None:
+    """Years to and fro at every look, files of the future: the clock on the wall decides nothing."""
     folder = tmp_path / "run"
     for at in (30, 55):
-        assert template.run(folder, *RUN, at=at, code=code).status == -9
+        assert template.run(folder, *RUN, at=at, code=JUMPING).status == -9
         for path in [folder, *folder.rglob("*")]:
             when = random.Random(path.name).choice((0, 4e9))
             os.utime(path, (when, when))
-    ended = template.run(folder, *RUN, code=code)
+    ended = template.run(folder, *RUN, code=JUMPING)
     assert ended.status == 0 and "goes on after round 2" in ended.said and results(folder) == whole[0]
+
+
+def test_the_age_of_a_checkpoint_is_not_told_by_the_clock_that_jumps(template: Template, tmp_path: Path) -> None:
+    """One of an hour is never due in a run of a second, only at its end."""
+    rules = ("checkpoint.rounds=null", "checkpoint.seconds=3600")
+    for name, code in (("still", ""), ("jumps", JUMPING)):
+        ended = template.run(tmp_path / name, *RUN, *rules, code=code)
+        assert ended.status == 0, ended.said
+        written = [label for label in ended.labels if label.startswith("replace checkpoints/")]
+        assert written == ["replace checkpoints/round_000005.pt"]
 
 
 def test_an_error_of_the_disk_is_a_failed_run_and_no_wrong_command(

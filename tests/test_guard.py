@@ -15,8 +15,9 @@ from toy import ALGORITHMS, algorithm, federation, local, normed, run, tensors
 from fedlab_runner import runner
 from fedlab_runner.checkpoint import CheckpointStore
 from fedlab_runner.clock import RoundClock, Starts
+from fedlab_runner.config import build as build_config
 from fedlab_runner.config import fingerprint, run_id
-from fedlab_runner.errors import Diverged
+from fedlab_runner.errors import Diverged, UserError
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.work import Work
 from fedlab_runner.federation import Federation
@@ -60,10 +61,11 @@ def test_stop_names_client_and_round(name: str) -> None:
         run(algorithm(name), guarded("stop", participation=Everyone()), 4)
 
 
-@pytest.mark.parametrize("policy", ["drop", "zero"])
+@pytest.mark.parametrize("policy", ["drop", "zero", "clip"])
 @pytest.mark.parametrize("name", TRAINING)
 def test_the_run_goes_on_and_counts(name: str, policy: str) -> None:
-    fed, built = guarded(policy, participation=Everyone()), algorithm(name)
+    training = local(update_norm=1.0 if policy == "clip" else None)
+    fed, built = guarded(policy, participation=Everyone(), training=training), algorithm(name)
     state = run(built, fed, ROUND)
     assert fed.collect()["updates/not_finite"] == 0
     state = run(built, fed, 1, first=ROUND, state=state)
@@ -109,6 +111,36 @@ def test_zero_is_a_client_that_did_not_move() -> None:
     assert torch.equal(y[bad], x.expand(1, -1)) and torch.equal(y[~bad], others[~bad])
     arrivals = fed.exchange(cohort, Update(y - x))
     assert len(arrivals) == len(cohort) and not arrivals.upload.rows[bad].any()
+
+
+@pytest.mark.parametrize("start", [torch.zeros(4), torch.tensor([[1.0, 1.0, 1.0, 1.0], [2.0, 2.0, 2.0, 2.0]])])
+def test_clip_keeps_what_is_finite_within_the_bound(start: torch.Tensor) -> None:
+    """Values that are not finite are those of the start, and so are the statistics behind the parameters."""
+    top = torch.finfo(torch.float32).max
+    for huge in (3.0, 1e30, top):
+        y = start + torch.tensor([[NAN, huge, INF, 5.0], [0.3, 0.4, 0.0, 5.0]])
+        left, good = Guard("clip").trained(np.arange(2), start, y, torch.zeros(2), 3, 0.5)
+        change = left - start
+        assert good.tolist() == [False, True]
+        torch.testing.assert_close(change, torch.tensor([[0.0, 0.5, 0.0, 0.0], [0.3, 0.4, 0.0, 5.0]]))
+    y = start.expand(2, -1).clone()
+    left, good = Guard("clip").trained(np.arange(2), start, y, torch.tensor([NAN, 1.0]), 3, 0.5)
+    assert torch.equal(left, y) and good.tolist() == [False, True], "only the loss was not finite"
+
+
+def test_clip_needs_a_bound() -> None:
+    with pytest.raises(
+        UserError, match=r"^nonfinite must be stop, drop or zero where local\.update_norm is null, got "
+    ):
+        build_config(composed("nonfinite=clip"))
+    build_config(composed("nonfinite=clip", "local.update_norm=1"))
+
+
+def test_a_difference_too_large_for_the_type_is_clipped_too() -> None:
+    top = torch.finfo(torch.float32).max
+    start, y = torch.full((3,), -top), torch.full((1, 3), top)
+    left, _ = Guard("stop").trained(np.arange(1), start, y, torch.zeros(1), 3, 1.0)
+    assert torch.equal(left, start.unsqueeze(0))
 
 
 @pytest.mark.parametrize("name", ["dec_fedavg", "dfml", "fml", "heterofl", "def_kt"])
@@ -180,7 +212,7 @@ def test_late_updates_that_are_not_finite_never_arrive() -> None:
 
 
 def test_an_upload_that_is_not_finite_though_the_model_is() -> None:
-    for policy in ("drop", "zero"):
+    for policy in ("drop", "zero", "clip"):
         fed = guarded(policy, Loop(compile=False))
         fed.begin(0, 1.0)
         cohort = fed.dispatch(())
@@ -274,21 +306,29 @@ def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "plot_diagnostics", lambda *_: [])
 
 
+def poison(patch: pytest.MonkeyPatch) -> None:
+    """One client of one round returns a value that is not finite."""
+    train = Loop.train
+
+    def poisoned(self: Loop, work: Work) -> Any:
+        y, losses = train(self, work)
+        y[work.ids == BAD if work.round == ROUND else slice(0, 0), 0] = NAN
+        return y, losses
+
+    patch.setattr(Loop, "train", poisoned)
+
+
+STOPPED = ("algorithm=fedavg", "rounds=8", "executor=loop", "delay.std=2", "participation.cohort_size=12")
+DIVERGED = rf"round {ROUND + 1} .*client {BAD} "
+
+
 @pytest.mark.usefixtures("_no_pictures")
 def test_a_stopped_run_is_checkpointed_before_the_round_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    overrides = ("algorithm=fedavg", "rounds=8", "executor=loop", "delay.std=2", "participation.cohort_size=12")
-    cfg = composed(*overrides)
-    with monkeypatch.context() as patch, pytest.raises(Diverged, match=rf"round {ROUND + 1} .*client {BAD} "):
-        train = Loop.train
-
-        def poisoned(self: Loop, work: Work) -> Any:
-            y, losses = train(self, work)
-            y[work.ids == BAD if work.round == ROUND else slice(0, 0), 0] = NAN
-            return y, losses
-
-        patch.setattr(Loop, "train", poisoned)
+    cfg = composed(*STOPPED)
+    with monkeypatch.context() as patch, pytest.raises(Diverged, match=DIVERGED):
+        poison(patch)
         run_in(tmp_path / "stopped", cfg)
     saved = CheckpointStore(tmp_path / "stopped", 2).load(fingerprint(cfg))
     assert saved is not None and saved[0] == ROUND
@@ -298,11 +338,42 @@ def test_a_stopped_run_is_checkpointed_before_the_round_and_goes_on(
 
 
 @pytest.mark.usefixtures("_no_pictures")
+def test_a_stopped_run_goes_on_under_another_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if it had had it from the beginning; not the other way round, and not under other numbers."""
+    poison(monkeypatch)
+    other = composed(*STOPPED, "nonfinite=drop")
+    run_in(tmp_path / "whole", other)
+    with pytest.raises(Diverged, match=DIVERGED):
+        run_in(tmp_path / "stopped", composed(*STOPPED))
+    with pytest.raises(UserError, match=r"is of another config: local\.lr .*, nonfinite \(absent there, drop here\)"):
+        run_in(tmp_path / "stopped", composed(*STOPPED, "nonfinite=drop", "local.lr=0.5"))
+    run_in(tmp_path / "stopped", other)
+    rows = [
+        [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("whole", "stopped")
+    ]
+    counts = [[row.pop("updates/not_finite", 0) for row in each] for each in rows]
+    assert counts[0] == counts[1] and sum(counts[0]) == 1
+    assert rows[0] == rows[1] and len(rows[0]) == 9
+    with pytest.raises(UserError, match=r"is of another config: nonfinite \(drop there, absent here\)"):
+        run_in(tmp_path / "stopped", composed(*STOPPED))
+
+
+@pytest.mark.usefixtures("_no_pictures")
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_overflow_is_found_in_each_precision(precision: str, tmp_path: Path) -> None:
     """bfloat16 has float32's range, and float16 is not a choice."""
     with pytest.raises(Diverged, match=r"update(s)? of client"):
         run_in(tmp_path, composed("algorithm=fedavg", "rounds=4", f"precision={precision}", "local.lr=1e38"))
+
+
+@pytest.mark.usefixtures("_no_pictures")
+def test_a_run_survives_what_it_clips(tmp_path: Path) -> None:
+    overrides = ("algorithm=fedavg", "rounds=3", "delay=none", "local.lr=1e38", "nonfinite=clip", "local.update_norm=1")
+    run_in(tmp_path, composed(*overrides))
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()][1:]
+    assert sum(row["updates/not_finite"] for row in rows) >= 1 and [row["late/arrived"] for row in rows] == [3, 3, 3]
+    assert rows[-1]["test/loss"] < 10
 
 
 @pytest.mark.usefixtures("_no_pictures")

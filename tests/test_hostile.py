@@ -49,6 +49,7 @@ FORBIDDEN = {
     *("eval", "exec", "compile", "__import__", "os.system", "os.popen"),
     *("pickle.load", "pickle.loads", "joblib.load", "shelve.open", "marshal.loads", "marshal.load", "torch.hub.load"),
     *("yaml.load", "yaml.unsafe_load", "yaml.full_load", "pandas.read_pickle"),
+    *("scipy.io.loadmat", "loadmat", "matlab.loadmat"),  # ends the process at a damaged file
     *("shutil.unpack_archive", "download_and_extract_archive", "extract_archive"),
 }
 

@@ -83,6 +83,70 @@ def test_disjoint_exact_cover_and_determinism(name, problem):
         np.testing.assert_array_equal(first, second)
 
 
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@given(
+    st.lists(st.integers(0, 9), min_size=1, max_size=60), st.integers(1, 8), st.integers(1, 4), st.integers(0, 2**32)
+)
+def test_by_user_gives_whole_users(users, num_clients, min_samples, seed):
+    users = np.array(users)
+    counts = np.unique(users, return_counts=True)[1]
+    component, strata = partition("by_user", min_samples=min_samples), np.zeros(len(users), int)
+    if (counts >= min_samples).sum() < num_clients:
+        with pytest.raises(UserError, match=r"^num_clients must be at most"):
+            component.split(strata, users, num_clients, rng(seed))
+        return
+    split = component.split(strata, users, num_clients, rng(seed))
+    mine = [int(users[part[0]]) for part in split]
+    assert len(split) == num_clients and mine == sorted(set(mine))
+    for user, part in zip(mine, split, strict=True):
+        np.testing.assert_array_equal(part, np.flatnonzero(users == user))
+        assert len(part) >= min_samples
+
+
+block_problems = st.tuples(st.integers(1, 6), st.integers(1, 6)).flatmap(
+    lambda sizes: st.tuples(
+        *map(st.just, sizes),
+        st.lists(
+            st.tuples(
+                st.lists(st.integers(0, sizes[0] - 1), min_size=1, unique=True),
+                st.lists(st.integers(0, sizes[1] - 1), min_size=1, unique=True),
+            ),
+            min_size=1,
+            max_size=6,
+        ),
+        st.lists(st.integers(0, sizes[1] - 1), min_size=1, max_size=40),
+        st.integers(0, 2**32),
+    )
+)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@given(block_problems)
+def test_blocks_are_dealt_as_asked(problem):
+    """Clients have their blocks, of exactly the examples of their classes; drawn ones have as many as they are to."""
+    num_blocks, num_classes, holdings, strata, seed = problem
+    blocks, classes = map(list, zip(*holdings, strict=True))
+    assigned = partition("assigned_blocks", num_blocks=num_blocks, blocks=blocks, classes=classes)
+    held = assigned.draw(len(holdings), num_classes, rng(seed))
+    assert [np.flatnonzero(row).tolist() for row in held.blocks] == [sorted(mine) for mine in blocks]
+    assert [np.flatnonzero(row).tolist() for row in held.classes] == [sorted(mine) for mine in classes]
+    strata = np.array([*strata, num_classes - 1])
+    if held.blocks.any(0).all():
+        split = assigned.split(strata, None, len(holdings), rng(seed))
+        for part, mine in zip(split, classes, strict=True):
+            np.testing.assert_array_equal(part, np.flatnonzero(np.isin(strata, mine)))
+    else:
+        with pytest.raises(UserError, match=r"^partition gives feature block"):
+            assigned.split(strata, None, len(holdings), rng(seed))
+    per_client = {"blocks_per_client": len(blocks[0]), "classes_per_client": len(classes[0])}
+    drawn = partition("random_blocks", num_blocks=num_blocks, draw_seed=None, **per_client)
+    held = drawn.draw(len(holdings), num_classes, rng(seed))
+    again = drawn.draw(len(holdings), num_classes, rng(seed))
+    assert (held.blocks.sum(1) == len(blocks[0])).all() and (held.classes.sum(1) == len(classes[0])).all()
+    np.testing.assert_array_equal(held.blocks, again.blocks)
+    np.testing.assert_array_equal(held.classes, again.classes)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_depends_on_the_seed_and_not_on_global_state(name):
     strata, users = np.arange(600) % 6, np.arange(600) % 60

@@ -1,6 +1,7 @@
 """Reports: every number is that of the runs' own files, and whatever is missing is said."""
 
 import csv
+import hashlib
 import json
 import math
 import re
@@ -337,6 +338,31 @@ def test_jobs_that_have_not_ended_are_named(tmp_path: Path) -> None:
         assert "1 run: 1 finished, 0 not; 14 jobs to come\n" in text
         assert "14 jobs that have not ended, at work or not begun: seed=1; seed=2; " in text
         assert "seed=12; and 2 more." in text
+
+
+def test_a_damaged_run_is_said_and_its_number_does_not_count(tmp_path: Path) -> None:
+    """A digit of one row; and one that is being made longer is not mistaken for damaged."""
+    rows = curve(0.1, 0.5, 0.75)
+    folder = write_run(tmp_path, "algorithm=fedavg", "rounds=2", rows=rows)
+    content = (folder / "metrics.jsonl").read_bytes()
+    summary = {"rounds": 2, "metrics_sha256": hashlib.sha256(content).hexdigest()}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    (run,) = find([tmp_path])
+    assert run.finished and run.status == "finished"
+    for damaged in (content.replace(b"0.75", b"0.95"), content.replace(b"0.5", b"0,5"), content[:-4]):
+        (folder / "metrics.jsonl").write_bytes(damaged)
+        (run,) = find([tmp_path])
+        assert not run.finished and run.objective is None
+        assert run.status == "damaged: metrics.jsonl is not as the run left it; its command mends or refuses it"
+        assert run.status in written(tmp_path)["report.md"]
+    (folder / "metrics.jsonl").write_bytes(content.replace(b"0.75", b"0.7") + b'{"round": 3, "test/accuracy": 0.8}\n')
+    config = (folder / "config.yaml").read_text()
+    (folder / "config.yaml").write_text(config.replace("rounds: 2", "rounds: 4", 1))
+    (run,) = find([tmp_path])
+    assert run.status == "round 3 of 4"
+    for summary in ({"rounds": None}, {"rounds": 9, "metrics_sha256": 3}, []):
+        (folder / "summary.json").write_text(json.dumps(summary))
+        assert find([tmp_path])
 
 
 def test_keys_of_a_method_are_told_in_small_print_and_long_errors_are_cut(tmp_path: Path) -> None:

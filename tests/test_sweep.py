@@ -92,6 +92,33 @@ def test_the_table_has_a_row_a_setting_and_statistics_over_seeds(launch: Sweep) 
     assert len(list(Path("outputs").glob("fed*-*"))) == 8
 
 
+def test_a_damaged_record_of_a_job_does_not_count_and_is_written_anew(
+    launch: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A digit of its number, or a letter of a name in it: never another mean in silence."""
+    warnings: list[str] = []
+    monkeypatch.setattr(sweep._log, "warning", lambda text, *words: warnings.append(text % words))
+    assert launch(score, *GRID)[0] == 0
+    whole = table()
+    path = min((only_folder() / "jobs").iterdir())
+    content = path.read_text()
+    for old, new in (('"objective": 0.', '"objective": 1.'), ('"seed"', '"sead"'), ("{", ""), ("sha256", "sha257")):
+        path.write_text(content.replace(old, new, 1))
+        assert path.read_text() != content
+        warnings.clear()
+        sweep._warn_once.cache_clear()
+        sweep.refresh(only_folder())
+        assert sorted(row["seeds"] for row in table().values()) == ["1", "2", "2", "2"]
+        assert warnings == [f"{path} is damaged and does not count: the command of the sweep writes it anew"]
+    assert launch(score, *GRID)[0] == 0
+    assert table() == whole and path.read_text() == content
+    # What an older version wrote, without a sum.
+    old = {key: value for key, value in json.loads(content).items() if key not in ("format", "sha256")}
+    path.write_text(json.dumps(old, indent=1))
+    sweep.refresh(only_folder())
+    assert table() == whole
+
+
 def test_a_grid_knows_its_jobs_before_they_run(launch: Sweep) -> None:
     seen = []
     launch(lambda cfg: seen.append(sweep.to_come(only_folder())) or 0.0, *GRID[1:], "rounds=3")

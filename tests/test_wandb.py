@@ -453,6 +453,22 @@ def test_a_server_lost_on_the_way_costs_nothing(tmp_path: Path) -> None:
     assert wandb_files.history(wandb_file(tmp_path, kind="run")) == expected(tmp_path)
     assert len(expected(tmp_path)) == 7
     assert_no_key(tmp_path)
+    assert_can_be_synced(tmp_path, wandb_file(tmp_path, kind="run"))
+
+
+def test_a_server_that_falls_silent_on_the_way_costs_nothing(tmp_path: Path) -> None:
+    """It takes what is sent and does not answer any more."""
+    with WandbServer() as server:
+        process = session(tmp_path, logger(tmp_path, "online", finish_timeout=2.0), server.url, key=KEY, pause=3)
+        await_pause(process)
+        server.seconds = 1000.0
+        began = time.monotonic()
+        output = ends(process)
+        assert time.monotonic() - began < 45
+    assert output.count("WARNING") == 1 and "`wandb sync --include-online wandb/run-" in output, output
+    assert wandb_files.history(wandb_file(tmp_path, kind="run")) == expected(tmp_path)
+    assert_no_key(tmp_path)
+    assert_can_be_synced(tmp_path, wandb_file(tmp_path, kind="run"))
 
 
 QUOTA = "storage quota exceeded: you have used 100.0 GB of your 100.0 GB"
@@ -508,11 +524,13 @@ def test_a_server_in_trouble_for_a_while_gets_everything(tmp_path: Path, path: s
     assert "WARNING" not in output
 
 
-def test_a_slow_server_does_not_slow_the_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("slow_at", ["the start", "the rounds"])
+def test_a_slow_server_gets_everything(slow_at: str, tmp_path: Path) -> None:
     with WandbServer() as server:
+        server.seconds = 1.5 if slow_at == "the start" else 0.0
         process = session(tmp_path, logger(tmp_path, "online", finish_timeout=60.0), server.url, key=KEY, pause=0)
         await_pause(process)
-        server.seconds = 1.5
+        server.seconds = 0.0 if slow_at == "the start" else 1.5
         output = ends(process, 90)
         assert without_clock(server.runs[ID].rows()) == expected(tmp_path)
     assert "WARNING" not in output

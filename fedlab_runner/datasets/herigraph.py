@@ -13,12 +13,12 @@ import torch
 
 from fedlab_runner.data import Data, Examples
 from fedlab_runner.datasets import _files, _split
-from fedlab_runner.errors import UserError
 from fedlab_runner.rng import Purpose, generator
 
 TABLES = {"text": "Textual_Features.csv", "image": "Visual_Features.csv", "label": "Attribute_Labels.csv"}
 BLOCKS = (("text", "BERT_", 768), ("image", "Vis_Feat_", 512), ("image", "SCE_", 365), ("image", "ATT_", 102))
 NUM_CLASSES = 9
+TRUE, FALSE = ("true", "1", "1.0"), ("false", "0", "0.0", "")
 LAYOUT = f"herigraph/<city>/{{{','.join(TABLES.values())}}}"
 csv.field_size_limit(2**24)  # a post may be long
 
@@ -64,7 +64,7 @@ class HeriGraph:
         sure = self._column(header, "labelled", folder / TABLES["label"]) if self.labelled else None
         posts, labels = [], []
         for key, row in rows.items():
-            if sure is None or _true(row[sure]):
+            if sure is None or _true(row[sure], folder / TABLES["label"], key):
                 posts.append(key)
                 labels.append(int(np.argmax(_floats(row[1 : 1 + NUM_CLASSES], folder / TABLES["label"], key))))
         tables = {
@@ -81,7 +81,7 @@ class HeriGraph:
             block, there = np.zeros((len(posts), size), np.float32), np.zeros(len(posts), bool)
             for number, key in enumerate(posts):
                 values = of_posts.get(key)
-                if values is not None and (kind == "image" or _true(values[has_text])):
+                if values is not None and (kind == "image" or _true(values[has_text], path, key)):
                     block[number] = _floats([values[i] for i in chosen], path, key)
                     there[number] = True
             blocks.append(block)
@@ -105,7 +105,10 @@ def _table(path: Path, key: str) -> tuple[list[str], dict[str, list[str]]]:
         raise _files.need(path, f"cannot be read ({error})", LAYOUT) from None
     if not rows or rows[0][0] != key or any(len(row) != len(rows[0]) for row in rows):
         raise _files.need(path, f"is not a table whose first column is {key}", LAYOUT)
-    return rows[0], {row[0]: row for row in rows[1:]}
+    found = {row[0]: row for row in rows[1:]}
+    if len(found) < len(rows) - 1:
+        raise _files.need(path, f"has two rows with the same {key}", LAYOUT)
+    return rows[0], found
 
 
 def _floats(values: list[str], path: Path, key: str) -> np.ndarray:
@@ -114,12 +117,15 @@ def _floats(values: list[str], path: Path, key: str) -> np.ndarray:
     except ValueError:
         numbers = np.array([np.nan])
     if not np.isfinite(numbers).all():
-        raise UserError(f"{path} has a value that is no number in the row of {key}")
+        raise _files.need(path, f"has a value that is no number in the row of {key}", LAYOUT)
     return numbers
 
 
-def _true(value: str) -> bool:
-    return value.strip().lower() in ("true", "1", "1.0")
+def _true(value: str, path: Path, key: str) -> bool:
+    word = value.strip().lower()
+    if word not in TRUE + FALSE:
+        raise _files.need(path, f"has neither true nor false but {value!r} in the row of {key}", LAYOUT)
+    return word in TRUE
 
 
 def _standardise(inputs: np.ndarray, present: np.ndarray, training: np.ndarray) -> None:

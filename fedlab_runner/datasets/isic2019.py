@@ -80,4 +80,6 @@ def _read_table(path: Path) -> tuple[list[str], np.ndarray]:
             labels.append(label)
     if not names:
         raise _files.need(path, "lists no images", LAYOUT)
+    if len(set(names)) < len(names):
+        raise _files.need(path, "lists a photograph twice", LAYOUT)
     return names, np.array(labels, np.int64)

@@ -30,7 +30,13 @@ class OxfordPets:
     def load(self, seed: int) -> Data:
         folder = _files.folder(self.root, "oxford-iiit-pet")
         parts = [_read_list(folder / "annotations" / f"{part}.txt") for part in ("trainval", "test")]
-        names = {label: name.rpartition("_")[0] for part in parts for name, label in part}
+        listed = [entry for part in parts for entry in part]
+        breeds = {(name.rpartition("_")[0], label) for name, label in listed}
+        names = {label: breed for breed, label in breeds}
+        if len({breed for breed, _ in breeds}) < len(breeds) or len(names) < len(breeds):
+            raise _files.need(folder / "annotations", "has a breed in two classes, or two in one", LAYOUT)
+        if len(dict(listed)) < len(listed):
+            raise _files.need(folder / "annotations", "has a photograph twice", LAYOUT)
         if missing := set(range(1, max(names) + 1)) - set(names):
             raise _files.need(folder / "annotations", f"has no photograph of class {min(missing)}", LAYOUT)
         train, test = (

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fedlab_runner.data import Data, Examples
-from fedlab_runner.datasets import _files, _photographs
+from fedlab_runner.datasets import _files, _matlab, _photographs
 
 TRAIN, TEST, META = "devkit/cars_train_annos.mat", "cars_test_annos_withlabels.mat", "devkit/cars_meta.mat"
 LAYOUT = f"stanford_cars/ ({TRAIN}, {TEST}, {META}, cars_train/, cars_test/; as torchvision reads it)"
@@ -31,7 +29,9 @@ class StanfordCars:
 
     def load(self, seed: int) -> Data:
         folder = _files.folder(self.root, "stanford_cars")
-        names = [str(name) for name in np.atleast_1d(_read(folder / META, "class_names")).tolist()]
+        names = _read(folder / META, "class_names")
+        if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
+            raise _files.need(folder / META, "has class_names that are no list of names", LAYOUT)
         train, test = (
             self._examples(folder / annotations, folder / images, len(names))
             for annotations, images in ((TRAIN, "cars_train"), (TEST, "cars_test"))
@@ -39,28 +39,34 @@ class StanfordCars:
         return Data(train, test, tuple(names), tuple(self.mean), tuple(self.std))
 
     def _examples(self, annotations: Path, images: Path, num_classes: int) -> Examples:
-        table = np.atleast_1d(_read(annotations, "annotations"))
-        if not {"fname", "class"} <= set(table.dtype.names or ()):
-            raise _files.need(annotations, "has no columns fname and class", LAYOUT)
         paths, labels = [], []
-        for row in table:
-            name, label = str(row["fname"]), int(row["class"])
-            if Path(name).name != name or not 1 <= label <= num_classes:
-                raise _files.need(annotations, f"has an entry that is not a name and a class: {name}, {label}", LAYOUT)
-            paths.append(images / name)
-            labels.append(label - 1)
+        for row in _read(annotations, "annotations"):
+            if (entry := _entry(row, num_classes)) is None:
+                raise _files.need(annotations, f"has an entry that is not a name and a class: {row}", LAYOUT)
+            paths.append(images / entry[0])
+            labels.append(entry[1] - 1)
+        if not paths:
+            raise _files.need(annotations, "has no entries", LAYOUT)
+        if len(set(paths)) < len(paths):
+            raise _files.need(annotations, "has a photograph twice", LAYOUT)
         return _photographs.read(paths, labels, self.image_size, LAYOUT)
+
+
+def _entry(row: Any, num_classes: int) -> tuple[str, int] | None:
+    """The name of a file and the class, from 1, in a row of the annotations; None where it has not both."""
+    name, label = (row.get("fname"), row.get("class")) if isinstance(row, dict) else (None, None)
+    if not isinstance(name, str) or not name or Path(name).name != name:
+        return None
+    if not isinstance(label, list) or len(label) != 1 or label[0] not in range(1, num_classes + 1):
+        return None
+    return name, int(label[0])
 
 
 def _read(path: Path, key: str) -> Any:
     """One variable of a MATLAB file."""
-    from scipy.io import matlab
-
-    loadmat: Any = matlab.loadmat  # scipy has no types
-    if not path.is_file():
-        raise _files.need(path, "is missing", LAYOUT)
     try:
-        return loadmat(path, squeeze_me=True)[key]
-    except Exception as error:  # hostile bytes can raise anything in a parser; whatever it is, the file is bad
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise _files.need(path, f"is not a MATLAB file with {key} ({reason})", LAYOUT) from None
+        return _matlab.variable(path.read_bytes(), key)
+    except FileNotFoundError:
+        raise _files.need(path, "is missing", LAYOUT) from None
+    except (OSError, ValueError) as error:
+        raise _files.need(path, f"is not a MATLAB file with {key} ({error})", LAYOUT) from None

@@ -73,7 +73,8 @@ class Cluster:
             if len(work.ids):
                 self._session.train(work, self.inner, y, losses)
         except BaseException:
-            self.__dict__.pop("_session").close()  # it may be in the middle of a cohort
+            if (session := self.__dict__.pop("_session", None)) is not None:  # None: it could not be opened
+                session.close()  # it may be in the middle of a cohort
             raise
         return y, losses
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from fedlab_runner import sealed
 from fedlab_runner.executors.work import Work
 from fedlab_runner.files import write_text_atomically
 from fedlab_runner.run_id import digest
@@ -44,21 +45,21 @@ class Memory:
 
     def choice(self, kind: str) -> str | None:
         """The name that this run has noted for such work, if it was on this machine."""
-        noted = _read(self._run).get(machine(), {})
-        name = noted.get(kind) if isinstance(noted, dict) else None
+        noted = _read(self._run, "executor=auto chooses anew, so that the last digits may be others from here on")
+        name = _ours(noted).get(kind)
         return name if isinstance(name, str) else None
 
     def choose(self, kind: str, name: str) -> None:
         """Notes a choice for when the run is continued."""
         if self._run is not None:
             noted = _read(self._run)
-            noted[machine()] = noted.get(machine(), {}) | {kind: name}
-            write_text_atomically(self._run, json.dumps(noted, indent=2) + "\n")
+            noted[machine()] = _ours(noted) | {kind: name}
+            write_text_atomically(self._run, sealed.text(noted))
 
     def costs(self, shape: str) -> dict[str, Cost]:
         """What is known of such work on this machine."""
         try:
-            known = _read(_cache()).get(machine(), {}).get(shape, {})
+            known = _ours(_read(_cache(), "executor=auto measures anew")).get(shape, {})
             return {str(name): Cost(float(once), each and float(each)) for name, (once, each) in known.items()}
         except (AttributeError, TypeError, ValueError):  # not ours
             return {}
@@ -66,9 +67,9 @@ class Memory:
     def learn(self, shape: str, costs: dict[str, Cost]) -> None:
         """Remembers it; a cache that cannot be written is no reason to stop."""
         everything = _read(_cache())
-        everything[machine()] = everything.get(machine(), {}) | {shape: costs}
+        everything[machine()] = _ours(everything) | {shape: costs}
         try:
-            write_text_atomically(_cache(), json.dumps(everything, indent=1) + "\n")
+            write_text_atomically(_cache(), sealed.text(everything))
         except OSError as error:
             _log.warning("what was measured cannot be remembered in %s: %s", _cache(), error)
 
@@ -112,10 +113,19 @@ def _cache() -> Path:
     return Path(home) / "fedlab" / "executors.json"
 
 
-def _read(path: Path | None) -> dict[str, Any]:
-    """What the file holds; nothing where it does not exist or is not ours."""
+def _ours(content: dict[str, Any]) -> dict[str, Any]:
+    """What it has for this machine."""
+    found = content.get(machine())
+    return found if isinstance(found, dict) else {}
+
+
+def _read(path: Path | None, otherwise: str | None = None) -> dict[str, Any]:
+    """What the file holds; nothing where there is none, or a damaged one, with a warning if `otherwise` is given."""
     try:
-        content = json.loads(path.read_text()) if path is not None else {}
-    except (OSError, ValueError):
+        return sealed.read(path) if path is not None else {}
+    except OSError:
         return {}
-    return content if isinstance(content, dict) else {}
+    except sealed.Damaged as fault:
+        if otherwise is not None:
+            _log.warning("%s %s: %s", path, fault, otherwise)
+        return {}

@@ -1,5 +1,6 @@
 """The runs in some folders, as their own files have them; nothing here is written to, and any of it may be running."""
 
+import hashlib
 import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,10 +11,12 @@ from typing import Any
 
 import yaml
 
+from fedlab_runner import sealed
 from fedlab_runner import sweep as sweeps
 from fedlab_runner.errors import UserError
 from fedlab_runner.giving_up import read as read_note
 from fedlab_runner.provenance import FILE as COMMANDS
+from fedlab_runner.recorder import DIGEST, METRICS, SUMMARY
 from fedlab_runner.recording.jsonl import Row, decode
 from fedlab_runner.summary import lower_is_better, summarise
 
@@ -36,6 +39,7 @@ class Run:
     commits: Sequence[str]
     error: str | None = None
     pruned: bool = False  # given up by the rule of its sweep
+    damaged: bool = False  # its rows are not those that it ended with
 
     @property
     def name(self) -> str:
@@ -60,8 +64,8 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether all rounds are there; a run that was made longer and stopped is not finished."""
-        return self.done >= self.rounds > 0
+        """Whether all rounds are there, as they were; a run that was made longer and stopped is not finished."""
+        return self.done >= self.rounds > 0 and not self.damaged
 
     @property
     def metric(self) -> str:
@@ -95,6 +99,8 @@ class Run:
         """In words: finished, or how far it is, or why it ended."""
         if self.finished:
             return "finished"
+        if self.damaged:
+            return f"damaged: {METRICS} is not as the run left it; its command mends or refuses it"
         if self.error is not None:
             return f"failed: {self.error}" + (f" (round {self.done} of {self.rounds})" if self.done > 0 else "")
         if not self.rows:
@@ -163,7 +169,7 @@ def _folders(path: Path, errors: Mapping[str, str]) -> list[Path]:
 
 
 def _is_run(folder: Path) -> bool:
-    return (folder / ".hydra").is_dir() or all((folder / name).is_file() for name in ("config.yaml", "metrics.jsonl"))
+    return (folder / ".hydra").is_dir() or all((folder / name).is_file() for name in ("config.yaml", METRICS))
 
 
 def _errors(path: Path) -> dict[str, str]:
@@ -180,10 +186,10 @@ def _jobs(sweep: Path) -> list[dict[str, Any]]:
     found = []
     for path in sorted((sweep / "jobs").glob("*.json")):
         try:
-            found.append(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError):  # being written, or removed by a sweep that tries again
+            found.append(sealed.read(path))
+        except (OSError, sealed.Damaged):  # removed by a sweep that tries again; the run's own files tell all
             continue
-    return [job for job in found if isinstance(job, dict)]
+    return found
 
 
 def _read(folder: Path, error: str | None) -> Run | None:
@@ -204,13 +210,26 @@ def _read(folder: Path, error: str | None) -> Run | None:
         folder,
         config,
         choices,
-        rows=_lines(folder / "metrics.jsonl", decode),
+        rows=_lines(folder / METRICS, decode),
         timings=_lines(folder / "timings.jsonl", decode),
         commands=list(dict.fromkeys(commands)),
         commits=list(dict.fromkeys(start["commit"] for start in starts if start.get("commit"))),
         error=error,
         pruned=bool(read_note(folder)),
+        damaged=_damaged(folder, config.get("rounds")),
     )
+
+
+def _damaged(folder: Path, rounds: Any) -> bool:
+    """Whether a run that has ended after `rounds` or more has other rows than those that its summary is of."""
+    try:
+        summary = json.loads((folder / SUMMARY).read_bytes())
+        if summary["rounds"] < rounds:  # made longer and on its way: it may have done its last rounds again
+            return False
+        lines = (folder / METRICS).read_bytes().splitlines(keepends=True)[: summary["rounds"] + 1]
+        return hashlib.sha256(b"".join(lines)).hexdigest() != str(summary[DIGEST])
+    except (OSError, ValueError, TypeError, KeyError):  # not finished, of an older version, or itself damaged
+        return False
 
 
 def _yaml(path: Path) -> dict[str, Any]:
