@@ -76,7 +76,7 @@ def seconds_in(output: str) -> list[float]:
 def timed(name: str, contender: Contender, python: Path, workload: str, rounds: int) -> Run:
     """One process from start to end; `UserError` where it fails."""
     began, busy, used = time.perf_counter(), _busy_seconds(), _children_seconds()
-    process = subprocess.Popen(
+    with subprocess.Popen(
         command(contender, python, workload, rounds),
         cwd=ROOT,
         env=os.environ | ENVIRONMENT | {"OMP_NUM_THREADS": str(contender.threads)},
@@ -84,15 +84,14 @@ def timed(name: str, contender: Contender, python: Path, workload: str, rounds: 
         stderr=subprocess.PIPE,
         text=True,
         process_group=0,
-    )
-    try:
-        output, errors = process.communicate(timeout=SECONDS)
-    except subprocess.TimeoutExpired:
-        raise UserError(f"{workload} {name}: no end after {SECONDS:.0f} s") from None
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+    ) as process:
+        try:
+            output, errors = process.communicate(timeout=SECONDS)
+        except subprocess.TimeoutExpired:
+            raise UserError(f"{workload} {name}: no end after {SECONDS:.0f} s") from None
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
     seconds = seconds_in(output)
     if process.returncode or len(seconds) != rounds:
         ended = f"exit code {process.returncode} after {len(seconds)} rounds"
