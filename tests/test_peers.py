@@ -96,9 +96,9 @@ def three_turns() -> list[Turn]:
 def test_ratios_are_taken_within_turns() -> None:
     found = standings(three_turns())
     assert list(found) == ["plain", "ours", "pfl"]
-    assert found["plain"][1:] == (1.0, 1.0, 1.0, {"ours": 2.0})
-    assert found["ours"][:4] == (500.0, 2.0, 2.0, 4.0)
-    assert found["pfl"][:4] == pytest.approx((1200.0, 1.25, 1.25, 1.25)) and found["pfl"].ours == {"ours": 1.6}
+    assert found["plain"] == (1000.0, 1000.0, 1.0, 1.0, 1.0, 2.0, 4.0)
+    assert found["ours"] == (500.0, 250.0, 2.0, 2.0, 4.0, 1.0, 1.0)
+    assert found["pfl"] == pytest.approx((1200.0, 800.0, 1.25, 1.25, 1.25, 1.6, 3.2))
 
 
 def test_the_table_tells_what_was_not_measured() -> None:
@@ -112,7 +112,7 @@ def test_the_table_tells_what_was_not_measured() -> None:
     }
     failed = {"W1 Flower": "W1 Flower: exit code 1"}
     text = table({"machine": here, "rounds": 1, "turns": {"W1": three_turns(), "W2": []}, "failed": failed})
-    assert "| W1 | pfl | 1200 | 1.25 | 1.25 - 1.25 | 1.60 |  |" in text.splitlines()
+    assert "| W1 | pfl | 1200 | 800 | 1.25 | 1.25 - 1.25 | 1.60 | 3.20 |" in text.splitlines()
     assert "not measured: W1 Flower: exit code 1" in text.splitlines()
     assert "A, 2 cores; Python 3, torch 2;\npfl==1; commit aaaaaaa;\nturns: W1 3; 1 rounds a process;" in text
     assert text.endswith("cores used by other processes: median 0.10, most 0.10")
@@ -190,4 +190,7 @@ def test_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert run.main() == 0
     second = ["plain", "ours, compiled", "plain", "pfl, 2 processes", "plain", "ours", "plain"]
     assert told == second  # only the turn that was not there yet, begun with another contender
-    assert "| W1 | pfl, 2 processes | 500 | 2.00 | 2.00 - 2.00 | 1.00 | 1.00 |" in capsys.readouterr().out.splitlines()
+    assert (
+        "| W1 | pfl, 2 processes | 500 | 500 | 2.00 | 2.00 - 2.00 | 1.00 | 1.00 |"
+        in capsys.readouterr().out.splitlines()
+    )

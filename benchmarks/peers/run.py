@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.peers.environments import PINNED, last_line, python_of
-from benchmarks.peers.table import Run, Turn, speeds, table
+from benchmarks.peers.table import OURS, Run, Turn, speeds, table
 from benchmarks.peers.task import WORKLOADS
 from fedlab_runner.errors import UserError
 from fedlab_runner.files import write_text_atomically
@@ -48,8 +48,8 @@ class Contender(NamedTuple):
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 PLAIN = Contender("plain", threads=2)
-OURS = {
-    "ours": Contender("ours", threads=1),
+OWN = {
+    OURS: Contender("ours", threads=1),
     "ours, compiled": Contender("ours", threads=1, switches=("--compile",)),
 }
 PEERS = {
@@ -58,7 +58,7 @@ PEERS = {
     "FedLab, 2 threads": Contender("fedlab", threads=2, peer="fedlab"),
     "Flower, 2 actors": Contender("flower", threads=1, peer="flower"),
 }
-CONTENDERS = OURS | PEERS
+CONTENDERS = OWN | PEERS
 
 
 def command(contender: Contender, python: Path, workload: str, rounds: int) -> list[str]:
@@ -201,7 +201,7 @@ def main() -> int:
         if all(before[key] == results[key] for key in ("machine", "rounds")):
             results["turns"] = before["turns"]
     asked = {w: [name for name in PEERS if re.search(options.only, f"{w} {name}")] for w in WORKLOADS}
-    asked = {w: [*OURS, *names] for w, names in asked.items() if names}
+    asked = {w: [*OWN, *names] for w, names in asked.items() if names}
     measure(results, asked, options.folder, options.repeat, options.out)
     print(table(results))
     return int(bool(results["failed"]))

@@ -15,17 +15,20 @@ class Run(TypedDict):
     others: float | None
 
 
+OURS = "ours"
 Turn = list[Run]  # the plain loop, a contender, the plain loop, another contender, ..., the plain loop
 
 
 class Standing(NamedTuple):
-    """A contender beside the plain loop and beside this package: medians of the turns."""
+    """A contender beside the plain loop and beside this package."""
 
     milliseconds: float  # a round, median of all
-    speed: float  # how many times as fast as the plain loop before and after it
+    fastest: float  # milliseconds of the fastest: what others on the machine disturbed least
+    speed: float  # how many times as fast as the plain loop before and after it, median of the turns
     least: float
     most: float
-    ours: dict[str, float]  # how many times as fast this package was in the same turns, by its own variant
+    ours: float | None  # how many times as fast this package was, median of the turns that have both
+    ours_fastest: float | None  # the same of the fastest rounds
 
 
 def speeds(turn: Turn) -> dict[str, float]:
@@ -38,35 +41,32 @@ def speeds(turn: Turn) -> dict[str, float]:
 
 
 def standings(turns: list[Turn]) -> dict[str, Standing]:
-    """By contender, in the order in which they were first measured, the plain loop first."""
+    """By contender, in the order in which they were first measured."""
     seconds: dict[str, list[float]] = {}
     for run in (run for turn in turns for run in turn):
         seconds.setdefault(run["contender"], []).extend(run["seconds"])
     by_turn = [speeds(turn) | {"plain": 1.0} for turn in turns]
-    variants = [name for name in seconds if name.startswith("ours")]
     found = {}
     for name, times in seconds.items():
         own = [each[name] for each in by_turn if name in each]
-        ours = {
-            variant: statistics.median(each[variant] / each[name] for each in by_turn if {variant, name} <= each.keys())
-            for variant in variants
-            if any({variant, name} <= each.keys() for each in by_turn)
-        }
-        found[name] = Standing(1e3 * statistics.median(times), statistics.median(own), min(own), max(own), ours)
+        ratios = [each[OURS] / each[name] for each in by_turn if {OURS, name} <= each.keys()]
+        ours = (statistics.median(ratios), min(times) / min(seconds[OURS])) if ratios else (None, None)
+        speed = (statistics.median(own), min(own), max(own))
+        found[name] = Standing(1e3 * statistics.median(times), 1e3 * min(times), *speed, *ours)
     return found
 
 
 def table(results: dict[str, Any]) -> str:
     """A line for each contender of each workload, and what all was measured on."""
     lines = [
-        "| workload | contender | ms a round | speed (plain = 1) | of the turns | ours / it | ours, compiled / it |",
-        "|---|---|---|---|---|---|---|",
+        "| workload | contender | ms a round | fastest | speed (plain 1) | of the turns | ours / it | of fastest |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for workload, turns in results["turns"].items():
         for name, found in standings(turns).items():
-            ratios = [f"{found.ours[v]:.2f}" if v in found.ours else "" for v in ("ours", "ours, compiled")]
-            span = f"{found.least:.2f} - {found.most:.2f}"
-            cells = [workload, name, f"{found.milliseconds:.0f}", f"{found.speed:.2f}", span, *ratios]
+            ratios = ["" if ratio is None else f"{ratio:.2f}" for ratio in (found.ours, found.ours_fastest)]
+            times = [f"{found.milliseconds:.0f}", f"{found.fastest:.0f}"]
+            cells = [workload, name, *times, f"{found.speed:.2f}", f"{found.least:.2f} - {found.most:.2f}", *ratios]
             lines.append(f"| {' | '.join(cells)} |")
     here, counts = results["machine"], {w: len(turns) for w, turns in results["turns"].items() if turns}
     busy = [run["others"] for turns in results["turns"].values() for turn in turns for run in turn]
