@@ -1,5 +1,6 @@
 """An environment for each peer, made once: a venv with the peer at one version, from the package index."""
 
+import re
 import subprocess
 import sys
 import sysconfig
@@ -27,11 +28,12 @@ def python_of(peer: str, folder: Path) -> Path:
         command = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check"]
         ended = subprocess.run([*command, "install", "--quiet", PINNED[peer]], capture_output=True, text=True)
         if ended.returncode:
-            raise UserError(f"{peer}: {PINNED[peer]} cannot be installed into {home}: {last_line(ended.stderr)}")
+            raise UserError(f"{peer}: {PINNED[peer]} cannot be installed into {home}: {cause(ended.stderr)}")
         stamp.write_text(wanted)
     return python
 
 
-def last_line(text: str) -> str:
-    """Where a command says what went wrong."""
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "it says nothing")
+def cause(text: str) -> str:
+    """What a command that failed says of it: its first error, or else its last line."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["it says nothing"]
+    return next((line for line in lines if re.match(r"[\w.]*(error|exception)\b", line, re.IGNORECASE)), lines[-1])

@@ -82,6 +82,8 @@ def main() -> None:
         callbacks=[Timer()],
         send_metrics_to_platform=False,
     )
+    if torch.distributed.is_initialized():  # or the first process to end may break the other
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

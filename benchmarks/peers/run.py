@@ -2,8 +2,8 @@
 
     python -m benchmarks.peers.run --folder ENVS [--only REGEX] [--out FILE] [--repeat 3] [--rounds 10]
 A turn runs every contender once, as a process of its own, and the plain loop before and after each: what counts is the
-ratio of their round times within a turn. A process's start and its first round do not count. Turns that FILE has from
-the same commit, machine and number of rounds are not measured again: a run that was stopped goes on.
+ratio of their round times within a turn. A process's start and its first round do not count. Whole turns that FILE
+has from the same commit, machine and number of rounds are not measured again: a run that was stopped goes on.
 """
 
 import argparse
@@ -16,12 +16,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.peers.environments import PINNED, last_line, python_of
+from benchmarks.peers.environments import PINNED, cause, python_of
 from benchmarks.peers.table import OURS, Run, Turn, speeds, table
 from benchmarks.peers.task import WORKLOADS
 from fedlab_runner.errors import UserError
@@ -48,17 +49,14 @@ class Contender(NamedTuple):
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 PLAIN = Contender("plain", threads=2)
-OWN = {
+CONTENDERS = {
     OURS: Contender("ours", threads=1),
     "ours, compiled": Contender("ours", threads=1, switches=("--compile",)),
-}
-PEERS = {
     "pfl, 2 processes": Contender("pfl", threads=1, peer="pfl", launcher=TORCHRUN),
     "pfl, 2 threads": Contender("pfl", threads=2, peer="pfl"),
     "FedLab, 2 threads": Contender("fedlab", threads=2, peer="fedlab"),
     "Flower, 2 actors": Contender("flower", threads=1, peer="flower"),
 }
-CONTENDERS = OWN | PEERS
 
 
 def command(contender: Contender, python: Path, workload: str, rounds: int) -> list[str]:
@@ -93,9 +91,9 @@ def timed(name: str, contender: Contender, python: Path, workload: str, rounds: 
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
     seconds = seconds_in(output)
-    if process.returncode or len(seconds) != rounds:
-        ended = f"exit code {process.returncode} after {len(seconds)} rounds"
-        raise UserError(f"{workload} {name}: {ended}: {last_line(errors)}")
+    if len(seconds) != rounds:  # one that breaks while it ends has been measured
+        ended = f"exit code {process.returncode} after {len(seconds)} rounds that count"
+        raise UserError(f"{workload} {name}: {ended}: {cause(errors)}")
     others = None
     if contender is PLAIN and busy is not None:  # peers leave processes behind whose time would count as others'
         own = _children_seconds() - used
@@ -117,22 +115,24 @@ def _children_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def turn_of(workload: str, pythons: dict[str, Path], rounds: int, failed: dict[str, str]) -> Turn:
-    """The plain loop and the contenders in turns; one that fails is left out, and `failed` says why."""
+def turn_of(workload: str, pythons: dict[str, Path], rounds: int, failed: dict[str, str], turn: Turn) -> Iterator[None]:
+    """The plain loop and the contenders in turns, after each of which it yields; one that fails is left out, and
+    `failed` says why.
+    """
 
     def plain() -> Run:
         return timed("plain", PLAIN, Path(sys.executable), workload, rounds)
 
-    turn = [plain()]
+    turn.append(plain())
     for name, python in pythons.items():
         try:
             run = timed(name, CONTENDERS[name], python, workload, rounds)
         except UserError as error:
             failed[f"{workload} {name}"] = _told(error)
             continue
-        turn += [run, plain()]
+        turn.extend([run, plain()])
         print(f"{workload} {name}: x {speeds(turn[-3:])[name]:.2f}", file=sys.stderr, flush=True)
-    return turn
+        yield
 
 
 def _told(error: UserError) -> str:
@@ -180,16 +180,22 @@ def measure(results: dict[str, Any], asked: dict[str, list[str]], folder: Path, 
                 break
             first = len(turns) % len(left)  # nobody is always the first, or always after Flower
             order = left[first:] + left[:first]
-            turns.append(turn_of(workload, {n: pythons[n] for n in order}, results["rounds"], results["failed"]))
-            if out:
-                write_text_atomically(out, json.dumps(results, indent=1) + "\n")
+            turns.append([])
+            there = {name: pythons[name] for name in order}
+            for _ in turn_of(workload, there, results["rounds"], results["failed"], turns[-1]):
+                if out:
+                    write_text_atomically(out, json.dumps(results, indent=1) + "\n")
 
 
 def main() -> int:
     """Measure what is asked for; JSON in a file, a table on stdout, one line a contender and turn on stderr."""
     parser = argparse.ArgumentParser(prog="benchmarks.peers.run")
     parser.add_argument("--folder", type=Path, required=True, help="of the peers' environments, made where missing")
-    parser.add_argument("--only", default="", help="peers for which 'WORKLOAD PEER' has this regular expression")
+    parser.add_argument(
+        "--only",
+        default="",
+        help="contenders, beside plain and ours, for which 'W1 NAME' or 'W2 NAME' has this regular expression",
+    )
     parser.add_argument("--repeat", type=int, default=3, help="turns of each workload")
     parser.add_argument("--rounds", type=int, default=10, help="rounds that count, of each process")
     parser.add_argument("--out", type=Path, help="a file for the JSON, which a stopped run goes on with")
@@ -200,8 +206,8 @@ def main() -> int:
         before = json.loads(options.out.read_text())
         if all(before[key] == results[key] for key in ("machine", "rounds")):
             results["turns"] = before["turns"]
-    asked = {w: [name for name in PEERS if re.search(options.only, f"{w} {name}")] for w in WORKLOADS}
-    asked = {w: [*OWN, *names] for w, names in asked.items() if names}
+    asked = {w: [name for name in CONTENDERS if re.search(options.only, f"{w} {name}")] for w in WORKLOADS}
+    asked = {w: list(dict.fromkeys([OURS, *names])) for w, names in asked.items() if names}
     measure(results, asked, options.folder, options.repeat, options.out)
     print(table(results))
     return int(bool(results["failed"]))
