@@ -206,3 +206,18 @@ def test_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
         "| W1 | pfl, 2 processes | 500 | 500 | 2.00 | 2.00 - 2.00 | 1.00 | 1.00 |"
         in capsys.readouterr().out.splitlines()
     )
+
+
+def test_a_plain_loop_that_fails_ends_it_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def timed(*_: Any) -> Run:
+        raise UserError("W1 plain: no end after 300 s")
+
+    monkeypatch.setattr(run, "timed", timed)
+    monkeypatch.setattr(run, "two_cores", lambda: [0, 1])
+    monkeypatch.setattr(sys, "argv", ["run", "--folder", str(tmp_path), "--only", "W1 ours$"])
+    assert run.main() == 1
+    shown = capsys.readouterr()
+    assert shown.err == "error: W1 plain: no end after 300 s\n"
+    assert "not measured: W1 plain: no end after 300 s" in shown.out.splitlines()

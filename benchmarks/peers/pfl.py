@@ -1,9 +1,14 @@
-"""pfl-research's simulation, as in its benchmark of image classification; several processes by `torchrun`.
+"""pfl-research's simulation, as in its benchmark of image classification.
 
-Clients' data are tensors in memory and are not shuffled, as pfl has it.
+Clients' data are tensors in memory and are not shuffled, as pfl has it. With `--pair` two processes share the cohort,
+started as the quick start of its guide "Fast distributed simulations" does it; not by torchrun, whose processes are
+sessions of their own: where Linux shares the cores among sessions, each of them weighs as much as a whole contender.
 """
 
 import os
+import socket
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -37,7 +42,22 @@ class Classifier(nn.Module):
 
 
 def main() -> None:
-    """Train for the rounds asked for, in one of pfl's processes."""
+    """Train for the rounds asked for, in one process or in two."""
+    options = asked("pair")
+    if not options.pair or "PFL_WORKER_RANK" in os.environ:
+        return train(options.workload, options.rounds)
+    with socket.socket() as free:  # a port that nobody uses
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    os.environ["PFL_WORKER_ADDRESSES"] = f"{address},{address}"  # one each; they meet at the first
+    command = [sys.executable, "-m", "benchmarks.peers.pfl", *sys.argv[1:]]
+    with subprocess.Popen(command, env=os.environ | {"PFL_WORKER_RANK": "1"}):
+        os.environ["PFL_WORKER_RANK"] = "0"
+        train(options.workload, options.rounds)
+
+
+def train(workload: Workload, rounds: int) -> None:
+    """One of pfl's processes."""
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.aggregate.weighting import WeightByUser
     from pfl.algorithm.base import NNAlgorithmParams
@@ -50,8 +70,6 @@ def main() -> None:
     from pfl.metrics import Metrics
     from pfl.model.pytorch import PyTorchModel
 
-    options = asked()
-    workload: Workload = options.workload
     torch.manual_seed(0)  # alike in all processes: they must draw the same users
     np.random.seed(0)
     users = {k: PyTorchTensorDataset(data.tensors, user_id=str(k)) for k, data in enumerate(datasets(workload))}
@@ -61,15 +79,15 @@ def main() -> None:
 
     class Timer(TrainingProcessCallback):
         def after_central_iteration(self, *args: Any, **kwargs: Any) -> tuple[bool, Any]:
-            if os.environ.get("RANK", "0") == "0":
+            if os.environ.get("PFL_WORKER_RANK", "0") == "0":
                 watch.lap()
             return False, Metrics()
 
     watch = Stopwatch()
     FederatedAveraging().run(
         algorithm_params=NNAlgorithmParams(
-            central_num_iterations=options.rounds,
-            evaluation_frequency=options.rounds,  # rounds 0, f, 2f, ...
+            central_num_iterations=rounds,
+            evaluation_frequency=rounds,  # rounds 0, f, 2f, ...
             train_cohort_size=workload.cohort,
             val_cohort_size=None,
         ),

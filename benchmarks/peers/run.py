@@ -43,16 +43,14 @@ class Contender(NamedTuple):
     module: str
     threads: int
     peer: str | None = None
-    launcher: tuple[str, ...] = ()
     switches: tuple[str, ...] = ()
 
 
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 PLAIN = Contender("plain", threads=2)
 CONTENDERS = {
     OURS: Contender("ours", threads=1),
     "ours, compiled": Contender("ours", threads=1, switches=("--compile",)),
-    "pfl, 2 processes": Contender("pfl", threads=1, peer="pfl", launcher=TORCHRUN),
+    "pfl, 2 processes": Contender("pfl", threads=1, peer="pfl", switches=("--pair",)),
     "pfl, 2 threads": Contender("pfl", threads=2, peer="pfl"),
     "FedLab, 2 threads": Contender("fedlab", threads=2, peer="fedlab"),
     "Flower, 2 actors": Contender("flower", threads=1, peer="flower"),
@@ -62,7 +60,7 @@ CONTENDERS = {
 def command(contender: Contender, python: Path, workload: str, rounds: int) -> list[str]:
     """What runs a contender for a first round and `rounds` that count."""
     module = f"benchmarks.peers.{contender.module}"
-    return [str(python), *contender.launcher, "-m", module, workload, str(rounds + 1), *contender.switches]
+    return [str(python), "-m", module, workload, str(rounds + 1), *contender.switches]
 
 
 def seconds_in(output: str) -> list[float]:
@@ -129,9 +127,9 @@ def turn_of(workload: str, pythons: dict[str, Path], rounds: int, failed: dict[s
             run = timed(name, CONTENDERS[name], python, workload, rounds)
         except UserError as error:
             failed[f"{workload} {name}"] = _told(error)
-            continue
-        turn.extend([run, plain()])
-        print(f"{workload} {name}: x {speeds(turn[-3:])[name]:.2f}", file=sys.stderr, flush=True)
+        else:
+            turn.extend([run, plain()])
+            print(f"{workload} {name}: x {speeds(turn[-3:])[name]:.2f}", file=sys.stderr, flush=True)
         yield
 
 
@@ -148,13 +146,13 @@ def two_cores() -> list[int]:
     return cores
 
 
-def machine() -> dict[str, Any]:
+def machine(cores: list[int]) -> dict[str, Any]:
     """What the numbers are measured on."""
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
     model = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text()) if sys.platform == "linux" else None
     return {
         "processor": model[1] if model else platform.machine(),
-        "cores": two_cores(),
+        "cores": cores,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "peers": PINNED,
@@ -201,14 +199,17 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="a file for the JSON, which a stopped run goes on with")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # not without ending what was started
-    results: dict[str, Any] = {"machine": machine(), "rounds": options.rounds, "turns": {}, "failed": {}}
+    results: dict[str, Any] = {"machine": machine(two_cores()), "rounds": options.rounds, "turns": {}, "failed": {}}
     if options.out and options.out.exists():
         before = json.loads(options.out.read_text())
         if all(before[key] == results[key] for key in ("machine", "rounds")):
             results["turns"] = before["turns"]
     asked = {w: [name for name in CONTENDERS if re.search(options.only, f"{w} {name}")] for w in WORKLOADS}
     asked = {w: list(dict.fromkeys([OURS, *names])) for w, names in asked.items() if names}
-    measure(results, asked, options.folder, options.repeat, options.out)
+    try:
+        measure(results, asked, options.folder, options.repeat, options.out)
+    except UserError as error:  # of the plain loop: without it nothing can be told
+        results["failed"]["plain"] = _told(error)
     print(table(results))
     return int(bool(results["failed"]))
 
