@@ -159,9 +159,9 @@ def test_an_environment_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert environments.python_of("pfl", tmp_path) == python
     assert len(made) == 1 and made[0][-1] == "pfl[pytorch]==0.6.0"
     monkeypatch.undo()
-    code = "import torch; print(torch.__version__)"
+    code = "import importlib.util; print(importlib.util.find_spec('torch').origin)"
     shown = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert shown.strip() == torch.__version__
+    assert shown.strip() == torch.__file__
     monkeypatch.setattr(environments.subprocess, "run", install)
     monkeypatch.setitem(environments.PINNED, "pfl", "pfl==0.5.0")
     environments.python_of("pfl", tmp_path)
