@@ -9,10 +9,10 @@ PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3 python;
 	then command -v $$python; break; fi; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help run report test test-all bench golden lint types format readme docs clean
+.PHONY: help run report test test-all bench bench-peers golden lint types format readme docs clean
 
 help: ## list the targets
-	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 run: $(VENV)/.installed ## run the default experiment; more: make run ARGS="algorithm=fedavg rounds=20"
 	@$(BIN)/python -m fedlab_runner.train $(ARGS)
@@ -28,6 +28,9 @@ test-all: $(VENV)/.installed-test ## run the suite with the slow tests (minutes,
 
 bench: $(VENV)/.installed ## time the package beside a plain PyTorch loop; more: make bench ARGS="--only W2 --out bench.json"
 	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.run $(ARGS)
+
+bench-peers: $(VENV)/.installed ## time Flower, pfl and FedLab beside it (package index); more: make bench-peers ARGS="--only W1"
+	@$(BIN)/python -m benchmarks.peers.run --folder $(VENV)/peers $(ARGS)
 
 golden: $(VENV)/.installed-test ## rewrite the recorded curves in tests/golden; look at the diff before committing it
 	@FEDLAB_REWRITE_GOLDEN=1 $(BIN)/python -m pytest -q tests/test_golden.py
