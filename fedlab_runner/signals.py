@@ -9,6 +9,7 @@ from types import FrameType
 from fedlab_runner.errors import Interrupted
 
 _asked: list[int] = []  # the signal that has come, in this process
+_waiting: list[None] = []  # one for each open `deferred`
 
 
 @contextmanager
@@ -30,7 +31,8 @@ def raised() -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         restore()
         _asked.append(number)
-        raise Interrupted(number)
+        if not _waiting:
+            raise Interrupted(number)
 
     for number in before:
         signal.signal(number, stop)
@@ -40,6 +42,18 @@ def raised() -> Iterator[None]:
         restore()
         if before:
             _asked.clear()
+
+
+@contextmanager
+def deferred() -> Iterator[None]:
+    """A signal that comes meanwhile is raised at the end: the compiler loses exceptions in its callbacks."""
+    _waiting.append(None)
+    try:
+        yield
+    finally:
+        _waiting.pop()
+    if not _waiting:
+        check()
 
 
 def check() -> None:

@@ -13,8 +13,8 @@ import pytest
 from hydra.errors import MissingConfigException
 from omegaconf import DictConfig
 
-from fedlab_runner import cli_errors, config, train
-from fedlab_runner.errors import Diverged, UserError
+from fedlab_runner import cli_errors, config, signals, train
+from fedlab_runner.errors import Diverged, Interrupted, UserError
 
 SMALL = ["model=logistic", "num_clients=4", "participation.cohort_size=2", "logger=none", "device=cpu"]
 HEAVY = ("torch", "torchvision", "timm", "wandb", "matplotlib", "sklearn", "scipy")
@@ -267,6 +267,17 @@ def test_sigterm_interrupts_the_run_and_the_handlers_come_back(command: Command,
     assert code == 128 + signal.SIGTERM and cleaned
     assert "the same command continues" in shown and "Traceback" not in shown
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+def test_a_signal_waits_where_exceptions_get_lost() -> None:
+    done = []
+    with pytest.raises(Interrupted), signals.raised():
+        with signals.deferred():
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.01)
+            done.append("what was begun")
+        done.append("what comes after")
+    assert done == ["what was begun"]
 
 
 def test_ignored_signals_stay_ignored(command: Command, stand_in: Callable[..., None]) -> None:

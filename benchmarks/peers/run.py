@@ -198,7 +198,6 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=10, help="rounds that count, of each process")
     parser.add_argument("--out", type=Path, help="a file for the JSON, which a stopped run goes on with")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # not without ending what was started
     results: dict[str, Any] = {"machine": machine(two_cores()), "rounds": options.rounds, "turns": {}, "failed": {}}
     if options.out and options.out.exists():
         before = json.loads(options.out.read_text())
@@ -215,4 +214,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # not without ending what was started
     raise SystemExit(main())

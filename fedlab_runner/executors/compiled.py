@@ -6,6 +6,7 @@ A gradient that is gathered into a vector, and a vector that moves as a whole, c
 import logging
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch.func import grad_and_value, vmap
 from fedlab_runner.executors.work import Work
 from fedlab_runner.optimizer import Optimizer
 from fedlab_runner.population import Plan
+from fedlab_runner.signals import deferred
 from fedlab_runner.supervision import losses
 from fedlab_runner.task import Batch, Task
 
@@ -72,7 +74,7 @@ def train_chunk(work: Work, rows: np.ndarray) -> tuple[Tensor, Tensor]:
 def _train(work: Work, rows: np.ndarray, layers: Layers, *, stacked: bool) -> Tensor:
     """Moves the layers. A short minibatch is filled up with masked examples: there is one shape, and one graph."""
     task, population, plan, optimizer = work.task, work.population, work.plan(rows), work.local.make_optimizer()
-    step = _compiled(work, stacked)
+    ready, step = is_ready(work, stacked=stacked), _compiled(work, stacked)
     slots = [[torch.zeros_like(layer) for layer in layers] for _ in range(optimizer.slots)]
     active, last = (plan.sizes > 0).sum(0).tolist(), int(plan.last_epoch.min())
     masks = _masks(plan.sizes, work)
@@ -85,7 +87,8 @@ def _train(work: Work, rows: np.ndarray, layers: Layers, *, stacked: bool) -> Te
         own = () if work.offsets is None else (work.offsets[rows[at]],)
         moving = [layer[: active[t]] for layer in layers] if stacked else layers
         kept = [[slot[: active[t]] for slot in each] for each in slots] if stacked else slots
-        value = step(moving, kept, lr, time, *batch[:3], *own)
+        with nullcontext() if ready or t else deferred():
+            value = step(moving, kept, lr, time, *batch[:3], *own)
         if t >= last:
             total[at] += weights[at, t] * value
     return total / weights.sum(1).clamp_min(1)
