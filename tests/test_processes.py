@@ -126,7 +126,7 @@ def test_waiting_workers_that_die_are_replaced(forked: list[int], caplog: pytest
         w = y.mean(0)
         del y
         os.kill(forked[-1], signal.SIGKILL)
-        time.sleep(0.05)
+        os.waitid(os.P_PID, forked[-1], os.WEXITED | os.WNOWAIT)  # its line is closed by then
     assert len(forked) == 6 and nobody_is_left(forked) and "trained again" not in caplog.text
 
 
