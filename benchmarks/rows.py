@@ -1,6 +1,5 @@
 """What is measured: each row is one comparison."""
 
-import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -13,6 +12,7 @@ from torch import nn
 
 from benchmarks import plain, workloads
 from benchmarks.workloads import W1, W2, Shape
+from fedlab_runner import sealed
 from fedlab_runner.distillation import Learners, mutual_learning, mutual_losses, teacher_weights
 from fedlab_runner.executors.auto import Auto
 from fedlab_runner.executors.loop import Loop
@@ -119,7 +119,7 @@ def _training(
 
 def _choice(folder: Path) -> str:
     """What executor=auto has noted in the folder of a run."""
-    (of_machine,) = json.loads((folder / CHOICES).read_text()).values()
+    (of_machine,) = sealed.read(folder / CHOICES).values()
     return ", ".join(of_machine.values())
 
 
