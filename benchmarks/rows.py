@@ -23,7 +23,7 @@ from fedlab_runner.executors.work import Executor, Work
 from fedlab_runner.matching.pfnm import Neurons, SquaredDistance, match
 from fedlab_runner.rng import Purpose, generator
 
-ROUNDS = 1500  # of the run that executor=auto chooses for
+ROUNDS = 10_000  # of the run that executor=auto chooses for
 
 
 class Contender(NamedTuple):
