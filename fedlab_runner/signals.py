@@ -1,8 +1,9 @@
-"""Signals that stop a run: raised where the program is, and once more at the end of a round."""
+"""Signals that stop a run: raised where the program is, and again where that exception was lost."""
 
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -10,6 +11,8 @@ from fedlab_runner.errors import Interrupted
 
 _asked: list[int] = []  # the signal that has come, in this process
 _waiting: list[None] = []  # one for each open `deferred`
+_lost: list[int] = []  # whose exception was lost, until it is raised again
+AGAIN_SECONDS = 0.01  # until a signal whose exception was lost is raised once more
 
 
 @contextmanager
@@ -36,12 +39,38 @@ def raised() -> Iterator[None]:
 
     for number in before:
         signal.signal(number, stop)
+    show = sys.unraisablehook
+    if before:
+        sys.unraisablehook = lambda ignored: _again(ignored.exc_value, stop) or show(ignored)
     try:
         yield
     finally:
-        restore()
         if before:
+            sys.unraisablehook = show
             _asked.clear()
+            _lost.clear()
+        restore()
+
+
+def _again(ignored: BaseException | None, handler: Callable[[int, FrameType | None], None]) -> bool:
+    """Whether this exception, which Python is about to print and forget because a destructor or a weak reference's
+    callback was running, is ours; it is raised again as soon as that has ended.
+    """
+    if not isinstance(ignored, Interrupted):
+        return False
+
+    def once_more() -> None:
+        if _lost:  # not if the run has stopped by now
+            _lost.clear()
+            signal.pthread_kill(main.ident or 0, ignored.signal)
+
+    main = threading.main_thread()
+    _lost.append(ignored.signal)
+    signal.signal(ignored.signal, handler)
+    timer = threading.Timer(AGAIN_SECONDS, once_more)
+    timer.daemon = True
+    timer.start()
+    return True
 
 
 @contextmanager
@@ -61,4 +90,5 @@ def check() -> None:
     the compiler's among them, print an exception and go on.
     """
     if _asked:
+        _lost.clear()
         raise Interrupted(_asked[-1])

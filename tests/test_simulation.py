@@ -4,6 +4,8 @@ import json
 import logging
 import os
 import signal
+import time
+import weakref
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -139,6 +141,31 @@ def test_a_signal_whose_exception_is_lost_stops_the_run_after_its_round(
     assert final(tmp_path, *overrides)[0] == 5, "the round in which it came was whole"
     run_in(tmp_path, composed(*overrides))
     assert len(rows(tmp_path)) == 10, "a signal of before does not stop the next run"
+
+
+class Dying:
+    def __init__(self, asks: bool) -> None:
+        self.asks = asks
+
+    def __del__(self) -> None:
+        if self.asks:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("callback", [False, True])
+def test_a_signal_that_comes_in_a_destructor_is_raised_again_at_once(
+    callback: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Python prints the exception of a destructor, or of a weak reference's callback, and goes on."""
+    dying = Dying(not callback)
+    seen = weakref.ref(dying, lambda _: os.kill(os.getpid(), signal.SIGTERM)) if callback else None
+    with signals.raised():
+        del dying
+        with pytest.raises(Interrupted):
+            time.sleep(30)
+    del seen
+    signals.check()  # nothing is left of it
+    assert capfd.readouterr() == ("", "")
 
 
 def test_rounds_since_the_last_checkpoint_are_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
