@@ -28,6 +28,8 @@ from fedlab_runner.task import Task
 from fedlab_runner.wording import duration
 
 _log = logging.getLogger(__name__)
+WARM = 2  # the round, of those that are run, that tells what rounds take: the first one measures, forks and compiles
+WORTH_SAYING = 60.0  # seconds that are left
 
 
 class LRSchedule(Protocol):
@@ -79,7 +81,7 @@ class Simulation:
         now, wall = self._resume(*saved) if saved else (self._initial(), 0.0)
         self.fed.tables.retain(store.rounds())
         began = time.monotonic() - wall
-        written, saved_round, saved_at, saving = bool(saved), now.round, time.monotonic(), 0.0
+        written, first, saved_round, saved_at, saving = bool(saved), now.round, now.round, time.monotonic(), 0.0
         evaluation = None
         recorder.start(now.round if saved else -1)
         on_start()
@@ -116,6 +118,10 @@ class Simulation:
                 timings = self.fed.timings() | {f"time/{key}": value for key, value in timings.items()}
                 recorder.log(now.round + 1, metrics, timings)
                 now = Snapshot(now.round + 1, state, self.fed.state_dict(), memory)
+                if self.evaluation.due(now.round, self.rounds):
+                    evaluation = done - trained
+                if now.round == first + WARM:
+                    self._say_time_left(now.round, trained - started, evaluation)
                 if checkpointing.due(now.round, saved_round, done - saved_at, saving):
                     save()
                 signals.check()
@@ -138,6 +144,15 @@ class Simulation:
             return words
         times = sum(self.evaluation.due(round, self.rounds) for round in rounds)
         return f"{words}; evaluation {duration(times * evaluation)}"
+
+    def _say_time_left(self, done: int, a_round: float, evaluation: float | None) -> None:
+        """From what a round took: local training, what the algorithm adds to it, and what the server does."""
+        rounds = range(done + 1, self.rounds + 1)
+        evaluations = sum(self.evaluation.due(round, self.rounds) for round in rounds) * (evaluation or 0.0)
+        if (left := len(rounds) * a_round + evaluations) >= WORTH_SAYING:
+            _log.info(
+                "round %d took %s: %s for the %d that are left", done, duration(a_round), duration(left), len(rounds)
+            )
 
     def _initial(self) -> Snapshot:
         return Snapshot(0, self.algorithm.init(self.fed), self.fed.state_dict(), self.analysis.init())

@@ -2,6 +2,8 @@
 
 import gc
 import logging
+import re
+import time
 import weakref
 from pathlib import Path
 from typing import Any
@@ -155,6 +157,27 @@ def test_it_is_said_before_the_first_round(tmp_path: Path, caplog: pytest.LogCap
     caplog.clear()
     run_in(tmp_path, composed(*overrides, "rounds=3"))
     assert "1 rounds are left" in caplog.text
+
+
+def test_what_rounds_take_is_said_when_one_has_shown_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO)
+    overrides = ("algorithm=fedavg", "executor=loop", "evaluation.every=2")
+    run_in(tmp_path / "short", composed(*overrides, "rounds=4"))
+    assert "that are left" not in caplog.text, "seconds are not worth a line"
+    monkeypatch.setattr("fedlab_runner.simulation.WORTH_SAYING", 0.0)
+    run_in(tmp_path / "long", composed(*overrides, "rounds=5"))
+    assert re.search(r"round 2 took \d+ s: \d+ s for the 3 that are left", caplog.text)
+    train = Loop.train
+
+    def slow(self: Loop, work: Any) -> Any:
+        time.sleep(1.2)
+        return train(self, work)
+
+    monkeypatch.setattr(Loop, "train", slow)
+    run_in(tmp_path / "slow", composed(*overrides, "rounds=4"))
+    assert re.search(r"round 2 took 1 s: [23] s for the 2 that are left", caplog.text)
 
 
 def test_it_changes_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
