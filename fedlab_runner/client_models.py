@@ -87,7 +87,7 @@ class ClientModels:
             key = (kind, client, model.digest)
             if key not in known:
                 rows = torch.from_numpy(population.members(client)).to(population.targets.device)
-                inputs, targets = population.inputs[rows], population.targets[rows]
+                inputs, targets = population.examples(rows)
                 known[key] = self._score(model.task, model.vector.unsqueeze(0), inputs, targets)[0]
             self._known[key] = known[key]
             accuracies.append(known[key]["accuracy"])

@@ -42,7 +42,7 @@ def _chunk_losses(task: Task, population: Population, ids: np.ndarray, models: T
             part = population.members(int(ids[k]))[begin : begin + width]
             index[k, : len(part)], mask[k, : len(part)] = part, 1.0
         chosen, counted = torch.from_numpy(index).to(task.device), torch.from_numpy(mask).to(task.device)
-        inputs = task.normalize(population.inputs[chosen], task.dtype)
-        each = vmap(one)(params[:present], buffers[:present], inputs, population.targets[chosen])
+        inputs, targets = population.examples(chosen)
+        each = vmap(one)(params[:present], buffers[:present], task.normalize(inputs, task.dtype), targets)
         total[:present] += (each.double() * counted).sum(1)
     return total / torch.from_numpy(sizes).to(task.device).clamp_min(1)

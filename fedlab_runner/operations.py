@@ -74,7 +74,7 @@ def _operations(work: Work, row: np.ndarray, size: int) -> int:
     params, buffers = (part[0] for part in work.start_of(row))
     with own_generator(work):
         task.mode(True, frozen_norm=True)  # batch norm costs no products, and refuses to train on one example
-        batch = task.batch(population.inputs[index], population.targets[index], params.new_ones(size))
+        batch = task.batch(*population.examples(index), params.new_ones(size))
         own = (o[0] for o in work.own(row, 0))
         with flop_counter() as counter:
             work.followed(grad(work.objective(), has_aux=True))(params, buffers, *batch[:3], *own)

@@ -61,6 +61,12 @@ class Population:
         """The example indices of one client [n_i] int64."""
         return self._members[self._offsets[client] : self._offsets[client + 1]]
 
+    def examples(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs [.., ...] and targets [..] at indices [..]."""
+        rows = index.reshape(-1)  # index_select copies whole examples, where an index in brackets goes value by value
+        inputs = self.inputs.index_select(0, rows)
+        return inputs.view(*index.shape, *inputs.shape[1:]), self.targets.index_select(0, rows).view(index.shape)
+
     def label_counts(self, ids: np.ndarray, num_classes: int) -> Tensor:
         """How many examples of each class clients `ids` [K] have [K, C] int64."""
         members = np.concatenate([self.members(i) for i in ids.tolist()] or [self._members[:0]])

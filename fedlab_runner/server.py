@@ -107,7 +107,7 @@ def server_batches(
             steps += 1
             device = fed.task.device
             ones = torch.ones(len(index), dtype=fed.task.dtype, device=device)
-            yield fed.task.batch(data.inputs[index].to(device), labels[index].to(device), ones)
+            yield fed.task.batch(data.inputs.index_select(0, index).to(device), labels[index].to(device), ones)
 
 
 def server_steps(fed: "Federation", epochs: int, batch_size: int, max_steps: int | None) -> int:

@@ -1,5 +1,7 @@
 """The loop equals a plain PyTorch loop over modules; every other executor equals the loop."""
 
+import os
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +12,7 @@ from torch import Tensor, nn
 from toy import CLASSES, RAGGED, federation, local, mlp, normed
 
 from fedlab_runner.executors.auto import Auto
+from fedlab_runner.executors.compiled import width
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.processes import Processes
 from fedlab_runner.executors.vectorized import Vectorized
@@ -213,3 +216,49 @@ def test_one_graph_serves_all_rounds_and_each_task_has_its_own(monkeypatch: pyte
             fed.begin(round, 1.0 / (1 + round))
             train(fed)
         assert not counters["stats"], "nothing is compiled in later rounds"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_workers_are_never_left_to_compile(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fork that comes to a cohort or a chunk of a new size can wait for ever for the compiler's threads."""
+    from torch._dynamo.utils import counters
+
+    train_piece, here = Vectorized.train_piece, os.getpid()
+
+    def watched(self: Vectorized, *how: Any) -> None:
+        time.sleep(0.3 * (os.getpid() == here))  # the worker takes its share
+        counters.clear()
+        train_piece(self, *how)
+        assert os.getpid() == here or not counters["stats"], "compiled in a worker"
+
+    monkeypatch.setattr(Vectorized, "train_piece", watched)
+    training = local(epochs=None, steps=3)  # what is asked for in later rounds is plain work: workers stay
+    inner = Vectorized(chunk_size=3, compile=True)
+    fed = federation(executor=Processes(workers=2, inner=inner), training=training)
+    alone, ragged = federation(executor=inner, training=training), federation(executor=Processes(2, inner))
+    for round, ids in enumerate((EVERYONE, EVERYONE[:5], EVERYONE[:1], EVERYONE[2:], EVERYONE)):
+        for each in (fed, alone, ragged):
+            each.begin(round, 1.0)
+        for mine, theirs in zip(train(fed, ids), train(alone, ids), strict=True):
+            assert torch.equal(mine, theirs)
+        train(ragged, ids)
+    given_up = [record for record in caplog.records if record.name.startswith("fedlab_runner")]
+    assert not given_up
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_chunks_need_few_graphs() -> None:
+    from torch._dynamo.utils import counters
+
+    counters.clear()
+    fed = federation(executor=Vectorized(chunk_size=None, compile=True))
+    for size in (len(RAGGED), len(RAGGED) - 1, len(RAGGED)):
+        train(fed, EVERYONE[:size])
+    assert counters["stats"]["unique_graphs"] == len({width(len(RAGGED)), width(len(RAGGED) - 1)})
+
+
+def test_chunks_of_like_size_share_a_graph() -> None:
+    assert all(width(n) == n for n in range(16))
+    assert [width(n) for n in (16, 17, 31, 33, 50, 100, 1000)] == [16, 18, 32, 36, 52, 104, 1024]

@@ -3,6 +3,7 @@
 A gradient that is gathered into a vector, and a vector that moves as a whole, cost as much as a small model's layer.
 """
 
+import itertools
 import logging
 import shutil
 from collections.abc import Callable
@@ -50,54 +51,76 @@ def graph_of(function: Step, **options: Any) -> Step:
     return compiled
 
 
-def is_ready(work: Work, *, stacked: bool) -> bool:
-    """Whether the graph for such work has been asked for before."""
-    return _key(work, stacked) in work.task.compiled
+def is_ready(work: Work, clients: int) -> bool:
+    """Whether the graph for so many clients side by side, or for one by one (0), has been asked for before."""
+    return _key(work, width(clients)) in work.task.compiled
+
+
+def width(clients: int) -> int:
+    """How many models the step of a chunk moves. Each number would need a graph of its own, so many share one."""
+    step = 1 << max(0, clients.bit_length() - 4)
+    return -(-clients // step) * step
 
 
 def train_one(work: Work, row: int, w: Tensor) -> Tensor:
     """Trains a client's model w [P] in place; its mean loss in the last epoch."""
-    return _train(work, np.array([row]), list(work.task.views(w).values()), stacked=False)[0]
+    return _train(work, np.array([row]), list(work.task.views(w).values()), 0, lambda *_: None)[0]
 
 
-def train_chunk(work: Work, rows: np.ndarray) -> tuple[Tensor, Tensor]:
-    """Clients in the order of their steps, most first: their models [k, P] and mean losses in the last epoch [k]."""
-    start = work.start.expand(len(rows), -1) if work.start.dim() == 1 else work.start[rows]
+def train_chunk(work: Work, rows: np.ndarray, y: Tensor, values: Tensor) -> None:
+    """Clients in the order of their steps, most first: their models and mean losses in the last epoch into their rows
+    of y [K, P] and values [K].
+
+    All take as many steps as the first; what a client does beyond its own is not looked at.
+    """
+    doubles = width(len(rows)) - len(rows)
+    moved = np.concatenate([rows[:1].repeat(doubles), rows])
+    start = work.start.expand(len(moved), -1) if work.start.dim() == 1 else work.start[moved]
     layers = [
         start[:, begin : begin + shape.numel()].reshape(-1, *shape).clone(memory_format=torch.contiguous_format)
         for begin, shape in work.task.layout.values()
     ]
-    values = _train(work, rows, layers, stacked=True)
-    return torch.cat([layer.flatten(1) for layer in layers], 1), values
+
+    def keep(first: int, end: int) -> None:
+        if (first := max(first, doubles)) < end:
+            done = torch.cat([layer[first:end].flatten(1) for layer in layers], 1)
+            y.index_copy_(0, torch.from_numpy(moved[first:end]).to(y.device), done)
+
+    values[rows] = _train(work, moved, layers, len(moved), keep)[doubles:]
 
 
-def _train(work: Work, rows: np.ndarray, layers: Layers, *, stacked: bool) -> Tensor:
-    """Moves the layers. A short minibatch is filled up with masked examples: there is one shape, and one graph."""
+def _train(work: Work, rows: np.ndarray, layers: Layers, models: int, keep: Callable[[int, int], None]) -> Tensor:
+    """Moves the layers, of so many models side by side or of one (0), and gives the mean losses; `keep` is told which
+    clients have done all their steps. A short minibatch is filled up with masked examples: one shape, one graph.
+    """
     task, population, plan, optimizer = work.task, work.population, work.plan(rows), work.local.make_optimizer()
-    ready, step = is_ready(work, stacked=stacked), _compiled(work, stacked)
+    ready, step = is_ready(work, models), _compiled(work, models)
     slots = [[torch.zeros_like(layer) for layer in layers] for _ in range(optimizer.slots)]
     active, last = (plan.sizes > 0).sum(0).tolist(), int(plan.last_epoch.min())
-    masks = _masks(plan.sizes, work)
+    masks, times = _masks(plan.sizes, work), torch.arange(len(active), dtype=torch.float64).unbind()
     lr = torch.tensor(work.lr, dtype=task.dtype)  # a number would be compiled in, and so would that of the step
     total, weights = masks.new_zeros(len(rows)), _weights(plan, work)
-    for t, time in enumerate(torch.arange(len(active), dtype=torch.float64).unbind()):
-        at: slice | int = slice(0, active[t]) if stacked else 0
-        index = plan.indices[at, t]
-        batch = task.batch(population.inputs[index], population.targets[index], masks[at, t])
-        own = () if work.offsets is None else (work.offsets[rows[at]],)
-        moving = [layer[: active[t]] for layer in layers] if stacked else layers
-        kept = [[slot[: active[t]] for slot in each] for each in slots] if stacked else slots
+    every: slice | int = slice(None) if models else 0
+    own = () if work.offsets is None else (work.offsets[rows[every]],)
+    keep(active[0] if active else 0, len(rows))  # those that have nothing to do
+    for t, (now, then) in enumerate(itertools.pairwise([*active, 0])):
+        batch = task.batch(*population.examples(plan.indices[every, t]), masks[every, t])
         with nullcontext() if ready or t else deferred():
-            value = step(moving, kept, lr, time, *batch[:3], *own)
+            value = step(layers, slots, lr, times[t], *batch[:3], *own).reshape(-1)
         if t >= last:
-            total[at] += weights[at, t] * value
+            total[:now] += weights[:now, t] * value[:now]
+        keep(then, now)
     return total / weights.sum(1).clamp_min(1)
 
 
 def _masks(sizes: np.ndarray, work: Work) -> Tensor:
-    """Which of the examples of minibatches of sizes [k, T] are real [k, T, b]."""
+    """Which of the examples of minibatches of sizes [k, T] are real [k, T, b]; all of those that nobody looks at, as a
+    mean needs one.
+    """
     places = np.arange(work.local.batch_size)
-    return torch.from_numpy(places < sizes[:, :, None]).to(work.task.device, work.task.dtype)
+    return torch.from_numpy(places < np.where(sizes, sizes, len(places))[:, :, None]).to(
+        work.task.device, work.task.dtype
+    )
 
 
 def _weights(plan: Plan, work: Work) -> Tensor:
@@ -106,21 +129,21 @@ def _weights(plan: Plan, work: Work) -> Tensor:
     return torch.from_numpy(counted).to(work.task.device, work.task.dtype)
 
 
-def _compiled(work: Work, stacked: bool) -> Step:
-    key = _key(work, stacked)
+def _compiled(work: Work, models: int) -> Step:
+    key = _key(work, models)
     if key not in work.task.compiled:
-        step = _step(work.task, work.local.make_optimizer(), stacked)
+        step = _step(work.task, work.local.make_optimizer(), stacked=models > 0)
         # The compiler counts its graphs by code object and gives up after eight: to each task its own.
         step.__code__ = step.__code__.replace()
         work.task.compiled[key] = graph_of(step, options={"guard_filter_fn": torch.compiler.keep_tensor_guards_unsafe})
     return work.task.compiled[key]
 
 
-def _key(work: Work, stacked: bool) -> tuple[Optimizer, int, bool, bool]:
-    return work.local.make_optimizer(), work.local.batch_size, work.offsets is not None, stacked
+def _key(work: Work, models: int) -> tuple[Optimizer, int, bool, int]:
+    return work.local.make_optimizer(), work.local.batch_size, work.offsets is not None, models
 
 
-def _step(task: Task, optimizer: Optimizer, stacked: bool) -> Step:
+def _step(task: Task, optimizer: Optimizer, *, stacked: bool) -> Step:
     names = list(task.layout)
 
     def loss(layers: Layers, inputs: Tensor, targets: Tensor, mask: Tensor, *offsets: Tensor) -> Tensor:

@@ -29,8 +29,8 @@ class Loop(InPieces):
     def pieces(self, work: Work) -> list[Piece]:
         return [Piece(rows[k : k + 1], frozen) for frozen, rows in work.groups() for k in range(len(rows))]
 
-    def is_ready(self, work: Work) -> bool:
-        return not self.compile or (in_layers(work) and is_ready(work, stacked=False))
+    def compiling(self, work: Work) -> list[int]:
+        return [0] if self.compile and not (in_layers(work) and is_ready(work, 0)) else []
 
     def each(self, task: Task, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
         return one_by_one(function, *rows)
@@ -50,7 +50,7 @@ class Loop(InPieces):
             move = self._move(work, w, stack)
             for t, size in enumerate(plan.sizes[0, : work.num_steps[row]].tolist()):
                 index = plan.indices[0, t, :size]
-                batch = task.batch(population.inputs[index], population.targets[index], w.new_ones(size))
+                batch = task.batch(*population.examples(index), w.new_ones(size))
                 loss = move(t, *batch[:3], *(o[0] for o in work.own(piece.rows, t)))
                 if t >= plan.last_epoch[0]:
                     weighted_loss, seen = weighted_loss + loss * size, seen + size

@@ -47,8 +47,8 @@ class InPieces(Unchanging, ABC):
         """As in `Executor`."""
 
     @abstractmethod
-    def is_ready(self, work: Work) -> bool:
-        """Whether nothing has to be compiled before the pieces are trained."""
+    def compiling(self, work: Work) -> list[int]:
+        """Those of the pieces, by number, whose training compiles what they and the others need."""
 
     @abstractmethod
     def train_piece(self, work: Work, piece: Piece, y: Tensor, losses: Tensor) -> None:

@@ -101,8 +101,9 @@ class Desk:
         share = self._share(work, y)
         done = self._done[: share.pieces]
         done[:] = 0
-        if not self._inner.is_ready(work):
-            share.train(0)  # compiled here, once, and not in every worker
+        for number in self._inner.compiling(work):  # here, once: a fork cannot compile
+            share.train(number)
+            self.dismiss()  # those that are there do not know the new graph
         if self.lasts:
             self._order[:, 0] = clients, work.round
             self._order[0, 1 : clients + 1], self._order[1, 1 : clients + 1] = work.ids, work.num_steps
@@ -112,7 +113,7 @@ class Desk:
         self._crew = self._crew or Crew(max(0, helpers), (lambda: self._next(work)) if self.lasts else lambda: share)
         self._crew.work(share, done)
         if not self.lasts:
-            self._crew.dismiss()
+            self.dismiss()
         if left := np.flatnonzero(done == 0).tolist():
             _log.warning("round %d: %d pieces of work are trained again", work.round + 1, len(left))
             for number in left:
@@ -126,6 +127,7 @@ class Desk:
         """Its workers end."""
         if self._crew is not None:
             self._crew.dismiss()
+        self._crew = None
 
     def _next(self, like: Work) -> Share:
         """In a worker: the order that lies there, of work that is else like the first."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from fedlab_runner.executors.compiled import graph_of, in_layers, is_ready, train_chunk
+from fedlab_runner.executors.compiled import graph_of, in_layers, is_ready, train_chunk, width
 from fedlab_runner.executors.pieces import InPieces, Piece
 from fedlab_runner.executors.work import Gradient, OfOne, Work, one_by_one
 from fedlab_runner.optimizer import zero_slots
@@ -48,12 +48,20 @@ class Vectorized(InPieces):
         work.task.mode(True, frozen_norm=piece.frozen_norm)
         work.seed_torch(int(piece.rows[0]))
         if self.compile and in_layers(work):
-            y[piece.rows], losses[piece.rows] = train_chunk(work, piece.rows)
+            train_chunk(work, piece.rows, y, losses)
         else:
             y[piece.rows], losses[piece.rows] = _train_chunk(work, piece.rows, self._step(work), self.compile)
 
-    def is_ready(self, work: Work) -> bool:
-        return not self.compile or (in_layers(work) and is_ready(work, stacked=True))
+    def compiling(self, work: Work) -> list[int]:
+        if not self.compile:
+            return []
+        if not in_layers(work):
+            return [0]
+        first: dict[int, int] = {}
+        for number, (rows, _) in enumerate(self.pieces(work)):
+            if not is_ready(work, len(rows)):
+                first.setdefault(width(len(rows)), number)
+        return list(first.values())
 
     def each(self, task: Task, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
         if task.device.type == "cpu" and task.has_convolution:  # vmap makes grouped convolutions: 1.6 times as slow
@@ -84,12 +92,12 @@ def _train_chunk(work: Work, chunk: np.ndarray, step: Gradient, full_width: bool
     weights = torch.from_numpy(plan.sizes * in_last_epoch).to(task.device, task.dtype)
     places = torch.arange(work.local.batch_size, device=task.device)
     for t in range(plan.sizes.shape[1]):
-        for rows, width in _blocks(plan.sizes[:, t], task.has_batch_norm):
+        for rows, most in _blocks(plan.sizes[:, t], task.has_batch_norm):
             if full_width:  # constant shapes spare the compiler
-                width = work.local.batch_size
-            index = plan.indices[rows, t, :width]
-            mask = (places[:width] < sizes[rows, t, None]).to(task.dtype)
-            batch = task.batch(population.inputs[index], population.targets[index], mask)
+                most = work.local.batch_size
+            index = plan.indices[rows, t, :most]
+            mask = (places[:most] < sizes[rows, t, None]).to(task.dtype)
+            batch = task.batch(*population.examples(index), mask)
             block = params[rows]
             g, (loss, updated) = step(block, buffers[rows], *batch[:3], *work.own(chunk[rows], t))
             block_slots = tuple(s[rows] for s in slots)
