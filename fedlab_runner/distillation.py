@@ -95,12 +95,12 @@ def client_batches(fed: Federation, client: int, epochs: int, tasks: Sequence[Ta
         drop_single=any(task.has_batch_norm for task in tasks),
         purpose=Purpose.DISTILLATION,
     )
-    offsets = task.supervision.offsets(population.label_counts(ids, task.num_classes)[0])
+    offsets = population.offsets(task.supervision, ids, task.num_classes)
     for t, size in enumerate(plan.sizes[0].tolist()):
         rows = plan.indices[0, t, :size]
         mask = torch.ones(size, dtype=task.dtype, device=task.device)
         batch = task.batch(*population.examples(rows), mask)
-        yield batch._replace(offsets=None if offsets is None else offsets.to(task.dtype))
+        yield batch._replace(offsets=None if offsets is None else offsets[0].to(task.dtype))
 
 
 def teacher_weights(sizes: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedlab_runner.local import LocalTraining
 from fedlab_runner.rng import Purpose, generators
+from fedlab_runner.supervision import Supervision
 
 
 class Plan(NamedTuple):
@@ -74,6 +75,10 @@ class Population:
         own = self.targets[torch.from_numpy(members).to(self.targets.device)]
         return torch.bincount(owners * num_classes + own, minlength=len(ids) * num_classes).view(-1, num_classes)
 
+    def offsets(self, supervision: Supervision, ids: np.ndarray, num_classes: int) -> Tensor | None:
+        """What a supervision signal makes of the classes of clients `ids` [K, C]; None: it does not ask for them."""
+        return supervision.offsets(self.label_counts(ids, num_classes)) if supervision.by_class else None
+
     @property
     def assignment(self) -> tuple[np.ndarray, np.ndarray]:
         """All examples in client order [n], and whose they are [n]."""
@@ -123,16 +128,20 @@ class Population:
         used = np.minimum(n, per_epoch * b)  # of an epoch
         most = int(steps.max(initial=0))
         indices = np.zeros((len(ids), most, b), dtype=np.int64)
-        for k, rng in enumerate(generators(seed, purpose or self.streams.batches, round, ids)):
-            if not steps[k]:
+        numbers = zip(*(each.tolist() for each in (ids, n, used, per_epoch, steps)), strict=True)
+        streams = generators(seed, purpose or self.streams.batches, round, ids)
+        for rows, rng, (client, size, taken, of_epoch, count) in zip(indices, streams, numbers, strict=True):
+            if not count:
                 continue
-            epochs = -(-int(steps[k]) // int(per_epoch[k]))
-            shuffled = np.empty((epochs, n[k]), dtype=np.int64)
-            shuffled[:] = self.members(int(ids[k]))
+            epochs = -(-count // of_epoch)
+            whole = size == of_epoch * b and count == of_epoch * epochs  # no minibatch is short, no epoch is cut
+            shuffled = rows[:count].reshape(epochs, size) if whole else np.empty((epochs, size), dtype=np.int64)
+            shuffled[:] = self.members(client)
             rng.permuted(shuffled, axis=1, out=shuffled)
-            padded = np.zeros((epochs, per_epoch[k] * b), dtype=np.int64)
-            padded[:, : used[k]] = shuffled[:, : used[k]]
-            indices[k, : steps[k]] = padded.reshape(-1, b)[: steps[k]]
+            if not whole:
+                padded = np.zeros((epochs, of_epoch * b), dtype=np.int64)
+                padded[:, :taken] = shuffled[:, :taken]
+                rows[:count] = padded.reshape(-1, b)[:count]
         step = np.arange(most)
         ends = (step + 1) % np.maximum(per_epoch, 1)[:, None] == 0  # of an epoch
         sizes = np.where(ends, (used - (per_epoch - 1) * b)[:, None], b) * (step < steps[:, None])

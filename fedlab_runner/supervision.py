@@ -5,7 +5,7 @@ from the numbers of its training examples by class.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,9 @@ ABSENT = -1e9  # exp of it is 0 in every precision, and so is the gradient of th
 
 
 class Supervision(Protocol):
-    """A supervision signal."""
+    """A supervision signal; `by_class`: it asks for a client's classes."""
+
+    by_class: ClassVar[bool]
 
     def offsets(self, counts: Tensor) -> Tensor | None:
         """What is added to the logits in the log-sum-exp [.., C], from examples by class [.., C]; None: nothing."""
@@ -26,6 +28,8 @@ class Supervision(Protocol):
 class CE:
     """Plain cross entropy."""
 
+    by_class: ClassVar[bool] = False
+
     def offsets(self, counts: Tensor) -> Tensor | None:
         return None
 
@@ -33,6 +37,8 @@ class CE:
 @dataclass(frozen=True)
 class ACE:
     """Asymmetric cross entropy (Caccia et al., ICLR 2022): the softmax is over the classes that the client has."""
+
+    by_class: ClassVar[bool] = True
 
     def offsets(self, counts: Tensor) -> Tensor | None:
         return torch.where(counts > 0, 0.0, ABSENT)
@@ -44,6 +50,8 @@ class WSM:
 
     The gradient is that of the authors' form, which adds log beta_y to the label's logit too; the values differ by it.
     """
+
+    by_class: ClassVar[bool] = True
 
     def offsets(self, counts: Tensor) -> Tensor | None:
         shares = counts.double() / counts.sum(-1, keepdim=True).clamp_min(1)

@@ -46,10 +46,10 @@ class Vectorized(InPieces):
 
     def train_piece(self, work: Work, piece: Piece, y: Tensor, losses: Tensor) -> None:
         work.task.mode(True, frozen_norm=piece.frozen_norm)
-        work.seed_torch(int(piece.rows[0]))
         if self.compile and in_layers(work):
-            train_chunk(work, piece.rows, y, losses)
+            train_chunk(work, piece.rows, y, losses)  # nothing is drawn in it
         else:
+            work.seed_torch(int(piece.rows[0]))
             y[piece.rows], losses[piece.rows] = _train_chunk(work, piece.rows, self._step(work), self.compile)
 
     def compiling(self, work: Work) -> list[int]:

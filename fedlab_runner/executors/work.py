@@ -94,8 +94,7 @@ class Work:
     @cached_property
     def offsets(self) -> Tensor | None:
         """What the supervision signal makes of each client's classes [K, C]."""
-        counts = self.population.label_counts(self.ids, self.task.num_classes)
-        offsets = self.task.supervision.offsets(counts)
+        offsets = self.population.offsets(self.task.supervision, self.ids, self.task.num_classes)
         return None if offsets is None else offsets.to(self.task.dtype)
 
     def objective(self) -> Objective:
