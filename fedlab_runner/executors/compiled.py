@@ -3,12 +3,11 @@
 A gradient that is gathered into a vector, and a vector that moves as a whole, cost as much as a small model's layer.
 """
 
-import itertools
 import logging
 import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +22,7 @@ from fedlab_runner.supervision import losses
 from fedlab_runner.task import Batch, Task
 
 Layers = list[Tensor]  # the parameters of one model, or of A models [A, ...]
+_FEED = "feed"  # in a cohort's notes
 Step = Callable[..., Any]  # (layers, slots, lr, t, inputs, targets, mask, *offsets) -> the loss, a scalar or [A]
 
 
@@ -93,40 +93,64 @@ def _train(work: Work, rows: np.ndarray, layers: Layers, models: int, keep: Call
     """Moves the layers, of so many models side by side or of one (0), and gives the mean losses; `keep` is told which
     clients have done all their steps. A short minibatch is filled up with masked examples: one shape, one graph.
     """
-    task, population, plan, optimizer = work.task, work.population, work.plan(rows), work.local.make_optimizer()
-    ready, step = is_ready(work, models), _compiled(work, models)
+    task, population, optimizer = work.task, work.population, work.local.make_optimizer()
+    ready, step, feed = is_ready(work, models), _compiled(work, models), _feed(work, rows)
     slots = [[torch.zeros_like(layer) for layer in layers] for _ in range(optimizer.slots)]
-    active, last = (plan.sizes > 0).sum(0).tolist(), int(plan.last_epoch.min())
-    masks, times = _masks(plan.sizes, work), torch.arange(len(active), dtype=torch.float64).unbind()
-    lr = torch.tensor(work.lr, dtype=task.dtype)  # a number would be compiled in, and so would that of the step
-    total, weights = masks.new_zeros(len(rows)), _weights(plan, work)
-    every: slice | int = slice(None) if models else 0
-    own = () if work.offsets is None else (work.offsets[rows[every]],)
-    keep(active[0] if active else 0, len(rows))  # those that have nothing to do
-    for t, (now, then) in enumerate(itertools.pairwise([*active, 0])):
-        batch = task.batch(*population.examples(plan.indices[every, t]), masks[every, t])
+    indices, masks = (part.unbind(1) if models else part[0].unbind() for part in (feed.indices, feed.masks))
+    own = () if work.offsets is None else (work.offsets[rows if models else rows[0]],)
+    active, values = feed.steps_above(len(indices)), []
+    keep(active[0], len(rows))  # those that have nothing to do
+    for t, (index, mask) in enumerate(zip(indices, masks, strict=True)):
+        batch = task.batch(*population.examples(index), mask)
         with nullcontext() if ready or t else deferred():
-            value = step(layers, slots, lr, times[t], *batch[:3], *own).reshape(-1)
-        if t >= last:
-            total[:now] += weights[:now, t] * value[:now]
-        keep(then, now)
-    return total / weights.sum(1).clamp_min(1)
+            values.append(step(layers, slots, feed.lr, feed.times[t], *batch[:3], *own))
+        keep(active[t + 1], active[t])
+    if not values:
+        return feed.weights.new_zeros(len(rows))
+    losses = torch.stack(values, -1).view(len(rows), -1).where(feed.weights > 0, 0)
+    return (feed.weights * losses).sum(1) / feed.weights.sum(1).clamp_min(1)
 
 
-def _masks(sizes: np.ndarray, work: Work) -> Tensor:
-    """Which of the examples of minibatches of sizes [k, T] are real [k, T, b]; all of those that nobody looks at, as a
-    mean needs one.
-    """
-    places = np.arange(work.local.batch_size)
-    return torch.from_numpy(places < np.where(sizes, sizes, len(places))[:, :, None]).to(
-        work.task.device, work.task.dtype
-    )
+class _Feed(NamedTuple):
+    """What the steps of k clients are given, and what their losses count."""
+
+    indices: Tensor  # [k, T, b]
+    masks: Tensor  # [k, T, b]: 1 for a real example; all are where there is none, as a mean needs one
+    weights: Tensor  # [k, T]: the examples of the last epoch's minibatches
+    steps: np.ndarray  # [k]
+    times: tuple[Tensor, ...]  # the numbers of the steps, as tensors: a number would be compiled in, and so would lr
+    lr: Tensor
+
+    @staticmethod
+    def of(work: Work, plan: Plan, steps: np.ndarray) -> "_Feed":
+        sizes, b = plan.sizes, work.local.batch_size
+        masks = np.arange(b) < np.where(sizes, sizes, b)[:, :, None]
+        weights = sizes * (np.arange(sizes.shape[1]) >= plan.last_epoch[:, None])
+        real, counted = (torch.from_numpy(part).to(work.task.device, work.task.dtype) for part in (masks, weights))
+        times = torch.arange(sizes.shape[1], dtype=torch.float64).unbind()
+        return _Feed(plan.indices, real, counted, steps, times, torch.tensor(work.lr, dtype=work.task.dtype))
+
+    def select(self, rows: np.ndarray) -> "_Feed":
+        """Of some of the clients."""
+        steps = self.steps[rows]
+        some: slice | Tensor = slice(rows[0], rows[0] + 1) if len(rows) == 1 else torch.from_numpy(rows)
+        indices, masks, weights = (part[some, : steps.max(initial=0)] for part in self[:3])
+        return self._replace(indices=indices, masks=masks, weights=weights, steps=steps)
+
+    def steps_above(self, most: int) -> list[int]:
+        """How many of the clients take a step more than 0, 1, ... of so many."""
+        counts: list[int] = (self.steps[:, None] > np.arange(most + 1)).sum(0).tolist()
+        return counts
 
 
-def _weights(plan: Plan, work: Work) -> Tensor:
-    """By what the loss of each step counts [k, T]: the examples of the last epoch's minibatches."""
-    counted = plan.sizes * (np.arange(plan.sizes.shape[1]) >= plan.last_epoch[:, None])
-    return torch.from_numpy(counted).to(work.task.device, work.task.dtype)
+def _feed(work: Work, rows: np.ndarray) -> _Feed:
+    """For some of the clients; that of a small cohort is worked out at once."""
+    if work.whole_plan is None:
+        return _Feed.of(work, work.plan(rows), work.num_steps[rows])
+    if _FEED not in work.notes:
+        work.notes[_FEED] = _Feed.of(work, work.whole_plan, work.num_steps)
+    whole: _Feed = work.notes[_FEED]
+    return whole.select(rows)
 
 
 def _compiled(work: Work, models: int) -> Step:

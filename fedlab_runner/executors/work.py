@@ -58,15 +58,20 @@ class Work:
 
     def plan(self, rows: np.ndarray) -> Plan:
         """The minibatches of some of the clients."""
-        if self._whole_plan is None:
+        if self.whole_plan is None:
             return self._plan(self.ids[rows])
-        indices, sizes, last_epoch = self._whole_plan
+        indices, sizes, last_epoch = self.whole_plan
         steps = int(self.num_steps[rows].max(initial=0))
         picked = indices[int(rows[0])].unsqueeze(0) if len(rows) == 1 else indices[torch.from_numpy(rows)]
         return Plan(picked[:, :steps], sizes[rows, :steps], last_epoch[rows])
 
     @cached_property
-    def _whole_plan(self) -> Plan | None:
+    def notes(self) -> dict[str, Any]:
+        """What an executor has worked out for the whole cohort."""
+        return {}
+
+    @cached_property
+    def whole_plan(self) -> Plan | None:
         """Of the whole cohort, where it is small: to ask for clients one by one costs several times as much."""
         size = len(self.ids) * int(self.num_steps.max(initial=0)) * self.local.batch_size
         return self._plan(self.ids) if size <= MOST_PLANNED else None
