@@ -8,8 +8,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-GROWTH = {"round by K": "clients in a round", "round by N": "clients", "round by D": "values of a model"}
-LATE = {"round by staleness": "spread of the delays (rounds)"}
+# What a round's cost is drawn against, and whether that axis and the milliseconds are logarithmic.
+GROWTH = {
+    "round by K": ("clients in a round", True, True),
+    "round by D": ("values of a model", True, True),
+    "round by N": ("clients", True, False),
+    "round by staleness": ("spread of the delays (rounds)", False, False),
+}
 
 
 def table(results: dict[str, Any]) -> str:
@@ -38,16 +43,18 @@ def plot(path: Path, results: dict[str, Any]) -> None:
     matplotlib.use("agg")
     from matplotlib.figure import Figure
 
-    wanted = {row: label for row, label in (GROWTH | LATE).items() if row in results["rows"]}
+    wanted = {row: how for row, how in GROWTH.items() if row in results["rows"]}
     figure = Figure(figsize=(3 * len(wanted), 2.8), layout="constrained")
-    for axes, (row, label) in zip(figure.subplots(1, len(wanted), squeeze=False)[0], wanted.items(), strict=True):
+    panels = figure.subplots(1, len(wanted), squeeze=False)[0]
+    for axes, (row, (label, wide, steep)) in zip(panels, wanted.items(), strict=True):
         found = results["rows"][row]
-        x = [float(name.partition("=")[2]) for name in found]
-        axes.plot(x, [1e3 * each["seconds"] for each in found.values()], "o-")
-        if row in GROWTH:
-            axes.set_xscale("log")
-            axes.set_yscale("log")
-        axes.set(xlabel=label, ylabel="ms a round", ylim=(0, None) if row in LATE else None)
+        x, y = [float(name.partition("=")[2]) for name in found], [1e3 * each["seconds"] for each in found.values()]
+        axes.plot(x, y, "o-")
+        axes.set(xlabel=label, xscale="log" if wide else "linear", yscale="log" if steep else "linear")
+        if not steep:
+            axes.set_ylim(0, 1.25 * max(y))
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel("ms a round")
     figure.savefig(path, dpi=120)
 
 
