@@ -22,8 +22,8 @@ from fedlab_runner.supervision import losses
 from fedlab_runner.task import Batch, Task
 
 Layers = list[Tensor]  # the parameters of one model, or of A models [A, ...]
-_FEED = "feed"  # in a cohort's notes
 Step = Callable[..., Any]  # (layers, slots, lr, t, inputs, targets, mask, *offsets) -> the loss, a scalar or [A]
+_FEED = "feed"  # in a cohort's notes
 
 
 def in_layers(work: Work) -> bool:
@@ -107,8 +107,8 @@ def _train(work: Work, rows: np.ndarray, layers: Layers, models: int, keep: Call
         keep(active[t + 1], active[t])
     if not values:
         return feed.weights.new_zeros(len(rows))
-    losses = torch.stack(values, -1).view(len(rows), -1).where(feed.weights > 0, 0)
-    return (feed.weights * losses).sum(1) / feed.weights.sum(1).clamp_min(1)
+    counted = torch.stack(values, -1).view(len(rows), -1).where(feed.weights > 0, 0)
+    return (feed.weights * counted).sum(1) / feed.weights.sum(1).clamp_min(1)
 
 
 class _Feed(NamedTuple):
