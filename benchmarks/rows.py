@@ -20,6 +20,7 @@ from fedlab_runner.executors.memory import CHOICES
 from fedlab_runner.executors.processes import Processes
 from fedlab_runner.executors.vectorized import Vectorized
 from fedlab_runner.executors.work import Executor, Work
+from fedlab_runner.federation import Federation
 from fedlab_runner.matching.pfnm import Neurons, SquaredDistance, match
 from fedlab_runner.rng import Purpose, generator
 
@@ -186,24 +187,29 @@ def _made(makers: Mapping[str, Callable[[], Callable[[int], object]]]) -> Case:
 
 def _mutual(build: Callable[[], nn.Module], shape: Shape, cores: int) -> Case:
     """An epoch of mutual learning of ten models on one client's examples."""
-    fed, count, alpha = shape.federation(build, executor=Vectorized(chunk_size=None, compile=False)), 10, 0.5
-    models = torch.stack([fed.task.init(seed) for seed in range(count)])
+    alone, shared = (
+        shape.federation(build, executor=each)
+        for each in (Vectorized(chunk_size=None, compile=False), Processes(cores, Loop(compile=False)))
+    )
+    count, alpha = 10, 0.5
+    models = torch.stack([alone.task.init(seed) for seed in range(count)])
     weights, modules = teacher_weights(torch.ones(count)), [build() for _ in range(count)]
 
-    def ours(turn: int) -> object:
+    def ours(fed: Federation, turn: int) -> object:
         fed.begin(turn, 1.0)
         objective = partial(mutual_losses, weights=weights, gamma=1 - alpha, alpha=alpha)
         return mutual_learning(fed, 0, [Learners(fed.task, models)], 1, objective)
 
     def others(_: int) -> None:
-        plain.learn_mutually(fed.population, 0, modules, shape.batch, fed.lr, alpha)
+        plain.learn_mutually(alone.population, 0, modules, shape.batch, alone.lr, alpha)
 
     steps = count * -(-shape.examples // shape.batch)
     contenders = {
         "plain": Contender(others, threads=cores),
         "plain, one thread": Contender(others),
-        "ours": Contender(ours),
-        f"ours, {cores} threads": Contender(ours, threads=cores),
+        "ours": Contender(partial(ours, alone)),
+        f"ours, {cores} threads": Contender(partial(ours, alone), threads=cores),
+        "ours, processes": Contender(partial(ours, shared)),
     }
     return Case(contenders, pieces=(steps, "model and minibatch"))
 

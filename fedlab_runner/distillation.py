@@ -1,7 +1,9 @@
 """Mutual learning (Zhang et al., CVPR 2018): models teach each other on the examples of one client."""
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -9,6 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedlab_runner.executors.in_step import Table, in_step
+from fedlab_runner.executors.processes import shared_zeros
+from fedlab_runner.executors.sample import FLOPS_A_SECOND
 from fedlab_runner.executors.work import clip_rows
 from fedlab_runner.federation import Federation
 from fedlab_runner.optimizer import zero_slots
@@ -19,6 +24,9 @@ from fedlab_runner.task import Batch, Model, Task
 # (logits [M, b, C] of all models, students first; minibatch) -> the loss of each student, which has no gradient with
 # respect to the logits of any other model
 Objective = Callable[[Tensor, Batch], Tensor]
+Rows = Sequence[Tensor]  # for each group of models, which of them
+Whole = Callable[[Tensor, Tensor], Tensor]  # (places of models among all, their logits) -> the logits of all
+WORTH_SHARING = 1.0  # seconds that it takes; forks cost less than a tenth of it
 
 
 class Learners(NamedTuple):
@@ -40,40 +48,115 @@ def mutual_learning(
     clients'; teachers stay as they are.
 
     Every model sees a minibatch once, before any of them moves (a Jacobi step), and models of one architecture see it
-    in one call.
+    in one call. Where that takes long, the models are shared among as many processes as the executor has.
     """
-    split = [s.task.num_params for s in students]
-    params = [s.models[:, :p].clone() for s, p in zip(students, split, strict=True)]
-    buffers = [s.models[:, p:].clone() for s, p in zip(students, split, strict=True)]
+    groups, operations = [*students, *teachers], _operations(fed, client, students, epochs, teachers)
+    fed.count_server_flops(sum(operations))
+    learn = partial(_learn, fed, client, students, epochs, objective, teachers)
+    parts = _parts(fed, groups, operations, sum(len(s.models) for s in students))
+    learnt = _shared(fed, students, groups, parts, learn) if len(parts) > 1 else None
+    if learnt is None:
+        learnt = learn([torch.arange(len(s.models)) for s in groups], lambda rows, logits: logits)
+    return learnt if fed.guard.learnt(client, learnt) else [s.models for s in students]
+
+
+def _shared(
+    fed: Federation,
+    students: Sequence[Learners],
+    groups: Sequence[Learners],
+    parts: Sequence[Rows],
+    learn: Callable[[Rows, Whole], list[Tensor]],
+) -> list[Tensor] | None:
+    """The same with the models shared out among processes; None if one of them has died."""
+    learnt = [shared_zeros(s.models.shape, s.models.dtype) for s in students]
+
+    def run(part: int, table: Table) -> None:
+        def whole(rows: Tensor, logits: Tensor) -> Tensor:
+            return table.complete(rows, logits).index_copy(0, rows, logits)
+
+        for room, rows, models in zip(learnt, parts[part], learn(parts[part], whole), strict=False):
+            room[rows] = models
+
+    table = (sum(len(s.models) for s in groups), fed.local.batch_size, fed.task.num_classes)
+    return learnt if in_step(len(parts), table, fed.task.dtype, run) else None
+
+
+def _operations(
+    fed: Federation, client: int, students: Sequence[Learners], epochs: int, teachers: Sequence[Learners]
+) -> list[int]:
+    """What mutual learning costs, by model: students first."""
+    if not epochs:
+        return [0 for s in (*students, *teachers) for _ in s.models]
+    example = fed.task.normalize(fed.population.inputs[:1], fed.task.dtype)
+    local = replace(fed.local, epochs=epochs, steps=None)
+    drop_single = any(s.task.has_batch_norm for s in (*students, *teachers))
+    seen = int(fed.population.examples_seen(np.array([client]), local, drop_single)[0])
+    learning = [seen * s.task.flops(example).step for s in students for _ in s.models]
+    return learning + [seen * s.task.flops(example).forward for s in teachers for _ in s.models]
+
+
+def _parts(fed: Federation, groups: Sequence[Learners], operations: Sequence[int], students: int) -> list[Rows]:
+    """Which rows of each group each process takes: even shares of the operations, and a student at the least. One
+    process takes all where that is a matter of a second, or where dropout draws from one stream.
+    """
+    count = min(fed.executor.num_processes(), students)
+    alone = fed.task.device.type != "cpu" or any(s.task.has_dropout for s in groups)
+    if count < 2 or alone or sum(operations) < WORTH_SHARING * FLOPS_A_SECOND:
+        return [[torch.arange(len(s.models)) for s in groups]]
+    places = [(g, row) for g, s in enumerate(groups) for row in range(len(s.models))]
+    rows: list[list[list[int]]] = [[[] for _ in groups] for _ in range(count)]
+    loads = [0] * count
+    for model in sorted(range(len(places)), key=lambda model: (model >= students, -operations[model])):
+        part, (group, row) = loads.index(min(loads)), places[model]
+        rows[part][group].append(row)
+        loads[part] += operations[model]
+    return [[torch.tensor(sorted(some), dtype=torch.int64) for some in part] for part in rows]
+
+
+def _learn(
+    fed: Federation,
+    client: int,
+    students: Sequence[Learners],
+    epochs: int,
+    objective: Objective,
+    teachers: Sequence[Learners],
+    own: Rows,
+    whole: Whole,
+) -> list[Tensor]:
+    """The models of those students after it whose rows `own` has, for each group of students and then of teachers;
+    `whole` makes of their logits and places among all models the logits of all.
+    """
+    groups, tasks = len(students), [s.task for s in (*students, *teachers)]
+    chosen = [s.models[rows] for s, rows in zip((*students, *teachers), own, strict=True)]
+    first = itertools.accumulate((len(s.models) for s in (*students, *teachers)), initial=0)
+    places = torch.cat([begin + rows for begin, rows in zip(first, own, strict=False)])
+    movable = places[: sum(map(len, own[:groups]))]
+    split = [task.num_params for task in tasks]
+    params = [w[:, :p].clone() for w, p in zip(chosen, split, strict=True)]
+    buffers = [w[:, p:].clone() for w, p in zip(chosen, split, strict=True)]
     optimizer, clip = fed.local.make_optimizer(), fed.local.clip_norm
     slots = [zero_slots(optimizer, w) for w in params]
-    tasks = [s.task for s in (*students, *teachers)]
     device = fed.task.device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(torch_seed(fed.seed, Purpose.DISTILLATION_DROPOUT, fed.round, client))
         for t, batch in enumerate(client_batches(fed, client, epochs, tasks)):
             with torch.no_grad():
-                taught = [
-                    _logits(fed, s.task, s.models[:, : s.task.num_params], s.models[:, s.task.num_params :], batch)[0]
-                    for s in teachers
-                ]
-            leaves = [w.detach().requires_grad_() for w in params]
-            seen = [_logits(fed, s.task, leaf, b, batch) for s, leaf, b in zip(students, leaves, buffers, strict=True)]
-            loss = objective(torch.cat([*(logits for logits, _ in seen), *taught]), batch)
-            for i, g in enumerate(torch.autograd.grad(loss.sum(), leaves)):
-                g = g if clip is None else clip_rows(g, clip)
-                optimizer.step(params[i], g, slots[i], fed.lr, t)
-            buffers = [updated.detach() for _, updated in seen]
-            flops = sum(len(s.models) * s.task.flops(batch.inputs).step for s in students)
-            flops += sum(len(s.models) * s.task.flops(batch.inputs).forward for s in teachers)
-            fed.count_server_flops(len(batch.targets) * flops)
-    learnt = [torch.cat(pair, 1) for pair in zip(params, buffers, strict=True)]
-    return learnt if fed.guard.learnt(client, learnt) else [s.models for s in students]
+                taught = [_logits(fed, tasks[g], params[g], buffers[g], batch)[0] for g in range(groups, len(tasks))]
+            leaves = [w.detach().requires_grad_() for w in params[:groups]]
+            seen = [_logits(fed, tasks[g], leaf, buffers[g], batch) for g, leaf in enumerate(leaves)]
+            loss = objective(whole(places, torch.cat([*(logits for logits, _ in seen), *taught])), batch)[movable]
+            for g, gradient in enumerate(torch.autograd.grad(loss.sum(), leaves, materialize_grads=True)):
+                gradient = gradient if clip is None else clip_rows(gradient, clip)
+                optimizer.step(params[g], gradient, slots[g], fed.lr, t)
+            buffers[:groups] = [updated.detach() for _, updated in seen]
+    return [torch.cat(pair, 1) for pair in zip(params[:groups], buffers[:groups], strict=True)]
 
 
 def _logits(fed: Federation, task: Task, params: Tensor, buffers: Tensor, batch: Batch) -> list[Tensor]:
     """Logits [k, b, C] of models in training mode, and their buffers [k, B] after it."""
     task.mode(True, frozen_norm=len(batch.targets) == 1)
+    if not len(params):
+        return [params.new_zeros(0, len(batch.targets), task.num_classes), buffers]
 
     def one(params: Tensor, buffers: Tensor) -> tuple[Tensor, Tensor]:
         model = Model(task, params, buffers)

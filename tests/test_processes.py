@@ -20,7 +20,7 @@ from toy import RAGGED, federation, mlp, normed
 
 from fedlab_runner.config import build
 from fedlab_runner.errors import UserError
-from fedlab_runner.executors import crew, processes
+from fedlab_runner.executors import crew, forks, processes
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.pieces import InPieces
 from fedlab_runner.executors.processes import Processes
@@ -176,8 +176,8 @@ def test_what_dead_workers_leave_is_trained_again(caplog: pytest.LogCaptureFixtu
 def test_a_worker_that_stands_still_is_given_up(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, forked: list[int]
 ) -> None:
-    monkeypatch.setattr(crew, "LOOK_SECONDS", 0.02)
-    monkeypatch.setattr(crew, "STUCK_SECONDS", 0.2)
+    monkeypatch.setattr(forks, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(forks, "STUCK_SECONDS", 0.2)
     result = train(federation(executor=Processes(2, LOOP)), correct=in_workers_only(lambda: time.sleep(60)))
     assert torch.equal(result[0], train(federation())[0])
     assert "has stood still" in caplog.text and nobody_is_left(forked)

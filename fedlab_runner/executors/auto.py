@@ -66,6 +66,9 @@ class Auto:
     def at_once(self, clients: int) -> int:
         return min(clients, CHUNK)
 
+    def num_processes(self) -> int:
+        return self.workers or usable_cores()
+
     def train(self, work: Work) -> tuple[Tensor, Tensor]:
         """Outside of a run: chosen anew, by what is remembered for the machine."""
         return _Choosing(self, Memory()).train(work)
@@ -96,6 +99,9 @@ class _Choosing(Unchanging):
     def at_once(self, clients: int) -> int:
         return self._settings.at_once(clients)
 
+    def num_processes(self) -> int:
+        return self._settings.num_processes()
+
     def _choose(self, work: Work, kind: str) -> Executor:
         rounds, candidates = self._memory.rounds_left(work), self._candidates()
         name = self._memory.choice(kind)
@@ -111,7 +117,7 @@ class _Choosing(Unchanging):
         """All that can be chosen, by the words that choose it on the command line; whatever the cohort is, as a
         run that is continued has to find there what it began with.
         """
-        workers = self._settings.workers or usable_cores()
+        workers = self.num_processes()
         loop, chunks = Loop(compile=False), Vectorized(chunk_size=CHUNK, compile=False)
         whole, processes = "vectorized executor.chunk_size=null", f"processes executor.workers={workers}"
         compiled = " executor.compile=true"
@@ -143,7 +149,7 @@ class _Choosing(Unchanging):
     def _fit(self, work: Work, *, compiled: bool) -> dict[str, Executor]:
         """Those that may be of use for this work, compiled ones or the others."""
         few, dropout = len(work.ids) <= CHUNK, work.task.has_dropout
-        workers = min(self._settings.workers or usable_cores(), len(work.ids))
+        workers = min(self.num_processes(), len(work.ids))
         shareable = workers > 1 and work.task.device.type == "cpu"
         compilable = self._settings.compile and in_layers(work) and has_compiler()
         return {

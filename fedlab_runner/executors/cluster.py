@@ -61,6 +61,9 @@ class Cluster:
     def at_once(self, clients: int) -> int:
         return min(clients, usable_cores() * self.inner.at_once(clients))
 
+    def num_processes(self) -> int:
+        return usable_cores()
+
     def each(self, task: Task, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
         return self.inner.each(task, function, *rows, fill=fill)
 

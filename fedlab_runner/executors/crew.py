@@ -6,26 +6,20 @@ import contextlib
 import logging
 import os
 import select
-import signal
 import socket
 import struct
-import time
-import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
-from fedlab_runner.system import cpu_seconds, die_with_parent
+from fedlab_runner.executors.forks import Helper, answers, bury, fork, kill
 
 _log = logging.getLogger(__name__)
 _NUMBER = struct.Struct("<i")
 MOST_TICKETS = 1024  # they must fit into a pipe at once, which holds 4 KiB at the least
-LOOK_SECONDS = 5.0  # how often helpers are looked at while the parent waits for them
-STUCK_SECONDS = 60.0  # a helper that has used no CPU time for so long is given up
-MOST_WORDS = 500  # of a helper's last words
 _GO, _DONE = b"g", b"d"
-_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 _ending: list[int] = []  # helpers that have been dismissed and only have to be collected
 
 
@@ -39,13 +33,6 @@ class Share(NamedTuple):
         """The pieces, dealt out so that each part is a fair share of long and short ones."""
         count = min(self.pieces, MOST_TICKETS)
         return [np.arange(first, self.pieces, count) for first in range(count)]
-
-
-class Helper(NamedTuple):
-    """A forked process and the parent's end of the line to it."""
-
-    pid: int
-    line: socket.socket
 
 
 class Crew:
@@ -63,7 +50,7 @@ class Crew:
         self._lost = False  # a helper
         try:
             for _ in range(helpers):
-                self._fork(begin)
+                fork(self._helpers, partial(self._serve, begin), self._fill)
         except BaseException:
             self.kill()
             raise
@@ -99,10 +86,7 @@ class Crew:
 
     def kill(self) -> None:
         """Ends the helpers, whatever they do."""
-        for helper in self._helpers:
-            os.kill(helper.pid, signal.SIGKILL)
-        for helper in self._helpers:
-            os.waitpid(helper.pid, 0)
+        kill(self._helpers)
         self._close()
 
     def _close(self) -> None:
@@ -123,67 +107,19 @@ class Crew:
             for number in tickets[_NUMBER.unpack(ticket)[0]].tolist():
                 share.train(number)
 
-    def _fork(self, begin: Callable[[], Share]) -> None:
-        """Starts a helper and notes it: no signal comes between the two."""
-        parent = os.getpid()
-        ours, its = socket.socketpair()
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-        try:
-            with warnings.catch_warnings():
-                # Python warns of every fork beside other threads (the tracker's, the console's): one that held a lock
-                # which a helper needs would leave it waiting. Helpers only compute, and a stuck one is given up.
-                warnings.simplefilter("ignore", DeprecationWarning)
-                pid = os.fork()
-            if pid:
-                its.close()
-                self._helpers.append(Helper(pid, ours))
-                return
-            code = 1
-            try:
-                die_with_parent(parent)
-                for number in _SIGNALS:
-                    signal.signal(number, signal.SIG_DFL)
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
-                for line in (ours, *(other.line for other in self._helpers)):
-                    line.close()
-                os.close(self._fill)
-                while its.recv(1):
-                    share = begin()
-                    self._take(share, share.tickets())
-                    its.send(_DONE)
-                code = 0
-            except BaseException as error:
-                its.send(f"{type(error).__name__}: {error}"[:MOST_WORDS].encode())
-                raise
-            finally:
-                os._exit(code)  # the parent's files, tracker and locks are none of its business
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    def _serve(self, begin: Callable[[], Share], line: socket.socket) -> None:
+        """In a helper: rounds, one after another, as long as the parent asks."""
+        while line.recv(1):
+            share = begin()
+            self._take(share, share.tickets())
+            line.send(_DONE)
 
     def _wait(self) -> None:
-        """Until every helper is done or has died; one that does nothing any more is killed."""
-        busy = {helper: (0.0, time.monotonic()) for helper in self._helpers}
-        while busy:
-            for line in select.select([helper.line for helper in busy], [], [], LOOK_SECONDS)[0]:
-                helper = next(each for each in busy if each.line is line)
-                del busy[helper]
-                if (said := _received(line)) != _DONE:
-                    self._helpers.remove(helper)
-                    self._lost = True
-                    line.close()
-                    status = os.waitpid(helper.pid, 0)[1]
-                    cause = said.decode(errors="replace") or _cause(status)
-                    _log.warning("worker process %d ended early (%s)", helper.pid, cause)
-            for helper, (used, since) in list(busy.items()):
-                now = cpu_seconds(helper.pid)
-                if now is None or now > used:
-                    busy[helper] = (now or 0.0, time.monotonic())
-                elif time.monotonic() - since > STUCK_SECONDS:
-                    _log.warning(
-                        "worker process %d has stood still for %.0f s and is given up", helper.pid, STUCK_SECONDS
-                    )
-                    os.kill(helper.pid, signal.SIGKILL)
-                    busy[helper] = (used, time.monotonic())
+        """Until every helper is done or has died."""
+        for helper, said in answers(self._helpers.copy()):
+            if said != _DONE:
+                self._lost = True
+                _log.warning("%s", bury(self._helpers, helper, said))
 
 
 def collect() -> None:
@@ -191,15 +127,3 @@ def collect() -> None:
     while _ending:
         with contextlib.suppress(ChildProcessError):  # this process is itself a fork of theirs
             os.waitpid(_ending.pop(), 0)
-
-
-def _received(line: socket.socket) -> bytes:
-    try:
-        return line.recv(MOST_WORDS)
-    except ConnectionResetError:
-        return b""
-
-
-def _cause(status: int) -> str:
-    code = os.waitstatus_to_exitcode(status)
-    return f"signal {-code}" if code < 0 else f"exit code {code}"

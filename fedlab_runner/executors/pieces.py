@@ -23,10 +23,13 @@ class Piece(NamedTuple):
 
 
 class Unchanging:
-    """An executor that is the same in every run."""
+    """An executor that is the same in every run, and one process."""
 
     def in_run(self, folder: Path, rounds: int) -> Self:
         return self
+
+    def num_processes(self) -> int:
+        return 1
 
 
 class InPieces(Unchanging, ABC):

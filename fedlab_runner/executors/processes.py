@@ -37,7 +37,7 @@ class Processes(Unchanging):
     the result is the inner executor's, bit for bit.
 
     Whoever is free takes the longest piece that is left; this process works too. What a worker that dies has not
-    finished is trained here.
+    finished is trained here. Mutual learning (DFML) is shared too.
     """
 
     workers: int | None
@@ -50,7 +50,10 @@ class Processes(Unchanging):
             raise ValueError(f"inner must be loop or vectorized, got {type(self.inner).__name__.lower()}")
 
     def at_once(self, clients: int) -> int:
-        return min(clients, (self.workers or usable_cores()) * self.inner.at_once(clients))
+        return min(clients, self.num_processes() * self.inner.at_once(clients))
+
+    def num_processes(self) -> int:
+        return self.workers or usable_cores()
 
     def each(self, task: Task, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
         return self.inner.each(task, function, *rows, fill=fill)
@@ -61,8 +64,8 @@ class Processes(Unchanging):
         y = SHARED.take(len(work.ids), work.task.size, work.task.dtype)
         if not len(work.ids):
             return y, y.new_zeros(0)
-        desk = _desk(self.inner, self.workers or usable_cores(), work)
-        with own_generator(work), _one_thread():
+        desk = _desk(self.inner, self.num_processes(), work)
+        with own_generator(work), one_thread():
             desk.carry_out(work, y)
         return y, desk.losses[: len(work.ids)].clone()
 
@@ -191,7 +194,8 @@ def _terms(work: Work) -> tuple[object, ...]:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
+    """As forks need it: the threads of their parent are not there."""
     threads = torch.get_num_threads()
     if threads > 1:
         torch.set_num_threads(1)

@@ -166,6 +166,10 @@ class Executor(Protocol):
         """How many of so many clients are in training at the same time, in the memory of this machine."""
         ...
 
+    def num_processes(self) -> int:
+        """Among how many processes other work than local training may be shared."""
+        ...
+
     def train(self, work: Work) -> tuple[Tensor, Tensor]:
         """The models after local work [K, D], and each client's mean loss over its last epoch [K]."""
         ...
