@@ -93,7 +93,7 @@ def all_rows(cores: int, compiled: bool) -> Iterator[Row]:
     yield Row("mutual learning mlp", partial(_mutual, workloads.mlp, Shape(10, 100, 10, 10), cores))
     yield Row(
         "mutual learning dfml_cnn",
-        partial(_mutual, workloads.dfml_cnn, Shape(10, 64, 10, 32, side=32, channels=3), cores),
+        partial(_mutual, workloads.dfml_cnn, Shape(10, 160, 10, 32, side=32, channels=3), cores),
     )
     yield Row("hyfem matching", _matching)
 
