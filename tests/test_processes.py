@@ -40,7 +40,7 @@ def train(fed: Federation, start: Tensor | None = None, **how: Any) -> tuple[Ten
 
 @pytest.fixture(autouse=True)
 def forked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The workers of a test; other tests may have left processes of their own, and more memory than workers may keep."""
+    """The workers of a test; others may have left processes of their own, and more memory than workers may keep."""
     monkeypatch.setattr(processes, "MOST_KEPT", float("inf"))
     fork, pids = os.fork, list[int]()
 
