@@ -1,5 +1,6 @@
 """Work of one machine whose parts need in every step what the others have found: forks that wait for each other."""
 
+import contextlib
 import logging
 import os
 import socket
@@ -76,7 +77,8 @@ def _follow(line: socket.socket) -> None:
 def _lead(helpers: list[Helper]) -> None:
     _gather(helpers)
     for helper in helpers:
-        helper.line.send(_STEP)
+        with contextlib.suppress(OSError):  # it has died since: noticed in the next step
+            helper.line.send(_STEP)
 
 
 def _gather(helpers: list[Helper]) -> None:
