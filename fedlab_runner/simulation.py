@@ -81,7 +81,8 @@ class Simulation:
         now, wall = self._resume(*saved) if saved else (self._initial(), 0.0)
         self.fed.tables.retain(store.rounds())
         began = time.monotonic() - wall
-        written, first, saved_round, saved_at, saving = bool(saved), now.round, now.round, time.monotonic(), 0.0
+        first, saved_round, saved_at, saving = now.round, now.round, time.monotonic(), 0.0
+        written = True  # all that there is: before its first evaluation a run has nothing to go on from
         evaluation = None
         recorder.start(now.round if saved else -1)
         on_start()
@@ -106,6 +107,7 @@ class Simulation:
                 evaluating = time.monotonic()
                 recorder.log(0, self._first_evaluation(now.state), {"time/wall": time.monotonic() - began})
                 evaluation = time.monotonic() - evaluating
+                written = False
             _log.info("%s; %s", self._expected_time(now.round, evaluation), memory)
             while now.round < self.rounds:
                 started = time.monotonic()

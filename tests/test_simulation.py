@@ -22,6 +22,7 @@ from fedlab_runner.errors import Diverged, Interrupted, UserError
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.federation import Federation
 from fedlab_runner.runner import run_in
+from fedlab_runner.simulation import Simulation
 
 EVERY = "evaluation.every=1"
 
@@ -120,6 +121,23 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(name: str, tmp_path: Path, monk
     assert rows(tmp_path / "whole")[9]["test/accuracy"] == pytest.approx(
         rows(tmp_path / "loop")[9]["test/accuracy"], abs=0.01
     )
+
+
+def test_a_run_that_is_stopped_before_its_first_evaluation_has_nothing_to_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    overrides = ("algorithm=fedavg", "rounds=2", EVERY, "executor=loop")
+
+    def stop(*_: Any) -> Any:
+        raise Interrupted(15)
+
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        patch.setattr(Simulation, "_first_evaluation", stop)
+        run_in(tmp_path / "stopped", composed(*overrides))
+    assert "could not be checkpointed" not in caplog.text
+    run_in(tmp_path / "stopped", composed(*overrides))
+    run_in(tmp_path / "whole", composed(*overrides))
+    assert_same_run(tmp_path / "whole", tmp_path / "stopped", *overrides)
 
 
 def test_a_signal_whose_exception_is_lost_stops_the_run_after_its_round(
