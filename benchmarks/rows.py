@@ -111,9 +111,10 @@ def _training(
     }
     for name, executor in some.items():
         contenders[name] = Contender(partial(_train, executor, work))
-    folder = Path(tempfile.mkdtemp(prefix="fedlab-bench-"))
+    temporary = tempfile.TemporaryDirectory(prefix="fedlab-bench-")  # gone with the contender that refers to it
+    folder = Path(temporary.name)
     auto = Auto(seconds=0.0, workers=cores, compile=compiled).in_run(folder, ROUNDS)
-    contenders["auto"] = Contender(partial(_train, auto, work), note=lambda: _choice(folder))
+    contenders["auto"] = Contender(partial(_train, auto, work), note=lambda: _choice(Path(temporary.name)))
     examples = int(fed.population.num_examples[work.ids].sum())
     return Case(contenders, examples * fed.task.flops(_example(work)).step, (int(work.num_steps.sum()), "step"))
 

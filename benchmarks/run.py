@@ -2,7 +2,7 @@
 
 Contenders of a row take turns within one run, on the same cores, so that their ratios hold on a machine that others use
 too: what is reported is the least wall time of each and the median of its paired ratios to the first. In its turn a
-contender does two rounds, of which the second is timed.
+contender does two rounds that do not count and then as many as make up a tenth of a second, of which the mean counts.
     python -m benchmarks.run [--cores 2] [--repeat 7] [--only REGEX] [--compiled] [--out FILE]
 The plain loop may use a thread for each core. Rows that FILE has from the same commit and machine are not measured
 again: a run that was stopped goes on.
@@ -16,6 +16,8 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -27,20 +29,34 @@ from fedlab_runner.executors.memory import processor
 from fedlab_runner.files import write_text_atomically
 from fedlab_runner.system import usable_cores
 
+WARM, LEAST, MOST = 2, 0.1, 20  # rounds that do not count; seconds and rounds that do
+
+
+def of_a_turn(call: Callable[[int], object], numbers: Iterator[int]) -> float:
+    """Seconds of a round, in a state that a long run would be in: caches are warm, workers are there and have touched
+    their memory.
+    """
+    for _ in range(WARM):
+        call(next(numbers))
+    rounds, began, now = 0, time.perf_counter(), 0.0
+    while rounds < MOST and now - began < LEAST:
+        call(next(numbers))
+        rounds, now = rounds + 1, time.perf_counter()
+    return (now - began) / rounds
+
 
 def measured(case: Case, repeat: int, gflops: float) -> dict[str, Any]:
     """Least seconds of each contender, and its speed relative to the first; `limit` is the share of the machine's
     matrix rate that is used.
     """
     seconds: dict[str, list[float]] = {name: [] for name in case.contenders}
+    numbers = {name: count() for name in case.contenders}
     for turn in range(repeat + 1):
         for name, contender in case.contenders.items():
             torch.set_num_threads(contender.threads)
-            contender.call(2 * turn)  # as in a run of its own: its caches are warm, its workers are there
-            began = time.perf_counter()
-            contender.call(2 * turn + 1)
+            taken = of_a_turn(contender.call, numbers[name])
             if turn:  # the first warms up
-                seconds[name].append(time.perf_counter() - began)
+                seconds[name].append(taken)
     torch.set_num_threads(1)
     first = next(iter(seconds.values()))
     found: dict[str, Any] = {}

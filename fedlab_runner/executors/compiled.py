@@ -5,7 +5,7 @@ A gradient that is gathered into a vector, and a vector that moves as a whole, c
 
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from fedlab_runner.task import Batch, Task
 Layers = list[Tensor]  # the parameters of one model, or of A models [A, ...]
 Step = Callable[..., Any]  # (layers, slots, lr, t, inputs, targets, mask, *offsets) -> the loss, a scalar or [A]
 _FEED = "feed"  # in a cohort's notes
+GATHERED = 2**19  # bytes of examples that are gathered ahead, at the most
 
 
 def in_layers(work: Work) -> bool:
@@ -62,9 +63,16 @@ def width(clients: int) -> int:
     return -(-clients // step) * step
 
 
-def train_one(work: Work, row: int, w: Tensor) -> Tensor:
-    """Trains a client's model w [P] in place; its mean loss in the last epoch."""
-    return _train(work, np.array([row]), list(work.task.views(w).values()), 0, lambda *_: None)[0]
+def train_one(work: Work, row: int, layers: Layers) -> Tensor:
+    """Trains a client's model in place; its mean loss in the last epoch."""
+    feed, (at,) = _feed(work, np.array([row]))
+    steps, first = int(feed.steps[at]), int(feed.last_epoch[at])
+    if not steps:
+        return feed.lr.new_zeros(())
+    own = () if work.offsets is None else (work.offsets[row],)
+    losses = list(_moved(work, 0, layers, feed, feed.indices[at, :steps], feed.masks[at, :steps], own))
+    weights = feed.weights[at, first:steps]
+    return torch.dot(torch.stack(losses[first:]), weights) / weights.sum()
 
 
 def train_chunk(work: Work, rows: np.ndarray, y: Tensor, values: Tensor) -> None:
@@ -74,41 +82,63 @@ def train_chunk(work: Work, rows: np.ndarray, y: Tensor, values: Tensor) -> None
     All take as many steps as the first; what a client does beyond its own is not looked at.
     """
     doubles = width(len(rows)) - len(rows)
-    moved = np.concatenate([rows[:1].repeat(doubles), rows])
-    start = work.start.expand(len(moved), -1) if work.start.dim() == 1 else work.start[moved]
+    rows = np.concatenate([rows[:1].repeat(doubles), rows])
+    start = work.start.expand(len(rows), -1) if work.start.dim() == 1 else work.start[rows]
     layers = [
         start[:, begin : begin + shape.numel()].reshape(-1, *shape).clone(memory_format=torch.contiguous_format)
         for begin, shape in work.task.layout.values()
     ]
+    feed, at = _feed(work, rows)
+    most, places = int(feed.steps[at[0]]), torch.from_numpy(at).to(work.task.device)
+    indices, masks, weights = (part[places, :most] for part in (feed.indices, feed.masks, feed.weights))
+    own = () if work.offsets is None else (work.offsets[rows],)
+    active = (feed.steps[at, None] > np.arange(most + 1)).sum(0).tolist()  # who take a step more than 0, 1, ...
 
     def keep(first: int, end: int) -> None:
+        """The models of clients who have done all their steps."""
         if (first := max(first, doubles)) < end:
             done = torch.cat([layer[first:end].flatten(1) for layer in layers], 1)
-            y.index_copy_(0, torch.from_numpy(moved[first:end]).to(y.device), done)
+            y.index_copy_(0, torch.from_numpy(rows[first:end]).to(y.device), done)
 
-    values[rows] = _train(work, moved, layers, len(moved), keep)[doubles:]
-
-
-def _train(work: Work, rows: np.ndarray, layers: Layers, models: int, keep: Callable[[int, int], None]) -> Tensor:
-    """Moves the layers, of so many models side by side or of one (0), and gives the mean losses; `keep` is told which
-    clients have done all their steps. A short minibatch is filled up with masked examples: one shape, one graph.
-    """
-    task, population, optimizer = work.task, work.population, work.local.make_optimizer()
-    ready, step, feed = is_ready(work, models), _compiled(work, models), _feed(work, rows)
-    slots = [[torch.zeros_like(layer) for layer in layers] for _ in range(optimizer.slots)]
-    indices, masks = (part.unbind(1) if models else part[0].unbind() for part in (feed.indices, feed.masks))
-    own = () if work.offsets is None else (work.offsets[rows if models else rows[0]],)
-    active, values = feed.steps_above(len(indices)), []
-    keep(active[0], len(rows))  # those that have nothing to do
-    for t, (index, mask) in enumerate(zip(indices, masks, strict=True)):
-        batch = task.batch(*population.examples(index), mask)
-        with nullcontext() if ready or t else deferred():
-            values.append(step(layers, slots, feed.lr, feed.times[t], *batch[:3], *own))
+    keep(active[0], len(rows))
+    steps = _moved(work, len(rows), layers, feed, indices.transpose(0, 1), masks.transpose(0, 1), own)
+    losses = [weights.new_zeros(len(rows))]
+    for t, loss in enumerate(steps):
+        losses.append(loss)
         keep(active[t + 1], active[t])
-    if not values:
-        return feed.weights.new_zeros(len(rows))
-    counted = torch.stack(values, -1).view(len(rows), -1).where(feed.weights > 0, 0)
-    return (feed.weights * counted).sum(1) / feed.weights.sum(1).clamp_min(1)
+    counted = torch.stack(losses, 1)[:, 1:].where(weights > 0, 0)
+    values[rows[doubles:]] = ((weights * counted).sum(1) / weights.sum(1).clamp_min(1))[doubles:]
+
+
+def _moved(
+    work: Work, models: int, layers: Layers, feed: "_Feed", indices: Tensor, masks: Tensor, own: tuple[Tensor, ...]
+) -> Iterator[Tensor]:
+    """Moves the layers, of so many models side by side or of one (0), and gives the loss of each step once it is done.
+    A short minibatch is filled up with masked examples: one shape, one graph.
+
+    indices and masks are [T, b] or [T, A, b]; `own` belongs to the clients at every step.
+    """
+    optimizer, ready, step = work.local.make_optimizer(), is_ready(work, models), _compiled(work, models)
+    slots = [[torch.zeros_like(layer) for layer in layers] for _ in range(optimizer.slots)]
+    for t, batch in enumerate(_batches(work, indices, masks)):
+        with nullcontext() if ready or t else deferred():
+            loss = step(layers, slots, feed.lr, feed.times[t], *batch, *own)
+        yield loss
+
+
+def _batches(work: Work, indices: Tensor, masks: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Inputs, targets and mask of each step. Small examples are gathered for several steps: a call costs more than the
+    copy of a few kilobytes.
+    """
+    task, population = work.task, work.population
+    size = population.inputs[:1].numel() * indices[:1].numel() * task.dtype.itemsize  # bytes of a step
+    ahead = max(1, GATHERED // max(1, size))
+    for some, mask in zip(torch.split(indices, ahead), torch.split(masks, ahead), strict=True):
+        # One client's minibatches have the layout of images, a chunk's have a dimension more.
+        flat = some.flatten() if some.dim() == 2 else some
+        batch = task.batch(*population.examples(flat), mask)
+        inputs, targets = (x.view(*some.shape, *x.shape[flat.dim() :]) for x in (batch.inputs, batch.targets))
+        yield from zip(inputs, targets, mask, strict=True)
 
 
 class _Feed(NamedTuple):
@@ -117,6 +147,7 @@ class _Feed(NamedTuple):
     indices: Tensor  # [k, T, b]
     masks: Tensor  # [k, T, b]: 1 for a real example; all are where there is none, as a mean needs one
     weights: Tensor  # [k, T]: the examples of the last epoch's minibatches
+    last_epoch: np.ndarray  # [k]: the first step of it
     steps: np.ndarray  # [k]
     times: tuple[Tensor, ...]  # the numbers of the steps, as tensors: a number would be compiled in, and so would lr
     lr: Tensor
@@ -128,29 +159,18 @@ class _Feed(NamedTuple):
         weights = sizes * (np.arange(sizes.shape[1]) >= plan.last_epoch[:, None])
         real, counted = (torch.from_numpy(part).to(work.task.device, work.task.dtype) for part in (masks, weights))
         times = torch.arange(sizes.shape[1], dtype=torch.float64).unbind()
-        return _Feed(plan.indices, real, counted, steps, times, torch.tensor(work.lr, dtype=work.task.dtype))
-
-    def select(self, rows: np.ndarray) -> "_Feed":
-        """Of some of the clients."""
-        steps = self.steps[rows]
-        some: slice | Tensor = slice(rows[0], rows[0] + 1) if len(rows) == 1 else torch.from_numpy(rows)
-        indices, masks, weights = (part[some, : steps.max(initial=0)] for part in self[:3])
-        return self._replace(indices=indices, masks=masks, weights=weights, steps=steps)
-
-    def steps_above(self, most: int) -> list[int]:
-        """How many of the clients take a step more than 0, 1, ... of so many."""
-        counts: list[int] = (self.steps[:, None] > np.arange(most + 1)).sum(0).tolist()
-        return counts
+        lr = torch.tensor(work.lr, dtype=work.task.dtype)
+        return _Feed(plan.indices, real, counted, plan.last_epoch, steps, times, lr)
 
 
-def _feed(work: Work, rows: np.ndarray) -> _Feed:
-    """For some of the clients; that of a small cohort is worked out at once."""
+def _feed(work: Work, rows: np.ndarray) -> tuple[_Feed, np.ndarray]:
+    """That of some of the clients, and where in it they are; a small cohort's is worked out at once."""
     if work.whole_plan is None:
-        return _Feed.of(work, work.plan(rows), work.num_steps[rows])
+        return _Feed.of(work, work.plan(rows), work.num_steps[rows]), np.arange(len(rows))
     if _FEED not in work.notes:
         work.notes[_FEED] = _Feed.of(work, work.whole_plan, work.num_steps)
     whole: _Feed = work.notes[_FEED]
-    return whole.select(rows)
+    return whole, rows
 
 
 def _compiled(work: Work, models: int) -> Step:

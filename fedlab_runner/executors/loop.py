@@ -14,6 +14,7 @@ from fedlab_runner.executors.work import Gradient, Objective, OfOne, Work, one_b
 from fedlab_runner.optimizer import zero_slots
 from fedlab_runner.task import Task
 
+_ROOM = "room"  # in a cohort's notes
 Move = Callable[..., Tensor]  # (step, inputs, targets, mask, *own) -> the loss: moves one client's model
 
 
@@ -38,13 +39,13 @@ class Loop(InPieces):
     def train_piece(self, work: Work, piece: Piece, y: Tensor, losses: Tensor) -> None:
         task, population, row = work.task, work.population, int(piece.rows[0])
         task.mode(True, frozen_norm=piece.frozen_norm)
-        work.seed_torch(row)
-        w = _room(task)  # not the row itself: how it is aligned, and so the last bits, would depend on it
+        w, layers = _room(work)  # not the row itself: how it is aligned, and so the last bits, would depend on it
         w.copy_(work.start if work.start.dim() == 1 else work.start[row])
         if self.compile and in_layers(work):
-            losses[row] = train_one(work, row, w)
+            losses[row] = train_one(work, row, layers)  # nothing is drawn in it
             y[row] = w
             return
+        work.seed_torch(row)
         plan, weighted_loss, seen = work.plan(piece.rows), w.new_zeros(()), 0
         with ExitStack() as stack:
             move = self._move(work, w, stack)
@@ -80,11 +81,17 @@ class Loop(InPieces):
         return move
 
 
-def _room(task: Task) -> Tensor:
-    """For one model [D]."""
-    if task.device.type == "cpu":
-        return ONE.take(1, task.size, task.dtype)[0]
-    return torch.empty(task.size, device=task.device, dtype=task.dtype)
+def _room(work: Work) -> tuple[Tensor, list[Tensor]]:
+    """For one model [D], the same for all clients of a cohort, and its trainable parameters."""
+    if _ROOM not in work.notes:
+        task = work.task
+        if task.device.type == "cpu":
+            w = ONE.take(1, task.size, task.dtype)[0]
+        else:
+            w = torch.empty(task.size, device=task.device, dtype=task.dtype)
+        work.notes[_ROOM] = w, list(task.views(w[: task.num_params]).values())
+    room: tuple[Tensor, list[Tensor]] = work.notes[_ROOM]
+    return room
 
 
 def _gradient(objective: Objective) -> Gradient:
