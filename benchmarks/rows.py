@@ -28,12 +28,13 @@ ROUNDS = 10_000  # of the run that executor=auto chooses for
 
 
 class Contender(NamedTuple):
-    """What is called with the number of the turn, and the threads that it may use; `note` says what there is to know
-    when all is over.
+    """What is called with the number of the turn, and the threads that it may use; `plain` is what is not this
+    package's; `note` says what there is to know when all is over.
     """
 
     call: Callable[[int], object]
     threads: int = 1
+    plain: bool = False
     note: Callable[[], str] = str
 
 
@@ -105,9 +106,9 @@ def _training(
     fed = shape.federation(build)
     work = workloads.work_of(fed)
     contenders = {
-        "plain": Contender(lambda _: plain.train_cohort(work, build), threads=cores),
-        "plain, lean": Contender(lambda _: plain.train_cohort_lean(work, build), threads=cores),
-        "plain, one thread": Contender(lambda _: plain.train_cohort(work, build)),
+        "plain": Contender(lambda _: plain.train_cohort(work, build), cores, plain=True),
+        "plain, lean": Contender(lambda _: plain.train_cohort_lean(work, build), cores, plain=True),
+        "plain, one thread": Contender(lambda _: plain.train_cohort(work, build), plain=True),
     }
     for name, executor in some.items():
         contenders[name] = Contender(partial(_train, executor, work))
@@ -139,9 +140,9 @@ def _evaluation(cores: int) -> Case:
     work = workloads.work_of(fed)
     ours = lambda _: [fed.task.predict(work.start, part) for part in fed.population.inputs.split(500)]  # noqa: E731
     contenders = {
-        "plain": Contender(lambda _: plain.accuracy(work, workloads.cnn, 500)),
+        "plain": Contender(lambda _: plain.accuracy(work, workloads.cnn, 500), plain=True),
         "ours": Contender(ours),
-        f"plain, {cores} threads": Contender(lambda _: plain.accuracy(work, workloads.cnn, 500), threads=cores),
+        f"plain, {cores} threads": Contender(lambda _: plain.accuracy(work, workloads.cnn, 500), cores, plain=True),
         f"ours, {cores} threads": Contender(ours, threads=cores),
     }
     examples = len(fed.population.inputs)
@@ -206,8 +207,8 @@ def _mutual(build: Callable[[], nn.Module], shape: Shape, cores: int) -> Case:
 
     steps = count * -(-shape.examples // shape.batch)
     contenders = {
-        "plain": Contender(others, threads=cores),
-        "plain, one thread": Contender(others),
+        "plain": Contender(others, cores, plain=True),
+        "plain, one thread": Contender(others, plain=True),
         "ours": Contender(partial(ours, alone)),
         f"ours, {cores} threads": Contender(partial(ours, alone), threads=cores),
         "ours, processes": Contender(partial(ours, shared)),

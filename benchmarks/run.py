@@ -3,6 +3,7 @@
 Contenders of a row take turns within one run, on the same cores, so that their ratios hold on a machine that others use
 too: what is reported is the least wall time of each and the median of its paired ratios to the first. In its turn a
 contender does two rounds that do not count and then as many as make up a tenth of a second, of which the mean counts.
+Plain loops run in a process of their own, in which nothing of this package has set anything.
     python -m benchmarks.run [--cores 2] [--repeat 7] [--only REGEX] [--compiled] [--out FILE]
 The plain loop may use a thread for each core. Rows that FILE has from the same commit and machine are not measured
 again: a run that was stopped goes on.
@@ -16,45 +17,73 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.rows import Case, all_rows
+from benchmarks.rows import Case, Contender, all_rows
 from benchmarks.table import table
 from fedlab_runner.executors.memory import processor
 from fedlab_runner.files import write_text_atomically
-from fedlab_runner.system import usable_cores
+from fedlab_runner.system import keep_freed_memory, usable_cores
 
 WARM, LEAST, MOST = 2, 0.1, 20  # rounds that do not count; seconds and rounds that do
 
 
-def of_a_turn(call: Callable[[int], object], numbers: Iterator[int]) -> float:
+def of_a_turn(contender: Contender, numbers: Iterator[int]) -> float:
     """Seconds of a round, in a state that a long run would be in: caches are warm, workers are there and have touched
     their memory.
     """
+    torch.set_num_threads(contender.threads)
     for _ in range(WARM):
-        call(next(numbers))
+        contender.call(next(numbers))
     rounds, began, now = 0, time.perf_counter(), 0.0
     while rounds < MOST and now - began < LEAST:
-        call(next(numbers))
+        contender.call(next(numbers))
         rounds, now = rounds + 1, time.perf_counter()
     return (now - began) / rounds
 
 
-def measured(case: Case, repeat: int, gflops: float) -> dict[str, Any]:
+class Aside:
+    """Another process with the contenders of one row, each of which takes its turn when it is told to."""
+
+    def __init__(self, row: str, cores: int, compiled: bool) -> None:
+        words = [sys.executable, "-m", "benchmarks.run", "--cores", str(cores), "--aside", row]
+        self._process = subprocess.Popen(
+            words + ["--compiled"] * compiled, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def of_a_turn(self, name: str) -> float:
+        """Seconds of a round of the contender."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        print(name, file=self._process.stdin, flush=True)
+        return float(self._process.stdout.readline())
+
+    def end(self) -> None:
+        """It ends with its input."""
+        self._process.communicate()
+
+
+def serve(case: Case) -> None:
+    """In the other process: names of contenders come, seconds go."""
+    numbers = {name: count() for name in case.contenders}
+    for line in sys.stdin:
+        name = line.rstrip("\n")
+        print(of_a_turn(case.contenders[name], numbers[name]), flush=True)
+
+
+def measured(case: Case, repeat: int, gflops: float, aside: Aside | None = None) -> dict[str, Any]:
     """Least seconds of each contender, and its speed relative to the first; `limit` is the share of the machine's
-    matrix rate that is used.
+    matrix rate that is used. Plain contenders take their turns aside.
     """
     seconds: dict[str, list[float]] = {name: [] for name in case.contenders}
     numbers = {name: count() for name in case.contenders}
     for turn in range(repeat + 1):
         for name, contender in case.contenders.items():
-            torch.set_num_threads(contender.threads)
-            taken = of_a_turn(contender.call, numbers[name])
+            taken = aside.of_a_turn(name) if contender.plain and aside else of_a_turn(contender, numbers[name])
             if turn:  # the first warms up
                 seconds[name].append(taken)
     torch.set_num_threads(1)
@@ -119,15 +148,23 @@ def main() -> int:
     parser.add_argument("--only", default="", help="rows whose name has this regular expression")
     parser.add_argument("--compiled", action="store_true", help="compiled steps too: a minute more a row")
     parser.add_argument("--out", type=Path, help="a file for the JSON, which a stopped run goes on with")
+    parser.add_argument("--aside", help=argparse.SUPPRESS)  # the row whose contenders are asked for, one by one
     options = parser.parse_args()
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.cores])
+    if options.aside is not None:
+        row = next(row for row in all_rows(options.cores, options.compiled) if row.name == options.aside)
+        serve(row.case())
+        return 0
     here = machine(options.cores)
+    keep_freed_memory()  # as a run does
     rows = _begun(options.out, here)
     results: dict[str, Any] = {"machine": here, "command": sys.argv[1:], "rows": rows}
     for row in all_rows(options.cores, options.compiled):
         if row.name in rows or not re.search(options.only, row.name):
             continue
-        rows[row.name] = found = measured(row.case(), options.repeat, here["matrix_gflops_a_second"])
+        aside = Aside(row.name, options.cores, options.compiled)
+        rows[row.name] = found = measured(row.case(), options.repeat, here["matrix_gflops_a_second"], aside)
+        aside.end()
         line = ", ".join(shown(name, each) for name, each in found.items())
         print(f"{row.name}: {line}", file=sys.stderr, flush=True)
         if options.out:

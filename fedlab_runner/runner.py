@@ -44,6 +44,7 @@ from fedlab_runner.run_id import SERVER_DATA, digest
 from fedlab_runner.server import ServerData
 from fedlab_runner.simulation import Simulation
 from fedlab_runner.summary import summarise
+from fedlab_runner.system import keep_freed_memory
 from fedlab_runner.topology_plot import plot_topology
 
 _log = logging.getLogger("fedlab_runner")
@@ -109,6 +110,7 @@ def prepare(components: Components, folder: Path | None = None) -> Prepared:
     config does not fit the data.
     """
     c = components
+    keep_freed_memory()
     if c.threads is not None:
         torch.set_num_threads(c.threads)
     with _faults("dataset", c.dataset):

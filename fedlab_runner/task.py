@@ -49,8 +49,13 @@ class Normalize(NamedTuple):
 
     def __call__(self, inputs: Tensor, dtype: torch.dtype) -> Tensor:
         # Images are laid out channel by channel within a pixel: convolutions and pooling on a CPU gain up to 30 %.
-        layout = torch.channels_last if inputs.dim() == 4 else torch.preserve_format
-        inputs = inputs.to(dtype, memory_format=layout)
+        if inputs.dim() == 4:
+            inputs = inputs.to(dtype, memory_format=torch.channels_last)
+            _, channels, height, width = inputs.shape
+            # With one channel both layouts are the same memory: strides alone say which one is to come out.
+            inputs = inputs.as_strided(inputs.shape, (channels * height * width, 1, channels * width, channels))
+        else:
+            inputs = inputs.to(dtype)
         return inputs if self.shift is None or self.scale is None else inputs.sub_(self.shift).mul_(self.scale)
 
 

@@ -134,11 +134,11 @@ def _batches(work: Work, indices: Tensor, masks: Tensor) -> Iterator[tuple[Tenso
     size = population.inputs[:1].numel() * indices[:1].numel() * task.dtype.itemsize  # bytes of a step
     ahead = max(1, GATHERED // max(1, size))
     for some, mask in zip(torch.split(indices, ahead), torch.split(masks, ahead), strict=True):
-        # One client's minibatches have the layout of images, a chunk's have a dimension more.
-        flat = some.flatten() if some.dim() == 2 else some
-        batch = task.batch(*population.examples(flat), mask)
-        inputs, targets = (x.view(*some.shape, *x.shape[flat.dim() :]) for x in (batch.inputs, batch.targets))
-        yield from zip(inputs, targets, mask, strict=True)
+        if some.dim() > 2:
+            yield from zip(*task.batch(*population.examples(some), mask)[:3], strict=True)
+        else:  # one client: its minibatches are laid out as images
+            batch = task.batch(*population.examples(some.flatten()), mask)
+            yield from zip(*(torch.split(x, some.shape[1]) for x in batch[:2]), mask, strict=True)
 
 
 class _Feed(NamedTuple):

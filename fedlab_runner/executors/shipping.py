@@ -18,6 +18,7 @@ from torch import Tensor
 from fedlab_runner.executors.pieces import InPieces, Piece, own_generator
 from fedlab_runner.executors.work import Work
 from fedlab_runner.population import Population, Streams
+from fedlab_runner.system import keep_freed_memory
 
 Ref = Any  # where something lies in the cluster's object store
 KEPT = 8  # things that a worker process keeps for the next rounds
@@ -91,6 +92,7 @@ def _share(work: Work, pieces: list[Piece]) -> Share:
 def train_share(inner: InPieces, round: Round, share: Share) -> tuple[np.ndarray, np.ndarray]:
     """In a worker process: the models [k, D] and mean losses [k] of a share's clients."""
     torch.set_num_threads(1)
+    keep_freed_memory()
     whole: Work = _received(round.work, lambda content: _unpickled(content, round.lasting))
     per_step = whole.per_step
     work = replace(
