@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -131,12 +132,27 @@ def machine(cores: int) -> dict[str, Any]:
     }
 
 
+@contextmanager
+def neighbours(count: int) -> Iterator[None]:
+    """So many other processes that keep these cores busy, as those of other users do."""
+    busy = [sys.executable, "-c", "import numpy as n\na = n.ones((300, 300))\nwhile True: a @ a"]
+    others = [subprocess.Popen(busy, env=os.environ | {"OPENBLAS_NUM_THREADS": "1"}) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
 def _begun(path: Path | None, here: dict[str, Any]) -> dict[str, Any]:
     """The rows that a file has from this commit and machine."""
     if path is None or not path.exists():
         return {}
     before: dict[str, Any] = json.loads(path.read_text())
-    same = all(before["machine"].get(key) == here[key] for key in ("processor", "cores", "torch", "commit"))
+    same = all(
+        before["machine"].get(key) == here[key] for key in ("processor", "cores", "neighbours", "torch", "commit")
+    )
     return dict(before["rows"]) if same else {}
 
 
@@ -148,6 +164,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="rows whose name has this regular expression")
     parser.add_argument("--compiled", action="store_true", help="compiled steps too: a minute more a row")
     parser.add_argument("--out", type=Path, help="a file for the JSON, which a stopped run goes on with")
+    parser.add_argument("--neighbours", type=int, default=0, help="processes that keep the same cores busy meanwhile")
     parser.add_argument("--aside", help=argparse.SUPPRESS)  # the row whose contenders are asked for, one by one
     options = parser.parse_args()
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.cores])
@@ -155,7 +172,7 @@ def main() -> int:
         row = next(row for row in all_rows(options.cores, options.compiled) if row.name == options.aside)
         serve(row.case())
         return 0
-    here = machine(options.cores)
+    here = machine(options.cores) | {"neighbours": options.neighbours}
     keep_freed_memory()  # as a run does
     rows = _begun(options.out, here)
     results: dict[str, Any] = {"machine": here, "command": sys.argv[1:], "rows": rows}
@@ -163,8 +180,10 @@ def main() -> int:
         if row.name in rows or not re.search(options.only, row.name):
             continue
         aside = Aside(row.name, options.cores, options.compiled)
-        rows[row.name] = found = measured(row.case(), options.repeat, here["matrix_gflops_a_second"], aside)
+        with neighbours(options.neighbours):
+            found = measured(row.case(), options.repeat, here["matrix_gflops_a_second"], aside)
         aside.end()
+        rows[row.name] = found
         line = ", ".join(shown(name, each) for name, each in found.items())
         print(f"{row.name}: {line}", file=sys.stderr, flush=True)
         if options.out:

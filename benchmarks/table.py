@@ -29,7 +29,8 @@ def table(results: dict[str, Any]) -> str:
                 f"| {row} | {shown} | {1e3 * found['seconds']:.4g} | {piece} | {found['speed']:.2f} | {limit} |"
             )
     here = results["machine"]
-    lines += ["", f"{here['processor']}, {here['cores']} cores, load {here['load']:.1f};"]
+    busy = f" and {here['neighbours']} busy neighbours" if here.get("neighbours") else ""
+    lines += ["", f"{here['processor']}, {here['cores']} cores, load {here['load']:.1f}{busy};"]
     lines += [
         f"matrix products {here['matrix_gflops_a_second']:.0f} GFLOP/s; torch {here['torch']}; {here['commit'][:7]}"
     ]
