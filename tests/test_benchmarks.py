@@ -94,6 +94,18 @@ def test_what_is_measured_is_a_round_in_a_steady_state(monkeypatch: pytest.Monke
     assert (tmp_path / "growth.png").stat().st_size > 1000
 
 
+def test_plain_contenders_take_their_turns_in_a_process_of_their_own() -> None:
+    class Other:
+        def of_a_turn(self, name: str) -> float:
+            return {"plain": 3.0}[name]
+
+    case = Case({"plain": Contender(lambda _: pytest.fail("not here"), plain=True), "ours": Contender(lambda _: None)})
+    assert run.measured(case, repeat=2, gflops=1.0, aside=Other())["plain"]["seconds"] == 3.0  # type: ignore[arg-type]
+    aside = run.Aside("hyfem matching", cores=1, compiled=False)
+    assert 0 < aside.of_a_turn("match") < 60
+    aside.end()
+
+
 def test_every_row_has_a_name_of_its_own() -> None:
     names = [row.name for row in all_rows(2, compiled=True)]
     assert len(names) == len(set(names)) > 15
