@@ -1,3 +1,4 @@
+import pytest
 import torch
 from torch import nn
 from toy import CLASSES, CPU, FEATURES, mlp, normed, task
@@ -85,6 +86,15 @@ def test_pixels_are_normalised_per_channel() -> None:
     assert normalize(images, torch.float64).flatten().tolist() == [-1.0, 3.0]
     features = torch.randn(2, 3)
     assert torch.equal(Normalize(None, None)(features, torch.float32), features)
+
+
+@pytest.mark.parametrize("stored", [torch.uint8, torch.float32])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_convolutions_of_normalised_images_come_out_channels_last(channels: int, stored: torch.dtype) -> None:
+    images = torch.arange(2 * channels * 8 * 8).reshape(2, channels, 8, 8).to(stored)
+    inputs = Normalize.of([0.5] * channels, [0.5] * channels, torch.float32, CPU)(images.clone(), torch.float32)
+    torch.testing.assert_close(inputs, (images.float() - 127.5) / 127.5)
+    assert nn.Conv2d(channels, 4, 3)(inputs).stride(1) == 1, "pooling in the other layout is slow"
 
 
 def test_autocast_gives_logits_of_the_tasks_type() -> None:
