@@ -48,14 +48,11 @@ class Normalize(NamedTuple):
         return Normalize(shift, 1 / scale)
 
     def __call__(self, inputs: Tensor, dtype: torch.dtype) -> Tensor:
-        # Images are laid out channel by channel within a pixel: convolutions and pooling on a CPU gain up to 30 %.
-        if inputs.dim() == 4:
-            inputs = inputs.to(dtype, memory_format=torch.channels_last)
-            _, channels, height, width = inputs.shape
-            # With one channel both layouts are the same memory: strides alone say which one is to come out.
-            inputs = inputs.as_strided(inputs.shape, (channels * height * width, 1, channels * width, channels))
-        else:
-            inputs = inputs.to(dtype)
+        images = inputs.dim() == 4  # their channels lie side by side: convolutions and pooling gain up to 30 % on a CPU
+        inputs = inputs.to(dtype, memory_format=torch.channels_last if images else torch.preserve_format)
+        if images:  # with one channel, strides alone say which layout is to come out of a convolution
+            n, c, h, w = inputs.shape
+            inputs = inputs.as_strided((n, c, h, w), (c * h * w, 1, c * w, c))
         return inputs if self.shift is None or self.scale is None else inputs.sub_(self.shift).mul_(self.scale)
 
 

@@ -50,6 +50,7 @@ def rounds_done(folder: Path) -> int:
 
 
 SLOW = (
+    "fedcda algorithm.warmup=5 algorithm.caches_on=disk",
     "fedavg",
     "fedexp",
     "fedgen",
@@ -71,7 +72,6 @@ SLOW = (
     "name",
     [
         "fedbuff",
-        "fedcda algorithm.warmup=5 algorithm.caches_on=disk",
         *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW),
     ],
 )
@@ -84,7 +84,7 @@ def test_killed_runs_end_in_the_same_bytes(name: str, tmp_path: Path) -> None:
         process = start(folder, *overrides)
         target = before + rng.randint(1, 14)
         while process.poll() is None and rounds_done(folder) < target:
-            time.sleep(0.001)
+            time.sleep(0.003)
         if process.poll() is None:
             process.send_signal(signal.SIGKILL)
             kills += 1
