@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Self, cast
 
 from fedlab_runner.errors import UserError
 from fedlab_runner.files import TEMPORARY, make_folder, write_atomically
+from fedlab_runner.signals import deferred
 
 if TYPE_CHECKING:
     import torch
@@ -73,6 +74,7 @@ class CheckpointStore:
         self._folder = folder / "checkpoints"
         self._keep = keep
 
+    @deferred()  # torch.save turns the exception of a signal that comes in it into one of its own
     def save(self, round: int, fingerprint: dict[str, Any], payload: Any) -> Path:
         """Writes the checkpoint of `round`, then removes the older ones, those of later rounds and what a kill left."""
         path = self._folder / f"round_{round:06d}.pt"
@@ -295,6 +297,4 @@ def _way_out(checkpoints: Path) -> str:
 
 
 def _round(path: Path) -> int:
-    match = _NAME.fullmatch(path.name)
-    assert match is not None, path
-    return int(match.group(1))
+    return int(_NAME.sub(r"\1", path.name))

@@ -75,7 +75,9 @@ def _again(ignored: BaseException | None, handler: Callable[[int, FrameType | No
 
 @contextmanager
 def deferred() -> Iterator[None]:
-    """A signal that comes meanwhile is raised at the end: the compiler loses exceptions in its callbacks."""
+    """A signal that comes meanwhile is raised at the end: the compiler loses exceptions in its callbacks, and
+    torch.save puts its own in their place.
+    """
     _waiting.append(None)
     try:
         yield

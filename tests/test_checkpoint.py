@@ -15,8 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
+from fedlab_runner import checkpoint, signals
 from fedlab_runner.checkpoint import Checkpointing, CheckpointStore, RunLock
-from fedlab_runner.errors import UserError
+from fedlab_runner.errors import Interrupted, UserError
 
 ROOT = Path(__file__).parents[1]
 CONFIG = {"algorithm": {"name": "fedavg", "mu": 0.1, "betas": (0.9, 0.99)}, "seed": 0}
@@ -160,6 +161,26 @@ def test_a_failed_save_leaves_the_old_ones(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(OSError, match="No space"):
         store.save(2, CONFIG, {"round": 2})
     assert names(tmp_path) == ["round_000001.pt"] and loaded(store)[0] == 1
+
+
+def test_a_signal_waits_for_the_checkpoint_that_is_being_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch.save would end with an error of its own about the half-written archive, and the run with that."""
+    store = CheckpointStore(tmp_path, keep=1)
+    write = checkpoint._Hashing.write
+
+    def interrupted(self: checkpoint._Hashing, data: bytes) -> int:
+        if not sent:
+            sent.append(len(data))
+            os.kill(os.getpid(), signal.SIGTERM)
+        return write(self, data)
+
+    sent: list[int] = []
+    monkeypatch.setattr(checkpoint._Hashing, "write", interrupted)
+    with pytest.raises(Interrupted), signals.raised():
+        store.save(3, CONFIG, {"x": torch.arange(5000)})
+    assert sent and loaded(store)[0] == 3
 
 
 def test_a_killed_writer_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
