@@ -61,6 +61,7 @@ def test_the_example_of_a_data_set_is_formatted_as_the_code_is() -> None:
         assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
+@pytest.mark.slow  # commands of the user's, each from its start
 def test_the_example_of_a_data_set_learns(tmp_path: Path) -> None:
     """In a copy of the repository that differs by the two files of the page."""
     for folder in ("fedlab_runner", "conf"):

@@ -301,7 +301,9 @@ def assert_no_key(folder: Path, process: "subprocess.CompletedProcess[str]", *, 
     assert not [path for path in written if KEY.encode() in path.read_bytes()]
 
 
-@pytest.mark.parametrize("way", ["environment", "netrc", "settings"])
+@pytest.mark.parametrize(
+    "way", ["environment", *(pytest.param(w, marks=pytest.mark.slow) for w in ("netrc", "settings"))]
+)
 def test_a_key_is_written_nowhere(way: str, tmp_path: Path) -> None:
     environment = {}
     if way == "environment":

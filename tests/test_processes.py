@@ -219,7 +219,10 @@ train(federation(executor=Processes(3, Loop(compile=False))), correct=correct)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+SOFTER = (pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGTERM, signal.SIGINT))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, *SOFTER])
 def test_no_worker_outlives_its_parent(number: signal.Signals) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM],

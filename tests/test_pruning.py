@@ -115,6 +115,7 @@ def test_what_was_given_up_stays_so_under_the_same_rule(tmp_path: Path, monkeypa
     assert not (tmp_path / giving_up.FILE).exists()
 
 
+@pytest.mark.slow  # commands of the user's, each from its start
 def test_a_sweep_gives_up_and_the_run_can_go_on(tmp_path: Path) -> None:
     """Three good learning rates, then one that learns nothing: it ends after round 2 of 4, the sweep does not fail."""
     small = [

@@ -206,6 +206,7 @@ def test_the_example_of_an_algorithm_is_formatted_as_the_code_is() -> None:
         assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
+@pytest.mark.slow  # commands of the user's, each from its start
 def test_the_example_of_an_algorithm_passes_the_common_tests_and_runs(tmp_path: Path) -> None:
     """In a copy of the repository that differs by the two files of the page."""
     for folder in ("fedlab_runner", "conf", "tests"):
