@@ -1,5 +1,7 @@
 """Configs composed as the command line composes them, shrunk to fractions of a second."""
 
+from copy import deepcopy
+from functools import lru_cache
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
@@ -18,9 +20,14 @@ SMALL = (
 
 
 def composed(*overrides: str, small: bool = True) -> DictConfig:
+    return deepcopy(_composed(*(SMALL if small else ()), *overrides))
+
+
+@lru_cache(maxsize=64)  # a test asks for the same again and again, and a config takes a tenth of a second
+def _composed(*overrides: str) -> DictConfig:
     register_resolvers()
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return compose("train", [*(SMALL if small else ()), *overrides])
+        return compose("train", list(overrides))
 
 
 def files(folder: Path) -> dict[str, bytes]:
