@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import pictures
 import pytest
 
 # Before anything imports torch, and inherited by subprocesses: the workers of `pytest -n` are the parallelism.
@@ -30,6 +31,12 @@ def _quiet_machine() -> Iterator[None]:
         for variable in _OURS:
             patch.delenv(variable, raising=False)
         yield
+
+
+@pytest.fixture(autouse=True)
+def _no_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "pictures" not in request.keywords:
+        pictures.leave_out(monkeypatch.setattr)
 
 
 @pytest.fixture(scope="session", autouse=True)

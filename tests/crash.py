@@ -152,6 +152,7 @@ def _once(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def _serve() -> None:
     os.environ |= {"OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
+    import pictures
     import torch
     from composed import composed
 
@@ -159,11 +160,8 @@ def _serve() -> None:
     from fedlab_runner.recording.console import Console
 
     torch.set_num_threads(1)
-    # Drawing takes longer than all else in these runs, and the commit is that of this checkout.
-    drawings = {"plot_partition": None, "plot_curves": None, "plot_staleness": False, "plot_diagnostics": ()}
-    for name, result in drawings.items():
-        setattr(runner, name, lambda *_, result=result: result)
-    provenance._commit = lambda: None
+    pictures.leave_out()
+    provenance._commit = lambda: None  # that of this checkout
     Console.table = lambda *_: None
     # A config is composed and built once; components are frozen.
     configs: dict[tuple[str, ...], Any] = {}

@@ -109,14 +109,6 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.fixture(autouse=True)
-def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "plot_partition", lambda *_: None)
-    monkeypatch.setattr(runner, "plot_curves", lambda *_: None)
-    monkeypatch.setattr(runner, "plot_staleness", lambda *_: False)
-    monkeypatch.setattr(runner, "plot_diagnostics", lambda *_: [])
-
-
 def test_an_analysis_changes_nothing_else(tmp_path: Path) -> None:
     run_in(tmp_path / "with", composed("rounds=5", *MEASURED))
     run_in(tmp_path / "without", composed("rounds=5", "evaluation.every=1", "algorithm=scaffold"))

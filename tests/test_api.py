@@ -16,10 +16,7 @@ from fedlab_runner.errors import UserError
 
 
 @pytest.fixture(autouse=True)
-def _without_pictures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("plot_partition", "plot_curves", "plot_staleness"):
-        monkeypatch.setattr(runner, name, lambda *_: False)
-    monkeypatch.setattr(runner, "plot_diagnostics", lambda *_: [])
+def _in_an_empty_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 

@@ -12,7 +12,6 @@ from mixed import distinct, mixed
 from test_evaluation import evaluation
 from toy import algorithm, federation, run
 
-from fedlab_runner import runner
 from fedlab_runner.client_models import ClientModels
 from fedlab_runner.config import run_id
 from fedlab_runner.data import Examples
@@ -23,12 +22,6 @@ from fedlab_runner.population import Population, split_off
 from fedlab_runner.runner import run_in
 from fedlab_runner.summary import summarise
 from fedlab_runner.task import Task
-
-
-@pytest.fixture(autouse=True)
-def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("plot_partition", "plot_curves", "plot_staleness"):
-        monkeypatch.setattr(runner, name, lambda *_: False)
 
 
 def examined(fed: Federation) -> Examples:

@@ -5,9 +5,11 @@ import math
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import composed as shared
 import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
@@ -28,12 +30,7 @@ NEEDED = {
     "topology/edge_list": ["topology.path=links.txt"],
     "server_data/image_folder": ["server_data.root=images"],
 }
-
-
-def composed(*overrides: str) -> DictConfig:
-    config.register_resolvers()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("train", list(overrides))
+composed = partial(shared.composed, small=False)
 
 
 def faults(*overrides: str) -> list[str]:
@@ -322,6 +319,20 @@ def test_the_order_of_keys_does_not_count() -> None:
     cfg = composed()
     backwards = OmegaConf.create({key: cfg[key] for key in reversed(list(cfg))})
     assert config.run_id(backwards) == config.run_id(cfg)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["local.lr=1", "algorithm=fedavg", "~algorithm.server_lr", "delay.std=3", "+logger.note={a: [1, x]}", "seed=2"],
+        ["experiment=feddle/table7", "server_data@leash_data=in_domain", "leash_data.size=5", "model.channels=1"],
+        ["hydra.job.chdir=true", "rounds=7", "logger=none", "rounds=8"],
+    ],
+)
+def test_what_tests_compose_is_what_hydra_composes(overrides: list[str]) -> None:
+    mine = composed(*overrides)
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        assert mine == compose("train", overrides)
 
 
 def test_the_run_id_is_the_same_in_another_process() -> None:

@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pictures
 import pytest
 from composed import SMALL, composed, files
 
-from fedlab_runner import runner
 from fedlab_runner.runner import run_in
 
 OVERRIDES = ("algorithm=fedbuff", "rounds=6", "delay.std=2", "evaluation.every=1", "participation.cohort_size=7")
@@ -23,21 +23,12 @@ LOOP = "executor=loop"
 TOLERANCE = 2e-4
 
 
-@pytest.fixture(autouse=True)
-def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("plot_partition", "plot_curves", "plot_staleness"):
-        monkeypatch.setattr(runner, name, lambda *_: False)
-    monkeypatch.setattr(runner, "plot_diagnostics", lambda *_: [])
-
-
 @pytest.fixture(scope="module")
 def loop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with the reference executor."""
     folder = tmp_path_factory.mktemp("loop")
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("plot_partition", "plot_curves", "plot_staleness"):
-            patch.setattr(runner, name, lambda *_: False)
-        patch.setattr(runner, "plot_diagnostics", lambda *_: [])
+        pictures.leave_out(patch.setattr)
         run_in(folder, composed(*OVERRIDES, LOOP))
     return folder
 

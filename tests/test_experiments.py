@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from composed import composed
+from composed import composed, with_values
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from fedlab_runner import runner
 from fedlab_runner.config import build, conf_dir, register_resolvers
 from fedlab_runner.runner import run_in
 
@@ -22,7 +21,7 @@ EXPERIMENTS = sorted(
 )
 TABLES = sorted(path.relative_to(CONF / "paper") for path in (CONF / "paper").rglob("*.yaml"))
 CHOICES = ("algorithm", "dataset", "model", "server_data", "partition", "delay", "topology", "supervision")
-TINY = ("num_clients=12", "participation.cohort_size=3", "local.epochs=1", "rounds=1", "logger=none", "device=cpu")
+TINY = ("num_clients=12", "participation.cohort_size=3", "local.epochs=1", "rounds=1", "device=cpu")
 
 
 @cache
@@ -39,7 +38,7 @@ def grid(experiment: str) -> dict[str, list[str]]:
 
 
 def without_files(cfg: DictConfig) -> DictConfig:
-    """The same with a data set, server data and a model that need no files and no time."""
+    """The same with a data set, server data and a model that need no files and no time, and without W&B."""
 
     def load(choice: str, **changes: Any) -> DictConfig:
         return OmegaConf.merge(OmegaConf.load(CONF / f"{choice}.yaml"), changes)
@@ -47,7 +46,7 @@ def without_files(cfg: DictConfig) -> DictConfig:
     with open_dict(cfg):
         model = cfg.model
         cfg.dataset = load("dataset/synthetic", num_users=12)
-        cfg.model = load("model/mlp")
+        cfg.model, cfg.logger = load("model/mlp"), load("logger/none")
         cfg.evaluation.held_out = min(cfg.evaluation.held_out, 50)
         if "size" in cfg.server_data:
             cfg.server_data.size, cfg.server_data.fraction = 50, None
@@ -77,24 +76,18 @@ def fit_blocks(cfg: DictConfig, model: Any) -> None:
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_every_experiment_runs_a_round(experiment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "plot_partition", lambda *_: None)
-    monkeypatch.setattr(runner, "plot_blocks", lambda *_: None)
-    monkeypatch.setattr(runner, "plot_curves", lambda *_: None)
-    monkeypatch.setattr(runner, "plot_staleness", lambda *_: False)
-    monkeypatch.setattr(runner, "plot_diagnostics", lambda *_: [])
-    objective = run_in(tmp_path, without_files(composed(f"experiment={experiment}", *TINY, small=False)))
-    assert 0 <= objective <= 1
-
-
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_every_experiment_builds_and_the_choices_of_its_sweep_exist(experiment: str) -> None:
+def test_every_experiment_builds_and_runs_a_round_and_its_sweep_asks_for_choices_that_exist(
+    experiment: str, tmp_path: Path
+) -> None:
     with open_dict(cfg := with_hydra(experiment).copy()):
         del cfg["hydra"]
     build(cfg)
+
     for key, values in grid(experiment).items():
         group = CONF / key.partition("@")[0]
         assert not group.is_dir() or all((group / f"{value}.yaml").is_file() for value in values), key
+
+    assert 0 <= run_in(tmp_path, without_files(with_values(cfg, *TINY))) <= 1
 
 
 @pytest.mark.slow

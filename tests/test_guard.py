@@ -12,7 +12,6 @@ import torch
 from composed import composed, files
 from toy import ALGORITHMS, algorithm, federation, local, normed, run, tensors
 
-from fedlab_runner import runner
 from fedlab_runner.checkpoint import CheckpointStore
 from fedlab_runner.clock import RoundClock, Starts
 from fedlab_runner.config import build as build_config
@@ -298,14 +297,6 @@ def test_every_algorithm_can_clip_updates(name: str) -> None:
 # Whole runs
 
 
-@pytest.fixture
-def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("plot_partition", "plot_curves"):
-        monkeypatch.setattr(runner, name, lambda *_: None)
-    monkeypatch.setattr(runner, "plot_staleness", lambda *_: False)
-    monkeypatch.setattr(runner, "plot_diagnostics", lambda *_: [])
-
-
 def poison(patch: pytest.MonkeyPatch) -> None:
     """One client of one round returns a value that is not finite."""
     train = Loop.train
@@ -322,7 +313,6 @@ STOPPED = ("algorithm=fedavg", "rounds=8", "executor=loop", "delay.std=2", "part
 DIVERGED = rf"round {ROUND + 1} .*client {BAD} "
 
 
-@pytest.mark.usefixtures("_no_pictures")
 def test_a_stopped_run_is_checkpointed_before_the_round_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -337,7 +327,6 @@ def test_a_stopped_run_is_checkpointed_before_the_round_and_goes_on(
     assert files(tmp_path / "stopped") == files(tmp_path / "whole")
 
 
-@pytest.mark.usefixtures("_no_pictures")
 def test_a_stopped_run_goes_on_under_another_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if it had had it from the beginning; not the other way round, and not under other numbers."""
     poison(monkeypatch)
@@ -359,7 +348,6 @@ def test_a_stopped_run_goes_on_under_another_policy(tmp_path: Path, monkeypatch:
         run_in(tmp_path / "stopped", composed(*STOPPED))
 
 
-@pytest.mark.usefixtures("_no_pictures")
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_overflow_is_found_in_each_precision(precision: str, tmp_path: Path) -> None:
     """bfloat16 has float32's range, and float16 is not a choice."""
@@ -367,7 +355,6 @@ def test_overflow_is_found_in_each_precision(precision: str, tmp_path: Path) -> 
         run_in(tmp_path, composed("algorithm=fedavg", "rounds=4", f"precision={precision}", "local.lr=1e38"))
 
 
-@pytest.mark.usefixtures("_no_pictures")
 def test_a_run_survives_what_it_clips(tmp_path: Path) -> None:
     overrides = ("algorithm=fedavg", "rounds=3", "delay=none", "local.lr=1e38", "nonfinite=clip", "local.update_norm=1")
     run_in(tmp_path, composed(*overrides))
@@ -376,7 +363,6 @@ def test_a_run_survives_what_it_clips(tmp_path: Path) -> None:
     assert rows[-1]["test/loss"] < 10
 
 
-@pytest.mark.usefixtures("_no_pictures")
 def test_a_run_survives_what_it_drops_and_clips(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Where most updates overflow and the others are huge, which only a bound on them catches."""
     overrides = ("algorithm=fedavg", "rounds=3", "delay=none", "local.lr=1e38", "nonfinite=drop", "local.update_norm=1")

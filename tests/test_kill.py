@@ -79,7 +79,7 @@ def test_killed_runs_end_in_the_same_bytes(name: str, tmp_path: Path) -> None:
     overrides = f"algorithm={name}".split()
     whole(tmp_path / "whole", *overrides)
     rng, folder, kills = random.Random(name), tmp_path / "killed", 0
-    for _ in range(3):
+    for _ in range(2):
         before = rounds_done(folder)
         process = start(folder, *overrides)
         target = before + rng.randint(1, 14)
@@ -89,7 +89,7 @@ def test_killed_runs_end_in_the_same_bytes(name: str, tmp_path: Path) -> None:
             process.send_signal(signal.SIGKILL)
             kills += 1
         process.communicate()
-    assert kills >= 2, "the runs were too short to be killed"
+    assert kills == 2, "the runs were too short to be killed"
     whole(folder, *overrides)
     assert files(folder) == files(tmp_path / "whole")
 
@@ -102,6 +102,6 @@ def test_sigterm_checkpoints_and_ends_with_143(tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM, errors.decode()
-    assert b"Traceback" not in errors and b"continues from the last checkpoint" in errors
+    assert errors == b"stopped by signal 15; the same command continues from the last checkpoint\n"
     newest = max(int(path.stem.removeprefix("round_")) for path in (folder / "checkpoints").glob("*.pt"))
     assert newest in (rounds_done(folder) - 1, rounds_done(folder) - 2), "the last whole round is there"

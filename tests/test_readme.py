@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pictures
 import pytest
 import yaml
 from composed import composed
@@ -141,10 +142,8 @@ SYNTHETIC = (
 def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """Every key that some run writes."""
     keys: set[str] = set()
-    with pytest.MonkeyPatch.context() as patch:  # drawing takes longer than all else
-        for name in ("plot_partition", "plot_curves", "plot_staleness"):
-            patch.setattr(runner, name, lambda *_: False)
-        patch.setattr(runner, "plot_diagnostics", lambda *_: [])
+    with pytest.MonkeyPatch.context() as patch:
+        pictures.leave_out(patch.setattr)
         mine, others = ("server_data=in_domain", "server_data.size=50"), ("server_data=torchvision", *SYNTHETIC)
         leashed = ("model=mlp", "server_data@leash_data=in_domain", "leash_data.size=50")
         runs = [(f"algorithm={name}", *mine, *leashed) for name in ALGORITHMS]
@@ -184,6 +183,7 @@ def test_the_defaults_in_the_table_of_choices_are_those_of_the_configs() -> None
                 assert OmegaConf.select(cfg, key, throw_on_missing=True) == yaml.safe_load(value), span
 
 
+@pytest.mark.pictures
 def test_the_files_of_a_run_folder_are_those_on_the_page(tmp_path: Path) -> None:
     runner.run_in(tmp_path, composed("rounds=1", "delay=none"))
     table = section("Everyday use").split("### The run folder")[1].split("###")[0]

@@ -27,16 +27,6 @@ from fedlab_runner.simulation import Simulation
 EVERY = "evaluation.every=1"
 
 
-@pytest.fixture(autouse=True)
-def _no_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawing takes longer than all else in these runs; one test looks at the pictures."""
-    if "pictures" not in request.keywords:
-        monkeypatch.setattr(runner, "plot_partition", lambda *_: None)
-        monkeypatch.setattr(runner, "plot_curves", lambda *_: None)
-        monkeypatch.setattr(runner, "plot_staleness", lambda *_: False)
-        monkeypatch.setattr(runner, "plot_diagnostics", lambda *_: [])
-
-
 def rows(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 

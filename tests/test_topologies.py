@@ -77,6 +77,7 @@ def test_every_topology_can_be_drawn(tmp_path: Path, n: int) -> None:
         assert drawn.size == (900, 900) and np.asarray(drawn.convert("L")).std() > 1
 
 
+@pytest.mark.pictures
 def test_a_run_without_a_server_draws_its_topology(tmp_path: Path) -> None:
     run_in(tmp_path, composed("algorithm=dec_fedavg", "topology=ring", "rounds=1", "executor=loop"))
     assert (tmp_path / "plots/topology.png").exists()

@@ -317,18 +317,3 @@ def test_a_real_run_and_the_same_command_again(tmp_path: Path) -> None:
     again = subprocess.run(start, cwd=tmp_path, capture_output=True, text=True)
     assert (again.returncode, again.stderr) == (0, "")
     assert (folder / "metrics.jsonl").read_bytes() == metrics
-
-
-def test_a_real_sigterm_checkpoints_and_the_same_command_continues(tmp_path: Path) -> None:
-    start = [sys.executable, "-m", "fedlab_runner.train", *SMALL, "rounds=100000", "checkpoint.seconds=null"]
-    process = subprocess.Popen(start, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not any(
-        path.stat().st_size > 500 for path in tmp_path.glob("outputs/feddle-*/metrics.jsonl")
-    ):
-        time.sleep(0.05)
-    process.terminate()
-    _, shown = process.communicate(timeout=60)
-    assert process.returncode == 143, shown
-    assert shown == "stopped by signal 15; the same command continues from the last checkpoint\n"
-    assert list(tmp_path.glob("outputs/feddle-*/checkpoints/*"))

@@ -41,14 +41,21 @@ def has_compiler() -> bool:
     return any(map(shutil.which, ("c++", "g++", "clang++")))
 
 
-def graph_of(function: Step, **options: Any) -> Step:
-    """torch.compile, so that processes can still be forked."""
+def graph_of(function: Step, task: Task, *, layer_by_layer: bool = False) -> Step:
+    """torch.compile of a step of the task's models, so that processes can still be forked."""
+    from fedlab_runner.executors import passes  # which imports the compiler, for a second
+
     # A process's first gradient decides whether autograd starts threads, without which a fork has no autograd. The
     # compiler knows more devices than are there, so that it must not be the first to ask.
     one = torch.ones((), requires_grad=True)
     torch.autograd.grad(one * 2, one)
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it says at length that there is no GPU
-    compiled: Step = torch.compile(function, **options)
+    passes.prepare(task.module)
+    options: dict[str, Any] = {}
+    if layer_by_layer:  # which are the same tensors in every step
+        options["guard_filter_fn"] = torch.compiler.keep_tensor_guards_unsafe
+        options["post_grad_custom_post_pass"] = passes.UpdateInPlace()
+    compiled: Step = torch.compile(function, options=options or None)
     return compiled
 
 
@@ -179,7 +186,7 @@ def _compiled(work: Work, models: int) -> Step:
         step = _step(work.task, work.local.make_optimizer(), stacked=models > 0)
         # The compiler counts its graphs by code object and gives up after eight: to each task its own.
         step.__code__ = step.__code__.replace()
-        work.task.compiled[key] = graph_of(step, options={"guard_filter_fn": torch.compiler.keep_tensor_guards_unsafe})
+        work.task.compiled[key] = graph_of(step, work.task, layer_by_layer=True)
     return work.task.compiled[key]
 
 

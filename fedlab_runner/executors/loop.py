@@ -69,7 +69,7 @@ class Loop(InPieces):
             gradient = work.followed(_module_gradient(work, leaves, buffers))
         else:
             objective = work.objective()
-            gradient = work.followed(_gradient(graph_of(objective) if self.compile else objective))
+            gradient = work.followed(_gradient(graph_of(objective, task) if self.compile else objective))
 
         def move(t: int, *batch: Tensor) -> Tensor:
             g, (loss, updated) = gradient(params, buffers, *batch)

@@ -79,7 +79,7 @@ class Vectorized(InPieces):
     def _step(self, work: Work) -> Gradient:
         """(params [A, P], buffers [A, B], batch, *own) -> gradient [A, P], (loss [A], buffers [A, B])."""
         step = vmap(work.followed(grad(work.objective(), has_aux=True)), randomness="different")
-        return graph_of(step) if self.compile else step
+        return graph_of(step, work.task) if self.compile else step
 
 
 def _train_chunk(work: Work, chunk: np.ndarray, step: Gradient, full_width: bool) -> tuple[Tensor, Tensor]:
