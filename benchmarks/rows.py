@@ -80,10 +80,10 @@ def all_rows(cores: int, compiled: bool) -> Iterator[Row]:
         ("W2 cnn", W2, workloads.cnn, no_stacks),
         ("W2 mlp", W2, workloads.mlp, everyone),
         ("W2 logistic", W2, workloads.logistic, everyone),
+        ("cnn_feddle", Shape(10, 20, 5, 10, side=32, channels=3), workloads.cnn_feddle, no_stacks),
     ):
         yield Row(f"local training {name}", partial(_training, shape, model, some, cores, compiled))
     for name, build, shape in (
-        ("cnn_feddle", workloads.cnn_feddle, Shape(10, 20, 5, 10, side=32, channels=3)),
         ("resnet18", workloads.resnet18, Shape(4, 8, 2, 8, side=32, channels=3)),
         ("lora vit", workloads.lora_vit, Shape(4, 8, 2, 8, side=64, channels=3)),
     ):
