@@ -79,7 +79,7 @@ def test_killed_runs_end_in_the_same_bytes(name: str, tmp_path: Path) -> None:
     overrides = f"algorithm={name}".split()
     whole(tmp_path / "whole", *overrides)
     rng, folder, kills = random.Random(name), tmp_path / "killed", 0
-    for _ in range(2):
+    for _ in range(3):
         before = rounds_done(folder)
         process = start(folder, *overrides)
         target = before + rng.randint(1, 14)
@@ -89,7 +89,7 @@ def test_killed_runs_end_in_the_same_bytes(name: str, tmp_path: Path) -> None:
             process.send_signal(signal.SIGKILL)
             kills += 1
         process.communicate()
-    assert kills == 2, "the runs were too short to be killed"
+    assert kills >= 2, "the runs were too short to be killed"
     whole(folder, *overrides)
     assert files(folder) == files(tmp_path / "whole")
 

@@ -19,8 +19,8 @@ class Pooling(nn.MaxPool2d):
     """Max pooling that a compiled step does by comparisons. Everywhere else it is PyTorch's."""
 
     def forward(self, input: Tensor) -> Tensor:
-        side = _side(self)
-        if torch.compiler.is_compiling() and side and input.dim() == 4 and input.device.type == "cpu":
+        compiled = torch.compiler.is_compiling() and input.dim() == 4 and input.device.type == "cpu"
+        if compiled and (side := _side(self)):
             return pooled(input, side)
         result: Tensor = super().forward(input)
         return result
