@@ -11,13 +11,15 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 from fedlab_runner.executors.work import Work
 from fedlab_runner.population import Population
 
+Call = Callable[[Tensor], Tensor]
+
 
 def train_cohort(work: Work, build: Callable[[], nn.Module]) -> dict[str, Tensor]:
     """Federated averaging as most code has it: a copy of the server's module, a DataLoader and an optimiser for each
     client. The mean of the clients' models, weighted by examples.
     """
-    data = TensorDataset(work.population.inputs, work.population.targets)
-    server = _server(work, build)
+    data = TensorDataset(work.population.inputs.cpu(), work.population.targets.cpu())
+    device, server = work.task.device, _server(work, build)
     models, sizes = [], []
     for client in work.ids.tolist():
         members = work.population.members(client)
@@ -27,7 +29,7 @@ def train_cohort(work: Work, build: Callable[[], nn.Module]) -> dict[str, Tensor
         for _ in range(work.local.epochs or 1):
             for inputs, targets in loader:
                 optimizer.zero_grad()
-                F.cross_entropy(model(inputs), targets).backward()
+                F.cross_entropy(model(inputs.to(device)), targets.to(device)).backward()
                 optimizer.step()
         models.append(model.state_dict())
         sizes.append(len(members))
@@ -35,30 +37,39 @@ def train_cohort(work: Work, build: Callable[[], nn.Module]) -> dict[str, Tensor
     return {name: sum(n / sum(sizes) * m[name] for n, m in zip(sizes, models, strict=True)) for name in names}
 
 
-def train_cohort_lean(work: Work, build: Callable[[], nn.Module]) -> dict[str, Tensor]:
+def train_cohort_lean(
+    work: Work, build: Callable[[], nn.Module], prepared: Callable[[nn.Module], Call] = lambda module: module
+) -> dict[str, Tensor]:
     """The same by someone who has looked at a profile: one module, loaded with the server's weights for each client,
-    minibatches by index and a running mean.
+    minibatches by index and a running mean; `prepared` makes of the module what is called.
     """
     inputs, targets = work.population.inputs, work.population.targets
     module, mean = _server(work, build).train(), dict[str, Tensor]()
+    forward = prepared(module)
     sent = {k for k, p in module.named_parameters() if p.requires_grad} | {k for k, _ in module.named_buffers()}
     server = {k: v for k, v in work.task.state_dict(work.start).items() if k in sent}
     trained = [p for p in module.parameters() if p.requires_grad]
     total = int(work.population.num_examples[work.ids].sum())
     for client in work.ids.tolist():
-        members = torch.from_numpy(work.population.members(client))
+        members = torch.from_numpy(work.population.members(client)).to(inputs.device)
         module.load_state_dict(server, strict=False)
         optimizer = torch.optim.SGD(trained, lr=work.lr)
         for _ in range(work.local.epochs or 1):
-            for rows in members[torch.randperm(len(members))].split(work.local.batch_size):
+            for rows in members[torch.randperm(len(members), device=inputs.device)].split(work.local.batch_size):
                 optimizer.zero_grad()
-                F.cross_entropy(module(inputs[rows]), targets[rows]).backward()
+                F.cross_entropy(forward(inputs[rows]), targets[rows]).backward()
                 optimizer.step()
         values = module.state_dict()
         for name in server:
             share = values[name] * (len(members) / total)
             mean[name] = mean[name] + share if name in mean else share
     return mean
+
+
+def channels_last(module: nn.Module) -> Call:
+    """The module with the channels of images side by side, as a GPU's convolutions have it."""
+    module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return lambda inputs: module(inputs.contiguous(memory_format=torch.channels_last))
 
 
 def learn_mutually(
@@ -68,8 +79,8 @@ def learn_mutually(
     its divergences from the others.
     """
     optimizers = [torch.optim.SGD(model.parameters(), lr=lr) for model in models]
-    members = torch.from_numpy(population.members(client))
-    for rows in members[torch.randperm(len(members))].split(batch_size):
+    members = torch.from_numpy(population.members(client)).to(population.inputs.device)
+    for rows in members[torch.randperm(len(members), device=members.device)].split(batch_size):
         inputs, targets = population.inputs[rows], population.targets[rows]
         logits = [model(inputs) for model in models]
         taught = [F.softmax(each.detach(), 1) for each in logits]
@@ -92,6 +103,6 @@ def accuracy(work: Work, build: Callable[[], nn.Module], batch_size: int) -> flo
 
 
 def _server(work: Work, build: Callable[[], nn.Module]) -> nn.Module:
-    module = build()
+    module = build().to(work.task.device)
     module.load_state_dict(work.task.state_dict(work.start))
     return module

@@ -1,6 +1,8 @@
 """What is measured: each row is one comparison."""
 
+import shutil
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -11,7 +13,7 @@ import torch
 from torch import nn
 
 from benchmarks import plain, workloads
-from benchmarks.workloads import W1, W2, Shape
+from benchmarks.workloads import CPU, W1, W2, Shape
 from fedlab_runner import sealed
 from fedlab_runner.distillation import Learners, mutual_learning, mutual_losses, teacher_weights
 from fedlab_runner.executors.auto import Auto
@@ -82,15 +84,15 @@ def all_rows(cores: int, compiled: bool) -> Iterator[Row]:
         ("W2 logistic", W2, workloads.logistic, everyone),
         ("cnn_feddle", Shape(10, 20, 5, 10, side=32, channels=3), workloads.cnn_feddle, no_stacks),
     ):
-        yield Row(f"local training {name}", partial(_training, shape, model, some, cores, compiled))
+        yield Row(f"local training {name}", partial(training, shape, model, some, cores, compiled))
     for name, build, shape in (
         ("resnet18", workloads.resnet18, Shape(4, 8, 2, 8, side=32, channels=3)),
         ("lora vit", workloads.lora_vit, Shape(4, 8, 2, 8, side=64, channels=3)),
     ):
         some = {name: each for name, each in executors(cores, False).items() if name != "cohort"}
-        yield Row(f"local training {name}", partial(_training, shape, build, some, cores, False))
-    yield Row("evaluation cnn", partial(_evaluation, cores))
-    yield from _rounds()
+        yield Row(f"local training {name}", partial(training, shape, build, some, cores, False))
+    yield Row("evaluation cnn", partial(evaluation, cores))
+    yield from rounds()
     yield Row("mutual learning mlp", partial(_mutual, workloads.mlp, Shape(10, 100, 10, 10), cores))
     yield Row(
         "mutual learning dfml_cnn",
@@ -99,23 +101,33 @@ def all_rows(cores: int, compiled: bool) -> Iterator[Row]:
     yield Row("hyfem matching", _matching)
 
 
-def _training(
-    shape: Shape, build: Callable[[], nn.Module], some: dict[str, Executor], cores: int, compiled: bool
+def _one_thread(work: Work, build: Callable[[], nn.Module]) -> dict[str, Contender]:
+    return {"plain, one thread": Contender(lambda _: plain.train_cohort(work, build), plain=True)}
+
+
+def training(
+    shape: Shape,
+    build: Callable[[], nn.Module],
+    some: dict[str, Executor],
+    cores: int,
+    compiled: bool,
+    device: torch.device = CPU,
+    others: Callable[[Work, Callable[[], nn.Module]], dict[str, Contender]] = _one_thread,
 ) -> Case:
     """A cohort's local training, the plain loop first; what a user gets without a choice last."""
-    fed = shape.federation(build)
+    fed = shape.federation(build, device=device)
     work = workloads.work_of(fed)
     contenders = {
         "plain": Contender(lambda _: plain.train_cohort(work, build), cores, plain=True),
         "plain, lean": Contender(lambda _: plain.train_cohort_lean(work, build), cores, plain=True),
-        "plain, one thread": Contender(lambda _: plain.train_cohort(work, build), plain=True),
     }
+    contenders |= others(work, build)
     for name, executor in some.items():
         contenders[name] = Contender(partial(_train, executor, work))
-    temporary = tempfile.TemporaryDirectory(prefix="fedlab-bench-")  # gone with the contender that refers to it
-    folder = Path(temporary.name)
+    folder = Path(tempfile.mkdtemp(prefix="fedlab-bench-"))
     auto = Auto(seconds=0.0, workers=cores, compile=compiled).in_run(folder, ROUNDS)
-    contenders["auto"] = Contender(partial(_train, auto, work), note=lambda: _choice(Path(temporary.name)))
+    contenders["auto"] = Contender(partial(_train, auto, work), note=lambda: _choice(folder))
+    weakref.finalize(auto, shutil.rmtree, folder, ignore_errors=True)
     examples = int(fed.population.num_examples[work.ids].sum())
     return Case(contenders, examples * fed.task.flops(_example(work)).step, (int(work.num_steps.sum()), "step"))
 
@@ -134,23 +146,28 @@ def _example(work: Work) -> torch.Tensor:
     return work.task.normalize(work.population.inputs[:1], work.task.dtype)
 
 
-def _evaluation(cores: int) -> Case:
+def evaluation(cores: int, device: torch.device = CPU) -> Case:
     """The server's model on 10,000 examples."""
-    fed = W1.federation(workloads.cnn)
+    fed = W1.federation(workloads.cnn, device=device)
     work = workloads.work_of(fed)
     ours = lambda _: [fed.task.predict(work.start, part) for part in fed.population.inputs.split(500)]  # noqa: E731
     contenders = {
         "plain": Contender(lambda _: plain.accuracy(work, workloads.cnn, 500), plain=True),
         "ours": Contender(ours),
+    }
+    several = {
         f"plain, {cores} threads": Contender(lambda _: plain.accuracy(work, workloads.cnn, 500), cores, plain=True),
         f"ours, {cores} threads": Contender(ours, threads=cores),
     }
+    if cores > 1:
+        contenders |= several
     examples = len(fed.population.inputs)
     return Case(contenders, examples * fed.task.flops(_example(work)).forward, (examples, "example"))
 
 
-def _rounds() -> Iterator[Row]:
+def rounds(device: torch.device = CPU) -> Iterator[Row]:
     """Whole rounds: how the cost of one grows, with next to no training, and what algorithms cost beside FedAvg."""
+    _round = partial(_a_round, device)
     of_k = {f"K={k}": partial(_round, Shape(2000, 2, k, 2, side=4)) for k in (10, 100, 1000)}
     of_n = {f"N={n}": partial(_round, Shape(n, 2, 10, 2, side=4)) for n in (100, 1_000, 10_000, 100_000)}
     late = {f"std={s}": partial(_round, Shape(1000, 2, 10, 2, side=4), delay=s) for s in (0.0, 5.0, 50.0)}
@@ -230,7 +247,8 @@ def _matching() -> Case:
     return Case({"match": Contender(matched)}, pieces=(10 * 4, "client and sweep"))
 
 
-def _round(
+def _a_round(
+    device: torch.device,
     shape: Shape,
     build: Callable[[], Any] = workloads.empty,
     *,
@@ -238,7 +256,7 @@ def _round(
     algorithm: str = "fedavg",
     **changes: Any,
 ) -> Callable[[int], object]:
-    fed = shape.federation(build, delay=delay)
+    fed = shape.federation(build, delay=delay, device=device)
     built = _algorithm(algorithm, changes)
     state = built.init(fed)
 

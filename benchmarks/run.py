@@ -4,7 +4,7 @@ Contenders of a row take turns within one run, on the same cores, so that their 
 too: what is reported is the least wall time of each and the median of its paired ratios to the first. In its turn a
 contender does two rounds that do not count and then as many as make up a tenth of a second, of which the mean counts.
 Plain loops run in a process of their own, in which nothing of this package has set anything.
-    python -m benchmarks.run [--cores 2] [--repeat 7] [--only REGEX] [--compiled] [--out FILE]
+    python -m benchmarks.run [--cores 2] [--repeat 7] [--only REGEX] [--compiled] [--device cuda] [--out FILE]
 The plain loop may use a thread for each core. Rows that FILE has from the same commit and machine are not measured
 again: a run that was stopped goes on.
 """
@@ -25,7 +25,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.rows import Case, Contender, all_rows
+from benchmarks import gpu
+from benchmarks.rows import Case, Contender, Row, all_rows
 from benchmarks.table import table
 from fedlab_runner.executors.memory import processor
 from fedlab_runner.files import write_text_atomically
@@ -41,18 +42,26 @@ def of_a_turn(contender: Contender, numbers: Iterator[int]) -> float:
     torch.set_num_threads(contender.threads)
     for _ in range(WARM):
         contender.call(next(numbers))
+    _wait()
     rounds, began, now = 0, time.perf_counter(), 0.0
     while rounds < MOST and now - began < LEAST:
         contender.call(next(numbers))
+        _wait()
         rounds, now = rounds + 1, time.perf_counter()
     return (now - began) / rounds
+
+
+def _wait() -> None:
+    """For what a GPU has been given to do."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 class Aside:
     """Another process with the contenders of one row, each of which takes its turn when it is told to."""
 
-    def __init__(self, row: str, cores: int, compiled: bool) -> None:
-        words = [sys.executable, "-m", "benchmarks.run", "--cores", str(cores), "--aside", row]
+    def __init__(self, row: str, cores: int, compiled: bool, device: str = "cpu") -> None:
+        words = [sys.executable, "-m", "benchmarks.run", "--cores", str(cores), "--device", device, "--aside", row]
         self._process = subprocess.Popen(
             words + ["--compiled"] * compiled, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -112,18 +121,21 @@ def shown(name: str, found: dict[str, Any]) -> str:
     return f"{name} {found['seconds'] * 1e3:.1f} ms (x {found['speed']:.2f})"
 
 
-def machine(cores: int) -> dict[str, Any]:
+def machine(cores: int, device: torch.device) -> dict[str, Any]:
     """What the numbers were measured on, with the rate of its matrix products as the limit."""
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
-    a, rates = torch.randn(1024, 1024), []
+    side = 1024 if device.type == "cpu" else 8192
+    a, rates = torch.randn(side, side, device=device), []
     torch.set_num_threads(cores)
     for _ in range(20):
+        _wait()
         began = time.perf_counter()
         a @ a
-        rates.append(2 * 1024**3 / (time.perf_counter() - began) / 1e9)
+        _wait()
+        rates.append(2 * side**3 / (time.perf_counter() - began) / 1e9)
     torch.set_num_threads(1)
     return {
-        "processor": processor(),
+        "processor": processor() if device.type == "cpu" else torch.cuda.get_device_name(device),
         "cores": cores,
         "load": os.getloadavg()[0],
         "matrix_gflops_a_second": max(rates),
@@ -156,30 +168,39 @@ def _begun(path: Path | None, here: dict[str, Any]) -> dict[str, Any]:
     return dict(before["rows"]) if same else {}
 
 
+def _rows(options: argparse.Namespace) -> Iterator[Row]:
+    if options.device == "cuda":
+        return gpu.all_rows(options.compiled, torch.device(options.device))
+    return all_rows(options.cores, options.compiled)
+
+
 def main() -> int:
     """Measure what is asked for; JSON in a file or, at the end, a table on stdout; one line a row on stderr."""
     parser = argparse.ArgumentParser(prog="benchmarks.run")
     parser.add_argument("--cores", type=int, default=min(2, usable_cores()), help="that are used, and no others")
     parser.add_argument("--repeat", type=int, default=7, help="turns of each contender")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="cuda: rows of their own, on a GPU")
     parser.add_argument("--only", default="", help="rows whose name has this regular expression")
     parser.add_argument("--compiled", action="store_true", help="compiled steps too: a minute more a row")
     parser.add_argument("--out", type=Path, help="a file for the JSON, which a stopped run goes on with")
     parser.add_argument("--neighbours", type=int, default=0, help="processes that keep the same cores busy meanwhile")
     parser.add_argument("--aside", help=argparse.SUPPRESS)  # the row whose contenders are asked for, one by one
     options = parser.parse_args()
+    device = torch.device(options.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: there is no GPU")
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.cores])
     if options.aside is not None:
-        row = next(row for row in all_rows(options.cores, options.compiled) if row.name == options.aside)
-        serve(row.case())
+        serve(next(row for row in _rows(options) if row.name == options.aside).case())
         return 0
-    here = machine(options.cores) | {"neighbours": options.neighbours}
+    here = machine(options.cores, device) | {"neighbours": options.neighbours}
     keep_freed_memory()  # as a run does
     rows = _begun(options.out, here)
     results: dict[str, Any] = {"machine": here, "command": sys.argv[1:], "rows": rows}
-    for row in all_rows(options.cores, options.compiled):
+    for row in _rows(options):
         if row.name in rows or not re.search(options.only, row.name):
             continue
-        aside = Aside(row.name, options.cores, options.compiled)
+        aside = Aside(row.name, options.cores, options.compiled, options.device)
         with neighbours(options.neighbours):
             found = measured(row.case(), options.repeat, here["matrix_gflops_a_second"], aside)
         aside.end()

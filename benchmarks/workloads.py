@@ -20,6 +20,7 @@ from fedlab_runner.server import ServerData
 from fedlab_runner.task import Normalize, Task
 
 CLASSES, SIDE = 10, 28
+CPU = torch.device("cpu")
 
 
 def cnn() -> nn.Module:
@@ -87,15 +88,19 @@ class Shape:
     channels: int = 1
 
     def federation(
-        self, build: Callable[[], nn.Module], executor: Executor | None = None, delay: float = 0.0
+        self,
+        build: Callable[[], nn.Module],
+        executor: Executor | None = None,
+        delay: float = 0.0,
+        device: torch.device = CPU,
     ) -> Federation:
-        """On one thread of a CPU, with delays from a half-normal distribution of this spread, in rounds."""
+        """With delays from a half-normal distribution of this spread, in rounds."""
         rng = np.random.default_rng(0)
-        n, cpu = self.clients * self.examples, torch.device("cpu")
+        n = self.clients * self.examples
         targets = torch.from_numpy(rng.integers(CLASSES, size=n))
         inputs = torch.from_numpy(rng.random((n, self.channels, self.side, self.side), dtype=np.float32))
-        population = Population(inputs, targets, np.split(np.arange(n), self.clients), cpu)
-        task = Task(build, CLASSES, normalize=Normalize(None, None), device=cpu)
+        population = Population(inputs, targets, np.split(np.arange(n), self.clients), device)
+        task = Task(build, CLASSES, normalize=Normalize(None, None), device=device)
         delays = HalfNormal(std=delay, draw="client")
         return Federation(
             task=task,
@@ -104,7 +109,7 @@ class Shape:
             executor=executor or Loop(compile=False),
             local=training(self.batch),
             seed=0,
-            server_data=ServerData(population.inputs[:500], targets[:500], CLASSES, True),
+            server_data=ServerData(population.inputs[:500], population.targets[:500], CLASSES, True),
         )
 
 

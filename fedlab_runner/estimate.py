@@ -14,6 +14,7 @@ from torch import Tensor
 from fedlab_runner.algorithm import Algorithm, Load
 from fedlab_runner.errors import UserError
 from fedlab_runner.executors.loop import Loop
+from fedlab_runner.executors.pieces import wait_for
 from fedlab_runner.executors.work import Work
 from fedlab_runner.federation import Federation
 from fedlab_runner.system import memory_bytes, resident_bytes
@@ -145,4 +146,5 @@ def _steps_of(task: Task, fed: Federation, client: np.ndarray, steps: int) -> Wo
 def _timed(work: Work) -> float:
     began = time.perf_counter()
     Loop(compile=False).train(work)
+    wait_for(work.task.device)
     return time.perf_counter() - began

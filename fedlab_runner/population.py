@@ -1,7 +1,7 @@
 """Who has which examples, on the device, and the minibatches that a client's key gives it."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -57,6 +57,7 @@ class Population:
         self.num_examples = np.array([len(part) for part in split], dtype=np.int64)  # [N]
         self._offsets = np.concatenate([[0], np.cumsum(self.num_examples)])
         self.num_clients = len(split)
+        self.notes: dict[Any, Any] = {}  # what an executor keeps as long as these examples
 
     def members(self, client: int) -> np.ndarray:
         """The example indices of one client [n_i] int64."""

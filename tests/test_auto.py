@@ -13,8 +13,10 @@ from composed import composed
 from test_executors import dropping
 from toy import RAGGED, federation, local, mlp, normed
 
+from fedlab_runner import config as config_module
 from fedlab_runner.executors import auto, memory
 from fedlab_runner.executors.auto import REFERENCE, UNTIMED, Auto
+from fedlab_runner.executors.compiled import has_compiler
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.memory import Cost
 from fedlab_runner.executors.sample import measure, sample
@@ -88,6 +90,28 @@ def test_the_fastest_is_kept_noted_and_remembered(
     cache.unlink()
     monkeypatch.setattr(auto, "measure", None)
     Auto(0.0, 2, compile=True).in_run(tmp_path / "first", 10).train(work)  # noted in the run's folder
+
+
+def test_steps_are_recorded_on_a_gpu_alone_and_never_with_dropout() -> None:
+    def candidates(build: Any, device: str, *, compiled: bool) -> set[str]:
+        work = work_of(federation(build=build))
+        work.task.device = torch.device(device)
+        found = auto._Choosing(Auto(0.0, 2, compile=True), memory.Memory())._fit(work, compiled=compiled)
+        return {name for name in found if name.startswith("cuda_graph")}
+
+    one_by_one, together = "cuda_graph executor.chunk_size=1", "cuda_graph executor.chunk_size=null"
+    assert candidates(mlp, "cuda", compiled=False) == {one_by_one, together}
+    assert candidates(normed, "cuda", compiled=False) == {one_by_one, together}
+    assert candidates(dropping, "cuda", compiled=False) == set()
+    assert candidates(mlp, "cpu", compiled=False) == set() == candidates(mlp, "cpu", compiled=True)
+    assert has_compiler() == bool(candidates(mlp, "cuda", compiled=True))
+
+
+def test_what_chooses_an_executor_on_the_command_line_builds_it() -> None:
+    for name, candidate in auto._Choosing(Auto(0.0, 2, compile=True), memory.Memory())._candidates().items():
+        first, *more = name.split()
+        config = composed(f"executor={first}", *more)
+        assert config_module.build(config).executor == candidate.executor
 
 
 def test_a_run_begun_on_another_machine_chooses_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,28 +2,36 @@
 
 import copy
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
-from benchmarks import plain, run, workloads
+from benchmarks import gpu, plain, run, workloads
 from benchmarks.rows import Case, Contender, all_rows
 from benchmarks.table import plot, table
 from benchmarks.workloads import Shape
 from fedlab_runner.distillation import Learners, mutual_learning, mutual_losses, teacher_weights
+from fedlab_runner.errors import UserError
 from fedlab_runner.executors.loop import Loop
 
 ALL_AT_ONCE = Shape(clients=6, examples=8, cohort=4, batch=8, side=28)  # one minibatch: its order does not matter
 
 
-@pytest.mark.parametrize("train", [plain.train_cohort, plain.train_cohort_lean])
-def test_the_plain_loops_do_what_the_executors_do(train: object) -> None:
-    fed = ALL_AT_ONCE.federation(workloads.mlp)
+LAID_OUT = partial(plain.train_cohort_lean, prepared=plain.channels_last)
+
+
+@pytest.mark.parametrize("train", [plain.train_cohort, plain.train_cohort_lean, LAID_OUT])
+def test_the_plain_loops_do_what_the_executors_do(train: Callable[..., dict[str, Tensor]]) -> None:
+    build = workloads.cnn if train is LAID_OUT else workloads.mlp
+    fed = ALL_AT_ONCE.federation(build)
     work = workloads.work_of(fed)
     y, _ = Loop(compile=False).train(work)
     expected = fed.task.state_dict(y.mean(0))
-    found = train(work, workloads.mlp)  # type: ignore[operator]
+    found = train(work, build)
     assert found.keys() == expected.keys()
     for name, value in found.items():
         torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-6)
@@ -107,5 +115,25 @@ def test_plain_contenders_take_their_turns_in_a_process_of_their_own() -> None:
 
 
 def test_every_row_has_a_name_of_its_own() -> None:
-    names = [row.name for row in all_rows(2, compiled=True)]
-    assert len(names) == len(set(names)) > 15
+    for rows, least in ((all_rows(2, compiled=True), 15), (gpu.all_rows(True, torch.device("cuda")), 12)):
+        names = [row.name for row in rows]
+        assert len(names) == len(set(names)) > least
+
+
+def test_the_rows_of_a_gpu_have_its_executors_and_the_plain_loops_of_someone_who_knows_it() -> None:
+    """Built on a CPU, where all but the recorded steps can be carried out."""
+    row = next(row for row in gpu.all_rows(compiled=False, device=workloads.CPU) if row.name.endswith("logistic"))
+    contenders = row.case().contenders
+    assert contenders.keys() >= {"plain", "plain, lean, channels last", "plain, lean, compiled", "cohort graph", "auto"}
+    assert [name for name, each in contenders.items() if each.plain] == list(contenders)[:4]
+    contenders["cohort"].call(0)
+    with pytest.raises(UserError, match="needs a GPU"):
+        contenders["graph"].call(0)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: what it says without one cannot be seen")
+def test_a_benchmark_of_a_gpu_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["benchmarks.run", "--device", "cuda"])
+        run.main()
+    assert "--device cuda: there is no GPU" in capsys.readouterr().err

@@ -100,9 +100,12 @@ def server_data(n: int, seed: int = 11, num_classes: int = CLASSES) -> ServerDat
 
 
 def task(
-    build: Callable[[], nn.Module] = mlp, dtype: torch.dtype = torch.float64, supervision: Supervision | None = None
+    build: Callable[[], nn.Module] = mlp,
+    dtype: torch.dtype = torch.float64,
+    supervision: Supervision | None = None,
+    device: torch.device = CPU,
 ) -> Task:
-    return Task(build, CLASSES, normalize=Normalize(None, None), device=CPU, dtype=dtype, supervision=supervision)
+    return Task(build, CLASSES, normalize=Normalize(None, None), device=device, dtype=dtype, supervision=supervision)
 
 
 def federation(
@@ -121,6 +124,7 @@ def federation(
     builds: Sequence[Callable[[], nn.Module]] = (),
     supervision: Supervision | None = None,
     topology: np.ndarray | None = None,
+    device: torch.device = CPU,
 ) -> Federation:
     """Clients with `sizes` examples; all of them take part in each round unless `cohort` says how many.
 
@@ -129,19 +133,19 @@ def federation(
     """
     inputs, targets = examples(sum(sizes))
     split = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
-    population = Population(inputs, targets, split, CPU)
+    population = Population(inputs, targets, split, device)
     chosen = participation or Uniform(cohort or len(sizes), None)
     clock = RoundClock(population.num_examples, chosen, HalfNormal(std=std, draw="client"), seed)
     return Federation(
-        task=[task(each, supervision=supervision) for each in builds or (build,)],
+        task=[task(each, supervision=supervision, device=device) for each in builds or (build,)],
         population=population,
         clock=clock,
         executor=executor or Loop(compile=False),
         local=training or local(),
         seed=seed,
-        server_data=server_data(90) if server is None else server,
+        server_data=(server_data(90) if server is None else server).to(device),
         topology=topology,
-        leash_data=server_data(70, seed=13, num_classes=4) if leash is None else leash,
+        leash_data=(server_data(70, seed=13, num_classes=4) if leash is None else leash).to(device),
         folder=folder,
     )
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fedlab_runner.executors.compiled import has_compiler, in_layers
+from fedlab_runner.executors.cuda_graph import CudaGraph
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.memory import Memory, kind_of, shape_of
 from fedlab_runner.executors.pieces import Unchanging
@@ -32,6 +33,7 @@ class Candidate(NamedTuple):
     whole: bool = False  # of no use for a small cohort: another does the same
     shared: bool = False  # among processes
     compiled: bool = False
+    recorded: bool = False  # on a GPU
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,7 @@ class _Choosing(Unchanging):
         workers = self.num_processes()
         loop, chunks = Loop(compile=False), Vectorized(chunk_size=CHUNK, compile=False)
         whole, processes = "vectorized executor.chunk_size=null", f"processes executor.workers={workers}"
+        graph, together = "cuda_graph executor.chunk_size=1", "cuda_graph executor.chunk_size=null"
         compiled = " executor.compile=true"
         return {
             REFERENCE: Candidate(loop),
@@ -129,6 +132,8 @@ class _Choosing(Unchanging):
             f"{processes} +executor@executor.inner=vectorized": Candidate(
                 Processes(workers, chunks), stacked=True, whole=True, shared=True
             ),
+            graph: Candidate(CudaGraph(chunk_size=1, compile=False), recorded=True),
+            together: Candidate(CudaGraph(chunk_size=None, compile=False), stacked=True, recorded=True),
             REFERENCE + compiled: Candidate(Loop(compile=True), compiled=True),
             f"{processes} executor.inner.compile=true": Candidate(
                 Processes(workers, Loop(compile=True)), shared=True, compiled=True
@@ -144,6 +149,9 @@ class _Choosing(Unchanging):
             whole + compiled: Candidate(
                 Vectorized(chunk_size=None, compile=True), stacked=True, whole=True, compiled=True
             ),
+            together + compiled: Candidate(
+                CudaGraph(chunk_size=None, compile=True), stacked=True, compiled=True, recorded=True
+            ),
         }
 
     def _fit(self, work: Work, *, compiled: bool) -> dict[str, Executor]:
@@ -152,6 +160,7 @@ class _Choosing(Unchanging):
         workers = min(self.num_processes(), len(work.ids))
         shareable = workers > 1 and work.task.device.type == "cpu"
         compilable = self._settings.compile and in_layers(work) and has_compiler()
+        recordable = work.task.device.type == "cuda" and not dropout
         return {
             name: each.executor
             for name, each in self._candidates().items()
@@ -160,6 +169,7 @@ class _Choosing(Unchanging):
             and not (each.whole and few)
             and (shareable or not each.shared)
             and (compilable or not each.compiled)
+            and (recordable or not each.recorded)
         }
 
     def _fastest(self, work: Work, rounds: int) -> str:

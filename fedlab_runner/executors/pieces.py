@@ -79,3 +79,9 @@ def own_generator(work: Work) -> Iterator[None]:
     """Leaves torch's global generators as they were."""
     with torch.random.fork_rng(devices=[work.task.device] if work.task.device.type == "cuda" else []):
         yield
+
+
+def wait_for(device: torch.device) -> None:
+    """A GPU goes on with its work when a call has returned: this returns when it has done it all."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedlab_runner.executors.memory import Cost
+from fedlab_runner.executors.pieces import wait_for
 from fedlab_runner.executors.work import Executor, Work
 
 _log = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ def measure(work: Work, executors: Mapping[str, Executor]) -> dict[str, Cost]:
     for name, executor in executors.items():
         began = time.perf_counter()
         try:
-            models[name] = executor.train(work)[0]
+            models[name] = _trained(executor, work)
         except Exception as error:  # of a compiler, or of memory: the others remain
             _log.warning(
                 "executor=%s cannot carry out this work: %s", name, (str(error).splitlines() or [repr(error)])[0]
@@ -71,11 +72,18 @@ def measure(work: Work, executors: Mapping[str, Executor]) -> dict[str, Cost]:
     times: dict[str, list[float]] = {name: [] for name in models}
     for _ in range(REPETITIONS):
         for name in times:
-            executors[name].train(work)  # as in a run of its own: its workers are there, its caches are warm
+            _trained(executors[name], work)  # as in a run of its own: its workers are there, its caches are warm
             began = time.perf_counter()
-            executors[name].train(work)
+            _trained(executors[name], work)
             times[name].append(time.perf_counter() - began)
     return {name: _cost(work, once[name], times.get(name)) for name in executors}
+
+
+def _trained(executor: Executor, work: Work) -> Tensor:
+    """The models, once they are there."""
+    y, _ = executor.train(work)
+    wait_for(work.task.device)
+    return y
 
 
 def _agree(work: Work, y: Tensor, reference: Tensor) -> bool:

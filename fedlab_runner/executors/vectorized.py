@@ -92,7 +92,7 @@ def _train_chunk(work: Work, chunk: np.ndarray, step: Gradient, full_width: bool
     weights = torch.from_numpy(plan.sizes * in_last_epoch).to(task.device, task.dtype)
     places = torch.arange(work.local.batch_size, device=task.device)
     for t in range(plan.sizes.shape[1]):
-        for rows, most in _blocks(plan.sizes[:, t], task.has_batch_norm):
+        for rows, most in blocks(plan.sizes[:, t], task.has_batch_norm):
             if full_width:  # constant shapes spare the compiler
                 most = work.local.batch_size
             index = plan.indices[rows, t, :most]
@@ -111,7 +111,7 @@ def _train_chunk(work: Work, chunk: np.ndarray, step: Gradient, full_width: bool
     return torch.cat([params, buffers], 1), weighted_loss / weights.sum(1).clamp_min(1)
 
 
-def _blocks(sizes: np.ndarray, by_size: bool) -> Iterator[tuple[slice | np.ndarray, int]]:
+def blocks(sizes: np.ndarray, by_size: bool) -> Iterator[tuple[slice | np.ndarray, int]]:
     """The clients that take a step together, given their minibatch sizes [k] (0: done), and the width of the padded
     minibatch.
     """

@@ -66,7 +66,7 @@ class Work:
         return Plan(picked[:, :steps], sizes[rows, :steps], last_epoch[rows])
 
     @cached_property
-    def notes(self) -> dict[str, Any]:
+    def notes(self) -> dict[Any, Any]:
         """What an executor has worked out for the whole cohort."""
         return {}
 

@@ -1,0 +1,58 @@
+"""What is measured on a GPU: more clients and examples at once, and the executors that are of use there."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import nn
+
+from benchmarks import plain, workloads
+from benchmarks.rows import Contender, Row, evaluation, rounds, training
+from benchmarks.workloads import W2, Shape
+from fedlab_runner.executors.cuda_graph import CudaGraph
+from fedlab_runner.executors.loop import Loop
+from fedlab_runner.executors.vectorized import Vectorized
+from fedlab_runner.executors.work import Executor, Work
+
+
+def executors(compiled: bool) -> dict[str, Executor]:
+    """Those that a user can name."""
+    some: dict[str, Executor] = {}
+    for compile in (False, True)[: 1 + compiled]:
+        suffix = " compiled" if compile else ""
+        some["loop" + suffix] = Loop(compile=compile)
+        some["vectorized" + suffix] = Vectorized(chunk_size=10, compile=compile)
+        some["cohort" + suffix] = Vectorized(chunk_size=None, compile=compile)
+        some["graph" + suffix] = CudaGraph(chunk_size=1, compile=compile)
+        some["cohort graph" + suffix] = CudaGraph(chunk_size=None, compile=compile)
+    return some
+
+
+def all_rows(compiled: bool, device: torch.device) -> Iterator[Row]:
+    """In the order in which they are measured."""
+    for name, build, shape in (
+        ("W2 cnn", workloads.cnn, W2),
+        ("W2 mlp", workloads.mlp, W2),
+        ("W2 logistic", workloads.logistic, W2),
+        ("cnn_feddle", workloads.cnn_feddle, Shape(100, 100, 10, 10, side=32, channels=3)),
+        ("resnet18", workloads.resnet18, Shape(20, 256, 4, 64, side=32, channels=3)),
+        ("lora vit", workloads.lora_vit, Shape(20, 64, 4, 32, side=64, channels=3)),
+    ):
+        some = executors(compiled)
+        yield Row(f"local training {name}", partial(training, shape, build, some, 1, compiled, device, _profiled))
+    yield Row("evaluation cnn", partial(evaluation, 1, device))
+    yield from rounds(device)
+
+
+def _profiled(work: Work, build: Callable[[], nn.Module]) -> dict[str, Contender]:
+    """What else someone does who has looked at a profile."""
+    module = build().to(work.task.device)
+    forward = torch.compile(module)
+    return {
+        "plain, lean, channels last": Contender(
+            lambda _: plain.train_cohort_lean(work, build, plain.channels_last), plain=True
+        ),
+        "plain, lean, compiled": Contender(
+            lambda _: plain.train_cohort_lean(work, lambda: module, lambda _: forward), plain=True
+        ),
+    }

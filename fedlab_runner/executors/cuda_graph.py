@@ -1,0 +1,190 @@
+"""Local steps on a GPU that are launched as one: each is recorded once as a CUDA graph and then replayed.
+
+A small model's step is some hundred kernels of a few microseconds, and to launch each of them takes as long again.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+
+from fedlab_runner.errors import UserError
+from fedlab_runner.executors.compiled import graph_of, width
+from fedlab_runner.executors.pieces import Piece
+from fedlab_runner.executors.vectorized import Vectorized, blocks
+from fedlab_runner.executors.work import Gradient, Work
+from fedlab_runner.optimizer import Optimizer, zero_slots
+
+WARM = 3  # steps before the recording: libraries choose their kernels in them
+
+
+@dataclass(frozen=True)
+class CudaGraph(Vectorized):
+    """Trains as `vectorized` does, up to `chunk_size` clients side by side (null: the whole cohort; 1: one after
+    another), and replays a recorded step instead of launching its kernels one by one.
+
+    What is recorded stays for the rounds to come, unless an algorithm adds to the step what changes from round to
+    round. With batch norm, minibatches that are not full, which may not be padded, are launched as usual. A model with
+    dropout is trained as `vectorized` does it.
+    """
+
+    def pieces(self, work: Work) -> list[Piece]:
+        if work.task.device.type != "cuda":
+            raise UserError(
+                f"executor=cuda_graph needs a GPU (device=cuda), got {work.task.device}: take loop, vectorized or "
+                "processes"
+            )
+        return super().pieces(work)
+
+    def compiling(self, work: Work) -> list[int]:
+        return [0] if self.compile else []
+
+    def train_piece(self, work: Work, piece: Piece, y: Tensor, losses: Tensor) -> None:
+        if work.task.has_dropout or not work.num_steps[piece.rows].any():
+            super().train_piece(work, piece, y, losses)
+            return
+        work.task.mode(True, frozen_norm=piece.frozen_norm)
+        step = self._recorded(work, piece)
+        rows = np.concatenate([piece.rows[:1].repeat(step.models - len(piece.rows)), piece.rows])
+        found = step.train(work, rows)
+        y[piece.rows], losses[piece.rows] = (each[-len(piece.rows) :] for each in found)
+
+    def _recorded(self, work: Work, piece: Piece) -> "RecordedStep":
+        """The step for so many clients, recorded now if it was not before."""
+        added = (work.loss, work.perturb, work.correct)
+        lasts = all(each is None for each in added) and not work.per_client and work.per_step is None
+        notes = work.population.notes if lasts else work.notes
+        optimizer, models, frozen = work.local.make_optimizer(), width(len(piece.rows)), piece.frozen_norm
+        how = optimizer, work.local.batch_size, work.local.clip_norm, work.offsets is not None
+        key = work.task, models, frozen, self.compile, *how
+        if key not in notes:
+            gradient = self._of_all(work.select(piece.rows[:1]))  # a part of it: what is kept keeps it
+            notes[key] = RecordedStep(work, models, gradient, padded=frozen or not work.task.has_batch_norm)
+        recorded: RecordedStep = notes[key]
+        return recorded
+
+    def _of_all(self, work: Work) -> Gradient:
+        step = vmap(work.followed(grad(work.objective(), has_aux=True)), randomness="error")
+        return graph_of(step, work.task) if self.compile else step
+
+
+class RecordedStep:
+    """One local step of A models, with all that it reads and writes at fixed places on the device.
+
+    `padded`: minibatches that are not full are filled up with masked examples.
+    """
+
+    def __init__(self, work: Work, models: int, gradient: Gradient, *, padded: bool) -> None:
+        rows, task, device = np.zeros(models, dtype=np.int64), work.task, work.task.device
+        self.models, self._padded, self._gradient = models, padded, gradient
+        self._task, self._population = task, work.population
+        self._optimizer: Optimizer = work.local.make_optimizer()
+        self._params, self._buffers = (part.contiguous() for part in work.start_of(rows))
+        self._slots = zero_slots(self._optimizer, self._params)
+        self._index = torch.zeros(models, work.local.batch_size, dtype=torch.int64, device=device)
+        self._sizes = torch.full((models, 1), work.local.batch_size, dtype=torch.int64, device=device)
+        self._places = torch.arange(work.local.batch_size, device=device)
+        self._own = tuple(each.clone(memory_format=torch.contiguous_format) for each in work.own(rows, 0))
+        self._lr, self._t = (torch.zeros((), dtype=dtype, device=device) for dtype in (task.dtype, torch.float64))
+        self._loss = torch.zeros(models, dtype=task.dtype, device=device)
+        self._replay = record(self._launch, device)
+
+    def train(self, work: Work, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Models [A, D] and mean losses of the last epoch [A] of clients in the order of their steps, most first.
+
+        All take as many steps as the first; what a client does beyond its own is not looked at.
+        """
+        task, plan = self._task, work.plan(rows)
+        self._begin(work, rows)
+        sizes = torch.from_numpy(plan.sizes).to(task.device)
+        masked = sizes.where(sizes > 0, work.local.batch_size).unsqueeze(2)  # a mean needs an example
+        in_last_epoch = np.arange(plan.sizes.shape[1]) >= plan.last_epoch[:, None]
+        weights = torch.from_numpy(plan.sizes * in_last_epoch).to(task.device, task.dtype)
+        y = torch.cat([self._params, self._buffers], 1)
+        losses = [torch.zeros_like(self._loss)]
+        for t in range(plan.sizes.shape[1]):
+            active = int((plan.sizes[:, t] > 0).sum())
+            self._move(work, rows, t, plan.indices[:, t], masked[:, t], plan.sizes[:active, t])
+            losses.append(self._loss.clone())
+            ended = slice(int((plan.sizes[:, t + 1 : t + 2] > 0).sum()), active)
+            if ended.start < ended.stop:
+                y[ended] = torch.cat([self._params[ended], self._buffers[ended]], 1)
+        counted = torch.stack(losses, 1)[:, 1:].where(weights > 0, 0)
+        return y, (weights * counted).sum(1) / weights.sum(1).clamp_min(1)
+
+    def _begin(self, work: Work, rows: np.ndarray) -> None:
+        for kept, new in zip(
+            (self._params, self._buffers, *self._own), (*work.start_of(rows), *work.own(rows, 0)), strict=True
+        ):
+            kept.copy_(new)
+        for slot in self._slots:
+            slot.zero_()
+        self._lr.fill_(work.lr)
+        self._t.zero_()
+
+    def _move(self, work: Work, rows: np.ndarray, t: int, index: Tensor, sizes: Tensor, active: np.ndarray) -> None:
+        """One step of those who still train, whose minibatches have these sizes [k]."""
+        own = work.own(rows, t) if work.per_step is not None else self._own
+        if not self._padded and (active != work.local.batch_size).any():
+            self._launch_by_size(index, active, own)
+            return
+        self._index.copy_(index)
+        self._sizes.copy_(sizes)
+        if work.per_step is not None:
+            for kept, new in zip(self._own, own, strict=True):
+                kept.copy_(new)
+        self._replay()
+
+    def _launch(self) -> None:
+        """What is recorded."""
+        mask = (self._places < self._sizes).to(self._task.dtype)
+        self._step(slice(None), self._index, mask, self._own)
+        self._t += 1
+
+    def _launch_by_size(self, index: Tensor, sizes: np.ndarray, own: tuple[Tensor, ...]) -> None:
+        """The same for batch norm, which would see the padding: clients with minibatches of one size together."""
+        for rows, most in blocks(sizes, by_size=True):
+            part = index[rows, :most]
+            self._step(rows, part, torch.ones_like(part, dtype=self._task.dtype), tuple(each[rows] for each in own))
+        self._t += 1
+
+    def _step(self, rows: slice | np.ndarray, index: Tensor, mask: Tensor, own: tuple[Tensor, ...]) -> None:
+        params, buffers, slots = self._params[rows], self._buffers[rows], tuple(slot[rows] for slot in self._slots)
+        batch = self._task.batch(*self._population.examples(index), mask)
+        g, (loss, updated) = self._gradient(params, buffers, *batch[:3], *own)
+        self._optimizer.step(params, g, slots, self._lr, self._t)
+        self._loss[rows], self._buffers[rows] = loss, updated
+        if not isinstance(rows, slice):  # an index makes copies, a slice makes views
+            self._params[rows] = params
+            for slot, moved in zip(self._slots, slots, strict=True):
+                slot[rows] = moved
+
+
+def record(launch: Callable[[], None], device: torch.device) -> Callable[[], Any]:
+    """What does all that `launch` does on the GPU again, in one call."""
+    with torch.cuda.device(device):
+        here, graph = torch.cuda.current_stream(), torch.cuda.CUDAGraph()
+        aside: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        aside.wait_stream(here)
+        with torch.cuda.stream(aside):
+            for _ in range(WARM):
+                launch()
+        here.wait_stream(aside)
+        with refusing(), torch.cuda.graph(graph):
+            launch()
+    return graph.replay
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """Says in one line what cannot be recorded: a step that waits for the GPU, or for which there is no memory."""
+    try:
+        yield
+    except RuntimeError as error:
+        why = (str(error).splitlines() or [repr(error)])[0]
+        raise UserError(f"executor=cuda_graph cannot record this work: {why}: take executor=vectorized") from error
