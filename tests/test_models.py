@@ -8,6 +8,7 @@ from pkgutil import iter_modules
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hydra.utils import get_class, instantiate
 from omegaconf import OmegaConf
 from torch import nn
@@ -171,8 +172,22 @@ def test_initial_weights_are_a_function_of_the_global_seed(name):
 
 
 @every_model
-def test_no_layer_overwrites_its_input(name):
-    assert not [module for module in build(name).modules() if getattr(module, "inplace", False)]
+@pytest.mark.parametrize("training", [True, False])
+def test_what_an_activation_overwrites_is_not_asked_for_again(name, training, monkeypatch):
+    """Bit for bit what it is otherwise; test_vmap_of_training_equals_a_loop says the same of many models at once."""
+    inputs, targets = examples(name, 4)
+
+    def found(inputs):
+        torch.manual_seed(0)
+        model = build(name).train(training)
+        logits = model(inputs)
+        cross_entropy(logits, targets).backward()
+        return [logits, *(p.grad for p in model.parameters())]
+
+    ours, relu = found(inputs.clone()), F.relu
+    monkeypatch.setattr(F, "relu", lambda x, inplace=False: relu(x))
+    for mine, theirs in zip(ours, found(inputs), strict=True):
+        assert mine is theirs is None or torch.equal(mine, theirs)
 
 
 @every_model

@@ -50,5 +50,5 @@ class BlocksCNN(Model):
     def _extractor(self, channels: int) -> nn.Module:
         layers: list[nn.Module] = []
         for before, after in pairwise([channels, *self.widths]):
-            layers += [nn.Conv2d(before, after, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+            layers += [nn.Conv2d(before, after, 3, padding=1), nn.ReLU(inplace=True), nn.MaxPool2d(2)]
         return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())

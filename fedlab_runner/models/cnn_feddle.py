@@ -28,10 +28,12 @@ class FeddleCNN(Model):
             raise ValueError(f"image_size must be >= {factor} with pool '{self.pool}', got {image_size}")
         layers: list[nn.Module] = []
         for before, after in ((channels, 32), (32, 64), (64, 64)):
-            layers += [nn.Conv2d(before, after, 3, padding=1), nn.ReLU()]
+            layers += [nn.Conv2d(before, after, 3, padding=1), nn.ReLU(inplace=True)]
             if self.pool == "each":
                 layers.append(nn.MaxPool2d(2))
         if self.pool == "last":
             layers.append(nn.MaxPool2d(2))
         features = 64 * (image_size // factor) ** 2
-        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(features, 128), nn.ReLU(), nn.Linear(128, num_classes))
+        return nn.Sequential(
+            *layers, nn.Flatten(), nn.Linear(features, 128), nn.ReLU(inplace=True), nn.Linear(128, num_classes)
+        )

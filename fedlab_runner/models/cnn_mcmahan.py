@@ -19,13 +19,13 @@ class McMahanCNN(Model):
             raise ValueError(f"image_size must be >= 4 (two 2x2 poolings), got {image_size}")
         return nn.Sequential(
             nn.Conv2d(channels, 32, 5, padding=2),
-            nn.ReLU(),
+            nn.ReLU(inplace=True),
             nn.MaxPool2d(2),
             nn.Conv2d(32, 64, 5, padding=2),
-            nn.ReLU(),
+            nn.ReLU(inplace=True),
             nn.MaxPool2d(2),
             nn.Flatten(),
             nn.Linear(64 * (image_size // 4) ** 2, 512),
-            nn.ReLU(),
+            nn.ReLU(inplace=True),
             nn.Linear(512, num_classes),
         )

@@ -19,10 +19,10 @@ class SmallCNN(Model):
             raise ValueError(f"image_size must be >= 4 (two 2x2 poolings), got {image_size}")
         return nn.Sequential(
             nn.Conv2d(channels, 16, 3, padding=1),
-            nn.ReLU(),
+            nn.ReLU(inplace=True),
             nn.MaxPool2d(2),
             nn.Conv2d(16, 32, 3, padding=1),
-            nn.ReLU(),
+            nn.ReLU(inplace=True),
             nn.MaxPool2d(2),
             nn.Flatten(),
             nn.Linear(32 * (image_size // 4) ** 2, num_classes),

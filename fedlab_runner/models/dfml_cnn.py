@@ -34,7 +34,11 @@ class DFMLCNN(Model):
         before, width_before = None, channels
         for i, width in enumerate(self.widths, start=1):
             layers[f"conv{i}"] = nn.Conv2d(width_before, width, 5, padding=2)
-            layers |= {f"relu{i}": nn.ReLU(), f"pool{i}": nn.MaxPool2d(2), f"norm{i}": nn.GroupNorm(1, width)}
+            layers |= {
+                f"relu{i}": nn.ReLU(inplace=True),
+                f"pool{i}": nn.MaxPool2d(2),
+                f"norm{i}": nn.GroupNorm(1, width),
+            }
             axis = Axis(f"conv{i}")
             axes[f"conv{i}.weight"] = (axis, before, None, None)
             axes |= {name: (axis,) for name in (f"conv{i}.bias", f"norm{i}.weight", f"norm{i}.bias")}

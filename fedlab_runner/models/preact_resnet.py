@@ -41,7 +41,7 @@ class PreActResNet(Model):
                 if block.shortcut is not None:
                     axes[f"{name}.shortcut.weight"] = (after, before, None, None)
                 before, width_before = after, width
-        layers |= {"norm": nn.BatchNorm2d(width_before), "relu": nn.ReLU()}
+        layers |= {"norm": nn.BatchNorm2d(width_before), "relu": nn.ReLU(inplace=True)}
         layers |= {
             "pool": nn.AdaptiveAvgPool2d(1),
             "flatten": nn.Flatten(),
@@ -66,7 +66,7 @@ class _Block(nn.Module):
         self.shortcut = None if same else nn.Conv2d(before, width, 1, stride, bias=False)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        active = F.relu(self.norm1(inputs))
+        active = F.relu(self.norm1(inputs), inplace=True)
         past: Tensor = inputs if self.shortcut is None else self.shortcut(active)
-        out: Tensor = past + self.conv2(F.relu(self.norm2(self.conv1(active))))
+        out: Tensor = past + self.conv2(F.relu(self.norm2(self.conv1(active)), inplace=True))
         return out
