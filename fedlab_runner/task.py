@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlab_runner.flops import flop_counter
+from fedlab_runner.pooling import prepare
 from fedlab_runner.rng import Purpose, torch_seed
 from fedlab_runner.supervision import CE, Supervision, losses
 
@@ -141,11 +142,10 @@ class Task:
         for m in module.modules():
             if isinstance(m, nn.modules.batchnorm._BatchNorm):
                 if m.momentum is None:
-                    raise ValueError(
-                        f"momentum of {type(m).__name__} is null: cumulative statistics cannot be averaged"
-                    )
+                    name = type(m).__name__
+                    raise ValueError(f"momentum of {name} is null: cumulative statistics cannot be averaged")
                 m.num_batches_tracked = None  # an integer counter: never part of a model's vector
-        return module
+        return prepare(module)
 
     def init(self, seed: int) -> Tensor:
         """A fresh model [D], a function of the seed alone."""

@@ -50,7 +50,6 @@ def graph_of(function: Step, task: Task, *, layer_by_layer: bool = False) -> Ste
     one = torch.ones((), requires_grad=True)
     torch.autograd.grad(one * 2, one)
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it says at length that there is no GPU
-    passes.prepare(task.module)
     options: dict[str, Any] = {}
     if layer_by_layer:  # which are the same tensors in every step
         options["guard_filter_fn"] = torch.compiler.keep_tensor_guards_unsafe

@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 from fedlab_runner.errors import UserError
 from fedlab_runner.federation import Federation
 from fedlab_runner.matching.neurons import Group, Piece, permute
+from fedlab_runner.pooling import Pooling
 from fedlab_runner.task import Task
 
 TOLERANCE = 0.05  # of the range of the logits, when a structure is tried out: bfloat16 is that coarse
@@ -24,7 +25,7 @@ _ELEMENTWISE |= {torch.relu, torch.tanh, torch.sigmoid, F.relu, F.relu6, F.leaky
 _ELEMENTWISE |= {F.tanh, F.sigmoid, F.softplus, F.hardswish, F.hardtanh, F.dropout, "relu", "tanh", "sigmoid"}
 _POOLING: set[Any] = {nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d}
 _POOLING |= {nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d}
-_POOLING |= {F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d, F.adaptive_max_pool2d}
+_POOLING |= {Pooling, F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d, F.adaptive_max_pool2d}
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
@@ -122,6 +123,11 @@ class _Value(NamedTuple):
     flattened: bool = False
 
 
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, Pooling) or super().is_leaf_module(m, module_qualified_name)
+
+
 class _Finder:
     """Reads graphs of computation; where a module cannot be traced, those of its parts."""
 
@@ -135,7 +141,7 @@ class _Finder:
 
     def search(self, module: nn.Module, prefix: str) -> None:
         try:
-            graph = fx.Tracer().trace(module)
+            graph = _Tracer().trace(module)
         except Exception:  # whatever a model's code does with what is not a tensor
             for name, child in module.named_children():
                 if not type(child).__module__.startswith("torch.nn") or isinstance(child, nn.Sequential):
