@@ -80,8 +80,8 @@ def measure(work: Work, executors: Mapping[str, Executor]) -> dict[str, Cost]:
 
 
 def _trained(executor: Executor, work: Work) -> Tensor:
-    """The models, once they are there."""
-    y, _ = executor.train(work)
+    """The models, once they are there, of a cohort that nothing has been worked out for, as that of each round."""
+    y, _ = executor.train(replace(work))
     wait_for(work.task.device)
     return y
 
