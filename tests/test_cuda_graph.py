@@ -84,7 +84,7 @@ def test_a_step_is_recorded_once_for_plain_work_and_anew_for_what_a_round_adds(r
     assert len(recordings) == 5
 
 
-def test_clients_of_two_supervision_signals_and_of_one_example(recordings: list[int]) -> None:
+def test_a_supervision_signal_by_class_and_a_client_with_one_example(recordings: list[int]) -> None:
     how: dict[str, Any] = {"supervision": WSM(), "build": normed}
     fed, plain = federation(**how, executor=WHOLE), federation(**how)
     for mine, theirs in zip(train(fed), train(plain), strict=True):
