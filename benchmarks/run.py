@@ -28,6 +28,7 @@ import torch
 from benchmarks import gpu
 from benchmarks.rows import Case, Contender, Row, all_rows
 from benchmarks.table import table
+from benchmarks.workloads import CPU
 from fedlab_runner.executors.memory import processor
 from fedlab_runner.files import write_text_atomically
 from fedlab_runner.system import keep_freed_memory, usable_cores
@@ -121,7 +122,7 @@ def shown(name: str, found: dict[str, Any]) -> str:
     return f"{name} {found['seconds'] * 1e3:.1f} ms (x {found['speed']:.2f})"
 
 
-def machine(cores: int, device: torch.device) -> dict[str, Any]:
+def machine(cores: int, device: torch.device = CPU) -> dict[str, Any]:
     """What the numbers were measured on, with the rate of its matrix products as the limit."""
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
     side = 1024 if device.type == "cpu" else 8192
