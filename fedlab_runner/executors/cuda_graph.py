@@ -169,7 +169,7 @@ def record(launch: Callable[[], None], device: torch.device) -> Callable[[], Any
     """What does all that `launch` does on the GPU again, in one call."""
     with torch.cuda.device(device):
         here, graph = torch.cuda.current_stream(), torch.cuda.CUDAGraph()
-        aside: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        aside: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch has no types for it
         aside.wait_stream(here)
         with torch.cuda.stream(aside):
             for _ in range(WARM):
