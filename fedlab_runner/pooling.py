@@ -46,8 +46,8 @@ def pooled(inputs: Tensor, side: int) -> Tensor:
         more = (value > most) | value.ne(value)  # isnan would be asked one by one
         most, place = torch.where(more, value, most), torch.where(more, i, place)
     places = torch.arange(side * side, dtype=torch.int32, device=inputs.device).view(side, 1, side, 1)
-    greatest = torch.where(place[:, :, None, :, None] == places, squares, 0.0).sum((2, 4))
-    return greatest.permute(0, 3, 1, 2)
+    values = torch.where(place[:, :, None, :, None] == places, squares, 0.0).sum((2, 4))
+    return values.permute(0, 3, 1, 2)
 
 
 def _side(pool: nn.MaxPool2d) -> int:

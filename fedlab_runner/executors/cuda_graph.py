@@ -118,9 +118,7 @@ class RecordedStep:
         return y, (weights * counted).sum(1) / weights.sum(1).clamp_min(1)
 
     def _begin(self, work: Work, rows: np.ndarray) -> None:
-        for kept, new in zip(
-            (self._params, self._buffers, *self._own), (*work.start_of(rows), *work.own(rows, 0)), strict=True
-        ):
+        for kept, new in zip((self._params, self._buffers), work.start_of(rows), strict=True):
             kept.copy_(new)
         for slot in self._slots:
             slot.zero_()
@@ -129,32 +127,31 @@ class RecordedStep:
 
     def _move(self, work: Work, rows: np.ndarray, t: int, index: Tensor, sizes: Tensor, active: np.ndarray) -> None:
         """One step of those who still train, whose minibatches have these sizes [k]."""
-        own = work.own(rows, t) if work.per_step is not None else self._own
+        if t == 0 or work.per_step is not None:
+            for kept, new in zip(self._own, work.own(rows, t), strict=True):
+                kept.copy_(new)
         if not self._padded and (active != work.local.batch_size).any():
-            self._launch_by_size(index, active, own)
+            self._launch_by_size(index, active)
             return
         self._index.copy_(index)
         self._sizes.copy_(sizes)
-        if work.per_step is not None:
-            for kept, new in zip(self._own, own, strict=True):
-                kept.copy_(new)
         self._replay()
 
     def _launch(self) -> None:
         """What is recorded."""
-        mask = (self._places < self._sizes).to(self._task.dtype)
-        self._step(slice(None), self._index, mask, self._own)
+        self._step(slice(None), self._index, (self._places < self._sizes).to(self._task.dtype))
         self._t += 1
 
-    def _launch_by_size(self, index: Tensor, sizes: np.ndarray, own: tuple[Tensor, ...]) -> None:
+    def _launch_by_size(self, index: Tensor, sizes: np.ndarray) -> None:
         """The same for batch norm, which would see the padding: clients with minibatches of one size together."""
         for rows, most in blocks(sizes, by_size=True):
             part = index[rows, :most]
-            self._step(rows, part, torch.ones_like(part, dtype=self._task.dtype), tuple(each[rows] for each in own))
+            self._step(rows, part, torch.ones_like(part, dtype=self._task.dtype))
         self._t += 1
 
-    def _step(self, rows: slice | np.ndarray, index: Tensor, mask: Tensor, own: tuple[Tensor, ...]) -> None:
-        params, buffers, slots = self._params[rows], self._buffers[rows], tuple(slot[rows] for slot in self._slots)
+    def _step(self, rows: slice | np.ndarray, index: Tensor, mask: Tensor) -> None:
+        params, buffers = self._params[rows], self._buffers[rows]
+        slots, own = (tuple(each[rows] for each in some) for some in (self._slots, self._own))
         batch = self._task.batch(*self._population.examples(index), mask)
         g, (loss, updated) = self._gradient(params, buffers, *batch[:3], *own)
         self._optimizer.step(params, g, slots, self._lr, self._t)
