@@ -6,8 +6,9 @@ from functools import partial
 import torch
 from torch import nn
 
-from benchmarks import plain, workloads
-from benchmarks.rows import Contender, Row, evaluation, rounds, training
+from benchmarks import plain, round_rows, workloads
+from benchmarks.case import Contender, Row
+from benchmarks.rows import evaluation, training
 from benchmarks.workloads import W2, Shape
 from fedlab_runner.executors.cuda_graph import CudaGraph
 from fedlab_runner.executors.loop import Loop
@@ -41,7 +42,7 @@ def all_rows(compiled: bool, device: torch.device) -> Iterator[Row]:
         some = executors(compiled)
         yield Row(f"local training {name}", partial(training, shape, build, some, 1, compiled, device, _profiled))
     yield Row("evaluation cnn", partial(evaluation, 1, device))
-    yield from rounds(device)
+    yield from round_rows.rows(1, device)
 
 
 def _profiled(work: Work, build: Callable[[], nn.Module]) -> dict[str, Contender]:

@@ -1,4 +1,4 @@
-"""The contenders of every row: the same work as one writes it in plain PyTorch, honest and tidy."""
+"""Local training, mutual learning and evaluation as one writes them in plain PyTorch, honest and tidy."""
 
 import copy
 from collections.abc import Callable
@@ -6,9 +6,10 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from fedlab_runner.executors.work import Work
+from fedlab_runner.local import LocalTraining
 from fedlab_runner.population import Population
 
 Call = Callable[[Tensor], Tensor]
@@ -19,22 +20,43 @@ def train_cohort(work: Work, build: Callable[[], nn.Module]) -> dict[str, Tensor
     client. The mean of the clients' models, weighted by examples.
     """
     data = TensorDataset(work.population.inputs.cpu(), work.population.targets.cpu())
-    device, server = work.task.device, _server(work, build)
+    server = _server(work, build)
     models, sizes = [], []
     for client in work.ids.tolist():
-        members = work.population.members(client)
-        model = copy.deepcopy(server).train()
-        optimizer = torch.optim.SGD((p for p in model.parameters() if p.requires_grad), lr=work.lr)
-        loader = DataLoader(Subset(data, members.tolist()), batch_size=work.local.batch_size, shuffle=True)
-        for _ in range(work.local.epochs or 1):
-            for inputs, targets in loader:
-                optimizer.zero_grad()
-                F.cross_entropy(model(inputs.to(device)), targets.to(device)).backward()
-                optimizer.step()
+        members = work.population.members(client).tolist()
+        model, *_ = train_client(server, data, members, work.local, work.lr, work.task.device)
         models.append(model.state_dict())
         sizes.append(len(members))
     names = [name for name, value in server.state_dict().items() if value.is_floating_point()]
     return {name: sum(n / sum(sizes) * m[name] for n, m in zip(sizes, models, strict=True)) for name in names}
+
+
+def train_client(
+    server: nn.Module,
+    data: Dataset[tuple[Tensor, ...]],
+    members: list[int],
+    local: LocalTraining,
+    lr: float,
+    device: torch.device,
+    correct: Callable[[nn.Module], None] = lambda model: None,
+) -> tuple[nn.Module, list[Tensor], int]:
+    """A trained copy of the server's module, the losses of the last epoch and the number of steps; `correct` changes
+    the gradients before each.
+    """
+    model, losses, steps = copy.deepcopy(server).train(), list[Tensor](), 0
+    optimizer = torch.optim.SGD((p for p in model.parameters() if p.requires_grad), lr=lr)
+    loader = DataLoader(Subset(data, members), batch_size=local.batch_size, shuffle=True)
+    for _ in range(local.epochs or 1):
+        losses.clear()
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(inputs.to(device)), targets.to(device))
+            loss.backward()
+            correct(model)
+            optimizer.step()
+            losses.append(loss.detach())
+            steps += 1
+    return model, losses, steps
 
 
 def train_cohort_lean(

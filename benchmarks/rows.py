@@ -1,60 +1,20 @@
 """What is measured: each row is one comparison."""
 
-import shutil
-import tempfile
-import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import nn
 
-from benchmarks import plain, workloads
+from benchmarks import plain, round_rows, workloads
+from benchmarks.case import Case, Contender, Row
 from benchmarks.workloads import CPU, W1, W2, Shape
-from fedlab_runner import sealed
 from fedlab_runner.distillation import Learners, mutual_learning, mutual_losses, teacher_weights
-from fedlab_runner.executors.auto import Auto
 from fedlab_runner.executors.loop import Loop
-from fedlab_runner.executors.memory import CHOICES
 from fedlab_runner.executors.processes import Processes
 from fedlab_runner.executors.vectorized import Vectorized
 from fedlab_runner.executors.work import Executor, Work
 from fedlab_runner.federation import Federation
-from fedlab_runner.matching.pfnm import Neurons, SquaredDistance, match
-from fedlab_runner.rng import Purpose, generator
-
-ROUNDS = 10_000  # of the run that executor=auto chooses for
-
-
-class Contender(NamedTuple):
-    """What is called with the number of the turn, and the threads that it may use; `plain` is what is not this
-    package's; `note` says what there is to know when all is over.
-    """
-
-    call: Callable[[int], object]
-    threads: int = 1
-    plain: bool = False
-    note: Callable[[], str] = str
-
-
-class Case(NamedTuple):
-    """Contenders by name, the first is the measure; and what a call computes, where that is known: products of matrices
-    and convolutions in FLOPs, and pieces of work of which one is to be told.
-    """
-
-    contenders: dict[str, Contender]
-    flops: float | None = None
-    pieces: tuple[int, str] | None = None
-
-
-class Row(NamedTuple):
-    """One comparison, made when its turn has come."""
-
-    name: str
-    case: Callable[[], Case]
 
 
 def executors(cores: int, compiled: bool) -> dict[str, Executor]:
@@ -92,13 +52,12 @@ def all_rows(cores: int, compiled: bool) -> Iterator[Row]:
         some = {name: each for name, each in executors(cores, False).items() if name != "cohort"}
         yield Row(f"local training {name}", partial(training, shape, build, some, cores, False))
     yield Row("evaluation cnn", partial(evaluation, cores))
-    yield from rounds()
+    yield from round_rows.rows(cores)
     yield Row("mutual learning mlp", partial(_mutual, workloads.mlp, Shape(10, 100, 10, 10), cores))
     yield Row(
         "mutual learning dfml_cnn",
         partial(_mutual, workloads.dfml_cnn, Shape(10, 160, 10, 32, side=32, channels=3), cores),
     )
-    yield Row("hyfem matching", _matching)
 
 
 def _one_thread(work: Work, build: Callable[[], nn.Module]) -> dict[str, Contender]:
@@ -124,18 +83,10 @@ def training(
     contenders |= others(work, build)
     for name, executor in some.items():
         contenders[name] = Contender(partial(_train, executor, work))
-    folder = Path(tempfile.mkdtemp(prefix="fedlab-bench-"))
-    auto = Auto(seconds=0.0, workers=cores, compile=compiled).in_run(folder, ROUNDS)
-    contenders["auto"] = Contender(partial(_train, auto, work), note=lambda: _choice(folder))
-    weakref.finalize(auto, shutil.rmtree, folder, ignore_errors=True)
+    auto, choice = workloads.automatic(cores, compiled)
+    contenders["auto"] = Contender(partial(_train, auto, work), note=choice)
     examples = int(fed.population.num_examples[work.ids].sum())
     return Case(contenders, examples * fed.task.flops(_example(work)).step, (int(work.num_steps.sum()), "step"))
-
-
-def _choice(folder: Path) -> str:
-    """What executor=auto has noted in the folder of a run."""
-    (of_machine,) = sealed.read(folder / CHOICES).values()
-    return ", ".join(of_machine.values())
 
 
 def _train(executor: Executor, work: Work, turn: int) -> object:
@@ -165,45 +116,6 @@ def evaluation(cores: int, device: torch.device = CPU) -> Case:
     return Case(contenders, examples * fed.task.flops(_example(work)).forward, (examples, "example"))
 
 
-def rounds(device: torch.device = CPU) -> Iterator[Row]:
-    """Whole rounds: how the cost of one grows, with next to no training, and what algorithms cost beside FedAvg."""
-    _round = partial(_a_round, device)
-    of_k = {f"K={k}": partial(_round, Shape(2000, 2, k, 2, side=4)) for k in (10, 100, 1000)}
-    of_n = {f"N={n}": partial(_round, Shape(n, 2, 10, 2, side=4)) for n in (100, 1_000, 10_000, 100_000)}
-    late = {f"std={s}": partial(_round, Shape(1000, 2, 10, 2, side=4), delay=s) for s in (0.0, 5.0, 50.0)}
-    of_d = {
-        f"D={size}": partial(_round, Shape(100, 20, 10, 10), build)
-        for build, size in ((workloads.logistic, 7850), (workloads.mlp, 199210), (workloads.cnn, 582026))
-    }
-    shape, few = Shape(200, 20, 10, 10), Shape(20, 20, 10, 10)
-    algorithms = {
-        name: partial(_round, shape, workloads.mlp, algorithm=name)
-        for name in ("fedavg", "fedbuff", "scaffold", "ca2fl")
-    }
-    selection = {
-        "fedavg": partial(_round, few, workloads.mlp),
-        "fedcda": partial(_round, few, workloads.mlp, algorithm="fedcda", warmup=2),
-    }
-    server = {
-        name: partial(_round, shape, workloads.cnn, algorithm=name, epochs=1, lr=1e-3, batch_size=64)
-        for name in ("fedft", "feddle")
-    }
-    for name, makers in (
-        ("round by K", of_k),
-        ("round by N", of_n),
-        ("round by staleness", late),
-        ("round by D", of_d),
-        ("round by algorithm", algorithms),
-        ("round with fedcda's selection", selection),
-        ("round with an epoch on the server", server),
-    ):
-        yield Row(name, partial(_made, makers))
-
-
-def _made(makers: Mapping[str, Callable[[], Callable[[int], object]]]) -> Case:
-    return Case({name: Contender(make()) for name, make in makers.items()})
-
-
 def _mutual(build: Callable[[], nn.Module], shape: Shape, cores: int) -> Case:
     """An epoch of mutual learning of ten models on one client's examples."""
     alone, shared = (
@@ -231,49 +143,3 @@ def _mutual(build: Callable[[], nn.Module], shape: Shape, cores: int) -> Case:
         "ours, processes": Contender(partial(ours, shared)),
     }
     return Case(contenders, pieces=(steps, "model and minibatch"))
-
-
-def _matching() -> Case:
-    """PFNM's matching of ten clients with 100 hidden neurons each on 785 columns, three sweeps."""
-    rng = np.random.default_rng(0)
-    base = rng.normal(size=(100, 785))
-    rows = [torch.from_numpy(base[rng.permutation(100)] + 0.1 * rng.normal(size=base.shape)) for _ in range(10)]
-    clients = [Neurons(each, torch.arange(785), 1.0) for each in rows]
-
-    def matched(turn: int) -> object:
-        rng = generator(turn, Purpose.ALGORITHM)
-        return match(clients, SquaredDistance(1.0), num_columns=785, sweeps=3, rng=rng, limit=500)
-
-    return Case({"match": Contender(matched)}, pieces=(10 * 4, "client and sweep"))
-
-
-def _a_round(
-    device: torch.device,
-    shape: Shape,
-    build: Callable[[], Any] = workloads.empty,
-    *,
-    delay: float = 0.0,
-    algorithm: str = "fedavg",
-    **changes: Any,
-) -> Callable[[int], object]:
-    fed = shape.federation(build, delay=delay, device=device)
-    built = _algorithm(algorithm, changes)
-    state = built.init(fed)
-
-    def one(round: int) -> None:
-        nonlocal state
-        fed.begin(round, 1.0)
-        state = built.round(state, fed)
-
-    return one
-
-
-def _algorithm(name: str, changes: dict[str, Any]) -> Any:
-    import hydra.utils
-    from omegaconf import OmegaConf
-
-    from fedlab_runner.config import conf_dir
-
-    return hydra.utils.instantiate(
-        OmegaConf.load(conf_dir() / "algorithm" / f"{name}.yaml"), **changes, _convert_="all"
-    )

@@ -26,7 +26,8 @@ from typing import Any
 import torch
 
 from benchmarks import gpu
-from benchmarks.rows import Case, Contender, Row, all_rows
+from benchmarks.case import Case, Contender, Row
+from benchmarks.rows import all_rows
 from benchmarks.table import table
 from benchmarks.workloads import CPU
 from fedlab_runner.executors.memory import processor

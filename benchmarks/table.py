@@ -38,25 +38,38 @@ def table(results: dict[str, Any]) -> str:
 
 
 def plot(path: Path, results: dict[str, Any]) -> None:
-    """Milliseconds of a round against N, K, D and the spread of delays."""
+    """Milliseconds of a round against N, K, D and the spread of delays, of each contender."""
     import matplotlib
 
     matplotlib.use("agg")
     from matplotlib.figure import Figure
 
-    wanted = {row: how for row, how in GROWTH.items() if row in results["rows"]}
+    points = {what: _points(results["rows"], what) for what in GROWTH}
+    wanted = {what: found for what, found in points.items() if found}
     figure = Figure(figsize=(3 * len(wanted), 2.8), layout="constrained")
     panels = figure.subplots(1, len(wanted), squeeze=False)[0]
-    for axes, (row, (label, wide, steep)) in zip(panels, wanted.items(), strict=True):
-        found = results["rows"][row]
-        x, y = [float(name.partition("=")[2]) for name in found], [1e3 * each["seconds"] for each in found.values()]
-        axes.plot(x, y, "o-")
+    for axes, (what, curves) in zip(panels, wanted.items(), strict=True):
+        label, wide, steep = GROWTH[what]
+        for name, curve in curves.items():
+            axes.plot(*zip(*curve, strict=True), "o-", label=name)
         axes.set(xlabel=label, xscale="log" if wide else "linear", yscale="log" if steep else "linear")
         if not steep:
-            axes.set_ylim(0, 1.25 * max(y))
+            axes.set_ylim(0, 1.25 * max(y for curve in curves.values() for _, y in curve))
         axes.grid(alpha=0.3)
     panels[0].set_ylabel("ms a round")
+    panels[0].legend()
     figure.savefig(path, dpi=120)
+
+
+def _points(rows: dict[str, Any], what: str) -> dict[str, list[tuple[float, float]]]:
+    """Of each contender, milliseconds by the value of `what` that stands in the rows' names."""
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for row, contenders in rows.items():
+        prefix, _, value = row.partition("=")
+        if prefix == what:
+            for name, found in contenders.items():
+                curves.setdefault(name, []).append((float(value), 1e3 * found["seconds"]))
+    return curves
 
 
 if __name__ == "__main__":

@@ -1,25 +1,34 @@
 """What is timed: synthetic federations of fixed shape."""
 
+import shutil
+import tempfile
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from fedlab_runner import sealed
 from fedlab_runner.clock import RoundClock
 from fedlab_runner.delays.half_normal import HalfNormal
+from fedlab_runner.executors.auto import Auto
 from fedlab_runner.executors.loop import Loop
+from fedlab_runner.executors.memory import CHOICES
 from fedlab_runner.executors.work import Executor, Work
 from fedlab_runner.federation import Federation
 from fedlab_runner.local import LocalTraining
 from fedlab_runner.participation.uniform import Uniform
 from fedlab_runner.population import Population
+from fedlab_runner.rng import Purpose, generator
 from fedlab_runner.server import ServerData
 from fedlab_runner.task import Normalize, Task
 
-CLASSES, SIDE = 10, 28
+CLASSES, SIDE, SEED = 10, 28, 0
+ROUNDS = 10_000  # of the run that executor=auto chooses for
 CPU = torch.device("cpu")
 
 
@@ -68,12 +77,34 @@ def lora_vit() -> nn.Module:
 
 
 def _model(choice: str, **changes: Any) -> Any:
+    return _built("model", choice, changes)
+
+
+def algorithm(choice: str, **changes: Any) -> Any:
+    """One of the package's, with its defaults but for the changes."""
+    return _built("algorithm", choice, changes)
+
+
+def _built(group: str, choice: str, changes: dict[str, Any]) -> Any:
     import hydra.utils
     from omegaconf import OmegaConf
 
     from fedlab_runner.config import conf_dir
 
-    return hydra.utils.instantiate(OmegaConf.load(conf_dir() / "model" / f"{choice}.yaml"), **changes, _convert_="all")
+    return hydra.utils.instantiate(OmegaConf.load(conf_dir() / group / f"{choice}.yaml"), **changes, _convert_="all")
+
+
+def automatic(cores: int, compile: bool) -> tuple[Executor, Callable[[], str]]:
+    """executor=auto in a run of many rounds, and what says what it has chosen."""
+    folder = Path(tempfile.mkdtemp(prefix="fedlab-bench-"))
+    executor = Auto(seconds=0.0, workers=cores, compile=compile).in_run(folder, ROUNDS)
+    weakref.finalize(executor, shutil.rmtree, folder, ignore_errors=True)
+
+    def choice() -> str:
+        (of_machine,) = sealed.read(folder / CHOICES).values()
+        return ", ".join(of_machine.values())
+
+    return executor, choice
 
 
 @dataclass(frozen=True)
@@ -86,6 +117,10 @@ class Shape:
     batch: int
     side: int = SIDE  # of an image
     channels: int = 1
+
+    def delays(self, std: float) -> np.ndarray:
+        """Of each client, in rounds, half-normal [N]."""
+        return HalfNormal(std=std, draw="client").sample(generator(SEED, Purpose.DELAY), np.arange(self.clients))
 
     def federation(
         self,
@@ -105,10 +140,10 @@ class Shape:
         return Federation(
             task=task,
             population=population,
-            clock=RoundClock(population.num_examples, Uniform(self.cohort, None), delays, 0),
+            clock=RoundClock(population.num_examples, Uniform(self.cohort, None), delays, SEED),
             executor=executor or Loop(compile=False),
             local=training(self.batch),
-            seed=0,
+            seed=SEED,
             server_data=ServerData(population.inputs[:500], population.targets[:500], CLASSES, True),
         )
 

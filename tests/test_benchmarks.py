@@ -1,22 +1,28 @@
 """The benchmark's contenders do the same work, and its numbers say what they claim."""
 
 import copy
+import dataclasses
 import json
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from benchmarks import gpu, plain, run, workloads
-from benchmarks.rows import Case, Contender, all_rows
+from benchmarks import gpu, plain, plain_rounds, round_rows, run, workloads
+from benchmarks.case import Case, Contender
+from benchmarks.rows import all_rows
 from benchmarks.table import plot, table
 from benchmarks.workloads import Shape
 from fedlab_runner.distillation import Learners, mutual_learning, mutual_losses, teacher_weights
 from fedlab_runner.errors import UserError
 from fedlab_runner.executors.loop import Loop
+from fedlab_runner.matching.pfnm import Neurons, SquaredDistance, match
 
 ALL_AT_ONCE = Shape(clients=6, examples=8, cohort=4, batch=8, side=28)  # one minibatch: its order does not matter
 
@@ -54,6 +60,50 @@ def test_the_plain_mutual_learning_does_what_ours_does() -> None:
         for name, value in module.state_dict().items():
             torch.testing.assert_close(value, fed.task.state_dict(w)[name], rtol=0, atol=1e-6)
     assert not torch.equal(before["1.weight"], modules[0].state_dict()["1.weight"])
+
+
+SERVER = {"epochs": 3, "lr": 0.01, "batch_size": 500}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "build", "delay", "own"),
+    [
+        ("fedavg", workloads.mlp, 0.0, {}),
+        ("fedavg", workloads.mlp, 2.0, {}),
+        ("fedbuff", workloads.mlp, 0.0, {"buffer_size": 6}),
+        ("ca2fl", workloads.mlp, 0.0, {"buffer_size": 6}),
+        ("scaffold", workloads.mlp, 0.0, {}),
+        ("fedcda", workloads.mlp, 0.0, {"memory": 2, "batches": 1, "warmup": 2}),
+        ("fedft", workloads.logistic, 2.0, SERVER),  # Adam makes much of gradients that are zero but for rounding
+        ("feddle", workloads.mlp, 2.0, SERVER),
+    ],
+)
+def test_plain_rounds_do_what_ours_do(
+    algorithm: str, build: Callable[[], nn.Module], delay: float, own: dict[str, Any]
+) -> None:
+    """Everyone idle trains, in a single minibatch: nothing that is drawn matters."""
+    shape = dataclasses.replace(ALL_AT_ONCE, cohort=ALL_AT_ONCE.clients)
+    case = round_rows.of_rounds(shape, build, 1, algorithm=algorithm, delay=delay, own=own)
+    theirs, ours = (case.contenders[name].call for name in ("plain", "ours"))
+    start, steps = shape.federation(build).task.init(workloads.SEED), []
+    for round in range(8):
+        plainly, here = theirs(round), ours(round)
+        assert isinstance(plainly, Tensor) and isinstance(here, Tensor)
+        assert (plainly - here).norm() <= 1e-3 * (here - start).norm()
+        steps.append(here)
+    assert all(not torch.equal(one, other) for one, other in pairwise(steps))
+
+
+def test_the_plain_matching_is_ours() -> None:
+    rng = np.random.default_rng(0)
+    base = rng.normal(size=(9, 30))
+    rows = [base[rng.permutation(9)[:count]] + 0.1 * rng.normal(size=(count, 30)) for count in (9, 7, 8)]
+    clients = [Neurons(torch.from_numpy(each), torch.arange(30), 1.0) for each in rows]
+    ours = match(clients, SquaredDistance(1.0), num_columns=30, sweeps=3, rng=rng, limit=24)
+    theirs = plain_rounds.match(rows, sweeps=3, penalty=1.0)
+    place = dict(zip(np.concatenate(ours.assignments), np.concatenate(theirs), strict=True))
+    assert len(place) == ours.width == len(set(place.values()))  # the same but for the neurons' names
+    assert [[place[i] for i in each] for each in ours.assignments] == [each.tolist() for each in theirs]
 
 
 def test_the_plain_evaluation_is_ours() -> None:
@@ -96,7 +146,7 @@ def test_what_is_measured_is_a_round_in_a_steady_state(monkeypatch: pytest.Monke
         "torch": "t",
         "commit": "abcdefghi",
     }
-    results = {"machine": here, "rows": {"a row": found, "round by N": {"N=10": found["slow"], "N=100": found["fast"]}}}
+    results = {"machine": here, "rows": {"a row": found, "round by N=10": found, "round by N=100": found}}
     assert "| a row | fast (named) | 31.25 | 3.12 ms a step | 64.00 | 3200% |" in table(results)
     plot(tmp_path / "growth.png", json.loads(json.dumps(results)))
     assert (tmp_path / "growth.png").stat().st_size > 1000
@@ -110,7 +160,7 @@ def test_plain_contenders_take_their_turns_in_a_process_of_their_own() -> None:
     case = Case({"plain": Contender(lambda _: pytest.fail("not here"), plain=True), "ours": Contender(lambda _: None)})
     assert run.measured(case, repeat=2, gflops=1.0, aside=Other())["plain"]["seconds"] == 3.0  # type: ignore[arg-type]
     aside = run.Aside("hyfem matching", cores=1, compiled=False)
-    assert 0 < aside.of_a_turn("match") < 60
+    assert 0 < aside.of_a_turn("plain") < 60
     aside.end()
 
 

@@ -15,5 +15,7 @@ def hungarian(gains: Tensor) -> np.ndarray:
     import scipy.optimize
 
     library: Any = scipy.optimize
-    columns: np.ndarray = library.linear_sum_assignment(np.nan_to_num(gains.cpu().numpy()), maximize=True)[1]
+    values = gains.cpu().numpy()
+    finite = values if np.isfinite(values).all() else np.nan_to_num(values)
+    columns: np.ndarray = library.linear_sum_assignment(finite, maximize=True)[1]
     return columns

@@ -31,7 +31,7 @@ class Server(NamedTuple):
     """What the server knows of its neurons from the clients assigned to them, on the columns of the client at hand."""
 
     total: Tensor  # [L, e], weighted sum of the rows
-    mass: Tensor  # [L, e], sum of the weights of the clients that have the entry
+    mass: Tensor  # [L, e], sum of the weights of the clients that have the entry; [L, 1] where that is all of them
     holders: Tensor  # [L] int64, clients assigned to the neuron
     covered: Tensor  # [L] bool, whether any of them has one of the client's columns
 
@@ -57,7 +57,7 @@ class SquaredDistance:
     penalty: float
 
     def existing(self, v: Tensor, server: Server, columns: Tensor, num_clients: int) -> Tensor:
-        mean = server.total / server.mass.where(server.mass > 0, torch.ones_like(server.mass))
+        mean = server.total / server.mass.clamp_min(torch.finfo(v.dtype).tiny)
         gain = v @ mean.T - mean.square().sum(1) / 2 - v.square().sum(1, keepdim=True) / 2
         return torch.where(server.covered, gain, self.new(v, columns, num_clients, 1))
 
@@ -82,7 +82,7 @@ class PFNM:
         p, p0, mu0 = self.sigma**-2, self.sigma0**-2, self.mu0[columns]
         precision, natural = p0 + p * server.mass, p0 * mu0 + p * server.total  # s and g [L, e]
         inverse = 1 / (p + precision)
-        gain: Tensor = p * p * v.square() @ inverse.T + 2 * p * v @ (natural * inverse).T
+        gain: Tensor = p * p * v.square() @ inverse.expand_as(natural).T + 2 * p * v @ (natural * inverse).T
         gain += (natural.square() * (inverse - 1 / precision)).sum(1)
         count = server.holders.clamp(1, POPULAR).to(v.dtype)
         gain += (count / (num_clients - count).clamp_min(1)).log()
@@ -147,16 +147,25 @@ class _State:
 
     def __init__(self, clients: Sequence[Neurons], gain: Gain, num_columns: int, limit: int, shared: int) -> None:
         self._clients, self._gain, self._limit, self._shared = clients, gain, limit, shared
-        rows = clients[0].rows
-        self._total, self._mass = rows.new_zeros(0, num_columns), rows.new_zeros(0, num_columns)
-        self._count = torch.zeros(0, num_columns, dtype=torch.int32, device=rows.device)  # clients with the entry
-        self.holders = torch.zeros(0, dtype=torch.int64, device=rows.device)
+        rows, count = clients[0].rows, len(clients)
+        self._total = rows.new_zeros(0, num_columns)
+        self._held = rows.new_zeros(0, count)  # 1 where a client is on a neuron [L, J]
+        self._has = rows.new_zeros(count, num_columns)  # 1 where a client has a column [J, d]
+        for has, client in zip(self._has, clients, strict=True):
+            has[client.columns] = 1
+        self._weights = rows.new_tensor([client.weight for client in clients]).unsqueeze(1)
+        everything = torch.arange(num_columns, device=rows.device)
+        self._whole = [torch.equal(client.columns, everything) for client in clients]
         self.assignments = [np.empty(0, np.int64) for _ in clients]
         self.flops = 0
 
+    @property
+    def holders(self) -> Tensor:
+        """Clients on each neuron [L] int64."""
+        return self._held.sum(1).long()
+
     def begin(self, assignments: Sequence[np.ndarray]) -> None:
         """Puts all clients where they are."""
-        self._widen(max(int(a.max(initial=-1)) for a in assignments) + 1)
         for j, assignment in enumerate(assignments):
             self._add(j, assignment, 1)
 
@@ -166,10 +175,16 @@ class _State:
         if not bool(self.holders.any()):  # nothing to compare with: the neurons keep their places
             self._add(j, np.arange(len(v)), 1)
             return 0.0
-        known = torch.nonzero(self.holders).flatten()
-        at, most = (known.unsqueeze(1), columns), min(len(v), self._limit - len(known))
-        covered = (self._count[at][:, : len(columns) - self._shared] > 0).any(1)
-        server = Server(self._total[at], self._mass[at], self.holders[known], covered)
+        holders = self.holders
+        known = torch.nonzero(holders).flatten()
+        most = min(len(v), self._limit - len(known))
+        held, own = self._held.index_select(0, known), columns[: len(columns) - self._shared]
+        covered = held @ self._has.index_select(1, own).sum(1) > 0
+        total, mass = self._of(j, self._total).index_select(0, known), held @ self._weights
+        if not all(self._whole):
+            mass = held @ (self._weights * self._of(j, self._has))
+            total.masked_fill_(mass == 0, 0)  # exactly, whatever rounding has left of those who had it
+        server = Server(total, mass, holders[known], covered)
         gains = self._gain.existing(v, server, columns, len(self._clients))
         if most:
             gains = torch.cat([gains, self._gain.new(v, columns, len(self._clients), most)], 1)
@@ -195,36 +210,28 @@ class _State:
         places[others] = len(self.holders) + np.arange(len(others))
         return places
 
+    def _of(self, j: int, values: Tensor) -> Tensor:
+        """The columns of values [.., d] that a client has [.., e]."""
+        return values if self._whole[j] else values.index_select(1, self._clients[j].columns)
+
     def _drop_empty(self) -> None:
         """Deletes the neurons that no client has."""
-        kept = self.holders > 0
+        kept = self._held.any(1)
         if not bool(kept.all()):
             new_index = (kept.cumsum(0) - 1).cpu().numpy()
-            self._total, self._mass, self._count = self._total[kept], self._mass[kept], self._count[kept]
-            self.holders = self.holders[kept]
+            self._total, self._held = self._total[kept], self._held[kept]
             self.assignments = [new_index[a] for a in self.assignments]
 
     def _add(self, j: int, assignment: np.ndarray, sign: int) -> None:
         """Adds a client at its places, or takes it away."""
         v, columns, weight = self._clients[j]
-        self._widen(int(assignment.max(initial=-1)) + 1)
+        more = int(assignment.max(initial=-1)) + 1 - len(self._held)
+        if more > 0:
+            self._total, self._held = (torch.cat([t, t.new_zeros(more, t.shape[1])]) for t in (self._total, self._held))
         rows = torch.from_numpy(assignment).to(v.device)
-        at = (rows.unsqueeze(1), columns)
-        self._total[at] += sign * weight * v
-        self._mass[at] += sign * weight
-        self._count[at] += sign
-        self.holders[rows] += sign
+        if not self._whole[j]:
+            v = v.new_zeros(len(v), self._total.shape[1]).index_copy_(1, columns, v)
+        self._total.index_add_(0, rows, v, alpha=sign * weight)
+        self._held[rows, j] = float(sign > 0)
         if sign > 0:
             self.assignments[j] = assignment
-        else:  # what nobody has is exactly nothing, whatever the rounding
-            empty = self._count[rows] == 0
-            self._total[rows] = self._total[rows].masked_fill(empty, 0)
-            self._mass[rows] = self._mass[rows].masked_fill(empty, 0)
-
-    def _widen(self, width: int) -> None:
-        more = width - len(self.holders)
-        if more > 0:
-            self._total, self._mass, self._count = (
-                torch.cat([t, t.new_zeros(more, t.shape[1])]) for t in (self._total, self._mass, self._count)
-            )
-            self.holders = torch.cat([self.holders, self.holders.new_zeros(more)])

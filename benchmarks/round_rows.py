@@ -1,0 +1,109 @@
+"""Rows of whole rounds and parts of algorithms: what they cost beside the same in plain PyTorch, and how that grows."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from benchmarks import plain_rounds, workloads
+from benchmarks.case import Case, Contender, Row
+from benchmarks.workloads import CPU, Shape
+from fedlab_runner.matching.pfnm import Neurons, SquaredDistance, match
+from fedlab_runner.rng import Purpose, generator
+
+PLAIN: dict[str, Callable[..., Callable[[int], torch.Tensor]]] = {
+    "fedavg": plain_rounds.FedAvg,
+    "fedbuff": plain_rounds.FedBuff,
+    "ca2fl": plain_rounds.CA2FL,
+    "scaffold": plain_rounds.SCAFFOLD,
+    "fedcda": plain_rounds.FedCDA,
+    "fedft": plain_rounds.FedFT,
+    "feddle": plain_rounds.Feddle,
+}
+SERVER = {"epochs": 1, "lr": 1e-3, "batch_size": 64}  # an epoch on the server's 500 examples
+
+
+def rows(cores: int, device: torch.device = CPU) -> Iterator[Row]:
+    """How the cost of a round grows, with next to no training, what algorithms add to it, and a part of one."""
+
+    def row(name: str, shape: Shape, build: Callable[[], nn.Module] = workloads.empty, **how: Any) -> Row:
+        return Row(name, partial(of_rounds, shape, build, cores, device, **how))
+
+    for k in (10, 100, 1000):
+        yield row(f"round by K={k}", Shape(2000, 2, k, 2, side=4))
+    for n in (100, 1_000, 10_000, 100_000):
+        yield row(f"round by N={n}", Shape(n, 2, 10, 2, side=4))
+    for std in (0.0, 5.0, 50.0):
+        yield row(f"round by staleness={std:.0f}", Shape(1000, 2, 10, 2, side=4), delay=std)
+    for build, size in ((workloads.logistic, 7850), (workloads.mlp, 199210), (workloads.cnn, 582026)):
+        yield row(f"round by D={size}", Shape(100, 20, 10, 10), build)
+    for name in ("fedavg", "fedbuff", "ca2fl", "scaffold"):
+        yield row(f"round of {name}", Shape(200, 20, 10, 10), workloads.mlp, algorithm=name)
+    yield row("round of fedcda", Shape(20, 20, 10, 10), workloads.mlp, algorithm="fedcda", own={"warmup": 2})
+    for name in ("fedft", "feddle"):
+        yield row(f"round of {name}", Shape(200, 20, 10, 10), workloads.cnn, algorithm=name, own=SERVER)
+    yield Row("hyfem matching", _matching)
+
+
+def of_rounds(
+    shape: Shape,
+    build: Callable[[], nn.Module],
+    cores: int,
+    device: torch.device = CPU,
+    *,
+    algorithm: str = "fedavg",
+    delay: float = 0.0,
+    own: dict[str, Any] | None = None,
+) -> Case:
+    """An algorithm, with settings of its `own`, as plain PyTorch has it and as a run has it without a choice. Feddle
+    has fine-tuning in its place beside it.
+    """
+    own, contenders = own or {}, dict[str, Contender]()
+    on_server = "batch_size" in own
+    for name, threads in (("plain", cores), ("plain, one thread", 1))[: 1 + on_server]:
+        fed = shape.federation(build, device=device)
+        clients = plain_rounds.Clients(fed, build, shape.delays(delay))
+        made = PLAIN[algorithm](clients, fed, **own) if on_server else PLAIN[algorithm](clients, **own)
+        contenders[name] = Contender(made, threads, plain=True)
+
+    def ours(algorithm: str, threads: int) -> Contender:
+        executor, choice = workloads.automatic(cores, compile=False)
+        fed = shape.federation(build, executor, delay, device)
+        built = workloads.algorithm(algorithm, **own)
+        state = built.init(fed)
+
+        def one(round: int) -> torch.Tensor:
+            nonlocal state
+            fed.begin(round, 1.0)
+            state = built.round(state, fed)
+            return built.models(state)
+
+        return Contender(one, threads, note=choice)
+
+    contenders["ours"] = ours(algorithm, 1)
+    if on_server and cores > 1:
+        contenders[f"ours, {cores} threads"] = ours(algorithm, cores)
+    if algorithm == "feddle":
+        contenders["ours, fine-tuning"] = ours("fedft", 1)
+    return Case(contenders)
+
+
+def _matching() -> Case:
+    """PFNM's matching of ten clients with 100 hidden neurons each on 785 columns, three sweeps."""
+    rng = np.random.default_rng(0)
+    base = rng.normal(size=(100, 785))
+    rows = [base[rng.permutation(100)] + 0.1 * rng.normal(size=base.shape) for _ in range(10)]
+    clients = [Neurons(torch.from_numpy(each), torch.arange(785), 1.0) for each in rows]
+
+    def ours(turn: int) -> object:
+        rng = generator(turn, Purpose.ALGORITHM)
+        return match(clients, SquaredDistance(1.0), num_columns=785, sweeps=3, rng=rng, limit=500)
+
+    contenders = {
+        "plain": Contender(lambda _: plain_rounds.match(rows, sweeps=3, penalty=1.0), plain=True),
+        "ours": Contender(ours),
+    }
+    return Case(contenders, pieces=(10 * 4, "client and sweep"))
