@@ -33,7 +33,7 @@ class Server(NamedTuple):
     total: Tensor  # [L, e], weighted sum of the rows
     mass: Tensor  # [L, e], sum of the weights of the clients that have the entry; [L, 1] where that is all of them
     holders: Tensor  # [L] int64, clients assigned to the neuron
-    covered: Tensor  # [L] bool, whether any of them has one of the client's columns
+    covered: Tensor | None  # [L] bool, whether any of them has one of the client's columns; None: all are
 
 
 class Gain(Protocol):
@@ -57,9 +57,12 @@ class SquaredDistance:
     penalty: float
 
     def existing(self, v: Tensor, server: Server, columns: Tensor, num_clients: int) -> Tensor:
-        mean = server.total / server.mass.clamp_min(torch.finfo(v.dtype).tiny)
-        gain = v @ mean.T - mean.square().sum(1) / 2 - v.square().sum(1, keepdim=True) / 2
-        return torch.where(server.covered, gain, self.new(v, columns, num_clients, 1))
+        mass, rows = server.mass.clamp_min(torch.finfo(v.dtype).tiny), server.total
+        if mass.shape[1] > 1:
+            rows, mass = rows / mass, mass.new_ones(len(rows), 1)  # else what is made of them is divided: it is smaller
+        mean_square, square = (torch.linalg.vector_norm(each, dim=1).square() for each in (rows, v))
+        gain = (v @ rows.T).div_(mass.T).sub_(mean_square / mass.T.square() / 2).sub_(square.unsqueeze(1) / 2)
+        return gain if server.covered is None else gain.where(server.covered, self.new(v, columns, num_clients, 1))
 
     def new(self, v: Tensor, columns: Tensor, num_clients: int, most: int) -> Tensor:
         return (-v.square().sum(1, keepdim=True) / 2 - self.penalty).expand(-1, most)
@@ -86,7 +89,7 @@ class PFNM:
         gain += (natural.square() * (inverse - 1 / precision)).sum(1)
         count = server.holders.clamp(1, POPULAR).to(v.dtype)
         gain += (count / (num_clients - count).clamp_min(1)).log()
-        return torch.where(server.covered, gain, self.new(v, columns, num_clients, 1))
+        return gain if server.covered is None else gain.where(server.covered, self.new(v, columns, num_clients, 1))
 
     def new(self, v: Tensor, columns: Tensor, num_clients: int, most: int) -> Tensor:
         p, p0, mu0 = self.sigma**-2, self.sigma0**-2, self.mu0[columns]
@@ -156,6 +159,8 @@ class _State:
         self._weights = rows.new_tensor([client.weight for client in clients]).unsqueeze(1)
         everything = torch.arange(num_columns, device=rows.device)
         self._whole = [torch.equal(client.columns, everything) for client in clients]
+        self._alike = all(self._whole) and shared < num_columns
+        self._new: dict[int, Tensor] = {}  # the gain of new neurons, by client
         self.assignments = [np.empty(0, np.int64) for _ in clients]
         self.flops = 0
 
@@ -172,22 +177,26 @@ class _State:
     def assign(self, j: int) -> float:
         """Puts a client where it gains most, and returns the gain."""
         v, columns, _ = self._clients[j]
-        if not bool(self.holders.any()):  # nothing to compare with: the neurons keep their places
-            self._add(j, np.arange(len(v)), 1)
-            return 0.0
         holders = self.holders
         known = torch.nonzero(holders).flatten()
+        if not len(known):  # nothing to compare with: the neurons keep their places
+            self._add(j, np.arange(len(v)), 1)
+            return 0.0
         most = min(len(v), self._limit - len(known))
-        held, own = self._held.index_select(0, known), columns[: len(columns) - self._shared]
-        covered = held @ self._has.index_select(1, own).sum(1) > 0
-        total, mass = self._of(j, self._total).index_select(0, known), held @ self._weights
-        if not all(self._whole):
+        held, covered = self._held.index_select(0, known), None
+        total, mass = self._of(j, self._total), held @ self._weights
+        if len(known) < len(total) or not self._alike:
+            total = total.index_select(0, known)
+        if not self._alike:
+            covered = held @ self._has.index_select(1, columns[: len(columns) - self._shared]).sum(1) > 0
             mass = held @ (self._weights * self._of(j, self._has))
             total.masked_fill_(mass == 0, 0)  # exactly, whatever rounding has left of those who had it
         server = Server(total, mass, holders[known], covered)
         gains = self._gain.existing(v, server, columns, len(self._clients))
         if most:
-            gains = torch.cat([gains, self._gain.new(v, columns, len(self._clients), most)], 1)
+            if j not in self._new:
+                self._new[j] = self._gain.new(v, columns, len(self._clients), len(v))
+            gains = torch.cat([gains, self._new[j][:, :most]], 1)
         self.flops += 4 * len(v) * len(known) * v.shape[1] + len(v) ** 2 * (len(known) + most)
         chosen = hungarian(gains)
         self._add(j, self._places(j, chosen, known.cpu().numpy()), 1)
@@ -202,12 +211,12 @@ class _State:
         """Server neurons for the columns chosen: a new neuron is put where the client's was, if nobody else is there,
         else behind all others.
         """
-        places: np.ndarray = np.append(known, np.full(len(chosen), -1))[chosen]
-        old = self.assignments[j] if len(self.assignments[j]) else np.full(len(chosen), -1)
-        stays = (places < 0) & (old >= 0) & ~np.isin(old, known)
-        places[stays] = old[stays]
-        others = np.flatnonzero(places < 0)
-        places[others] = len(self.holders) + np.arange(len(others))
+        places: np.ndarray = known[np.minimum(chosen, len(known) - 1)]
+        new = np.flatnonzero(chosen >= len(known))
+        if len(new):
+            old = self.assignments[j][new] if len(self.assignments[j]) else np.full(len(new), -1)
+            stays = (old >= 0) & ~np.isin(old, known)
+            places[new] = np.where(stays, old, len(self._held) - 1 + np.cumsum(~stays))
         return places
 
     def _of(self, j: int, values: Tensor) -> Tensor:
