@@ -32,7 +32,7 @@ class Server(NamedTuple):
 
     total: Tensor  # [L, e], weighted sum of the rows
     mass: Tensor  # [L, e], sum of the weights of the clients that have the entry; [L, 1] where that is all of them
-    holders: Tensor  # [L] int64, clients assigned to the neuron
+    holders: Tensor  # [L], clients assigned to the neuron
     covered: Tensor | None  # [L] bool, whether any of them has one of the client's columns; None: all are
 
 
@@ -142,7 +142,7 @@ def match(
             total += state.assign(j)
         if all(np.array_equal(old, new) for old, new in zip(before, state.assignments, strict=True)):
             break
-    return Matching(state.assignments, len(state.holders), total, state.flops)
+    return Matching(state.assignments, state.width, total, state.flops)
 
 
 class _State:
@@ -165,9 +165,9 @@ class _State:
         self.flops = 0
 
     @property
-    def holders(self) -> Tensor:
-        """Clients on each neuron [L] int64."""
-        return self._held.sum(1).long()
+    def width(self) -> int:
+        """L."""
+        return len(self._held)
 
     def begin(self, assignments: Sequence[np.ndarray]) -> None:
         """Puts all clients where they are."""
@@ -177,7 +177,7 @@ class _State:
     def assign(self, j: int) -> float:
         """Puts a client where it gains most, and returns the gain."""
         v, columns, _ = self._clients[j]
-        holders = self.holders
+        holders = self._held.sum(1)
         known = torch.nonzero(holders).flatten()
         if not len(known):  # nothing to compare with: the neurons keep their places
             self._add(j, np.arange(len(v)), 1)
@@ -185,7 +185,8 @@ class _State:
         most = min(len(v), self._limit - len(known))
         held, covered = self._held.index_select(0, known), None
         total, mass = self._of(j, self._total), held @ self._weights
-        if len(known) < len(total) or not self._alike:
+        abandoned = len(known) < self.width
+        if abandoned or not self._alike:
             total = total.index_select(0, known)
         if not self._alike:
             covered = held @ self._has.index_select(1, columns[: len(columns) - self._shared]).sum(1) > 0
@@ -195,12 +196,13 @@ class _State:
         gains = self._gain.existing(v, server, columns, len(self._clients))
         if most:
             if j not in self._new:
-                self._new[j] = self._gain.new(v, columns, len(self._clients), len(v))
+                self._new[j] = self._gain.new(v, columns, len(self._clients), len(v)).contiguous()
             gains = torch.cat([gains, self._new[j][:, :most]], 1)
         self.flops += 4 * len(v) * len(known) * v.shape[1] + len(v) ** 2 * (len(known) + most)
         chosen = hungarian(gains)
         self._add(j, self._places(j, chosen, known.cpu().numpy()), 1)
-        self._drop_empty()
+        if abandoned:
+            self._drop_empty()
         return float(gains.gather(1, torch.from_numpy(chosen).to(v.device).unsqueeze(1)).sum())
 
     def remove(self, j: int) -> None:
@@ -241,6 +243,6 @@ class _State:
         if not self._whole[j]:
             v = v.new_zeros(len(v), self._total.shape[1]).index_copy_(1, columns, v)
         self._total.index_add_(0, rows, v, alpha=sign * weight)
-        self._held[rows, j] = float(sign > 0)
+        self._held[:, j].index_fill_(0, rows, float(sign > 0))
         if sign > 0:
             self.assignments[j] = assignment
