@@ -51,7 +51,7 @@ class Clients:
 
     def round(self, number: int, x: Tensor, correction: Callable[[int], Tensor] | None = None) -> list[Update]:
         """What arrives in a round whose cohort trains from x [D]; `correction(client)` [D] is added to gradients."""
-        idle = [c for c in range(self.count) if c not in self.busy]
+        idle = [c for c in range(self.count) if c not in self.busy] if self.busy else range(self.count)
         vector_to_parameters(x.clone(), self.module.parameters())
         for client in random.sample(idle, min(self.cohort, len(idle))):
             self.on_their_way[number + self.delays[client]].append(
