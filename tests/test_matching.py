@@ -13,7 +13,7 @@ from fedlab_runner.errors import UserError
 from fedlab_runner.matching.graduated import Graduated, sinkhorn
 from fedlab_runner.matching.hungarian import hungarian
 from fedlab_runner.matching.neurons import Group, permute
-from fedlab_runner.matching.pfnm import PFNM, Neurons, Server, match
+from fedlab_runner.matching.pfnm import PFNM, Gain, Neurons, Server, SquaredDistance, match
 from fedlab_runner.matching.structure import neuron_groups, require_groups
 from fedlab_runner.models.cnn_feddle import FeddleCNN
 from fedlab_runner.models.cnn_mcmahan import McMahanCNN
@@ -297,6 +297,23 @@ def test_clients_with_other_columns_are_matched_on_what_they_share() -> None:
     alone = [neurons(base[:, [0, 1, 5]], [0, 1, 5]), neurons(base[:, [3, 4, 5]], [3, 4, 5])]
     fixed = matched(alone, 6, shared=1)
     assert fixed.width == 4 and sorted(fixed.assignments[1]) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("gain", [prior(7, gamma=3.0), SquaredDistance(0.5)])
+def test_the_order_of_a_clients_columns_does_not_matter(gain: Gain) -> None:
+    """What is quicker where all clients have all columns finds what is found column by column."""
+    rng, pool = np.random.default_rng(3), atoms(14, 7)
+    for trial in range(20):
+        found = []
+        picks = [rng.permutation(14)[: rng.integers(4, 9)] for _ in range(5)]
+        rows = [pool[pick] + atoms(len(pick), 7, seed=100 * trial + j) / 3 for j, pick in enumerate(picks)]
+        for order in (torch.arange(7), torch.from_numpy(rng.permutation(7))):
+            clients = [Neurons(each[:, order], order, 1.0 + j) for j, each in enumerate(rows)]
+            stream = np.random.default_rng(trial)
+            found.append(match(clients, gain, num_columns=7, sweeps=4, rng=stream, limit=12))
+        one, other = found
+        assert one.width == other.width and one.gain == pytest.approx(other.gain, rel=1e-9)
+        assert [a.tolist() for a in one.assignments] == [a.tolist() for a in other.assignments]
 
 
 def test_matching_is_the_same_for_one_stream_and_survives_what_is_not_finite() -> None:

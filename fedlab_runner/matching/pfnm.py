@@ -186,12 +186,14 @@ class _State:
         held, covered = self._held.index_select(0, known), None
         total, mass = self._of(j, self._total), held @ self._weights
         abandoned = len(known) < self.width
+        if abandoned:
+            self._total[holders == 0] = 0  # what nobody has is exactly nothing, whatever rounding has left
         if abandoned or not self._alike:
             total = total.index_select(0, known)
         if not self._alike:
             covered = held @ self._has.index_select(1, columns[: len(columns) - self._shared]).sum(1) > 0
             mass = held @ (self._weights * self._of(j, self._has))
-            total.masked_fill_(mass == 0, 0)  # exactly, whatever rounding has left of those who had it
+            total.masked_fill_(mass == 0, 0)  # the same by columns
         server = Server(total, mass, holders[known], covered)
         gains = self._gain.existing(v, server, columns, len(self._clients))
         if most:
@@ -218,7 +220,7 @@ class _State:
         if len(new):
             old = self.assignments[j][new] if len(self.assignments[j]) else np.full(len(new), -1)
             stays = (old >= 0) & ~np.isin(old, known)
-            places[new] = np.where(stays, old, len(self._held) - 1 + np.cumsum(~stays))
+            places[new] = np.where(stays, old, self.width - 1 + np.cumsum(~stays))
         return places
 
     def _of(self, j: int, values: Tensor) -> Tensor:
@@ -236,7 +238,7 @@ class _State:
     def _add(self, j: int, assignment: np.ndarray, sign: int) -> None:
         """Adds a client at its places, or takes it away."""
         v, columns, weight = self._clients[j]
-        more = int(assignment.max(initial=-1)) + 1 - len(self._held)
+        more = int(assignment.max(initial=-1)) + 1 - self.width
         if more > 0:
             self._total, self._held = (torch.cat([t, t.new_zeros(more, t.shape[1])]) for t in (self._total, self._held))
         rows = torch.from_numpy(assignment).to(v.device)
