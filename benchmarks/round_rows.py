@@ -43,8 +43,9 @@ def rows(cores: int, device: torch.device = CPU) -> Iterator[Row]:
     for name in ("fedavg", "fedbuff", "ca2fl", "scaffold"):
         yield row(f"round of {name}", Shape(200, 20, 10, 10), workloads.mlp, algorithm=name)
     yield row("round of fedcda", Shape(20, 20, 10, 10), workloads.mlp, algorithm="fedcda", own={"warmup": 2})
-    for name in ("fedft", "feddle"):
-        yield row(f"round of {name}", Shape(200, 20, 10, 10), workloads.cnn, algorithm=name, own=SERVER)
+    trained = partial(row, shape=Shape(200, 20, 10, 10), build=workloads.cnn, own=SERVER)
+    yield trained("round of fedft", algorithm="fedft")
+    yield trained("round of feddle", algorithm="feddle", beside={"fine-tuning": "fedft"})
     yield Row("hyfem matching", _matching)
 
 
@@ -57,9 +58,10 @@ def of_rounds(
     algorithm: str = "fedavg",
     delay: float = 0.0,
     own: dict[str, Any] | None = None,
+    beside: dict[str, str] | None = None,
 ) -> Case:
-    """An algorithm, with settings of its `own`, as plain PyTorch has it and as a run has it without a choice. Feddle
-    has fine-tuning in its place beside it.
+    """An algorithm, with settings of its `own`, as plain PyTorch has it and as a run has it without a choice; `beside`
+    it others of ours in its place, by what they do.
     """
     own, contenders = own or {}, dict[str, Contender]()
     on_server = "batch_size" in own
@@ -86,9 +88,7 @@ def of_rounds(
     contenders["ours"] = ours(algorithm, 1)
     if on_server and cores > 1:
         contenders[f"ours, {cores} threads"] = ours(algorithm, cores)
-    if algorithm == "feddle":
-        contenders["ours, fine-tuning"] = ours("fedft", 1)
-    return Case(contenders)
+    return Case(contenders | {f"ours, {what}": ours(other, 1) for what, other in (beside or {}).items()})
 
 
 def _matching() -> Case:
