@@ -77,3 +77,43 @@ def test_other_poolings_stay_as_they_are(pool: nn.MaxPool2d, monkeypatch: pytest
     assert type(pool) is Pooling and torch.equal(pool(x), theirs)
     with torch.no_grad():
         assert torch.equal(pool(x), theirs)
+
+
+def relu_then_pool(pool: nn.Module) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), pool, nn.Flatten(), nn.LazyLinear(4)).double()
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(
+    "pool", [nn.MaxPool2d(2), nn.MaxPool2d(3, stride=1), nn.MaxPool2d(2, padding=1), nn.MaxPool2d(3, ceil_mode=True)]
+)
+def test_pooling_comes_before_relu_to_the_bit(pool: nn.MaxPool2d, layout: torch.memory_format) -> None:
+    model, x = relu_then_pool(pool), torch.randn(5, 1, 8, 8, dtype=torch.float64).contiguous(memory_format=layout)
+    x[0, 0, 0] = 0.0  # values that are equal
+
+    def outcome() -> list[Tensor]:
+        logits = model(x)
+        return [logits, *torch.autograd.grad((logits**3).sum(), list(model.parameters()))]
+
+    before, names = outcome(), list(model.state_dict())
+    prepare(model)
+    assert [type(layer) for layer in model][1:3] == [Pooling, nn.ReLU]
+    assert all(torch.equal(*pair) for pair in zip(before, outcome(), strict=True))
+    assert list(model.state_dict()) == names
+
+
+def test_only_a_relu_right_before_a_pooling_changes_places() -> None:
+    class Own(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return self[1](x)
+
+    pairs = (
+        (nn.ReLU(), nn.MaxPool2d(2, return_indices=True)),
+        (nn.ReLU(), nn.AvgPool2d(2)),
+        (nn.GELU(), nn.MaxPool2d(2)),
+    )
+    for layers in (*map(nn.Sequential, *zip(*pairs, strict=True)), Own(nn.ReLU(), nn.MaxPool2d(2))):
+        before = [type(layer) for layer in layers]
+        assert type(prepare(layers)[0]) is before[0]
+    inside = prepare(nn.Sequential(nn.Tanh(), nn.Sequential(nn.Identity(), nn.ReLU(), nn.MaxPool2d(2), nn.ReLU())))[1]
+    assert [type(layer) for layer in inside] == [nn.Identity, Pooling, nn.ReLU, nn.ReLU]
