@@ -16,6 +16,7 @@ import re
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -197,6 +198,8 @@ def main() -> int:
         return 0
     here = machine(options.cores, device) | {"neighbours": options.neighbours}
     keep_freed_memory()  # as a run does
+    cache = tempfile.TemporaryDirectory(prefix="fedlab-bench-")
+    os.environ["XDG_CACHE_HOME"] = cache.name  # executor=auto measures now, and what it finds is not kept
     rows = _begun(options.out, here)
     results: dict[str, Any] = {"machine": here, "command": sys.argv[1:], "rows": rows}
     for row in _rows(options):

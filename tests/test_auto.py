@@ -92,6 +92,44 @@ def test_the_fastest_is_kept_noted_and_remembered(
     Auto(0.0, 2, compile=True).in_run(tmp_path / "first", 10).train(work)  # noted in the run's folder
 
 
+def test_other_code_measures_anew_and_has_its_own_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
+    work = work_of(federation())
+    here, elsewhere = memory.place(), f"another-{memory.place()}"
+    for code in ("old", "new"):
+        monkeypatch.setattr(memory, "place", lambda code=code: f"{memory.machine()}-{code}")
+        slow = {"old": 0.01, "new": 0.09}[code]
+        monkeypatch.setattr(auto, "measure", lambda *_, slow=slow: costs(loop=0.05, vectorized=0.06, processes=slow))
+        Auto(0.0, 2, compile=True).in_run(tmp_path / code, 10).train(work)
+        known = json.loads(cache.read_text())
+        if code == "old":
+            cache.write_text(json.dumps({key: known[key] for key in known if "-" in key} | {elsewhere: {}}))
+    assert chosen(tmp_path / "old") == [PROCESSES] and chosen(tmp_path / "new") == [REFERENCE]
+    assert set(json.loads(cache.read_text())) == {f"{memory.machine()}-new", elsewhere, "format", "sha256"}
+    assert here.startswith(f"{memory.machine()}-")
+
+
+def test_compiled_steps_are_measured_beside_the_best_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine may have become slower since the others were measured, and compiled steps would seem to be."""
+    slow, measured = iter((1.0, 3.0)), list[list[str]]()
+
+    def fake(work: Work, executors: Any) -> dict[str, Cost]:
+        measured.append(list(executors))
+        now = next(slow)
+        bare = {name: 0.5 if "processes" in name else 1.0 for name in executors}
+        return {name: Cost(0.0, now * cost / (2 if "compile" in name else 1)) for name, cost in bare.items()}
+
+    monkeypatch.setattr(auto, "measure", fake)
+    monkeypatch.setattr(auto, "has_compiler", lambda: True)
+    work = work_of(federation())
+    Auto(0.0, 2, compile=True).in_run(tmp_path, 10_000).train(work)
+    assert measured[1][:2] == [REFERENCE, PROCESSES] and all("compile" in name for name in measured[1][2:])
+    assert chosen(tmp_path) == [f"{PROCESSES} executor.inner.compile=true"]
+
+
 def test_steps_are_recorded_on_a_gpu_alone_and_never_with_dropout() -> None:
     def candidates(build: Any, device: str, *, compiled: bool) -> set[str]:
         work = work_of(federation(build=build))
@@ -172,7 +210,7 @@ def test_a_choice_made_by_measuring_is_among_the_candidates(tmp_path: Path, cach
     work = work_of(federation(build=normed), correct=lambda g: 0.5 * g)
     executor = Auto(0.0, 2, compile=True).in_run(tmp_path, 5)
     executor.train(work)
-    known = json.loads(cache.read_text())[memory.machine()]
+    known = json.loads(cache.read_text())[memory.place()]
     (shape,) = known.values()
     assert set(shape) == {REFERENCE, UNTIMED, PROCESSES} and all(step > 0 for _, step in shape.values())
     assert chosen(tmp_path)[0] in shape

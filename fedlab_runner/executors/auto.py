@@ -41,12 +41,12 @@ class Auto:
     """Times the other executors on the first cohort of a run, keeps the fastest whose models agree with those of
     `loop`, and says which.
 
-    What was measured is remembered for this machine and such work in the user's cache folder, what was chosen in the
-    run's folder: a run that is continued on the same machine goes on with it, and so to the same bits. Runs with less
-    than `seconds` of expected local training are not worth a measurement: they take `vectorized` with its defaults. A
-    model with dropout would draw other masks when clients train side by side: it is left to `loop`, in `workers`
-    processes (null: as many as there are usable cores; 1: none) where that pays. With `compile` it tries compiled steps
-    too where minutes of training are left; while the compiler works, a signal to stop has to wait.
+    What was measured is remembered for this machine, this code and such work in the user's cache folder, what was
+    chosen in the run's folder: a run that is continued on the same machine goes on with it, and so to the same bits.
+    Runs with less than `seconds` of expected local training are not worth a measurement: they take `vectorized` with
+    its defaults. A model with dropout would draw other masks when clients train side by side: it is left to `loop`, in
+    `workers` processes (null: as many as there are usable cores; 1: none) where that pays. With `compile` it tries
+    compiled steps too where minutes of training are left; while the compiler works, a signal to stop has to wait.
     """
 
     seconds: float
@@ -187,7 +187,8 @@ class _Choosing(Unchanging):
             known |= measure(part, eager)
         if not known.keys() >= compiled.keys() and min(map(total, eager)) > 5 * COMPILING_SECONDS:
             _log.info("executor=auto tries compiled steps, which can take a minute or more")
-            known |= measure(part, compiled)
+            beside = {name: eager[name] for name in (REFERENCE, min(eager, key=total))}  # in the same minute
+            known |= measure(part, beside | compiled)
         self._memory.learn(shape, known)
         ranked = sorted((eager | compiled).keys() & known.keys(), key=total)
         a_round = {name: f"{(known[name].a_step or 0) * steps:.3g} s" for name in ranked if known[name].a_step}

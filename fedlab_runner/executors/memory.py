@@ -1,5 +1,6 @@
 """What `executor=auto` remembers: measurements of a machine in the user's cache, choices in the run's folder."""
 
+import functools
 import hashlib
 import json
 import logging
@@ -57,17 +58,18 @@ class Memory:
             write_text_atomically(self._run, sealed.text(noted))
 
     def costs(self, shape: str) -> dict[str, Cost]:
-        """What is known of such work on this machine."""
+        """What is known of such work on this machine, with this code."""
         try:
-            known = _ours(_read(_cache(), "executor=auto measures anew")).get(shape, {})
+            known = _ours(_read(_cache(), "executor=auto measures anew"), place()).get(shape, {})
             return {str(name): Cost(float(once), each and float(each)) for name, (once, each) in known.items()}
         except (AttributeError, TypeError, ValueError):  # not ours
             return {}
 
     def learn(self, shape: str, costs: dict[str, Cost]) -> None:
-        """Remembers it; a cache that cannot be written is no reason to stop."""
-        everything = _read(_cache())
-        everything[machine()] = _ours(everything) | {shape: costs}
+        """Remembers it, and no more what other code took here; a cache that cannot be written is no reason to stop."""
+        known = _read(_cache())
+        everything: dict[str, Any] = {key: each for key, each in known.items() if not key.startswith(machine())}
+        everything[place()] = _ours(known, place()) | {shape: costs}
         try:
             write_text_atomically(_cache(), sealed.text(everything))
         except OSError as error:
@@ -92,8 +94,18 @@ def shape_of(work: Work) -> str:
     return f"{kind_of(work)}-{len(work.ids).bit_length()}-{int(np.ceil(np.log2(max(1.0, steps.mean()))))}"
 
 
+@functools.cache
+def place() -> str:
+    """What measurements are valid for: this machine, and this code, as another version may be slow where it is fast."""
+    package = Path(__file__).parents[1]
+    code = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        code.update(path.read_bytes())
+    return f"{machine()}-{code.hexdigest()[:12]}"
+
+
 def machine() -> str:
-    """What measurements are valid for."""
+    """What a choice is kept on."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     parts = [platform.node(), processor(), machine_cores(), torch.get_num_threads(), torch.__version__, gpu]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
@@ -113,9 +125,9 @@ def _cache() -> Path:
     return Path(home) / "fedlab" / "executors.json"
 
 
-def _ours(content: dict[str, Any]) -> dict[str, Any]:
-    """What it has for this machine."""
-    found = content.get(machine())
+def _ours(content: dict[str, Any], key: str | None = None) -> dict[str, Any]:
+    """What it has for this key (None: this machine)."""
+    found = content.get(key or machine())
     return found if isinstance(found, dict) else {}
 
 
