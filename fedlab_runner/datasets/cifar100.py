@@ -4,6 +4,7 @@ Licence: none stated by the authors, whose page asks for a citation of the techn
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fedlab_runner.data import Data
 from fedlab_runner.datasets import _cifar, _statistics
@@ -18,6 +19,8 @@ class CIFAR100:
     mean: list[float]
     std: list[float]
 
+    target: ClassVar[str] = "fine_"  # which labels are learnt
+
     def __post_init__(self) -> None:
         _statistics.check(self.mean, self.std, channels=3)
 
@@ -30,6 +33,6 @@ class CIFAR100:
             self.download,
             self.mean,
             self.std,
-            target="fine_",
+            target=self.target,
             stratum="fine_",
         )
