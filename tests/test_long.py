@@ -114,6 +114,7 @@ def test_a_sweep_in_one_process(jobs: int, logger: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("jobs", [40, 200])
 def test_parallel_jobs_in_one_output_folder(jobs: int, tmp_path: Path) -> None:
     """On FEDLAB_TEST_WORKERS processes; each job draws its pictures and has a W&B of its own, offline."""
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher", reason="needs the extra joblib")
     workers = int(os.environ.get("FEDLAB_TEST_WORKERS", "4"))
     launcher = ("hydra/launcher=joblib", f"hydra.launcher.n_jobs={workers}")
     process = start(tmp_path, "-m", "fedlab_runner.train", "-m", *launcher, *TINY, "rounds=3", f"seed=range({jobs})")
