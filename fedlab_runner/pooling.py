@@ -1,4 +1,4 @@
-"""Max pooling early and fast: before ReLU, and on a CPU by comparisons where nothing need be kept."""
+"""Max pooling by comparisons, which PyTorch's own is slower than on a CPU where it need not keep what was greatest."""
 
 import torch
 from torch import Tensor, nn
@@ -58,23 +58,8 @@ def _side(pool: nn.MaxPool2d) -> int:
 
 
 def prepare(module: nn.Module) -> nn.Module:
-    """The same module, whose max poolings are `Pooling`s now and come before a ReLU that they followed."""
+    """The same module, whose max poolings are `Pooling`s now."""
     for part in module.modules():
         if type(part) is nn.MaxPool2d:
             part.__class__ = Pooling
-    for part in module.modules():
-        if type(part).forward is nn.Sequential.forward:
-            _pool_first(part)
     return module
-
-
-def _pool_first(layers: nn.Module) -> None:
-    """Pooling before ReLU: a quarter of the values and more are left for it. Values and gradients stay to the bit, as
-    ReLU changes no order, and of a square without a positive value neither way has a gradient.
-    """
-    named = list(layers._modules.items())
-    for i in range(len(named) - 1):
-        (_, one), (_, other) = named[i : i + 2]
-        if type(one) is nn.ReLU and isinstance(other, nn.MaxPool2d) and not other.return_indices:
-            named[i : i + 2] = reversed(named[i : i + 2])
-    layers._modules = dict(named)
