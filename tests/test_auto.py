@@ -110,6 +110,15 @@ def test_other_code_measures_anew_and_has_its_own_remembered(
     assert here.startswith(f"{memory.machine()}-")
 
 
+def test_jobs_of_one_process_with_other_threads_do_not_share_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
+    places = []
+    for threads in (1, 2, 1):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        places.append(memory.place())
+        assert places[-1].startswith(f"{memory.machine()}-")
+    assert places[0] == places[2] != places[1]
+
+
 def test_compiled_steps_are_measured_beside_the_best_of_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

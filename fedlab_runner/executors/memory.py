@@ -94,14 +94,18 @@ def shape_of(work: Work) -> str:
     return f"{kind_of(work)}-{len(work.ids).bit_length()}-{int(np.ceil(np.log2(max(1.0, steps.mean()))))}"
 
 
-@functools.cache
 def place() -> str:
     """What measurements are valid for: this machine, and this code, as another version may be slow where it is fast."""
-    package = Path(__file__).parents[1]
+    return f"{machine()}-{_code()}"
+
+
+@functools.cache
+def _code() -> str:
+    """A digest of this package."""
     code = hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
+    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
         code.update(path.read_bytes())
-    return f"{machine()}-{code.hexdigest()[:12]}"
+    return code.hexdigest()[:12]
 
 
 def machine() -> str:
