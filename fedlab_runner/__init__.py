@@ -3,6 +3,7 @@
 From Python: `from fedlab_runner import compose, run`; see `fedlab_runner.api`.
 """
 
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -10,6 +11,11 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = ["Result", "compose", "run"]
+
+# Before torch loads GNU's OpenMP, whose threads else wait for work at full speed, as long as a time slice: where other
+# processes want the cores too, four threads then take ten times as long (docs/speed.md). A user's own settings hold.
+if not os.environ.keys() & {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}:
+    os.environ["GOMP_SPINCOUNT"] = "10000"
 
 
 def __getattr__(name: str) -> Any:

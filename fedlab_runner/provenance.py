@@ -11,10 +11,12 @@ from fedlab_runner.files import naming
 FILE = "commands.jsonl"
 
 
-def record(folder: Path, command: str | None) -> str | None:
-    """Notes that the run in `folder` was started by `command` (None: by a program), and returns the commit."""
-    commit = _commit()
-    line = {"command": command, "commit": commit, "versions": {"python": platform.python_version(), **_versions()}}
+def record(folder: Path, command: str | None, threads: int) -> str | None:
+    """Notes that the run in `folder` was started by `command` (None: by a program) with so many threads, and returns
+    the commit.
+    """
+    commit, versions = _commit(), {"python": platform.python_version(), **_versions()}
+    line = {"command": command, "commit": commit, "threads": threads, "versions": versions}
     with naming(folder / FILE), (folder / FILE).open("a+b") as file:
         file.seek(0)
         file.truncate(file.read().rfind(b"\n") + 1)  # what a killed process left of its line

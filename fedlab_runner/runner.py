@@ -45,6 +45,7 @@ from fedlab_runner.server import ServerData
 from fedlab_runner.simulation import Simulation
 from fedlab_runner.summary import summarise
 from fedlab_runner.system import keep_freed_memory
+from fedlab_runner.threads import set_threads
 from fedlab_runner.topology_plot import plot_topology
 
 _log = logging.getLogger("fedlab_runner")
@@ -111,8 +112,7 @@ def prepare(components: Components, folder: Path | None = None) -> Prepared:
     """
     c = components
     keep_freed_memory()
-    if c.threads is not None:
-        torch.set_num_threads(c.threads)
+    threads = set_threads(c.threads, folder)
     with _faults("dataset", c.dataset):
         data: Data = c.dataset.load(c.seed).thinned(c.train_fraction, c.seed)
     with _faults("model", c.model):
@@ -168,7 +168,8 @@ def prepare(components: Components, folder: Path | None = None) -> Prepared:
     examples = _digest(train, data.test, split, server_data)
     simulation = Simulation(c.algorithm, fed, test, c.evaluation, c.analysis, c.lr_schedule, c.rounds, examples)
     sizes = " or ".join(f"{task.size:,}" for task in tasks)
-    _log.info("%d clients, %s values a model, on %s", population.num_clients, sizes, device)
+    where = f"{device}" if threads == 1 else f"{device}, {threads} threads"
+    _log.info("%d clients, %s values a model, on %s", population.num_clients, sizes, where)
     return Prepared(simulation, data, split)
 
 
@@ -229,7 +230,7 @@ def _run_locked(
         config=cast(dict[str, Any], OmegaConf.to_container(config)),
         rounds=c.rounds,
         job_type=type(c.algorithm).__name__,
-        commit=provenance.record(folder, command),
+        commit=provenance.record(folder, command, torch.get_num_threads()),
         show_summary=show_summary,
     )
     with recorder:

@@ -4,6 +4,7 @@ import ctypes
 import os
 import signal
 import sys
+import time
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -20,6 +21,27 @@ SHARED_BY = "FEDLAB_SHARED_BY"  # the environment variable that says how many jo
 def usable_cores() -> int:
     """The CPU cores that this process may use: its share of the machine's, where jobs of a sweep run side by side."""
     return max(1, machine_cores() // int(os.environ.get(SHARED_BY) or 1))
+
+
+def idle_cores(seconds: float = 0.1) -> int:
+    """The usable cores that nobody was at work on for a moment, at least one (Linux; elsewhere all of them)."""
+    usable = usable_cores()
+    before, began = _idle_ticks(), time.perf_counter()
+    if usable == 1 or before is None:
+        return usable
+    time.sleep(seconds)
+    after, ticks = _idle_ticks(), (time.perf_counter() - began) * os.sysconf("SC_CLK_TCK")
+    return usable if after is None else min(usable, max(1, round((after - before) / ticks)))
+
+
+def _idle_ticks() -> int | None:
+    """For how long the cores of this process have been idle in total; None where unknown."""
+    try:
+        own = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+        lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
+        return sum(int(ticks) for fields in lines if fields[0] in own for ticks in fields[4:6])  # idle, iowait
+    except (AttributeError, OSError, ValueError, IndexError):
+        return None
 
 
 def jobs_at_once(launcher: Mapping[str, Any]) -> int:

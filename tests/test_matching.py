@@ -202,18 +202,26 @@ def test_the_gain_is_the_formula() -> None:
     holders = torch.tensor([2, 1, 12])
     prior, columns = PFNM(0.7, 1.3, 7.0, mu0), torch.arange(4)
     server = Server(total, mass, holders, torch.tensor([True, True, True]))
-    gain = prior.existing(v, server, columns, 20)
+    square = v.square().sum(1)
+    gain = prior.existing(v, square, server, columns, 20)
     for row in range(5):
         for i in range(3):
             expected = direct_gain(v[row], total[i], mass[i], int(holders[i]), mu0, 20, 0.7, 1.3)
             assert float(gain[row, i]) == pytest.approx(expected, rel=1e-12)
     p, p0 = 1 / 0.49, 1 / 1.69
     base = ((v * p + mu0 * p0) ** 2 / (p + p0) - mu0**2 * p0).sum(1)
-    new = prior.new(v, columns, 20, 3)
+    new = prior.new(v, square, columns, 20, 3)
     for k in range(3):
         torch.testing.assert_close(new[:, k], base - 2 * np.log(k + 1) + 2 * np.log(7 / 20))
-    unknown = prior.existing(v, server._replace(covered=torch.tensor([True, False, True])), columns, 20)
+    unknown = prior.existing(v, square, server._replace(covered=torch.tensor([True, False, True])), columns, 20)
     torch.testing.assert_close(unknown[:, 1], new[:, 0])
+    alike = torch.tensor([[2.0], [1], [12]], dtype=torch.float64)  # everyone has all columns
+    for rule in (prior, SquaredDistance(1.5)):
+        short, whole = (
+            rule.existing(v, square, Server(total, each, holders, None), columns, 20)
+            for each in (alike, alike.expand(-1, 4))
+        )
+        torch.testing.assert_close(short, whole)
 
 
 def neurons(rows: Tensor, columns: Any = None) -> Neurons:

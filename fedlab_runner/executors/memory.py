@@ -1,4 +1,6 @@
-"""What `executor=auto` remembers: measurements of a machine in the user's cache, choices in the run's folder."""
+"""What `executor=auto` remembers: measurements of a machine in the user's cache, choices in the run's folder, among
+them the number of threads.
+"""
 
 import functools
 import hashlib
@@ -76,6 +78,19 @@ class Memory:
             _log.warning("what was measured cannot be remembered in %s: %s", _cache(), error)
 
 
+def noted_threads(folder: Path) -> int | None:
+    """How many threads the run in this folder has noted, if it was on this machine."""
+    noted = _read(folder / CHOICES, "threads and executor=auto are chosen anew, so that the last digits may differ")
+    threads = _ours(noted, hardware()).get("threads")
+    return threads if isinstance(threads, int) and threads >= 1 else None
+
+
+def note_threads(folder: Path, threads: int) -> None:
+    """For when the run is continued."""
+    noted = _read(folder / CHOICES)
+    write_text_atomically(folder / CHOICES, sealed.text(noted | {hardware(): {"threads": threads}}))
+
+
 def kind_of(work: Work) -> str:
     """Work of one kind is carried out in one way throughout a run: model, minibatch and functions, but not how many
     clients happen to train, or how long.
@@ -111,7 +126,15 @@ def _code() -> str:
 def machine() -> str:
     """What a choice is kept on."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
-    parts = [platform.node(), processor(), machine_cores(), torch.get_num_threads(), torch.__version__, gpu]
+    return _short(platform.node(), processor(), machine_cores(), torch.get_num_threads(), torch.__version__, gpu)
+
+
+def hardware() -> str:
+    """What a number of threads is kept on."""
+    return _short(platform.node(), processor(), machine_cores())
+
+
+def _short(*parts: object) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
 
 

@@ -39,12 +39,12 @@ class Server(NamedTuple):
 class Gain(Protocol):
     """How much is won by assigning a client's neuron to one of the server's."""
 
-    def existing(self, v: Tensor, server: Server, columns: Tensor, num_clients: int) -> Tensor:
-        """[l, L], of neurons v [l, e] on those that there are."""
+    def existing(self, v: Tensor, square: Tensor, server: Server, columns: Tensor, num_clients: int) -> Tensor:
+        """[l, L], of neurons v [l, e], |v|^2 [l], on those that there are."""
         ...
 
-    def new(self, v: Tensor, columns: Tensor, num_clients: int, most: int) -> Tensor:
-        """[l, most], of neurons v [l, e] on the first, second, ... neuron that would be new."""
+    def new(self, v: Tensor, square: Tensor, columns: Tensor, num_clients: int, most: int) -> Tensor:
+        """[l, most], of neurons v [l, e], |v|^2 [l], on the first, second, ... neuron that would be new."""
         ...
 
 
@@ -56,16 +56,18 @@ class SquaredDistance:
 
     penalty: float
 
-    def existing(self, v: Tensor, server: Server, columns: Tensor, num_clients: int) -> Tensor:
+    def existing(self, v: Tensor, square: Tensor, server: Server, columns: Tensor, num_clients: int) -> Tensor:
         mass, rows = server.mass.clamp_min(torch.finfo(v.dtype).tiny), server.total
         if mass.shape[1] > 1:
             rows, mass = rows / mass, mass.new_ones(len(rows), 1)  # else what is made of them is divided: it is smaller
-        mean_square, square = (torch.linalg.vector_norm(each, dim=1).square() for each in (rows, v))
+        mean_square = _squares(rows)
         gain = (v @ rows.T).div_(mass.T).sub_(mean_square / mass.T.square() / 2).sub_(square.unsqueeze(1) / 2)
-        return gain if server.covered is None else gain.where(server.covered, self.new(v, columns, num_clients, 1))
+        if server.covered is None:
+            return gain
+        return gain.where(server.covered, self.new(v, square, columns, num_clients, 1))
 
-    def new(self, v: Tensor, columns: Tensor, num_clients: int, most: int) -> Tensor:
-        return (-v.square().sum(1, keepdim=True) / 2 - self.penalty).expand(-1, most)
+    def new(self, v: Tensor, square: Tensor, columns: Tensor, num_clients: int, most: int) -> Tensor:
+        return (-square.unsqueeze(1) / 2 - self.penalty).expand(-1, most)
 
 
 @dataclass(frozen=True)
@@ -81,21 +83,25 @@ class PFNM:
     gamma: float
     mu0: Tensor  # [d]
 
-    def existing(self, v: Tensor, server: Server, columns: Tensor, num_clients: int) -> Tensor:
+    def existing(self, v: Tensor, square: Tensor, server: Server, columns: Tensor, num_clients: int) -> Tensor:
         p, p0, mu0 = self.sigma**-2, self.sigma0**-2, self.mu0[columns]
         precision, natural = p0 + p * server.mass, p0 * mu0 + p * server.total  # s and g [L, e]
         inverse = 1 / (p + precision)
-        gain: Tensor = p * p * v.square() @ inverse.expand_as(natural).T + 2 * p * v @ (natural * inverse).T
+        own = square.unsqueeze(1) * inverse.T if inverse.shape[1] == 1 else v.square() @ inverse.T
+        gain = (v @ (natural * inverse).T).mul_(2 * p).add_(own, alpha=p * p)
         gain += (natural.square() * (inverse - 1 / precision)).sum(1)
         count = server.holders.clamp(1, POPULAR).to(v.dtype)
         gain += (count / (num_clients - count).clamp_min(1)).log()
-        return gain if server.covered is None else gain.where(server.covered, self.new(v, columns, num_clients, 1))
+        if server.covered is None:
+            return gain
+        return gain.where(server.covered, self.new(v, square, columns, num_clients, 1))
 
-    def new(self, v: Tensor, columns: Tensor, num_clients: int, most: int) -> Tensor:
+    def new(self, v: Tensor, square: Tensor, columns: Tensor, num_clients: int, most: int) -> Tensor:
         p, p0, mu0 = self.sigma**-2, self.sigma0**-2, self.mu0[columns]
-        gain = ((p * v + p0 * mu0).square() / (p + p0) - p0 * mu0.square()).sum(1, keepdim=True)
+        prior = mu0.square().sum()
+        gain = (p * p * square + 2 * p * p0 * (v @ mu0) + p0 * p0 * prior) / (p + p0) - p0 * prior
         rank = torch.arange(1, most + 1, dtype=v.dtype, device=v.device)
-        return gain - 2 * rank.log() + 2 * math.log(self.gamma / num_clients)
+        return gain.unsqueeze(1) - 2 * rank.log() + 2 * math.log(self.gamma / num_clients)
 
 
 class Matching(NamedTuple):
@@ -153,13 +159,15 @@ class _State:
         rows, count = clients[0].rows, len(clients)
         self._total = rows.new_zeros(0, num_columns)
         self._held = rows.new_zeros(0, count)  # 1 where a client is on a neuron [L, J]
-        self._has = rows.new_zeros(count, num_columns)  # 1 where a client has a column [J, d]
-        for has, client in zip(self._has, clients, strict=True):
-            has[client.columns] = 1
+        self._holders = np.zeros(0, np.int64)  # clients on each neuron [L]
         self._weights = rows.new_tensor([client.weight for client in clients]).unsqueeze(1)
         everything = torch.arange(num_columns, device=rows.device)
         self._whole = [torch.equal(client.columns, everything) for client in clients]
         self._alike = all(self._whole) and shared < num_columns
+        self._has = rows.new_zeros(count, num_columns)  # 1 where a client has a column [J, d], unless all have all
+        for has, client in zip(self._has, () if self._alike else clients, strict=False):
+            has[client.columns] = 1
+        self._squares = [_squares(client.rows) for client in clients]
         self._new: dict[int, Tensor] = {}  # the gain of new neurons, by client
         self.assignments = [np.empty(0, np.int64) for _ in clients]
         self.flops = 0
@@ -167,7 +175,7 @@ class _State:
     @property
     def width(self) -> int:
         """L."""
-        return len(self._held)
+        return len(self._holders)
 
     def begin(self, assignments: Sequence[np.ndarray]) -> None:
         """Puts all clients where they are."""
@@ -176,36 +184,35 @@ class _State:
 
     def assign(self, j: int) -> float:
         """Puts a client where it gains most, and returns the gain."""
-        v, columns, _ = self._clients[j]
-        holders = self._held.sum(1)
-        known = torch.nonzero(holders).flatten()
+        (v, columns, _), square, count = self._clients[j], self._squares[j], len(self._clients)
+        known = np.flatnonzero(self._holders)
         if not len(known):  # nothing to compare with: the neurons keep their places
             self._add(j, np.arange(len(v)), 1)
             return 0.0
         most = min(len(v), self._limit - len(known))
-        held, covered = self._held.index_select(0, known), None
-        total, mass = self._of(j, self._total), held @ self._weights
         abandoned = len(known) < self.width
         if abandoned:
-            self._total[holders == 0] = 0  # what nobody has is exactly nothing, whatever rounding has left
+            self._total[self._at(j, self._holders == 0)] = 0  # exactly, whatever rounding has left
+        total, held, covered = self._of(j, self._total), self._held, None
         if abandoned or not self._alike:
-            total = total.index_select(0, known)
+            total, held = (t.index_select(0, self._at(j, known)) for t in (total, held))
+        mass = held @ self._weights
         if not self._alike:
             covered = held @ self._has.index_select(1, columns[: len(columns) - self._shared]).sum(1) > 0
             mass = held @ (self._weights * self._of(j, self._has))
             total.masked_fill_(mass == 0, 0)  # the same by columns
-        server = Server(total, mass, holders[known], covered)
-        gains = self._gain.existing(v, server, columns, len(self._clients))
+        server = Server(total, mass, self._at(j, self._holders[known]), covered)
+        gains = self._gain.existing(v, square, server, columns, count)
         if most:
             if j not in self._new:
-                self._new[j] = self._gain.new(v, columns, len(self._clients), len(v)).contiguous()
+                self._new[j] = self._gain.new(v, square, columns, count, len(v)).contiguous()
             gains = torch.cat([gains, self._new[j][:, :most]], 1)
         self.flops += 4 * len(v) * len(known) * v.shape[1] + len(v) ** 2 * (len(known) + most)
         chosen = hungarian(gains)
-        self._add(j, self._places(j, chosen, known.cpu().numpy()), 1)
+        self._add(j, self._places(j, chosen, known), 1)
         if abandoned:
             self._drop_empty()
-        return float(gains.gather(1, torch.from_numpy(chosen).to(v.device).unsqueeze(1)).sum())
+        return float(gains.cpu().numpy()[np.arange(len(v)), chosen].sum())
 
     def remove(self, j: int) -> None:
         """Takes a client out; its neurons stay, maybe empty, until it is assigned anew."""
@@ -227,12 +234,16 @@ class _State:
         """The columns of values [.., d] that a client has [.., e]."""
         return values if self._whole[j] else values.index_select(1, self._clients[j].columns)
 
+    def _at(self, j: int, which: np.ndarray) -> Tensor:
+        """The same where the client's neurons are."""
+        return torch.from_numpy(which).to(self._clients[j].rows.device)
+
     def _drop_empty(self) -> None:
         """Deletes the neurons that no client has."""
-        kept = self._held.any(1)
-        if not bool(kept.all()):
-            new_index = (kept.cumsum(0) - 1).cpu().numpy()
-            self._total, self._held = self._total[kept], self._held[kept]
+        kept = self._holders > 0
+        if not kept.all():
+            new_index, rows = np.cumsum(kept) - 1, self._at(0, kept)
+            self._total, self._held, self._holders = self._total[rows], self._held[rows], self._holders[kept]
             self.assignments = [new_index[a] for a in self.assignments]
 
     def _add(self, j: int, assignment: np.ndarray, sign: int) -> None:
@@ -241,10 +252,18 @@ class _State:
         more = int(assignment.max(initial=-1)) + 1 - self.width
         if more > 0:
             self._total, self._held = (torch.cat([t, t.new_zeros(more, t.shape[1])]) for t in (self._total, self._held))
-        rows = torch.from_numpy(assignment).to(v.device)
+            self._holders = np.pad(self._holders, (0, more))
+        rows = self._at(j, assignment)
         if not self._whole[j]:
             v = v.new_zeros(len(v), self._total.shape[1]).index_copy_(1, columns, v)
         self._total.index_add_(0, rows, v, alpha=sign * weight)
         self._held[:, j].index_fill_(0, rows, float(sign > 0))
+        self._holders[assignment] += sign
         if sign > 0:
             self.assignments[j] = assignment
+
+
+def _squares(rows: Tensor) -> Tensor:
+    """Squared lengths [n] of rows [n, d]."""
+    lengths: Tensor = torch.linalg.vector_norm(rows, dim=1)
+    return lengths.square()

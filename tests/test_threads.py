@@ -1,0 +1,150 @@
+"""How many threads a run takes unasked."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedlab_runner import sealed, system, threads
+from fedlab_runner.executors import memory
+
+STAT = """cpu  900 0 0 {sum} 0 0 0 0 0 0
+cpu0 100 0 50 {0} 3 0 0 0 0 0
+cpu1 100 0 50 {1} 0 0 0 0 0 0
+cpu2 100 0 50 {2} 0 0 0 0 0 0
+cpu10 100 0 50 {3} 0 0 0 0 0 0
+intr 1 2 3
+ctxt 5
+"""
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers that torch is told, on a machine whose environment says nothing."""
+    found: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", found.append)
+    monkeypatch.delenv(threads.VARIABLE)
+    return found
+
+
+def idle(monkeypatch: pytest.MonkeyPatch, *cores: int) -> None:
+    left = iter(cores)
+    monkeypatch.setattr(threads, "idle_cores", lambda: next(left))
+
+
+def test_a_number_in_the_config_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: list[int]) -> None:
+    monkeypatch.setenv(threads.VARIABLE, "3")
+    assert threads.set_threads(5, tmp_path) == 5 and taken == [5] and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [("3", 3), (" 2 ", 2), ("4,2", 4), ("0", 7), ("-1", 7), ("many", 7), ("", 7), ("²", 7)]
+)
+def test_what_the_environment_says_comes_before_idle_cores(
+    value: str, expected: int, monkeypatch: pytest.MonkeyPatch, taken: list[int]
+) -> None:
+    monkeypatch.setenv(threads.VARIABLE, value)
+    idle(monkeypatch, 7)
+    assert threads.set_threads(None, None) == expected and taken == [expected]
+
+
+def test_idle_cores_are_taken_up_to_eight(monkeypatch: pytest.MonkeyPatch, taken: list[int]) -> None:
+    idle(monkeypatch, 1, 6, 64)
+    assert [threads.set_threads(None, None) for _ in range(3)] == [1, 6, 8] == taken
+
+
+def test_a_run_goes_on_with_its_number_on_the_same_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: list[int]
+) -> None:
+    idle(monkeypatch, 4, 1)
+    assert threads.set_threads(None, tmp_path) == 4
+    choices = memory.Memory()
+    choices.open(tmp_path, 10)
+    choices.choose("kind", "loop")  # beside what executor=auto notes
+    assert threads.set_threads(None, tmp_path) == 4 and choices.choice("kind") == "loop"
+    monkeypatch.setattr(memory.platform, "node", lambda: "another")
+    assert threads.set_threads(None, tmp_path) == 1
+    noted = sealed.read(tmp_path / memory.CHOICES)
+    assert sorted(value["threads"] for value in noted.values() if "threads" in value) == [1, 4]
+
+
+def test_a_damaged_note_is_said_and_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    idle(monkeypatch, 2, 3)
+    (tmp_path / memory.CHOICES).write_text(json.dumps({memory.hardware(): {"threads": "all"}}))
+    assert threads.set_threads(None, tmp_path) == 2 and not caplog.records
+    path = tmp_path / memory.CHOICES
+    path.write_text(path.read_text().replace('"threads": 2', '"threads": 9'))
+    assert threads.set_threads(None, tmp_path) == 3
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{path} is damaged: threads and executor=auto are chosen anew, so that the last digits may differ"
+    ]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/stat")
+@pytest.mark.parametrize(
+    ("after", "mine", "expected"),
+    [
+        ([10, 10, 10, 10], {0, 1, 2, 10}, 4),
+        ([10, 0, 9, 1], {0, 1, 2, 10}, 2),
+        ([0, 0, 0, 0], {0, 1, 2, 10}, 1),
+        ([10, 10, 10, 0], {0, 10}, 1),  # others' cores do not count
+        ([10, 4, 10, 10], {0, 1, 10}, 2),
+    ],
+)
+def test_idle_cores_are_those_without_work(
+    after: list[int], mine: set[int], expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a tenth of a second, ten ticks of the clock."""
+    texts = iter([STAT.format(*[0] * 4, sum=0), STAT.format(*after, sum=sum(after))])
+    monkeypatch.setattr(system, "usable_cores", lambda: len(mine))
+    monkeypatch.setattr(system.os, "sched_getaffinity", lambda _: mine)
+    monkeypatch.setattr(system.os, "sysconf", lambda _: 100)
+    monkeypatch.setattr(system.Path, "read_text", lambda _: next(texts))
+    now = iter([0.0, 0.1])
+    monkeypatch.setattr(system.time, "perf_counter", lambda: next(now))
+    monkeypatch.setattr(system.time, "sleep", lambda _: None)
+    assert system.idle_cores() == expected
+
+
+def test_where_nothing_is_known_all_usable_cores_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(system, "usable_cores", lambda: 6)
+    for fault in (FileNotFoundError, PermissionError):
+
+        def unreadable(_: Path, fault: type[OSError] = fault) -> str:
+            raise fault
+
+        monkeypatch.setattr(system.Path, "read_text", unreadable)
+        assert system.idle_cores() == 6
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/stat")
+def test_a_core_at_work_is_not_idle() -> None:
+    """One core, on which this process itself does not rest."""
+    program = """
+import os, time
+from fedlab_runner import system
+core = min(os.sched_getaffinity(0))
+os.sched_setaffinity(0, {core})
+end, before = time.perf_counter() + 0.5, system._idle_ticks()
+while time.perf_counter() < end:
+    pass
+print(system._idle_ticks() - before)
+"""
+    ticks = int(subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout)
+    assert ticks <= 0.2 * 0.5 * os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"), [({}, "10000"), ({"GOMP_SPINCOUNT": "5"}, "5"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "None")]
+)
+def test_threads_do_not_wait_at_full_speed_unless_a_user_says_so(own: dict[str, str], expected: str) -> None:
+    code = "import fedlab_runner, os; print(os.environ.get('GOMP_SPINCOUNT'))"
+    others = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=others | own)
+    assert found.stdout.strip() == expected
