@@ -138,8 +138,8 @@ def _mutual(build: Callable[[], nn.Module], shape: Shape, cores: int) -> Case:
     contenders = {
         "plain": Contender(others, cores, plain=True),
         "plain, one thread": Contender(others, plain=True),
-        "ours": Contender(partial(ours, alone)),
-        f"ours, {cores} threads": Contender(partial(ours, alone), threads=cores),
-        "ours, processes": Contender(partial(ours, shared)),
+        "ours": Contender(partial(ours, shared)),  # as executor=auto does it too
+        "ours, one process": Contender(partial(ours, alone), threads=cores),
+        "ours, one thread": Contender(partial(ours, alone)),
     }
     return Case(contenders, pieces=(steps, "model and minibatch"))

@@ -65,9 +65,9 @@ class Aside:
 
     def __init__(self, row: str, cores: int, compiled: bool, device: str = "cpu") -> None:
         words = [sys.executable, "-m", "benchmarks.run", "--cores", str(cores), "--device", device, "--aside", row]
-        self._process = subprocess.Popen(
-            words + ["--compiled"] * compiled, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        words += ["--compiled"] * compiled
+        plain = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}  # which a run sets
+        self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=plain)
 
     def of_a_turn(self, name: str) -> float:
         """Seconds of a round of the contender."""
