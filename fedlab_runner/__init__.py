@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 __all__ = ["Result", "compose", "run"]
 
 # Before torch loads GNU's OpenMP, whose threads else wait for work at full speed, as long as a time slice: where other
-# processes want the cores too, four threads then take 25 times as long as one (docs/speed.md). A user's own settings hold.
+# processes want the cores too, four threads then take 25 times as long as one (docs/speed.md). A user's settings hold.
 if not os.environ.keys() & {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}:
     os.environ["GOMP_SPINCOUNT"] = "10000"
 
