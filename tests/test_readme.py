@@ -86,6 +86,8 @@ def test_what_the_page_links_to_is_there() -> None:
         elif not target.startswith("http"):
             assert (ROOT / target).is_file(), target
     pictures = {target for target in targets if target.endswith(".png")}
+    for page in (ROOT / "docs").glob("*.md"):
+        pictures |= {f"docs/{name}" for name in re.findall(r"\]\(([^)\s/]+\.png)\)", page.read_text())}
     assert {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.png")} == pictures
 
 
