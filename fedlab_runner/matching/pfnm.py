@@ -165,8 +165,9 @@ class _State:
         self._whole = [torch.equal(client.columns, everything) for client in clients]
         self._alike = all(self._whole) and shared < num_columns
         self._has = rows.new_zeros(count, num_columns)  # 1 where a client has a column [J, d], unless all have all
-        for has, client in zip(self._has, () if self._alike else clients, strict=False):
-            has[client.columns] = 1
+        if not self._alike:
+            for has, client in zip(self._has, clients, strict=True):
+                has[client.columns] = 1
         self._squares = [_squares(client.rows) for client in clients]
         self._new: dict[int, Tensor] = {}  # the gain of new neurons, by client
         self.assignments = [np.empty(0, np.int64) for _ in clients]
