@@ -2,9 +2,12 @@
 
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
+from fedlab_runner.arrivals import Upload
 from fedlab_runner.federation import Arrivals
+from fedlab_runner.task import Task
 
 LATE_POLICIES = ("delta", "model", "discard")
 MODEL_POLICIES = ("model", "discard")  # of methods that combine whole models, not changes
@@ -18,9 +21,10 @@ class Params(NamedTuple):
 
 
 class Update(NamedTuple):
-    """What a client sends: its change y - x, or its model y."""
+    """What a client sends: how its parameters have changed, or its parameters; and its batch norm statistics."""
 
-    rows: Tensor  # [K, D]
+    rows: Tensor  # y - x or y [K, P]
+    statistics: Tensor  # as they are [K, B]
 
 
 class ModelUpdate(NamedTuple):
@@ -28,7 +32,14 @@ class ModelUpdate(NamedTuple):
     `known`.
     """
 
-    rows: Tensor  # [K, D]
+    rows: Tensor  # as in Update [K, P]
+    statistics: Tensor  # [K, B]
+    models: Tensor  # y [K, D]
+
+
+class Models(NamedTuple):
+    """What a client sends: its whole model."""
+
     models: Tensor  # y [K, D]
 
 
@@ -44,23 +55,42 @@ def check_averaging(
         raise ValueError(f"server_lr must be > 0, got {server_lr}")
 
 
-def outgoing(x: Tensor, y: Tensor, late_policy: str, *, keep: bool = False) -> Update:
+def outgoing(task: Task, x: Tensor, y: Tensor, late_policy: str, *, keep: bool = False) -> Update:
     """What clients that went from x [D] to y [K, D] send; y is used up in it, unless the caller wants to `keep` it."""
+    start, rows, statistics = x[: task.num_params], y[:, : task.num_params], y[:, task.num_params :]
     if late_policy == "model":
-        return Update(y)
-    return Update(y - x if keep else y.sub_(x))
+        return Update(rows, statistics)
+    return Update(rows - start if keep else rows.sub_(start), statistics)
+
+
+def stepped(x: Tensor, step: Tensor, statistics: Tensor) -> Tensor:
+    """The server's model [D] after a `step` [P] of x [D]: its parameters move, and `statistics` [B] replace its own.
+
+    Batch norm's running statistics are state, not parameters. Training replaces them, so a late change of them is a
+    difference to statistics that the server no longer has: added up, such changes drive variances below zero. So no
+    learning rate, momentum, staleness weight or extrapolation touches them; the server takes a mean of those that the
+    clients report.
+    """
+    moved = x[: len(step)] + step
+    return torch.cat([moved, statistics]) if len(statistics) else moved
+
+
+def in_time(arrivals: Arrivals[Upload], late_policy: str) -> Arrivals[Upload]:
+    """The arrivals that count under the policy."""
+    return arrivals.select(arrivals.staleness == 0) if late_policy == "discard" else arrivals
 
 
 def average(x: Tensor, arrivals: Arrivals[Any], late_policy: str, weighting: str, server_lr: float) -> Tensor:
-    """The server's next model [D], moved by the weighted mean of the `rows` that have arrived; x itself when nothing
-    has.
+    """The server's next model [D]: its parameters move by the weighted mean of the `rows` that have arrived, and the
+    mean of the `statistics` that have arrived, by the same weights, replaces its own; x itself when nothing has.
 
     `delta` adds late changes to today's model (Feddle, Eq 1 and 3), `model` averages the late models themselves,
     `discard` drops what is late (Eq 2). The three agree when nothing is late.
     """
-    if late_policy == "discard":
-        arrivals = arrivals.select(arrivals.staleness == 0)
+    arrivals = in_time(arrivals, late_policy)
     if not len(arrivals):
         return x
-    mean = arrivals.mean(arrivals.upload.rows, uniform=weighting == "uniform")
-    return x + server_lr * (mean - x if late_policy == "model" else mean)
+    uniform = weighting == "uniform"
+    mean = arrivals.mean(arrivals.upload.rows, uniform=uniform)
+    step = mean - x[: len(mean)] if late_policy == "model" else mean
+    return stepped(x, server_lr * step, arrivals.mean(arrivals.upload.statistics, uniform=uniform))

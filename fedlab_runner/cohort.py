@@ -13,7 +13,7 @@ from fedlab_runner.local import LocalTraining
 from fedlab_runner.measure import client_losses
 from fedlab_runner.rng import Purpose, generators
 from fedlab_runner.tables import Rows
-from fedlab_runner.task import Task
+from fedlab_runner.task import Batch, Model, Task
 
 if TYPE_CHECKING:
     from fedlab_runner.federation import Federation
@@ -72,6 +72,24 @@ class Cohort:
         """Some of the clients, by indices [k]."""
         return Cohort(self._fed, self.client_ids[rows], self.due[rows], self.task, self.local)
 
+    def gradients(self, x: Tensor) -> Tensor:
+        """The gradient at x [D] of each client's mean loss over its examples [K, P]: one pass over them, without weight
+        decay or clipping.
+        """
+        p, fed = self.task.num_params, self._fed
+
+        def loss(model: Model, batch: Batch, share: Tensor) -> Tensor:
+            """A minibatch's part of the mean, at x wherever the parameters are."""
+            model.params = x[:p] + (model.params - model.params.detach())
+            return self.task.loss(model, batch) * batch.mask.sum() * share
+
+        local = self.local.one_plain_epoch()
+        once = Cohort(fed, self.client_ids, self.due, self.task, local)
+        seen = fed.population.examples_seen(self.client_ids, local, self.task.has_batch_norm)
+        start = torch.cat([torch.zeros_like(x[:p]), x[p:]])  # from zero, the distance is the gradient to the last bit
+        y = once.train(start, loss=loss, per_client=(1 / torch.from_numpy(seen).to(x),), counted=False)
+        return y[:, :p].neg_().div_(self.lr)
+
     def train(
         self,
         start: Tensor,
@@ -112,12 +130,10 @@ class Cohort:
         check_memory(work)
         fed.count_client_flops(work)
         y, self.last_loss = fed.executor.train(work)
-        y, good = fed.guard.trained(
-            self.client_ids, start, y, self.last_loss, self.task.num_params, self.local.update_norm
-        )
+        y, good = fed.guard.trained(self.client_ids, start, y, self.last_loss, self.task, self.local.update_norm)
         sizes, losses = self.num_examples[good], self.last_loss[good]
         if counted and (total := int(sizes.sum())):
             fed.record_loss(float(losses @ sizes.to(y.dtype) / total), total)
-        if fed.losses_reported:
+        if fed.losses_reported and counted:
             self.final_loss = client_losses(self.task, fed.population, self.client_ids, y)
         return y

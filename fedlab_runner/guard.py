@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from fedlab_runner.errors import Diverged
+from fedlab_runner.task import Task
 
 NAMED = 5  # clients in a message
+STATISTICS = "in batch norm's statistics, or with a variance below zero"
 WARNED = 10  # rounds with a warning; later ones are only counted
 
 _log = logging.getLogger(__name__)
@@ -37,18 +39,22 @@ class Guard:
         self._round, self._failed, self._clipped = round, set(), None
 
     def trained(
-        self, ids: np.ndarray, start: Tensor, y: Tensor, losses: Tensor, num_params: int, norm: float | None
+        self, ids: np.ndarray, start: Tensor, y: Tensor, losses: Tensor, task: Task, norm: float | None
     ) -> tuple[Tensor, Tensor]:
         """The models [K, D] of clients `ids` that went from `start` [D] or [K, D] to y [K, D] with `losses` [K], as the
         policy wants them, and which of them may count [K] bool.
 
-        Changes of the first `num_params` values longer than `norm` are scaled down to it; batch norm's statistics,
-        which are no steps, stay.
+        Changes of the parameters longer than `norm` are scaled down to it; batch norm's statistics, which are no steps,
+        stay.
         """
-        good = finite_rows([y, losses])
+        num_params = task.num_params
+        astray = task.bad_statistics(y[:, num_params:])
+        good = finite_rows([y, losses]) & ~astray
         if not bool(good.all()):
             bad = ~good
-            self._fail(ids[bad.cpu().numpy()], f"training loss {float(losses[bad][0]):.3g}")
+            only = finite_rows([y[:, :num_params], losses]) & astray
+            where = f"training loss {float(losses[bad][0]):.3g}" if bool((bad & ~only).any()) else STATISTICS
+            self._fail(ids[bad.cpu().numpy()], where)
             y = torch.where(self._lost(y, bad, num_params), start, y)
         return (y if norm is None else self._clip(start, y, num_params, norm)), good
 

@@ -62,6 +62,11 @@ class LocalTraining:
         """The same for so many steps."""
         return replace(self, epochs=None, steps=steps)
 
+    def one_plain_epoch(self) -> "LocalTraining":
+        """The same minibatches for one epoch of plain SGD, without decay, momentum or bounds."""
+        plain = {"optimizer": "sgd", "momentum": 0.0, "nesterov": False, "weight_decay": 0.0}
+        return replace(self, epochs=1, steps=None, clip_norm=None, update_norm=None, **plain)
+
     def make_optimizer(self) -> Optimizer:
         """The optimiser of one round's local work."""
         return OPTIMIZERS[self.optimizer](self)

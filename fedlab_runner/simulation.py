@@ -174,10 +174,17 @@ class Simulation:
         models = self.algorithm.models(state)
         stacks = (models,) if isinstance(models, Tensor) else models
         # Row by row: of all models at once, torch.isfinite would make another copy.
-        finite = all(bool(finite_rows([stack.view(-1, stack.shape[-1])]).all()) for stack in stacks)
-        if not (math.isfinite(loss) and finite):
-            diagnosis = f"the run diverged in round {now.round + 1} (train/loss {loss:.3g})"
-            raise Diverged(f"{diagnosis}: lower local.lr or set local.clip_norm")
+        rows = [stack.view(-1, stack.shape[-1]) for stack in stacks]
+        diagnosis = f"the run diverged in round {now.round + 1} (train/loss {loss:.3g}"
+        if not (math.isfinite(loss) and all(bool(finite_rows([each]).all()) for each in rows)):
+            raise Diverged(f"{diagnosis}): lower local.lr or set local.clip_norm")
+        if any(
+            bool(task.bad_statistics(w[:, task.num_params :]).any()) for task, w in zip(fed.tasks, rows, strict=False)
+        ):
+            raise Diverged(
+                f"{diagnosis}): the algorithm left a running variance of batch norm below zero; statistics are to be "
+                "replaced by a mean of the clients' (averaging.stepped), not stepped"
+            )
         return state, metrics
 
     def _evaluate(self, state: Any, round: int) -> dict[str, float]:

@@ -129,6 +129,8 @@ class Task:
         self.num_params = sum(n for *_, n in self._params)
         self.num_buffers = sum(n for *_, n in self._buffers)
         self.size = self.num_params + self.num_buffers
+        variances = [torch.full((n,), k.endswith("running_var")) for k, _, n in self._buffers]
+        self._variances = torch.cat([*variances, torch.empty(0, dtype=torch.bool)]).to(device)  # [B]
         self._norms = [m for m in self.module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         self.has_batch_norm = bool(self._norms)
         self._mode: tuple[bool, bool] | None = None  # of the module
@@ -259,16 +261,13 @@ class Task:
     def evaluate(
         self, params: Tensor, buffers: Tensor, inputs: Tensor, instead: dict[str, Tensor] | None = None
     ) -> Tensor:
-        """Logits [b, C] on normalised inputs, in evaluation mode; `instead` replaces parameters by name.
-
-        A running variance that server arithmetic pushed below zero is read as zero.
-        """
+        """Logits [b, C] on normalised inputs, in evaluation mode; `instead` replaces parameters by name."""
         self.mode(False)
-        values = self.views(params)
-        if self.num_buffers:
-            named = self.buffer_views(buffers)
-            values |= {k: b.clamp_min(0) if k.endswith("running_var") else b for k, b in named.items()}
-        return self.forward(values | (instead or {}), inputs)
+        return self.forward(self.views(params) | self.buffer_views(buffers) | (instead or {}), inputs)
+
+    def bad_statistics(self, buffers: Tensor) -> Tensor:
+        """Which of these buffers [K, B] have a value that is not finite, or a running variance below zero [K] bool."""
+        return (~torch.isfinite(buffers) | (self._variances & (buffers < 0))).any(1)
 
     def flops(self, inputs: Tensor) -> Flops:
         """What one of these normalised inputs [b, ...] costs: products of matrices, convolutions and attention, counted

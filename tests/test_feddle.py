@@ -232,11 +232,12 @@ def test_the_pull_adds_lambda_times_the_distance() -> None:
 # The fallback.
 
 
+@pytest.mark.parametrize("atlas_size", [8, 3, 2, 1])
 @pytest.mark.parametrize("anchor_norm", [True, False])
-def test_7_11_without_a_search_it_is_fedbuff_over_the_new_arrivals(anchor_norm: bool) -> None:
-    """Whatever anchors there are: three arrivals a round, and an atlas of eight."""
+def test_7_11_without_a_search_it_is_fedbuff_over_the_new_arrivals(anchor_norm: bool, atlas_size: int) -> None:
+    """Whatever anchors there are, and where three arrivals a round are more than the atlas holds."""
     more: dict[str, Any] = {"cohort": 3, "sizes": [6, 3, 9, 5, 12, 8]}
-    overrides = {"epochs": 0, "eta_fb": 0.7, "anchor_norm": anchor_norm, "atlas_size": 8}
+    overrides = {"epochs": 0, "eta_fb": 0.7, "anchor_norm": anchor_norm, "atlas_size": atlas_size}
     state = run(feddle(**overrides), federation(**more), 5)
     other = run(algorithm("fedbuff", buffer_size=3, server_lr=0.7), federation(**more), 5)
     close(state.params, other.params)
@@ -251,6 +252,15 @@ def test_7_11_late_arrivals_count_alike_in_the_fallback() -> None:
     after = built.server_step(state, arrived(deltas, [0, 4, 2, 1]), fed)
     close(after.params, state.params + 0.5 * deltas.mean(0))
     assert after.atlas.rounds.tolist() == [5, 1, 3, 4]
+
+
+def test_an_update_of_no_length_has_no_part_in_an_overflowing_step() -> None:
+    fed = federation()
+    built, deltas = feddle(epochs=0, eta_fb=0.5, atlas_size=2), random(4, federation().task.num_params)
+    deltas[1] = 0.0
+    state = built.init(fed)
+    after = built.server_step(state, arrived(deltas), fed)
+    close(after.params, state.params + 0.5 * deltas[[0, 2, 3]].mean(0))
 
 
 def test_the_fallback_can_cover_the_whole_atlas() -> None:

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 from composed import composed, files
-from toy import ALGORITHMS, algorithm, federation, local, normed, run, tensors
+from torch import nn
+from toy import ALGORITHMS, algorithm, federation, local, normed, run, task, tensors
 
 from fedlab_runner.checkpoint import CheckpointStore
 from fedlab_runner.clock import RoundClock, Starts
@@ -23,6 +24,7 @@ from fedlab_runner.federation import Federation
 from fedlab_runner.guard import Guard, finite_rows
 from fedlab_runner.run_id import digest
 from fedlab_runner.runner import run_in
+from fedlab_runner.task import Task
 
 BAD, ROUND = 3, 2  # the client, and the round counted from 0
 NAN, INF = float("nan"), float("inf")
@@ -112,18 +114,30 @@ def test_zero_is_a_client_that_did_not_move() -> None:
     assert len(arrivals) == len(cohort) and not arrivals.upload.rows[bad].any()
 
 
+def values(params: int, statistics: int) -> Task:
+    """The family of models of so many parameters and statistics."""
+
+    class Values(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.own = nn.Parameter(torch.zeros(params))
+            self.register_buffer("running_mean", torch.zeros(statistics))
+
+    return task(Values)
+
+
 @pytest.mark.parametrize("start", [torch.zeros(4), torch.tensor([[1.0, 1.0, 1.0, 1.0], [2.0, 2.0, 2.0, 2.0]])])
 def test_clip_keeps_what_is_finite_within_the_bound(start: torch.Tensor) -> None:
     """Values that are not finite are those of the start, and so are the statistics behind the parameters."""
     top = torch.finfo(torch.float32).max
     for huge in (3.0, 1e30, top):
         y = start + torch.tensor([[NAN, huge, INF, 5.0], [0.3, 0.4, 0.0, 5.0]])
-        left, good = Guard("clip").trained(np.arange(2), start, y, torch.zeros(2), 3, 0.5)
+        left, good = Guard("clip").trained(np.arange(2), start, y, torch.zeros(2), values(3, 1), 0.5)
         change = left - start
         assert good.tolist() == [False, True]
         torch.testing.assert_close(change, torch.tensor([[0.0, 0.5, 0.0, 0.0], [0.3, 0.4, 0.0, 5.0]]))
     y = start.expand(2, -1).clone()
-    left, good = Guard("clip").trained(np.arange(2), start, y, torch.tensor([NAN, 1.0]), 3, 0.5)
+    left, good = Guard("clip").trained(np.arange(2), start, y, torch.tensor([NAN, 1.0]), values(3, 1), 0.5)
     assert torch.equal(left, y) and good.tolist() == [False, True], "only the loss was not finite"
 
 
@@ -138,7 +152,7 @@ def test_clip_needs_a_bound() -> None:
 def test_a_difference_too_large_for_the_type_is_clipped_too() -> None:
     top = torch.finfo(torch.float32).max
     start, y = torch.full((3,), -top), torch.full((1, 3), top)
-    left, _ = Guard("stop").trained(np.arange(1), start, y, torch.zeros(1), 3, 1.0)
+    left, _ = Guard("stop").trained(np.arange(1), start, y, torch.zeros(1), values(3, 0), 1.0)
     assert torch.equal(left, start.unsqueeze(0))
 
 
@@ -198,6 +212,24 @@ class Everyone:
 def test_each_kind_of_value(value: float, into: str) -> None:
     with pytest.raises(Diverged, match=rf"client {BAD} not finite"):
         run(algorithm("fedavg"), guarded("stop", Poisoned(False, value, into)), 4)
+
+
+@pytest.mark.parametrize("value", [NAN, INF, -1e-3])
+def test_statistics_of_batch_norm_are_named(value: float) -> None:
+    """The last value of a model is a running variance."""
+
+    class Odd(Poisoned):
+        def train(self, work: Work) -> tuple[torch.Tensor, torch.Tensor]:
+            y, losses = Loop.train(self, work)
+            y[work.ids == BAD, -1] = value if work.round == ROUND else 1.0
+            return y, losses
+
+    fed = guarded("stop", Odd(compile=False), build=normed, participation=Everyone())
+    found = (
+        rf"round {ROUND + 1} \(update of client {BAD} not finite, in batch norm's statistics, or with a variance below"
+    )
+    with pytest.raises(Diverged, match=found):
+        run(algorithm("fedbuff"), fed, 4)
 
 
 def test_late_updates_that_are_not_finite_never_arrive() -> None:
@@ -273,9 +305,9 @@ def test_an_update_is_no_longer_than_its_bound(build: Any) -> None:
 def test_clipping_takes_values_whose_square_is_too_large() -> None:
     guard, x = Guard("stop"), torch.zeros(3)
     y = torch.tensor([[3e30, 4e30, 9.0], [0.3, 0.4, 9.0]])
-    clipped, _ = guard.trained(np.arange(2), x, y.clone(), torch.zeros(2), 2, 1.0)
+    clipped, _ = guard.trained(np.arange(2), x, y.clone(), torch.zeros(2), values(2, 1), 1.0)
     torch.testing.assert_close(clipped, torch.tensor([[0.6, 0.8, 9.0], [0.3, 0.4, 9.0]]))
-    each_its_own, _ = guard.trained(np.arange(2), y, y + 1, torch.zeros(2), 2, 1.0)
+    each_its_own, _ = guard.trained(np.arange(2), y, y + 1, torch.zeros(2), values(2, 1), 1.0)
     assert torch.isfinite(each_its_own).all()
 
 

@@ -18,10 +18,12 @@ def close(a: Tensor, b: Tensor) -> None:
 def arrivals(rows: Tensor, staleness: list[int], num_examples: list[int] | None = None) -> Arrivals[Any]:
     class Update(NamedTuple):
         rows: Tensor
+        statistics: Tensor
+        models: Tensor
 
     n = len(rows)
     sizes = torch.tensor(num_examples or [1] * n)
-    return Arrivals(Update(rows), torch.arange(n), sizes, torch.tensor(staleness))
+    return Arrivals(Update(rows, rows[:, :0], rows), torch.arange(n), sizes, torch.tensor(staleness))
 
 
 def fedavg(**overrides: Any) -> Any:

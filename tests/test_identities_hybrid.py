@@ -25,7 +25,7 @@ def close(a: Tensor, b: Tensor, atol: float = 1e-10) -> None:
 
 def arrivals(rows: Tensor, ids: list[int], staleness: list[int] | None = None) -> Arrivals[Any]:
     ages = torch.tensor(staleness or [0] * len(ids))
-    return Arrivals(Update(rows), torch.tensor(ids), torch.ones(len(ids), dtype=torch.int64), ages)
+    return Arrivals(Update(rows, rows[:, :0]), torch.tensor(ids), torch.ones(len(ids), dtype=torch.int64), ages)
 
 
 def params(name: str, rounds: int = 3, fed: dict[str, Any] | None = None, **overrides: Any) -> Tensor:
@@ -221,7 +221,8 @@ def test_feddf_learns_from_the_models_that_clients_had_not_from_changes() -> Non
     state = built.init(fed)
     good = run(algorithm("fedavg"), federation([60], training=local(epochs=30)), 1).params
     zero = torch.zeros_like(good).unsqueeze(0)
-    late = Arrivals(ModelUpdate(zero, good.unsqueeze(0)), torch.tensor([0]), torch.tensor([8]), torch.tensor([3]))
+    upload = ModelUpdate(zero, zero[:, :0], good.unsqueeze(0))
+    late = Arrivals(upload, torch.tensor([0]), torch.tensor([8]), torch.tensor([3]))
     after = built.server_step(state, late, fed)
     assert fed.server_data is not None
     loss = [

@@ -40,14 +40,13 @@ def test_predictions_are_the_modules() -> None:
     torch.testing.assert_close(family.predict(family.vector(module), inputs), module.eval()(inputs))
 
 
-def test_a_negative_running_variance_is_read_as_zero() -> None:
+def test_statistics_that_no_minibatch_gives_are_found() -> None:
     family = task(normed)
-    w = family.init(0)
-    w[-6:] = -1.0
-    zero = w.clone()
-    zero[-6:] = 0.0
-    inputs = torch.randn(4, FEATURES, dtype=torch.float64)
-    assert torch.equal(family.predict(w, inputs), family.predict(zero, inputs))
+    good = family.init(0)[family.num_params :].repeat(5, 1)
+    assert family.bad_statistics(good).tolist() == [False] * 5
+    good[0, 0], good[1, -1], good[2, -1], good[3, 0], good[4, -1] = -1.0, -1e-9, float("inf"), float("nan"), 0.0
+    assert family.bad_statistics(good).tolist() == [False, True, True, True, False], "a mean may be negative"
+    assert task().bad_statistics(torch.empty(2, 0)).tolist() == [False, False]
 
 
 def test_padding_does_not_count_in_the_loss() -> None:

@@ -5,10 +5,11 @@ https://openreview.net/forum?id=4aywmeb97I
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from fedlab_runner.algorithm import Footprint, Load, ServerAlgorithm, table
-from fedlab_runner.averaging import Update, outgoing
+from fedlab_runner.averaging import Update, outgoing, stepped
 from fedlab_runner.federation import Arrivals, Cohort, Federation
 from fedlab_runner.tables import Kept, check_place
 
@@ -17,17 +18,18 @@ class State(NamedTuple):
     """The server's model, the last update of every client, and the buffer."""
 
     params: Tensor  # x   [D]
-    h_i: dict[int, Kept]  # each [D], by client; zero for a client that has never reported
-    h: Tensor  # [D], the mean of h_i over all N clients when the buffer was last emptied
-    buffer: Tensor  # [D], the sum of Delta_i - h_i since then
-    buffered: int  # updates in that sum
+    h_i: dict[int, Kept]  # each [P], by client; zero for a client that has never reported
+    h: Tensor  # [P], the mean of h_i over all N clients when the buffer was last emptied
+    buffer: Tensor  # [P], the sum of Delta_i - h_i since then
+    statistics: Tensor  # [B], the sum of the batch norm statistics that came with them
+    buffered: int  # updates in these sums
 
 
 @dataclass(frozen=True)
 class CA2FL(ServerAlgorithm[State, Update]):
     """At every `buffer_size` updates the server steps by the mean of what each changes of its client's last one, plus
     the mean of the last updates of all clients, times `server_lr`. Those updates are kept on the `device`, the `host`
-    or `disk` (`updates_on`).
+    or `disk` (`updates_on`). Batch norm's statistics become the mean of those that came with the buffered updates.
     """
 
     buffer_size: int
@@ -42,35 +44,37 @@ class CA2FL(ServerAlgorithm[State, Update]):
         check_place("updates_on", self.updates_on)
 
     def footprint(self, fed: Federation, load: Load) -> Footprint:
-        held = table("updates_on", self.updates_on, load.ever * fed.task.size)
+        held = table("updates_on", self.updates_on, load.ever * fed.task.num_params)
         return Footprint(self.copies, self.sent, held)
 
     def init(self, fed: Federation) -> State:
         x = fed.task.init(fed.seed)
-        return State(x, {}, h=x.new_zeros(len(x)), buffer=x.new_zeros(len(x)), buffered=0)
+        p = fed.task.num_params
+        return State(x, {}, x.new_zeros(p), buffer=x.new_zeros(p), statistics=x.new_zeros(len(x) - p), buffered=0)
 
     def client_update(self, state: State, cohort: Cohort) -> Update:
         x = state.params
-        return outgoing(x, cohort.train(x), "delta")
+        return outgoing(cohort.task, x, cohort.train(x), "delta")
 
     def server_step(self, state: State, arrivals: Arrivals[Update], fed: Federation) -> State:
-        x, h_i, h, buffer, buffered = state
-        h_i, rows = dict(h_i), fed.rows(self.updates_on, len(x))
-        for i, delta in zip(arrivals.ids.tolist(), arrivals.upload.rows, strict=True):
-            buffer = buffer + (delta - rows.get(h_i[i]) if i in h_i else delta)
+        x, h_i, h, buffer, statistics, buffered = state
+        h_i, rows = dict(h_i), fed.rows(self.updates_on, len(h))
+        for i, delta, its in zip(arrivals.ids.tolist(), *arrivals.upload, strict=True):
+            buffer, statistics = buffer + (delta - rows.get(h_i[i]) if i in h_i else delta), statistics + its
             if i in h_i:
                 rows.drop(h_i[i])
             h_i[i] = rows.put(delta)
             buffered += 1
             if buffered == self.buffer_size:
-                x = x + self.server_lr * (h + buffer / self.buffer_size)  # v = h + the buffer's mean
+                v = h + buffer / self.buffer_size
+                x = stepped(x, self.server_lr * v, statistics / self.buffer_size)
                 h = h + buffer / fed.num_clients  # the buffer is how much the sum of h_i has changed
-                buffer, buffered = buffer.new_zeros(len(buffer)), 0
+                buffer, statistics, buffered = torch.zeros_like(buffer), torch.zeros_like(statistics), 0
         fed.report(buffered=buffered, cached_clients=len(h_i))
-        return State(x, h_i, h, buffer, buffered)
+        return State(x, h_i, h, buffer, statistics, buffered)
 
     def models(self, state: State) -> Tensor:
         return state.params
 
     def cached(self, state: State) -> int:
-        return len(state.params) * (len(state.h_i) + 2)  # h_i, h and the buffer
+        return len(state.h) * (len(state.h_i) + 2) + len(state.statistics)  # h_i, h and the buffer

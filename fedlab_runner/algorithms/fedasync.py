@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedlab_runner.algorithm import ServerAlgorithm
-from fedlab_runner.averaging import Params, Update, outgoing
+from fedlab_runner.averaging import Models, Params
 from fedlab_runner.executors.work import proximal
 from fedlab_runner.federation import Arrivals, Cohort, Federation
 
@@ -21,7 +21,7 @@ STALENESS: dict[str, Callable[[Tensor, float, float], Tensor]] = {
 
 
 @dataclass(frozen=True)
-class FedAsync(ServerAlgorithm[Params, Update]):
+class FedAsync(ServerAlgorithm[Params, Models]):
     """Each arriving model is mixed into the server's, x <- (1 - alpha s(tau)) x + alpha s(tau) y, the staler the
     less.
 
@@ -49,15 +49,14 @@ class FedAsync(ServerAlgorithm[Params, Update]):
     def init(self, fed: Federation) -> Params:
         return Params(fed.task.init(fed.seed))
 
-    def client_update(self, state: Params, cohort: Cohort) -> Update:
+    def client_update(self, state: Params, cohort: Cohort) -> Models:
         x = state.params
-        y = cohort.train(x, loss=proximal(cohort.task, x, self.rho) if self.rho else None)
-        return outgoing(x, y, "model")
+        return Models(cohort.train(x, loss=proximal(cohort.task, x, self.rho) if self.rho else None))
 
-    def server_step(self, state: Params, arrivals: Arrivals[Update], fed: Federation) -> Params:
+    def server_step(self, state: Params, arrivals: Arrivals[Models], fed: Federation) -> Params:
         x = state.params
         alphas = self.alpha * STALENESS[self.staleness](arrivals.staleness.to(x.dtype), self.a, self.b)
-        for y, alpha in zip(arrivals.upload.rows, alphas, strict=True):
+        for y, alpha in zip(arrivals.upload.models, alphas, strict=True):
             x = torch.lerp(x, y, alpha)
         return Params(x)
 

@@ -32,7 +32,7 @@ class FedAvg(ServerAlgorithm[Params, Update]):
 
     def client_update(self, state: Params, cohort: Cohort) -> Update:
         x = state.params
-        return outgoing(x, cohort.train(x), self.late_policy)
+        return outgoing(cohort.task, x, cohort.train(x), self.late_policy)
 
     def server_step(self, state: Params, arrivals: Arrivals[Update], fed: Federation) -> Params:
         return Params(average(state.params, arrivals, self.late_policy, self.weighting, self.server_lr))

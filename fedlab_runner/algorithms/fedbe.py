@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedlab_runner.algorithm import ServerAlgorithm
-from fedlab_runner.averaging import ModelUpdate, Params, average, check_averaging, outgoing
+from fedlab_runner.averaging import ModelUpdate, Params, average, check_averaging, in_time, outgoing
 from fedlab_runner.federation import Arrivals, Cohort, Federation
 from fedlab_runner.optimizer import SGD
 from fedlab_runner.rng import Purpose, generator
@@ -85,9 +85,10 @@ class FedBE(ServerAlgorithm[Params, ModelUpdate]):
     def client_update(self, state: Params, cohort: Cohort) -> ModelUpdate:
         x = state.params
         y = cohort.train(x)
-        return ModelUpdate(outgoing(x, y, self.late_policy, keep=True).rows, y)
+        return ModelUpdate(*outgoing(cohort.task, x, y, self.late_policy, keep=True), y)
 
     def server_step(self, state: Params, arrivals: Arrivals[ModelUpdate], fed: Federation) -> Params:
+        arrivals = in_time(arrivals, self.late_policy)
         x = average(state.params, arrivals, self.late_policy, self.weighting, server_lr=1.0)
         if not len(arrivals) or not server_steps(fed, self.epochs, self.batch_size, self.max_steps):
             return Params(x)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedlab_runner.algorithm import Footprint, Held, Load, ServerAlgorithm
-from fedlab_runner.averaging import Update, outgoing
+from fedlab_runner.averaging import Update, outgoing, stepped
 from fedlab_runner.federation import Arrivals, Cohort, Federation
 
 
@@ -15,7 +15,8 @@ class State(NamedTuple):
     """The server's model and the updates that wait until the buffer is full."""
 
     params: Tensor  # x [D]
-    buffer: Tensor  # [b, D], b < buffer_size, each update already weighted by its staleness
+    buffer: Tensor  # [b, P], b < buffer_size, each change already weighted by its staleness
+    statistics: Tensor  # [b, B], theirs
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,8 @@ class FedBuff(ServerAlgorithm[State, Update]):
     """The server collects updates and steps by the mean of every `buffer_size` of them, times `server_lr`.
 
     An update of staleness tau counts (1 + tau)^-staleness_exp; 0 weights all alike, as Feddle's formula does, and 0.5
-    is the original's. Clients count alike, however many examples they have.
+    is the original's. Clients count alike, however many examples they have. Batch norm's statistics become the mean of
+    those in the buffer.
     """
 
     buffer_size: int
@@ -46,21 +48,23 @@ class FedBuff(ServerAlgorithm[State, Update]):
 
     def init(self, fed: Federation) -> State:
         x = fed.task.init(fed.seed)
-        return State(x, buffer=x.new_zeros(0, len(x)))
+        p = fed.task.num_params
+        return State(x, buffer=x.new_zeros(0, p), statistics=x.new_zeros(0, len(x) - p))
 
     def client_update(self, state: State, cohort: Cohort) -> Update:
         x = state.params
-        return outgoing(x, cohort.train(x), "delta")
+        return outgoing(cohort.task, x, cohort.train(x), "delta")
 
     def server_step(self, state: State, arrivals: Arrivals[Update], fed: Federation) -> State:
         x, m = state.params, self.buffer_size
         weights = (1 + arrivals.staleness.to(x.dtype)) ** -self.staleness_exp
         buffer = torch.cat([state.buffer, weights.unsqueeze(1) * arrivals.upload.rows])  # line 8
+        statistics = torch.cat([state.statistics, arrivals.upload.statistics])
         while len(buffer) >= m:
-            x = x + self.server_lr * buffer[:m].mean(0)  # lines 11 to 13
-            buffer = buffer[m:]
+            x = stepped(x, self.server_lr * buffer[:m].mean(0), statistics[:m].mean(0))  # lines 11 to 13
+            buffer, statistics = buffer[m:], statistics[m:]
         fed.report(buffered=len(buffer))
-        return State(x, buffer.clone())
+        return State(x, buffer.clone(), statistics.clone())
 
     def models(self, state: State) -> Tensor:
         return state.params

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedlab_runner.algorithm import ServerAlgorithm
-from fedlab_runner.averaging import ModelUpdate, Params, average, check_averaging, outgoing
+from fedlab_runner.averaging import ModelUpdate, Params, average, check_averaging, in_time, outgoing
 from fedlab_runner.federation import Arrivals, Cohort, Federation
 from fedlab_runner.server import (
     check_server_training,
@@ -63,9 +63,10 @@ class FedDF(ServerAlgorithm[Params, ModelUpdate]):
     def client_update(self, state: Params, cohort: Cohort) -> ModelUpdate:
         x = state.params
         y = cohort.train(x)
-        return ModelUpdate(outgoing(x, y, self.late_policy, keep=True).rows, y)
+        return ModelUpdate(*outgoing(cohort.task, x, y, self.late_policy, keep=True), y)
 
     def server_step(self, state: Params, arrivals: Arrivals[ModelUpdate], fed: Federation) -> Params:
+        arrivals = in_time(arrivals, self.late_policy)
         if not len(arrivals):
             return state
         teachers = arrivals.upload.models

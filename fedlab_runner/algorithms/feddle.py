@@ -26,7 +26,7 @@ class Upload(NamedTuple):
     """A client's change of the parameters, and its batch norm statistics as they are."""
 
     delta: Tensor  # Delta_j [K, P]
-    buffers: Tensor  # [K, B]
+    statistics: Tensor  # [K, B]
 
 
 class State(NamedTuple):
@@ -131,13 +131,15 @@ class Feddle(ServerAlgorithm[State, Upload]):
         if not len(atlas.anchors):
             return state
         if len(arrivals):
-            buffers = arrivals.upload.buffers.mean(0)
+            buffers = arrivals.upload.statistics.mean(0)
         scales = atlas.scales(self.anchor_norm).to(task.device)  # line 22, Eq 4: a_m times its scale
-        fallback = self._fallback(atlas, scales)  # line 23
+        beyond = self._beyond(fed, atlas, arrivals.upload.delta)
+        fallback, share = self._fallback(atlas, scales, len(beyond))  # line 23
+        base = x + share * beyond.sum(0) if len(beyond) else x
 
         def at(c: Tensor) -> Tensor:
             """omega + sum_m c_m a_m [P], normalised a_m."""
-            return combine(x, atlas.anchors, c * scales, self.chunk_size)
+            return combine(base, atlas.anchors, c * scales, self.chunk_size)
 
         head = state.head
         if not data.in_domain:
@@ -151,13 +153,23 @@ class Feddle(ServerAlgorithm[State, Upload]):
         scores = c.abs().to("cpu", torch.float64)  # line 12
         return State(torch.cat([omega, buffers]), atlas._replace(scores=scores), head)
 
-    def _fallback(self, atlas: Atlas, scales: Tensor) -> Tensor:
-        """c' [M]: the coefficients with which the normalised anchors give FedBuff's step over the new arrivals."""
+    def _beyond(self, fed: Federation, atlas: Atlas, deltas: Tensor) -> Tensor:
+        """Those of the round's updates [A, P] that FedBuff's step has and the atlas has no room for, the oldest."""
+        if self.fallback != "fedbuff" or len(deltas) <= self._size(fed):
+            return deltas[:0]
+        directions = deltas[deltas.any(1)]
+        return directions[: len(directions) - int(atlas.scores.isinf().sum())]
+
+    def _fallback(self, atlas: Atlas, scales: Tensor, beyond: int) -> tuple[Tensor, float]:
+        """c' [M]: the coefficients with which the normalised anchors give FedBuff's step over the new arrivals, of
+        which so many are `beyond` the atlas; and the share that each of the arrivals has in it.
+        """
         new = atlas.scores.isinf().to(scales.device)
         if self.fallback == "zero" or not bool(new.any()):
-            return torch.zeros_like(scales)
+            return torch.zeros_like(scales), 0.0
         chosen = new if self.fallback == "fedbuff" else torch.ones_like(new)
-        return self.eta_fb / int(chosen.sum()) * chosen.to(scales.dtype) / scales
+        share = self.eta_fb / (int(chosen.sum()) + beyond)
+        return share * chosen.to(scales.dtype) / scales, share
 
     def _search(
         self,

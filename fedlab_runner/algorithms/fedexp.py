@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-import torch
 from torch import Tensor
 
 from fedlab_runner.algorithm import ServerAlgorithm
-from fedlab_runner.averaging import Update, check_averaging, outgoing
+from fedlab_runner.averaging import Update, check_averaging, outgoing, stepped
 from fedlab_runner.federation import Arrivals, Cohort, Federation
 
 
@@ -48,19 +47,18 @@ class FedExP(ServerAlgorithm[State, Update]):
 
     def client_update(self, state: State, cohort: Cohort) -> Update:
         x = state.params
-        return outgoing(x, cohort.train(x), "delta")
+        return outgoing(cohort.task, x, cohort.train(x), "delta")
 
     def server_step(self, state: State, arrivals: Arrivals[Update], fed: Federation) -> State:
         if not len(arrivals):
             return state
-        x, deltas, p = state.params, arrivals.upload.rows, fed.task.num_params
-        uniform = self.weighting == "uniform"
-        mean = arrivals.mean(deltas, uniform=uniform)
-        spread = float(arrivals.mean(deltas[:, :p].square().sum(1), uniform=uniform))
-        denominator = 2 * (float(mean[:p].square().sum()) + self.eps)
+        x, uniform = state.params, self.weighting == "uniform"
+        mean, statistics = (arrivals.mean(each, uniform=uniform) for each in arrivals.upload)
+        spread = float(arrivals.mean(arrivals.upload.rows.square().sum(1), uniform=uniform))
+        denominator = 2 * (float(mean.square().sum()) + self.eps)
         server_lr = max(1.0, spread / denominator) if denominator else 1.0
         fed.report(server_lr=server_lr)
-        return State(x + torch.cat([server_lr * mean[:p], mean[p:]]), previous=x)
+        return State(stepped(x, server_lr * mean, statistics), previous=x)
 
     def models(self, state: State) -> Tensor:
         return (state.params + state.previous) / 2 if self.eval_avg_last2 else state.params

@@ -40,7 +40,7 @@ class FedFT(ServerAlgorithm[Params, Update]):
 
     def client_update(self, state: Params, cohort: Cohort) -> Update:
         x = state.params
-        return outgoing(x, cohort.train(x), self.late_policy)
+        return outgoing(cohort.task, x, cohort.train(x), self.late_policy)
 
     def server_step(self, state: Params, arrivals: Arrivals[Update], fed: Federation) -> Params:
         x = average(state.params, arrivals, self.late_policy, self.weighting, server_lr=1.0)

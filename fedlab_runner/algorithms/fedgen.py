@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedlab_runner.algorithm import ServerAlgorithm
-from fedlab_runner.averaging import average, check_averaging, outgoing
+from fedlab_runner.averaging import average, check_averaging, in_time, outgoing
 from fedlab_runner.errors import UserError
 from fedlab_runner.executors.work import Loss, PerStep
 from fedlab_runner.federation import Arrivals, Cohort, Federation
@@ -25,7 +25,8 @@ FLOOR = 1e-4  # where alpha and beta stop falling, in the authors' code
 class Upload(NamedTuple):
     """What is averaged, the client's model, which the server has from it, and how many examples it has of a class."""
 
-    rows: Tensor  # [K, D]
+    rows: Tensor  # y - x or y [K, P]
+    statistics: Tensor  # of batch norm, as they are [K, B]
     models: Tensor  # y [K, D]
     counts: Tensor  # [K, C]
 
@@ -103,7 +104,7 @@ class FedGEN(ServerAlgorithm[State, Upload]):
             y = cohort.train(x, loss=self._loss(state, cohort), per_step=self._draws(cohort))
         else:
             y = cohort.train(x)
-        return Upload(outgoing(x, y, self.late_policy, keep=True).rows, y, cohort.label_counts.to(x))
+        return Upload(*outgoing(cohort.task, x, y, self.late_policy, keep=True), y, cohort.label_counts.to(x))
 
     def _loss(self, state: State, cohort: Cohort) -> Loss:
         """CE on the client's examples, alpha CE on generated features and beta KL between the two, with draws of
@@ -146,6 +147,7 @@ class FedGEN(ServerAlgorithm[State, Upload]):
         return draws
 
     def server_step(self, state: State, arrivals: Arrivals[Upload], fed: Federation) -> State:
+        arrivals = in_time(arrivals, self.late_policy)
         if not len(arrivals):
             return state
         x = average(state.params, arrivals, self.late_policy, self.weighting, server_lr=1.0)

@@ -21,7 +21,8 @@ class FedLAW(ServerAlgorithm[Params, Update]):
     lambda = softmax(a), which start from the clients' sizes, and the shrinkage gamma = exp(b) on in-domain examples,
     with Adam, `lr` times `lr_decay` at every `lr_decay_epochs`.
 
-    Batch norm sees the server's minibatches; its statistics start from their mean weighted by size.
+    While the weights are learned, batch norm normalises by the server's minibatches; its statistics are then averaged
+    by lambda.
     """
 
     lr: float
@@ -49,13 +50,13 @@ class FedLAW(ServerAlgorithm[Params, Update]):
 
     def client_update(self, state: Params, cohort: Cohort) -> Update:
         x = state.params
-        return outgoing(x, cohort.train(x), "model")
+        return outgoing(cohort.task, x, cohort.train(x), "model")
 
     def server_step(self, state: Params, arrivals: Arrivals[Update], fed: Federation) -> Params:
         if not len(arrivals):
             return state
-        p, sizes = fed.task.num_params, arrivals.num_examples.to(state.params)
-        y, buffers = arrivals.upload.rows[:, :p], arrivals.mean(arrivals.upload.rows[:, p:])
+        y, statistics = arrivals.upload
+        sizes = arrivals.num_examples.to(state.params)
         steps_per_epoch = server_steps(fed, 1, self.batch_size, None)
 
         def lr(t: int) -> float:
@@ -66,15 +67,15 @@ class FedLAW(ServerAlgorithm[Params, Update]):
             """gamma sum_j lambda_j y_j [P], for weights (a, b) [A + 1]."""
             return torch.exp(weights[-1]) * (torch.softmax(weights[:-1], 0) @ y)
 
-        start = torch.cat([torch.log(sizes / sizes.sum()), sizes.new_zeros(1), buffers])
+        start = torch.cat([torch.log(sizes / sizes.sum()), sizes.new_zeros(1), arrivals.mean(statistics)])
         batches = fed.server_batches(self.epochs, self.batch_size, self.max_steps)
         learned = train_on_server(fed, start, batches, lr, optimizer=ADAM, params_of=combined).model
         steps = server_steps(fed, self.epochs, self.batch_size, self.max_steps)
         fed.count_server_flops(steps * 4 * y.numel())  # of `combined` and its gradient
-        weights, buffers = learned[: len(y) + 1], learned[len(y) + 1 :]
+        weights = learned[: len(y) + 1]
         share = torch.softmax(weights[:-1], 0)
         fed.report(gamma=float(weights[-1].exp()), lambda_min=float(share.min()), lambda_max=float(share.max()))
-        return Params(torch.cat([combined(weights), buffers]))
+        return Params(torch.cat([combined(weights), share @ statistics]))
 
     def models(self, state: Params) -> Tensor:
         return state.params

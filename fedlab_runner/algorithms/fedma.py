@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedlab_runner.algorithm import Footprint, Load, ServerAlgorithm, own_models
-from fedlab_runner.averaging import MODEL_POLICIES, Update, check_averaging
+from fedlab_runner.averaging import MODEL_POLICIES, Models, check_averaging, in_time
 from fedlab_runner.errors import UserError
 from fedlab_runner.federation import Arrivals, Cohort, Federation
 from fedlab_runner.matching.neurons import Group, permute
@@ -31,7 +31,7 @@ class State(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedMA(ServerAlgorithm[State, Update]):
+class FedMA(ServerAlgorithm[State, Models]):
     """The server's model is the mean of the clients' models after their neurons were matched by PFNM: `sigma`, `sigma0`
     and the prior means `mu0` of weights and `mu0_bias` of biases, `sweeps` over the clients.
 
@@ -93,10 +93,10 @@ class FedMA(ServerAlgorithm[State, Update]):
     def broadcast(self, state: State) -> Sequence[Tensor]:
         return state.params, state.params.new_empty(state.told)
 
-    def client_update(self, state: State, cohort: Cohort) -> Update:
+    def client_update(self, state: State, cohort: Cohort) -> Models:
         x, frozen, task = state.params, state.frozen, cohort.task
         if not self.layerwise:
-            return Update(cohort.train(x))
+            return Models(cohort.train(x))
         own = state.taken[cohort.ids].unsqueeze(1) & ~frozen
         start, p = torch.where(own, state.models[cohort.ids], x), task.num_params
 
@@ -105,11 +105,10 @@ class FedMA(ServerAlgorithm[State, Update]):
             model.params = torch.where(frozen[:p], x[:p], model.params)
             return task.loss(model, batch)
 
-        return Update(torch.where(frozen, x, cohort.train(start, loss=loss)))
+        return Models(torch.where(frozen, x, cohort.train(start, loss=loss)))
 
-    def server_step(self, state: State, arrivals: Arrivals[Update], fed: Federation) -> State:
-        if self.late_policy == "discard":
-            arrivals = arrivals.select(arrivals.staleness == 0)
+    def server_step(self, state: State, arrivals: Arrivals[Models], fed: Federation) -> State:
+        arrivals = in_time(arrivals, self.late_policy)
         if not len(arrivals):
             return state
         groups = require_groups(self, fed)
@@ -125,12 +124,12 @@ class FedMA(ServerAlgorithm[State, Update]):
         models = state.models.index_copy(0, arrivals.ids, aligned)
         return State(x, state.layer + 1, chosen[0].size, state.frozen | chosen[0].own(x), models, taken)
 
-    def _aligned(self, arrivals: Arrivals[Update], groups: Sequence[Group], fed: Federation) -> tuple[Tensor, float]:
+    def _aligned(self, arrivals: Arrivals[Models], groups: Sequence[Group], fed: Federation) -> tuple[Tensor, float]:
         """The arrived models [A, D] in one order, that of the largest client, and the share of neurons that moved.
 
         Layer after layer, since what a layer reads has to be in order before it is compared.
         """
-        models = arrivals.upload.rows
+        models = arrivals.upload.models
         order = torch.argsort(arrivals.num_examples, descending=True, stable=True).tolist()  # largest first
         moved = total = 0
         for layer, group in enumerate(groups):

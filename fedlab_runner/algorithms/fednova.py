@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedlab_runner.algorithm import ServerAlgorithm
-from fedlab_runner.averaging import Params, check_averaging
+from fedlab_runner.averaging import Params, check_averaging, stepped
 from fedlab_runner.errors import UserError
 from fedlab_runner.executors.work import proximal
 from fedlab_runner.federation import Arrivals, Cohort, Federation
@@ -15,10 +15,10 @@ from fedlab_runner.optimizer import SGD
 
 
 class Upload(NamedTuple):
-    """A client's change by unit of normalised work, that of its statistics as it is, and how much work it did."""
+    """A client's change by unit of normalised work, its batch norm statistics, and how much work it did."""
 
     d: Tensor  # d_j = (x - y_j) / a_j [K, P]
-    buffers: Tensor  # [K, B]
+    statistics: Tensor  # [K, B]
     tau: Tensor  # [K]
 
 
@@ -50,10 +50,10 @@ class FedNova(ServerAlgorithm[Params, Upload]):
 
     def client_update(self, state: Params, cohort: Cohort) -> Upload:
         x, p = state.params, cohort.task.num_params
-        delta = cohort.train(x, loss=proximal(cohort.task, x, self.mu) if self.mu else None) - x
+        y = cohort.train(x, loss=proximal(cohort.task, x, self.mu) if self.mu else None)
         a = self._work(cohort).to(x)
         tau = cohort.num_steps.to(x) if self.mu else a  # the authors' code, for a proximal term
-        return Upload(-delta[:, :p] / a.unsqueeze(1), delta[:, p:], tau)
+        return Upload((x[:p] - y[:, :p]) / a.unsqueeze(1), y[:, p:], tau)
 
     def _work(self, cohort: Cohort) -> Tensor:
         """a_j, the sum of the weights with which a client's gradients are in its change [K]."""
@@ -63,12 +63,11 @@ class FedNova(ServerAlgorithm[Params, Upload]):
         return torch.tensor([after[n] for n in steps], dtype=torch.float64)
 
     def server_step(self, state: Params, arrivals: Arrivals[Upload], fed: Federation) -> Params:
-        d, buffers, tau = arrivals.upload
-        uniform = self.weighting == "uniform"
-        tau_eff = arrivals.mean(tau, uniform=uniform)
-        step = torch.cat([-tau_eff * arrivals.mean(d, uniform=uniform), arrivals.mean(buffers, uniform=uniform)])
+        if not len(arrivals):
+            return state
+        d, statistics, tau_eff = (arrivals.mean(each, uniform=self.weighting == "uniform") for each in arrivals.upload)
         fed.report(tau_eff=float(tau_eff))
-        return Params(state.params + step)
+        return Params(stepped(state.params, -tau_eff * d, statistics))
 
     def models(self, state: Params) -> Tensor:
         return state.params

@@ -36,7 +36,8 @@ class FedProx(ServerAlgorithm[Params, Update]):
 
     def client_update(self, state: Params, cohort: Cohort) -> Update:
         x = state.params
-        return outgoing(x, cohort.train(x, loss=proximal(cohort.task, x, self.mu)), self.late_policy)  # Eq 2
+        y = cohort.train(x, loss=proximal(cohort.task, x, self.mu))  # Eq 2
+        return outgoing(cohort.task, x, y, self.late_policy)
 
     def server_step(self, state: Params, arrivals: Arrivals[Update], fed: Federation) -> Params:
         return Params(average(state.params, arrivals, self.late_policy, self.weighting, self.server_lr))

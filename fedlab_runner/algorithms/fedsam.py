@@ -40,7 +40,7 @@ class FedSAM(ServerAlgorithm[Params, Update]):
             return step
 
         x = state.params
-        return outgoing(x, cohort.train(x, perturb=ascend), self.late_policy)
+        return outgoing(cohort.task, x, cohort.train(x, perturb=ascend), self.late_policy)
 
     def server_step(self, state: Params, arrivals: Arrivals[Update], fed: Federation) -> Params:
         return Params(average(state.params, arrivals, self.late_policy, self.weighting, self.server_lr))

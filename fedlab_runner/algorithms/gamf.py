@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedlab_runner.algorithm import Footprint, Held, Load, ServerAlgorithm
-from fedlab_runner.averaging import MODEL_POLICIES, Params, Update, check_averaging
+from fedlab_runner.averaging import MODEL_POLICIES, Models, Params, check_averaging, in_time
 from fedlab_runner.federation import Arrivals, Cohort, Federation
 from fedlab_runner.matching.graduated import Graduated, check_graduated
 from fedlab_runner.matching.neurons import permute
@@ -19,7 +19,7 @@ KERNELS = 7  # numbers at once for each two neurons of a layer, of all models to
 
 
 @dataclass(frozen=True)
-class GAMF(ServerAlgorithm[Params, Update]):
+class GAMF(ServerAlgorithm[Params, Models]):
     """The server's model is the mean of the clients' models after graph matching brought their neurons into the order
     of the first: all models and layers at once, or each with the first alone (`pairwise`).
 
@@ -54,15 +54,14 @@ class GAMF(ServerAlgorithm[Params, Update]):
         self.check(fed)
         return Params(fed.task.init(fed.seed))
 
-    def client_update(self, state: Params, cohort: Cohort) -> Update:
-        return Update(cohort.train(state.params))
+    def client_update(self, state: Params, cohort: Cohort) -> Models:
+        return Models(cohort.train(state.params))
 
-    def server_step(self, state: Params, arrivals: Arrivals[Update], fed: Federation) -> Params:
-        if self.late_policy == "discard":
-            arrivals = arrivals.select(arrivals.staleness == 0)
+    def server_step(self, state: Params, arrivals: Arrivals[Models], fed: Federation) -> Params:
+        arrivals = in_time(arrivals, self.late_policy)
         if not len(arrivals):
             return state
-        return Params(arrivals.mean(self._aligned(arrivals.upload.rows, fed), uniform=self.weighting == "uniform"))
+        return Params(arrivals.mean(self._aligned(arrivals.upload.models, fed), uniform=self.weighting == "uniform"))
 
     def _aligned(self, models: Tensor, fed: Federation) -> Tensor:
         """Models [A, D] with their neurons in the order of the first."""

@@ -37,14 +37,14 @@ class HFCL(ServerAlgorithm[Params, Update]):
 
     def client_update(self, state: Params, cohort: Cohort) -> Update:
         x = state.params
-        return outgoing(x, cohort.train(x), self.late_policy)
+        return outgoing(cohort.task, x, cohort.train(x), self.late_policy)
 
     def server_step(self, state: Params, arrivals: Arrivals[Update], fed: Federation) -> Params:
         x = state.params
-        mine = outgoing(x, train_as_client(fed, x).unsqueeze(0), self.late_policy).rows
+        mine = outgoing(fed.task, x, train_as_client(fed, x).unsqueeze(0), self.late_policy)
         size = len(require_server_data(self, fed, in_domain=True))
         everyone = Arrivals(
-            Update(torch.cat([arrivals.upload.rows, mine])),
+            Update(*(torch.cat(pair) for pair in zip(arrivals.upload, mine, strict=True))),
             torch.cat([arrivals.ids, arrivals.ids.new_full((1,), -1)]),
             torch.cat([arrivals.num_examples, arrivals.num_examples.new_full((1,), size)]),
             torch.cat([arrivals.staleness, arrivals.staleness.new_zeros(1)]),

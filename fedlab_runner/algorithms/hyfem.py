@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedlab_runner.algorithm import Algorithm, Footprint, Load, own_models
-from fedlab_runner.averaging import WEIGHTINGS, Update
+from fedlab_runner.averaging import WEIGHTINGS, Models
 from fedlab_runner.federation import Arrivals, Cohort, Federation
 from fedlab_runner.hybrid import Layout, blocks_of, reading, train_on_blocks
 from fedlab_runner.matching.pfnm import PFNM, Gain, Neurons, SquaredDistance, match
@@ -91,7 +91,7 @@ class HyFEM(Algorithm[State]):
             state = state._replace(own=state.own.index_copy(0, cohort.ids, rows))
         asked = self._server_size(state, fed) if self.send_all else sizes[cohort.client_ids]
         fed.count_payload(download=int(np.sum(np.broadcast_to(asked, len(cohort)) + state.places.shape[1])))
-        arrivals = fed.exchange(cohort, Update(rows), known=("rows",))
+        arrivals = fed.exchange(cohort, Models(rows), known=("models",))
         sent = int(sizes[arrivals.ids.cpu().numpy()].sum())
         fed.count_payload(upload=sent)
         fed.count_server_flops(2 * sent)
@@ -117,11 +117,11 @@ class HyFEM(Algorithm[State]):
             row[~layout.own(x, blocks[m])] = 0  # batch norm of what a client lacks
         return y
 
-    def _server_update(self, state: State, arrivals: Arrivals[Update], fed: Federation) -> State:
+    def _server_update(self, state: State, arrivals: Arrivals[Models], fed: Federation) -> State:
         """Algorithm 1, lines 7 and 8."""
         layout, x, blocks = Layout.of(fed.task), state.params, blocks_of(fed)
         ids = arrivals.ids.tolist()
-        arrived = dict(zip(ids, arrivals.upload.rows, strict=True))
+        arrived = dict(zip(ids, arrivals.upload.models, strict=True))
         models = [
             arrived[m] if m in arrived else layout.take(x, blocks[m], state.places[m]) for m in range(fed.num_clients)
         ]

@@ -1,4 +1,4 @@
-"""SCAFFOLD (Karimireddy et al., ICML 2020), Algorithm 1, option II. https://arxiv.org/abs/1910.06378"""
+"""SCAFFOLD (Karimireddy et al., ICML 2020), Algorithm 1. https://arxiv.org/abs/1910.06378"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,16 +7,19 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from fedlab_runner.algorithm import Footprint, Load, ServerAlgorithm, table
-from fedlab_runner.averaging import outgoing
+from fedlab_runner.averaging import outgoing, stepped
+from fedlab_runner.errors import UserError
 from fedlab_runner.federation import Arrivals, Cohort, Federation
+from fedlab_runner.optimizer import SGD
 from fedlab_runner.tables import Kept, check_place
 
 
 class Upload(NamedTuple):
-    """The changes of a client's model and of its control variate."""
+    """The changes of a client's parameters and of its control variate, and its batch norm statistics."""
 
-    delta_y: Tensor  # [K, D]
+    delta_y: Tensor  # [K, P]
     delta_c: Tensor  # [K, P]
+    statistics: Tensor  # [K, B]
 
 
 class State(NamedTuple):
@@ -34,10 +37,13 @@ class SCAFFOLD(ServerAlgorithm[State, Upload]):
     """Clients correct their gradients by how theirs differ from everyone's: g - c_i + c. `server_lr` is the paper's
     eta_g.
 
-    Option II reads the mean gradient off the distance travelled, which assumes plain SGD (no momentum) as the local
-    optimiser. The clients' control variates are kept on the `device`, the `host` or `disk` (`controls_on`).
+    A client's next control variate is its gradient at the server's model over all its examples (`option` 1, one pass
+    over them more), or the mean gradient of its local steps (`option` 2), which is read off the distance travelled, so
+    that the local optimiser must be SGD without momentum. The clients' control variates are kept on the `device`, the
+    `host` or `disk` (`controls_on`).
     """
 
+    option: int
     server_lr: float
     controls_on: str
 
@@ -45,15 +51,28 @@ class SCAFFOLD(ServerAlgorithm[State, Upload]):
     sent: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
+        if self.option not in (1, 2):
+            raise ValueError(f"option must be 1 or 2, got {self.option}")
         check_place("controls_on", self.controls_on)
         if not self.server_lr > 0:
             raise ValueError(f"server_lr must be > 0, got {self.server_lr}")
+
+    def check(self, fed: Federation) -> None:
+        if self.option == 1:
+            return
+        wanted = "option 2 of algorithm=scaffold reads gradients off the steps of plain SGD"
+        optimizer = fed.local.make_optimizer()
+        if not isinstance(optimizer, SGD) or optimizer.momentum:
+            raise UserError(f"{wanted}: use local=sgd local.momentum=0, or algorithm.option=1")
+        if fed.local.update_norm is not None:
+            raise UserError(f"{wanted}: set local.update_norm=null, or algorithm.option=1")
 
     def footprint(self, fed: Federation, load: Load) -> Footprint:
         held = table("controls_on", self.controls_on, load.ever * fed.task.num_params)
         return Footprint(self.copies, self.sent, held)
 
     def init(self, fed: Federation) -> State:
+        self.check(fed)
         x = fed.task.init(fed.seed)
         c = x.new_zeros(fed.task.num_params)
         return State(x, c, c_i={})
@@ -68,14 +87,20 @@ class SCAFFOLD(ServerAlgorithm[State, Upload]):
             if i in known:
                 own.copy_(rows.get(known[i]))
         y = cohort.train(x, correct=lambda g, c_i: (g - c_i).add_(c), per_client=(c_i,))  # line 10
-        delta_y = outgoing(x, y, "delta").rows
-        delta_c = delta_y[:, : len(c)] / cohort.num_steps.unsqueeze(1)
-        delta_c.div_(cohort.lr).add_(c).neg_()  # line 12, (ii): c_plus - c_i
-        return Upload(delta_y, delta_c)
+        delta_y, statistics = outgoing(cohort.task, x, y, "delta")
+        if self.option == 1:
+            delta_c = cohort.gradients(x).sub_(c_i)  # line 12, (i): c_plus - c_i
+        else:
+            delta_c = delta_y / cohort.num_steps.unsqueeze(1)
+            delta_c.div_(cohort.lr).add_(c).neg_()  # (ii)
+        return Upload(delta_y, delta_c, statistics)
 
     def server_step(self, state: State, arrivals: Arrivals[Upload], fed: Federation) -> State:
-        delta_y, delta_c = arrivals.upload
-        x = state.params + self.server_lr * arrivals.mean(delta_y, uniform=True)  # line 17
+        if not len(arrivals):
+            return state
+        delta_y, delta_c, statistics = arrivals.upload
+        step = self.server_lr * arrivals.mean(delta_y, uniform=True)
+        x = stepped(state.params, step, arrivals.mean(statistics, uniform=True))  # line 17
         c = state.c + delta_c.sum(0) / fed.num_clients
         rows, c_i = fed.rows(self.controls_on, len(c)), dict(state.c_i)
         for i, delta in zip(arrivals.ids.tolist(), delta_c, strict=True):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedlab_runner.algorithm import Algorithm, Footprint, Load, own_models
-from fedlab_runner.averaging import Update
+from fedlab_runner.averaging import Models
 from fedlab_runner.federation import Federation
 from fedlab_runner.hybrid import Layout, blocks_of, train_on_blocks
 
@@ -40,8 +40,8 @@ class Standalone(Algorithm[State]):
     def round(self, state: State, fed: Federation) -> State:
         cohort = fed.dispatch(())
         y = train_on_blocks(cohort, fed.blocks, state.own[cohort.ids])
-        arrivals = fed.exchange(cohort, Update(y), known=("rows",))  # when the work is done
-        return State(state.own.index_copy(0, arrivals.ids, arrivals.upload.rows))
+        arrivals = fed.exchange(cohort, Models(y), known=("models",))  # when the work is done
+        return State(state.own.index_copy(0, arrivals.ids, arrivals.upload.models))
 
     def models(self, state: State) -> Tensor:
         return state.own
