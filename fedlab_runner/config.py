@@ -45,6 +45,7 @@ class Components:
     topology: Any
     model: Any
     supervision: Any
+    augment: Any
     participation: Any
     local: Any
     lr_schedule: Any

@@ -182,7 +182,7 @@ def client_batches(fed: Federation, client: int, epochs: int, tasks: Sequence[Ta
     for t, size in enumerate(plan.sizes[0].tolist()):
         rows = plan.indices[0, t, :size]
         mask = torch.ones(size, dtype=task.dtype, device=task.device)
-        batch = task.batch(*population.examples(rows), mask)
+        batch = task.batch(*population.minibatch(rows), mask)
         yield batch._replace(offsets=None if offsets is None else offsets[0].to(task.dtype))
 
 

@@ -31,6 +31,11 @@ def check_blocks(algorithm: "Algorithm[Any]", fed: Federation) -> None:
     """Raises UserError where the model would read feature blocks that not all clients have, and cannot tell."""
     if fed.blocks is None:
         return
+    if fed.population.num_views > 1:
+        raise UserError(
+            "augment must be none where clients hold feature blocks: in a moved or mirrored example a client would see "
+            "what is in the blocks of others"
+        )
     network, d0 = fed.task.module, fed.blocks.shape[1]
     name, common = type(algorithm).__module__.rpartition(".")[2], common_blocks(fed.blocks)
     if not isinstance(network, BlockNetwork):

@@ -7,6 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedlab_runner.augment.base import Augment
+from fedlab_runner.augment.none import UNCHANGED
 from fedlab_runner.local import LocalTraining
 from fedlab_runner.rng import Purpose, generators
 from fedlab_runner.supervision import Supervision
@@ -15,7 +17,7 @@ from fedlab_runner.supervision import Supervision
 class Plan(NamedTuple):
     """The minibatches of K clients; client k has `(sizes[k] > 0).sum()` steps and the rest is padding."""
 
-    indices: Tensor  # [K, T, b] int64, rows of the population's examples; 0 where padded
+    indices: Tensor  # [K, T, b] int64, what `Population.minibatch` takes; 0 where padded
     sizes: np.ndarray  # [K, T] int64, real examples in each minibatch
     last_epoch: np.ndarray  # [K] int64, the first step of the last epoch
 
@@ -42,7 +44,10 @@ def split_off(split: Sequence[np.ndarray], share: float, seed: int) -> tuple[lis
 
 
 class Population:
-    """The clients' examples: immutable, resident, stored as they came (uint8 images stay uint8)."""
+    """The clients' examples: immutable, resident, stored as they came (uint8 images stay uint8).
+
+    `augment` is what happens to them in minibatches; ValueError where that cannot happen to them.
+    """
 
     def __init__(
         self,
@@ -51,12 +56,14 @@ class Population:
         split: Sequence[np.ndarray],
         device: torch.device,
         streams: Streams = CLIENT_STREAMS,
+        augment: Augment = UNCHANGED,
     ) -> None:
         self.inputs, self.targets, self.streams = inputs.to(device), targets.to(device), streams
         self._members = np.concatenate([*split, np.empty(0, np.int64)]).astype(np.int64)
         self.num_examples = np.array([len(part) for part in split], dtype=np.int64)  # [N]
         self._offsets = np.concatenate([[0], np.cumsum(self.num_examples)])
         self.num_clients = len(split)
+        self.augment, self.num_views = augment, augment.num_views(self.inputs.shape[1:])
         self.notes: dict[Any, Any] = {}  # what an executor keeps as long as these examples
 
     def members(self, client: int) -> np.ndarray:
@@ -68,6 +75,14 @@ class Population:
         rows = index.reshape(-1)  # index_select copies whole examples, where an index in brackets goes value by value
         inputs = self.inputs.index_select(0, rows)
         return inputs.view(*index.shape, *inputs.shape[1:]), self.targets.index_select(0, rows).view(index.shape)
+
+    def minibatch(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """The same of a plan's indices [..], which number the views of the first example, then of the second, ..."""
+        if self.num_views == 1:
+            return self.examples(index)
+        inputs, targets = self.examples(index // self.num_views)
+        views = (index % self.num_views).reshape(-1)
+        return self.augment.apply(inputs.view(-1, *self.inputs.shape[1:]), views).view(inputs.shape), targets
 
     def label_counts(self, ids: np.ndarray, num_classes: int) -> Tensor:
         """How many examples of each class clients `ids` [K] have [K, C] int64."""
@@ -120,8 +135,8 @@ class Population:
         drop_single: bool,
         purpose: Purpose | None = None,
     ) -> Plan:
-        """The minibatches of clients `ids` [K] in a round: reshuffled each epoch, a function of (seed, round,
-        client); `purpose` is for other work on them than local training.
+        """The minibatches of clients `ids` [K] in a round: reshuffled each epoch and augmented anew, a function of
+        (seed, round, client); `purpose` is for other work on them than local training.
         """
         per_epoch = self.steps_per_epoch(ids, local, drop_single)
         steps = self.num_steps(ids, local, drop_single)
@@ -130,7 +145,8 @@ class Population:
         most = int(steps.max(initial=0))
         indices = np.zeros((len(ids), most, b), dtype=np.int64)
         numbers = zip(*(each.tolist() for each in (ids, n, used, per_epoch, steps)), strict=True)
-        streams = generators(seed, purpose or self.streams.batches, round, ids)
+        purpose = purpose or self.streams.batches
+        streams = generators(seed, purpose, round, ids)
         for rows, rng, (client, size, taken, of_epoch, count) in zip(indices, streams, numbers, strict=True):
             if not count:
                 continue
@@ -143,7 +159,17 @@ class Population:
                 padded = np.zeros((epochs, of_epoch * b), dtype=np.int64)
                 padded[:, :taken] = shuffled[:, :taken]
                 rows[:count] = padded.reshape(-1, b)[:count]
+        if self.num_views > 1:  # each use of the examples has a part of the client's stream
+            drawn = generators(seed, Purpose.AUGMENT, round, ids, step=purpose)
+            for rows, rng, count in zip(indices, drawn, steps.tolist(), strict=True):
+                self._draw_views(rows[:count], rng)
         step = np.arange(most)
         ends = (step + 1) % np.maximum(per_epoch, 1)[:, None] == 0  # of an epoch
         sizes = np.where(ends, (used - (per_epoch - 1) * b)[:, None], b) * (step < steps[:, None])
         return Plan(torch.from_numpy(indices).to(self.inputs.device), sizes, steps - np.minimum(per_epoch, steps))
+
+    def _draw_views(self, rows: np.ndarray, rng: np.random.Generator) -> None:
+        """Makes of a client's examples [t, b] views of them, in place; a step's do not depend on the steps after it."""
+        views = self.augment.views(rng.random((rows.size, self.augment.numbers)), self.inputs.shape[1:])
+        rows *= self.num_views
+        rows += views.reshape(rows.shape)

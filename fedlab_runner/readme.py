@@ -56,6 +56,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "lr_schedules": lambda: choices("lr_schedule"),
     "topologies": lambda: choices("topology"),
     "supervisions": lambda: choices("supervision"),
+    "augmentations": lambda: choices("augment", origin=True),
     "executors": lambda: choices("executor"),
     "analyses": lambda: choices("analysis", origin=True),
     "prunings": lambda: choices("pruning"),

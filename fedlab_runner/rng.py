@@ -31,6 +31,7 @@ class Purpose(IntEnum):
     DISTILLATION = 32
     DISTILLATION_DROPOUT = 33
     SUBMODEL = 34
+    AUGMENT = 35
 
 
 def _key(seed: int, purpose: Purpose, round: int, client: int) -> tuple[int, int]:

@@ -14,7 +14,7 @@ VOLATILE = (
     "evaluation.target",
 )
 # Groups that came later: choosing their `none` is as if they were not there, so that older runs keep their names.
-ADDITIONS = ("analysis", "probe_data", "leash_data")
+ADDITIONS = ("analysis", "augment", "probe_data", "leash_data")
 # Keys that came later: likewise with these values.
 ADDED_KEYS: dict[str, Any] = {
     "evaluation.train": False,

@@ -139,7 +139,8 @@ def prepare(components: Components, folder: Path | None = None) -> Prepared:
     if any(task.has_batch_norm for task in tasks) and c.local.batch_size == 1:
         raise UserError("local.batch_size must be > 1 for a model with batch norm, got 1")
     trained_on, kept_back = split_off(split, c.validation, c.seed) if c.validation else (split, None)
-    population = Population(train.inputs, train.targets, trained_on, device)
+    with _faults("augment", c.augment):
+        population = Population(train.inputs, train.targets, trained_on, device, augment=c.augment)
     validation = None if kept_back is None else Population(train.inputs, train.targets, kept_back, device)
     with _faults("participation", c.participation), _faults("delay", c.delay):
         clock = RoundClock(population.num_examples, c.participation, c.delay, c.seed)

@@ -47,8 +47,8 @@ HEAVY = {"timm", "resnet18", "resnet18_torchvision", "vit_lora", "vit_small", "p
 GROUPS = {
     group: sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
     for group in (
-        *("algorithm", "server_data", "partition", "delay", "topology", "model", "supervision", "participation"),
-        *("local", "lr_schedule", "executor", "analysis", "pruning", "dataset"),
+        *("algorithm", "server_data", "partition", "delay", "topology", "model", "supervision", "augment"),
+        *("participation", "local", "lr_schedule", "executor", "analysis", "pruning", "dataset"),
     )
 }
 # Of the other data sets nothing is on most machines, and what there is takes long.

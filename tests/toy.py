@@ -11,6 +11,8 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from fedlab_runner.algorithm import Algorithm
+from fedlab_runner.augment.base import Augment
+from fedlab_runner.augment.none import UNCHANGED
 from fedlab_runner.client_models import ClientModels
 from fedlab_runner.clock import Participation, RoundClock
 from fedlab_runner.config import conf_dir
@@ -125,6 +127,7 @@ def federation(
     supervision: Supervision | None = None,
     topology: np.ndarray | None = None,
     device: torch.device = CPU,
+    augment: Augment = UNCHANGED,
 ) -> Federation:
     """Clients with `sizes` examples; all of them take part in each round unless `cohort` says how many.
 
@@ -133,7 +136,7 @@ def federation(
     """
     inputs, targets = examples(sum(sizes))
     split = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
-    population = Population(inputs, targets, split, device)
+    population = Population(inputs, targets, split, device, augment=augment)
     chosen = participation or Uniform(cohort or len(sizes), None)
     clock = RoundClock(population.num_examples, chosen, HalfNormal(std=std, draw="client"), seed)
     return Federation(

@@ -141,9 +141,9 @@ def _batches(work: Work, indices: Tensor, masks: Tensor) -> Iterator[tuple[Tenso
     ahead = max(1, GATHERED // max(1, size))
     for some, mask in zip(torch.split(indices, ahead), torch.split(masks, ahead), strict=True):
         if some.dim() > 2:
-            yield from zip(*task.batch(*population.examples(some), mask)[:3], strict=True)
+            yield from zip(*task.batch(*population.minibatch(some), mask)[:3], strict=True)
         else:  # one client: its minibatches are laid out as images
-            batch = task.batch(*population.examples(some.flatten()), mask)
+            batch = task.batch(*population.minibatch(some.flatten()), mask)
             yield from zip(*(torch.split(x, some.shape[1]) for x in batch[:2]), mask, strict=True)
 
 

@@ -152,7 +152,7 @@ class RecordedStep:
     def _step(self, rows: slice | np.ndarray, index: Tensor, mask: Tensor) -> None:
         params, buffers = self._params[rows], self._buffers[rows]
         slots, own = (tuple(each[rows] for each in some) for some in (self._slots, self._own))
-        batch = self._task.batch(*self._population.examples(index), mask)
+        batch = self._task.batch(*self._population.minibatch(index), mask)
         g, (loss, updated) = self._gradient(params, buffers, *batch[:3], *own)
         self._optimizer.step(params, g, slots, self._lr, self._t)
         self._loss[rows], self._buffers[rows] = loss, updated

@@ -51,7 +51,7 @@ class Loop(InPieces):
             move = self._move(work, w, stack)
             for t, size in enumerate(plan.sizes[0, : work.num_steps[row]].tolist()):
                 index = plan.indices[0, t, :size]
-                batch = task.batch(*population.examples(index), w.new_ones(size))
+                batch = task.batch(*population.minibatch(index), w.new_ones(size))
                 loss = move(t, *batch[:3], *(o[0] for o in work.own(piece.rows, t)))
                 if t >= plan.last_epoch[0]:
                     weighted_loss, seen = weighted_loss + loss * size, seen + size

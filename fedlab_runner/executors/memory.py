@@ -99,7 +99,8 @@ def kind_of(work: Work) -> str:
     own = [f is not None for f in (work.loss, work.perturb, work.correct, work.per_step, work.offsets)]
     sizes = [task.num_params, task.num_buffers, task.has_batch_norm, len(work.per_client), len(work.ids) == 1]
     layers = [list(p.shape) for p in task.module.parameters()]
-    inputs = [list(work.population.inputs.shape[1:]), str(work.population.inputs.dtype), str(task.dtype)]
+    examples = work.population
+    inputs = [list(examples.inputs.shape[1:]), str(examples.inputs.dtype), str(task.dtype), str(examples.augment)]
     return digest([own, sizes, layers, inputs, str(task.autocast), local.batch_size, local.optimizer, str(task.device)])
 
 

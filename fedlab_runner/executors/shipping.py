@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedlab_runner.augment.base import Augment
 from fedlab_runner.executors.pieces import InPieces, Piece, own_generator
 from fedlab_runner.executors.work import Work
 from fedlab_runner.population import Population, Streams
@@ -46,7 +47,7 @@ def packed_population(population: Population) -> "Packed":
     """For the object store."""
     members, _ = population.assignment
     inputs, targets = population.inputs.numpy(), population.targets.numpy()
-    return Packed(inputs, targets, members, population.num_examples, population.streams)
+    return Packed(inputs, targets, members, population.num_examples, population.streams, population.augment)
 
 
 def own_tensors(work: Work) -> list[Tensor]:
@@ -132,6 +133,7 @@ class Packed(NamedTuple):
     members: np.ndarray
     num_examples: np.ndarray
     streams: Streams
+    augment: Augment
 
 
 def _population(packed: Packed) -> Population:
@@ -139,7 +141,7 @@ def _population(packed: Packed) -> Population:
         warnings.simplefilter("ignore", UserWarning)  # that the arrays may not be written into: nobody does
         inputs, targets = torch.from_numpy(packed.inputs), torch.from_numpy(packed.targets)
     split = np.split(packed.members, np.cumsum(packed.num_examples)[:-1])
-    return Population(inputs, targets, split, torch.device("cpu"), packed.streams)
+    return Population(inputs, targets, split, torch.device("cpu"), packed.streams, packed.augment)
 
 
 def _unpickled(content: bytes, lasting: list[Ref]) -> Work:

@@ -97,7 +97,7 @@ def _train_chunk(work: Work, chunk: np.ndarray, step: Gradient, full_width: bool
                 most = work.local.batch_size
             index = plan.indices[rows, t, :most]
             mask = (places[:most] < sizes[rows, t, None]).to(task.dtype)
-            batch = task.batch(*population.examples(index), mask)
+            batch = task.batch(*population.minibatch(index), mask)
             block = params[rows]
             g, (loss, updated) = step(block, buffers[rows], *batch[:3], *work.own(chunk[rows], t))
             block_slots = tuple(s[rows] for s in slots)

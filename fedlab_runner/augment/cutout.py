@@ -1,0 +1,49 @@
+"""Cutout (DeVries and Taylor, 2017)
+
+https://arxiv.org/abs/1708.04552
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlab_runner.augment.crop_flip import CropFlip
+
+
+@dataclass(frozen=True)
+class Cutout(CropFlip):
+    """`crop_flip`, and then a square of `size` pixels around a random one is black, as far as it is in the image.
+
+    The paper's square is the mean of the training images, as it is cut out of normalised ones.
+    """
+
+    size: int
+
+    numbers = CropFlip.numbers + 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.size < 1:
+            raise ValueError(f"size must be >= 1, got {self.size}")
+
+    def num_views(self, shape: torch.Size) -> int:
+        return super().num_views(shape) * shape[1] * shape[2]
+
+    def views(self, drawn: np.ndarray, shape: torch.Size) -> np.ndarray:
+        row, column = (drawn[:, CropFlip.numbers :] * shape[1:]).astype(np.int64).T
+        views: np.ndarray = (super().views(drawn, shape) * shape[1] + row) * shape[2] + column
+        return views
+
+    def apply(self, inputs: Tensor, views: Tensor) -> Tensor:
+        height, width = inputs.shape[2:]
+        rows = self._cut(views // width % height, height).unsqueeze(2)
+        columns = self._cut(views % width, width).unsqueeze(1)
+        return super().apply(inputs, views // (height * width)).masked_fill((rows & columns).unsqueeze(1), 0)
+
+    def _cut(self, centre: Tensor, length: int) -> Tensor:
+        """Which pixels along a side [n, length] are cut out around the centres [n]."""
+        first = (centre - self.size // 2).unsqueeze(1)
+        places = torch.arange(length, device=centre.device)
+        return (places >= first) & (places < first + self.size)
