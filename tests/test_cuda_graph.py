@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import tape
 import torch
+from test_augment import CROP_FLIP, CUTOUT, of_images
 from test_executors import EVERYONE, MODELS, SETTINGS, dropping, train
 from toy import ALGORITHMS, RAGGED, algorithm, federation, local, mlp, normed, run, vectors
 
+from fedlab_runner.augment.base import Augment
 from fedlab_runner.errors import UserError
 from fedlab_runner.executors import cuda_graph
 from fedlab_runner.executors.cuda_graph import CudaGraph
@@ -57,6 +59,17 @@ def test_replayed_steps_equal_the_loop(setting: str, model: str, chunk_size: int
         for start in (fed.task.init(3), starts):
             for mine, theirs in zip(train(fed, start=start), train(plain, start=start), strict=True):
                 torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("chunk_size", [None, 3, 1])
+@pytest.mark.parametrize("augment", [CROP_FLIP, CUTOUT])
+def test_replayed_steps_see_each_rounds_views(augment: Augment, chunk_size: int | None) -> None:
+    fed, plain = of_images(augment, Here(chunk_size, compile=False)), of_images(augment)
+    for round in range(2):
+        for each in (fed, plain):
+            each.begin(round, 1.0)
+        for mine, theirs in zip(train(fed), train(plain), strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -155,6 +168,18 @@ def test_on_a_gpu(
     ours, theirs = (
         train(federation(build=model, training=training, device=gpu, executor=each))
         for each in (CudaGraph(chunk_size, compile=False), Loop(compile=False))
+    )
+    for mine, reference in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, reference, rtol=0, atol=1e-8)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="records on a GPU, and there is none")
+@pytest.mark.parametrize("augment", [CROP_FLIP, CUTOUT])
+def test_augmented_on_a_gpu(augment: Augment, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    gpu = torch.device("cuda")
+    ours, theirs = (
+        train(of_images(augment, each, device=gpu)) for each in (CudaGraph(None, compile=False), Loop(compile=False))
     )
     for mine, reference in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, reference, rtol=0, atol=1e-8)
