@@ -55,11 +55,3 @@ def _side(pool: nn.MaxPool2d) -> int:
     sizes = {n for size in (pool.kernel_size, pool.stride) for n in ((size,) if isinstance(size, int) else size)}
     plain = pool.padding in (0, (0, 0)) and pool.dilation in (1, (1, 1)) and not pool.ceil_mode
     return sizes.pop() if plain and not pool.return_indices and sizes in ({2}, {3}) else 0
-
-
-def prepare(module: nn.Module) -> nn.Module:
-    """The same module, whose max poolings are `Pooling`s now."""
-    for part in module.modules():
-        if type(part) is nn.MaxPool2d:
-            part.__class__ = Pooling
-    return module

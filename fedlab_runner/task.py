@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlab_runner.flops import flop_counter
-from fedlab_runner.pooling import prepare
+from fedlab_runner.layers import prepare
 from fedlab_runner.rng import Purpose, torch_seed
 from fedlab_runner.supervision import CE, Supervision, losses
 

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from fedlab_runner import pooling
-from fedlab_runner.pooling import Pooling, greatest, pooled, prepare
+from fedlab_runner.layers import prepare
+from fedlab_runner.pooling import Pooling, greatest, pooled
 
 
 def images(*shape: int) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 
 from fedlab_runner.errors import UserError
 from fedlab_runner.federation import Federation
+from fedlab_runner.layers import CONVOLUTIONS, OURS
 from fedlab_runner.matching.neurons import Group, Piece, permute
 from fedlab_runner.pooling import Pooling
 from fedlab_runner.task import Task
@@ -26,7 +27,7 @@ _ELEMENTWISE |= {F.tanh, F.sigmoid, F.softplus, F.hardswish, F.hardtanh, F.dropo
 _POOLING: set[Any] = {nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d}
 _POOLING |= {nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d}
 _POOLING |= {Pooling, F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d, F.adaptive_max_pool2d}
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *CONVOLUTIONS)
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
@@ -125,7 +126,7 @@ class _Value(NamedTuple):
 
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, Pooling) or super().is_leaf_module(m, module_qualified_name)
+        return isinstance(m, OURS) or super().is_leaf_module(m, module_qualified_name)
 
 
 class _Finder:

@@ -1,0 +1,90 @@
+"""Strided convolutions of kernel 1 as every s-th pixel and a convolution of stride 1, which is the same and faster.
+
+It is also safe. oneDNN's gradient of their weights writes past its workspace (AVX-512) or is wrong (AVX2) where the
+input is channels-last and has fewer than 16 or 8 channels: https://github.com/uxlfoundation/oneDNN/issues/6035. When
+the oneDNN of the oldest torch that this package allows is mended, this module can go.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+from torch.overrides import TorchFunctionMode
+
+_CONVOLUTIONS: tuple[Callable[..., Tensor], ...] = (torch.conv1d, torch.conv2d, torch.conv3d)
+
+
+class Strided(_ConvNd):
+    """What comes before the class of a convolution of kernel 1 whose stride is not 1."""
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        convolution = _CONVOLUTIONS[len(self.stride) - 1]
+        return by_pixels(convolution, input, weight, bias, self.stride, self.padding, self.dilation, self.groups)
+
+
+class StridedConv1d(Strided, nn.Conv1d):
+    """PyTorch's, by every s-th value."""
+
+
+class StridedConv2d(Strided, nn.Conv2d):
+    """PyTorch's, by every s-th pixel."""
+
+
+class StridedConv3d(Strided, nn.Conv3d):
+    """PyTorch's, by every s-th voxel."""
+
+
+_OURS: dict[type, type] = {nn.Conv1d: StridedConv1d, nn.Conv2d: StridedConv2d, nn.Conv3d: StridedConv3d}
+
+
+class ByPixels(TorchFunctionMode):
+    """While it is open, all convolutions are computed `by_pixels`, whoever calls them."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        return by_pixels(func, *args, **kwargs) if func in _CONVOLUTIONS else func(*args, **kwargs)
+
+
+def by_pixels(
+    convolution: Callable[..., Tensor],
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: str | int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+) -> Tensor:
+    """The convolution [b, C', ...] of input [b, C, ...]: on a CPU, of kernel 1 without padding, by every s-th pixel."""
+    rank = weight.dim() - 2
+    steps = (stride,) * rank if isinstance(stride, int) else tuple(stride) * (rank // len(stride))
+    no_padding = padding == "valid" or not any((padding,) if isinstance(padding, (int, str)) else padding)
+    if input.device.type == "cpu" and weight.shape[2:].numel() == 1 and no_padding and max(steps) > 1:
+        return convolution(input[(..., *(slice(None, None, step) for step in steps))], weight, bias, groups=groups)
+    return convolution(input, weight, bias, stride, padding, dilation, groups)
+
+
+def taking_pixels(convolution: _ConvNd) -> type[nn.Module]:
+    """The class that a convolution is to have: its own, unless it is strided and of kernel 1."""
+    kind = type(convolution)
+    if set(convolution.kernel_size) != {1} or set(convolution.stride) == {1} or issubclass(kind, (Strided, Guarded)):
+        return kind
+    return _OURS[kind] if kind in _OURS and convolution.padding_mode == "zeros" else guarded(kind)
+
+
+class Guarded(nn.Module):
+    """What comes before the class of a module whose forward calls convolutions itself."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module computes, its convolutions `by_pixels`."""
+        with ByPixels():
+            return super().forward(*args, **kwargs)
+
+
+@cache
+def guarded(kind: type[nn.Module]) -> type[nn.Module]:
+    """The class `kind` behind `Guarded`."""
+    return type(kind.__name__, (Guarded, kind), {"__doc__": kind.__doc__})
