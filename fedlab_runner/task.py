@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fedlab_runner.flops import flop_counter
 from fedlab_runner.layers import prepare
+from fedlab_runner.norms import prepare_norms
 from fedlab_runner.rng import Purpose, torch_seed
 from fedlab_runner.supervision import CE, Supervision, losses
 
@@ -141,12 +142,7 @@ class Task:
 
     def _prepared(self) -> nn.Module:
         module = self._build().to(self.device, self.dtype)
-        for m in module.modules():
-            if isinstance(m, nn.modules.batchnorm._BatchNorm):
-                if m.momentum is None:
-                    name = type(m).__name__
-                    raise ValueError(f"momentum of {name} is null: cumulative statistics cannot be averaged")
-                m.num_batches_tracked = None  # an integer counter: never part of a model's vector
+        prepare_norms(module, self.autocast)
         return prepare(module)
 
     def init(self, seed: int) -> Tensor:

@@ -1,0 +1,37 @@
+"""What normalising layers need to be a part of a model's vector, to run under vmap and to keep their precision."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+
+_GIVEN = "given_dtype"  # of a layer's input, while the layer works
+
+
+def prepare_norms(module: nn.Module, autocast: torch.dtype | None) -> None:
+    """Takes the counters of batch norm away; where autocast lowers the precision, lets each norm work in that of its
+    own parameters and statistics.
+
+    ValueError where the statistics of batch norm are cumulative.
+    """
+    for norm in module.modules():
+        if isinstance(norm, _BatchNorm):
+            if norm.momentum is None:
+                raise ValueError(f"momentum of {type(norm).__name__} is null: cumulative statistics cannot be averaged")
+            norm.num_batches_tracked = None  # an integer counter: never part of a model's vector
+        if autocast is not None and isinstance(norm, _NormBase | nn.LayerNorm | nn.GroupNorm):
+            # Outside of vmap torch's kernels take inputs of a lower precision than the layer's values, and add up in
+            # the higher one; under vmap they refuse them.
+            norm.register_forward_pre_hook(_raise)
+            norm.register_forward_hook(_lower)
+
+
+def _raise(norm: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    own = next((value.dtype for value in [*norm.parameters(), *norm.buffers()]), inputs[0].dtype)
+    setattr(norm, _GIVEN, inputs[0].dtype)
+    return (inputs[0].to(own), *inputs[1:])
+
+
+def _lower(norm: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+    return output.to(getattr(norm, _GIVEN))
