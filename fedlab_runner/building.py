@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from fedlab_runner.architectures import shape_of
-from fedlab_runner.config import Components
+from fedlab_runner.components import Components
 from fedlab_runner.data import Data
 from fedlab_runner.errors import UserError
 from fedlab_runner.models import Model

@@ -1,60 +1,72 @@
-"""From a composed config to built components: check everything, then build; the only module that instantiates."""
+"""From a composed config to built components: check everything, then build.
 
+A config is resolved once, checked whole, and built from the values that were checked. Nothing is built while a
+`_target_` is refused, at whatever depth it stands. Hydra's `instantiate` is not used: it resolves a second time, and
+calls what any `_target_` in any value names.
+"""
+
+import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
-import hydra.errors
-import hydra.utils
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from omegaconf.resolvers import oc
 
 from fedlab_runner import keys, schema
 from fedlab_runner import run_id as run_ids
 from fedlab_runner.errors import UserError
+
+if TYPE_CHECKING:  # its modules load torch: not for --help, not for shell completion
+    from fedlab_runner.components import Components
 
 PRECISIONS = ("float32", "bfloat16", "float64")
 NONFINITE = ("stop", "drop", "zero", "clip")  # what `guard.Guard` can do about an update that is not finite
 
 
 @dataclass(frozen=True)
-class Components:
-    """What an experiment is made of: the top-level keys of a config, the groups (`Any`) as built objects."""
+class Checked:
+    """A config that was resolved and checked: the only thing that is built from, written down or hashed."""
 
-    rounds: int
-    seed: int
-    device: str
-    num_clients: int
-    precision: str
-    threads: int | None
-    train_fraction: float
-    label_noise: float
-    drop_empty: bool
-    validation: float
-    nonfinite: str
-    algorithm: Any
-    dataset: Any
-    server_data: Any
-    leash_data: Any
-    probe_data: Any
-    partition: Any
-    delay: Any
-    topology: Any
-    model: Any
-    supervision: Any
-    augment: Any
-    participation: Any
-    local: Any
-    lr_schedule: Any
-    executor: Any
-    evaluation: Any
-    analysis: Any
-    logger: Any
-    checkpoint: Any
-    pruning: Any
+    nodes: Mapping[str, Any]  # the values of the right types, components as `schema.Node`
+    errors: tuple[str, ...]  # types, ranges and keys that are wrong
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The plain values, with `_target_`s."""
+        plain: dict[str, Any] = schema.plain(dict(self.nodes))
+        return plain
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        """The values without the volatile keys: two configs with one fingerprint are one run."""
+        if self.errors:
+            raise UserError("\n".join(self.errors))
+        return run_ids.without_volatile(self.values)
+
+    @property
+    def run_id(self) -> str:
+        """The name of the run's folder, `<algorithm>-<8 hex>`."""
+        return run_ids.name(self.fingerprint)
+
+    def build(self) -> "Components":
+        """The built components; UserError with one line for each fault of the config, before any data is touched."""
+        from fedlab_runner.components import Components
+
+        errors = [*self.errors]
+        if any(re.match(r"\S+\._target_ |\S+ takes no _target_", line) for line in errors):
+            raise UserError("\n".join(errors))
+        errors += _setting_faults(self.nodes, errors)
+        built = {key: _built(value, key, errors) for key, value in self.nodes.items()}
+        errors += _cross_faults(self.nodes, built, errors)
+        if errors:
+            raise UserError("\n".join(errors))
+        return Components(**built)
 
 
 def conf_dir() -> Path:
@@ -67,84 +79,88 @@ def conf_dir() -> Path:
 
 
 def register_resolvers() -> None:
-    """Make `${run_id:}` known to OmegaConf. Needed in each process that composes, so importing `train` does it."""
+    """Make `${run_id:}` known to OmegaConf, and keep W&B's key from `${oc.env:}`. Needed in each process that
+    composes, so importing `train` does it.
+    """
     OmegaConf.register_new_resolver("run_id", _resolve_run_id, replace=True)
+    OmegaConf.register_new_resolver("oc.env", _resolve_env, replace=True)
+
+
+def check(cfg: DictConfig) -> Checked:
+    """The config with its faults; UserError where it cannot be resolved, or holds what may not be written down."""
+    try:
+        values: Any = OmegaConf.to_container(_without_hydra(cfg), resolve=True, throw_on_missing=False)
+    except OmegaConfBaseException as error:
+        known = next((each for each in (error.__cause__, error.__context__) if isinstance(each, UserError)), error)
+        line = str(known).splitlines()[0]
+        raise UserError(keys.redacted(f"{error.full_key or 'the config'}: {line}")) from error
+    if faults := [*_key_faults(cfg, values), *_escapes(values)]:
+        raise UserError("\n".join(faults))  # alone: other lines show values
+    errors: list[str] = []
+    nodes = schema.convert_fields(values, _hints(), "", errors)
+    return Checked(nodes, tuple(errors))
+
+
+def build(cfg: DictConfig) -> "Components":
+    """The built components; UserError with one line for each fault of the config, before any data is touched."""
+    return check(cfg).build()
 
 
 def run_id(cfg: DictConfig) -> str:
     """The name of the run's folder, `<algorithm>-<8 hex>`."""
-    return run_ids.name(fingerprint(cfg))
+    return check(cfg).run_id
 
 
 def fingerprint(cfg: DictConfig) -> dict[str, Any]:
-    """The resolved and converted config without the volatile keys: two configs with one fingerprint are one run."""
-    values, errors = _converted(cfg)
-    if errors:
-        raise UserError("\n".join(errors))
-    return run_ids.without_volatile(values)
+    """What decides the numbers of the run: see `Checked`."""
+    return check(cfg).fingerprint
 
 
-def build(cfg: DictConfig) -> Components:
-    """The built components; UserError with one line for each fault of the config, before any data is touched."""
-    values, errors = _converted(cfg)
-    errors += _setting_faults(values, errors) + _key_faults(cfg, values)
-    built: dict[str, Any] = {}
-    for path, node in _nodes(values, ""):
-        if _has_fault(path, errors):
-            continue
+@cache
+def _hints() -> dict[str, Any]:
+    from fedlab_runner.components import Components
+
+    return get_type_hints(Components)
+
+
+def _built(value: Any, path: str, errors: list[str]) -> Any:
+    """The value with its components built, inner ones first, so that the innermost fault is the one that is named.
+
+    What has a fault stays as it is.
+    """
+    if isinstance(value, list):
+        return [_built(each, f"{path}[{i}]", errors) for i, each in enumerate(value)]
+    if isinstance(value, dict):
+        return {key: _built(each, schema.join(path, str(key)), errors) for key, each in value.items()}
+    if not isinstance(value, schema.Node):
+        return value
+    fields = {key: _built(each, schema.join(path, key), errors) for key, each in value.fields.items()}
+    if not _has_fault(path, errors):
         try:
-            built[path] = hydra.utils.instantiate(node, _convert_="all")
-        except hydra.errors.InstantiationException as error:
-            cause = error.__cause__ or error
-            if not isinstance(cause, ValueError):
-                raise cause from None  # a bug in a constructor: Hydra's wrapper would look like a fault of the config
-            errors.append(f"{path}.{cause}")
-    errors += _cross_faults(values, built, errors)
-    if errors:
-        raise UserError("\n".join(errors))
-    return Components(**{key: built.get(key, value) for key, value in values.items()})
-
-
-def _converted(cfg: DictConfig) -> tuple[dict[str, Any], list[str]]:
-    """The config as plain values of the right types, and its faults."""
-    try:
-        values: Any = OmegaConf.to_container(_without_hydra(cfg), resolve=True, throw_on_missing=False)
-    except OmegaConfBaseException as error:
-        lines = str(error).splitlines()
-        raise UserError(f"{error.full_key or 'the config'}: {lines[0]}") from error
-    errors: list[str] = []
-    converted = schema.convert_fields(values, get_type_hints(Components), "", errors)
-    for key, hint in get_type_hints(Components).items():
-        if hint is Any and key in values and not _is_node(values[key]):
-            errors.append(f"{key} must be a choice: {key}=<one of the files in conf/{key}>, got {values[key]!r}")
-    return converted, errors
+            return value.cls(**fields)
+        except ValueError as error:  # all else is a bug in a constructor
+            errors.append(f"{path}.{error}")
+    return value
 
 
 def _key_faults(cfg: DictConfig, values: Mapping[str, Any]) -> list[str]:
     """Places of the config, of Hydra's part too, that hold a W&B key."""
-    hydra = OmegaConf.select(cfg, "hydra.job.env_set")
+    hydra = OmegaConf.select(cfg, "hydra")
     settings = {} if hydra is None else OmegaConf.to_container(hydra, resolve=False)
-    return keys.faults([*keys.leaves(values, ""), *keys.leaves(settings, "hydra.job.env_set")])
+    return keys.faults([*keys.leaves(values, ""), *keys.leaves(settings, "hydra")])
+
+
+def _escapes(values: Mapping[str, Any]) -> list[str]:
+    """Values in which an interpolation is left: whoever reads them next would resolve it, unchecked."""
+    return [
+        f"{name} holds an escaped interpolation, \\${{...}}: write the value itself"
+        for name, value in keys.leaves(values, "")
+        if "${" in f"{name}{value}"
+    ]
 
 
 def _without_hydra(cfg: DictConfig) -> DictConfig:
     return OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
-
-
-def _nodes(value: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """All nodes with a `_target_`, inner ones first, so that the innermost fault is the one that is named."""
-    if isinstance(value, list):
-        for i, child in enumerate(value):
-            yield from _nodes(child, f"{path}[{i}]")
-    if isinstance(value, dict):
-        for key, child in value.items():
-            yield from _nodes(child, schema.join(path, key))
-    if _is_node(value):
-        yield path, value
-
-
-def _is_node(value: Any) -> bool:
-    return isinstance(value, dict) and "_target_" in value
 
 
 def _setting_faults(values: Mapping[str, Any], errors: list[str]) -> list[str]:
@@ -171,12 +187,12 @@ def _setting_faults(values: Mapping[str, Any], errors: list[str]) -> list[str]:
 def _cross_faults(values: Mapping[str, Any], built: Mapping[str, Any], errors: list[str]) -> list[str]:
     """Faults of one value in the light of another or of the machine; none needs data."""
     faults = []
-    if "participation" in built and not _has_fault("num_clients", errors):
+    if _is_built(built, "participation") and not _has_fault("num_clients", errors):
         try:
             built["participation"].check(values["num_clients"])
         except ValueError as error:
             faults.append(f"participation.{error}")
-    if values["nonfinite"] == "clip" and "local" in built and built["local"].update_norm is None:
+    if values["nonfinite"] == "clip" and _is_built(built, "local") and built["local"].update_norm is None:
         faults.append(
             "nonfinite must be stop, drop or zero where local.update_norm is null, got clip: what is left of an update "
             "that is not finite needs a bound"
@@ -184,6 +200,10 @@ def _cross_faults(values: Mapping[str, Any], built: Mapping[str, Any], errors: l
     if not _has_fault("device", errors) and values["device"].startswith("cuda"):
         faults += _cuda_faults(values["device"])
     return faults
+
+
+def _is_built(built: Mapping[str, Any], key: str) -> bool:
+    return key in built and not isinstance(built[key], schema.Node | dict)
 
 
 def _has_fault(path: str, errors: list[str]) -> bool:
@@ -203,9 +223,17 @@ def _cuda_faults(device: str) -> list[str]:
 def _resolve_run_id(*, _root_: DictConfig) -> str:
     """`${run_id:}`. A faulty config raises, so no folder is made for it; except in a sweep, whose other jobs go on."""
     try:
-        build(_root_)
-        return run_id(_root_)
+        checked = check(_root_)
+        checked.build()
+        return checked.run_id
     except UserError:
         if OmegaConf.select(_root_, "hydra.mode") != RunMode.MULTIRUN:
             raise
         return f"invalid-{run_ids.digest(OmegaConf.to_container(_without_hydra(_root_)))}"
+
+
+def _resolve_env(key: str, *default: Any) -> Any:
+    """`${oc.env:}`, which gives no W&B key to a config: from there it could reach any file, also one of Hydra's."""
+    if faults := keys.faults([(f"${{oc.env:{key}}}", os.environ.get(key))]):
+        raise UserError(faults[0])
+    return oc.env(key, *default)

@@ -5,7 +5,7 @@ import json
 import logging
 from pathlib import Path
 
-from fedlab_runner.config import Components
+from fedlab_runner.components import Components
 from fedlab_runner.export import FILE as MODEL
 from fedlab_runner.recorder import DIGEST, METRICS, SUMMARY, sealed, write_summary
 from fedlab_runner.recording.jsonl import decode

@@ -14,10 +14,18 @@ def faults(leaves: Iterable[tuple[str, Any]]) -> list[str]:
     """One line for each place (name, value) that holds a key; the line does not."""
     known = _known()
     return [
-        f"{name} holds a W&B key, which would be written into the run's files: use `wandb login`, or export {VARIABLE}"
+        f"{redacted(name)} holds a W&B key, which would be written into the run's files: use `wandb login`, or export "
+        f"{VARIABLE}"
         for name, value in leaves
-        if name.rpartition(".")[2] == VARIABLE or any(key in str(value) for key in known)
+        if name.rpartition(".")[2] == VARIABLE or any(key in f"{name} {value}" for key in known)
     ]
+
+
+def redacted(text: str) -> str:
+    """The text without the keys that this machine knows."""
+    for key in _known():
+        text = text.replace(key, "***")
+    return text
 
 
 def in_arguments(arguments: Iterable[str]) -> list[str]:
@@ -27,7 +35,7 @@ def in_arguments(arguments: Iterable[str]) -> list[str]:
 
 def leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     """The values in a nested config with the places where they stand."""
-    if isinstance(value, Mapping | list | tuple):
+    if isinstance(value, Mapping | list | tuple) and value:
         for key, child in value.items() if isinstance(value, Mapping) else enumerate(value):
             yield from leaves(child, f"{path}.{key}" if path else str(key))
     else:

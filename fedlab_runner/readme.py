@@ -12,7 +12,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from fedlab_runner import schema
+from fedlab_runner import schema, targets
 from fedlab_runner.config import conf_dir
 
 README = Path(__file__).resolve().parent.parent / "README.md"
@@ -109,7 +109,7 @@ def _node(path: Path) -> dict[str, Any]:
 
 
 def target(path: Path) -> type:
-    return schema.find_class(_content(path)["_target_"])
+    return targets.find_class(_content(path)["_target_"])
 
 
 def _first_sentence(cls: type) -> str:

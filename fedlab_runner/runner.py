@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +21,8 @@ from fedlab_runner.blocks import BlockPartition, with_their_blocks
 from fedlab_runner.building import draw_topology, model_families
 from fedlab_runner.checkpoint import CheckpointStore, RunLock
 from fedlab_runner.clock import RoundClock
-from fedlab_runner.config import Components, build, fingerprint, run_id
+from fedlab_runner.components import Components
+from fedlab_runner.config import Checked, check
 from fedlab_runner.data import Data, Examples, digest_of
 from fedlab_runner.diagnostic_plots import plot_diagnostics
 from fedlab_runner.errors import UserError
@@ -81,7 +82,8 @@ def run_in(folder: Path, cfg: DictConfig, command: str | None = None) -> float:
     """The same in a folder of the caller's; UserError where config, data or folder do not allow it.
 
     `command`, if there is one that does the same, is noted in the folder."""
-    components, name = build(cfg), run_id(cfg)
+    checked = check(cfg)
+    components, name = checked.build(), checked.run_id
     with RunLock(folder):
         finished = objective_of_finished(folder, name, components)
         if finished is not None:
@@ -89,13 +91,14 @@ def run_in(folder: Path, cfg: DictConfig, command: str | None = None) -> float:
             _log.info("%s is finished already: %s %.4f; delete %s to run it anew", name, judged, finished, folder)
             return finished
         return float(
-            _run_locked(folder, name, cfg, components, prepare(components, folder), command).summary["objective"]
+            _run_locked(folder, name, checked, components, prepare(components, folder), command).summary["objective"]
         )
 
 
 def run_whole(folder: Path, cfg: DictConfig) -> Outcome:
     """The same for a caller who wants more than the objective; a finished run is loaded from its last checkpoint."""
-    components, name = build(cfg), run_id(cfg)
+    checked = check(cfg)
+    components, name = checked.build(), checked.run_id
     with RunLock(folder):
         done = max(CheckpointStore(folder, components.checkpoint.keep).rounds(), default=0)
         if done > components.rounds:
@@ -103,7 +106,7 @@ def run_whole(folder: Path, cfg: DictConfig) -> Outcome:
                 f"rounds must be >= {done}, got {components.rounds}: the run in {folder} has gone on so far; or give "
                 "another folder"
             )
-        return _run_locked(folder, name, cfg, components, prepare(components, folder), None, show_summary=False)
+        return _run_locked(folder, name, checked, components, prepare(components, folder), None, show_summary=False)
 
 
 def prepare(components: Components, folder: Path | None = None) -> Prepared:
@@ -207,7 +210,7 @@ def _tested(held_out: int, data: Data, rest: Data, seed: int) -> Data:
 def _run_locked(
     folder: Path,
     name: str,
-    cfg: DictConfig,
+    checked: Checked,
     c: Components,
     prepared: Prepared,
     command: str | None,
@@ -221,14 +224,12 @@ def _run_locked(
     watch.start()
     fed = prepared.simulation.fed
     fed.executor = fed.executor.in_run(folder, c.rounds)
-    config = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
-    OmegaConf.resolve(config)
-    write_text_atomically(folder / "config.yaml", OmegaConf.to_yaml(config))
+    write_text_atomically(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(checked.values)))
     recorder = Recorder(
         folder,
         c.logger,
         run_id=name if folder.name == name else f"{name}-{digest(str(folder.absolute()))[:4]}",  # one id, one folder
-        config=cast(dict[str, Any], OmegaConf.to_container(config)),
+        config=checked.values,
         rounds=c.rounds,
         job_type=type(c.algorithm).__name__,
         commit=provenance.record(folder, command, torch.get_num_threads()),
@@ -238,7 +239,9 @@ def _run_locked(
         store = CheckpointStore(folder, c.checkpoint.keep)
         show = partial(_show_partition, folder, name, prepared, recorder)
         look = partial(watch.look, recorder.rows)
-        state = prepared.simulation.run(recorder, store, c.checkpoint, fingerprint(cfg), on_start=show, on_round=look)
+        state = prepared.simulation.run(
+            recorder, store, c.checkpoint, checked.fingerprint, on_start=show, on_round=look
+        )
         rows, e = recorder.rows(), c.evaluation
         plot_curves(plots / "curves.png", rows, name)
         recorder.image("curves", plots / "curves.png")

@@ -2,15 +2,25 @@
 
 import dataclasses
 import difflib
-import importlib
 import math
 import types
 import typing
 from collections.abc import Collection, Mapping
 from typing import Any, Literal, Union
 
+from fedlab_runner import targets
+
 MISSING = "???"  # OmegaConf's mark of a value that must be given
 MOST = 2**63  # whole numbers are smaller: libraries take no larger ones
+
+
+@dataclasses.dataclass(frozen=True)
+class Node:
+    """A component of a config, checked and not yet built: `cls(**fields)`, once the nodes in its fields are built."""
+
+    target: str
+    cls: type
+    fields: dict[str, Any]
 
 
 def convert_fields(
@@ -28,13 +38,17 @@ def convert_fields(
     return converted
 
 
-def convert_node(node: Mapping[str, Any], path: str, errors: list[str]) -> dict[str, Any]:
-    """A node with `_target_`, its values converted to the types of the target's fields."""
-    target = node["_target_"]
+def convert_node(node: Mapping[str, Any], hint: Any, path: str, errors: list[str]) -> "Node | dict[str, Any]":
+    """A node with `_target_`, its values converted to the types of the target's fields; as it is where the place with
+    this type hint does not take the target.
+    """
     try:
-        cls = find_class(target)
+        cls = targets.find_class(node["_target_"])
     except ValueError as error:
         errors.append(f"{path}._target_ {error}")
+        return dict(node)
+    if not targets.fits(cls, hint):
+        errors.append(f"{path}._target_ must be of the kind {targets.name_of(hint)}, got {node['_target_']!r}")
         return dict(node)
     hints = typing.get_type_hints(cls)
     fields = {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.init}
@@ -44,23 +58,16 @@ def convert_node(node: Mapping[str, Any], path: str, errors: list[str]) -> dict[
         if not (field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING)
     ]
     values = {key: value for key, value in node.items() if key != "_target_"}
-    return {"_target_": target, **convert_fields(values, fields, path, errors, optional)}
+    return Node(node["_target_"], cls, convert_fields(values, fields, path, errors, optional))
 
 
-def find_class(target: Any) -> type:
-    """The dataclass with this import path; ValueError when there is none. Faults inside its module are raised as is."""
-    module_name, _, class_name = str(target).rpartition(".")
-    try:
-        cls = getattr(importlib.import_module(module_name), class_name)
-    except ModuleNotFoundError as error:
-        if not error.name or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module is there, something that it imports is not
-        raise ValueError(f"cannot be imported, got {target!r}: no module named {error.name!r}") from error
-    except (AttributeError, ValueError) as error:
-        raise ValueError(f"cannot be imported, got {target!r}: {module_name!r} has no {class_name!r}") from error
-    if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
-        raise ValueError(f"must name a dataclass, got {target!r}")
-    return cls
+def plain(value: Any) -> Any:
+    """A converted value as a config has it: nodes as mappings with a `_target_`."""
+    if isinstance(value, Node):
+        return {"_target_": value.target, **plain(value.fields)}
+    if isinstance(value, dict):
+        return {key: plain(each) for key, each in value.items()}
+    return [plain(each) for each in value] if isinstance(value, list) else value
 
 
 def unknown_key(key: str, known: Collection[str]) -> str:
@@ -97,7 +104,7 @@ def describe(hint: Any) -> str:
     if origin is dict:
         return "a mapping"
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", types.NoneType: "null"}
-    return words.get(hint, "a choice with a _target_")
+    return words.get(hint, "a choice with a _target_" if targets.takes_objects(hint) else "a plain value")
 
 
 def join(path: str, key: str) -> str:
@@ -108,7 +115,10 @@ def _convert_at(value: Any, hint: Any, path: str, errors: list[str]) -> Any:
     """`_convert` that goes into containers and reports faults with their path."""
     origin = typing.get_origin(hint)
     if isinstance(value, Mapping) and "_target_" in value:
-        return convert_node(value, path, errors)
+        if targets.takes_objects(hint):
+            return convert_node(value, hint, path, errors)
+        errors.append(f"{path} takes no _target_: it must be {describe(hint)}")
+        return value
     if isinstance(value, Mapping) and (hint is Any or origin is dict):
         inner = typing.get_args(hint)[1] if origin is dict else Any
         return {key: _convert_at(each, inner, f"{path}.{key}", errors) for key, each in value.items()}
@@ -118,7 +128,11 @@ def _convert_at(value: Any, hint: Any, path: str, errors: list[str]) -> Any:
     try:
         return _convert(value, hint)
     except (TypeError, ValueError):
-        errors.append(f"{path} must be {describe(hint)}, got {'null' if value is None else repr(value)}")
+        wanted = describe(hint)
+        if hint is not Any and targets.takes_objects(hint):
+            how = f"<group>@{path}=<name>" if "." in path else f"{path}=<one of the files in conf/{path}>"
+            wanted = f"a choice: {how}"
+        errors.append(f"{path} must be {wanted}, got {'null' if value is None else repr(value)}")
         return value
 
 

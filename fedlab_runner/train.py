@@ -15,11 +15,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import hydra
+from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from fedlab_runner import cli_errors, keys, signals, sweep
+from fedlab_runner import cli_errors, composing, keys, signals, sweep
 from fedlab_runner.config import conf_dir, register_resolvers
 from fedlab_runner.errors import Diverged, Interrupted, Pruned, UserError
 from fedlab_runner.system import SHARED_BY
@@ -41,7 +42,9 @@ def main() -> int:
         try:
             if held := keys.in_arguments(arguments):
                 raise UserError("\n".join(held))  # before Hydra writes them down
-            with signals.raised():
+            if get_args_parser().parse_known_args(arguments)[0].experimental_rerun:
+                raise UserError("--experimental-rerun reads a pickle, which may run anything: use the run's command")
+            with signals.raised(), composing.checked():
                 hydra.main(config_path=str(conf_dir()), config_name="train", version_base="1.3")(job)()
             code = 0
         except KeyboardInterrupt:
@@ -76,8 +79,9 @@ def job(cfg: DictConfig) -> float:
         if _requeued(error):
             raise SystemExit(0) from error
         lines = cli_errors.explain(error, ())
-        log.error("failed: %s", "; ".join(lines or [repr(error)]), exc_info=lines is None)
-        sweep.record(cfg, "failed", error="; ".join(lines or [repr(error)]))
+        said = keys.redacted("; ".join(lines or [repr(error)]))
+        log.error("failed: %s", said, exc_info=lines is None)
+        sweep.record(cfg, "failed", error=said)
         raise
     sweep.record(cfg, "finished", objective)
     return objective
@@ -112,10 +116,11 @@ def _report(error: BaseException, arguments: list[str]) -> int:
             return 1
     lines = cli_errors.explain(error, arguments)
     if lines is None:
-        traceback.print_exception(cli_errors.unwrapped(error))
+        text = "".join(traceback.format_exception(cli_errors.unwrapped(error)))
+        print(keys.redacted(text), file=sys.stderr, end="")
         return 1
     for line in lines:
-        print(f"error: {line}", file=sys.stderr)
+        print(f"error: {keys.redacted(line)}", file=sys.stderr)
     return 1 if isinstance(error, Diverged) or cli_errors.of_disk(error) else 2
 
 

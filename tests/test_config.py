@@ -14,7 +14,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
-from fedlab_runner import config, schema
+from fedlab_runner import components, config, schema, targets
 from fedlab_runner.errors import UserError
 
 CONF = config.conf_dir()
@@ -49,7 +49,7 @@ def test_choices_are_discovered() -> None:
 @pytest.mark.parametrize("choice", CHOICES)
 def test_keys_of_a_choice_are_the_fields_of_its_class(choice: str) -> None:
     node = OmegaConf.load(CONF / f"{choice}.yaml")
-    cls = schema.find_class(node["_target_"])
+    cls = targets.find_class(node["_target_"])
     assert {str(key) for key in node} - {"_target_", "defaults"} == {field.name for field in dataclasses.fields(cls)}
     assert all(field.default is dataclasses.MISSING for field in dataclasses.fields(cls)), "defaults live in the YAML"
 
@@ -71,7 +71,8 @@ def test_every_group_of_the_defaults_is_a_component() -> None:
     groups = [key for entry in OmegaConf.load(CONF / "train.yaml").defaults if entry != "_self_" for key in entry]
     groups = [key for key in groups if not key.startswith("override") and key not in ("experiment", "hparams_search")]
     groups = [key.rpartition("@")[2] for key in groups]  # server_data@probe_data is a node of another name
-    assert sorted(groups) == sorted(f.name for f in dataclasses.fields(config.Components) if f.type is Any)
+    kinds = {field.name: field.type for field in dataclasses.fields(components.Components)}
+    assert sorted(groups) == sorted(name for name, kind in kinds.items() if targets.takes_objects(kind))
 
 
 def test_build_gives_objects_and_plain_values() -> None:
@@ -111,7 +112,11 @@ def test_build_gives_objects_and_plain_values() -> None:
         ("local._target_=fedlab_runner.local.Nothing", "'fedlab_runner.local' has no 'Nothing'"),
         ("local._target_=nowhere.Nothing", "no module named 'nowhere'"),
         ("local._target_=Nothing", "cannot be imported"),
-        ("local._target_=pathlib.Path", "local._target_ must name a dataclass, got 'pathlib.Path'"),
+        ("local._target_=fedlab_runner.errors.UserError", "local._target_ must name a dataclass, got 'fedlab"),
+        ("local._target_=fedlab_runner.__main__.X", "local._target_ may name a class of fedlab_runner, "),
+        ("local._target_=pathlib.Path", "local._target_ may name a class of fedlab_runner, "),
+        ("local._target_=torch.nn.Linear", "local._target_ may name a class of fedlab_runner, "),
+        ("local._target_=1", "local._target_ cannot be imported, got 1: expected <module>.<class>"),
         ("~local", "local is missing"),
     ],
 )
@@ -161,19 +166,22 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Wrapper:
-    base: Any
-    more: list[Any]
+    base: Leaf
+    more: list[Leaf]
+
+    def split(self) -> None:
+        """What makes it a partition, for a config."""
 
 
 def nested(alpha: Any, **extra: Any) -> DictConfig:
     leaf = {"_target_": f"{__name__}.Leaf", "alpha": alpha, **extra}
     cfg = composed()
-    cfg.algorithm = {"_target_": f"{__name__}.Wrapper", "base": leaf, "more": [leaf]}
+    cfg.partition = {"_target_": f"{__name__}.Wrapper", "base": leaf, "more": [leaf]}
     return cfg
 
 
 def test_nested_components_are_checked_and_built() -> None:
-    built = config.build(nested(2)).algorithm
+    built = config.build(nested(2)).partition
     assert built == Wrapper(Leaf(2.0), [Leaf(2.0)])
 
 
@@ -182,13 +190,13 @@ def test_nested_components_are_checked_and_built() -> None:
     [
         (
             lambda: nested("x"),
-            "algorithm.base.alpha must be a number, got 'x'\nalgorithm.more[0].alpha must be a number",
+            "partition.base.alpha must be a number, got 'x'\npartition.more[0].alpha must be a number",
         ),
         (
             lambda: nested(-1),
-            "algorithm.base.alpha must be > 0, got -1.0\nalgorithm.more[0].alpha must be > 0, got -1.0",
+            "partition.base.alpha must be > 0, got -1.0\npartition.more[0].alpha must be > 0, got -1.0",
         ),
-        (lambda: nested(1, alhpa=2), "algorithm.base.alhpa is not a key: did you mean algorithm.base.alpha?"),
+        (lambda: nested(1, alhpa=2), "partition.base.alhpa is not a key: did you mean partition.base.alpha?"),
     ],
 )
 def test_faults_of_nested_components_name_the_inner_key(cfg: Any, line: str) -> None:
@@ -203,9 +211,11 @@ def test_a_fault_inside_a_constructor_is_not_the_users(monkeypatch: pytest.Monke
         def __post_init__(self) -> None:
             raise KeyError("a bug")
 
+        def split(self) -> None: ...
+
     monkeypatch.setattr(sys.modules[__name__], "Broken", Broken, raising=False)
     cfg = composed()
-    cfg.algorithm = {"_target_": f"{__name__}.Broken"}
+    cfg.partition = {"_target_": f"{__name__}.Broken"}
     with pytest.raises(Exception, match="a bug") as caught:
         config.build(cfg)
     assert not isinstance(caught.value, UserError)

@@ -380,12 +380,12 @@ def build(*overrides: str) -> config.Components:
         (["+algorithm.base.mu=1"], r"^algorithm\.base\.mu is not a key: algorithm\.base has late_policy, weighting, "),
         (
             ["algorithm@algorithm.base=center"],
-            r"^algorithm\.base must be a server's algorithm, e\.g\. algorithm@algorithm\.base=scaffold, got Center$",
+            r"^algorithm\.base\._target_ must be of the kind ServerAlgorithm .*, got '.*Center'$",
         ),
-        (["algorithm.base=scaffold"], r"^algorithm\.base must be a server's algorithm, .*, got scaffold$"),
+        (["algorithm.base=scaffold"], r"^algorithm\.base must be a choice: <group>@algorithm\.base=<name>, got 'sc"),
         (
             ["algorithm@algorithm.base=fedwalk", "server_data@leash_data=in_domain"],
-            "^algorithm.base must be .* FedWalk$",
+            r"^algorithm\.base\._target_ must be of the kind .*FedWalk'$",
         ),
         (
             ["algorithm@algorithm.base=feddle", "server_data=none", "server_data@leash_data=in_domain"],

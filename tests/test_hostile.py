@@ -1,13 +1,18 @@
 """Files, archives, configs and keys that mean harm: nothing in them is executed, and no key is written down."""
 
 import ast
+import contextlib
+import copy
 import io
 import json
 import os
+import pickle
 import subprocess
 import sys
 import tarfile
 import zipfile
+from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +20,12 @@ import numpy as np
 import pytest
 import torch
 from composed import SMALL, composed
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
 
 import fedlab_runner
-from fedlab_runner import archives, keys, train
+from fedlab_runner import archives, keys, targets, train
 from fedlab_runner.checkpoint import CheckpointStore
 from fedlab_runner.config import build
 from fedlab_runner.datasets.femnist import NPZ
@@ -25,9 +33,12 @@ from fedlab_runner.delays.from_file import FromFile
 from fedlab_runner.errors import UserError
 from fedlab_runner.files import write_atomically
 from fedlab_runner.models._torch import read_weights
-from fedlab_runner.runner import prepare
+from fedlab_runner.report import cli as report
+from fedlab_runner.runner import prepare, run_in
 
 SOURCES = sorted(Path(fedlab_runner.__path__[0]).rglob("*.py"))
+FIXTURE = [HealthCheck.function_scoped_fixture]  # the mark must never be there, so that it may be shared
+QUICK = settings(max_examples=60, deadline=None, derandomize=True, database=None, suppress_health_check=FIXTURE)
 KEY = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -60,13 +71,13 @@ ALLOWED = {"cluster": {"pickle.loads"}, "ray_driver": {"pickle.loads"}}
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
 def test_no_code_reads_what_could_run_code(path: Path) -> None:
-    for name, given in _calls(path):
+    for name, passed in _calls(path):
         assert name not in FORBIDDEN - ALLOWED.get(path.stem, set()) and not name.endswith(
             (".extractall", ".extract")
         ), name
-        assert name != "torch.load" or given.get("weights_only") is True
-        assert name not in ("np.load", "numpy.load") or given.get("allow_pickle") is False
-        assert given.get("shell") is not True, name
+        assert name != "torch.load" or passed.get("weights_only") is True
+        assert name not in ("np.load", "numpy.load") or passed.get("allow_pickle") is False
+        assert passed.get("shell") is not True, name
 
 
 def test_the_search_for_such_calls_finds_them(tmp_path: Path) -> None:
@@ -243,6 +254,229 @@ def test_a_config_names_dataclasses_and_nothing_else(
     with pytest.raises(UserError, match=rf"^{where}\."):
         build(cfg)
     assert not list(tmp_path.iterdir())
+
+
+PAYLOAD = """
+from dataclasses import dataclass
+from pathlib import Path
+
+Path(__file__).with_name("mark").touch()
+
+def call(*args, **kwargs):
+    Path(__file__).with_name("mark").touch()
+    return call
+
+@dataclass
+class Everything:
+    def __post_init__(self):
+        call()
+
+    def __getattr__(self, name):
+        return call
+"""
+NAMED = ["payload.call", "payload.Everything", "torch.hub._import_module", "os.mkdir", "builtins.exec", "logging.call"]
+
+
+@pytest.fixture
+def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A file that is there once the module `payload`, which can be imported here, was imported or called."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    (folder / "payload.py").write_text(PAYLOAD)
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    yield folder / "mark"
+    sys.modules.pop("payload", None)
+
+
+def harmful(target: str, folder: Path) -> dict[str, Any]:
+    """A node that leaves the mark when it is called, whatever of it is given as what."""
+    more = {"torch.hub._import_module": {"name": "payload", "path": str(folder / "payload.py")}}
+    more |= {"os.mkdir": {"path": str(folder / "mark")}, "builtins.exec": {"_args_": ["import payload"]}}
+    return {"_target_": target, **more.get(target, {})}
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """All places in a config, those of containers too."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(each for key, child in inner for each in places(child, (*path, key)))] if path or inner else []
+
+
+def everywhere() -> tuple[dict[str, Any], list[tuple[Any, ...]]]:
+    """A config that has nested components, lists and mappings, and its places."""
+    cfg = composed("algorithm=fedwalk", "server_data=torchvision", "executor=processes", "+model.kwargs={a: [1]}")
+    values = OmegaConf.to_container(cfg)
+    assert isinstance(values, dict)
+    return values, [each for each in places(values) if each]
+
+
+@pytest.mark.parametrize("target", NAMED)
+def test_a_target_is_called_at_no_place_of_a_config(target: str, mark: Path) -> None:
+    values, paths = everywhere()
+    assert len(paths) > 100
+    for i, path in enumerate(paths):
+        node: Any = harmful(target, mark.parent)
+        for wrap in range(i % 4):  # deeper: in lists, in mappings, in arguments of what is allowed
+            node = [[node], {"inner": node}, {"_target_": "fedlab_runner.models.mix.Mix", "models": [node]}][wrap % 3]
+        cfg = copy.deepcopy(values)
+        at = cfg
+        for key in path[:-1]:
+            at = at[key]
+        at[path[-1]] = node
+        with pytest.raises(UserError) as caught:
+            build(OmegaConf.create(cfg))
+        assert not mark.exists() and str(caught.value), path
+
+
+@QUICK
+@given(data=st.data())
+def test_generated_targets_call_nothing(data: st.DataObject, mark: Path) -> None:
+    """At several places at once, nested at random, with other faults beside them."""
+    values, paths = everywhere()
+    leaf = st.sampled_from([harmful(target, mark.parent) for target in NAMED])
+    nodes = st.recursive(leaf, lambda n: st.lists(n, max_size=2) | st.dictionaries(st.text("ab_", max_size=2), n))
+    for path in data.draw(st.lists(st.sampled_from(paths), min_size=1, max_size=3)):
+        at: Any = values
+        with contextlib.suppress(KeyError, IndexError, TypeError):  # the place is gone by another one's node
+            for key in path[:-1]:
+                at = at[key]
+            at[path[-1]] = data.draw(nodes)
+    with contextlib.suppress(UserError):
+        build(OmegaConf.create(values))
+    assert not mark.exists()
+
+
+CALL = "{_target_: payload.call}"
+OF_HYDRA = [
+    f"hydra: {{callbacks: {{x: {CALL}}}}}",
+    f"hydra: {{callbacks: {{sweep: {CALL}}}}}",
+    f"hydra: {{callbacks: {{sweep: {{more: {CALL}}}}}}}",
+    f"x: {CALL}\nhydra: {{callbacks: '${{x}}'}}",
+    f"x: {CALL}\nhydra: {{callbacks: {{a: '\\${{x}}'}}}}",
+    f"hydra: {{launcher: {CALL}}}",
+    f"hydra: {{sweeper: {CALL}}}",
+    f"hydra: {{sweeper: {{params: {CALL}}}}}",
+    "hydra: {job_logging: {handlers: {x: {(): payload.call}}, root: {handlers: [x]}}}",
+    "hydra: {job_logging: {handlers: {x: {class: payload.call}}, root: {handlers: [x]}}}",
+    "hydra: {job_logging: {formatters: {console: {class: payload.Everything}}}}",
+    "hydra: {job_logging: {handlers: {console: {x: 'ext://payload.call'}}}}",
+    "hydra: {hydra_logging: {handlers: {x: {class: payload.call}}, root: {handlers: [x]}}}",
+    "hydra: {job_logging: {handlers: {file: {filename: mark}}}}",
+    "hydra: {job: {env_set: {PYTHONSTARTUP: payload.py}}}",
+    f"logger: {{tags: [[{CALL}]]}}",
+    f"local: {{lr: [{CALL}]}}",
+    f"seed: [{CALL}]",
+    f"defaults: [override /model: timm]\nmodel: {{kwargs: {CALL}}}",
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "mode"),
+    [
+        *((text, mode) for text in OF_HYDRA for mode in ("--run", "--multirun")),
+        *((text, mode) for text in (OF_HYDRA[0], OF_HYDRA[12]) for mode in ("--cfg=hydra", "--help", "--info=all")),
+    ],
+)
+def test_an_experiment_file_calls_nothing(
+    text: str, mode: str, mark: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (mark.parent / "conf" / "experiment").mkdir(parents=True)
+    (mark.parent / "conf" / "experiment" / "theirs.yaml").write_text(f"# @package _global_\n{text}\n")
+    monkeypatch.setattr(sys, "argv", ["fedlab", mode, "--config-dir=conf", *SMALL, "rounds=1", "experiment=theirs"])
+    with contextlib.suppress(SystemExit):
+        assert train.main() in (1, 2)
+    assert "Traceback" not in capsys.readouterr().err
+    assert not mark.exists()
+    assert not [path for path in mark.parent.rglob("metrics.jsonl")]
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "logger.tags=[[{_target_:torch.hub._import_module,name:payload,path:payload.py}]]",
+        "local.lr=[{_target_:os.mkdir,path:mark}]",
+        "seed=[{_target_:payload.call}]",
+        "dataset._target_=payload.Everything",
+        "+hydra.callbacks.x._target_=payload.call",
+        "--experimental-rerun=payload.pickle",
+    ],
+)
+def test_an_argument_calls_nothing(
+    argument: str, mark: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (mark.parent / "payload.pickle").write_bytes(pickle.dumps(Harm(mark)))
+    monkeypatch.setattr(sys, "argv", ["fedlab", *SMALL, "rounds=1", argument])
+    assert train.main() == 2
+    assert all(line.startswith("error: ") for line in capsys.readouterr().err.splitlines())
+    assert not mark.exists() and not (mark.parent / "outputs").exists()
+
+
+def test_a_run_folder_of_strangers_calls_nothing(
+    mark: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its config.yaml, given to a report and given back as the config of a run."""
+    run_in(tmp_path / "run", composed("rounds=1"))
+    values, _ = everywhere()
+    for key in values:
+        for node in ({"_target_": "payload.call"}, [{"_target_": "payload.Everything"}]):
+            saved = OmegaConf.load(tmp_path / "run" / "config.yaml")
+            saved[key] = node
+            OmegaConf.save(saved, tmp_path / "run" / "config.yaml")
+            report.main([str(tmp_path / "run"), "--out", str(tmp_path / "report")])
+            monkeypatch.setattr(sys, "argv", ["fedlab", f"--config-dir={tmp_path / 'run'}", "--config-name=config"])
+            assert train.main() == 2 and not mark.exists()
+
+
+# Modules of one's own
+
+MINE = """
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Mine:
+    size: int
+
+    def load(self, seed):
+        raise ValueError("size must be larger")
+"""
+
+
+@pytest.mark.parametrize("name", ["mine_alone", "mine_package.inner"])
+def test_a_module_in_the_config_dir_may_be_named(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    path = tmp_path / "conf" / f"{name.replace('.', '/')}.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(MINE)
+    (tmp_path / "conf" / "dataset").mkdir()
+    (tmp_path / "conf" / "dataset" / "mine.yaml").write_text(f"_target_: {name}.Mine\nsize: 3\n")
+    monkeypatch.setattr(sys, "argv", ["fedlab", "--config-dir=conf", *SMALL, "dataset=mine"])
+    assert train.main() == 2
+    assert capsys.readouterr().err == "error: dataset.size must be larger\n"
+    monkeypatch.setattr(sys, "argv", ["fedlab", *SMALL, f"dataset._target_={name}.Mine"])
+    for module in (name, name.partition(".")[0]):
+        sys.modules.pop(module, None)
+    assert train.main() == 2 and "dataset._target_" in capsys.readouterr().err
+
+
+def test_an_installed_plugin_may_be_named_and_nothing_beside_it(mark: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = metadata.EntryPoint("payload", "payload", targets.PLUGINS)
+    monkeypatch.setattr(metadata, "entry_points", lambda *, group: [entry] if group == targets.PLUGINS else [])
+    assert targets.may_be_named("payload") and targets.may_be_named("payload.inner") and not mark.exists()
+    assert not targets.may_be_named("os") and not targets.may_be_named("torch.hub")
+    with pytest.raises(ValueError, match="no module named 'payloads'"):
+        targets.may_be_named("payloads")
+
+
+def test_a_module_that_hides_behind_an_installed_one_is_not_taken(mark: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("yaml", "json", "wandb", "payload"):
+        (mark.parent / "conf").mkdir(exist_ok=True)
+        (mark.parent / "conf" / f"{name}.py").write_text(PAYLOAD)
+        monkeypatch.setattr(targets, "_config_dir", lambda: mark.parent / "conf")
+        assert not targets.may_be_named(name), "another one of the name comes first"
+    assert not mark.exists() and not (mark.parent / "conf" / "mark").exists()
 
 
 @pytest.mark.parametrize(

@@ -219,7 +219,7 @@ def test_what_the_user_can_mend_has_no_traceback(
 def test_a_value_error_of_our_own_code_is_for_the_user_and_one_of_a_library_is_a_bug(
     command: Command, stand_in: Callable[..., None]
 ) -> None:
-    from fedlab_runner.schema import find_class
+    from fedlab_runner.targets import find_class
 
     stand_in(lambda cfg: float(find_class("nowhere.X") is None))
     assert command() == (2, "error: cannot be imported, got 'nowhere.X': no module named 'nowhere'\n")

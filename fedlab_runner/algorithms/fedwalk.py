@@ -48,7 +48,7 @@ class FedWalk(Algorithm[State]):
     before the first one, and none later.
     """
 
-    base: Any
+    base: ServerAlgorithm[Any, Any]
     tau: float
     beta: float
     unit: str
@@ -59,9 +59,6 @@ class FedWalk(Algorithm[State]):
     pretrain: int
 
     def __post_init__(self) -> None:
-        if not isinstance(self.base, ServerAlgorithm):
-            name = self.base if isinstance(self.base, str) else type(self.base).__name__
-            raise ValueError(f"base must be a server's algorithm, e.g. algorithm@algorithm.base=scaffold, got {name}")
         if not 0 <= self.beta < 1:
             raise ValueError(f"beta must be in [0, 1), got {self.beta}")
         if self.unit not in UNITS:

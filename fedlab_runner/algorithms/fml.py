@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedlab_runner.algorithm import Footprint, Held, Load, ServerlessAlgorithm, Stacks, own_models
 from fedlab_runner.federation import Federation
+from fedlab_runner.models import Model as Architecture
 from fedlab_runner.pairs import Pair, pair_loss
 from fedlab_runner.serverless import first_aggregator, initial_models, meet, updated
 from fedlab_runner.task import Batch, Model, Task
@@ -33,7 +34,7 @@ class FML(ServerlessAlgorithm[State]):
 
     alpha: float
     beta: float
-    meme: Any
+    meme: Architecture | None
 
     copies: ClassVar[int] = 5  # both models before and after, and what is averaged
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from fedlab_runner.models import Model
 
@@ -16,11 +15,11 @@ class Mix:
 
     channels: int | None
     image_size: int | None
-    models: list[Any]
+    models: list[Model]
 
     def __post_init__(self) -> None:
-        if not self.models or not all(isinstance(model, Model) for model in self.models):
-            raise ValueError(f"models must be a list of models, each with a _target_, got {self.models}")
+        if not self.models:
+            raise ValueError("models must be a list of models, each with a _target_, got []")
         for name in ("channels", "image_size"):
             wanted: int | None = getattr(self, name)
             if wanted is not None and wanted < 1:

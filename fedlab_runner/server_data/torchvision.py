@@ -1,11 +1,11 @@
 """Another data set as out-of-domain data."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from fedlab_runner.data import Data
+from fedlab_runner.datasets import Dataset
 from fedlab_runner.errors import UserError
 from fedlab_runner.server import ServerData
 from fedlab_runner.server_data import _images
@@ -15,7 +15,7 @@ from fedlab_runner.server_data import _images
 class OtherDataset:
     """One `part` (train, test) of any data set of the group `dataset`, at most `max_images` of it drawn uniformly."""
 
-    dataset: Any
+    dataset: Dataset
     part: str
     max_images: int | None
 

@@ -1,6 +1,16 @@
 """Topologies: which clients can reach each other, one a file, and what they share."""
 
+from typing import Protocol
+
 import numpy as np
+
+
+class Topology(Protocol):
+    """A rule that links clients."""
+
+    def draw(self, rng: np.random.Generator, num_clients: int) -> np.ndarray:
+        """The adjacency [N, N] bool, symmetric."""
+        ...
 
 
 def from_edges(num_clients: int, edges: np.ndarray) -> np.ndarray:

@@ -1,0 +1,139 @@
+"""The classes that a config may name: `_target_` is resolved here, and a module that is not the user's is not imported.
+
+Importing a module runs its code, so that where the module comes from is asked before. A config may name
+
+- the modules of this package,
+- modules of an installed package that registers them as entry points of the group `fedlab_runner.plugins`,
+- modules that lie in the folder given by `--config-dir`,
+- modules that the program which calls this one has imported itself, and that are not installed ones.
+"""
+
+import dataclasses
+import importlib
+import importlib.metadata
+import importlib.util
+import inspect
+import sys
+import sysconfig
+import types
+import typing
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from typing import Any, Union
+
+from hydra.core.hydra_config import HydraConfig
+
+PACKAGE = "fedlab_runner"
+PLUGINS = "fedlab_runner.plugins"  # the group of entry points
+_STRANGER = (
+    "may name a class of fedlab_runner, of a module in the folder given by --config-dir, or of an installed plugin "
+    f"(entry point group {PLUGINS})"
+)
+
+
+def find_class(target: Any) -> type:
+    """The dataclass with this import path; ValueError when there is none, or when its module may not be named.
+
+    Faults inside the module are raised as they are.
+    """
+    parts = target.split(".") if isinstance(target, str) else []
+    module_name, class_name = ".".join(parts[:-1]), parts[-1] if parts else ""
+    if len(parts) < 2 or not all(part.isidentifier() for part in parts):
+        raise ValueError(f"cannot be imported, got {target!r}: expected <module>.<class>")
+    if not may_be_named(module_name):
+        raise ValueError(f"{_STRANGER}, got {target!r}")
+    try:
+        cls = vars(importlib.import_module(module_name)).get(class_name)
+    except ModuleNotFoundError as error:
+        if not error.name or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the module is there, something that it imports is not
+        raise ValueError(f"cannot be imported, got {target!r}: no module named {error.name!r}") from error
+    if cls is None:
+        raise ValueError(f"cannot be imported, got {target!r}: {module_name!r} has no {class_name!r}")
+    if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
+        raise ValueError(f"must name a dataclass, got {target!r}")
+    return cls
+
+
+def may_be_named(module: str) -> bool:
+    """Whether a config may name this module; ValueError where there is none. Imports nothing."""
+    top, *inner = module.split(".")
+    if any(part.startswith("__") for part in inner):  # `__main__` is a command
+        return False
+    if top == PACKAGE or any(f"{module}.".startswith(f"{plugin}.") for plugin in _plugins()):
+        return True
+    if top in sys.stdlib_module_names:
+        return False
+    if module in sys.modules:
+        return not _is_installed(getattr(sys.modules[module], "__spec__", None))
+    if (folder := _config_dir()) and (spec := PathFinder.find_spec(top, [str(folder)])):
+        if str(folder) not in sys.path:
+            sys.path.append(str(folder))  # the last: what is there hides no other module
+        found = importlib.util.find_spec(top)
+        return found is not None and _places(found) == _places(spec)
+    if importlib.util.find_spec(top) is None:
+        raise ValueError(f"cannot be imported: no module named {top!r}")
+    return False
+
+
+def fits(cls: type, hint: Any) -> bool:
+    """Whether a place with this type hint takes objects of the class: of a protocol, all that has its members."""
+    if len(kinds := _kinds(hint)) > 1:
+        return any(fits(cls, each) for each in kinds)
+    base = typing.get_origin(hint) or hint
+    if not isinstance(base, type):
+        return False
+    if not getattr(base, "_is_protocol", False):
+        return issubclass(cls, base)
+    names = {field.name for field in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else set()
+    return all(name in names or hasattr(cls, name) for name in _members(base))
+
+
+def name_of(hint: Any) -> str:
+    """What a place takes, in words."""
+    kinds = [typing.get_origin(each) or each for each in _kinds(hint) if takes_objects(each)]
+    return " or ".join(f"{kind.__name__} ({kind.__module__})" for kind in kinds)
+
+
+def takes_objects(hint: Any) -> bool:
+    """Whether a place with this type hint is one for a `_target_` at all."""
+    if len(kinds := _kinds(hint)) > 1:
+        return any(takes_objects(each) for each in kinds)
+    base = typing.get_origin(hint) or hint
+    plain = (int, float, bool, str, list, dict, tuple, types.NoneType)
+    return isinstance(base, type) and base is not Any and base not in plain
+
+
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    """The alternatives of a type hint."""
+    return typing.get_args(hint) if typing.get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+def _members(protocol: type) -> set[str]:
+    """The public methods and attributes that a protocol asks for."""
+    bases = [base for base in protocol.__mro__ if getattr(base, "_is_protocol", False)]
+    names = {name for base in bases for name in (*vars(base), *inspect.get_annotations(base))}
+    return {name for name in names if not name.startswith("_")}
+
+
+def _plugins() -> set[str]:
+    return {entry.module for entry in importlib.metadata.entry_points(group=PLUGINS)}
+
+
+def _config_dir() -> Path | None:
+    """The folder that the command gives by --config-dir; also in a launcher's process, whose config still has it."""
+    sources = HydraConfig.get().runtime.config_sources if HydraConfig.initialized() else []
+    return next((Path(each.path) for each in sources if each.provider == "command-line"), None)
+
+
+def _places(spec: ModuleSpec) -> list[str]:
+    return sorted(spec.submodule_search_locations or [spec.origin or ""])
+
+
+def _is_installed(spec: ModuleSpec | None) -> bool:
+    """Whether a module came with Python or by pip, rather than from a program of the user's."""
+    if spec is None:  # the program itself, such as a notebook
+        return False
+    folders = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    places = [Path(place).resolve() for place in _places(spec)]
+    return any({"site-packages", "dist-packages", *folders} & {*place.parts, *place.parents} for place in places)
