@@ -59,7 +59,7 @@ class Checked:
         from fedlab_runner.components import Components
 
         errors = [*self.errors]
-        if any(re.match(r"\S+\._target_ |\S+ takes no _target_", line) for line in errors):
+        if any("_target_" in line for line in errors):
             raise UserError("\n".join(errors))
         errors += _setting_faults(self.nodes, errors)
         built = {key: _built(value, key, errors) for key, value in self.nodes.items()}
@@ -187,12 +187,12 @@ def _setting_faults(values: Mapping[str, Any], errors: list[str]) -> list[str]:
 def _cross_faults(values: Mapping[str, Any], built: Mapping[str, Any], errors: list[str]) -> list[str]:
     """Faults of one value in the light of another or of the machine; none needs data."""
     faults = []
-    if _is_built(built, "participation") and not _has_fault("num_clients", errors):
+    if not _has_fault("participation", errors) and not _has_fault("num_clients", errors):
         try:
             built["participation"].check(values["num_clients"])
         except ValueError as error:
             faults.append(f"participation.{error}")
-    if values["nonfinite"] == "clip" and _is_built(built, "local") and built["local"].update_norm is None:
+    if values.get("nonfinite") == "clip" and not _has_fault("local", errors) and built["local"].update_norm is None:
         faults.append(
             "nonfinite must be stop, drop or zero where local.update_norm is null, got clip: what is left of an update "
             "that is not finite needs a bound"
@@ -200,10 +200,6 @@ def _cross_faults(values: Mapping[str, Any], built: Mapping[str, Any], errors: l
     if not _has_fault("device", errors) and values["device"].startswith("cuda"):
         faults += _cuda_faults(values["device"])
     return faults
-
-
-def _is_built(built: Mapping[str, Any], key: str) -> bool:
-    return key in built and not isinstance(built[key], schema.Node | dict)
 
 
 def _has_fault(path: str, errors: list[str]) -> bool:

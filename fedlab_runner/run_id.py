@@ -33,22 +33,26 @@ def without_volatile(config: Mapping[str, Any]) -> dict[str, Any]:
     """The config without the keys, or values of keys, that do not decide the numbers of a round."""
     kept = copy.deepcopy(dict(config))
     for key in VOLATILE:
-        *parents, last = key.split(".")
-        node = kept
-        for parent in parents:
-            node = node.get(parent, {})
+        node, last = _parent(kept, key)
         node.pop(last, None)
     for key in ADDITIONS:
-        if kept.get(key, {}).get("_target_", "").rpartition(".")[0].endswith(".none"):
+        node, _ = _parent(kept, f"{key}._target_")
+        if str(node.get("_target_", "")).rpartition(".")[0].endswith(".none"):
             del kept[key]
     for key, default in ADDED_KEYS.items():
-        *parents, last = key.split(".")
-        node = kept
-        for parent in parents:
-            node = node.get(parent, {})
+        node, last = _parent(kept, key)
         if last in node and node[last] == default:
             del node[last]
     return kept
+
+
+def _parent(config: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
+    """The mapping that holds a key, and its last part; an empty one where a config, of a report, has none there."""
+    *parents, last = key.split(".")
+    node: Any = config
+    for parent in parents:
+        node = node.get(parent, {}) if isinstance(node, dict) else {}
+    return node if isinstance(node, dict) else {}, last
 
 
 def stopping(fingerprint: Mapping[str, Any]) -> dict[str, Any]:

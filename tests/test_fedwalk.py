@@ -16,6 +16,7 @@ from toy import ALGORITHMS, EQUAL, FEATURES, RAGGED, algorithm, federation, mlp,
 from fedlab_runner import config, runner
 from fedlab_runner.algorithm import ServerAlgorithm
 from fedlab_runner.algorithms.fedwalk import FedWalk, log_ratio
+from fedlab_runner.components import Components
 from fedlab_runner.errors import UserError
 from fedlab_runner.executors.vectorized import Vectorized
 from fedlab_runner.head import named_head
@@ -361,7 +362,7 @@ def test_a_model_without_a_body_is_refused() -> None:
         fedwalk().check(fed)
 
 
-def build(*overrides: str) -> config.Components:
+def build(*overrides: str) -> Components:
     return config.build(composed("algorithm=fedwalk", "model=mlp", *overrides))
 
 
