@@ -11,6 +11,7 @@ import pickle
 import subprocess
 import sys
 import tarfile
+import warnings
 import zipfile
 from collections.abc import Iterator
 from importlib import metadata
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from composed import SMALL, composed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -588,6 +590,74 @@ def test_a_key_in_the_command_is_refused(
     [line] = shown.err.splitlines()
     assert line.startswith("error: ") and "holds a W&B key" in line and KEY not in shown.out + shown.err
     assert not list(tmp_path.iterdir())
+
+
+ENV = "${oc.env:WANDB_API_KEY}"
+
+
+@pytest.mark.parametrize("way", ["arguments", "experiment"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"logger.name": f"\\{ENV}"},
+        {"logger.name": f"\\\\\\{ENV}"},
+        {"logger.name": f"x\\{ENV}y"},
+        {"logger.name": "${oc.decode:'${oc.env:WANDB_API_KEY}'}"},
+        {"logger.name": "${oc.env:WANDB_${logger.project}}", "logger.project": "API_KEY"},
+        {"logger.name": "${oc.env:NOBODY_SETS_THIS,${oc.env:WANDB_API_KEY}}"},
+        {"logger.name": "${oc.deprecated:seed,'${oc.env:WANDB_API_KEY}'}"},
+        {"logger.name": "${oc.env:COPY_OF_IT}"},
+        {"logger.tags": [["a", ENV]]},
+        {"logger.project": "${logger.entity}", "logger.entity": ENV},
+        {"local.lr": ENV},
+        {"local.lr": "${${oc.env:WANDB_API_KEY}}"},
+        {"hydra.job.name": ENV},
+        {"hydra.run.dir": f"outputs/{ENV}", "hydra.sweep.dir": f"outputs/{ENV}"},
+        {"hydra.run.dir": "here", "hydra.sweep.dir": "here", "logger.name": KEY},
+        {"hydra.sweep.subdir": ENV, "hydra.run.dir": f"\\{ENV}/{ENV}"},
+        {"hydra.output_subdir": f"{ENV}"},
+    ],
+    ids=str,
+)
+def test_a_key_gets_nowhere_by_interpolation(
+    changes: dict[str, Any],
+    way: str,
+    mark: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = mark.parent
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    monkeypatch.setenv("COPY_OF_IT", KEY)
+    values = [f"++{key}={json.dumps(value) if isinstance(value, list) else value}" for key, value in changes.items()]
+    if way == "experiment":
+        (folder / "conf" / "experiment").mkdir(parents=True)
+        tree: dict[str, Any] = {}
+        for key, value in changes.items():
+            put(tree, key, value)
+        text = yaml.safe_dump(tree)
+        (folder / "conf" / "experiment" / "theirs.yaml").write_text(f"# @package _global_\n{text}")
+        values = ["--config-dir=conf", "experiment=theirs"]
+    for mode in ("--run", "--multirun"):
+        small = [each for each in SMALL if not each.startswith("logger")]
+        arguments = [mode, *values[:1], *small, *values[1:], "rounds=1", "algorithm=fedavg", "server_data=none"]
+        monkeypatch.setattr(sys, "argv", ["fedlab", *arguments])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert train.main() in (1, 2)
+        shown = capsys.readouterr()
+        assert KEY not in shown.out + shown.err and "Traceback" not in shown.err
+        theirs = {folder / "conf" / "experiment" / "theirs.yaml"} if KEY in str(changes) else set()
+        found = [path for path in folder.rglob("*") if path not in theirs]
+        assert not [path for path in found if KEY in path.name or (path.is_file() and KEY in path.read_text())]
+
+
+def put(tree: dict[str, Any], key: str, value: Any) -> None:
+    """Sets a dotted key."""
+    *parents, last = key.split(".")
+    for parent in parents:
+        tree = tree.setdefault(parent, {})
+    tree[last] = value
 
 
 def test_keys_are_found_where_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
