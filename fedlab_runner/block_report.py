@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedlab_runner.drawing import save
 from fedlab_runner.partition_report import class_counts
 
 NUMBERED = 400  # up to so many cells have their number written in them
@@ -53,5 +54,4 @@ def plot_blocks(path: Path, columns: Sequence[str], rows: Sequence[Sequence[int]
             dark = count == 0 or count > 0.6 * most
             axes.text(label, block, str(count), ha="center", va="center", fontsize=8, color="w" if dark else "k")
     axes.tick_params(length=0)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    save(figure, path)

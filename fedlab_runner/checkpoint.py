@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, Self, cast
 
 from fedlab_runner.errors import UserError
-from fedlab_runner.files import TEMPORARY, make_folder, write_atomically
+from fedlab_runner.files import TEMPORARY, make_folder, open_own, write_atomically
 from fedlab_runner.signals import deferred
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class RunLock:
     def __enter__(self) -> Self:
         make_folder(self._path.parent)
         # The file stays when the lock is gone: removing it would let two processes lock two files of one name.
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = open_own(self._path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from fedlab_runner import terminal
+
 # Section, open or not, and its panels: title and the metrics in it.
 LINES: Sequence[tuple[str, bool, Sequence[tuple[str, Sequence[str]]]]] = (
     (
@@ -108,6 +110,7 @@ def workspace(entity: str, project: str, group: str | None) -> Any:
     )
 
 
+@terminal.kept()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Save the workspace and print its address."""
     parser = argparse.ArgumentParser("fedlab-dashboard", description="A W&B workspace of a project's runs.")
@@ -125,6 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:  # W&B raises whatever its transport does
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         return _refused(f"W&B did not save the workspace ({reason}): `wandb login` first, or look at WANDB_BASE_URL")
+    terminal.optional()  # it is saved
     print(saved.url)
     return 0
 

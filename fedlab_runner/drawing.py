@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedlab_runner.files import write_atomically
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -40,5 +42,6 @@ def new_figure(width: float, height: float, title: str) -> "Figure":
 
 
 def save(figure: "Figure", path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    """Writes the picture, in the format that its name says."""
+    kind, dpi = path.suffix.removeprefix("."), STYLE["savefig.dpi"]
+    write_atomically(path, lambda file: figure.savefig(file, format=kind, dpi=dpi))

@@ -1,14 +1,20 @@
 """Writing files so that a reader, or a run that is started again, sees the old content or the new, never half of it."""
 
+import errno
 import os
 import re
 import secrets
+import shutil
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from fedlab_runner.errors import UserError
+
 TEMPORARY = ".tmp"
+_NOT_OURS = "{} is a link or no plain file, and is not written to: delete it, or give another hydra.run.dir"
 _LEFT = re.compile(rf".+\.[0-9a-f]{{16}}{re.escape(TEMPORARY)}")
 
 
@@ -36,6 +42,55 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
 def write_text_atomically(path: Path, text: str) -> None:
     """The same for a text, in UTF-8."""
     write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def open_own(path: Path, flags: int) -> int:
+    """A descriptor of a plain file that is written in place, in a run folder: what is to be there is nobody else's.
+
+    Raises UserError where there is a link, a pipe, a device or a folder instead. A file that has another name too (a
+    hard link, such as a backup's) is copied first, and the other name keeps what it had.
+    """
+    try:  # without waiting for the other end of a pipe
+        descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY, 0o644)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR) and path.parent.is_dir():
+            raise UserError(_NOT_OURS.format(path)) from error
+        raise
+    kept = os.fstat(descriptor)
+    if stat.S_ISREG(kept.st_mode) and kept.st_nlink == 1:
+        return descriptor
+    os.close(descriptor)
+    if not stat.S_ISREG(kept.st_mode):
+        raise UserError(_NOT_OURS.format(path))
+    with path.open("rb") as shared:
+        write_atomically(path, lambda file: shutil.copyfileobj(shared, file))
+    return open_own(path, flags)
+
+
+def append_line(path: Path, line: str) -> None:
+    """Adds a line to a file of lines, in the place of what a killed process left of its own."""
+    descriptor = open_own(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+    try:
+        with naming(path):
+            whole = os.pread(descriptor, os.fstat(descriptor).st_size, 0).rfind(b"\n") + 1
+            os.ftruncate(descriptor, whole)
+            write_whole(descriptor, f"{line}\n".encode())
+    finally:
+        os.close(descriptor)
+
+
+def write_whole(descriptor: int, data: bytes) -> None:
+    """All of it: the system may take a part at a time."""
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def is_at(path: Path, descriptor: int) -> bool:
+    """Whether a name still leads to an open file: it may have been removed, or another file put in its place."""
+    try:
+        return os.path.samestat(os.lstat(path), os.fstat(descriptor))
+    except OSError:
+        return False
 
 
 def make_folder(folder: Path) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedlab_runner.errors import UserError
-from fedlab_runner.files import TEMPORARY, sync_folder
+from fedlab_runner.files import TEMPORARY, open_own, sync_folder
 
 _log = logging.getLogger(__name__)
 MODES = {1: "L", 3: "RGB"}  # by channels
@@ -60,7 +60,7 @@ def decode_mapped(paths: Sequence[Path], size: tuple[int, int, int], refuse: Ref
     folder.mkdir(parents=True, exist_ok=True)
     if not paths:
         return torch.empty(shape, dtype=torch.uint8)
-    with file.with_suffix(".lock").open("w") as lock:
+    with os.fdopen(open_own(file.with_suffix(".lock"), os.O_WRONLY | os.O_CREAT), "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         fault = _fault(file, math.prod(shape)) if file.exists() else ""
         if fault:
@@ -73,7 +73,8 @@ def decode_mapped(paths: Sequence[Path], size: tuple[int, int, int], refuse: Ref
 def _write(file: Path, paths: Sequence[Path], size: tuple[int, int, int], refuse: Refuse) -> None:
     temporary = file.with_suffix(TEMPORARY)  # one name, under the lock: what a killed process left is written over
     try:
-        with temporary.open("w+b") as out:
+        with os.fdopen(open_own(temporary, os.O_RDWR | os.O_CREAT), "w+b") as out:
+            out.truncate()
             for begin in range(0, len(paths), _AT_ONCE):
                 out.write(decode(paths[begin : begin + _AT_ONCE], size, refuse).numpy().data)
             out.flush()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedlab_runner.drawing import save
 from fedlab_runner.files import write_text_atomically
 
 if TYPE_CHECKING:
@@ -70,8 +71,7 @@ def plot_partition(
     left, right = figure.subplots(1, 2, width_ratios=(3.2, 1))
     _heat_map(figure, left, counts, _names(class_names, num_classes))
     _histogram(right, counts.sum(1))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    save(figure, path)
 
 
 def _num_classes(labels: np.ndarray, class_names: Sequence[str]) -> int:

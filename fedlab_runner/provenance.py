@@ -6,7 +6,7 @@ import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from fedlab_runner.files import naming
+from fedlab_runner.files import append_line
 
 FILE = "commands.jsonl"
 
@@ -17,10 +17,7 @@ def record(folder: Path, command: str | None, threads: int) -> str | None:
     """
     commit, versions = _commit(), {"python": platform.python_version(), **_versions()}
     line = {"command": command, "commit": commit, "threads": threads, "versions": versions}
-    with naming(folder / FILE), (folder / FILE).open("a+b") as file:
-        file.seek(0)
-        file.truncate(file.read().rfind(b"\n") + 1)  # what a killed process left of its line
-        file.write(json.dumps(line).encode() + b"\n")
+    append_line(folder / FILE, json.dumps(line))
     return commit
 
 

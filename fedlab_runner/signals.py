@@ -17,13 +17,14 @@ AGAIN_SECONDS = 0.01  # until a signal whose exception was lost is raised once m
 
 @contextmanager
 def raised() -> Iterator[None]:
-    """SIGTERM and SIGINT raise Interrupted in the main thread; a second one acts as it did before: stop at once.
+    """SIGTERM, SIGINT and SIGHUP raise Interrupted in the main thread; a second one acts as before: stop at once.
 
-    Only where nobody else decided what they do: a launcher's handlers and the ignored SIGINT of a background job stay.
+    Only where nobody else decided what they do: a launcher's handlers stay, and so do the ignored SIGINT of a
+    background job and the ignored SIGHUP of nohup.
     """
     before = {}
     if threading.current_thread() is threading.main_thread():
-        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
         defaults = (signal.SIG_DFL, signal.default_int_handler)
         before = {number: handler for number, handler in before.items() if handler in defaults}
 

@@ -28,7 +28,7 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from fedlab_runner import sealed
+from fedlab_runner import sealed, terminal
 from fedlab_runner.files import write_text_atomically
 from fedlab_runner.run_id import digest
 from fedlab_runner.system import SHARED_BY, jobs_at_once
@@ -91,6 +91,7 @@ class SweepCallback(Callback):
     """Opens the folder of a sweep in the process that starts it, and lets go of what Hydra would keep of each job."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        terminal.optional()
         overrides = list(config.hydra.overrides.task)
         folder = Path(config.hydra.sweep.dir).absolute() / "sweeps" / sweep_id(overrides)
         (folder / "jobs").mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fedlab_runner.errors import UserError
-from fedlab_runner.files import make_folder, naming, sync_folder
+from fedlab_runner.files import make_folder, naming, open_own, sync_folder
 
 PLACES = ("device", "host", "disk")
 FOLDER = "tables"
@@ -156,7 +156,7 @@ class SlotFile:
                     self._descriptor = os.dup(file.fileno())
             else:
                 make_folder(self._path.parent)
-                self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                self._descriptor = open_own(self._path, os.O_RDWR | os.O_CREAT)
                 sync_folder(self._path.parent)
             weakref.finalize(self, os.close, self._descriptor)
         return self._descriptor

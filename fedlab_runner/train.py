@@ -20,7 +20,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from fedlab_runner import cli_errors, composing, keys, signals, sweep
+from fedlab_runner import cli_errors, composing, keys, signals, sweep, terminal
 from fedlab_runner.config import conf_dir, register_resolvers
 from fedlab_runner.errors import Diverged, Interrupted, Pruned, UserError
 from fedlab_runner.system import SHARED_BY
@@ -35,6 +35,7 @@ class JobFailed(BaseException):
     """Carries the error of a single run (its cause) out of Hydra, which prints lines of its own for an Exception."""
 
 
+@terminal.kept()
 def main() -> int:
     """Run the command line and return the exit code."""
     arguments = sys.argv[1:]
@@ -45,7 +46,10 @@ def main() -> int:
             if get_args_parser().parse_known_args(arguments)[0].experimental_rerun:
                 raise UserError("--experimental-rerun reads a pickle, which may run anything: use the run's command")
             with signals.raised(), composing.checked():
-                hydra.main(config_path=str(conf_dir()), config_name="train", version_base="1.3")(job)()
+                try:
+                    hydra.main(config_path=str(conf_dir()), config_name="train", version_base="1.3")(job)()
+                finally:
+                    sys.stdout.flush()  # what --cfg and its like have printed is an answer: it may not get lost
             code = 0
         except KeyboardInterrupt:
             code = _report(Interrupted(signal.SIGINT), arguments)
@@ -59,6 +63,7 @@ def main() -> int:
         return code
 
 
+@terminal.kept()  # in a launcher's process too
 def job(cfg: DictConfig) -> float:
     """One experiment, as Hydra calls it, in this process or in a launcher's; the objective."""
     if HydraConfig.get().mode != RunMode.MULTIRUN:
@@ -98,6 +103,7 @@ def _requeued(error: Exception) -> bool:
 
 
 def _run(cfg: DictConfig) -> float:
+    terminal.optional()
     with signals.raised():
         from fedlab_runner import runner  # torch and all the rest: not for --help, not for shell completion
 

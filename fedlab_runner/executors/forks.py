@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 LOOK_SECONDS = 5.0  # how often helpers are looked at while the parent waits for them
 STUCK_SECONDS = 60.0  # a helper that has used no CPU time for so long is given up
 MOST_WORDS = 500  # of a helper's last words
-_SIGNALS = {signal.SIGINT, signal.SIGTERM}
+_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
 class Helper(NamedTuple):
@@ -47,7 +47,8 @@ def fork(helpers: list[Helper], run: Callable[[socket.socket], None], *descripto
         try:
             die_with_parent(parent)
             for number in _SIGNALS:
-                signal.signal(number, signal.SIG_DFL)
+                if signal.getsignal(number) != signal.SIG_IGN:  # nohup is for helpers too
+                    signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             for line in (ours, *(other.line for other in helpers)):
                 line.close()

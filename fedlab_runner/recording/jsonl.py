@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import math
 import os
 from collections.abc import Iterable, Mapping
@@ -9,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from fedlab_runner.errors import UserError
-from fedlab_runner.files import make_folder, naming, sync_folder
+from fedlab_runner.files import is_at, make_folder, naming, open_own, sync_folder, write_atomically, write_whole
 
 Row = dict[str, Any]
+_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+_log = logging.getLogger(__name__)
 
 
 def clean(value: Any) -> Any:
@@ -63,7 +66,7 @@ class JsonLines:
         self._size, self._sha256, self._digests = 0, hashlib.sha256(), []
         for line, row in found:
             self._keep(line, row)
-        self._descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._descriptor = open_own(self.path, _FLAGS)
         with naming(self.path):
             os.ftruncate(self._descriptor, self._size)
         sync_folder(self.path.parent)
@@ -94,18 +97,28 @@ class JsonLines:
     def append(self, round: int, numbers: Mapping[str, Any]) -> Row:
         """Writes one line and returns its row as a reader will find it."""
         assert self._descriptor is not None, "open comes first"
-        line = rest = encode(round, numbers)
+        line = encode(round, numbers)
         with naming(self.path):
-            while rest:
-                rest = rest[os.write(self._descriptor, rest) :]
+            write_whole(self._descriptor, line)
         self._keep(line, decode(line))
         return self.rows[-1]
 
     def sync(self) -> None:
-        """Forces what was appended to disk."""
+        """Forces what was appended to disk. A file that somebody has removed, replaced or cut is written anew, with a
+        warning.
+        """
         if self._descriptor is not None:
+            if not is_at(self.path, self._descriptor) or os.fstat(self._descriptor).st_size != self._size:
+                self._write_anew()
             with naming(self.path):
                 os.fsync(self._descriptor)
+
+    def _write_anew(self) -> None:
+        _log.warning("%s was removed or changed while the run was at work: it is written anew from memory", self.path)
+        lines = [encode(row["round"], {key: row[key] for key in row if key != "round"}) for row in self.rows]
+        write_atomically(self.path, lambda file: file.writelines(lines))
+        self.close()
+        self._descriptor = open_own(self.path, _FLAGS)
 
     def close(self) -> None:
         if self._descriptor is not None:

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
+from fedlab_runner import terminal
 from fedlab_runner.errors import UserError
 from fedlab_runner.files import write_atomically, write_text_atomically
 from fedlab_runner.report import build, comma, html, markdown
@@ -15,6 +16,7 @@ from fedlab_runner.report import paper as papers
 from fedlab_runner.report.runs import find, to_come
 
 
+@terminal.kept()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     parser = argparse.ArgumentParser(
@@ -31,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    terminal.optional()  # the page is there
     print(f"{subtitle}\n{os.path.relpath(page)}")
     return 0
 
