@@ -1,24 +1,18 @@
-"""Checkpoints that a kill at any instant cannot spoil, and the lock that keeps two processes out of one run folder."""
+"""Checkpoints that a kill at any instant cannot spoil."""
 
-import fcntl
 import hashlib
 import io
 import json
 import logging
-import os
 import re
-import socket
 import struct
-import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, BinaryIO, Self, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from fedlab_runner.errors import UserError
-from fedlab_runner.files import TEMPORARY, make_folder, open_own, write_atomically
+from fedlab_runner.files import TEMPORARY, open_to_read, write_atomically
 from fedlab_runner.signals import deferred
 
 if TYPE_CHECKING:
@@ -124,64 +118,6 @@ class CheckpointStore:
         yield from sorted(found, key=_round, reverse=True)
 
 
-class RunLock:
-    """Context manager: this process alone works in `folder`. The system lets go of it when the process ends in any way.
-
-    Raises UserError, naming the other process, where the folder is taken.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / ".lock"
-        self._descriptor: int | None = None
-
-    def __enter__(self) -> Self:
-        make_folder(self._path.parent)
-        # The file stays when the lock is gone: removing it would let two processes lock two files of one name.
-        descriptor = open_own(self._path, os.O_RDWR | os.O_CREAT)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.read(descriptor, 200).decode(errors="replace").strip() or "another process"
-            os.close(descriptor)
-            raise UserError(
-                f"{self._path.parent} is in use by {holder}: wait for it or stop it, or give another hydra.run.dir"
-            ) from None
-        except OSError as error:
-            _log.warning("%s cannot be locked (%s): let no second process work in it", self._path.parent, error)
-        self._descriptor = descriptor
-        with suppress(OSError):  # on a full disk the lock holds without a name
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
-        _held.add(self)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._descriptor is not None:
-            with suppress(OSError):  # where there are no locks
-                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
-        self._close()
-
-    def _close(self) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
-        _held.discard(self)
-
-
-_held: weakref.WeakSet[RunLock] = weakref.WeakSet()  # the locks of this process
-
-
-def _let_go() -> None:
-    for lock in list(_held):
-        lock._close()
-
-
-# A forked worker shares the locks and would hold them beyond our sudden death.
-os.register_at_fork(after_in_child=_let_go)
-
-
 class _Damaged(Exception):
     """A file that is not what was written; the message says in which way."""
 
@@ -229,7 +165,7 @@ def _prefix_digest(version: int, header: bytes) -> bytes:
 def _read(path: Path, fingerprints: Sequence[dict[str, Any]], device: "torch.device | str") -> tuple[int, Any]:
     import torch
 
-    with path.open("rb") as file:
+    with open_to_read(path) as file:
         prefix = file.read(_PREFIX.size)
         if len(prefix) < _PREFIX.size:
             raise _Damaged("too short")

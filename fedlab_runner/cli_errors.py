@@ -15,7 +15,7 @@ from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseExceptio
 
 from fedlab_runner import schema
 from fedlab_runner.config import conf_dir
-from fedlab_runner.errors import Diverged, UserError
+from fedlab_runner.errors import RunFailed, UserError
 
 # Choices that come with an extra of this package.
 EXTRAS = {
@@ -38,9 +38,9 @@ DISK = {
 
 def explain(error: BaseException, arguments: Sequence[str]) -> list[str] | None:
     """The lines to show for an error of a command with these arguments; None for a bug, which needs its traceback."""
-    known = next((each for each in _causes(error) if isinstance(each, UserError | Diverged)), error)
+    known = next((each for each in _causes(error) if isinstance(each, UserError | RunFailed)), error)
     # By convention our own code raises ValueError for users; one from inside a library is a bug of ours.
-    if isinstance(known, UserError | Diverged) or (type(known) is ValueError and _raised_in(known, "fedlab_runner.")):
+    if isinstance(known, UserError | RunFailed) or (type(known) is ValueError and _raised_in(known, "fedlab_runner.")):
         return str(known).splitlines() or [type(known).__name__]
     if of_disk(error):
         assert isinstance(error, OSError) and error.errno is not None

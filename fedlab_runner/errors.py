@@ -5,7 +5,11 @@ class UserError(ValueError):
     """Something that the user can mend: one line that names the key or file and the way out."""
 
 
-class Diverged(RuntimeError):
+class RunFailed(RuntimeError):
+    """A run cannot go on, by no fault of its command and config: one line that names what is lost and the way out."""
+
+
+class Diverged(RunFailed):
     """The model or its loss is no longer finite."""
 
 

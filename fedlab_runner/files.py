@@ -44,20 +44,20 @@ def write_text_atomically(path: Path, text: str) -> None:
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
-def open_own(path: Path, flags: int) -> int:
+def open_own(path: Path, flags: int, alone: bool = True) -> int:
     """A descriptor of a plain file that is written in place, in a run folder: what is to be there is nobody else's.
 
     Raises UserError where there is a link, a pipe, a device or a folder instead. A file that has another name too (a
-    hard link, such as a backup's) is copied first, and the other name keeps what it had.
+    hard link, such as a backup's) is copied first, if it is to be `alone`, and the other name keeps what it had.
     """
     try:  # without waiting for the other end of a pipe
         descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY, 0o644)
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR) and path.parent.is_dir():
+        if error.errno in (errno.ELOOP, errno.ENXIO) and path.parent.is_dir():
             raise UserError(_NOT_OURS.format(path)) from error
         raise
     kept = os.fstat(descriptor)
-    if stat.S_ISREG(kept.st_mode) and kept.st_nlink == 1:
+    if stat.S_ISREG(kept.st_mode) and not (alone and kept.st_nlink > 1):
         return descriptor
     os.close(descriptor)
     if not stat.S_ISREG(kept.st_mode):
@@ -65,6 +65,17 @@ def open_own(path: Path, flags: int) -> int:
     with path.open("rb") as shared:
         write_atomically(path, lambda file: shutil.copyfileobj(shared, file))
     return open_own(path, flags)
+
+
+def open_to_read(path: Path) -> BinaryIO:
+    """A plain file of a run folder, or what a link there leads to. UserError for a pipe or a device, which may have no
+    end.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    raise UserError(f"{path} is no plain file, and is not read: delete it, or give another hydra.run.dir")
 
 
 def append_line(path: Path, line: str) -> None:

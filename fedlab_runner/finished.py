@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fedlab_runner.components import Components
 from fedlab_runner.export import FILE as MODEL
+from fedlab_runner.files import open_to_read
 from fedlab_runner.recorder import DIGEST, METRICS, SUMMARY, sealed, write_summary
 from fedlab_runner.recording.jsonl import decode
 from fedlab_runner.summary import summarise
@@ -20,8 +21,10 @@ def objective_of_finished(folder: Path, name: str, c: Components) -> float | Non
     """
     e = c.evaluation
     try:
-        summary = json.loads((folder / SUMMARY).read_text())
-        lines = (folder / METRICS).read_bytes().splitlines(keepends=True)[: summary["rounds"] + 1]
+        with open_to_read(folder / SUMMARY) as file:
+            summary = json.load(file)
+        with open_to_read(folder / METRICS) as file:
+            lines = file.read().splitlines(keepends=True)[: summary["rounds"] + 1]
         rows = [decode(line) for line in lines]
     except (OSError, ValueError, TypeError, KeyError):
         return None

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+FILE = "partition.csv"
 EACH_CLIENT = 100  # up to so many clients are drawn in their order; more are sorted by size
 EACH_CLASS = 30  # up to so many classes are named in the picture
 COLUMNS = 1000  # of the heat map, at most: about its pixels; more clients are averaged with their neighbours
@@ -50,7 +51,7 @@ def write_partition_table(
     columns, rows = partition_table(split, labels, class_names)
     table = io.StringIO(newline="")
     csv.writer(table).writerows([columns, *rows])
-    write_text_atomically(folder / "partition.csv", table.getvalue())
+    write_text_atomically(folder / FILE, table.getvalue())
     counts = class_counts(split, labels, len(columns) - 2)
     write_text_atomically(folder / "partition.md", _summary(counts))
 

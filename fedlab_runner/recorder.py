@@ -1,7 +1,7 @@
 """What a run shows as it goes: `metrics.jsonl`, `timings.jsonl`, `summary.json`, a W&B run, a view on the terminal."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -40,8 +40,12 @@ class Recorder:
         job_type: str,
         commit: str | None,
         show_summary: bool = True,
+        hold: Callable[[], None] = lambda: None,
     ) -> None:
-        self._folder = folder
+        """`hold` makes sure that the folder is still this run's, and raises where it is not; it is called before what
+        was recorded is taken to be there.
+        """
+        self._folder, self._hold = folder, hold
         self._metrics = JsonLines(folder / METRICS)
         self._timings = JsonLines(folder / TIMINGS)
         self._tracker = Tracker(logger, run_id=run_id, config=clean(config), job_type=job_type, commit=commit)
@@ -97,7 +101,10 @@ class Recorder:
         self._tracker.model(path)
 
     def sync(self) -> None:
-        """Forces the files to disk: done before a checkpoint, whose rounds must not be missing here."""
+        """Forces the files to disk: done before a checkpoint, whose rounds must not be missing here. What somebody has
+        removed or changed meanwhile is written anew.
+        """
+        self._hold()
         self._metrics.sync()
         self._timings.sync()
 
@@ -121,6 +128,7 @@ class Recorder:
         taken up again, W&B's copy of it included.
         """
         self.sync()
+        self._metrics.verify()
         summary = clean(summary)
         rows = ("at_best", "final")  # it has those itself
         self._tracker.summary({key: value for key, value in summary.items() if key not in rows})

@@ -13,30 +13,25 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from fedlab_runner import provenance
-from fedlab_runner.block_report import block_table, plot_blocks
 from fedlab_runner.blocks import BlockPartition, with_their_blocks
 from fedlab_runner.building import draw_topology, model_families
-from fedlab_runner.checkpoint import CheckpointStore, RunLock
+from fedlab_runner.checkpoint import CheckpointStore
 from fedlab_runner.clock import RoundClock
 from fedlab_runner.components import Components
 from fedlab_runner.config import Checked, check
 from fedlab_runner.data import Data, Examples, digest_of
-from fedlab_runner.diagnostic_plots import plot_diagnostics
 from fedlab_runner.errors import UserError
-from fedlab_runner.evaluation import CLASS_PREFIX
-from fedlab_runner.export import FILE as MODEL
-from fedlab_runner.export import save_models
 from fedlab_runner.federation import Federation
-from fedlab_runner.files import remove_leftovers, write_text_atomically
+from fedlab_runner.files import remove_leftovers
 from fedlab_runner.finished import objective_of_finished
 from fedlab_runner.giving_up import Watch
 from fedlab_runner.hybrid import check_blocks
 from fedlab_runner.label_noise import add_label_noise
-from fedlab_runner.partition_report import partition_table, plot_partition, write_partition_table
-from fedlab_runner.plots import plot_curves, plot_staleness
+from fedlab_runner.leaving import Leaving
+from fedlab_runner.lock import RunLock
 from fedlab_runner.population import Population, split_off
 from fedlab_runner.recorder import Recorder
 from fedlab_runner.recording.jsonl import Row
@@ -47,10 +42,8 @@ from fedlab_runner.simulation import Simulation
 from fedlab_runner.summary import summarise
 from fedlab_runner.system import keep_freed_memory
 from fedlab_runner.threads import set_threads
-from fedlab_runner.topology_plot import plot_topology
 
 _log = logging.getLogger("fedlab_runner")
-LOGGED_CLIENTS = 1000  # of the clients x classes table that goes to W&B
 
 
 @dataclass(frozen=True)
@@ -84,14 +77,16 @@ def run_in(folder: Path, cfg: DictConfig, command: str | None = None) -> float:
     `command`, if there is one that does the same, is noted in the folder."""
     checked = check(cfg)
     components, name = checked.build(), checked.run_id
-    with RunLock(folder):
+    with RunLock(folder) as lock:
         finished = objective_of_finished(folder, name, components)
         if finished is not None:
             judged = f"{components.evaluation.summary} of {components.evaluation.metric}"
             _log.info("%s is finished already: %s %.4f; delete %s to run it anew", name, judged, finished, folder)
             return finished
         return float(
-            _run_locked(folder, name, checked, components, prepare(components, folder), command).summary["objective"]
+            _run_locked(folder, lock, name, checked, components, prepare(components, folder), command).summary[
+                "objective"
+            ]
         )
 
 
@@ -99,14 +94,15 @@ def run_whole(folder: Path, cfg: DictConfig) -> Outcome:
     """The same for a caller who wants more than the objective; a finished run is loaded from its last checkpoint."""
     checked = check(cfg)
     components, name = checked.build(), checked.run_id
-    with RunLock(folder):
+    with RunLock(folder) as lock:
         done = max(CheckpointStore(folder, components.checkpoint.keep).rounds(), default=0)
         if done > components.rounds:
             raise UserError(
                 f"rounds must be >= {done}, got {components.rounds}: the run in {folder} has gone on so far; or give "
                 "another folder"
             )
-        return _run_locked(folder, name, checked, components, prepare(components, folder), None, show_summary=False)
+        prepared = prepare(components, folder)
+        return _run_locked(folder, lock, name, checked, components, prepared, None, show_summary=False)
 
 
 def prepare(components: Components, folder: Path | None = None) -> Prepared:
@@ -209,6 +205,7 @@ def _tested(held_out: int, data: Data, rest: Data, seed: int) -> Data:
 
 def _run_locked(
     folder: Path,
+    lock: RunLock,
     name: str,
     checked: Checked,
     c: Components,
@@ -219,12 +216,13 @@ def _run_locked(
     """Runs to the end in a run folder, and leaves there the config, the summary and the plots; Pruned if `pruning` in a
     sweep wants no more of it.
     """
-    plots, watch = folder / "plots", Watch(folder, c.pruning, c.evaluation, c.rounds)
+    watch = Watch(folder, c.pruning, c.evaluation, c.rounds)
     remove_leftovers(folder, folder / "checkpoints")
     watch.start()
     fed = prepared.simulation.fed
     fed.executor = fed.executor.in_run(folder, c.rounds)
-    write_text_atomically(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(checked.values)))
+    record = partial(provenance.record, folder, command, torch.get_num_threads())
+    leaving = Leaving(folder, name, checked.values, prepared, record)
     recorder = Recorder(
         folder,
         c.logger,
@@ -232,60 +230,22 @@ def _run_locked(
         config=checked.values,
         rounds=c.rounds,
         job_type=type(c.algorithm).__name__,
-        commit=provenance.record(folder, command, torch.get_num_threads()),
+        commit=leaving.start(),
         show_summary=show_summary,
+        hold=lock.renew,
     )
     with recorder:
         store = CheckpointStore(folder, c.checkpoint.keep)
-        show = partial(_show_partition, folder, name, prepared, recorder)
+        show = partial(leaving.show_partition, recorder)
         look = partial(watch.look, recorder.rows)
         state = prepared.simulation.run(
             recorder, store, c.checkpoint, checked.fingerprint, on_start=show, on_round=look
         )
+        leaving.show_results(recorder, state, c.logger.save_model)
         rows, e = recorder.rows(), c.evaluation
-        plot_curves(plots / "curves.png", rows, name)
-        recorder.image("curves", plots / "curves.png")
-        if plot_staleness(plots / "staleness.png", rows, name):
-            recorder.image("staleness", plots / "staleness.png")
-        for picture in plot_diagnostics(plots, rows, name):
-            recorder.image(picture.stem, picture)
-        _show_classes(rows, prepared.data.class_names, recorder)
-        if c.logger.save_model:
-            save_models(folder / MODEL, prepared.simulation.evaluated(state), rows[-1]["round"])
-            recorder.model(folder / MODEL)
         summary = summarise(rows, e.metric, e.summary, e.last, e.every, c.rounds, e.target)
         recorder.finish({"run_id": name, **summary})  # the last that is written
     return Outcome(folder, rows, summary, state, prepared.simulation)
-
-
-def _show_partition(folder: Path, name: str, prepared: Prepared, recorder: Recorder) -> None:
-    """Who has what and who reaches whom, as tables and pictures in the run folder and in W&B."""
-    strata, classes = prepared.data.train.strata.numpy(), prepared.data.class_names
-    write_partition_table(folder, prepared.split, strata, classes)
-    plot_partition(folder / "plots" / "partition.png", prepared.split, strata, classes, name)
-    columns, rows = partition_table(prepared.split[:LOGGED_CLIENTS], strata, classes)
-    recorder.table("partition", columns, rows)
-    recorder.image("partition_plot", folder / "plots" / "partition.png")
-    fed = prepared.simulation.fed
-    if fed.topology is not None:
-        plot_topology(folder / "plots" / "topology.png", fed.topology, name)
-        recorder.image("topology", folder / "plots" / "topology.png")
-    if (blocks := fed.blocks) is not None:
-        columns, rows = block_table(blocks, prepared.split, strata, classes)
-        recorder.table("blocks", columns, rows)
-        plot_blocks(folder / "plots" / "blocks.png", columns, rows, name)
-        recorder.image("blocks_plot", folder / "plots" / "blocks.png")
-
-
-def _show_classes(rows: Sequence[Row], class_names: Sequence[str], recorder: Recorder) -> None:
-    """The last accuracy on each class as a table in W&B, where classes were evaluated."""
-    last: Row = {}
-    for row in rows:
-        last |= row
-    accuracies = [(c, last.get(f"{CLASS_PREFIX}{c}")) for c in range(len(class_names))]
-    table = [[class_names[c], accuracy] for c, accuracy in accuracies if accuracy is not None]
-    if table:
-        recorder.table("per_class", ["class", "accuracy"], table)
 
 
 @contextmanager

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedlab_runner.errors import UserError
+from fedlab_runner.files import open_to_read
+
 FORMAT = 1
 _MARK = ',\n "sha256": "'  # before the SHA-256 of all that stands before this
 
@@ -25,7 +28,11 @@ def read(path: Path) -> dict[str, Any]:
 
     Raises Damaged, and OSError where there is no such file.
     """
-    content = path.read_bytes()
+    try:
+        with open_to_read(path) as file:
+            content = file.read()
+    except UserError:
+        raise Damaged("is no plain file") from None
     try:
         whole = content.decode()
         values = json.loads(whole)

@@ -83,13 +83,14 @@ class Simulation:
         began = time.monotonic() - wall
         first, saved_round, saved_at, saving = now.round, now.round, time.monotonic(), 0.0
         written = True  # all that there is: before its first evaluation a run has nothing to go on from
+        begun = saved is not None  # there is a checkpoint, or something to write one of
         evaluation = None
         recorder.start(now.round if saved else -1)
         on_start()
 
         def save() -> None:
             nonlocal written, saved_round, saved_at, saving
-            if now.round > saved_round or not written:
+            if now.round > saved_round or not written or (begun and now.round not in store.rounds()):
                 began_saving = time.monotonic()
                 recorder.sync()  # a checkpoint must not outrun its metrics
                 self.fed.tables.sync()  # nor its rows
@@ -107,7 +108,7 @@ class Simulation:
                 evaluating = time.monotonic()
                 recorder.log(0, self._first_evaluation(now.state), {"time/wall": time.monotonic() - began})
                 evaluation = time.monotonic() - evaluating
-                written = False
+                written, begun = False, True
             _log.info("%s; %s", self._expected_time(now.round, evaluation), memory)
             while now.round < self.rounds:
                 started = time.monotonic()

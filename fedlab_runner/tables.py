@@ -7,7 +7,9 @@ folder has it, so that a round never spoils what a killed run goes on from. Rows
 file is sparse.
 """
 
+import logging
 import os
+import shutil
 import tempfile
 import weakref
 import zlib
@@ -19,8 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlab_runner.errors import UserError
-from fedlab_runner.files import make_folder, naming, open_own, sync_folder
+from fedlab_runner.errors import RunFailed
+from fedlab_runner.files import is_at, make_folder, naming, open_own, sync_folder, write_atomically
 
 PLACES = ("device", "host", "disk")
 FOLDER = "tables"
@@ -28,6 +30,8 @@ LIVE = np.iinfo(np.int64).max
 UNKNOWN = -1  # the checksum of a row that an older version wrote
 Kept = Tensor | int  # a row in memory, or its slot
 ALL = slice(None)
+AGAIN = "the same command goes on from the last checkpoint whose rows are whole"
+_log = logging.getLogger(__name__)
 
 
 def check_place(name: str, place: str) -> None:
@@ -75,14 +79,11 @@ class SlotFile:
         return slot
 
     def get(self, slot: int, columns: slice, device: torch.device) -> Tensor:
-        """The row of a slot, checked, or consecutive columns of it. UserError where it is not what was written."""
+        """The row of a slot, checked, or consecutive columns of it. RunFailed where it is not what was written."""
         begin, end, _ = columns.indices(self._length)
         values = self._values(slot, begin, end)
         if end - begin == self._length and not self._whole(slot, values):
-            raise UserError(
-                f"{self._path} is damaged in slot {slot}: the same command goes on from the last checkpoint whose rows "
-                "are whole"
-            )
+            raise RunFailed(f"{self._path} is damaged in slot {slot}: {AGAIN}")
         return values.to(device)
 
     def _whole(self, slot: int, values: Tensor) -> bool:
@@ -95,8 +96,7 @@ class SlotFile:
         while data:
             count = os.preadv(self._open(), [data], offset)
             if not count:
-                where = f"delete {self._path.parent.parent} to start the run anew" if self._path else "it was cut off"
-                raise UserError(f"{self._path} has not the rows that the checkpoint refers to: {where}")
+                raise RunFailed(f"{self._path} has not the rows that the run needs: {AGAIN}")
             data, offset = data[count:], offset + count
         return values
 
@@ -106,10 +106,29 @@ class SlotFile:
 
     def sync(self) -> None:
         """Forces to disk what was written: a checkpoint must not outrun its rows."""
+        self._mend()
         if self._dirty:
             with naming(self._path):
                 os.fdatasync(self._open())
             self._dirty = False
+
+    def _mend(self) -> None:
+        """Brings back a file whose name somebody has removed: the rows are there as long as it is open.
+
+        Raises RunFailed where rows that the State has were cut off.
+        """
+        if self._path is None or self._descriptor is None:
+            return
+        live = np.flatnonzero((self._born > 0) & (self._gone == LIVE))
+        if os.fstat(self._descriptor).st_size < (live.max(initial=-1) + 1) * self._row_bytes:
+            raise RunFailed(f"{self._path} was cut off while the run was at work, and rows are lost: {AGAIN}")
+        if not is_at(self._path, self._descriptor):
+            _log.warning("%s was removed while the run was at work: it is written anew", self._path)
+            with os.fdopen(os.dup(self._descriptor), "rb") as rows:  # all else is read and written by position
+                rows.seek(0)
+                write_atomically(self._path, lambda file: shutil.copyfileobj(rows, file))
+            self._close()
+            self._descriptor = None
 
     def state_dict(self) -> dict[str, Tensor]:
         """Which slots are whose."""
@@ -128,7 +147,7 @@ class SlotFile:
         for slot in np.flatnonzero((self._born <= round) & (round < self._gone)).tolist():
             try:
                 whole = self._whole(slot, self._values(slot, 0, self._length))
-            except UserError:
+            except RunFailed:
                 return f"{self._path} lacks rows of it"
             if not whole:
                 return f"{self._path} is damaged in slot {slot}"
@@ -158,7 +177,7 @@ class SlotFile:
                 make_folder(self._path.parent)
                 self._descriptor = open_own(self._path, os.O_RDWR | os.O_CREAT)
                 sync_folder(self._path.parent)
-            weakref.finalize(self, os.close, self._descriptor)
+            self._close = weakref.finalize(self, os.close, self._descriptor)
         return self._descriptor
 
 

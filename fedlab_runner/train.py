@@ -1,7 +1,7 @@
 """The one entry point: compose, check, run; whatever goes wrong ends in one clear line and an exit code.
 
-Exit codes: 0 done, 1 a run failed (diverged, disk full), 2 the command or the config is wrong, 128 + n stopped by
-signal n.
+Exit codes: 0 done, 1 a run failed (diverged, disk full, cluster lost), 2 the command or the config is wrong, 128 + n
+stopped by signal n.
 """
 
 import logging
@@ -20,9 +20,9 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from fedlab_runner import cli_errors, composing, keys, signals, sweep, terminal
+from fedlab_runner import cli_errors, composing, composition, keys, signals, sweep, terminal
 from fedlab_runner.config import conf_dir, register_resolvers
-from fedlab_runner.errors import Diverged, Interrupted, Pruned, UserError
+from fedlab_runner.errors import Interrupted, Pruned, RunFailed, UserError
 from fedlab_runner.system import SHARED_BY
 
 log = logging.getLogger("fedlab_runner")
@@ -104,6 +104,7 @@ def _requeued(error: Exception) -> bool:
 
 def _run(cfg: DictConfig) -> float:
     terminal.optional()
+    composition.write(cfg)
     with signals.raised():
         from fedlab_runner import runner  # torch and all the rest: not for --help, not for shell completion
 
@@ -127,7 +128,7 @@ def _report(error: BaseException, arguments: list[str]) -> int:
         return 1
     for line in lines:
         print(f"error: {keys.redacted(line)}", file=sys.stderr)
-    return 1 if isinstance(error, Diverged) or cli_errors.of_disk(error) else 2
+    return 1 if isinstance(error, RunFailed) or cli_errors.of_disk(error) else 2
 
 
 @contextmanager

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from fedlab_runner import checkpoint, signals
-from fedlab_runner.checkpoint import Checkpointing, CheckpointStore, RunLock
+from fedlab_runner.checkpoint import Checkpointing, CheckpointStore
 from fedlab_runner.errors import Interrupted, UserError
+from fedlab_runner.lock import RunLock
 
 ROOT = Path(__file__).parents[1]
 CONFIG = {"algorithm": {"name": "fedavg", "mu": 0.1, "betas": (0.9, 0.99)}, "seed": 0}
@@ -284,7 +285,7 @@ def test_the_config_file_fits_the_class() -> None:
 # The lock
 
 HOLD = (
-    "import sys; from pathlib import Path; from fedlab_runner.checkpoint import RunLock\n"
+    "import sys; from pathlib import Path; from fedlab_runner.lock import RunLock\n"
     "with RunLock(Path(sys.argv[1])):\n"
     "    print('held', flush=True); sys.stdin.readline()\n"
 )
@@ -327,7 +328,7 @@ def test_a_file_system_without_locks_is_a_warning(
     def unknown(descriptor: int, operation: int) -> None:
         raise OSError(37, "No locks available")
 
-    monkeypatch.setattr("fedlab_runner.checkpoint.fcntl.flock", unknown)
+    monkeypatch.setattr("fedlab_runner.lock.fcntl.flock", unknown)
     with RunLock(tmp_path):
         pass
     assert "cannot be locked" in caplog.text and "No locks available" in caplog.text
@@ -336,7 +337,7 @@ def test_a_file_system_without_locks_is_a_warning(
 FORKING = """
 import os, sys, time
 from pathlib import Path
-from fedlab_runner.checkpoint import RunLock
+from fedlab_runner.lock import RunLock
 with RunLock(Path(sys.argv[1])):
     if os.fork() == 0:
         print(os.getpid(), flush=True)  # the worker says so itself: what a fork sets off in it is done by then

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from crash import FAMILIES, TINY, Ended, Template, results
 
-from fedlab_runner import checkpoint, train
-from fedlab_runner.checkpoint import RunLock
+from fedlab_runner import lock, train
+from fedlab_runner.lock import RunLock
 
 RUN = FAMILIES["tables_scaffold"].split()
 
@@ -169,8 +169,8 @@ def test_a_thousand_runs_of_one_process_leave_no_callback(tmp_path: Path, monkey
     monkeypatch.setattr(os, "register_at_fork", lambda **callbacks: registered.append(callbacks))
     for _ in range(1000):
         with RunLock(tmp_path):
-            assert len(checkpoint._held) == 1
-    assert not registered and not checkpoint._held
+            assert len(lock._held) == 1
+    assert not registered and not lock._held
 
 
 JUMPING = """

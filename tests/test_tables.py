@@ -11,7 +11,7 @@ import pytest
 import torch
 from toy import algorithm, federation, run, tensors
 
-from fedlab_runner.errors import UserError
+from fedlab_runner.errors import RunFailed
 from fedlab_runner.packing import pack, unpack
 from fedlab_runner.tables import PLACES, SlotFile, Tables
 
@@ -119,8 +119,8 @@ def test_a_lost_file_is_said_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "tables" / "rows_4_float32.bin").unlink()
     again = Tables(tmp_path, CPU)
     again.load_state_dict(state)
-    message = f"{tmp_path}/tables/rows_4_float32.bin has not the rows that the checkpoint refers to: delete {tmp_path} "
-    with pytest.raises(UserError, match=rf"^{re.escape(message)}to start the run anew$"):
+    message = f"{tmp_path}/tables/rows_4_float32.bin has not the rows that the run needs: the same command goes on "
+    with pytest.raises(RunFailed, match=rf"^{re.escape(message)}from the last checkpoint whose rows are whole$"):
         again.rows("disk", 4, torch.float32).get(kept)
 
 

@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from fedlab_runner.errors import UserError
-from fedlab_runner.files import is_at, make_folder, naming, open_own, sync_folder, write_atomically, write_whole
+from fedlab_runner.files import (
+    is_at,
+    make_folder,
+    naming,
+    open_own,
+    open_to_read,
+    sync_folder,
+    write_atomically,
+    write_whole,
+)
 
 Row = dict[str, Any]
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT
@@ -113,6 +122,13 @@ class JsonLines:
             with naming(self.path):
                 os.fsync(self._descriptor)
 
+    def verify(self) -> None:
+        """Reads the whole file: one that is not what was written is written anew, with a warning."""
+        with open_to_read(self.path) as file:
+            same = hashlib.file_digest(file, "sha256").hexdigest() == self.digest()
+        if not same:
+            self._write_anew()
+
     def _write_anew(self) -> None:
         _log.warning("%s was removed or changed while the run was at work: it is written anew from memory", self.path)
         lines = [encode(row["round"], {key: row[key] for key in row if key != "round"}) for row in self.rows]
@@ -135,7 +151,7 @@ class JsonLines:
         """The leading whole lines with the rows up to `round`."""
         if not self.path.exists():
             return []
-        with self.path.open("rb") as file:
+        with open_to_read(self.path) as file:
             return _head(file, round)
 
 
