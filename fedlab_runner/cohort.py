@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedlab_runner import attempt
 from fedlab_runner.executors.need import check_memory
 from fedlab_runner.executors.work import Correct, Loss, PerStep, Perturb, Work
 from fedlab_runner.local import LocalTraining
@@ -129,7 +130,9 @@ class Cohort:
         )
         check_memory(work)
         fed.count_client_flops(work)
+        attempt.at("local training", fed.round + 1)
         y, self.last_loss = fed.executor.train(work)
+        attempt.at("algorithm")
         y, good = fed.guard.trained(self.client_ids, start, y, self.last_loss, self.task, self.local.update_norm)
         sizes, losses = self.num_examples[good], self.last_loss[good]
         if counted and (total := int(sizes.sum())):

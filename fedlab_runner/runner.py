@@ -16,6 +16,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from fedlab_runner import provenance
+from fedlab_runner.attempt import Attempt
 from fedlab_runner.blocks import BlockPartition, with_their_blocks
 from fedlab_runner.building import draw_topology, model_families
 from fedlab_runner.checkpoint import CheckpointStore
@@ -83,11 +84,9 @@ def run_in(folder: Path, cfg: DictConfig, command: str | None = None) -> float:
             judged = f"{components.evaluation.summary} of {components.evaluation.metric}"
             _log.info("%s is finished already: %s %.4f; delete %s to run it anew", name, judged, finished, folder)
             return finished
-        return float(
-            _run_locked(folder, lock, name, checked, components, prepare(components, folder), command).summary[
-                "objective"
-            ]
-        )
+        with Attempt(folder):
+            outcome = _run_locked(folder, lock, name, checked, components, prepare(components, folder), command)
+        return float(outcome.summary["objective"])
 
 
 def run_whole(folder: Path, cfg: DictConfig) -> Outcome:
@@ -101,8 +100,9 @@ def run_whole(folder: Path, cfg: DictConfig) -> Outcome:
                 f"rounds must be >= {done}, got {components.rounds}: the run in {folder} has gone on so far; or give "
                 "another folder"
             )
-        prepared = prepare(components, folder)
-        return _run_locked(folder, lock, name, checked, components, prepared, None, show_summary=False)
+        with Attempt(folder):
+            prepared = prepare(components, folder)
+            return _run_locked(folder, lock, name, checked, components, prepared, None, show_summary=False)
 
 
 def prepare(components: Components, folder: Path | None = None) -> Prepared:

@@ -95,3 +95,8 @@ def check() -> None:
     if _asked:
         _lost.clear()
         raise Interrupted(_asked[-1])
+
+
+def name(number: int) -> str:
+    """SIGSEGV and the like; `signal 99` for one that has no name."""
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from fedlab_runner import signals
+from fedlab_runner import attempt, signals
 from fedlab_runner.algorithm import Algorithm
 from fedlab_runner.analyses import Analysis
 from fedlab_runner.checkpoint import Checkpointing, CheckpointStore
@@ -91,6 +91,7 @@ class Simulation:
         def save() -> None:
             nonlocal written, saved_round, saved_at, saving
             if now.round > saved_round or not written or (begun and now.round not in store.rounds()):
+                attempt.at("checkpoint", now.round)
                 began_saving = time.monotonic()
                 recorder.sync()  # a checkpoint must not outrun its metrics
                 self.fed.tables.sync()  # nor its rows
@@ -109,6 +110,7 @@ class Simulation:
                 recorder.log(0, self._first_evaluation(now.state), {"time/wall": time.monotonic() - began})
                 evaluation = time.monotonic() - evaluating
                 written, begun = False, True
+            attempt.at("time estimate")
             _log.info("%s; %s", self._expected_time(now.round, evaluation), memory)
             while now.round < self.rounds:
                 started = time.monotonic()
@@ -119,6 +121,7 @@ class Simulation:
                 done = time.monotonic()
                 timings = {"round": trained - started, "evaluation": done - trained, "wall": done - began}
                 timings = self.fed.timings() | {f"time/{key}": value for key, value in timings.items()}
+                attempt.at("records")
                 recorder.log(now.round + 1, metrics, timings)
                 now = Snapshot(now.round + 1, state, self.fed.state_dict(), memory)
                 if self.evaluation.due(now.round, self.rounds):
@@ -136,6 +139,7 @@ class Simulation:
                 _log.warning("the last round could not be checkpointed: %s", error)
             raise
         save()
+        attempt.at("plots and summary")
         return now.state
 
     def _expected_time(self, done: int, evaluation: float | None) -> str:
@@ -169,6 +173,7 @@ class Simulation:
         """One round from a snapshot: the next State and the round's metrics."""
         fed = self.fed
         fed.begin(now.round, self.lr_schedule.factor(now.round))
+        attempt.at("algorithm", now.round + 1)
         state = self.algorithm.round(now.state, fed)
         metrics = {**fed.collect(), "local/lr": fed.lr}
         loss = metrics.get("train/loss", 0.0)
@@ -191,6 +196,7 @@ class Simulation:
     def _evaluate(self, state: Any, round: int) -> dict[str, float]:
         if not self.evaluation.due(round, self.rounds):
             return {}
+        attempt.at("evaluation", round)
         fed, models = self.fed, self.algorithm.models(state)
         if not isinstance(models, Tensor):
             return self._client_models.evaluate(models, self.algorithm.more_models(state, fed))

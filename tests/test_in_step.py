@@ -92,7 +92,7 @@ def test_what_a_dead_worker_leaves_is_learnt_again(
     expected, _ = learnt(1)
     found, _ = learnt(3, act=in_workers_only(act))
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
-    said = {"killed": "signal 9", "error": "of the worker's own", "hangs": "has stood still"}
+    said = {"killed": "was killed by SIGKILL", "error": "of the worker's own", "hangs": "has stood still"}
     assert said[end] in caplog.text and "done again in one process" in caplog.text
 
 

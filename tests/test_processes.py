@@ -171,7 +171,8 @@ def test_what_dead_workers_leave_is_trained_again(caplog: pytest.LogCaptureFixtu
     kill = in_workers_only(lambda: os.kill(os.getpid(), signal.SIGKILL))
     result = train(federation(executor=Processes(3, LOOP)), correct=kill)
     assert torch.equal(result[0], train(federation())[0])
-    assert "ended early (signal 9)" in caplog.text and "are trained again" in caplog.text and nobody_is_left(forked)
+    assert "was killed by SIGKILL in round 1 (local training)" in caplog.text
+    assert "are trained again" in caplog.text and nobody_is_left(forked)
 
 
 def test_a_worker_that_stands_still_is_given_up(
@@ -199,7 +200,9 @@ def test_an_error_of_workers_alone_is_told(caplog: pytest.LogCaptureFixture, for
 
     result = train(federation(executor=Processes(2, LOOP)), correct=in_workers_only(fail))
     assert torch.equal(result[0], train(federation())[0])
-    assert "ended early (ArithmeticError: not here)" in caplog.text and nobody_is_left(forked)
+    assert "ended early in round 1 (local training) (ArithmeticError: not here)" in caplog.text and nobody_is_left(
+        forked
+    )
 
 
 PROGRAM = """

@@ -10,6 +10,8 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from fedlab_runner import attempt
+from fedlab_runner.signals import name
 from fedlab_runner.system import cpu_seconds, die_with_parent
 
 _log = logging.getLogger(__name__)
@@ -100,8 +102,10 @@ def bury(helpers: list[Helper], dead: Helper, said: bytes) -> str:
     helpers.remove(dead)
     dead.line.close()
     code = os.waitstatus_to_exitcode(os.waitpid(dead.pid, 0)[1])
-    cause = said.decode(errors="replace") or (f"signal {-code}" if code < 0 else f"exit code {code}")
-    return f"worker process {dead.pid} ended early ({cause})"
+    if code < 0 and not said:
+        return f"worker process {dead.pid} was killed by {name(-code)} in {attempt.place()}"
+    cause = said.decode(errors="replace") or f"exit code {code}"
+    return f"worker process {dead.pid} ended early in {attempt.place()} ({cause})"
 
 
 def _received(line: socket.socket) -> bytes:
