@@ -6,7 +6,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast
 import torch
 from torch import Tensor
 
-from fedlab_runner.plots import COUNT_PREFIX
+from fedlab_runner.metric_keys import COUNT_PREFIX
 
 Upload = TypeVar("Upload", bound=tuple[Tensor, ...])
 

@@ -34,7 +34,7 @@ class Checkpointing:
     """When to write a checkpoint, and how many to keep. seconds, rounds: since the last one; None: no such rule.
 
     `share`: of the time that checkpoints under the rule `seconds` take at most, by waiting longer where they are slow.
-    `same_data`: whether a run must go on with the examples that it began with.
+    `same_data`, `same_code`: whether a run must go on with the examples, and the code, that it began with.
     """
 
     seconds: float | None
@@ -42,6 +42,7 @@ class Checkpointing:
     share: float
     keep: int
     same_data: bool
+    same_code: bool
 
     def __post_init__(self) -> None:
         for name, least in (("seconds", 0), ("rounds", 1), ("keep", 1)):

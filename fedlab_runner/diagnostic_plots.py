@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedlab_runner.drawing import BLUE, GREY, ORANGE, STYLE, new_figure, save, series
-from fedlab_runner.plots import TRUE_COSINE_PREFIX
+from fedlab_runner.metric_keys import TRUE_COSINE_PREFIX
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,13 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedlab_runner.drawing import BLUE, GREY, ORANGE, STYLE, new_figure, save, series
+from fedlab_runner.metric_keys import COUNT_PREFIX
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-COUNT_PREFIX = "late/staleness_count/"  # a metric key of a round: how many updates arrived with that staleness
-TRUE_COSINE_PREFIX = "analysis/true_cosine/"  # cosine of this round's true update to that of the round which follows
-FILE_ONLY = (COUNT_PREFIX, TRUE_COSINE_PREFIX)  # a chart each would be too many: pictures say it better
 
 
 def plot_curves(path: Path, rows: Sequence[Mapping[str, Any]], title: str) -> None:

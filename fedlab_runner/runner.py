@@ -2,7 +2,6 @@
 
 import logging
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -27,7 +26,7 @@ from fedlab_runner.data import Data, Examples, digest_of
 from fedlab_runner.errors import UserError
 from fedlab_runner.federation import Federation
 from fedlab_runner.files import remove_leftovers
-from fedlab_runner.finished import objective_of_finished
+from fedlab_runner.finished import CODE, objective_of_finished
 from fedlab_runner.giving_up import Watch
 from fedlab_runner.hybrid import check_blocks
 from fedlab_runner.label_noise import add_label_noise
@@ -40,6 +39,7 @@ from fedlab_runner.rng import Purpose, generator
 from fedlab_runner.run_id import SERVER_DATA, digest
 from fedlab_runner.server import ServerData
 from fedlab_runner.simulation import Simulation
+from fedlab_runner.sources import code_of, digest_of_code
 from fedlab_runner.summary import summarise
 from fedlab_runner.system import keep_freed_memory
 from fedlab_runner.threads import set_threads
@@ -69,7 +69,7 @@ class Outcome(NamedTuple):
 def run(cfg: DictConfig) -> float:
     """Runs, continues or, when it is finished, only reads the experiment in Hydra's run folder; the objective."""
     hydra = HydraConfig.get()
-    return run_in(Path(hydra.runtime.output_dir), cfg, shlex.join(["fedlab", *hydra.overrides.task]))
+    return run_in(Path(hydra.runtime.output_dir), cfg, provenance.command_of(hydra, cfg))
 
 
 def run_in(folder: Path, cfg: DictConfig, command: str | None = None) -> float:
@@ -79,7 +79,7 @@ def run_in(folder: Path, cfg: DictConfig, command: str | None = None) -> float:
     checked = check(cfg)
     components, name = checked.build(), checked.run_id
     with RunLock(folder) as lock:
-        finished = objective_of_finished(folder, name, components)
+        finished = objective_of_finished(folder, name, components, code_of(checked.fingerprint))
         if finished is not None:
             judged = f"{components.evaluation.summary} of {components.evaluation.metric}"
             _log.info("%s is finished already: %s %.4f; delete %s to run it anew", name, judged, finished, folder)
@@ -221,7 +221,8 @@ def _run_locked(
     watch.start()
     fed = prepared.simulation.fed
     fed.executor = fed.executor.in_run(folder, c.rounds)
-    record = partial(provenance.record, folder, command, torch.get_num_threads())
+    code = code_of(checked.fingerprint)
+    record = partial(provenance.record, folder, command, torch.get_num_threads(), code)
     leaving = Leaving(folder, name, checked.values, prepared, record)
     recorder = Recorder(
         folder,
@@ -244,7 +245,7 @@ def _run_locked(
         leaving.show_results(recorder, state, c.logger.save_model)
         rows, e = recorder.rows(), c.evaluation
         summary = summarise(rows, e.metric, e.summary, e.last, e.every, c.rounds, e.target)
-        recorder.finish({"run_id": name, **summary})  # the last that is written
+        recorder.finish({"run_id": name, **summary, CODE: digest_of_code(code)})  # the last that is written
     return Outcome(folder, rows, summary, state, prepared.simulation)
 
 

@@ -24,6 +24,7 @@ from fedlab_runner.guard import finite_rows
 from fedlab_runner.packing import fits, layout, pack, unpack
 from fedlab_runner.recorder import Recorder
 from fedlab_runner.run_id import stopping
+from fedlab_runner.sources import Code, changed, code_of
 from fedlab_runner.task import Task
 from fedlab_runner.wording import duration
 
@@ -75,7 +76,8 @@ class Simulation:
         However the run ends, the last whole round is checkpointed.
         Raises Diverged when a model or the training loss is not finite.
         """
-        lacks = partial(self._lacks, recorder, checkpointing)
+        code = code_of(fingerprint)
+        lacks = partial(self._lacks, recorder, checkpointing, code)
         saved = store.load(fingerprint, self.fed.task.device, lacks, also=[stopping(fingerprint)])
         memory = check_memory(self.algorithm, self.fed, self.rounds)
         now, wall = self._resume(*saved) if saved else (self._initial(), 0.0)
@@ -99,6 +101,7 @@ class Simulation:
                 payload = {"state": state, "federation": federation, "analysis": pack(now.analysis)}
                 payload |= {"wall": time.monotonic() - began, "metrics": recorder.digest(now.round)}
                 payload |= {"examples": self.examples, "layout": layout(now.state), "frozen": self._frozen}
+                payload["code"] = code
                 store.save(now.round, fingerprint, payload)
                 self.fed.tables.retain(store.rounds())
                 written, saved_round, saved_at = True, now.round, time.monotonic()
@@ -224,11 +227,11 @@ class Simulation:
         return metrics
 
     def _lacks(
-        self, recorder: Recorder, checkpointing: Checkpointing, round: int, payload: dict[str, Any]
+        self, recorder: Recorder, checkpointing: Checkpointing, code: Code, round: int, payload: dict[str, Any]
     ) -> str | None:
         """What a checkpoint refers to and does not find as it was; older versions wrote down less of it.
 
-        UserError where the examples are others.
+        UserError where the examples are others, or the code is.
         """
         if payload.get("examples", self.examples) != self.examples:
             what = "the examples, or which client has which, are not those that the run began with"
@@ -238,6 +241,14 @@ class Simulation:
                     "checkpoint.same_data=false to go on with these"
                 )
             _log.warning("%s: it goes on with these", what)
+        if (theirs := payload.get("code", code)) != code:
+            what = f"the code is not that which the run began with (changed: {changed(theirs, code)})"
+            if checkpointing.same_code:
+                raise UserError(
+                    f"{what}: bring it back, delete the run's folder to start anew, or set checkpoint.same_code=false "
+                    "to go on with this"
+                )
+            _log.warning("%s: it goes on with this", what)
         if payload.get("frozen", self._frozen) != self._frozen:
             raise UserError(
                 "the model's frozen weights are not those that the run began with: bring back the file of "

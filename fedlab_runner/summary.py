@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from fedlab_runner.plots import FILE_ONLY
+from fedlab_runner.metric_keys import FILE_ONLY
 
 RULES = ("max_of_last", "mean_of_last", "best", "last")
 

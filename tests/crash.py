@@ -161,7 +161,7 @@ def _serve() -> None:
 
     torch.set_num_threads(1)
     pictures.leave_out()
-    provenance._commit = lambda: None  # that of this checkout
+    provenance._commit = lambda folder: None  # that of this checkout
     Console.table = lambda *_: None
     # A config is composed and built once; components are frozen.
     configs: dict[tuple[str, ...], Any] = {}

@@ -246,16 +246,17 @@ def test_a_checkpoint_cannot_run_code(tmp_path: Path, monkeypatch: pytest.Monkey
 
 # When
 
+BOTH = Checkpointing(seconds=30.0, rounds=10, share=0.05, keep=2, same_data=True, same_code=True)
+
 
 def test_due() -> None:
-    both = Checkpointing(seconds=30.0, rounds=10, share=0.05, keep=2, same_data=True)
-    assert both.due(3, 0, 30.0, 0.1) and both.due(10, 0, 1.0, 0.1) and not both.due(9, 0, 29.9, 0.1)
-    never = Checkpointing(seconds=None, rounds=None, share=1.0, keep=1, same_data=True)
+    assert BOTH.due(3, 0, 30.0, 0.1) and BOTH.due(10, 0, 1.0, 0.1) and not BOTH.due(9, 0, 29.9, 0.1)
+    never = replace(BOTH, seconds=None, rounds=None, share=1.0, keep=1)
     assert not never.due(10**6, 0, 1e9, 0.1)
 
 
 def test_slow_checkpoints_wait_until_they_take_their_share() -> None:
-    slow = Checkpointing(seconds=30.0, rounds=None, share=0.05, keep=2, same_data=True)
+    slow = replace(BOTH, rounds=None)
     assert not slow.due(3, 0, 75.0, 4.0) and slow.due(3, 0, 77.0, 4.0)  # 4 of 81 seconds are 5 %
     assert replace(slow, share=1.0).due(3, 0, 30.0, 4.0) and replace(slow, rounds=2).due(2, 0, 1.0, 4.0)
 
@@ -272,7 +273,7 @@ def test_slow_checkpoints_wait_until_they_take_their_share() -> None:
 )
 def test_ranges(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}$"):
-        Checkpointing(**({"seconds": 30.0, "rounds": None, "share": 0.05, "keep": 2, "same_data": True} | changes))
+        replace(BOTH, **changes)
 
 
 def test_the_config_file_fits_the_class() -> None:

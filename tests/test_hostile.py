@@ -685,6 +685,8 @@ def test_what_a_run_notes_of_its_surroundings(tmp_path: Path, monkeypatch: pytes
     from fedlab_runner import provenance
 
     monkeypatch.setenv("WANDB_API_KEY", KEY)
-    provenance.record(tmp_path, "fedlab rounds=1", 2)
+    provenance.record(tmp_path, "fedlab rounds=1", 2, {})
     text = (tmp_path / provenance.FILE).read_text()
-    assert KEY not in text and set(json.loads(text)) == {"command", "commit", "threads", "versions"}
+    assert KEY not in text and set(json.loads(text)) == {
+        *("command", "cwd", "commit", "own_commits", "threads", "versions", "code")
+    }

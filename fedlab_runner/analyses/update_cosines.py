@@ -11,7 +11,7 @@ from torch import Tensor
 from fedlab_runner.algorithm import Algorithm, ServerAlgorithm
 from fedlab_runner.errors import UserError
 from fedlab_runner.federation import Cohort, Federation
-from fedlab_runner.plots import TRUE_COSINE_PREFIX
+from fedlab_runner.metric_keys import TRUE_COSINE_PREFIX
 from fedlab_runner.rng import Purpose, generator
 
 PREFIX = "analysis/update_cosine_"

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn,
 from rich.table import Column, Table
 from rich.text import Text
 
-from fedlab_runner.plots import COUNT_PREFIX
+from fedlab_runner.metric_keys import COUNT_PREFIX
 from fedlab_runner.recording.jsonl import Row
 from fedlab_runner.sweep import NAME as SWEEP
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from fedlab_runner.plots import FILE_ONLY
+from fedlab_runner.metric_keys import FILE_ONLY
 from fedlab_runner.recording.jsonl import Row
 from fedlab_runner.recording.logger import Logger
 

@@ -1,0 +1,159 @@
+"""The code that a run's numbers come from: which modules, and a digest of what each of them says."""
+
+import ast
+import hashlib
+import importlib.util
+import sys
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hydra.utils import get_class
+
+Code = dict[str, str]  # digests by module
+SHOWN = 4
+OURS = __name__.partition(".")[0]
+
+
+class _Source(NamedTuple):
+    digest: str
+    imports: frozenset[tuple[str, tuple[str, ...]]]  # modules, and the names that are taken from them
+
+
+def code_of(config: Mapping[str, Any]) -> Code:
+    """The modules of all classes that a resolved config names and of their bases, with all that these import of the
+    same packages, and of a user's other files beside them.
+
+    A digest is that of a module's statements: comments, docstrings and layout make no difference to it.
+    """
+    targets = set(_targets(config))
+    packages = {target.partition(".")[0] for target in targets}
+    homes = [path for package in packages - {OURS} for path in _home(package)]
+    ahead = {base.__module__ for target in targets for base in get_class(target).__mro__}
+    found: Code = {}
+    while ahead:
+        name = ahead.pop()
+        path = _path(name)
+        if name in found or path is None:
+            continue
+        beside = any(path.is_relative_to(home) for home in homes) and not _is_installed(path)
+        if not (beside or name.partition(".")[0] in packages):
+            continue
+        source = _source(name, path)
+        found[name] = source.digest
+        for module, names in source.imports:
+            modules = {each for name in names if _path(each := f"{module}.{name}")}
+            ahead |= modules if names and len(modules) == len(names) else {*modules, module}
+    return dict(sorted(found.items()))
+
+
+def digest_of_code(code: Code) -> str:
+    """One digest of all of them."""
+    return hashlib.sha256(repr(sorted(code.items())).encode()).hexdigest()[:16]
+
+
+def own_folders(code: Code) -> list[Path]:
+    """Where the modules lie that are neither installed nor of this package: a user's own."""
+    return sorted({home for package in {name.partition(".")[0] for name in code} - {OURS} for home in _home(package)})
+
+
+def changed(theirs: Code, ours: Code) -> str:
+    """Which modules differ, in words."""
+    names = sorted(name for name in theirs | ours if theirs.get(name) != ours.get(name))
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
+
+
+def _targets(value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        if "_target_" in value:
+            yield value["_target_"]
+        for child in value.values():
+            yield from _targets(child)
+    elif isinstance(value, list | tuple):
+        for child in value:
+            yield from _targets(child)
+
+
+def _home(package: str) -> list[Path]:
+    """The folder in which a package lies, or a module of no package; none where it is installed."""
+    spec = _spec(package)
+    places = [] if spec is None else [*(spec.submodule_search_locations or ()), spec.origin]
+    homes = [Path(place).parent for place in places[:1] if place and Path(place).exists()]
+    return [home for home in homes if not _is_installed(home)]
+
+
+def _is_installed(path: Path) -> bool:
+    return not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
+
+
+def _path(name: str) -> Path | None:
+    """The file of a module, found without importing anything; None where there is none, as for what is built in."""
+    top, *parts = name.split(".")
+    spec = _spec(top)
+    if spec is None:
+        return None
+    places, path = list(spec.submodule_search_locations or ()), spec.origin
+    for part in parts:
+        packages = [folder for place in places if (folder := Path(place) / part).is_dir()]
+        files = [folder / "__init__.py" for folder in packages] + [Path(place) / f"{part}.py" for place in places]
+        path = next((str(file) for file in files if file.is_file()), None)
+        places = [str(folder) for folder in packages]
+    return Path(path) if path is not None and Path(path).is_file() else None
+
+
+@lru_cache(maxsize=1024)
+def _spec(top: str) -> ModuleSpec | None:
+    if top in sys.stdlib_module_names:
+        return None
+    try:
+        return importlib.util.find_spec(top)
+    except (ImportError, ValueError):  # ValueError: of `__main__`
+        return None
+
+
+_read: dict[str, tuple[ModuleSpec, _Source]] = {}  # of modules as they were when they were imported
+
+
+def _source(name: str, path: Path) -> _Source:
+    """What a module says. An imported one is read once: its file may be edited while this process works with it."""
+    spec = getattr(sys.modules.get(name), "__spec__", None)
+    if name in _read and _read[name][0] is spec:
+        return _read[name][1]
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    source = _parsed(path.read_bytes(), package, path.suffix)
+    if spec is not None:  # importing a module again gives it another one
+        _read[name] = spec, source
+    return source
+
+
+@lru_cache(maxsize=1024)
+def _parsed(content: bytes, package: str, suffix: str) -> _Source:
+    if suffix != ".py":
+        return _Source(hashlib.sha256(content).hexdigest()[:12], frozenset())
+    tree = ast.parse(content)
+    for node in ast.walk(tree):
+        if isinstance(body := getattr(node, "body", None), list):  # without docstrings and other lone constants
+            body[:] = [
+                each for each in body if not (isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant))
+            ]
+    digest = hashlib.sha256(ast.unparse(tree).encode()).hexdigest()[:12]
+    return _Source(digest, frozenset(_imported(tree, package)))
+
+
+def _imported(tree: ast.AST, package: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The modules that are imported anywhere in it, each with the names that are taken from it: modules too, perhaps.
+    What only type checkers read is left out.
+    """
+    if isinstance(tree, ast.Import):
+        yield from ((alias.name, ()) for alias in tree.names)
+    elif isinstance(tree, ast.ImportFrom):
+        folders = package.split(".")
+        above = folders[: len(folders) - tree.level + 1] if tree.level else []
+        yield ".".join([*above, *([tree.module] if tree.module else [])]), tuple(alias.name for alias in tree.names)
+    elif isinstance(tree, ast.stmt | ast.Module | ast.ExceptHandler | ast.match_case):  # expressions import nothing
+        hidden = isinstance(tree, ast.If) and ast.unparse(tree.test).endswith("TYPE_CHECKING")
+        for part in tree.orelse if isinstance(tree, ast.If) and hidden else ast.iter_child_nodes(tree):
+            yield from _imported(part, package)

@@ -1,0 +1,111 @@
+"""What a run notes of how it came to be: its command, typed again, is the same run."""
+
+import json
+import logging
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+from fedlab_runner import config, provenance, train
+
+SMALL = ("algorithm=fedavg", "model=logistic", "num_clients=4", "participation.cohort_size=2", "logger=none")
+
+
+class Seen(NamedTuple):
+    """A job as Hydra composed it."""
+
+    folder: Path
+    fingerprint: dict[str, Any]
+    command: str
+    hydra: Any
+
+
+Type = Callable[[str], list[Seen]]
+
+
+@pytest.fixture
+def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Type]:
+    """Types a command in a folder with two config folders of a user's; the jobs that it composes, which do nothing."""
+    from fedlab_runner import runner
+
+    slow = (config.conf_dir() / "local" / "sgd.yaml").read_text().replace("\nlr: ", "\nlr: 0.125 # was ")
+    for place in ("mine", "my configs, ümläut"):
+        (tmp_path / place / "local").mkdir(parents=True)
+        (tmp_path / place / "local" / "slow.yaml").write_text(slow)
+    (tmp_path / "mine" / "half.yaml").write_text("defaults:\n  - train\n  - _self_\n\nlocal:\n  lr: 0.0125\n")
+    (tmp_path / "mine" / "experiment").mkdir()
+    (tmp_path / "mine" / "experiment" / "own.yaml").write_text("# @package _global_\nseed: 7\n")
+    monkeypatch.chdir(tmp_path)
+    seen: list[Seen] = []
+
+    def stand_in(cfg: DictConfig) -> float:
+        hydra = HydraConfig.get()
+        command = provenance.command_of(hydra, cfg)
+        seen.append(Seen(Path(hydra.runtime.output_dir), config.fingerprint(cfg), command, hydra))
+        return 0.5
+
+    def run(command: str) -> list[Seen]:
+        seen.clear()
+        monkeypatch.setattr(sys, "argv", shlex.split(command))
+        assert train.main() == 0
+        return list(seen)
+
+    monkeypatch.setattr(runner, "run", stand_in)
+    handlers, level = logging.root.handlers[:], logging.root.level
+    yield run
+    for handler in set(logging.root.handlers) - set(handlers):
+        handler.close()
+    logging.root.handlers[:] = handlers
+    logging.root.setLevel(level)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "fedlab --config-dir mine local=slow experiment=own",
+        "fedlab --config-dir 'my configs, ümläut' local=slow",
+        "fedlab --config-dir mine --config-name half",
+        "fedlab \"hydra.run.dir='results of mine/a=b'\" seed=3",
+        "fedlab 'logger.tags=[a b,\"c,d\"]' seed=3 hydra.job.name=x",
+        "fedlab -m --config-dir mine local=slow,sgd experiment=own rounds=5",
+        "fedlab -m seed=0,1 \"hydra.sweep.dir='sweeps, mine'\" 'hydra.sweep.subdir=${hydra.job.num}'",
+        "fedlab seed=0,1 hydra.mode=MULTIRUN hydra.run.dir=elsewhere",
+    ],
+)
+def test_the_command_of_each_job_is_the_same_run(command: str, typed: Type) -> None:
+    jobs = typed(command)
+    assert len(jobs) >= 1 + (("-m" in command) or "MULTIRUN" in command)
+    for job in jobs:
+        (again,) = typed(job.command)
+        assert again.folder == job.folder and again.fingerprint == job.fingerprint
+        assert again.command == job.command
+
+
+def test_a_plain_command_is_noted_as_it_was_typed(typed: Type) -> None:
+    command = "fedlab algorithm=fedavg 'logger.tags=[a b]' local.lr=0.3"
+    assert [job.command for job in typed(command)] == [command]
+
+
+def test_a_noted_command_is_run(tmp_path: Path) -> None:
+    """The real one, of a job of a sweep: it finds its run finished."""
+    (tmp_path / "mine" / "local").mkdir(parents=True)
+    slow = (config.conf_dir() / "local" / "sgd.yaml").read_text()
+    (tmp_path / "mine" / "local" / "slow.yaml").write_text(slow)
+    how = (*SMALL, "rounds=1", "device=cpu", "local=slow", "seed=0,1", "hydra.sweep.dir=my sweeps")
+    start = [sys.executable, "-m", "fedlab_runner"]
+    subprocess.run([*start, "-m", "--config-dir", "mine", *how], cwd=tmp_path, check=True, capture_output=True)
+    for folder in (folder for folder in (tmp_path / "my sweeps").iterdir() if (folder / "summary.json").exists()):
+        noted = json.loads((folder / provenance.FILE).read_text())
+        assert noted["cwd"] == str(tmp_path)
+        again = [*start, *shlex.split(noted["command"])[1:]]
+        ended = subprocess.run(again, cwd=noted["cwd"], check=True, capture_output=True, text=True)
+        assert "is finished already" in " ".join(ended.stdout.split())
+        assert len((folder / provenance.FILE).read_text().splitlines()) == 1
+    assert not (tmp_path / "outputs" / "fedavg").exists()
