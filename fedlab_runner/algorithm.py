@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast
 
+import numpy as np
 from torch import Tensor
 
 from fedlab_runner.errors import UserError
@@ -113,6 +114,12 @@ class ServerAlgorithm(Algorithm[State], Generic[State, Upload]):
     def broadcast(self, state: State) -> Sequence[Tensor]:
         """What each client receives."""
         return (self.models(state),)
+
+    def stands_still(self, arriving: Sequence[np.ndarray]) -> str | None:
+        """Why the server's model does not move in rounds in which updates of these stalenesses [A] arrive, in words;
+        None where it does, or nothing tells.
+        """
+        return None
 
     def server_model(self, state: State) -> Tensor:
         """The model [D] from which the next clients start."""

@@ -1,7 +1,9 @@
 """FedAvg's server rule when updates can be late, shared by the algorithms that average."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -53,6 +55,15 @@ def check_averaging(
         raise ValueError(f"weighting must be one of {', '.join(WEIGHTINGS)}, got {weighting}")
     if not server_lr > 0:
         raise ValueError(f"server_lr must be > 0, got {server_lr}")
+
+
+def all_discarded(late_policy: str, arriving: Sequence[np.ndarray]) -> str | None:
+    """Why a mean of what arrives does not move the server's model, given the stalenesses [A] of each round; None where
+    it does.
+    """
+    if late_policy != "discard" or any((staleness == 0).any() for staleness in arriving):
+        return None
+    return "every update is late, and algorithm.late_policy=discard drops it: take delta, or lower the delay"
 
 
 def outgoing(task: Task, x: Tensor, y: Tensor, late_policy: str, *, keep: bool = False) -> Update:

@@ -21,6 +21,7 @@ from omegaconf.resolvers import oc
 from fedlab_runner import keys, schema
 from fedlab_runner import run_id as run_ids
 from fedlab_runner.errors import UserError
+from fedlab_runner.metric_direction import direction_of
 
 if TYPE_CHECKING:  # its modules load torch: not for --help, not for shell completion
     from fedlab_runner.components import Components
@@ -79,10 +80,11 @@ def conf_dir() -> Path:
 
 
 def register_resolvers() -> None:
-    """Make `${run_id:}` known to OmegaConf, and keep W&B's key from `${oc.env:}`. Needed in each process that
-    composes, so importing `train` does it.
+    """Make `${run_id:}` and `${direction_of:<metric>}` known to OmegaConf, and keep W&B's key from `${oc.env:}`. Needed
+    in each process that composes, so importing `train` does it.
     """
     OmegaConf.register_new_resolver("run_id", _resolve_run_id, replace=True)
+    OmegaConf.register_new_resolver("direction_of", direction_of, replace=True)
     OmegaConf.register_new_resolver("oc.env", _resolve_env, replace=True)
 
 

@@ -22,7 +22,7 @@ class Evaluation:
     `every` n rounds and after the last one, in batches of `batch_size`; `per_class` adds each class's test accuracy,
     `clients` the spread of the model's accuracy over the clients' own training examples and `train` accuracy and loss
     on all of them together. The objective is
-    `metric` under rule `summary` (max_of_last, mean_of_last over the `last` evaluations, best, last). `held_out` test
+    `metric` under rule `summary` (best_of_last, mean_of_last over the `last` evaluations, best, last). `held_out` test
     examples are left out, the very ones that in-domain server data would be, so that all methods share a test set.
     With a `target`, the summary has the first evaluated round in which the metric reaches it.
     """

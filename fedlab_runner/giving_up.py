@@ -11,10 +11,11 @@ from fedlab_runner import sealed, sweep
 from fedlab_runner.errors import Pruned
 from fedlab_runner.evaluation import Evaluation
 from fedlab_runner.files import write_text_atomically
+from fedlab_runner.metric_direction import lower_is_better
 from fedlab_runner.pruning import Curve, Pruning
 from fedlab_runner.recorder import METRICS
 from fedlab_runner.recording.jsonl import Row, clean, decode
-from fedlab_runner.summary import lower_is_better, summarise
+from fedlab_runner.summary import summarise
 
 FILE = "pruned.json"
 

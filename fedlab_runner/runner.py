@@ -32,6 +32,7 @@ from fedlab_runner.hybrid import check_blocks
 from fedlab_runner.label_noise import add_label_noise
 from fedlab_runner.leaving import Leaving
 from fedlab_runner.lock import RunLock
+from fedlab_runner.metric_direction import check_direction
 from fedlab_runner.population import Population, split_off
 from fedlab_runner.recorder import Recorder
 from fedlab_runner.recording.jsonl import Row
@@ -69,6 +70,7 @@ class Outcome(NamedTuple):
 def run(cfg: DictConfig) -> float:
     """Runs, continues or, when it is finished, only reads the experiment in Hydra's run folder; the objective."""
     hydra = HydraConfig.get()
+    check_direction(hydra, str(cfg.evaluation.metric))
     return run_in(Path(hydra.runtime.output_dir), cfg, provenance.command_of(hydra, cfg))
 
 
@@ -245,6 +247,8 @@ def _run_locked(
         leaving.show_results(recorder, state, c.logger.save_model)
         rows, e = recorder.rows(), c.evaluation
         summary = summarise(rows, e.metric, e.summary, e.last, e.every, c.rounds, e.target)
+        for warning in summary.get("warnings", []):
+            _log.warning("%s", warning)
         recorder.finish({"run_id": name, **summary, CODE: digest_of_code(code)})  # the last that is written
     return Outcome(folder, rows, summary, state, prepared.simulation)
 

@@ -25,6 +25,7 @@ from fedlab_runner.packing import fits, layout, pack, unpack
 from fedlab_runner.recorder import Recorder
 from fedlab_runner.run_id import stopping
 from fedlab_runner.sources import Code, changed, code_of
+from fedlab_runner.standstill import foreseen
 from fedlab_runner.task import Task
 from fedlab_runner.wording import duration
 
@@ -113,6 +114,8 @@ class Simulation:
                 recorder.log(0, self._first_evaluation(now.state), {"time/wall": time.monotonic() - began})
                 evaluation = time.monotonic() - evaluating
                 written, begun = False, True
+                if (reason := foreseen(self.algorithm, self.fed, self.rounds)) is not None:
+                    _log.warning("the server's model will not move: %s", reason)
             attempt.at("time estimate")
             _log.info("%s; %s", self._expected_time(now.round, evaluation), memory)
             while now.round < self.rounds:

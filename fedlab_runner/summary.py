@@ -5,9 +5,11 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from fedlab_runner import standstill
+from fedlab_runner.metric_direction import lower_is_better
 from fedlab_runner.metric_keys import FILE_ONLY
 
-RULES = ("max_of_last", "mean_of_last", "best", "last")
+RULES = ("best_of_last", "mean_of_last", "best", "last")
 
 
 def summarise(
@@ -23,11 +25,11 @@ def summarise(
 
     Evaluations are the rows from round 1 on that hold the metric at a multiple of `every`, or at `rounds`, the last: so
     a run that was extended counts like one that never stopped. With fewer than `last` of them all count; with none each
-    value is NaN. A NaN among them makes the mean NaN, while the maximum and the best pass it over. `best` is the
-    smallest value of a loss or an error and the largest of all else; `std_of_last` is that of the values themselves
-    (divided by n). `final` holds the metrics of the last row and `at_best` those of the best round, both without what
-    only the files have. With a `target` there is `rounds_to_target` too: the first of the evaluated rounds whose value
-    is as good, None if none is.
+    value is NaN. A NaN among them makes the mean NaN, while the best values pass it over. The best value of a metric of
+    which less is better, such as a loss, is the smallest, else the largest; `std_of_last` is that of the values
+    themselves (divided by n). `final` holds the metrics of the last row and `at_best` those of the best round, both
+    without what only the files have. With a `target` there is `rounds_to_target` too: the first of the evaluated rounds
+    whose value is as good, None if none is. `warnings` are there where there are some.
     """
     assert rule in RULES and last >= 1 and every >= 1, (rule, last, every)
     found = [row for row in rows if row["round"] >= 1 and metric in row]
@@ -40,7 +42,7 @@ def summarise(
     at_best = next((_metrics(row) for row in found if row["round"] == best_round), {})
     at_best.pop("round", None)
     summaries: dict[str, Any] = {
-        "max_of_last": max((value for value in tail if not math.isnan(value)), default=math.nan),
+        "best_of_last": _best(found[-last:], metric)[0],
         "mean_of_last": statistics.fmean(tail) if finite else math.nan,
         "std_of_last": statistics.pstdev(tail) if finite else math.nan,
         "best": best_value,
@@ -49,6 +51,8 @@ def summarise(
     }
     if target is not None:
         summaries["rounds_to_target"] = _first_as_good(found, metric, target)
+    if (still := standstill.found(rows)) is not None:
+        summaries["warnings"] = [still]
     return {
         "metric": metric,
         "rule": rule,
@@ -59,11 +63,6 @@ def summarise(
         "at_best": dict(sorted(at_best.items())),
         "final": dict(sorted(final.items())),
     }
-
-
-def lower_is_better(metric: str) -> bool:
-    """Whether a metric is a loss or an error."""
-    return metric.endswith(("loss", "error"))
 
 
 def _metrics(row: dict[str, Any]) -> dict[str, Any]:

@@ -280,7 +280,9 @@ def test_the_config_file_fits_the_class() -> None:
     node = OmegaConf.to_container(OmegaConf.load(ROOT / "conf" / "checkpoint" / "default.yaml"))
     assert isinstance(node, dict)
     assert node.pop("_target_") == f"{Checkpointing.__module__}.{Checkpointing.__qualname__}"
-    assert Checkpointing(**{str(key): value for key, value in node.items()}) == Checkpointing(30, None, 0.05, 2, True)
+    assert Checkpointing(**{str(key): value for key, value in node.items()}) == Checkpointing(
+        30, None, 0.05, 2, True, True
+    )
 
 
 # The lock

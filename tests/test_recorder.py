@@ -166,14 +166,14 @@ def test_the_summary_is_whole_json_in_its_order(tmp_path: Path, screen: io.Strin
         one.start(-1)
         for round in range(10):
             one.log(round, numbers(round) | {"test/accuracy/7": 0.123}, {})
-        summary = summarise(one.rows(), "test/accuracy", "max_of_last", 2, 3, 9)
+        summary = summarise(one.rows(), "test/accuracy", "best_of_last", 2, 3, 9)
         one.finish(summary | {"broken": math.nan})
     text = (tmp_path / "summary.json").read_text()
     digest = hashlib.sha256((tmp_path / "metrics.jsonl").read_bytes()).hexdigest()
     assert json.loads(text) == summary | {"broken": None, "metrics_sha256": digest}
     assert list(json.loads(text)) == [*summary, "broken", "metrics_sha256"] and text.endswith("}\n")
     shown = screen.getvalue()
-    assert "max_of_last of test/accuracy   1.2857" in shown and "train/loss" in shown and "10 rounds" not in shown
+    assert "best_of_last of test/accuracy   1.2857" in shown and "train/loss" in shown and "10 rounds" not in shown
     assert "test/accuracy/7" not in shown, "one line a class would bury the rest"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl", "summary.json", "timings.jsonl"]
 

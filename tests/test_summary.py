@@ -32,7 +32,7 @@ VALUES = {0: 0.99, 10: 0.5, 20: 0.9, 30: 0.6, 40: 0.8, 50: 0.7}
 
 def test_the_four_rules() -> None:
     result = summary(curve(VALUES))
-    assert result["max_of_last"] == 0.8
+    assert result["best_of_last"] == 0.8
     assert result["mean_of_last"] == pytest.approx(0.7)
     assert result["std_of_last"] == pytest.approx(math.sqrt(0.02 / 3))
     assert (result["best"], result["best_round"]) == (0.9, 20), "the first model is not a result"
@@ -69,7 +69,7 @@ def test_an_extended_run_counts_like_one_that_never_stopped() -> None:
 
 def test_fewer_evaluations_than_asked_for() -> None:
     result = summary(curve({10: 0.2, 20: 0.4}), last=5)
-    assert (result["max_of_last"], result["best"], result["last"], result["evaluations"]) == (0.4, 0.4, 0.4, 2)
+    assert (result["best_of_last"], result["best"], result["last"], result["evaluations"]) == (0.4, 0.4, 0.4, 2)
     assert result["mean_of_last"] == pytest.approx(0.3) and result["std_of_last"] == pytest.approx(0.1)
     assert summary(curve({10: 0.2}))["std_of_last"] == 0
 
@@ -84,7 +84,7 @@ def test_no_evaluation_at_all(rows: list[dict[str, Any]]) -> None:
 
 def test_a_nan_spoils_the_mean_but_not_the_best() -> None:
     result = summary(curve({10: 0.2, 20: math.nan, 30: 0.1, 40: 0.3, 50: math.nan}), last=4)
-    assert (result["max_of_last"], result["best"], result["best_round"]) == (0.3, 0.3, 40)
+    assert (result["best_of_last"], result["best"], result["best_round"]) == (0.3, 0.3, 40)
     assert all(math.isnan(result[key]) for key in ("mean_of_last", "std_of_last", "last"))
 
 
@@ -106,3 +106,12 @@ def test_the_mean_is_exact() -> None:
 def test_it_is_plain_json() -> None:
     result = summary(curve(VALUES))
     assert json.loads(json.dumps(result, allow_nan=False)) == result
+
+
+def test_the_rules_follow_the_metric() -> None:
+    values = {10: 2.0, 20: 0.5, 30: 1.0, 40: math.nan, 50: 0.7}
+    assert summary(curve(values, "test/loss"), metric="test/loss", rule="best_of_last")["objective"] == 0.7
+    assert summary(curve(values, "test/loss"), metric="test/loss", last=4)["best_of_last"] == 0.5
+    assert summary(curve(values))["best_of_last"] == 1.0
+    spread = "client_models/accuracy_std"
+    assert summary(curve({10: 0.3, 20: 0.1}, spread), metric=spread)["best_of_last"] == 0.1

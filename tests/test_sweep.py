@@ -2,6 +2,7 @@
 
 import csv
 import gc
+import itertools
 import json
 import logging
 import os
@@ -19,11 +20,13 @@ from typing import Any
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.utils import JobReturn
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from fedlab_runner import config, sweep, sweep_plots, system, train
-from fedlab_runner.errors import Diverged
+from fedlab_runner.errors import Diverged, UserError
 from fedlab_runner.files import write_text_atomically
+from fedlab_runner.metric_direction import check_direction, direction_of
 from fedlab_runner.sweep import Job, Row
 
 SMALL = ["model=logistic", "num_clients=4", "participation.cohort_size=2", "logger=none", "rounds=1", "device=cpu"]
@@ -351,6 +354,24 @@ def test_concurrent_writers_leave_a_whole_table(tmp_path: Path) -> None:
 def test_a_search_config_does_not_set_the_mode() -> None:
     for path in (config.conf_dir() / "hparams_search").glob("*.yaml"):
         assert OmegaConf.select(OmegaConf.load(path), "hydra.mode") is None
+
+
+@pytest.mark.parametrize("metric", ["test/accuracy", "test/loss"])
+def test_a_search_looks_for_the_best(metric: str) -> None:
+    """Whatever the metric is; a direction that the user sets must agree with it."""
+    config.register_resolvers()
+    for path in (config.conf_dir() / "hparams_search").glob("*.yaml"):
+        cfg = OmegaConf.merge({"evaluation": {"metric": metric}}, OmegaConf.load(path))
+        assert cfg.hydra.sweeper.direction == ("minimize" if metric == "test/loss" else "maximize")
+    for told, mode in itertools.product((None, "minimize", "maximize"), (RunMode.RUN, RunMode.MULTIRUN)):
+        hydra = OmegaConf.create({"mode": mode, "sweeper": {} if told is None else {"direction": told}})
+        if mode == RunMode.MULTIRUN and told is not None and told != direction_of(metric):
+            with pytest.raises(
+                UserError, match=rf"^hydra\.sweeper\.direction must be m\w+ for .*={metric}, got {told}$"
+            ):
+                check_direction(hydra, metric)
+        else:
+            check_direction(hydra, metric)
 
 
 # For real.

@@ -2,9 +2,11 @@
 https://openreview.net/forum?id=4aywmeb97I
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -78,3 +80,9 @@ class CA2FL(ServerAlgorithm[State, Update]):
 
     def cached(self, state: State) -> int:
         return len(state.h) * (len(state.h_i) + 2) + len(state.statistics)  # h_i, h and the buffer
+
+    def stands_still(self, arriving: Sequence[np.ndarray]) -> str | None:
+        arrived = sum(map(len, arriving))
+        if arrived >= self.buffer_size:
+            return None
+        return f"{arrived} updates arrive, and the server steps at {self.buffer_size}: lower algorithm.buffer_size"

@@ -1,12 +1,14 @@
 """FedAvg (McMahan et al., AISTATS 2017), Algorithm 1. https://arxiv.org/abs/1602.05629"""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 from torch import Tensor
 
 from fedlab_runner.algorithm import ServerAlgorithm
-from fedlab_runner.averaging import Params, Update, average, check_averaging, outgoing
+from fedlab_runner.averaging import Params, Update, all_discarded, average, check_averaging, outgoing
 from fedlab_runner.federation import Arrivals, Cohort, Federation
 
 
@@ -39,3 +41,6 @@ class FedAvg(ServerAlgorithm[Params, Update]):
 
     def models(self, state: Params) -> Tensor:
         return state.params
+
+    def stands_still(self, arriving: Sequence[np.ndarray]) -> str | None:
+        return all_discarded(self.late_policy, arriving)

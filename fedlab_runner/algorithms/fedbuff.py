@@ -1,8 +1,10 @@
 """FedBuff (Nguyen et al., AISTATS 2022), Algorithm 1. https://arxiv.org/abs/2106.06639"""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -71,3 +73,9 @@ class FedBuff(ServerAlgorithm[State, Update]):
 
     def cached(self, state: State) -> int:
         return self.buffer_size * state.params.numel()  # the buffer when it is full
+
+    def stands_still(self, arriving: Sequence[np.ndarray]) -> str | None:
+        arrived = sum(map(len, arriving))
+        if arrived >= self.buffer_size:
+            return None
+        return f"{arrived} updates arrive, and the server steps at {self.buffer_size}: lower algorithm.buffer_size"

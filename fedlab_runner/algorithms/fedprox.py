@@ -1,12 +1,14 @@
 """FedProx (Li et al., MLSys 2020), Algorithm 2. https://arxiv.org/abs/1812.06127"""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 from torch import Tensor
 
 from fedlab_runner.algorithm import ServerAlgorithm
-from fedlab_runner.averaging import Params, Update, average, check_averaging, outgoing
+from fedlab_runner.averaging import Params, Update, all_discarded, average, check_averaging, outgoing
 from fedlab_runner.executors.work import proximal
 from fedlab_runner.federation import Arrivals, Cohort, Federation
 
@@ -44,3 +46,6 @@ class FedProx(ServerAlgorithm[Params, Update]):
 
     def models(self, state: Params) -> Tensor:
         return state.params
+
+    def stands_still(self, arriving: Sequence[np.ndarray]) -> str | None:
+        return all_discarded(self.late_policy, arriving)

@@ -1,13 +1,15 @@
 """FedSAM (Qu et al., ICML 2022): FedAvg with sharpness-aware clients. https://arxiv.org/abs/2206.02618"""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedlab_runner.algorithm import ServerAlgorithm
-from fedlab_runner.averaging import Params, Update, average, check_averaging, outgoing
+from fedlab_runner.averaging import Params, Update, all_discarded, average, check_averaging, outgoing
 from fedlab_runner.federation import Arrivals, Cohort, Federation
 
 
@@ -47,3 +49,6 @@ class FedSAM(ServerAlgorithm[Params, Update]):
 
     def models(self, state: Params) -> Tensor:
         return state.params
+
+    def stands_still(self, arriving: Sequence[np.ndarray]) -> str | None:
+        return all_discarded(self.late_policy, arriving)

@@ -29,7 +29,7 @@ def _runs(groups: Sequence[Group], wanted: Sequence[float]) -> list[dict[str, An
             for run in group.runs:
                 row: dict[str, Any] = {"run": run.name, "condition": condition, "method": group.method}
                 row |= {"seed": run.seed, "status": run.status, "rounds": run.done, "objective": run.objective}
-                keys = ("max_of_last", "mean_of_last", "std_of_last", "best", "best_round", "last")
+                keys = ("best_of_last", "mean_of_last", "std_of_last", "best", "best_round", "last")
                 row |= {key: run.summary[key] for key in keys} if run.rows else {}
                 row |= {key: total(run.rows, key) for key, _ in SUMS}
                 row[CACHE] = max((each[CACHE] for each in run.rows if CACHE in each), default=math.nan)

@@ -15,10 +15,11 @@ from fedlab_runner import sealed
 from fedlab_runner import sweep as sweeps
 from fedlab_runner.errors import UserError
 from fedlab_runner.giving_up import read as read_note
+from fedlab_runner.metric_direction import lower_is_better
 from fedlab_runner.provenance import FILE as COMMANDS
 from fedlab_runner.recorder import DIGEST, METRICS, SUMMARY
 from fedlab_runner.recording.jsonl import Row, decode
-from fedlab_runner.summary import lower_is_better, summarise
+from fedlab_runner.summary import summarise
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # OmegaConf's takes a second for ten runs
 
@@ -75,7 +76,7 @@ class Run:
     @property
     def rule(self) -> str:
         """How one number is made of its evaluations."""
-        return str(self._evaluation.get("summary", "max_of_last"))
+        return str(self._evaluation.get("summary", "best_of_last"))
 
     @property
     def lower_is_better(self) -> bool:

@@ -58,7 +58,7 @@ def judged(run: Run) -> str:
     """How the objective is made, e.g. `largest of the last 5 test/accuracy`."""
     last = run.config.get("evaluation", {}).get("last", 5)
     rules = {
-        "max_of_last": f"largest {run.metric} of the last {last} evaluations",
+        "best_of_last": f"best {run.metric} of the last {last} evaluations",
         "mean_of_last": f"mean {run.metric} of the last {last} evaluations",
         "best": f"best {run.metric}",
         "last": f"last {run.metric}",
