@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedlab_runner.escaping import label
 from fedlab_runner.files import write_atomically
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def new_figure(width: float, height: float, title: str) -> "Figure":
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
-    figure.suptitle(title, x=0.01, ha="left", color=GREY, fontsize=9)
+    figure.suptitle(label(title), x=0.01, ha="left", color=GREY, fontsize=9)
     return figure
 
 

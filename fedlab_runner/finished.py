@@ -1,15 +1,14 @@
 """Whether a run folder holds a finished run, whole and with the numbers that it was left with."""
 
 import hashlib
-import json
 import logging
+from itertools import islice
 from pathlib import Path
 
-from fedlab_runner import provenance
+from fedlab_runner import provenance, untrusted
 from fedlab_runner.components import Components
 from fedlab_runner.errors import UserError
 from fedlab_runner.export import FILE as MODEL
-from fedlab_runner.files import open_to_read
 from fedlab_runner.recorder import DIGEST, METRICS, SUMMARY, sealed, write_summary
 from fedlab_runner.recording.jsonl import decode
 from fedlab_runner.sources import Code, changed, digest_of_code
@@ -27,25 +26,24 @@ def objective_of_finished(folder: Path, name: str, c: Components, code: Code) ->
     """
     e = c.evaluation
     try:
-        with open_to_read(folder / SUMMARY) as file:
-            summary = json.load(file)
-        with open_to_read(folder / METRICS) as file:
-            lines = file.read().splitlines(keepends=True)[: summary["rounds"] + 1]
+        summary = untrusted.read_json(folder / SUMMARY)
+        lines = list(islice(untrusted.lines(folder / METRICS), summary["rounds"] + 1))
         rows = [decode(line) for line in lines]
     except (OSError, ValueError, TypeError, KeyError):
         return None
-    if summary.get("run_id") != name or [row["round"] for row in rows] != list(range(summary["rounds"] + 1)):
+    whole = len(rows) == summary["rounds"] + 1 and [row["round"] for row in rows] == list(range(len(rows)))
+    if summary.get("run_id") != name or not whole:
         return None
     if len(rows) <= c.rounds or (c.logger.save_model and not (folder / MODEL).exists() and len(rows) == c.rounds + 1):
         return None  # the last checkpoint has the weights that are asked for now
-    whole = {"run_id": name, **summarise(rows, e.metric, e.summary, e.last, e.every, summary["rounds"], e.target)}
-    whole[CODE] = summary.get(CODE, digest_of_code(code))  # older versions did not write it
-    now = sealed(whole, hashlib.sha256(b"".join(lines)).hexdigest())
+    anew = {"run_id": name, **summarise(rows, e.metric, e.summary, e.last, e.every, summary["rounds"], e.target)}
+    anew[CODE] = summary.get(CODE, digest_of_code(code))  # older versions did not write it
+    now = sealed(anew, hashlib.sha256(b"".join(lines)).hexdigest())
     if summary.get(DIGEST, now[DIGEST]) != now[DIGEST]:
         _log.warning("%s is not as the finished run left it: the run goes on from a checkpoint", folder / METRICS)
         return None
-    if whole[CODE] != digest_of_code(code):
-        _other_code(folder, whole[CODE], code, c.checkpoint.same_code)
+    if anew[CODE] != digest_of_code(code):
+        _other_code(folder, anew[CODE], code, c.checkpoint.same_code)
     if summary != now:
         _log.info("%s is written anew from %s", folder / SUMMARY, METRICS)
         write_summary(folder, now)

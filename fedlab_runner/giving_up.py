@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from fedlab_runner import sealed, sweep
+from fedlab_runner import sealed, sweep, untrusted
 from fedlab_runner.errors import Pruned
 from fedlab_runner.evaluation import Evaluation
 from fedlab_runner.files import write_text_atomically
@@ -34,7 +34,8 @@ class Watch:
     def start(self) -> None:
         """Raises Pruned where the same rule has given the run up before; else the run may go on."""
         note = read(self._path.parent)
-        if self._sweep is not None and note.get("rule") == self._rule:
+        whole = {"round", "objective", "reason"} <= note.keys()
+        if self._sweep is not None and note.get("rule") == self._rule and whole:
             raise Pruned(note["round"], math.nan if note["objective"] is None else note["objective"], note["reason"])
         self._path.unlink(missing_ok=True)
 
@@ -71,7 +72,7 @@ def read(folder: Path) -> Mapping[str, Any]:
 
 def _rows(path: Path) -> list[Row]:
     try:
-        return [decode(line) for line in path.read_bytes().splitlines()]
+        return [decode(line) for line in untrusted.lines(path)]
     except (OSError, ValueError):  # removed, or being written by someone who makes it longer
         return []
 

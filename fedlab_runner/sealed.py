@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedlab_runner.errors import UserError
-from fedlab_runner.files import open_to_read
+from fedlab_runner import untrusted
 
 FORMAT = 1
 _MARK = ',\n "sha256": "'  # before the SHA-256 of all that stands before this
@@ -29,15 +28,11 @@ def read(path: Path) -> dict[str, Any]:
     Raises Damaged, and OSError where there is no such file.
     """
     try:
-        with open_to_read(path) as file:
-            content = file.read()
-    except UserError:
-        raise Damaged("is no plain file") from None
-    try:
-        whole = content.decode()
-        values = json.loads(whole)
-    except (ValueError, RecursionError):
+        content = untrusted.read_bytes(path)
+        values = untrusted.parse_json(content)
+    except untrusted.Unreadable:
         raise Damaged("is damaged") from None
+    whole = content.decode()
     body, mark, _ = whole.rpartition(_MARK)
     if not isinstance(values, dict) or (mark and whole != body + _end(body)) or (not mark and "format" in values):
         raise Damaged("is damaged")

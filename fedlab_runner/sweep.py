@@ -3,8 +3,6 @@
 Nothing is collected in memory: the jobs may run in other processes or on other machines, and any of them may die.
 """
 
-import csv
-import io
 import json
 import logging
 import math
@@ -13,7 +11,7 @@ import re
 import shlex
 import statistics
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from pathlib import Path
@@ -28,7 +26,8 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from fedlab_runner import sealed, terminal
+from fedlab_runner import escaping, sealed, terminal, untrusted
+from fedlab_runner.escaping import visible
 from fedlab_runner.files import write_text_atomically
 from fedlab_runner.run_id import digest
 from fedlab_runner.system import SHARED_BY, jobs_at_once
@@ -125,8 +124,10 @@ def _grid(config: DictConfig) -> list[list[str]]:
 def to_come(folder: Path) -> list[list[str]]:
     """The overrides of the jobs of a grid that have left no word yet: they have not begun, or are at work."""
     try:
-        grid = json.loads((folder / GRID).read_text(encoding="utf-8"))
+        grid = untrusted.read_json(folder / GRID)
     except (OSError, ValueError):  # a sweep of an older version
+        return []
+    if not (isinstance(grid, list) and all(map(untrusted.are_texts, grid))):
         return []
     known = {tuple(sorted(job.overrides)) for row in read(folder) for job in row.jobs}
     return [job for job in grid if tuple(sorted(job)) not in known]
@@ -208,29 +209,26 @@ def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
 def markdown(rows: Sequence[Row]) -> str:
     """The table of the objective, for people."""
     header, body = cells(rows)
-    lines = [header, ["---"] + ["---:"] * 3 + ["---"], *body]
-    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+    lines = [header, ["---"] + ["---:"] * 3 + ["---"], *([escaping.markdown(cell) for cell in line] for line in body)]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
 def comma_separated(rows: Sequence[Row]) -> str:
     """The table with mean and std of every number of the summaries, for programs."""
     keys = sorted({key for row in rows for key in set().union(*(job.summary for job in row.jobs)) if row.values(key)})
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(
-        ["setting", "seeds", "failed", "mean", "std"] + [f"{key} {what}" for key in keys for what in ("mean", "std")]
-    )
+    header = ["setting", "seeds", "failed", "mean", "std"]
+    lines: list[Sequence[Any]] = [header + [f"{key} {what}" for key in keys for what in ("mean", "std")]]
     for row in rows:
         columns = [row.values(), *(row.values(key) for key in keys)]
-        numbers = [cell for values in columns for cell in (_mean(values, 10), _std(values, 10))]
-        writer.writerow([" ".join(row.setting), len(row.values()), len(row.failed), *numbers])
-    return text.getvalue()
+        numbers = [float(cell) if cell else None for v in columns for cell in (_mean(v, 10), _std(v, 10))]
+        lines.append([" ".join(row.setting), len(row.values()), len(row.failed), *numbers])
+    return escaping.comma_separated(lines)
 
 
 def natural(setting: Iterable[str]) -> list[Any]:
     """A sort key that puts delay.std=5 before delay.std=20."""
-    parts = re.split(r"(\d+)", " ".join(setting))
-    return [int(part) if i % 2 else part for i, part in enumerate(parts)]
+    parts = re.split(r"0*([0-9]+)", " ".join(setting))
+    return [(len(part), part) if i % 2 else part for i, part in enumerate(parts)]  # int() has a limit of digits
 
 
 def show(folder: Path) -> None:
@@ -246,10 +244,10 @@ def show(folder: Path) -> None:
     header, body = cells(rows)
     table = Table(*header)
     for line in body:
-        table.add_row(*(Text(cell) for cell in line))
+        table.add_row(*(Text(visible(cell)) for cell in line))
     rich.print(table)
     for path in (folder / "table.md", *sweep_plots.plot_sweep(folder)):
-        print(os.path.relpath(path))
+        print(visible(os.path.relpath(path)))
     print(f"a page of it all: fedlab-report {shlex.quote(os.path.relpath(folder))}")
 
 
@@ -266,14 +264,21 @@ def _job(path: Path) -> dict[str, Any]:
     """The fields of a Job in its file; empty, with a warning, where they are not what was written."""
     try:
         values = sealed.read(path)
-        if not _LEAST <= values.keys() <= _FIELDS:  # of an older version: without a sum
+        if not (_LEAST <= values.keys() <= _FIELDS and _sound(values)):  # of an older version: without a sum
             raise sealed.Damaged("is damaged")
     except OSError:
         return {}
     except sealed.Damaged as fault:
-        _warn_once(f"{path} {fault} and does not count: the command of the sweep writes it anew")
+        _warn_once(f"{visible(str(path))} {fault} and does not count: the command of the sweep writes it anew")
         return {}
     return values
+
+
+def _sound(values: Mapping[str, Any]) -> bool:
+    """Whether the fields of a job are what they are said to be."""
+    texts = untrusted.are_texts([values["folder"], values["status"]]) and isinstance(values.get("error"), str | None)
+    numbers = isinstance(values["objective"], int | float | None) and isinstance(values.get("summary", {}), dict)
+    return texts and numbers and untrusted.are_texts(values["overrides"])
 
 
 @cache
@@ -285,7 +290,7 @@ def _warn_once(message: str) -> None:
 def _read_json(path: Path) -> dict[str, Any]:
     """The object in a file; empty where there is none that can be read."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = untrusted.read_json(path)
     except (OSError, ValueError):
         return {}
     return values if isinstance(values, dict) else {}

@@ -1,13 +1,14 @@
 """Pictures of a sweep, in its folder: the objective against each swept number, and curves over the rounds."""
 
 import math
-import re
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedlab_runner import untrusted
 from fedlab_runner.drawing import GREY, STYLE, new_figure, save, series
+from fedlab_runner.escaping import file_name, label
 from fedlab_runner.sweep import Row, read
 
 if TYPE_CHECKING:
@@ -61,8 +62,8 @@ def _against(folder: Path, rows: Sequence[Row], key: str) -> Path | None:
     for i, (rest, line) in enumerate(lines.items()):
         x = [places.index(value) for value in sorted(line)]
         _draw(axes, i, x, [line[value] for value in sorted(line)], " ".join(rest))
-    axes.set_xticks(range(len(places)), [names[value] for value in places])  # 0, 0.001, 0.1 fit no common scale
-    axes.set(title=_judged(rows), xlabel=key)
+    axes.set_xticks(range(len(places)), [label(names[value]) for value in places])  # 0, 0.001, 0.1 fit no common scale
+    axes.set(title=label(_judged(rows)), xlabel=label(key))
     if len(lines) > 1:
         _legend(axes)
     return _saved(figure, folder, key)
@@ -89,7 +90,7 @@ def _over_rounds(
         if band is not None:
             low, high = ([statistics.fmean(each) for each in _by_round(runs, edge).values()] for edge in band)
             axes.fill_between(list(values), low, high, color=f"C{i}", alpha=0.12, linewidth=0)
-    axes.set(title=", ".join([key, *shared]), xlabel="round")
+    axes.set(title=label(", ".join([key, *shared])), xlabel="round")
     if "cosine" in key:
         axes.axhline(0, color=GREY, linewidth=0.8)
     _legend(axes)
@@ -97,7 +98,7 @@ def _over_rounds(
 
 
 def _saved(figure: "Figure", folder: Path, name: str) -> Path:
-    path = folder / "plots" / f"{re.sub(r'[^A-Za-z0-9_.=-]+', '_', name)}.png"
+    path = folder / "plots" / f"{file_name(name)}.png"
     save(figure, path)
     return path
 
@@ -124,12 +125,13 @@ def _by_round(runs: Sequence[Sequence[Mapping[str, Any]]], key: str) -> dict[int
 
 
 def _draw(
-    axes: "Axes", i: int, x: Sequence[float], values: Sequence[Sequence[float]], label: str, spread: bool = True
+    axes: "Axes", i: int, x: Sequence[float], values: Sequence[Sequence[float]], setting: str, spread: bool = True
 ) -> None:
     """The means of the values at each x, and a band of one standard deviation where there are several."""
     means = [statistics.fmean(each) for each in values]
     stds = [statistics.stdev(each) if len(each) > 1 else 0.0 for each in values]
-    axes.plot(x, means, color=f"C{i}", marker="o" if len(x) <= 40 else "", markersize=4, label=label or "(defaults)")
+    name = label(setting) or "(defaults)"
+    axes.plot(x, means, color=f"C{i}", marker="o" if len(x) <= 40 else "", markersize=4, label=name)
     if spread and any(stds):
         low, high = ([m + sign * s for m, s in zip(means, stds, strict=True)] for sign in (-1, 1))
         axes.fill_between(x, low, high, color=f"C{i}", alpha=0.15, linewidth=0)
@@ -178,6 +180,6 @@ def _metrics(run: Path) -> list[dict[str, Any]]:
     from fedlab_runner.recording.jsonl import decode
 
     try:
-        return [decode(line) for line in (run / "metrics.jsonl").read_bytes().splitlines()]
+        return [decode(line) for line in untrusted.lines(run / "metrics.jsonl")]
     except (OSError, ValueError):
         return []

@@ -20,7 +20,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from fedlab_runner import cli_errors, composing, composition, keys, signals, sweep, terminal
+from fedlab_runner import cli_errors, composing, composition, config_source, keys, signals, sweep, terminal
 from fedlab_runner.config import conf_dir, register_resolvers
 from fedlab_runner.errors import Interrupted, Pruned, RunFailed, UserError
 from fedlab_runner.system import SHARED_BY
@@ -29,6 +29,7 @@ log = logging.getLogger("fedlab_runner")
 
 # At import, because the workers of a launcher import this module and nothing else of ours before they compose.
 register_resolvers()
+config_source.register()
 
 
 class JobFailed(BaseException):

@@ -134,7 +134,7 @@ def test_the_papers_numbers_are_whole_and_each_has_its_run(table: Path) -> None:
     paper = OmegaConf.to_container(OmegaConf.load(CONF / "paper" / table))
     names = [name for name in EXPERIMENTS if name.partition("_")[0] == str(table.with_suffix(""))]
     runs = [job for name in names for job in jobs(name)]
-    assert set(paper) == {"unit", "columns", "rows"} and len({row["name"] for row in paper["rows"]}) == len(
+    assert set(paper) == {"unit", "spread", "columns", "rows"} and len({row["name"] for row in paper["rows"]}) == len(
         paper["rows"]
     )
     for row in paper["rows"]:

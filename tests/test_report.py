@@ -20,7 +20,7 @@ from scipy import stats as scipy_stats
 from fedlab_runner.errors import UserError
 from fedlab_runner.report import build, cli, html, markdown, paper, pictures, stats, tables
 from fedlab_runner.report.content import Section, Table, cell
-from fedlab_runner.report.runs import find
+from fedlab_runner.report.folders import find
 from fedlab_runner.report.settings import group
 
 EVERY = ("evaluation.every=1", "rounds=3")
@@ -93,7 +93,7 @@ def test_the_csv_has_the_numbers_unrounded(outputs: Path) -> None:
 
 
 def test_rounds_and_bytes_to_a_target(outputs: Path) -> None:
-    groups = group(find([outputs]))
+    groups = group(find([outputs]).runs)
     table = tables.to_target(groups, [0.5, 0.55])
     assert table is not None and table.header[1:3] == ["rounds to 50\xa0%", "MB uploaded to 50\xa0%"]
     found = {row[0].lines[0]: row[1:] for row in table.rows}
@@ -105,7 +105,7 @@ def test_rounds_and_bytes_to_a_target(outputs: Path) -> None:
 
 
 def test_costs_are_sums_of_what_each_round_logged(outputs: Path) -> None:
-    table = tables.costs(group(find([outputs])))
+    table = tables.costs(group(find([outputs]).runs))
     header = ["method", "rounds", "uploaded, MB", "server, GFLOPs", "largest cache, MB", "seconds a round"]
     assert list(table.header) == header
     found = {row[0].lines[0]: [each.lines for each in row[1:]] for row in table.rows}
@@ -114,7 +114,7 @@ def test_costs_are_sums_of_what_each_round_logged(outputs: Path) -> None:
 
 
 def test_differences_are_tested_over_the_seeds_that_both_have(outputs: Path) -> None:
-    table, notes = tables.significance(group(find([outputs])))
+    table, notes = tables.significance(group(find([outputs]).runs))
     assert table is not None and notes == []
     ((_, method, against, seeds, difference, interval, p, adjusted, said),) = table.rows
     assert (method.lines, against.lines, seeds.lines) == (("fedavg",), ("fedbuff",), ("3",))
@@ -151,7 +151,7 @@ def test_a_loss_is_better_when_it_is_smaller(tmp_path: Path) -> None:
     for name, loss in (("fedavg", 0.5), ("fedbuff", 0.75)):
         write_run(tmp_path, f"algorithm={name}", *wanted, rows=[{"test/loss": value} for value in (3, 2, 1, loss)])
     assert column(written(tmp_path)["report.md"], "fedavg")[0] == "**0.5**"
-    assert stats.reached(find([tmp_path])[0], 1.0) == 2
+    assert stats.reached(find([tmp_path]).runs[0], 1.0) == 2
 
 
 # Names.
@@ -164,7 +164,7 @@ def test_settings_are_named_by_what_tells_them_apart(tmp_path: Path) -> None:
         for size in ("2", "3"):
             choice = ("algorithm=fedbuff", f"algorithm.buffer_size={size}", "local.lr=0.5")
             write_run(tmp_path, *choice, f"delay.std={delay}", *EVERY, rows=rows)
-    groups = group(find([tmp_path]))
+    groups = group(find([tmp_path]).runs)
     names = ["fedavg", "fedbuff algorithm.buffer_size=2", "fedbuff algorithm.buffer_size=3"]
     assert [(each.condition, each.method) for each in groups] == [
         (f"delay.std={delay}", name) for delay in ("5", "20") for name in names
@@ -177,7 +177,7 @@ def test_the_longest_run_of_a_seed_counts_wherever_it_lies(tmp_path: Path) -> No
     shutil.copytree(short, tmp_path / "b" / short.name)
     with (short / "metrics.jsonl").open("a") as file:
         file.write('{"round": 2, "test/accuracy": 0.5}\n{"round": 3, "test/accuracy": 0.4}\n')
-    (run,) = find([tmp_path / "b", tmp_path / "a"])
+    (run,) = find([tmp_path / "b", tmp_path / "a"]).runs
     assert run.finished and run.objective == 0.5
 
 
@@ -233,7 +233,7 @@ def test_a_part_of_a_table_knows_its_table_and_an_experiment_of_others_is_refuse
     with pytest.raises(
         UserError, match=r"^no run belongs to experiment=feddle/fig5: the runs there have feddle/table7$"
     ):
-        build.select(find([table7]), "feddle/fig5")
+        build.select(find([table7]).runs, "feddle/fig5")
 
 
 def test_costs_stand_beside_the_papers_in_its_unit(tmp_path: Path) -> None:
@@ -241,8 +241,8 @@ def test_costs_stand_beside_the_papers_in_its_unit(tmp_path: Path) -> None:
     fed = ("experiment=feddle/table8", "algorithm=fedft", "rounds=2", "evaluation.every=1", "dataset=cifar10")
     write_run(tmp_path, *fed, rows=curve(0.1, 0.2, 0.3, **costs), small=False)
     text = written(tmp_path)["report.md"]
-    assert column(text, "Fed+FT") == ["700,000", "paper 710,000", "difference \N{MINUS SIGN}10,000", "1 seed"]
-    assert column(text, "Fed+FT", 2) == ["3", "paper 340", "difference \N{MINUS SIGN}337", "1 seed"]
+    assert column(text, "Fed+FT") == ["**700,000**", "paper 710,000", "difference \N{MINUS SIGN}10,000", "1 seed"]
+    assert column(text, "Fed+FT", 2) == ["**3**", "paper 340", "difference \N{MINUS SIGN}337", "1 seed"]
 
 
 def test_metrics_of_the_best_round_stand_beside_the_papers(tmp_path: Path) -> None:
@@ -297,9 +297,9 @@ def test_what_clients_compute_stands_beside_what_the_server_does(tmp_path: Path)
     counted = server | {"cost/client_gflops": 1.5}
     write_run(tmp_path, "algorithm=fedavg", "seed=1", *EVERY, rows=curve(0.1, 0.2, 0.3, 0.4, **counted))
     write_run(tmp_path, "algorithm=fedbuff", "seed=0", *EVERY, rows=curve(0.1, 0.2, 0.3, 0.5, **counted))
-    (table,) = [tables.costs(groups) for groups in tables.by_condition(group(find([tmp_path]))).values()]
+    (table,) = [tables.costs(groups) for groups in tables.by_condition(group(find([tmp_path]).runs)).values()]
     assert [row[table.header.index("clients, GFLOPs")].lines[0] for row in table.rows] == ["4.5", "4.5"]
-    curves = {each.method: pictures.curve_of(each).costs for each in group(find([tmp_path]))}
+    curves = {each.method: pictures.curve_of(each).costs for each in group(find([tmp_path]).runs)}
     assert set(curves["fedavg"]) == {"cost/server_gflops"}
     assert curves["fedbuff"]["cost/client_gflops"] == [0, 1.5, 3.0, 4.5]
 
@@ -347,22 +347,22 @@ def test_a_damaged_run_is_said_and_its_number_does_not_count(tmp_path: Path) -> 
     content = (folder / "metrics.jsonl").read_bytes()
     summary = {"rounds": 2, "metrics_sha256": hashlib.sha256(content).hexdigest()}
     (folder / "summary.json").write_text(json.dumps(summary))
-    (run,) = find([tmp_path])
+    (run,) = find([tmp_path]).runs
     assert run.finished and run.status == "finished"
     for damaged in (content.replace(b"0.75", b"0.95"), content.replace(b"0.5", b"0,5"), content[:-4]):
         (folder / "metrics.jsonl").write_bytes(damaged)
-        (run,) = find([tmp_path])
+        (run,) = find([tmp_path]).runs
         assert not run.finished and run.objective is None
         assert run.status == "damaged: metrics.jsonl is not as the run left it; its command mends or refuses it"
         assert run.status in written(tmp_path)["report.md"]
     (folder / "metrics.jsonl").write_bytes(content.replace(b"0.75", b"0.7") + b'{"round": 3, "test/accuracy": 0.8}\n')
     config = (folder / "config.yaml").read_text()
     (folder / "config.yaml").write_text(config.replace("rounds: 2", "rounds: 4", 1))
-    (run,) = find([tmp_path])
+    (run,) = find([tmp_path]).runs
     assert run.status == "round 3 of 4"
-    for summary in ({"rounds": None}, {"rounds": 9, "metrics_sha256": 3}, []):
+    for summary in ({"rounds": None}, {"rounds": 9, "metrics_sha256": 3}, {"rounds": 10**30, "metrics_sha256": "x"}):
         (folder / "summary.json").write_text(json.dumps(summary))
-        assert find([tmp_path])
+        assert find([tmp_path]).runs
 
 
 def test_keys_of_a_method_are_told_in_small_print_and_long_errors_are_cut(tmp_path: Path) -> None:

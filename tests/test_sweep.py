@@ -191,7 +191,7 @@ def test_a_failing_job_does_not_end_the_sweep_and_is_told_at_once(launch: Sweep)
     assert out.index("diverged in round 3") < out.index("#2 : seed=2") < out.index("RuntimeError: a bug")
     assert err.splitlines()[-1] == "error: 2 of 4 jobs failed" and "Traceback" not in err
     (row,) = table().values()
-    assert (row["setting"], row["seeds"], row["failed"], row["mean"], row["std"]) == ("", "2", "2", "0.25", "0")
+    assert (row["setting"], row["seeds"], row["failed"], row["mean"], row["std"]) == ("", "2", "2", "0.25", "0.0")
     assert "| (defaults) | 2 | 0.25 | 0 | 2: " in (only_folder() / "table.md").read_text()
 
 

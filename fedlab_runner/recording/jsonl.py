@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedlab_runner import untrusted
 from fedlab_runner.errors import UserError
 from fedlab_runner.files import (
     is_at,
@@ -46,11 +47,22 @@ def encode(round: int, numbers: Mapping[str, Any]) -> bytes:
 
 
 def decode(line: bytes) -> Row:
-    """The row of one line; null, which stands for a number that was not finite, is NaN again."""
-    row = json.loads(line)
-    if not isinstance(row, dict) or not isinstance(row.get("round"), int):
+    """The row of one line; null, which stands for a number that was not finite, is NaN again.
+
+    Raises ValueError unless it is an object of numbers with a round from 0 on.
+    """
+    row = untrusted.parse_json(line)
+    if not isinstance(row, dict) or type(row.get("round")) is not int or row["round"] < 0:
         raise ValueError("not a row")
-    return {key: math.nan if value is None else value for key, value in row.items()}
+    return {key: _number(value) for key, value in row.items()}
+
+
+def _number(value: Any) -> Any:
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return math.nan
+    if not isinstance(value, int | float):
+        raise ValueError("not a row")
+    return value
 
 
 class JsonLines:

@@ -1,7 +1,8 @@
 """A report put together from runs."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from fedlab_runner.errors import UserError
 from fedlab_runner.report import paper as papers
@@ -42,10 +43,14 @@ def select(runs: Iterable[Run], experiment: str | None) -> list[Group]:
 
 
 def report(
-    groups: Sequence[Group], experiment: str | None, wanted: Sequence[float], to_come: Sequence[str] = ()
+    groups: Sequence[Group],
+    experiment: str | None,
+    wanted: Sequence[float],
+    to_come: Sequence[str] = (),
+    unreadable: Mapping[str, str] = MappingProxyType({}),
 ) -> Report:
     """The whole report; `wanted` are the target values of the metric, else each condition has its own; `to_come` are
-    the jobs of sweeps that have not ended.
+    the jobs of sweeps that have not ended, `unreadable` what is wrong with the folders that cannot be read.
     """
     runs = [run for each in groups for run in each.runs]
     published = [papers.load(experiment)] if experiment else list(papers.papers(runs))
@@ -55,12 +60,13 @@ def report(
     if others:
         sections.append(_compared(others, also=bool(known)))
     sections += [_curves(groups), _targets(groups, wanted), _costs(groups), _significance(groups)]
-    sections += [_staleness(groups), _partitions(groups), _runs(groups)]
+    sections += [_staleness(groups), _partitions(groups), _runs(groups), _unreadable(unreadable)]
     done = sum(run.finished for run in runs)
     return Report(
         experiment or "Report",
         f"{times(len(runs), 'run')}: {done} finished, {len(runs) - done} not"
-        + (f"; {times(len(to_come), 'job')} to come" if to_come else ""),
+        + (f"; {times(len(to_come), 'job')} to come" if to_come else "")
+        + (f"; {times(len(unreadable), 'folder')} that cannot be read" if unreadable else ""),
         [section for section in sections if section is not None],
     )
 
@@ -77,6 +83,8 @@ def _overview(groups: Sequence[Group], runs: Sequence[Run], to_come: Sequence[st
     notes.append(f"A run's number is the {'; or the '.join(rules)}. Seeds that are not finished do not count.")
     if failed := [run for run in runs if run.error is not None and not run.finished]:
         notes.append(f"{times(len(failed), 'run')} failed; the list at the end says why.")
+    if warned := [run for run in runs if run.warnings]:
+        notes.append(f"{times(len(warned), 'run')} ended with a warning; the list at the end has it.")
     if to_come:
         more = f"; and {len(to_come) - MOST_NAMED} more" if len(to_come) > MOST_NAMED else ""
         named = "; ".join(to_come[:MOST_NAMED]) + more
@@ -86,8 +94,8 @@ def _overview(groups: Sequence[Group], runs: Sequence[Run], to_come: Sequence[st
 
 def _published(paper: papers.Paper, groups: Sequence[Group]) -> Section:
     notes = [
-        f"The published table gives {paper.unit}. A difference is ours minus the paper's; ours has mean ± standard "
-        "deviation (n - 1) over seeds, the best of ours in each column in bold."
+        f"The published table gives {paper.unit}. A difference is ours minus the paper's; ± is {papers.meant(paper)}; "
+        "the best of ours in each column is in bold."
     ]
     if missing := papers.not_run(paper, groups):
         notes.append(f"Not run, and left out of the table: {'; '.join(missing)}.")
@@ -165,8 +173,16 @@ def _runs(groups: Sequence[Group]) -> Section:
         for run in each.runs:
             number = value(math.nan if run.objective is None else run.objective, run.metric, 2)
             commit = ", ".join(commit[:8] + ("-dirty" if commit.endswith("-dirty") else "") for commit in run.commits)
-            words = (run.name, each.condition or "all", each.method, run.status, commit or "not recorded")
-            rows.append([*(cell(word) for word in words), cell(str(run.seed)), cell(number)])
+            words = [cell(run.name), cell(each.condition or "all"), cell(each.method), cell(run.status, *run.warnings)]
+            rows.append([*words, cell(commit or "not recorded"), cell(str(run.seed)), cell(number)])
             code += [f"# {run.name}", *(run.commands or ["# started by a program, see its config.yaml"])]
     header = ["run", "condition", "method", "status", "commit", "seed", "result"]
     return Section("Runs, commits and commands", tables=[Table(header, rows, names=5)], code=code)
+
+
+def _unreadable(folders: Mapping[str, str]) -> Section | None:
+    if not folders:
+        return None
+    note = "Nothing of these is in the tables. Running a run's command again mends its folder, or says what to do."
+    rows = [[cell(folder), cell(fault)] for folder, fault in folders.items()]
+    return Section("Folders that cannot be read", [note], [Table(["folder", "why"], rows, names=2)])

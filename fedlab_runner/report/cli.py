@@ -10,10 +10,11 @@ from typing import BinaryIO
 
 from fedlab_runner import terminal
 from fedlab_runner.errors import UserError
+from fedlab_runner.escaping import visible
 from fedlab_runner.files import write_atomically, write_text_atomically
 from fedlab_runner.report import build, comma, html, markdown
 from fedlab_runner.report import paper as papers
-from fedlab_runner.report.runs import find, to_come
+from fedlab_runner.report.folders import find, to_come
 
 
 @terminal.kept()
@@ -31,10 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         page, subtitle = write(given.folders, given.out, given.experiment, given.target)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {visible(str(error))}", file=sys.stderr)
         return 2
     terminal.optional()  # the page is there
-    print(f"{subtitle}\n{os.path.relpath(page)}")
+    print(f"{subtitle}\n{visible(os.path.relpath(page))}")
     return 0
 
 
@@ -45,11 +46,12 @@ def write(
 
     Raises UserError where there is nothing to report on or no place to write it.
     """
-    groups = build.select(find(folders), experiment)
+    runs, unreadable = find(folders)
+    groups = build.select(runs, experiment)
     swept = [folder for folder in folders if not experiment or (folder / "jobs").is_dir()]
-    report = build.report(groups, experiment, targets, to_come(swept))
+    report = build.report(groups, experiment, targets, to_come(swept), unreadable)
     out = out or Path(os.path.commonpath([folder.absolute() for folder in folders])) / "report"
-    if out.exists() and not out.is_dir():
+    if os.path.exists(out) and not out.is_dir():
         raise UserError(f"--out must be a folder, got the file {out}")
     named = [papers.load(experiment)] if experiment else papers.papers(run for each in groups for run in each.runs)
     try:
@@ -62,7 +64,7 @@ def write(
             write_text_atomically(out / name, text)
         write_text_atomically(out / "report.md", markdown.document(report))
         write_text_atomically(out / "index.html", html.page(report))
-    except PermissionError as error:
+    except OSError as error:
         raise UserError(f"{out} cannot be written to ({error.strerror}): give another folder with --out") from error
     return out / "index.html", report.subtitle
 

@@ -1,15 +1,15 @@
 """A report's numbers as CSV, unrounded: one file of runs, one of settings, one of published tables."""
 
-import csv
-import io
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedlab_runner.escaping import comma_separated
 from fedlab_runner.report.paper import Paper, comma_rows
 from fedlab_runner.report.settings import Group
 from fedlab_runner.report.stats import mean, reached, std, total
 from fedlab_runner.report.tables import CACHE, SUMS, by_condition, finished, targets
+from fedlab_runner.summary import RULES
 
 
 def files(groups: Sequence[Group], papers: Sequence[Paper], wanted: Sequence[float]) -> dict[str, str]:
@@ -29,7 +29,7 @@ def _runs(groups: Sequence[Group], wanted: Sequence[float]) -> list[dict[str, An
             for run in group.runs:
                 row: dict[str, Any] = {"run": run.name, "condition": condition, "method": group.method}
                 row |= {"seed": run.seed, "status": run.status, "rounds": run.done, "objective": run.objective}
-                keys = ("best_of_last", "mean_of_last", "std_of_last", "best", "best_round", "last")
+                keys = (*RULES, "std_of_last", "best_round")
                 row |= {key: run.summary[key] for key in keys} if run.rows else {}
                 row |= {key: total(run.rows, key) for key, _ in SUMS}
                 row[CACHE] = max((each[CACHE] for each in run.rows if CACHE in each), default=math.nan)
@@ -39,6 +39,7 @@ def _runs(groups: Sequence[Group], wanted: Sequence[float]) -> list[dict[str, An
                         None if when is None else total(run.rows, "comm/upload_mb", until=when)
                     )
                 row |= {"commit": " ".join(run.commits), "command": " ; ".join(run.commands)}
+                row["warnings"] = "; ".join(run.warnings)
                 rows.append(row)
     return rows
 
@@ -60,13 +61,8 @@ def _setting(group: Group) -> dict[str, Any]:
 def _text(rows: Sequence[Mapping[str, Any]]) -> str:
     """Rows with all keys that any has; what is missing or not a number is empty."""
     keys = list(dict.fromkeys(key for row in rows for key in row))
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(keys)
-    for row in rows:
-        writer.writerow([_plain(row.get(key)) for key in keys])
-    return text.getvalue()
+    return comma_separated([keys, *([_plain(row.get(key)) for key in keys] for row in rows)])
 
 
 def _plain(value: Any) -> Any:
-    return "" if value is None or (isinstance(value, float) and not math.isfinite(value)) else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value

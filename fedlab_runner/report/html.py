@@ -2,8 +2,9 @@
 
 import base64
 import re
-from html import escape
+from html import escape as escape_html
 
+from fedlab_runner.escaping import visible
 from fedlab_runner.report.content import Cell, Picture, Report, Section, Table
 
 _STYLE = """
@@ -53,7 +54,7 @@ def _section(section: Section) -> str:
     parts += [_table(table) for table in section.tables]
     parts += [_picture(picture) for picture in section.pictures]
     if section.code:
-        lines = escape("\n".join(section.code))
+        lines = "\n".join(map(escape, section.code))
         parts.append(f"<details><summary>Commands</summary><pre>{lines}</pre></details>\n")
     return "".join(parts)
 
@@ -95,6 +96,11 @@ def _picture(picture: Picture) -> str:
 def _broken(heading: str) -> str:
     """A heading of several overrides has a line for each."""
     return "<br>".join(f"<span>{escape(part)}</span>" for part in (heading.split(" ") if "=" in heading else [heading]))
+
+
+def escape(text: str) -> str:
+    """The text as content or as an attribute's value."""
+    return escape_html(visible(text))
 
 
 def _anchor(title: str) -> str:

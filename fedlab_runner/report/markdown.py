@@ -1,5 +1,7 @@
 """A report as markdown, its pictures in files beside it."""
 
+from fedlab_runner.escaping import fenced
+from fedlab_runner.escaping import markdown as _escape
 from fedlab_runner.report.content import Cell, Report, Section, Table
 
 FOLDER = "plots"
@@ -7,15 +9,16 @@ FOLDER = "plots"
 
 def document(report: Report) -> str:
     """The text; pictures are `plots/<name>.<kind>`."""
-    return f"# {report.title}\n\n{report.subtitle}\n" + "".join(map(_section, report.sections))
+    return f"# {_escape(report.title)}\n\n{_escape(report.subtitle)}\n" + "".join(map(_section, report.sections))
 
 
 def _section(section: Section) -> str:
-    parts = [f"## {section.title}", *section.notes, *map(_table, section.tables)]
+    parts = [f"## {_escape(section.title)}", *map(_escape, section.notes), *map(_table, section.tables)]
     for picture in section.pictures:
-        parts.append(f"![{picture.caption}]({FOLDER}/{picture.name}.{picture.kind})\n\n{picture.caption}")
+        caption = _escape(picture.caption)
+        parts.append(f"![{caption}]({FOLDER}/{picture.name}.{picture.kind})\n\n{caption}")
     if section.code:
-        parts.append("```bash\n" + "\n".join(section.code) + "\n```")
+        parts.append(fenced(section.code, "bash"))
     return "".join(f"\n{part}\n" for part in parts)
 
 
@@ -25,14 +28,10 @@ def _table(table: Table) -> str:
         ["---" if i < table.names else "---:" for i in range(len(table.header))],
         *([_cell(each) for each in row] for row in table.rows),
     ]
-    title = f"**{table.title}**\n\n" if table.title else ""
+    title = f"**{_escape(table.title)}**\n\n" if table.title else ""
     return title + "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def _cell(cell: Cell) -> str:
     value, *remarks = map(_escape, cell.lines)
     return "<br>".join([f"**{value}**" if cell.bold else value, *remarks])
-
-
-def _escape(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")

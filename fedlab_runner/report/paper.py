@@ -1,6 +1,7 @@
 """A published table (`conf/paper`) beside ours: which runs belong in which of its cells, and how far apart they are."""
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,14 +9,20 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from fedlab_runner.config import conf_dir
+from fedlab_runner.errors import UserError
+from fedlab_runner.metric_direction import lower_is_better
 from fedlab_runner.report.content import Cell, Table, cell
 from fedlab_runner.report.runs import Run
 from fedlab_runner.report.settings import Differences, Group, label, text
 from fedlab_runner.report.stats import mean, std
 from fedlab_runner.report.tables import finished, result
-from fedlab_runner.report.words import amount, difference, is_share, remarks, spread, times
+from fedlab_runner.report.words import amount, difference, remarks, spread, times
+from fedlab_runner.summary import summarise
 
 IN_PERCENT = "accuracy in percent"  # in the unit of such a table
+# What a table's ± is over: the seeds of a setting; the last ten evaluations of a run; nothing, as it has no ±.
+SEEDS, ROUNDS, NONE = "seeds", "rounds", "none"
+LAST = 10
 OVER_ROUNDS = ("comm/", "cost/")  # metrics that all rounds have; of others, the value in the best round counts
 
 
@@ -25,6 +32,7 @@ class Paper:
 
     name: str  # e.g. feddle/table7
     unit: str
+    spread: str  # what its ± is over
     columns: Sequence[Mapping[str, Any]]
     rows: Sequence[Mapping[str, Any]]
 
@@ -40,11 +48,17 @@ class Paper:
 
 def load(name: str) -> Paper | None:
     """The table of that name, or of the table that the experiment is a part of (`feddle/table1_vit` of Table 1)."""
+    if not re.fullmatch(r"\w+(/\w+)*", name):  # a run folder may say anything
+        return None
     for each in (name, name.partition("_")[0]):
         path = conf_dir() / "paper" / f"{each}.yaml"
         if path.is_file():
             content: Any = OmegaConf.to_container(OmegaConf.load(path))
-            return Paper(each, content["unit"], content["columns"], content["rows"])
+            there = any("std" in row for row in content["rows"])
+            if content.get("spread") not in ((SEEDS, ROUNDS) if there else (NONE,)):
+                wanted = f"{SEEDS} or {ROUNDS}: what std is over" if there else f"{NONE}, as no row has a std"
+                raise UserError(f"{path}: spread must be {wanted}; got {content.get('spread')}")
+            return Paper(each, content["unit"], content["spread"], content["columns"], content["rows"])
     return None
 
 
@@ -83,7 +97,7 @@ def beside(paper: Paper, groups: Sequence[Group]) -> Table:
             cells = [[g for g in those if fits(g, {**column, **row["choice"]})] for column in paper.columns]
             lines.append((" ".join(filter(None, [row["name"], variant])), cells, row))
     tops = [
-        max((_rounded(mean(_ours(cells[i], column))) for _, cells, _ in lines if cells[i]), default=math.nan)
+        max((_rank(mean(_ours(cells[i], column)), column, cells[i]) for _, cells, _ in lines if cells[i]), default=None)
         for i, column in enumerate(paper.columns)
     ]
     body = [
@@ -95,7 +109,15 @@ def beside(paper: Paper, groups: Sequence[Group]) -> Table:
         for name, cells, row in lines
     ]
     names_of = _names(paper.columns)
-    return Table(["method", *(names_of[i] for i in columns)], body)
+    return Table(["method", *(names_of[i] for i in columns)], body, title=f"\N{PLUS-MINUS SIGN} {meant(paper)}")
+
+
+def meant(paper: Paper) -> str:
+    """What the deviations of a table are, ours and the paper's."""
+    if paper.spread == ROUNDS:
+        return f"over the last {LAST} evaluations of a run (divided by n), ours the mean of it over seeds"
+    ours = "standard deviation over seeds, ours divided by n - 1"
+    return ours if paper.spread == SEEDS else f"{ours}; the paper has none"
 
 
 def not_run(paper: Paper, groups: Sequence[Group]) -> list[str]:
@@ -119,21 +141,38 @@ def _variants(paper: Paper, groups: Sequence[Group]) -> dict[int, str]:
 
 
 def _cell(
-    paper: Paper, column: Mapping[str, Any], groups: Sequence[Group], theirs: Any, spread_of: Any, top: float
+    paper: Paper, column: Mapping[str, Any], groups: Sequence[Group], theirs: Any, spread_of: Any, top: float | None
 ) -> Cell:
-    """Ours, theirs and the difference; the best accuracy of ours in bold."""
+    """Ours, theirs and the difference; the best of ours in bold."""
     ours = _ours(groups, column)
-    metric = str(column.get("metric", groups[0].runs[0].metric if groups else "test/accuracy"))
+    metric = _metric_of(column, groups)
     more = []
     if theirs is not None:
         known = "" if spread_of is None else f" ± {spread_of}"
         more.append(f"paper {theirs if paper.scale == 100 else amount(theirs)}{known}")
         if ours:
             more.append(f"difference {difference(mean(ours) - theirs / paper.scale, metric)}")
-    bold = is_share(metric) and _rounded(mean(ours)) == top
+    bold = bool(ours) and _rank(mean(ours), column, groups) == top
+    deviation = _deviation(paper, groups, column, ours)
     if ours and "metric" in column:
-        return cell(spread(ours, metric), *more, times(len(ours), "seed"), *remarks(groups), bold=bold)
-    return result(groups, bold=bold, more=more)
+        return cell(spread(ours, metric, deviation), *more, times(len(ours), "seed"), *remarks(groups), bold=bold)
+    return result(groups, bold=bold, more=more, deviation=deviation)
+
+
+def _deviation(paper: Paper, groups: Sequence[Group], column: Mapping[str, Any], ours: Sequence[float]) -> float:
+    """Ours, over what the paper's is over."""
+    if paper.spread != ROUNDS:
+        return std(ours)
+    key = _metric_of(column, groups)
+    return mean([found for g in groups for run in g.runs if math.isfinite(found := _over_rounds(run, key))])
+
+
+def _over_rounds(run: Run, key: str) -> float:
+    """The deviation of a finished run's last evaluations."""
+    if not run.finished:
+        return math.nan
+    rows = [row for row in run.rows if row["round"] <= run.rounds]
+    return float(summarise(rows, key, run.rule, LAST, run.evaluation.get("every", 1), run.rounds)["std_of_last"])
 
 
 def _ours(groups: Sequence[Group], column: Mapping[str, Any]) -> list[float]:
@@ -154,9 +193,15 @@ def _metric(run: Run, key: str) -> float:
     return (max(values) if key.endswith("cache_mb") else mean(values)) if values else math.nan
 
 
-def _rounded(number: float) -> float:
-    """As it is shown, so that equal ones are equally bold; the smallest of all where there is none."""
-    return -math.inf if math.isnan(number) else round(number, 3)
+def _metric_of(column: Mapping[str, Any], groups: Sequence[Group]) -> str:
+    """What a column's numbers are of."""
+    return str(column.get("metric", groups[0].runs[0].metric if groups else "test/accuracy"))
+
+
+def _rank(number: float, column: Mapping[str, Any], groups: Sequence[Group]) -> float:
+    """The larger the better, as it is shown, so that equal ones are equally bold; the least where there is none."""
+    sign = -1 if lower_is_better(_metric_of(column, groups)) else 1
+    return -math.inf if math.isnan(number) else sign * round(number, 3)
 
 
 def _names(columns: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -186,7 +231,8 @@ def comma_rows(paper: Paper, groups: Sequence[Group]) -> list[dict[str, Any]]:
         for i, column in enumerate(paper.columns):
             cells: list[Group | None] = [g for g in groups if fits(g, {**column, **row["choice"]})]
             for group in cells or [None]:
-                values = [] if group is None else [paper.scale * each for each in _ours([group], column)]
+                ours = [] if group is None else _ours([group], column)
+                values = [paper.scale * each for each in ours]
                 theirs = row["mean"][i]
                 found.append(
                     {
@@ -197,7 +243,8 @@ def comma_rows(paper: Paper, groups: Sequence[Group]) -> list[dict[str, Any]]:
                         "method": group.method if group else "",
                         "seeds": len(values),
                         "mean": mean(values),
-                        "std": std(values),
+                        "std": math.nan if group is None else paper.scale * _deviation(paper, [group], column, ours),
+                        "std over": SEEDS if paper.spread == NONE else paper.spread,
                         "paper mean": theirs,
                         "paper std": row["std"][i] if "std" in row else None,
                         "difference": mean(values) - theirs if theirs is not None else math.nan,

@@ -3,12 +3,14 @@
 import hashlib
 import io
 import math
-import re
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from fedlab_runner import untrusted
 from fedlab_runner.drawing import GREY, STYLE, new_figure
+from fedlab_runner.escaping import file_name, label
 from fedlab_runner.plots import staleness_counts, staleness_histogram
 from fedlab_runner.recording.jsonl import Row
 from fedlab_runner.report.content import Picture
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+PNG = b"\x89PNG\r\n\x1a\n"
 MOST_LINES = 10  # as many as have colours that can be told apart
 MOST_PARTITIONS = 12
 LEGEND_LINE = 0.22  # inches
@@ -59,7 +62,7 @@ def convergence(groups: Sequence[Group]) -> list[Picture]:
         caption = condition or "all runs"
         if left_out:
             caption += f" (the best {MOST_LINES} of {len(members)} methods; the tables have all)"
-        name = _file_name(f"curves-{condition}")
+        name = file_name(f"curves-{condition}")
         found.append(Picture(name, "svg", _svg(partial(_draw, curves, members[0].runs[0].metric)), caption))
     return found
 
@@ -94,7 +97,7 @@ def staleness(groups: Sequence[Group]) -> list[Picture]:
             continue
         caption = f"{condition or 'all runs'}: {group.method}, {times(len(group.runs), 'seed')}"
         found.setdefault(
-            str(counts), Picture(_file_name(f"staleness-{condition}"), "svg", _svg(partial(_histogram, rows)), caption)
+            str(counts), Picture(file_name(f"staleness-{condition}"), "svg", _svg(partial(_histogram, rows)), caption)
         )
     return list(found.values())
 
@@ -104,13 +107,16 @@ def partitions(groups: Sequence[Group]) -> tuple[list[Picture], int]:
     found: dict[str, Picture] = {}
     for condition, members in by_condition(groups).items():
         for run in (group.runs[0] for group in members):
-            picture, table = run.folder / "plots" / "partition.png", run.folder / "partition.csv"
-            if not (picture.is_file() and table.is_file()):
+            try:
+                picture = untrusted.read_bytes(run.folder / "plots" / "partition.png")
+                digest = hashlib.sha256(untrusted.read_bytes(run.folder / "partition.csv")).hexdigest()
+            except (FileNotFoundError, untrusted.Unreadable):
                 continue
-            digest = hashlib.sha256(table.read_bytes()).hexdigest()
+            if not picture.startswith(PNG):  # the page is passed on, and a link may lead to any file
+                continue
             caption = f"{condition or 'all runs'}: seed {run.seed}"
-            name = _file_name(f"partition-{condition}-seed{run.seed}")
-            found.setdefault(digest, Picture(name, "png", picture.read_bytes(), caption))
+            name = file_name(f"partition-{condition}-seed{run.seed}")
+            found.setdefault(digest, Picture(name, "png", picture, caption))
             break  # a seed has one partition under one condition
     pictures = list(found.values())
     return pictures[:MOST_PARTITIONS], max(0, len(pictures) - MOST_PARTITIONS)
@@ -138,13 +144,13 @@ def _draw(curves: Sequence[Curve], metric: str) -> "Figure":
 
     costs = [cost for cost in COSTS if any(max(curve.costs.get(cost[0], [0])) > 0 for curve in curves)]
     rows, across = (2, 2) if len(costs) == 3 else (1, 1 + len(costs))
-    columns = 2 if len(curves) > 1 and max(len(curve.label) for curve in curves) <= 60 else 1
+    columns = 2 if len(curves) > 1 and max(len(label(curve.label)) for curve in curves) <= 60 else 1
     legend = LEGEND_LINE * -(-len(curves) // columns)
     figure = new_figure(WIDTH if rows > 1 else 4.2 * across, 3.3 * rows + legend, "")
     first, *others = figure.subplots(rows, across, squeeze=False, sharey=True).flat
     for i, curve in enumerate(curves):
         _line(first, i, curve, [float(round) for round in curve.rounds])
-    first.set(title=metric, xlabel="round")
+    first.set(title=label(metric), xlabel="round")
     first.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
     for axes, (key, title, unit) in zip(others, costs, strict=True):
         _over_cost(axes, curves, key)
@@ -160,7 +166,7 @@ def _over_cost(axes: "Axes", curves: Sequence[Curve], key: str) -> None:
     """The metric over what was spent; where costs differ widely the axis is logarithmic, and has no zero."""
     known = [(i, curve) for i, curve in enumerate(curves) if key in curve.costs]
     spent = [curve.costs[key][-1] for _, curve in known if curve.costs[key][-1] > 0]
-    wide = max(spent) > WIDE * min(spent)
+    wide = bool(spent) and max(spent) > WIDE * min(spent)
     for i, curve in known:
         _line(axes, i, curve, [math.nan if wide and x == 0 else x for x in curve.costs[key]])
     if wide:
@@ -169,7 +175,8 @@ def _over_cost(axes: "Axes", curves: Sequence[Curve], key: str) -> None:
 
 def _line(axes: "Axes", i: int, curve: Curve, x: Sequence[float]) -> None:
     style, marker = ("--" if curve.unfinished else "-"), ("o" if sum(map(math.isfinite, x)) <= 2 else "")
-    axes.plot(x, curve.means, style, color=f"C{i}", marker=marker, markersize=4, linewidth=1.4, label=curve.label)
+    name = label(curve.label)
+    axes.plot(x, curve.means, style, color=f"C{i}", marker=marker, markersize=4, linewidth=1.4, label=name)
     if any(curve.stds):
         low, high = ([m + sign * s for m, s in zip(curve.means, curve.stds, strict=True)] for sign in (-1, 1))
         axes.fill_between(x, low, high, color=f"C{i}", alpha=0.15, linewidth=0)
@@ -186,10 +193,8 @@ def _svg(draw: Callable[[], "Figure"]) -> bytes:
     from matplotlib.style import context
 
     file = io.BytesIO()
-    with context({**STYLE, "svg.hashsalt": "fedlab", "text.color": "black", "axes.labelcolor": GREY}):
+    style = context({**STYLE, "svg.hashsalt": "fedlab", "text.color": "black", "axes.labelcolor": GREY})
+    with style, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)  # of a name in another script
         draw().savefig(file, format="svg", metadata={"Date": None})
     return file.getvalue()
-
-
-def _file_name(words: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_.=-]+", "_", words).strip("-_")

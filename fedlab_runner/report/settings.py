@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedlab_runner.escaping import short
 from fedlab_runner.report.runs import Run
 from fedlab_runner.run_id import without_volatile
 from fedlab_runner.sweep import natural
@@ -14,6 +15,7 @@ CONDITIONS = (
     *("dataset", "model", "partition", "num_clients", "participation", "delay", "label_noise", "drop_empty"),
     *("train_fraction", "rounds", "evaluation", "precision"),
 )
+LONGEST = 120  # characters of a key with its value, in a name
 Peers = tuple[str | None, ...]
 Setting = Mapping[str, str]  # every key that decides a run's numbers, but for the seed: choices by group, and values
 
@@ -90,7 +92,8 @@ class Differences:
 
 def label(setting: Setting, keys: Iterable[str]) -> str:
     """Some keys of a setting in words; the algorithm by its name alone."""
-    return " ".join(setting[key] if key == "algorithm" else f"{key}={setting[key]}" for key in keys if key in setting)
+    words = [setting[key] if key == "algorithm" else f"{key}={setting[key]}" for key in keys if key in setting]
+    return " ".join(short(word, LONGEST) for word in words)
 
 
 def text(value: Any) -> str:
@@ -107,7 +110,7 @@ def _flat(node: Mapping[str, Any], path: str, choices: Mapping[str, str]) -> Ite
         if name == "seed":
             continue
         if isinstance(value, Mapping) and "_target_" in value:
-            yield name, choices.get(name) or str(value["_target_"]).split(".")[-2]
+            yield name, choices.get(name) or ".".join(str(value["_target_"]).split(".")[-2:-1])
             value = {inner: each for inner, each in value.items() if inner != "_target_"}
         if isinstance(value, Mapping):
             yield from _flat(value, name, choices)

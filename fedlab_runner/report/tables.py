@@ -60,8 +60,10 @@ def comparison(groups: Sequence[Group]) -> Table:
     return Table(["method", *(condition or groups[0].runs[0].metric for condition in columns)], rows)
 
 
-def result(groups: Sequence[Group], bold: bool = False, more: Sequence[str] = ()) -> Cell:
-    """Mean and standard deviation of the finished seeds, and what is missing."""
+def result(
+    groups: Sequence[Group], bold: bool = False, more: Sequence[str] = (), deviation: float | None = None
+) -> Cell:
+    """Mean and standard deviation of the finished seeds (or another deviation), and what is missing."""
     if not groups:
         return cell("not run", *more, muted=True)
     values, metric = finished(groups), groups[0].runs[0].metric
@@ -71,7 +73,7 @@ def result(groups: Sequence[Group], bold: bool = False, more: Sequence[str] = ()
             "failed" if all(run.error is not None for run in runs) else "given up" if _all_ended(runs) else "unfinished"
         )
         return cell(word, *more, *remarks(groups), muted=True)
-    return cell(spread(values, metric), *more, times(len(values), "seed"), *remarks(groups), bold=bold)
+    return cell(spread(values, metric, deviation), *more, times(len(values), "seed"), *remarks(groups), bold=bold)
 
 
 def _all_ended(runs: Iterable[Run]) -> bool:
@@ -80,7 +82,7 @@ def _all_ended(runs: Iterable[Run]) -> bool:
 
 def targets(groups: Sequence[Group], wanted: Sequence[float]) -> list[float]:
     """The target values of a condition: those wanted, or else 80 % and 95 % of the best mean, in whole percent."""
-    if wanted or (top := best(groups)) is None or not is_share(top.runs[0].metric):
+    if wanted or (top := best(groups)) is None or not is_share(top.runs[0].metric) or top.runs[0].lower_is_better:
         return list(wanted)
     return sorted({math.floor(share * 100 * mean(finished([top]))) / 100 for share in (0.8, 0.95)})
 

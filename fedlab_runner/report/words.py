@@ -24,9 +24,10 @@ def value(number: float, metric: str, digits: int = 1) -> str:
     return f"{100 * number:.{digits}f}" if is_share(metric) else amount(number)
 
 
-def spread(values: Sequence[float], metric: str) -> str:
-    """Mean ± standard deviation; one value has no deviation."""
-    return value(mean(values), metric) + (f" ± {value(std(values), metric)}" if len(values) > 1 else "")
+def spread(values: Sequence[float], metric: str, deviation: float | None = None) -> str:
+    """Mean ± deviation, of the values themselves (one has none) unless another is given."""
+    deviation = std(values) if deviation is None else deviation
+    return value(mean(values), metric) + ("" if math.isnan(deviation) else f" ± {value(deviation, metric)}")
 
 
 def difference(number: float, metric: str) -> str:
@@ -56,9 +57,9 @@ def times(count: int, what: str) -> str:
 
 def judged(run: Run) -> str:
     """How the objective is made, e.g. `largest of the last 5 test/accuracy`."""
-    last = run.config.get("evaluation", {}).get("last", 5)
+    last, best = run.evaluation.get("last", 5), "smallest" if run.lower_is_better else "largest"
     rules = {
-        "best_of_last": f"best {run.metric} of the last {last} evaluations",
+        "best_of_last": f"{best} {run.metric} of the last {last} evaluations",
         "mean_of_last": f"mean {run.metric} of the last {last} evaluations",
         "best": f"best {run.metric}",
         "last": f"last {run.metric}",
@@ -67,7 +68,7 @@ def judged(run: Run) -> str:
 
 
 def remarks(groups: Sequence[Group]) -> tuple[str, ...]:
-    """What the runs of a cell have not: seeds that failed, or are on their way."""
+    """What is to be said of the runs of a cell: seeds that failed, or are on their way, or warn of their result."""
     runs = [run for each in groups for run in each.runs if not run.finished]
     failed = [run for run in runs if run.error is not None]
     lines = (
@@ -80,4 +81,5 @@ def remarks(groups: Sequence[Group]) -> tuple[str, ...]:
             so_far = run.summary["last"] if run.rows else math.nan
             reached = "" if math.isnan(so_far) else f", {value(so_far, run.metric)} so far"
             lines.append(f"seed {run.seed}: {run.status}{reached}")
+    lines += [f"seed {run.seed}: {warning}" for each in groups for run in each.runs for warning in run.warnings]
     return tuple(lines[:3] + ([f"and {len(lines) - 3} more"] if len(lines) > 3 else []))

@@ -1,0 +1,272 @@
+"""The runs in some folders; nothing there is written to, any of it may be running, and strangers may have made it."""
+
+import hashlib
+import math
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedlab_runner import sealed, untrusted
+from fedlab_runner import sweep as sweeps
+from fedlab_runner.errors import UserError
+from fedlab_runner.escaping import short
+from fedlab_runner.giving_up import read as read_note
+from fedlab_runner.metric_keys import COUNT_PREFIX
+from fedlab_runner.provenance import FILE as COMMANDS
+from fedlab_runner.recorder import DIGEST, METRICS, SUMMARY
+from fedlab_runner.recording.jsonl import Row, decode
+from fedlab_runner.report.runs import Run
+from fedlab_runner.run_id import without_volatile
+from fedlab_runner.summary import RULES
+from fedlab_runner.untrusted import Unreadable
+
+LARGEST = 1e100  # a number beyond is as one that is not finite: sums and squares of it would not be
+LONGEST_ERROR = 500  # characters
+_AGE = "[0-9]{1,9}"
+
+
+class Found(NamedTuple):
+    """The runs, and what is wrong with the folders that cannot be read, by their paths."""
+
+    runs: list[Run]
+    unreadable: dict[str, str]
+
+
+def find(paths: Iterable[Path]) -> Found:
+    """The runs in folders of runs (at any depth), in single run folders, and of sweeps (`outputs/sweeps/<id>`).
+
+    A run that is found twice counts once, where it is longest. Raises UserError where there is none.
+    """
+    found, unreadable = dict[str, Run](), dict[str, str]()
+    paths = list(paths)
+    for path in paths:
+        if not os.path.isdir(path):
+            raise UserError(f"{path} is not a folder: give folders of runs, such as outputs or outputs/sweeps/<id>")
+        errors = _errors(path)
+        for folder in _folders(path, errors):
+            try:
+                run = _read(folder, errors.get(folder.name))
+            except Unreadable as fault:
+                unreadable[str(folder)] = str(fault)
+                continue
+            if run is not None and (run.name not in found or run.done > found[run.name].done):
+                found[run.name] = run
+    if not found:
+        why = "".join(f"; {folder} cannot be read: {fault}" for folder, fault in islice(unreadable.items(), 3))
+        raise UserError(
+            f"no runs in {', '.join(map(str, paths))}: a run's folder has a config.yaml and a metrics.jsonl{why}"
+        )
+    return Found(list(found.values()), unreadable)
+
+
+def to_come(paths: Iterable[Path]) -> list[str]:
+    """The jobs of the sweeps in some folders that have not ended, by their overrides, without what all jobs share."""
+    found = []
+    for sweep in (each for path in paths for each in _sweeps(path)):
+        jobs = sweeps.to_come(sweep)
+        if jobs:
+            everyone = [*jobs, *(job["overrides"] for job in _jobs(sweep) if untrusted.are_texts(job.get("overrides")))]
+            shared = set.intersection(*map(set, everyone)) if len(everyone) > 1 else set()
+            found += [" ".join(each for each in job if each not in shared) or "(defaults)" for job in jobs]
+    return found
+
+
+def _walk(path: Path) -> Iterator[tuple[Path, set[str]]]:
+    """Each folder below with the names in it, without following links, at any depth."""
+    left = [path]
+    while left:
+        folder = left.pop()
+        try:
+            with os.scandir(folder) as entries:
+                inside = list(entries)
+        except OSError:  # removed, or not ours to read
+            continue
+        left += [folder / entry.name for entry in inside if entry.is_dir(follow_symlinks=False)]
+        yield folder, {entry.name for entry in inside}
+
+
+def _sweeps(path: Path) -> list[Path]:
+    if (path / "jobs").is_dir():
+        return [path]
+    return [folder for folder, names in _walk(path) if "jobs" in names and folder.parent.name == "sweeps"]
+
+
+def _folders(path: Path, errors: Mapping[str, str]) -> list[Path]:
+    """The run folders that a path stands for."""
+    if (path / "jobs").is_dir():  # a sweep: its runs lie beside `sweeps`, wherever it was moved to
+        names = {_run_name(job) for job in _jobs(path)}
+        return [path.parent.parent / name for name in sorted(names - {""})]
+    if _is_run(*next(_walk(path), (path, set[str]()))):
+        return [path]
+    return sorted(
+        folder
+        for folder, names in _walk(path)
+        if folder.name != ".hydra" and ("config.yaml" in names or folder.name in errors) and _is_run(folder, names)
+    )
+
+
+def _is_run(folder: Path, names: set[str]) -> bool:
+    return (".hydra" in names and (folder / ".hydra").is_dir()) or {"config.yaml", METRICS} <= names
+
+
+def _run_name(job: Mapping[str, Any]) -> str:
+    """The name of the run's folder; empty where the record has none."""
+    name = Path(str(job.get("folder", ""))).name
+    return "" if name == ".." else name
+
+
+def _errors(path: Path) -> dict[str, str]:
+    """What the sweeps in a folder say of the jobs that did not finish, by the name of the run's folder."""
+    jobs = [job for sweep in _sweeps(path) for job in _jobs(sweep)]
+    return {
+        _run_name(job): short(str(job.get("error")), LONGEST_ERROR)
+        for job in jobs
+        if job.get("status") == "failed" and job.get("error")
+    }
+
+
+def _jobs(sweep: Path) -> list[dict[str, Any]]:
+    found = []
+    for path in sorted((sweep / "jobs").glob("*.json")):
+        try:
+            found.append(sealed.read(path))
+        except (OSError, sealed.Damaged):  # removed by a sweep that tries again; the run's own files tell all
+            continue
+    return found
+
+
+def _read(folder: Path, error: str | None) -> Run | None:
+    """The run in a folder; None where it has no config yet. Raises Unreadable, with the name of the file."""
+    config = _mapping(folder, "config.yaml") or _mapping(folder, ".hydra/config.yaml")
+    if not config:
+        return None
+    told = _mapping(folder, ".hydra/hydra.yaml").get("hydra")
+    hydra = told if isinstance(told, dict) else {}
+    starts = [start for start in _lines(folder, COMMANDS, untrusted.parse_json)[0] if isinstance(start, dict)]
+    rows, damaged = _rows(folder)
+    run = Run(
+        folder,
+        config,
+        _choices(hydra),
+        rows=rows,
+        timings=_lines(folder, "timings.jsonl", _numbers)[0],
+        commands=_texts(starts, "command") or _started(hydra),
+        commits=_texts(starts, "commit"),
+        error=error,
+        pruned=bool(read_note(folder)),
+    )
+    _check(run)
+    summary = _mapping(folder, SUMMARY)
+    damaged = damaged or _damaged(folder, summary, run.rounds)
+    return replace(run, damaged=damaged, warnings=_warnings(summary, run.done))
+
+
+def _check(run: Run) -> None:
+    """Raises Unreadable where a config cannot be that of a run, or not that of its rows."""
+    try:
+        without_volatile(run.config)
+    except (AttributeError, TypeError):
+        raise Unreadable("config.yaml: is not the config of a run") from None
+    e = run.evaluation
+    counts = [e.get("last", 1), e.get("every", 1)]
+    if run.rows and not (run.rule in RULES and all(isinstance(each, int) and each >= 1 for each in counts)):
+        known = ", ".join(RULES)
+        raise Unreadable(f"config.yaml: evaluation is not as this version has it (its summary is one of {known})")
+
+
+def _choices(hydra: Mapping[str, Any]) -> dict[str, str]:
+    """The file chosen for each place."""
+    runtime = hydra.get("runtime")
+    chosen = runtime.get("choices") if isinstance(runtime, dict) else None
+    pairs = chosen.items() if isinstance(chosen, dict) else ()
+    return {key.rpartition("@")[2]: str(value) for key, value in pairs if value}  # of group@place: place
+
+
+def _started(hydra: Mapping[str, Any]) -> list[str]:
+    """The command as Hydra has it, of a run that has not noted its own."""
+    overrides = hydra.get("overrides")
+    task = overrides.get("task") if isinstance(overrides, dict) else None
+    return [shlex.join(["fedlab", *task])] if untrusted.are_texts(task) else []
+
+
+def _texts(starts: Iterable[Mapping[str, Any]], key: str) -> list[str]:
+    """Each text once."""
+    return list(dict.fromkeys(each for start in starts if isinstance(each := start.get(key), str) and each))
+
+
+def _damaged(folder: Path, summary: Mapping[str, Any], rounds: int) -> bool:
+    """Whether a run that has ended after `rounds` or more has other rows than those that its summary is of."""
+    ended, digest = summary.get("rounds"), summary.get(DIGEST)
+    if type(ended) is not int or digest is None:  # not finished, or of an older version
+        return False
+    if ended < rounds:  # made longer and on its way: it may have done its last rounds again
+        return False
+    hashed = hashlib.sha256()
+    try:
+        for line in islice(untrusted.lines(folder / METRICS), max(0, min(ended, sys.maxsize - 1) + 1)):
+            hashed.update(line)
+    except FileNotFoundError:
+        pass
+    return hashed.hexdigest() != str(digest)
+
+
+def _warnings(summary: Mapping[str, Any], done: int) -> list[str]:
+    """What the run says of the result that it has now."""
+    told = summary.get("warnings", [])
+    if not untrusted.are_texts(told):
+        raise Unreadable(f"{SUMMARY}: warnings are not texts")
+    return told if summary.get("rounds") == done else []
+
+
+def _mapping(folder: Path, name: str) -> dict[str, Any]:
+    """What a YAML or JSON file holds, interpolations as they stand; empty where there is none."""
+    try:
+        read = untrusted.read_json if name.endswith(".json") else untrusted.read_yaml
+        content = read(folder / name)
+    except FileNotFoundError:
+        return {}
+    except Unreadable as fault:
+        raise Unreadable(f"{name} {fault}") from None
+    if not isinstance(content, dict | None):
+        raise Unreadable(f"{name} is no mapping")
+    return content or {}
+
+
+def _rows(folder: Path) -> tuple[list[Row], bool]:
+    """The rows of the rounds 0, 1, 2, ..., and whether there is something behind them that is no such row."""
+    rows, damaged = _lines(folder, METRICS, _numbers)
+    count = next((i for i, row in enumerate(rows) if row["round"] != i), len(rows))
+    return rows[:count], damaged or count < len(rows)
+
+
+def _numbers(line: bytes) -> Row:
+    row = decode(line)
+    if any(key.startswith(COUNT_PREFIX) and not re.fullmatch(_AGE, key[len(COUNT_PREFIX) :]) for key in row):
+        raise ValueError("not a staleness")
+    return {key: value if abs(value) <= LARGEST else math.nan for key, value in row.items()}
+
+
+def _lines(folder: Path, name: str, read: Callable[[bytes], Any]) -> tuple[list[Any], bool]:
+    """What is read of the whole lines of a file, up to one that is not what it should be; and whether there is one,
+    other than a last line without an end: somebody may be writing it.
+    """
+    found: list[Any] = []
+    try:
+        for line in untrusted.lines(folder / name):
+            if not line.endswith(b"\n"):
+                break
+            try:
+                found.append(read(line))
+            except ValueError:
+                return found, True
+    except FileNotFoundError:
+        pass
+    except Unreadable as fault:
+        raise Unreadable(f"{name} {fault}") from None
+    return found, False
