@@ -154,6 +154,48 @@ def test_a_loss_is_better_when_it_is_smaller(tmp_path: Path) -> None:
     assert stats.reached(find([tmp_path]).runs[0], 1.0) == 2
 
 
+@pytest.mark.parametrize(("metric", "winner"), [("test/loss", "fedavg"), ("mine/score", "fedbuff")])
+def test_every_metric_is_better_in_its_own_direction(metric: str, winner: str, tmp_path: Path) -> None:
+    """FedAvg's values are the smaller ones; what is bold, what others are held against, and who is first to a target."""
+    wanted = (*EVERY, f"evaluation.metric={metric}", "evaluation.summary=last")
+    for name, shift in (("fedavg", 0.0), ("fedbuff", 1.0)):
+        for seed in range(3):
+            values = (9, 2 + shift, 1 + shift + seed / 10, 1.5 + shift + seed / 10)
+            rows = [{metric: value} for value in values]
+            write_run(tmp_path, f"algorithm={name}", *wanted, f"seed={seed}", rows=rows)
+    groups = {each.method: each for each in group(find([tmp_path]).runs)}
+    (other,) = groups.keys() - {winner}
+    assert tables.best(groups.values()) is groups[winner]
+    text = written(tmp_path, targets=[2.0])["report.md"]
+    assert column(text, winner)[0].startswith("**") and not column(text, other)[0].startswith("**")
+    verdict, _ = tables.significance(list(groups.values()))
+    assert verdict is not None and [each.lines[0] for each in verdict.rows[0][1:3]] == [other, winner]
+    rounds = {name: [stats.reached(run, 2.0) for run in each.runs] for name, each in groups.items()}
+    first = {"fedavg": [1, 1, 1], "fedbuff": [None] * 3} if metric == "test/loss" else {}
+    assert rounds == first or (metric == "mine/score" and rounds["fedbuff"] == [1, 1, 1])
+
+
+def test_what_a_run_warns_of_stands_beside_its_number(tmp_path: Path) -> None:
+    """Unless it has gone on since."""
+    rows = curve(0.1, 0.2, 0.3, 0.4)
+    folders = [write_run(tmp_path, "algorithm=fedavg", f"seed={seed}", *EVERY, rows=rows) for seed in range(3)]
+    warning = "the server never stepped: <10 updates> came"
+    for folder, rounds in ((folders[0], 3), (folders[1], 2)):
+        (folder / "summary.json").write_text(json.dumps({"rounds": rounds, "warnings": [warning]}))
+    (folders[2] / "summary.json").write_text(json.dumps({"rounds": 3}))
+    assert [list(run.warnings) for run in sorted(find([tmp_path]).runs, key=lambda run: run.seed)] == [
+        [warning],
+        [],
+        [],
+    ]
+    files = written(tmp_path)
+    shown = "the server never stepped: &lt;10 updates&gt; came"
+    assert "1 run ended with a warning" in files["report.md"]
+    assert column(files["report.md"], "fedavg")[1:] == ["3 seeds", f"seed 0: {shown}"]
+    assert files["report.md"].count(shown) == 2 and files["index.html"].count(f"<small>{shown}</small>") == 1
+    assert [row["warnings"] for row in records(files["runs.csv"])].count(warning) == 1
+
+
 # Names.
 
 
@@ -243,6 +285,42 @@ def test_costs_stand_beside_the_papers_in_its_unit(tmp_path: Path) -> None:
     text = written(tmp_path)["report.md"]
     assert column(text, "Fed+FT") == ["**700,000**", "paper 710,000", "difference \N{MINUS SIGN}10,000", "1 seed"]
     assert column(text, "Fed+FT", 2) == ["**3**", "paper 340", "difference \N{MINUS SIGN}337", "1 seed"]
+
+
+def test_a_deviation_is_over_what_the_papers_is_over(tmp_path: Path) -> None:
+    """FedCDA's over the last ten rounds of a run, Feddle's over seeds."""
+    fed = ("experiment=fedcda/table2", "algorithm=fedavg", "partition.alpha=0.1", "rounds=12")
+    ends = [[0.40 + (-1) ** i * wave for i in range(10)] for wave in (0.02, 0.06)]
+    for seed, end in enumerate(ends):
+        write_run(tmp_path, *fed, f"seed={seed}", rows=curve(0.1, 0.9, 0.1, *end), small=False)
+    files = written(tmp_path)
+    assert column(files["report.md"], "FedAvg")[:2] == ["**40.0 ± 4.0**", "paper 38.89 ± 0.85"]
+    assert (
+        "± is over the last 10 evaluations of a run (divided by n), ours the mean of it over seeds;"
+        in files["report.md"]
+    )
+    assert "**± over the last 10 evaluations of a run" in files["report.md"]
+    (row,) = [row for row in records(files["paper.csv"]) if row["row"] == "FedAvg" and row["seeds"] == "2"]
+    assert float(row["std"]) == pytest.approx(4.0) and row["std over"] == "rounds"
+    seeds = paper.load("feddle/table7")
+    assert seeds is not None and "over seeds" in paper.meant(seeds)
+
+
+def test_a_table_must_say_what_its_deviations_are_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paper, "conf_dir", lambda: tmp_path)
+    (tmp_path / "paper").mkdir()
+    table = {"unit": "x", "columns": [{}], "rows": [{"name": "x", "choice": {}, "mean": [1]}]}
+    spread = {"std": [2]}
+    for rows, given, wanted in (
+        (spread, {}, "seeds or rounds: what std is over; got None"),
+        (spread, {"spread": "none"}, "seeds or rounds: what std is over; got none"),
+        ({}, {}, "none, as no row has a std; got None"),
+        ({}, {"spread": "seeds"}, "none, as no row has a std; got seeds"),
+    ):
+        content = {**table, **given, "rows": [{**table["rows"][0], **rows}]}  # type: ignore[dict-item]  # of texts
+        (tmp_path / "paper" / "mine.yaml").write_text(json.dumps(content))
+        with pytest.raises(UserError, match=f"mine.yaml: spread must be {wanted}$"):
+            paper.load("mine")
 
 
 def test_metrics_of_the_best_round_stand_beside_the_papers(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """A published table (`conf/paper`) beside ours: which runs belong in which of its cells, and how far apart they are."""
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,11 +47,10 @@ class Paper:
 
 def load(name: str) -> Paper | None:
     """The table of that name, or of the table that the experiment is a part of (`feddle/table1_vit` of Table 1)."""
-    if not re.fullmatch(r"\w+(/\w+)*", name):  # a run folder may say anything
-        return None
+    folder = conf_dir() / "paper"
+    known = {path.relative_to(folder).with_suffix("").as_posix(): path for path in folder.rglob("*.yaml")}
     for each in (name, name.partition("_")[0]):
-        path = conf_dir() / "paper" / f"{each}.yaml"
-        if path.is_file():
+        if path := known.get(each):  # a run folder may name anything
             content: Any = OmegaConf.to_container(OmegaConf.load(path))
             there = any("std" in row for row in content["rows"])
             if content.get("spread") not in ((SEEDS, ROUNDS) if there else (NONE,)):
