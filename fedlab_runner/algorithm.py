@@ -121,6 +121,13 @@ class ServerAlgorithm(Algorithm[State], Generic[State, Upload]):
         """
         return None
 
+    def client_models(self, state: State, fed: Federation) -> Iterator[Tensor]:
+        """Where clients hold feature blocks, those that all have: the server's model is the model of each, so it is
+        given once.
+        """
+        if fed.blocks is not None:
+            yield self.server_model(state)
+
     def server_model(self, state: State) -> Tensor:
         """The model [D] from which the next clients start."""
         model: Tensor = cast(Any, state).params

@@ -80,12 +80,20 @@ def conf_dir() -> Path:
 
 
 def register_resolvers() -> None:
-    """Make `${run_id:}` and `${direction_of:<metric>}` known to OmegaConf, and keep W&B's key from `${oc.env:}`. Needed
-    in each process that composes, so importing `train` does it.
+    """Make the resolvers of `conf/` known to OmegaConf, and keep W&B's key from `${oc.env:}`. Needed in each process that
+    composes, so importing `train` does it.
     """
     OmegaConf.register_new_resolver("run_id", _resolve_run_id, replace=True)
     OmegaConf.register_new_resolver("direction_of", direction_of, replace=True)
+    OmegaConf.register_new_resolver("where", _where, replace=True)
     OmegaConf.register_new_resolver("oc.env", _resolve_env, replace=True)
+
+
+def _where(group: str, name: str, then: Any, otherwise: Any, *, _root_: DictConfig) -> Any:
+    """`${where:dataset,CIFAR10,0.01,0.005}`: 0.01 if the group's choice is of class CIFAR10, else 0.005. For a value of
+    an experiment that depends on another choice of the same run.
+    """
+    return then if str(_root_[group]["_target_"]).rpartition(".")[2] == name else otherwise
 
 
 def check(cfg: DictConfig) -> Checked:

@@ -65,8 +65,9 @@ class Data:
         """The same data as a model wants it: images of `channels` and `image_size` pixels square; None keeps what is.
 
         Images are resized once, in uint8, bilinear with antialiasing. One channel becomes three by replication (mean
-        and std too). Three become one by ITU luma: the mean is the luma of the means; the std is the luma of the
-        stds, which is exact where the channels are fully correlated and at most a little large in photographs.
+        and std too, unless there are three already: those of the photographs that a network was pretrained on). Three
+        become one by ITU luma: the mean is the luma of the means; the std is the luma of the stds, which is exact where
+        the channels are fully correlated and at most a little large in photographs.
         Raises ValueError for feature vectors and for any other change of channels.
         """
         for name, value in (("channels", channels), ("image_size", image_size)):
@@ -83,11 +84,13 @@ class Data:
         mean, std = self.mean, self.std
         if channels is not None and channels != have:
             if (have, channels) == (1, 3):
-                mean, std = mean * 3, std * 3
+                mean, std = (mean, std) if len(mean) == 3 else (mean * 3, std * 3)
             elif (have, channels) == (3, 1):
                 mean, std = (_luma(mean),), (_luma(std),)
             else:
                 raise ValueError(f"channels must be {have} as in the data set (or 1 for 3, or 3 for 1), got {channels}")
+        if len(mean) != (channels or have):
+            raise ValueError(f"channels must be 3, as many as dataset.mean has values, got {channels}")
         train, test = (
             examples._replace(inputs=_convert(examples.inputs, channels or have, image_size))
             for examples in (self.train, self.test)

@@ -51,12 +51,31 @@ def test_clients_have_all_examples_of_their_classes() -> None:
     assert component.owned(strata, 2, rng()).tolist() == [[True, False], [True, True]]
 
 
-def test_the_default_assignment_is_that_of_table_2() -> None:
-    """Fig 11c: 9 clients, 6 to 8 of 12 blocks, 5 of 10 classes, 300 cells and none of them empty."""
+FIG_11C = [  # of each class: how many clients have a block, for the blocks that three or four have and for the others
+    ("3333", "12221222"),
+    ("33433", "2212122"),
+    ("3333", "12221222"),
+    ("434343333", "222"),
+    ("33433343", "1212"),
+    ("3433334333", "22"),
+    ("3333344", "22212"),
+    ("3333", "21222122"),
+    ("3333434", "21222"),
+    ("3333", "22212221"),
+]
+
+
+def test_the_default_assignment_is_that_of_table_2_and_fig_11c() -> None:
+    """9 clients, 6 to 8 of 12 blocks, 5 of 10 classes; in each class the counts of the figure, whose text has the large
+    ones and the small ones by themselves, in the order of the blocks.
+    """
     component = build(composed("partition=assigned_blocks", "num_clients=9")).partition
-    assert sorted({len(mine) for mine in component.blocks}) == [6, 7, 8]
+    sizes = [len(mine) for mine in component.blocks]
+    assert (len(sizes), min(sizes), max(sizes)) == (9, 6, 8) and {len(mine) for mine in component.classes} == {5}
     counts = cells(component, 9, 10)
-    assert counts.shape == (12, 10) and counts.sum() == 300 and counts.min() > 0
+    of_classes = [["".join(str(n) for n in column if (n < 3) == few) for few in (False, True)] for column in counts.T]
+    assert [tuple(each) for each in of_classes] == FIG_11C
+    assert np.bincount(counts.ravel()).tolist() == [0, 14, 44, 50, 12]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Data.fit: the same images in the size and with the channels that a model wants."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -49,6 +50,17 @@ def test_grey_to_three_channels():
     assert torch.equal(fitted.train.inputs, data.train.inputs.repeat(1, 3, 1, 1))
     assert (fitted.mean, fitted.std) == ((0.1,) * 3, (0.4,) * 3)
     assert torch.equal(data.fit(3, 12).test.inputs[:, 1], data.fit(None, 12).test.inputs[:, 0])
+
+
+def test_grey_may_have_the_statistics_of_colour_photographs_where_the_model_reads_three_channels():
+    """As a network expects that was pretrained on such photographs; one that reads grey has no use for them."""
+    photographs = {"mean": (0.1, 0.2, 0.3), "std": (0.4, 0.5, 0.6)}
+    data = replace(make(1, 6, 6), **photographs)
+    fitted = data.fit(3, None)
+    assert {"mean": fitted.mean, "std": fitted.std} == photographs
+    for channels in (1, None):
+        with pytest.raises(ValueError, match=r"^channels must be 3, as many as dataset\.mean has values, got"):
+            data.fit(channels, 4)
 
 
 def test_three_channels_to_grey_is_pillows():

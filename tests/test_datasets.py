@@ -53,9 +53,14 @@ def test_yaml_keys_are_the_fields(name, monkeypatch):
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("synthetic", "herigraph")])
 def test_a_mean_and_std_for_each_channel(name):
     channels = len(dataset(name).mean)
+    wanted = {1: "1 or 3", 3: "3"}[channels]
     for field in ("mean", "std"):
-        with pytest.raises(ValueError, match=rf"^{field} must have one value for each channel \({channels}\), got"):
-            dataset(name, **{field: [0.5] * (4 - channels)})
+        with pytest.raises(ValueError, match=rf"^{field} must have one value for each channel \({wanted}\), got"):
+            dataset(name, **{field: [0.5] * 2})
+    if channels == 1:
+        assert list(dataset(name, mean=[0.5] * 3, std=[0.5] * 3).mean) == [0.5] * 3
+        with pytest.raises(ValueError, match=r"^std must have as many values as mean \(3\), got"):
+            dataset(name, mean=[0.5] * 3)
     with pytest.raises(ValueError, match=r"^std must be > 0, got"):
         dataset(name, std=[0.0] * channels)
 

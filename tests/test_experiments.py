@@ -82,6 +82,8 @@ def test_every_experiment_builds_and_runs_a_round_and_its_sweep_asks_for_choices
     with open_dict(cfg := with_hydra(experiment).copy()):
         del cfg["hydra"]
     build(cfg)
+    if OmegaConf.select(cfg, "model.weights") is not None:  # whatever the data set's own statistics are
+        assert (cfg.dataset.mean, cfg.dataset.std) == ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]), "not ImageNet's"
 
     for key, values in grid(experiment).items():
         group = CONF / key.partition("@")[0]
@@ -157,7 +159,76 @@ def test_the_papers_tables_are_there() -> None:
     assert {
         f"fedcda/{name}" for name in ("table1", "table2", "fig2a", "fig2b", "fig2c", "fig2d", "fig3", "fig4")
     } <= set(EXPERIMENTS)
-    assert {f"fedwalk/{name}" for name in ("table2", "fig3", "fig4", "fig5")} <= set(EXPERIMENTS)
+    assert {f"fedwalk/{name}" for name in ("table2", "fig2", "fig3", "fig4", "fig5")} <= set(EXPERIMENTS)
+
+
+WSM, IID, DIRICHLET = "supervision._target_", "partition=iid", "partition=dir_yurochkin"
+STATED: list[tuple[str, tuple[str, ...], dict[str, Any]]] = [  # what papers, or codes that they name, say of a setting
+    *((f"fedcda/{name}_fedlaw", (), {"algorithm.lr": 0.005}) for name in ("table1", "table1_shards", "table2")),
+    *(
+        (f"fedcda/table1_cifar{kind}_fedlaw", (f"dataset={dataset}",), {"algorithm.lr": lr})
+        for kind in ("", "_shards")
+        for dataset, lr in (("cifar10", 0.01), ("cifar100", 0.005))
+    ),
+    *(  # DFML, A.5.1: less than 1 but for cross entropy on skewed shares
+        (f"dfml/{name}", (partition,), {"algorithm.alpha_max": alpha})
+        for name in ("table9_ce", "fig7", "fig9_cyclic", "fig26")
+        for partition, alpha in ((IID, 0.9), (DIRICHLET, 1.0))
+    ),
+    *(  # A.5.3 and ANL's own: up to 1 whatever the shares
+        (f"dfml/{name}", (partition,), {"algorithm.alpha_max": 1.0})
+        for name in ("fig27", "fig26_anl")
+        for partition in (IID, DIRICHLET)
+    ),
+    ("dfml/fig26_anl", ("rounds=60",), {"algorithm.anneal_rounds": 60}),
+    ("dfml/fig28", (), {WSM: "fedlab_runner.supervision.WSM", "algorithm.alpha_max": 0.9}),
+    ("hyfem/mu2", ("algorithm.mu2=0.3",), {"algorithm.mu1": 0.1, "algorithm.mu2": 0.3}),
+]
+
+
+@pytest.mark.parametrize(("experiment", "changes", "stated"), STATED, ids=str)
+def test_what_is_stated_is_what_runs(experiment: str, changes: tuple[str, ...], stated: dict[str, Any]) -> None:
+    cfg = composed(f"experiment={experiment}", *changes, small=False)
+    assert {key: OmegaConf.select(cfg, key) for key in stated} == stated
+
+
+def test_fedlaw_is_in_its_own_part_of_fedcdas_tables() -> None:
+    """With the rest it would have one learning rate for all data sets."""
+    tables = [name for name in EXPERIMENTS if name.startswith("fedcda/table")]
+    assert all(name.endswith("_fedlaw") for name in tables if "fedlaw" in grid(name).get("algorithm", []))
+
+
+def test_fedwalks_first_learning_rate_lasts_while_t_is_below_100() -> None:
+    """Its t starts at 1: 99 rounds."""
+    schedule = build(composed("experiment=fedwalk/table2", small=False)).lr_schedule
+    assert [schedule.factor(t - 1) * 1e-2 for t in (1, 99, 100, 300)] == pytest.approx([1e-2, 1e-2, 1e-5, 1e-5])
+
+
+SERVER = {"algorithm.lr": [1e-5, 1e-4, 1e-3], "algorithm.epochs": [1, 10, 20]}
+BUFFER = {"algorithm.server_lr": [0.01, 0.1, 1], "algorithm.buffer_size": [10, 20, 50]}
+RATES = {"local.lr": [1e-2, 1e-3, 1e-4]}
+SEARCHES: dict[str, dict[str, list[float]]] = {  # Feddle, appendix D; FedWalk, section 5.1; DFML, appendix A
+    "feddle/search_center": {"algorithm.lr": [1e-5, 1e-4, 1e-3], "algorithm.epochs": [10, 20, 50]},
+    **{f"feddle/search_{name}": SERVER for name in ("fedft", "feddf", "feddle")},
+    **{f"feddle/search_{name}": BUFFER for name in ("fedbuff", "ca2fl")},
+    "feddle/search_fedasync": {"algorithm.a": [0.1, 0.5, 0.9], "algorithm.alpha": [0.2, 0.4, 0.8]},
+    "fedwalk/search_plain": RATES,
+    "fedwalk/search_plain_scaffold": RATES,
+    "fedwalk/search_fedwalk": {**RATES, "algorithm.tau": [0, 0.5, 1]},
+    "fedwalk/search_fedwalk_cifar100": {**RATES, "algorithm.tau": [0, 0.5, 1]},
+    "fedwalk/search_fedwalk_mh": {**RATES, "algorithm.tau": [-1, -0.5, 0]},
+    "fedwalk/search_fedwalk_hh": {**RATES, "algorithm.tau": [-1.3, -1.1]},
+    "fedcda/search_fedlaw": {"algorithm.lr": [0.005, 0.01]},
+    "dfml/search_lr": {"local.lr": [0.1, 0.01, 0.001]},
+    "dfml/search_mu": {"algorithm.mu": [0.5, 1, 2]},
+    "dfml/search_alpha_max": {"algorithm.alpha_max": [0.8, 0.9, 1.0]},
+}
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_the_papers_searches_are_sweeps(name: str) -> None:
+    params = {key: values for key, values in grid(name).items() if key not in ("algorithm", "partition", "seed")}
+    assert {key: [float(value) for value in values] for key, values in params.items()} == SEARCHES[name]
 
 
 def test_a_key_on_the_command_line_takes_the_place_of_its_grid() -> None:

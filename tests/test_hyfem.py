@@ -402,3 +402,15 @@ def test_fedavg_may_read_what_all_have() -> None:
     fed = hybrid(SIZES[:1], owned=OWNED[:1], build=network(blocks=(0, 1)))
     check_blocks(algorithm("fedavg"), fed)
     check_blocks(algorithm("fedavg"), federation(SIZES))
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "scaffold"])
+def test_where_clients_have_blocks_the_servers_model_is_evaluated_as_theirs(name: str) -> None:
+    """Fig 10 beside Fig 9: FedProx's clients all hold its server's model. Without blocks nothing is evaluated twice."""
+    fed = hybrid(SIZES[:1], owned=OWNED[:1], build=network(blocks=(0, 1)))
+    built = algorithm(name)
+    state = run(built, fed, 1)
+    (model,) = built.client_models(state, fed)
+    assert torch.equal(model, state.params)
+    fed.blocks = None
+    assert not list(built.client_models(state, fed))

@@ -1,4 +1,4 @@
-"""One drop to a given learning rate (FedWalk, 2024, section 5.1: 1e-5 from round 100 on)."""
+"""One drop to a given learning rate (FedWalk, 2024, section 5.1: 1e-5 from round 100 on, the first being 1)."""
 
 from dataclasses import dataclass
 
