@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fedlab_runner.architectures import Group
 from fedlab_runner.errors import UserError
 from fedlab_runner.federation import Federation
-from fedlab_runner.serverless import Clients, meet, record_exchange, train, updated
+from fedlab_runner.serverless import Clients, Meeting, record_exchange, train, updated
 from fedlab_runner.task import Task
 
 _log = logging.getLogger(__name__)
@@ -90,27 +91,44 @@ def _along(axis: Any, k: int, j: int, chosen: dict[str, Tensor], choose: Choose)
     return (channels + torch.arange(axis.block)).reshape(-1)
 
 
-def partial_training(state: Clients, fed: Federation, choose: Callable[[int], Choose], alike: bool) -> Clients:
+def partial_training(
+    state: Clients,
+    meeting: Meeting,
+    fed: Federation,
+    choose: Callable[[int], Choose],
+    alike: bool,
+    cut_from: Callable[[int], Choose] | None = None,
+) -> Clients:
     """A round of Algorithm 3: a value of the widest participant's shape is the mean over the models that have it.
 
     `choose(client)` gives the channels of a client's model; `alike` says that they are those of all its architecture.
+    With `cut_from(client)`, the channels that its model was cut from when it met last, models are put back there before
+    they are cut anew; the shape is then that of the widest model of all clients, for a channel to be the same in all
+    rounds, and a client keeps what nobody at the meeting has.
     """
-    meeting = meet(fed, state.aggregator)
     trained = train(fed, state.models, meeting.participants)
     record_exchange(fed, [t.group for t in trained], meeting.aggregator)
-    wide = max((t.group.task for t in trained), key=lambda task: task.num_params)
+    shapes = fed.tasks if cut_from else [t.group.task for t in trained]
+    wide = max(shapes, key=lambda task: task.num_params)
     total = torch.zeros(wide.size, dtype=wide.dtype, device=wide.device)
     owners, parts = torch.zeros_like(total), []
     for group, _, after in trained:
-        if alike:
-            where = [places(group.task, wide, choose(int(group.ids[0])))] * len(group.ids)
-        else:
-            where = [places(group.task, wide, choose(int(client))) for client in group.ids]
-        for index, w in zip(where, after, strict=True):
+        where = _places_of(group, wide, choose, alike)
+        for index, w in zip(_places_of(group, wide, cut_from, False) if cut_from else where, after, strict=True):
             total.index_add_(0, index, w)
             owners.index_add_(0, index, torch.ones_like(w))
-        parts.append((group, where))
+        parts.append((group, after, where))
         fed.count_server_flops(2 * after.numel())
     whole = total / owners.clamp_min(1)  # Eq 6 divides by |P| also where fewer have the value, which would shrink it
-    new = [(group, torch.stack([whole[index] for index in where])) for group, where in parts]
+    new = [
+        (group, torch.stack([whole[index].where(owners[index] > 0, w) for index, w in zip(where, after, strict=True)]))
+        for group, after, where in parts
+    ]
     return Clients(updated(state.models, new), meeting.next)
+
+
+def _places_of(group: Group, wide: Task, choose: Callable[[int], Choose], alike: bool) -> list[Tensor]:
+    """`places` of each client of a group."""
+    if alike:
+        return [places(group.task, wide, choose(int(group.ids[0])))] * len(group.ids)
+    return [places(group.task, wide, choose(int(client))) for client in group.ids]

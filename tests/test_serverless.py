@@ -1,5 +1,6 @@
 """Identities of learning without a server: who meets, decentralised averaging, partial training, FML, Def-KT."""
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from toy import ALGORITHMS, CLASSES, EQUAL, FEATURES, algorithm, evaluate, federation, local, mlp, run, tensors, vectors
 
 from fedlab_runner.algorithms.def_kt import DefKT
+from fedlab_runner.algorithms.fedrolex import ORDERS
 from fedlab_runner.algorithms.fml import FML
 from fedlab_runner.errors import UserError
 from fedlab_runner.executors.vectorized import Vectorized
@@ -239,10 +241,12 @@ def test_permuted_channels_compute_the_same(kind: str) -> None:
     torch.testing.assert_close(wide.predict(w[index], x), wide.predict(w, x), rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", PARTIAL)
-def test_equal_widths_are_uniform_decentralised_fedavg(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "how"), [*((name, {}) for name in PARTIAL), *(("fedrolex", {"order": order}) for order in ORDERS)]
+)
+def test_equal_widths_are_uniform_decentralised_fedavg(name: str, how: dict[str, str]) -> None:
     for build in (sliceable(3), mlp):
-        one = run(algorithm(name), federation([8] * 6, build=build, cohort=3), 4)
+        one = run(algorithm(name, **how), federation([8] * 6, build=build, cohort=3), 4)
         close(one.models, run(algorithm("dec_fedavg"), federation([8] * 6, build=build, cohort=3), 4).models)
 
 
@@ -251,7 +255,7 @@ def test_shared_values_are_the_mean_of_those_who_have_them(name: str) -> None:
     """A plain twin, value by value."""
     fed, built = mixed(builds=(*WIDTHS, sliceable(2, norm=False)), cohort=4), algorithm(name)
     fed.begin(3, 1.0)
-    state = Clients(distinct(fed), 0)
+    state = built.init(fed)._replace(models=distinct(fed), aggregator=0)
     meeting, after = meet(fed, 0), {}
     for group, _, rows in train(fed, state.models, meeting.participants):
         after |= {int(i): (group.task, row) for i, row in zip(group.ids, rows, strict=True)}
@@ -301,12 +305,62 @@ def test_fedrolex_begins_as_heterofl_and_a_window_in_order_changes_nothing_witho
     def after(name: str, rounds: int, **how: Any) -> Any:
         return run(algorithm(name, **how), mixed(builds=WIDTHS, cohort=4), rounds)
 
-    close(after("fedrolex", 1), after("heterofl", 1))
-    close(after("fedrolex", 1, order="sorted"), after("heterofl", 1))
-    close(after("fedrolex", 5), after("heterofl", 5))
-    assert not torch.allclose(
-        vectors(after("fedrolex", 5, order="sorted").models), vectors(after("heterofl", 5).models), atol=1e-3
+    for order in ORDERS:
+        close(after("fedrolex", 1, order=order).models, after("heterofl", 1).models)
+    close(after("fedrolex", 5).models, after("heterofl", 5).models)
+    later = [vectors(after("fedrolex", 5, order=order).models) for order in ORDERS]
+    for one, other in itertools.combinations(later, 2):
+        assert not torch.allclose(one, other, atol=1e-3)
+
+
+def test_fedrolex_puts_models_back_where_they_were_cut_from() -> None:
+    """Where nobody learns there is one widest model and all others are windows of it: today's, or that of the round in
+    which a client met last. By the indices of one round alone the widest model would be stirred.
+    """
+    fed = mixed(builds=WIDTHS, cohort=4, training=local(lr=1e-300))
+    wide = max(fed.tasks, key=lambda task: task.num_params)
+    built, whole = algorithm("fedrolex", order="returned"), wide.init(5)
+
+    def part(task: Any, t: int) -> torch.Tensor:
+        return whole[places(task, wide, lambda label, k, of: ((t + torch.arange(k)) % of).sort().values)]
+
+    state = built.init(fed)
+    state = state._replace(
+        models=tuple(part(task, 0).repeat(len(w), 1) for task, w in zip(fed.tasks, state.models, strict=True))
     )
+    last = [0] * fed.num_clients
+    for t in range(7):
+        fed.begin(t, 1.0)
+        for client in meet(fed, state.aggregator).participants.tolist():
+            last[client] = t
+        state = built.round(state, fed)
+        for client, when in enumerate(last):
+            count = len(fed.tasks)
+            model = state.models[client % count][client // count]
+            torch.testing.assert_close(model, part(fed.tasks[client % count], when), rtol=0, atol=1e-12)
+    assert len(set(last)) > 1
+
+
+def test_a_channel_that_nobody_at_the_meeting_has_is_kept() -> None:
+    """Two clients of one width meet; today's window has a channel that neither was cut from."""
+    fed, built = (
+        mixed([5] * 6, builds=WIDTHS, cohort=1, training=local(lr=1e-300)),
+        algorithm("fedrolex", order="returned"),
+    )
+    wide, narrow = fed.tasks[:2]
+
+    def narrow_ones_meet(t: int) -> bool:
+        fed.begin(t, 1.0)
+        return set(meet(fed, 1).participants.tolist()) == {1, 4}
+
+    t = next(t for t in range(1, 400, 4) if narrow_ones_meet(t))  # of 4 channels the second and third
+    state = built.init(fed)._replace(aggregator=1)
+    before, after = state.models[1][0], built.round(state, fed).models[1][0]
+    cut = [places(narrow, wide, lambda label, k, of, s=s: ((s + torch.arange(k)) % of).sort().values) for s in (0, t)]
+    there = dict(zip(cut[0].tolist(), before, strict=True))
+    expected = torch.stack([there.get(place, own) for place, own in zip(cut[1].tolist(), before, strict=True)])
+    assert any(place in there for place in cut[1].tolist()) and not torch.equal(before, expected)
+    torch.testing.assert_close(after, expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(

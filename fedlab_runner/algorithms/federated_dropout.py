@@ -9,7 +9,7 @@ from torch import Tensor
 from fedlab_runner.algorithm import ServerlessAlgorithm, Stacks
 from fedlab_runner.federation import Federation
 from fedlab_runner.rng import Purpose, generator
-from fedlab_runner.serverless import Clients, first_aggregator, initial_models
+from fedlab_runner.serverless import Clients, first_aggregator, initial_models, meet
 from fedlab_runner.slicing import Choose, check_sliceable, partial_training
 
 
@@ -35,7 +35,7 @@ class FederatedDropout(ServerlessAlgorithm[Clients]):
 
             return some
 
-        return partial_training(state, fed, choose, alike=False)
+        return partial_training(state, meet(fed, state.aggregator), fed, choose, alike=False)
 
     def models(self, state: Clients) -> Stacks:
         return state.models

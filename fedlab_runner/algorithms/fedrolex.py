@@ -1,24 +1,36 @@
 """Decentralised FedRolex (Alam et al., NeurIPS 2022; DFML, Algorithm 3). https://arxiv.org/abs/2212.01548"""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedlab_runner.algorithm import ServerlessAlgorithm, Stacks
 from fedlab_runner.federation import Federation
-from fedlab_runner.serverless import Clients, first_aggregator, initial_models
-from fedlab_runner.slicing import check_sliceable, partial_training
+from fedlab_runner.serverless import Clients, first_aggregator, initial_models, meet
+from fedlab_runner.slicing import Choose, check_sliceable, partial_training
+
+ORDERS = ("rolled", "sorted", "returned")
+
+
+class State(NamedTuple):
+    """The clients' models, and when each was cut last."""
+
+    models: Stacks  # W_n, for each architecture [N_a, D_a]
+    aggregator: int  # of the next round
+    cut: Tensor  # [N] int64, the round
 
 
 @dataclass(frozen=True)
-class FedRolex(ServerlessAlgorithm[Clients]):
+class FedRolex(ServerlessAlgorithm[State]):
     """HeteroFL with a window of channels that starts one further in each round.
 
     `order`: rolled takes channels in the order of the window, so that a model's first channel meets the first channel
-    of every other: as the widest model exists for one round only, the window then changes nothing. sorted takes them in
-    ascending order, which moves narrow models along wide ones.
+    of every other: as the widest model exists for one round only, the window then changes nothing (DFML's Algorithm 3).
+    sorted takes them in ascending order, which moves narrow models along wide ones but has them meet channels that they
+    were not cut from. returned is FedRolex's own: ascending too, and before the mean a model is put back where it was
+    cut from, so that it meets its own channels and leaves with those of today's window.
     """
 
     order: str
@@ -26,22 +38,29 @@ class FedRolex(ServerlessAlgorithm[Clients]):
     copies: ClassVar[int] = 3  # the models, their parts and those trained
 
     def __post_init__(self) -> None:
-        if self.order not in ("rolled", "sorted"):
-            raise ValueError(f"order must be 'rolled' or 'sorted', got '{self.order}'")
+        if self.order not in ORDERS:
+            raise ValueError(f"order must be one of {', '.join(ORDERS)}, got {self.order}")
 
     def check(self, fed: Federation) -> None:
         super().check(fed)
         check_sliceable(self, fed)
 
-    def init(self, fed: Federation) -> Clients:
-        return Clients(initial_models(fed), first_aggregator(fed))
+    def init(self, fed: Federation) -> State:
+        return State(initial_models(fed), first_aggregator(fed), torch.zeros(fed.num_clients, dtype=torch.int64))
 
-    def round(self, state: Clients, fed: Federation) -> Clients:
-        def window(label: str, k: int, of: int) -> Tensor:
-            channels = (fed.round + torch.arange(k)) % of  # Eq 9
-            return channels if self.order == "rolled" else channels.sort().values
+    def round(self, state: State, fed: Federation) -> State:
+        def window(start: int) -> Choose:
+            def channels(label: str, k: int, of: int) -> Tensor:
+                rolled = (start + torch.arange(k)) % of  # Eq 9
+                return rolled if self.order == "rolled" else rolled.sort().values
 
-        return partial_training(state, fed, lambda client: window, alike=True)
+            return channels
 
-    def models(self, state: Clients) -> Stacks:
+        meeting = meet(fed, state.aggregator)
+        last = (lambda client: window(int(state.cut[client]))) if self.order == "returned" else None
+        clients = Clients(state.models, state.aggregator)
+        clients = partial_training(clients, meeting, fed, lambda client: window(fed.round), alike=True, cut_from=last)
+        return State(*clients, state.cut.index_fill(0, torch.from_numpy(meeting.participants), fed.round))
+
+    def models(self, state: State) -> Stacks:
         return state.models

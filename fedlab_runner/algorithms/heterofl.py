@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedlab_runner.algorithm import ServerlessAlgorithm, Stacks
 from fedlab_runner.federation import Federation
-from fedlab_runner.serverless import Clients, first_aggregator, initial_models
+from fedlab_runner.serverless import Clients, first_aggregator, initial_models, meet
 from fedlab_runner.slicing import check_sliceable, partial_training
 
 
@@ -32,7 +32,7 @@ class HeteroFL(ServerlessAlgorithm[Clients]):
         def first(label: str, k: int, of: int) -> Tensor:
             return torch.arange(k)  # Eq 8
 
-        return partial_training(state, fed, lambda client: first, alike=True)
+        return partial_training(state, meet(fed, state.aggregator), fed, lambda client: first, alike=True)
 
     def models(self, state: Clients) -> Stacks:
         return state.models
