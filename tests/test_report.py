@@ -156,7 +156,7 @@ def test_a_loss_is_better_when_it_is_smaller(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("metric", "winner"), [("test/loss", "fedavg"), ("mine/score", "fedbuff")])
 def test_every_metric_is_better_in_its_own_direction(metric: str, winner: str, tmp_path: Path) -> None:
-    """FedAvg's values are the smaller ones; what is bold, what others are held against, and who is first to a target."""
+    """FedAvg's values are the smaller ones: what is bold, what others are held against, who is first to a target."""
     wanted = (*EVERY, f"evaluation.metric={metric}", "evaluation.summary=last")
     for name, shift in (("fedavg", 0.0), ("fedbuff", 1.0)):
         for seed in range(3):
