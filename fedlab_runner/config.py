@@ -80,8 +80,8 @@ def conf_dir() -> Path:
 
 
 def register_resolvers() -> None:
-    """Make the resolvers of `conf/` known to OmegaConf, and keep W&B's key from `${oc.env:}`. Each process that composes
-    needs them, so importing `train` does it.
+    """Make the resolvers of `conf/` known to OmegaConf, and keep W&B's key from `${oc.env:}`. Each process that
+    composes needs them, so importing `train` does it.
     """
     OmegaConf.register_new_resolver("run_id", _resolve_run_id, replace=True)
     OmegaConf.register_new_resolver("direction_of", direction_of, replace=True)

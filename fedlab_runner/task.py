@@ -145,10 +145,10 @@ class Task:
         prepare_norms(module, self.autocast)
         return prepare(module)
 
-    def init(self, seed: int) -> Tensor:
-        """A fresh model [D], a function of the seed alone."""
+    def init(self, seed: int, number: int = 0) -> Tensor:
+        """A fresh model [D], a function of the seed alone; another one for each number."""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(torch_seed(seed, Purpose.INIT))
+            torch.manual_seed(torch_seed(seed, Purpose.INIT, client=number))
             return self.vector(self._prepared())
 
     def vector(self, module: nn.Module) -> Tensor:

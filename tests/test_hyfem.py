@@ -361,6 +361,28 @@ def test_hyfem_learns_more_than_clients_alone() -> None:
     assert accuracy(state.params) > np.mean([accuracy(w) for w in alone.own]) + 0.05
 
 
+def test_classifiers_of_their_own_are_what_matching_finds_neurons_in() -> None:
+    """They differ at first while the extractors are the server's; coordinate averaging leaves their neurons unmatched."""
+    fed, built = (
+        hybrid(build=network((12,))),
+        hyfem(keep_own=True, first_classifiers="own", sigma=0.1, mu1=0.0, mu2=0.0),
+    )
+    state, layout = built.init(fed), Layout.of(fed.task)
+    classifier = layout.in_classifier(state.params)
+    for m, blocks in enumerate(blocks_of(fed)):
+        mine = layout.take(state.params, blocks, state.places[m])
+        assert torch.equal(state.own[m][~classifier], mine[~classifier])
+        assert not torch.equal(state.own[m][classifier], mine[classifier])
+
+    def moved(**how: Any) -> float:
+        run(hyfem(**{**vars(built), **how}), fed, 1)
+        return fed.collect()["algorithm/moved_neurons"]
+
+    assert moved() > 0.3
+    assert moved(sweeps=0) == 0
+    assert moved(first_classifiers="same", sigma=1.0) == 0
+
+
 # --- bad input ---
 
 
@@ -375,6 +397,8 @@ def test_hyfem_learns_more_than_clients_alone() -> None:
         ({"gamma": 0.0}, "gamma must be > 0, got 0.0"),
         ({"cost": "cosine"}, "cost must be one of pfnm, l2, got cosine"),
         ({"sweeps": -1}, "sweeps must be >= 0, got -1"),
+        ({"first_classifiers": "x"}, "first_classifiers must be one of same, own, got x"),
+        ({"first_classifiers": "own"}, "keep_own must be true with first_classifiers own, got false"),
         ({"weighting": "x"}, "weighting must be one of size, uniform, got x"),
     ],
 )

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hydra.errors import InstantiationException
 from test_identities import close
 from torch import Tensor, nn
@@ -164,6 +165,8 @@ def test_a_model_without_neurons_is_refused(name: str) -> None:
         ("fedma", {"sweeps": -1}, "sweeps must be >= 0, got -1"),
         ("fedma", {"late_policy": "delta"}, "late_policy must be one of model, discard, got delta"),
         ("fedma", {"layerwise": True}, "late_policy must be discard with layerwise true, got model"),
+        ("fedma", {"first_models": "x"}, "first_models must be one of same, own, got x"),
+        ("fedma", {"layerwise": True, "matched": False}, "matched must be true with layerwise true, got false"),
         ("fedma", {"weighting": "x"}, "weighting must be one of size, uniform, got x"),
         ("gamf", {"tau": 0.0}, "tau must be > 0, got 0.0"),
         ("gamf", {"tau_min": 0.0}, "tau_min must be > 0, got 0.0"),
@@ -179,6 +182,69 @@ def test_bad_values_are_named(name: str, changes: dict[str, Any], message: str) 
     with pytest.raises(InstantiationException) as error:
         algorithm(name, **changes)
     assert str(error.value.__cause__) == message
+
+
+# --- FedMA where it must differ from FedAvg ---
+
+
+def test_clients_begin_their_first_round_from_models_of_their_own_if_asked() -> None:
+    """Each once, in whichever round it is asked first, late ones too; then from the server's."""
+    fed, built = (
+        federation(EQUAL, build=mlp, cohort=2, training=local(lr=1e-300)),
+        algorithm("fedma", first_models="own"),
+    )
+    state, seen = built.init(fed), set()
+    own = torch.stack([fed.task.init(fed.seed, 1 + client) for client in range(len(EQUAL))])
+    assert len(own.unique(dim=0)) == len(EQUAL) and torch.equal(state.params, fed.task.init(fed.seed))
+    for t in range(6):
+        fed.begin(t, 1.0)
+        cohort = fed.dispatch(built.broadcast(state))
+        upload = built.client_update(state, cohort)
+        for row, client in zip(upload.rows, cohort.client_ids.tolist(), strict=True):
+            assert torch.equal(row, state.params if client in seen else own[client])
+        seen |= set(cohort.client_ids.tolist())
+        state = built.server_step(state, fed.exchange(cohort, upload), fed)
+    assert seen == set(range(len(EQUAL)))
+
+
+def test_models_that_began_apart_are_matched_and_their_mean_is_better_than_that_of_the_models_as_they_are() -> None:
+    """One round of long training from different models; with one first model there is nothing to find."""
+    fed = federation([40, 40, 40], build=mlp, training=local(epochs=40, lr=0.2))
+
+    def after(**how: Any) -> tuple[float, float]:
+        built: Any = algorithm("fedma", sigma=0.3, **how)
+        state = run(built, fed, 1)
+        logits = fed.task.predict(state.params, fed.population.inputs)
+        return float(F.cross_entropy(logits, fed.population.targets)), fed.collect().get("algorithm/moved_neurons", 0.0)
+
+    apart, moved = after(first_models="own")
+    coordinates, unmoved = after(first_models="own", matched=False)
+    assert moved > 0.3 and unmoved == 0 and apart < coordinates
+    together, still = after()
+    assert still == 0 and together == after(matched=False)[0]
+
+
+def test_layer_by_layer_a_pass_may_begin_from_models_of_the_clients_own() -> None:
+    """Upper layers stay their own until their turn; the next pass begins from the server's model."""
+
+    def chain() -> nn.Module:
+        return nn.Sequential(nn.Linear(FEATURES, 7), nn.ReLU(), nn.Linear(7, 6), nn.Tanh(), nn.Linear(6, CLASSES))
+
+    def starts(state: Any, t: int) -> Tensor:
+        fed = federation(EQUAL, build=chain, training=local(lr=1e-300))
+        fed.begin(t, 1.0)
+        return built.client_update(state, fed.dispatch(built.broadcast(state))).rows
+
+    fed, built = federation(EQUAL, build=chain, training=local(lr=1e-300)), layerwise(first_models="own")
+    state = built.init(fed)
+    assert len(starts(state, 0).unique(dim=0)) == len(EQUAL)
+    state = run(built, fed, 1, state=state)
+    assert fed.collect()["algorithm/moved_neurons"] > 0.3
+    assert len(starts(state, 1).unique(dim=0)) == len(EQUAL), "the upper layers"
+    state = run(built, fed, 2, first=1, state=state)
+    assert not state.taken.any() and state.layer == 0
+    rows = starts(state, 3)
+    assert torch.equal(rows, state.params.expand_as(rows))
 
 
 # --- FedMA, layer by layer ---

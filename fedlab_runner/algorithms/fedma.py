@@ -18,16 +18,20 @@ from fedlab_runner.matching.structure import require_groups
 from fedlab_runner.rng import Purpose, generator
 from fedlab_runner.task import Batch, Model
 
+FIRST_MODELS = ("same", "own")
+
 
 class State(NamedTuple):
-    """The server's model; layer by layer also what the clients go on with, which they keep themselves."""
+    """The server's model, and what clients go on with instead of it, which they keep themselves: their first models
+    (`first_models`), and layer by layer their last ones.
+    """
 
     params: Tensor  # x [D]
-    layer: int  # which is matched next; the rest is for `layerwise` only
+    layer: int  # which is matched next; this and the next two for `layerwise` only
     told: int  # neurons of the layer matched last, whose new order is told to each client
     frozen: Tensor  # [D] bool, the layers matched in this pass
-    models: Tensor  # [N, D], each client's last model in the server's order
-    taken: Tensor  # [N] bool, who took part in the matching of the layer before
+    models: Tensor  # [N, D], each client's own model, layer by layer in the server's order; [0, D] where none is kept
+    taken: Tensor  # [N] bool, who goes on with it: has not begun, or took part in the matching of the layer before
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,10 @@ class FedMA(ServerAlgorithm[State, Models]):
     are the weighted mean until their turn. Here too the width is fixed, and updates that come late are of another
     layer: `late_policy` must be discard. Clients send the whole model, of which the paper sends the layer at hand.
 
+    Clients that begin a round with one model still have its neurons in their places, and the identity is the best
+    matching. With `first_models` own each client begins its first round from a model drawn by its own key instead of
+    the server's, and its neurons have to be found. `matched` false takes the mean as the models are, to compare with.
+
     `late_policy` says whether late models are matched and averaged with the others (model) or dropped (discard), and
     `weighting` (size, uniform) how clients count.
     """
@@ -56,6 +64,8 @@ class FedMA(ServerAlgorithm[State, Models]):
     mu0_bias: float
     sweeps: int
     layerwise: bool
+    first_models: str
+    matched: bool
     late_policy: str
     weighting: str
 
@@ -67,6 +77,10 @@ class FedMA(ServerAlgorithm[State, Models]):
                 raise ValueError(f"{name} must be > 0, got {getattr(self, name)}")
         if self.sweeps < 0:
             raise ValueError(f"sweeps must be >= 0, got {self.sweeps}")
+        if self.first_models not in FIRST_MODELS:
+            raise ValueError(f"first_models must be one of {', '.join(FIRST_MODELS)}, got {self.first_models}")
+        if self.layerwise and not self.matched:
+            raise ValueError("matched must be true with layerwise true, got false")
         check_averaging(self.late_policy, self.weighting, server_lr=1.0, policies=MODEL_POLICIES)
         if self.layerwise and self.late_policy != "discard":
             raise ValueError(f"late_policy must be discard with layerwise true, got {self.late_policy}")
@@ -81,24 +95,34 @@ class FedMA(ServerAlgorithm[State, Models]):
             )
 
     def footprint(self, fed: Federation, load: Load) -> Footprint:
-        return Footprint(self.copies, self.sent, own_models(fed, 1) if self.layerwise else [])
+        return Footprint(self.copies, self.sent, own_models(fed, 1) if self._keeps_models else [])
+
+    @property
+    def _keeps_models(self) -> bool:
+        return self.layerwise or self.first_models == "own"
 
     def init(self, fed: Federation) -> State:
         self.check(fed)
-        x = fed.task.init(fed.seed)
-        n = fed.num_clients if self.layerwise else 0
-        none, nobody = (torch.zeros(m, dtype=torch.bool, device=x.device) for m in (len(x), n))
-        return State(x, 0, 0, none, x.expand(n, -1).clone(), nobody)
+        x, own = fed.task.init(fed.seed), self.first_models == "own"
+        n = fed.num_clients if self._keeps_models else 0
+        models = x.expand(n, -1).clone()
+        for client in range(n if own else 0):
+            models[client] = fed.task.init(fed.seed, 1 + client)
+        return State(
+            x, 0, 0, torch.zeros_like(x, dtype=torch.bool), models, models.new_full((n,), own, dtype=torch.bool)
+        )
 
     def broadcast(self, state: State) -> Sequence[Tensor]:
         return state.params, state.params.new_empty(state.told)
 
     def client_update(self, state: State, cohort: Cohort) -> Models:
         x, frozen, task = state.params, state.frozen, cohort.task
-        if not self.layerwise:
+        if not self._keeps_models:
             return Models(cohort.train(x))
         own = state.taken[cohort.ids].unsqueeze(1) & ~frozen
         start, p = torch.where(own, state.models[cohort.ids], x), task.num_params
+        if not self.layerwise:
+            return Models(cohort.train(start))
 
         def loss(model: Model, batch: Batch) -> Tensor:
             """The task's, with the layers below held still, whatever the optimiser does to them."""
@@ -108,11 +132,13 @@ class FedMA(ServerAlgorithm[State, Models]):
         return Models(torch.where(frozen, x, cohort.train(start, loss=loss)))
 
     def server_step(self, state: State, arrivals: Arrivals[Models], fed: Federation) -> State:
+        if self._keeps_models and not self.layerwise:
+            state = state._replace(taken=state.taken.index_fill(0, arrivals.ids, False))  # they have begun
         arrivals = in_time(arrivals, self.late_policy)
         if not len(arrivals):
             return state
         groups = require_groups(self, fed)
-        chosen = groups[state.layer : state.layer + 1] if self.layerwise else groups
+        chosen = groups[state.layer : state.layer + 1] if self.layerwise else groups if self.matched else []
         aligned, moved = self._aligned(arrivals, chosen, fed)
         x = torch.where(state.frozen, state.params, arrivals.mean(aligned, uniform=self.weighting == "uniform"))
         fed.report(moved_neurons=moved, **({"layer": state.layer} if self.layerwise else {}))

@@ -17,6 +17,7 @@ from fedlab_runner.rng import Purpose, generator
 from fedlab_runner.task import Batch, Model
 
 COSTS = ("pfnm", "l2")
+FIRST_CLASSIFIERS = ("same", "own")
 
 
 class State(NamedTuple):
@@ -37,7 +38,8 @@ class HyFEM(Algorithm[State]):
     distance to the mean of the others, half the squared length and `nu` for a new neuron). Rows are compared on the
     columns that the client has and the bias; `include_outgoing` adds the logits' weights in the last hidden layer.
     The server's layers grow up to the model's `server_hidden`. Clients start each round from the server's parts, or go
-    on from their own models (`keep_own`). They count by size or alike (`weighting`). `send_all` counts the download of
+    on from their own models (`keep_own`), whose classifiers may be drawn by each client's own key at first
+    (`first_classifiers` own), so that their neurons have to be found. They count by size or alike (`weighting`). `send_all` counts the download of
     the whole server model, as Algorithm 1 says, instead of each client's parts.
 
     Models without feature blocks are one block that all clients have, and nothing is matched. Clients that do not
@@ -56,6 +58,7 @@ class HyFEM(Algorithm[State]):
     sweeps: int
     include_outgoing: bool
     keep_own: bool
+    first_classifiers: str
     weighting: str
     send_all: bool
 
@@ -70,6 +73,11 @@ class HyFEM(Algorithm[State]):
             raise ValueError(f"cost must be one of {', '.join(COSTS)}, got {self.cost}")
         if self.sweeps < 0:
             raise ValueError(f"sweeps must be >= 0, got {self.sweeps}")
+        if self.first_classifiers not in FIRST_CLASSIFIERS:
+            wanted = ", ".join(FIRST_CLASSIFIERS)
+            raise ValueError(f"first_classifiers must be one of {wanted}, got {self.first_classifiers}")
+        if self.first_classifiers == "own" and not self.keep_own:
+            raise ValueError("keep_own must be true with first_classifiers own, got false")
         if self.weighting not in WEIGHTINGS:
             raise ValueError(f"weighting must be one of {', '.join(WEIGHTINGS)}, got {self.weighting}")
 
@@ -81,8 +89,15 @@ class HyFEM(Algorithm[State]):
         places = layout.first_places(fed.num_clients, x.device)
         if not self.keep_own:
             return State(x, places, x.new_zeros(0, len(x)))
-        own = [layout.take(x, blocks, mine) for blocks, mine in zip(blocks_of(fed), places, strict=True)]
+        drawn = [self._first(fed, client, x) for client in range(fed.num_clients)]
+        own = [layout.take(w, blocks, mine) for w, blocks, mine in zip(drawn, blocks_of(fed), places, strict=True)]
         return State(x, places, torch.stack(own))
+
+    def _first(self, fed: Federation, client: int, x: Tensor) -> Tensor:
+        """The model that a client's first one is cut from."""
+        if self.first_classifiers == "same":
+            return x
+        return fed.task.init(fed.seed, 1 + client).where(Layout.of(fed.task).in_classifier(x), x)
 
     def round(self, state: State, fed: Federation) -> State:
         cohort = fed.dispatch(())
