@@ -39,8 +39,8 @@ class HyFEM(Algorithm[State]):
     columns that the client has and the bias; `include_outgoing` adds the logits' weights in the last hidden layer.
     The server's layers grow up to the model's `server_hidden`. Clients start each round from the server's parts, or go
     on from their own models (`keep_own`), whose classifiers may be drawn by each client's own key at first
-    (`first_classifiers` own), so that their neurons have to be found. They count by size or alike (`weighting`). `send_all` counts the download of
-    the whole server model, as Algorithm 1 says, instead of each client's parts.
+    (`first_classifiers` own), so that their neurons have to be found. They count by size or alike (`weighting`).
+    `send_all` counts the download of the whole server model, as Algorithm 1 says, instead of each client's parts.
 
     Models without feature blocks are one block that all clients have, and nothing is matched. Clients that do not
     report keep their neurons' places, and what only they have stays as it was.
