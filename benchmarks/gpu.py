@@ -9,11 +9,21 @@ from torch import nn
 from benchmarks import plain, round_rows, workloads
 from benchmarks.case import Contender, Row
 from benchmarks.rows import evaluation, training
-from benchmarks.workloads import W2, Shape
+from benchmarks.workloads import W1, W2, Shape
 from fedlab_runner.executors.cuda_graph import CudaGraph
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.vectorized import Vectorized
 from fedlab_runner.executors.work import Executor, Work
+
+LOCAL: dict[str, tuple[Callable[[], nn.Module], Shape]] = {
+    "W1 cnn": (workloads.cnn, W1),
+    "W2 cnn": (workloads.cnn, W2),
+    "W2 mlp": (workloads.mlp, W2),
+    "W2 logistic": (workloads.logistic, W2),
+    "cnn_feddle": (workloads.cnn_feddle, Shape(100, 100, 10, 10, side=32, channels=3)),
+    "resnet18": (workloads.resnet18, Shape(20, 256, 4, 64, side=32, channels=3)),
+    "lora vit": (workloads.lora_vit, Shape(20, 64, 4, 32, side=64, channels=3)),
+}
 
 
 def executors(compiled: bool) -> dict[str, Executor]:
@@ -31,29 +41,34 @@ def executors(compiled: bool) -> dict[str, Executor]:
 
 def all_rows(compiled: bool, device: torch.device) -> Iterator[Row]:
     """In the order in which they are measured."""
-    for name, build, shape in (
-        ("W2 cnn", workloads.cnn, W2),
-        ("W2 mlp", workloads.mlp, W2),
-        ("W2 logistic", workloads.logistic, W2),
-        ("cnn_feddle", workloads.cnn_feddle, Shape(100, 100, 10, 10, side=32, channels=3)),
-        ("resnet18", workloads.resnet18, Shape(20, 256, 4, 64, side=32, channels=3)),
-        ("lora vit", workloads.lora_vit, Shape(20, 64, 4, 32, side=64, channels=3)),
-    ):
-        some = executors(compiled)
-        yield Row(f"local training {name}", partial(training, shape, build, some, 1, compiled, device, _profiled))
+    for name, (build, shape) in LOCAL.items():
+        case = partial(training, shape, build, executors(compiled), 1, compiled, device, _profiled)
+        yield Row(f"local training {name}", case)
     yield Row("evaluation cnn", partial(evaluation, 1, device))
     yield from round_rows.rows(1, device)
 
 
-def _profiled(work: Work, build: Callable[[], nn.Module]) -> dict[str, Contender]:
-    """What else someone does who has looked at a profile."""
+def without_compiler(work: Work, build: Callable[[], nn.Module]) -> dict[str, Contender]:
+    """What else someone does who has looked at a profile: convolutions as a GPU has them, clients side by side."""
+    some = {}
+    if work.task.has_convolution:
+        laid_out = partial(plain.train_cohort_lean, work, build, plain.channels_last)
+        some["plain, lean, channels last"] = Contender(lambda _: laid_out(), plain=True)
+    if not work.task.num_buffers:  # which torch.func would have to be given too
+        some["plain, vmap"] = Contender(lambda _: plain.train_cohort_stacked(work, build), plain=True)
+    return some
+
+
+def with_compiler(work: Work, build: Callable[[], nn.Module]) -> dict[str, Contender]:
+    """And torch.compile; of one module, so that nothing is compiled again in a later round."""
     module = build().to(work.task.device)
     forward = torch.compile(module)
     return {
-        "plain, lean, channels last": Contender(
-            lambda _: plain.train_cohort_lean(work, build, plain.channels_last), plain=True
-        ),
         "plain, lean, compiled": Contender(
             lambda _: plain.train_cohort_lean(work, lambda: module, lambda _: forward), plain=True
-        ),
+        )
     }
+
+
+def _profiled(work: Work, build: Callable[[], nn.Module]) -> dict[str, Contender]:
+    return without_compiler(work, build) | with_compiler(work, build)

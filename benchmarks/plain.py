@@ -6,11 +6,12 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from fedlab_runner.executors.work import Work
 from fedlab_runner.local import LocalTraining
-from fedlab_runner.population import Population
+from fedlab_runner.task import Task
 
 Call = Callable[[Tensor], Tensor]
 
@@ -24,7 +25,7 @@ def train_cohort(work: Work, build: Callable[[], nn.Module]) -> dict[str, Tensor
     models, sizes = [], []
     for client in work.ids.tolist():
         members = work.population.members(client).tolist()
-        model, *_ = train_client(server, data, members, work.local, work.lr, work.task.device)
+        model, *_ = train_client(server, data, members, work.local, work.lr, work.task.device, mixed(work.task))
         models.append(model.state_dict())
         sizes.append(len(members))
     names = [name for name, value in server.state_dict().items() if value.is_floating_point()]
@@ -38,10 +39,11 @@ def train_client(
     local: LocalTraining,
     lr: float,
     device: torch.device,
+    precision: torch.autocast,
     correct: Callable[[nn.Module], None] = lambda model: None,
 ) -> tuple[nn.Module, list[Tensor], int]:
     """A trained copy of the server's module, the losses of the last epoch and the number of steps; `correct` changes
-    the gradients before each.
+    the gradients before each. Forward passes are in a `precision`.
     """
     model, losses, steps = copy.deepcopy(server).train(), list[Tensor](), 0
     optimizer = torch.optim.SGD((p for p in model.parameters() if p.requires_grad), lr=lr)
@@ -50,7 +52,8 @@ def train_client(
         losses.clear()
         for inputs, targets in loader:
             optimizer.zero_grad()
-            loss = F.cross_entropy(model(inputs.to(device)), targets.to(device))
+            with precision:
+                loss = F.cross_entropy(model(inputs.to(device)), targets.to(device))
             loss.backward()
             correct(model)
             optimizer.step()
@@ -66,7 +69,7 @@ def train_cohort_lean(
     minibatches by index and a running mean; `prepared` makes of the module what is called.
     """
     inputs, targets = work.population.inputs, work.population.targets
-    module, mean = _server(work, build).train(), dict[str, Tensor]()
+    module, mean, precision = _server(work, build).train(), dict[str, Tensor](), mixed(work.task)
     forward = prepared(module)
     sent = {k for k, p in module.named_parameters() if p.requires_grad} | {k for k, _ in module.named_buffers()}
     server = {k: v for k, v in work.task.state_dict(work.start).items() if k in sent}
@@ -79,7 +82,9 @@ def train_cohort_lean(
         for _ in range(work.local.epochs or 1):
             for rows in members[torch.randperm(len(members), device=inputs.device)].split(work.local.batch_size):
                 optimizer.zero_grad()
-                F.cross_entropy(forward(inputs[rows]), targets[rows]).backward()
+                with precision:
+                    loss = F.cross_entropy(forward(inputs[rows]), targets[rows])
+                loss.backward()
                 optimizer.step()
         values = module.state_dict()
         for name in server:
@@ -88,23 +93,55 @@ def train_cohort_lean(
     return mean
 
 
+def train_cohort_stacked(work: Work, build: Callable[[], nn.Module]) -> dict[str, Tensor]:
+    """All clients side by side, as the tutorials of torch.func have it: stacked parameters and vmapped gradients. The
+    clients have equally many examples, in whole minibatches, and the module has no buffers.
+    """
+    module, local, device = _server(work, build).train(), work.local, work.population.inputs.device
+    params = {
+        name: p.detach().expand(len(work.ids), *p.shape).clone()
+        for name, p in module.named_parameters()
+        if p.requires_grad
+    }
+    members = torch.stack([torch.from_numpy(work.population.members(client)) for client in work.ids.tolist()]).to(
+        device
+    )
+
+    def loss(params: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
+        with mixed(work.task):
+            return F.cross_entropy(functional_call(module, params, (inputs,)), targets)
+
+    gradient = vmap(grad(loss), randomness="different")
+    for _ in range(local.epochs or 1):
+        shuffled = members.gather(1, torch.rand(members.shape, device=device).argsort(1))
+        for rows in shuffled.split(local.batch_size, 1):
+            gradients = gradient(params, work.population.inputs[rows], work.population.targets[rows])
+            params = {name: p - work.lr * gradients[name] for name, p in params.items()}
+    return {name: p.mean(0) for name, p in params.items()}
+
+
+def mixed(task: Task) -> torch.autocast:
+    """The precision of a task's forward passes, to be entered."""
+    return torch.autocast(task.device.type, task.autocast, enabled=task.autocast is not None)
+
+
 def channels_last(module: nn.Module) -> Call:
     """The module with the channels of images side by side, as a GPU's convolutions have it."""
     module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return lambda inputs: module(inputs.contiguous(memory_format=torch.channels_last))
 
 
-def learn_mutually(
-    population: Population, client: int, models: list[nn.Module], batch_size: int, lr: float, alpha: float
-) -> None:
+def learn_mutually(work: Work, client: int, models: list[nn.Module], alpha: float) -> None:
     """An epoch of mutual learning on one client's examples: every model follows its loss on the labels and the mean of
     its divergences from the others.
     """
-    optimizers = [torch.optim.SGD(model.parameters(), lr=lr) for model in models]
+    population, precision = work.population, mixed(work.task)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=work.lr) for model in models]
     members = torch.from_numpy(population.members(client)).to(population.inputs.device)
-    for rows in members[torch.randperm(len(members), device=members.device)].split(batch_size):
+    for rows in members[torch.randperm(len(members), device=members.device)].split(work.local.batch_size):
         inputs, targets = population.inputs[rows], population.targets[rows]
-        logits = [model(inputs) for model in models]
+        with precision:
+            logits = [model(inputs).float() for model in models]
         taught = [F.softmax(each.detach(), 1) for each in logits]
         for i, (optimizer, mine) in enumerate(zip(optimizers, logits, strict=True)):
             log_p, others = F.log_softmax(mine, 1), [q for j, q in enumerate(taught) if j != i]
@@ -116,11 +153,17 @@ def learn_mutually(
 
 
 @torch.no_grad()
-def accuracy(work: Work, build: Callable[[], nn.Module], batch_size: int) -> float:
+def accuracy(
+    work: Work,
+    build: Callable[[], nn.Module],
+    batch_size: int,
+    prepared: Callable[[nn.Module], Call] = lambda module: module,
+) -> float:
     """Of the server's model on all examples."""
-    module = _server(work, build).eval()
+    forward = prepared(_server(work, build).eval())
     pairs = zip(work.population.inputs.split(batch_size), work.population.targets.split(batch_size), strict=True)
-    right = sum(int((module(inputs).argmax(1) == targets).sum()) for inputs, targets in pairs)
+    with mixed(work.task):
+        right = sum(int((forward(inputs).argmax(1) == targets).sum()) for inputs, targets in pairs)
     return right / len(work.population.targets)
 
 

@@ -17,7 +17,7 @@ from torch.func import functional_call
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.utils.data import DataLoader, TensorDataset
 
-from benchmarks.plain import train_client
+from benchmarks.plain import mixed, train_client
 from fedlab_runner.federation import Federation
 
 
@@ -37,7 +37,7 @@ class Clients:
 
     def __init__(self, fed: Federation, build: Callable[[], nn.Module], delays: np.ndarray) -> None:
         self.count, self.cohort, self.local, self.lr = fed.num_clients, fed.cohort_size, fed.local, fed.lr
-        self.members, self.device = fed.population.members, fed.task.device
+        self.members, self.device, self.precision = fed.population.members, fed.task.device, mixed(fed.task)
         self.data = TensorDataset(fed.population.inputs.cpu(), fed.population.targets.cpu())
         self.module = build().to(self.device)
         self.module.load_state_dict(fed.task.state_dict(fed.task.init(fed.seed)))
@@ -72,7 +72,8 @@ class Clients:
                     assert p.grad is not None
                     p.grad += part.view_as(p)
 
-        model, losses, steps = train_client(self.module, self.data, members, self.local, self.lr, self.device, correct)
+        how = self.local, self.lr, self.device, self.precision, correct
+        model, losses, steps = train_client(self.module, self.data, members, *how)
         y = parameters_to_vector(model.parameters()).detach()
         return Update(client, y - x, y, len(members), steps, float(torch.stack(losses).mean()))
 
@@ -213,7 +214,9 @@ class FedFT(FedAvg):
         for _ in range(self.epochs):
             for inputs, targets in self.loader:
                 optimizer.zero_grad()
-                F.cross_entropy(module(inputs.to(device)), targets.to(device)).backward()
+                with self.clients.precision:
+                    loss = F.cross_entropy(module(inputs.to(device)), targets.to(device))
+                loss.backward()
                 optimizer.step()
         self.x = parameters_to_vector(module.parameters()).detach().clone()
         return self.x
@@ -245,7 +248,9 @@ class Feddle(FedFT):
                 parts = (self.x + c @ anchors).split([shape.numel() for shape in shapes])
                 params = {name: part.view(shape) for name, part, shape in zip(names, parts, shapes, strict=True)}
                 optimizer.zero_grad()
-                F.cross_entropy(functional_call(module, params, inputs.to(device)), targets.to(device)).backward()
+                with self.clients.precision:
+                    loss = F.cross_entropy(functional_call(module, params, inputs.to(device)), targets.to(device))
+                loss.backward()
                 optimizer.step()
         self.x = self.x + c.detach() @ anchors
         self.scores = c.detach().abs().tolist()

@@ -10,7 +10,7 @@ from torch import nn
 
 from benchmarks import plain_rounds, workloads
 from benchmarks.case import Case, Contender, Row
-from benchmarks.workloads import CPU, Shape
+from benchmarks.workloads import CPU, FLOAT, Shape
 from fedlab_runner.matching.pfnm import Neurons, SquaredDistance, match
 from fedlab_runner.rng import Purpose, generator
 
@@ -23,6 +23,7 @@ PLAIN: dict[str, Callable[..., Callable[[int], torch.Tensor]]] = {
     "fedft": plain_rounds.FedFT,
     "feddle": plain_rounds.Feddle,
 }
+SEARCHED = Shape(200, 20, 10, 10)  # what the rows of training on the server have for clients
 SERVER = {"epochs": 1, "lr": 1e-3, "batch_size": 64}  # an epoch on the server's 500 examples
 
 
@@ -43,7 +44,7 @@ def rows(cores: int, device: torch.device = CPU) -> Iterator[Row]:
     for name in ("fedavg", "fedbuff", "ca2fl", "scaffold"):
         yield row(f"round of {name}", Shape(200, 20, 10, 10), workloads.mlp, algorithm=name)
     yield row("round of fedcda", Shape(20, 20, 10, 10), workloads.mlp, algorithm="fedcda", own={"warmup": 2})
-    trained = partial(row, shape=Shape(200, 20, 10, 10), build=workloads.cnn, own=SERVER)
+    trained = partial(row, shape=SEARCHED, build=workloads.cnn, own=SERVER)
     yield trained("round of fedft", algorithm="fedft")
     yield trained("round of feddle", algorithm="feddle", beside={"fine-tuning": "fedft"})
     yield Row("hyfem matching", partial(_matching, cores))
@@ -59,21 +60,22 @@ def of_rounds(
     delay: float = 0.0,
     own: dict[str, Any] | None = None,
     beside: dict[str, str] | None = None,
+    precision: torch.dtype = FLOAT,
 ) -> Case:
     """An algorithm, with settings of its `own`, as plain PyTorch has it and as a run has it without a choice; `beside`
     it others of ours in its place, by what they do.
     """
     own, contenders = own or {}, dict[str, Contender]()
     on_server = "batch_size" in own
-    for name, threads in (("plain", cores), ("plain, one thread", 1))[: 1 + on_server]:
-        fed = shape.federation(build, device=device)
+    for name, threads in (("plain", cores), ("plain, one thread", 1))[: 1 + (on_server and cores > 1)]:
+        fed = shape.federation(build, device=device, precision=precision)
         clients = plain_rounds.Clients(fed, build, shape.delays(delay))
         made = PLAIN[algorithm](clients, fed, **own) if on_server else PLAIN[algorithm](clients, **own)
         contenders[name] = Contender(made, threads, plain=True)
 
     def ours(algorithm: str, threads: int) -> Contender:
         executor, choice = workloads.automatic(cores, compile=False)
-        fed = shape.federation(build, executor, delay, device)
+        fed = shape.federation(build, executor, delay, device, precision)
         built = workloads.algorithm(algorithm, **own)
         state = built.init(fed)
 

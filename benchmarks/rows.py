@@ -1,20 +1,24 @@
 """What is measured: each row is one comparison."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from types import MappingProxyType
 
 import torch
 from torch import nn
 
 from benchmarks import plain, round_rows, workloads
 from benchmarks.case import Case, Contender, Row
-from benchmarks.workloads import CPU, W1, W2, Shape
+from benchmarks.workloads import CPU, FLOAT, W1, W2, Shape
 from fedlab_runner.distillation import Learners, mutual_learning, mutual_losses, teacher_weights
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.processes import Processes
 from fedlab_runner.executors.vectorized import Vectorized
 from fedlab_runner.executors.work import Executor, Work
 from fedlab_runner.federation import Federation
+
+Others = Callable[[Work, Callable[[], nn.Module]], dict[str, Contender]]
+MUTUAL = Shape(10, 160, 10, 32, side=32, channels=3)  # DFML's client
 
 
 def executors(cores: int, compiled: bool) -> dict[str, Executor]:
@@ -53,10 +57,10 @@ def all_rows(cores: int, compiled: bool) -> Iterator[Row]:
         yield Row(f"local training {name}", partial(training, shape, build, some, cores, False))
     yield Row("evaluation cnn", partial(evaluation, cores))
     yield from round_rows.rows(cores)
-    yield Row("mutual learning mlp", partial(_mutual, workloads.mlp, Shape(10, 100, 10, 10), cores))
+    yield Row("mutual learning mlp", partial(mutual, workloads.mlp, Shape(10, 100, 10, 10), cores))
     yield Row(
         "mutual learning dfml_cnn",
-        partial(_mutual, workloads.dfml_cnn, Shape(10, 160, 10, 32, side=32, channels=3), cores),
+        partial(mutual, workloads.dfml_cnn, MUTUAL, cores),
     )
 
 
@@ -71,10 +75,11 @@ def training(
     cores: int,
     compiled: bool,
     device: torch.device = CPU,
-    others: Callable[[Work, Callable[[], nn.Module]], dict[str, Contender]] = _one_thread,
+    others: Others = _one_thread,
+    precision: torch.dtype = FLOAT,
 ) -> Case:
     """A cohort's local training, the plain loop first; what a user gets without a choice last."""
-    fed = shape.federation(build, device=device)
+    fed = shape.federation(build, device=device, precision=precision)
     work = workloads.work_of(fed)
     contenders = {
         "plain": Contender(lambda _: plain.train_cohort(work, build), cores, plain=True),
@@ -97,13 +102,20 @@ def _example(work: Work) -> torch.Tensor:
     return work.task.normalize(work.population.inputs[:1], work.task.dtype)
 
 
-def evaluation(cores: int, device: torch.device = CPU) -> Case:
-    """The server's model on 10,000 examples."""
-    fed = W1.federation(workloads.cnn, device=device)
+def evaluation(
+    cores: int,
+    device: torch.device = CPU,
+    precision: torch.dtype = FLOAT,
+    prepared: Mapping[str, Callable[[nn.Module], plain.Call]] = MappingProxyType({}),
+    shape: Shape = W1,
+) -> Case:
+    """The server's model on all examples, 10,000 of them; `prepared` are other ways to call it in plain PyTorch."""
+    fed = shape.federation(workloads.cnn, device=device, precision=precision)
     work = workloads.work_of(fed)
     ours = lambda _: [fed.task.predict(work.start, part) for part in fed.population.inputs.split(500)]  # noqa: E731
     contenders = {
         "plain": Contender(lambda _: plain.accuracy(work, workloads.cnn, 500), plain=True),
+        **{f"plain, {name}": Contender(partial(_accuracy, work, way), plain=True) for name, way in prepared.items()},
         "ours": Contender(ours),
     }
     several = {
@@ -116,15 +128,25 @@ def evaluation(cores: int, device: torch.device = CPU) -> Case:
     return Case(contenders, examples * fed.task.flops(_example(work)).forward, (examples, "example"))
 
 
-def _mutual(build: Callable[[], nn.Module], shape: Shape, cores: int) -> Case:
-    """An epoch of mutual learning of ten models on one client's examples."""
+def _accuracy(work: Work, prepared: Callable[[nn.Module], plain.Call], turn: int) -> float:
+    return plain.accuracy(work, workloads.cnn, 500, prepared)
+
+
+def mutual(
+    build: Callable[[], nn.Module],
+    shape: Shape,
+    cores: int,
+    device: torch.device = CPU,
+    precision: torch.dtype = FLOAT,
+) -> Case:
+    """An epoch of mutual learning of ten models on one client's examples; on a GPU in one process."""
     alone, shared = (
-        shape.federation(build, executor=each)
+        shape.federation(build, executor=each, device=device, precision=precision)
         for each in (Vectorized(chunk_size=None, compile=False), Processes(cores, Loop(compile=False)))
     )
-    count, alpha = 10, 0.5
+    count, alpha, work = 10, 0.5, workloads.work_of(alone)
     models = torch.stack([alone.task.init(seed) for seed in range(count)])
-    weights, modules = teacher_weights(torch.ones(count)), [build() for _ in range(count)]
+    weights, modules = teacher_weights(torch.ones(count, device=device)), [build().to(device) for _ in range(count)]
 
     def ours(fed: Federation, turn: int) -> object:
         fed.begin(turn, 1.0)
@@ -132,9 +154,12 @@ def _mutual(build: Callable[[], nn.Module], shape: Shape, cores: int) -> Case:
         return mutual_learning(fed, 0, [Learners(fed.task, models)], 1, objective)
 
     def others(_: int) -> None:
-        plain.learn_mutually(alone.population, 0, modules, shape.batch, alone.lr, alpha)
+        plain.learn_mutually(work, 0, modules, alpha)
 
     steps = count * -(-shape.examples // shape.batch)
+    if device.type != "cpu":
+        contenders = {"plain": Contender(others, plain=True), "ours": Contender(partial(ours, alone))}
+        return Case(contenders, pieces=(steps, "model and minibatch"))
     contenders = {
         "plain": Contender(others, cores, plain=True),
         "plain, one thread": Contender(others, plain=True),

@@ -29,7 +29,7 @@ from fedlab_runner.task import Normalize, Task
 
 CLASSES, SIDE, SEED = 10, 28, 0
 ROUNDS = 10_000  # of the run that executor=auto chooses for
-CPU = torch.device("cpu")
+CPU, FLOAT = torch.device("cpu"), torch.float32
 
 
 def cnn() -> nn.Module:
@@ -128,14 +128,23 @@ class Shape:
         executor: Executor | None = None,
         delay: float = 0.0,
         device: torch.device = CPU,
+        precision: torch.dtype = FLOAT,
     ) -> Federation:
-        """With delays from a half-normal distribution of this spread, in rounds."""
+        """With delays from a half-normal distribution of this spread, in rounds; bfloat16 is autocast."""
         rng = np.random.default_rng(0)
         n = self.clients * self.examples
         targets = torch.from_numpy(rng.integers(CLASSES, size=n))
         inputs = torch.from_numpy(rng.random((n, self.channels, self.side, self.side), dtype=np.float32))
         population = Population(inputs, targets, np.split(np.arange(n), self.clients), device)
-        task = Task(build, CLASSES, normalize=Normalize(None, None), device=device)
+        mixed = precision == torch.bfloat16
+        task = Task(
+            build,
+            CLASSES,
+            normalize=Normalize(None, None),
+            device=device,
+            dtype=FLOAT if mixed else precision,
+            autocast=precision if mixed else None,
+        )
         delays = HalfNormal(std=delay, draw="client")
         return Federation(
             task=task,

@@ -30,7 +30,7 @@ ALL_AT_ONCE = Shape(clients=6, examples=8, cohort=4, batch=8, side=28)  # one mi
 LAID_OUT = partial(plain.train_cohort_lean, prepared=plain.channels_last)
 
 
-@pytest.mark.parametrize("train", [plain.train_cohort, plain.train_cohort_lean, LAID_OUT])
+@pytest.mark.parametrize("train", [plain.train_cohort, plain.train_cohort_lean, plain.train_cohort_stacked, LAID_OUT])
 def test_the_plain_loops_do_what_the_executors_do(train: Callable[..., dict[str, Tensor]]) -> None:
     build = workloads.cnn if train is LAID_OUT else workloads.mlp
     fed = ALL_AT_ONCE.federation(build)
@@ -44,6 +44,19 @@ def test_the_plain_loops_do_what_the_executors_do(train: Callable[..., dict[str,
         assert not torch.equal(value, fed.task.state_dict(work.start)[name])
 
 
+@pytest.mark.parametrize("train", [plain.train_cohort, plain.train_cohort_lean, plain.train_cohort_stacked])
+def test_plain_loops_have_the_precision_of_the_work(train: Callable[..., dict[str, Tensor]]) -> None:
+    """bfloat16 moves models nearly as float32 does, and not to the bit."""
+    found, start = [], {}
+    for precision in (torch.bfloat16, torch.float32):
+        fed = ALL_AT_ONCE.federation(workloads.mlp, precision=precision)
+        start = fed.task.state_dict(workloads.work_of(fed).start)
+        found.append(train(workloads.work_of(fed), workloads.mlp))
+    for name, mixed in found[0].items():
+        whole = found[1][name]
+        assert 0 < (mixed - whole).norm() < 0.2 * (whole - start[name]).norm()
+
+
 def test_the_plain_mutual_learning_does_what_ours_does() -> None:
     fed = ALL_AT_ONCE.federation(workloads.logistic)
     models = torch.stack([fed.task.init(seed) for seed in range(3)])
@@ -55,7 +68,7 @@ def test_the_plain_mutual_learning_does_what_ours_does() -> None:
     (learnt,) = mutual_learning(
         fed, 0, [Learners(fed.task, models)], 1, lambda z, batch: mutual_losses(z, batch, weights, 0.4, 0.6)
     )
-    plain.learn_mutually(fed.population, 0, modules, ALL_AT_ONCE.batch, fed.lr, 0.6)
+    plain.learn_mutually(workloads.work_of(fed), 0, modules, 0.6)
     for module, w in zip(modules, learnt, strict=True):
         for name, value in module.state_dict().items():
             torch.testing.assert_close(value, fed.task.state_dict(w)[name], rtol=0, atol=1e-6)
@@ -172,9 +185,10 @@ def test_every_row_has_a_name_of_its_own() -> None:
 
 def test_the_rows_of_a_gpu_have_its_executors_and_the_plain_loops_of_someone_who_knows_it() -> None:
     """Built on a CPU, where all but the recorded steps can be carried out."""
-    row = next(row for row in gpu.all_rows(compiled=False, device=workloads.CPU) if row.name.endswith("logistic"))
-    contenders = row.case().contenders
-    assert contenders.keys() >= {"plain", "plain, lean, channels last", "plain, lean, compiled", "cohort graph", "auto"}
+    rows = {row.name: row for row in gpu.all_rows(compiled=False, device=workloads.CPU)}
+    assert "plain, lean, channels last" in rows["local training W2 cnn"].case().contenders
+    contenders = rows["local training W2 logistic"].case().contenders
+    assert contenders.keys() >= {"plain", "plain, vmap", "plain, lean, compiled", "cohort graph", "auto"}
     assert [name for name, each in contenders.items() if each.plain] == list(contenders)[:4]
     contenders["cohort"].call(0)
     with pytest.raises(UserError, match="needs a GPU"):
