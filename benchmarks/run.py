@@ -30,7 +30,7 @@ from benchmarks import gpu
 from benchmarks.case import Case, Contender, Row
 from benchmarks.rows import all_rows
 from benchmarks.table import table
-from benchmarks.workloads import CPU
+from benchmarks.workloads import CPU, FLOAT
 from fedlab_runner.executors.memory import processor
 from fedlab_runner.files import write_text_atomically
 from fedlab_runner.system import keep_freed_memory, usable_cores
@@ -126,25 +126,34 @@ def shown(name: str, found: dict[str, Any]) -> str:
 
 def machine(cores: int, device: torch.device = CPU) -> dict[str, Any]:
     """What the numbers were measured on, with the rate of its matrix products as the limit."""
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
-    side = 1024 if device.type == "cpu" else 8192
-    a, rates = torch.randn(side, side, device=device), []
     torch.set_num_threads(cores)
+    rate = matrix_rate(1024 if device.type == "cpu" else 8192, device)
+    torch.set_num_threads(1)
+    return {
+        "processor": processor() if device.type == "cpu" else torch.cuda.get_device_name(device),
+        "cores": cores,
+        "load": os.getloadavg()[0],
+        "matrix_gflops_a_second": rate,
+        "torch": torch.__version__,
+        "commit": commit(),
+    }
+
+
+def matrix_rate(side: int, device: torch.device, precision: torch.dtype = FLOAT) -> float:
+    """GFLOPs a second of the fastest of twenty products of two matrices."""
+    a, rates = torch.randn(side, side, device=device, dtype=precision), []
     for _ in range(20):
         _wait()
         began = time.perf_counter()
         a @ a
         _wait()
         rates.append(2 * side**3 / (time.perf_counter() - began) / 1e9)
-    torch.set_num_threads(1)
-    return {
-        "processor": processor() if device.type == "cpu" else torch.cuda.get_device_name(device),
-        "cores": cores,
-        "load": os.getloadavg()[0],
-        "matrix_gflops_a_second": max(rates),
-        "torch": torch.__version__,
-        "commit": commit,
-    }
+    return max(rates)
+
+
+def commit() -> str:
+    """Of the code at hand; nothing outside of a repository."""
+    return subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
 
 
 @contextmanager

@@ -67,6 +67,14 @@ def gpu_bytes(device: torch.device) -> tuple[int, int]:
     return torch.cuda.memory_allocated(device), torch.cuda.mem_get_info(device)[0] + kept
 
 
+def expected_bytes(algorithm: Algorithm[Any], fed: Federation, rounds: int) -> float:
+    """What a run of so many rounds will come to hold on its device beside what is there, without the libraries'
+    workspaces.
+    """
+    beside_a_gpu = fed.task.device.type != "cpu"
+    return sum(need.bytes for need in _needs(algorithm, fed, rounds) if not (beside_a_gpu and need.on_host))
+
+
 def _needs(algorithm: Algorithm[Any], fed: Federation, rounds: int) -> list[Need]:
     task, cpu = max(fed.tasks, key=lambda task: task.size), fed.task.device.type == "cpu"
     nobody_is_late = Load(fed.cohort_size, 0, 0, fed.num_clients)

@@ -1,0 +1,1 @@
+"""`make gpu-check`, which proves this package on a GPU: what it computes, how fast and in what memory."""

@@ -1,0 +1,63 @@
+"""What a run says that it will need of a GPU's memory, beside what it came to need."""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from benchmarks import gpu, workloads
+from benchmarks.gpu_check.finding import Case, Finding, Setting, sized
+from benchmarks.gpu_check.runs import algorithms, prepared
+from fedlab_runner.estimate import expected_bytes
+from fedlab_runner.executors.cuda_graph import CudaGraph
+from fedlab_runner.executors.work import Executor
+
+# The peak is at most this much of the estimate, and so many bytes more for workspaces, of which a product of matrices
+# takes 32 MiB on a Hopper; and at least this share of it.
+MOST, SPACE, LEAST = 4 / 3, 2**26, 1 / 3
+LARGE = "resnet18", "lora vit"
+
+
+def estimates(setting: Setting) -> Iterator[tuple[str, Case]]:
+    """Large models with some executors, then every algorithm with one of 1.8 million parameters."""
+    for model in LARGE:
+        for name, executor in gpu.executors(compiled=False).items():
+            yield f"{model}, {name}", partial(_of_training, setting, model, executor)
+    for name in algorithms():
+        yield name, partial(_of_run, setting, name)
+
+
+def _of_training(setting: Setting, model: str, executor: Executor) -> Iterator[Finding]:
+    build, shape = gpu.LOCAL[model]
+    if isinstance(executor, CudaGraph) and not setting.on_gpu:
+        yield Finding("", "needs a GPU", None)
+        return
+    fed = sized(setting, shape).federation(build, executor, device=setting.device)
+    work = workloads.work_of(fed)
+    yield _compared(setting, expected_bytes(workloads.algorithm("fedavg"), fed, 1), partial(executor.train, work))
+
+
+def _of_run(setting: Setting, algorithm: str) -> Iterator[Finding]:
+    words = f"algorithm={algorithm}", "rounds=2", "executor=vectorized", "dataset.channels=3", "dataset.image_size=32"
+    size = 16 if setting.tiny else 512
+    with tempfile.TemporaryDirectory() as folder:
+        run = prepared(Path(folder), setting, *words, "model=mlp", f"model.hidden=[{size},{size}]")
+        expected = expected_bytes(run.components.algorithm, run.simulation.fed, run.components.rounds)
+        yield _compared(setting, expected, run.go)
+
+
+def _compared(setting: Setting, expected: float, carry_out: Callable[[], object]) -> Finding:
+    """An estimate of what comes on top of what is there, and the peak, both with what is there."""
+    if not setting.on_gpu:
+        carry_out()
+        return Finding("", f"{expected / 1e6:.1f} MB expected; a CPU does not tell its peak", None)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(setting.device)
+    expected += torch.cuda.memory_allocated(setting.device)
+    carry_out()
+    peak = torch.cuda.max_memory_allocated(setting.device)
+    words = f"{expected / 1e6:.1f} MB expected, {peak / 1e6:.1f} MB at the peak: x {peak / expected:.2f}"
+    holds = LEAST * expected <= peak <= MOST * expected + SPACE
+    return Finding("", words, holds, {"expected": expected, "peak": peak, "ratio": peak / expected})

@@ -1,0 +1,16 @@
+"""All parts of the check, those first that tell most."""
+
+from functools import partial
+
+from benchmarks.gpu_check import agreement, memory, speed
+from benchmarks.gpu_check.finding import Part
+
+PARTS = (
+    Part("tests", agreement.tests, 120, 120),
+    Part("executors", agreement.executors, 180, 90),
+    Part("algorithms", agreement.on_both, 180, 60),
+    Part("resume", agreement.resume, 180, 60),
+    Part("memory", memory.estimates, 180, 60),
+    *(Part(name, partial(speed.in_precision, name), 300, 90) for name in speed.PRECISIONS),
+    Part("compiled", speed.compiled, 600, 240),
+)
