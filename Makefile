@@ -9,7 +9,7 @@ PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3 python;
 	then command -v $$python; break; fi; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help run report test test-all bench bench-peers golden lint types format readme docs clean
+.PHONY: help run report test test-all bench bench-peers gpu-check golden lint types format readme docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -31,6 +31,9 @@ bench: $(VENV)/.installed ## time the package beside a plain PyTorch loop; more:
 
 bench-peers: $(VENV)/.installed ## time Flower, pfl and FedLab beside it (package index); more: make bench-peers ARGS="--only W1"
 	@$(BIN)/python -m benchmarks.peers.run --folder $(VENV)/peers $(ARGS)
+
+gpu-check: $(VENV)/.installed-test ## prove the package on a GPU in ten minutes; more: make gpu-check ARGS="--only resume --minutes 8"
+	@$(BIN)/python -m benchmarks.gpu_check $(ARGS)
 
 golden: $(VENV)/.installed-test ## rewrite the recorded curves in tests/golden; look at the diff before committing it
 	@FEDLAB_REWRITE_GOLDEN=1 $(BIN)/python -m pytest -q tests/test_golden.py

@@ -49,7 +49,7 @@ def main() -> int:
     parser.add_argument("--report", type=int, required=True, help="the descriptor that lines go to")
     parser.add_argument("--device", required=True)
     parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--only", default="", help="parts, or cases by 'part: case', with this regular expression")
+    parser.add_argument("--only", default="", help="cases whose 'part: case' has this regular expression")
     parser.add_argument("--without", default="[]", help="JSON: cases that are done")
     parser.add_argument("--parent", type=int, required=True)
     options = parser.parse_args()

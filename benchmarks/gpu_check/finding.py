@@ -2,12 +2,9 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-
-from benchmarks.workloads import Shape
 
 
 class Setting(NamedTuple):
@@ -46,11 +43,6 @@ class Part(NamedTuple):
     cases: Callable[[Setting], Iterator[tuple[str, Case]]]
     seconds: float
     seconds_a_case: float
-
-
-def sized(setting: Setting, shape: Shape) -> Shape:
-    """The shape, or one of the same images that is tiny."""
-    return replace(shape, clients=4, examples=4, cohort=2, batch=2) if setting.tiny else shape
 
 
 def farthest(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[float, str]:

@@ -8,8 +8,9 @@ from pathlib import Path
 import torch
 
 from benchmarks import gpu, workloads
-from benchmarks.gpu_check.finding import Case, Finding, Setting, sized
+from benchmarks.gpu_check.finding import Case, Finding, Setting
 from benchmarks.gpu_check.runs import algorithms, prepared
+from benchmarks.gpu_check.speed import sized
 from fedlab_runner.estimate import expected_bytes
 from fedlab_runner.executors.cuda_graph import CudaGraph
 from fedlab_runner.executors.work import Executor

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu_check.finding import Finding, Part, line
+from benchmarks.gpu_check.finding import Finding, Part, Setting, line
 from benchmarks.gpu_check.table import counted, table
 from benchmarks.gpu_check.watch import TO_BEGIN, TO_END, Ended, watch
 from benchmarks.run import commit
@@ -106,7 +106,8 @@ class Check:
         ]
         words += ["--only", o.only, "--without", json.dumps(done), "--parent", str(os.getpid()), *["--tiny"] * o.tiny]
         over = self._over if until == self._until else f"took longer than the part's {part.seconds:.0f} s"
-        return running, watch([*words, "--report"], hear, until, over)
+        ended = watch([*words, "--report"], hear, until, over)
+        return running, ended
 
 
 def machine(device: str) -> dict[str, Any]:
@@ -129,15 +130,18 @@ def _driver() -> str:
     return (subprocess.run(words, capture_output=True, text=True).stdout.split() or ["unknown"])[0]
 
 
-def selected(parts: Sequence[Part], only: str) -> list[Part]:
-    """Those that may have a case with this regular expression: by their own name, or by 'part: case'."""
-    return [part for part in parts if ":" in only or not only or re.search(only, part.name)]
+def selected(part: Part, only: str, setting: Setting) -> bool:
+    """Whether a case of the part has this regular expression, or the part does not say which cases it has."""
+    try:
+        return any(re.search(only, f"{part.name}: {case}") for case, _ in part.cases(setting))
+    except Exception:
+        return re.search(only, part.name) is not None
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Carries out what is asked for; the table on stdout at the end."""
     parser = argparse.ArgumentParser(prog="benchmarks.gpu_check", description="prove this package on a GPU")
-    parser.add_argument("--only", default="", help="parts, or cases by 'part: case', with this regular expression")
+    parser.add_argument("--only", default="", help="cases whose 'part: case' has this regular expression")
     parser.add_argument("--minutes", type=float, default=10.0, help="after which nothing begins or goes on")
     parser.add_argument("--out", type=Path, default=Path("outputs/gpu-check"), help="the folder for JSON and Markdown")
     parser.add_argument("--device", default="cuda", help="cuda, cuda:1, ...; cpu with --tiny: only to test the check")
@@ -155,12 +159,13 @@ def main(words: Sequence[str] | None = None) -> int:
         "parts": {},
     }
     options.out.mkdir(parents=True, exist_ok=True)
-    check = Check(options.out, results, options)
+    check, setting = Check(options.out, results, options), Setting(torch.device(options.device), options.tiny)
     parts: tuple[Part, ...] = importlib.import_module(options.parts).PARTS
     with tempfile.TemporaryDirectory(prefix="fedlab-gpu-check-") as cache:
         os.environ["XDG_CACHE_HOME"] = cache  # executor=auto measures now, and what it finds is not kept
-        for part in selected(parts, options.only):
-            check.carry_out(part)
+        for part in parts:
+            if selected(part, options.only, setting):
+                check.carry_out(part)
     print(table(results))
     print(counted(results), file=sys.stderr)
     return int(any(each["holds"] is False for part in results["parts"].values() for each in part["findings"]))

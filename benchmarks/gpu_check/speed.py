@@ -7,6 +7,7 @@ median ratio of a turn to the plain loop's in the same.
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ import torch
 
 from benchmarks import gpu, plain, round_rows, rows, workloads
 from benchmarks.case import Contender, Row
-from benchmarks.gpu_check.finding import Case, Finding, Setting, sized
+from benchmarks.gpu_check.finding import Case, Finding, Setting
 from benchmarks.run import matrix_rate, measured
 from benchmarks.workloads import FLOAT, W1, Shape
 from fedlab_runner.executors.pieces import wait_for
@@ -41,6 +42,11 @@ PRECISIONS = {
     "tf32": Precision(FLOAT, tf32=True),
     "bf16": Precision(torch.bfloat16, tf32=True),
 }
+
+
+def sized(setting: Setting, shape: Shape) -> Shape:
+    """The shape, or one of the same images that is tiny."""
+    return replace(shape, clients=4, examples=4, cohort=2, batch=2) if setting.tiny else shape
 
 
 def in_precision(name: str, setting: Setting) -> Iterator[tuple[str, Case]]:
