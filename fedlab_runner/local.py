@@ -64,8 +64,8 @@ class LocalTraining:
 
     def one_plain_epoch(self) -> "LocalTraining":
         """The same minibatches for one epoch of plain SGD, without decay, momentum or bounds."""
-        plain = {"optimizer": "sgd", "momentum": 0.0, "nesterov": False, "weight_decay": 0.0}
-        return replace(self, epochs=1, steps=None, clip_norm=None, update_norm=None, **plain)
+        unbounded = replace(self, epochs=1, steps=None, clip_norm=None, update_norm=None)
+        return replace(unbounded, optimizer="sgd", momentum=0.0, nesterov=False, weight_decay=0.0)
 
     def make_optimizer(self) -> Optimizer:
         """The optimiser of one round's local work."""
