@@ -53,7 +53,7 @@ def findings(results: dict[str, Any], part: str) -> list[tuple[str, str, Any]]:
     [
         ("raises", "ValueError: the kernel | is wrong"),
         ("dies", "ended by SIGSEGV: the last words"),
-        ("hangs", "took longer than 0 s and was ended"),
+        ("hangs", "took longer than 0.5 s and was ended"),
     ],
 )
 def test_a_case_that_goes_wrong_is_told_and_the_next_is_carried_out(

@@ -46,7 +46,7 @@ def watch(words: Sequence[str], hear: Callable[[dict[str, Any]], float], until: 
     if late and time.monotonic() >= until:
         return Ended(over, [], False)
     if late:
-        return Ended(f"took longer than {late:.0f} s and was ended", tail, True)
+        return Ended(f"took longer than {late:g} s and was ended", tail, True)
     if process.returncode < 0:
         return Ended(f"ended by {signal.Signals(-process.returncode).name}{last}", tail, True)
     return Ended(f"ended with exit code {process.returncode}{last}" if process.returncode else "", tail, True)
