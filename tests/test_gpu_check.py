@@ -6,13 +6,14 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from benchmarks.gpu_check import run
+from benchmarks.gpu_check import child, run
 from benchmarks.gpu_check.finding import Setting, farthest
 from benchmarks.gpu_check.parts import PARTS
 from benchmarks.gpu_check.runs import algorithms
@@ -177,12 +178,39 @@ def _all_hold(folder: Path, only: str) -> dict[str, Any]:
     return results
 
 
-def test_parts_on_a_cpu(tmp_path: Path) -> None:
-    """A case of each, through the code that a GPU runs."""
-    cases = ("executors: cohort$", "algorithms: fedexp", "resume: scaffold", "memory: fedexp", "bf16: W2 logistic")
-    results = _all_hold(tmp_path, "|".join(cases))
-    assert list(results["parts"]) == [case.partition(":")[0] for case in cases]
-    assert "to the bit" in (tmp_path / "gpu-check.md").read_text()
+def test_a_part_on_a_cpu(tmp_path: Path) -> None:
+    """From the command to the table."""
+    results = _all_hold(tmp_path, "resume: scaffold")
+    assert findings(results, "resume") == [("scaffold", "to the bit", True)]
+
+
+@pytest.fixture
+def _settings_of_torch() -> Iterator[None]:
+    """Are left as they were."""
+    before = torch.get_num_threads(), torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    yield
+    torch.set_num_threads(before[0])
+    torch.set_float32_matmul_precision(before[1])
+    torch.backends.cudnn.allow_tf32 = before[2]
+
+
+@pytest.mark.usefixtures("_settings_of_torch")
+@pytest.mark.parametrize(
+    ("part", "case", "least"),
+    [
+        ("executors", "cohort", 2),
+        ("algorithms", "dec_fedavg", 2),
+        ("memory", "fedexp", 1),
+        ("bf16", "W2 logistic", 5),
+    ],
+)
+def test_the_code_of_other_parts_on_a_cpu(part: str, case: str, least: int) -> None:
+    said: list[dict[str, Any]] = []
+    cases = dict(next(each for each in PARTS if each.name == part).cases(TINY))
+    child.carry_out(case, cases[case], said.append, TINY)
+    assert len(said) >= least and not any(each["holds"] is False for each in said)
+    assert any(each["holds"] for each in said) == (part in ("executors", "algorithms"))
+    assert all(each["numbers"] for each in said) or part == "memory"
 
 
 @pytest.mark.slow
