@@ -136,6 +136,7 @@ def test_a_recorded_step_has_nothing_of_the_host(setting: str, model: Callable[[
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-9)
 
 
+@pytest.mark.slow  # as many again
 @pytest.mark.usefixtures("captured")
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_no_algorithm_adds_something_of_the_host_to_a_recorded_step(name: str) -> None:
@@ -157,7 +158,7 @@ RUNS = {
     "default": "",
     "images": "algorithm=fedavg model=cnn_small evaluation.per_class=true evaluation.clients=true "
     "evaluation.train=true",
-    "batch_norm": "algorithm=fedbe model=resnet18 local.steps=1 local.epochs=null",
+    "batch_norm": "algorithm=fedft model=resnet18 local.steps=1 local.epochs=null participation.cohort_size=2",
     "on_disk": "algorithm=scaffold algorithm.controls_on=disk delay.std=1",
     "on_host": "algorithm=fedcda algorithm.warmup=1 algorithm.caches_on=host delay.std=1",
     "late": "algorithm=ca2fl delay.std=2 nonfinite=clip local.update_norm=0.1",

@@ -59,5 +59,5 @@ def _gap(a: Any, b: Any) -> float:
     if not all(isinstance(each, int | float) for each in (a, b)):
         return 0.0 if a == b else math.inf
     if math.isfinite(a) and math.isfinite(b):
-        return abs(a - b) / max(1.0, abs(a), abs(b))
+        return float(abs(a - b) / max(1.0, abs(a), abs(b)))
     return 0.0 if a == b or (a != a and b != b) else math.inf

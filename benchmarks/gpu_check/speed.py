@@ -73,11 +73,12 @@ def all_rows(setting: Setting, precision: torch.dtype) -> Iterator[Row]:
         build, shape = gpu.LOCAL[name]
         how: tuple[Any, ...] = 1, False, device, gpu.without_compiler, precision
         yield Row(name, partial(rows.training, sized(setting, shape), build, some, *how))
-    shape, own = sized(setting, SMALL_CLIENTS), {"precision": precision}
-    yield Row("50 small clients", partial(round_rows.of_rounds, shape, workloads.mlp, 1, device, **own))
-    search = {"algorithm": "feddle", "own": round_rows.SERVER, "beside": {"fine-tuning": "fedft"}, **own}
+    rounds = partial(round_rows.of_rounds, cores=1, device=device, precision=precision)
+    shape = sized(setting, SMALL_CLIENTS)
+    yield Row("50 small clients", partial(rounds, shape, workloads.mlp))
+    search: dict[str, Any] = {"algorithm": "feddle", "own": round_rows.SERVER, "beside": {"fine-tuning": "fedft"}}
     shape = sized(setting, round_rows.SEARCHED)
-    yield Row("feddle's search", partial(round_rows.of_rounds, shape, workloads.cnn, 1, device, **search))
+    yield Row("feddle's search", partial(rounds, shape, workloads.cnn, **search))
     shape = sized(setting, rows.MUTUAL)
     yield Row("dfml's mutual learning", partial(rows.mutual, workloads.dfml_cnn, shape, 1, device, precision))
     shape = sized(setting, W1)
