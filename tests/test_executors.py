@@ -190,6 +190,17 @@ def test_compiled_equals_eager(executor: Executor, setting: str) -> None:
                 torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("model", MODELS)
+def test_what_is_compiled_side_by_side_is_the_loops_step(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it is compiled: padding spares the compiler a graph, and must not reach batch norm."""
+    monkeypatch.setattr("fedlab_runner.executors.vectorized.graph_of", lambda step, task: step)
+    monkeypatch.setattr("fedlab_runner.executors.vectorized.in_layers", lambda work: False)
+    reference = train(federation(build=MODELS[model]))
+    compiled = train(federation(build=MODELS[model], executor=Vectorized(chunk_size=3, compile=True)))
+    for mine, theirs in zip(compiled, reference, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-9)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_compiled_steps_know_the_supervision_signal_and_the_layout_of_images() -> None:

@@ -93,7 +93,7 @@ def _train_chunk(work: Work, chunk: np.ndarray, step: Gradient, full_width: bool
     places = torch.arange(work.local.batch_size, device=task.device)
     for t in range(plan.sizes.shape[1]):
         for rows, most in blocks(plan.sizes[:, t], task.has_batch_norm):
-            if full_width:  # constant shapes spare the compiler
+            if full_width and not task.has_batch_norm:  # constant shapes spare the compiler
                 most = work.local.batch_size
             index = plan.indices[rows, t, :most]
             mask = (places[:most] < sizes[rows, t, None]).to(task.dtype)
