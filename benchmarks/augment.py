@@ -1,19 +1,19 @@
-"""What an augmentation adds to a local step on one thread: the same cohort with it and without it, in turns.
+"""What an augmentation adds to a local step on one thread: rounds of the same cohort with it and without it, in turns.
 
-Images are stored as bytes, as data sets have them. Times are of the processor, so that neighbours count little; the
-least of a turn's repetitions is a turn's time, and the median ratio of the turns is the share that is reported.
-    python -m benchmarks.augment [--turns 5] [--only REGEX]
+Images are stored as bytes, as data sets have them. Times are of the processor, and the least of the turns counts, so
+that neighbours count little.
+    python -m benchmarks.augment [--turns 15] [--only REGEX]
 """
 
 import argparse
 import re
-import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from itertools import count, product
+from itertools import product
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -25,20 +25,30 @@ from fedlab_runner.augment.cutout import Cutout
 from fedlab_runner.augment.none import UNCHANGED
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.vectorized import Vectorized
-from fedlab_runner.executors.work import Executor, Work
+from fedlab_runner.executors.work import Work
 from fedlab_runner.population import Population
 from fedlab_runner.task import Normalize
 
-SECONDS = 1.0  # of a contender's repetitions in a turn
 AUGMENTS: Mapping[str, Augment] = {
     "none": UNCHANGED,
     "crop_flip": CropFlip(padding=4, flip=0.5),
     "cutout": Cutout(padding=4, flip=0.5, size=16),
 }
-EXECUTORS: Mapping[str, Executor] = {
-    "loop": Loop(compile=False),
-    "vectorized": Vectorized(chunk_size=10, compile=False),
-    "loop compiled": Loop(compile=True),
+
+
+def fetch(work: Work) -> None:
+    """All that an augmentation is part of: each client's minibatches, one after another."""
+    for row in range(len(work.ids)):
+        indices, sizes, _ = work.plan(np.array([row]))
+        for index, size in zip(indices[0], sizes[0].tolist(), strict=True):
+            work.population.minibatch(index[:size])
+
+
+CONTENDERS: Mapping[str, Callable[[Work], object]] = {
+    "minibatches alone": fetch,
+    "loop": Loop(compile=False).train,
+    "vectorized": Vectorized(chunk_size=10, compile=False).train,
+    "loop compiled": Loop(compile=True).train,
 }
 WORKLOADS: Mapping[str, tuple[Shape, Callable[[], nn.Module]]] = {
     "W1 cnn, 28x28, b 20": (W1, cnn),
@@ -62,36 +72,31 @@ def works(shape: Shape, build: Callable[[], nn.Module]) -> dict[str, Work]:
     }
 
 
-def least(executor: Executor, work: Work, rounds: "count[int]") -> float:
-    """Milliseconds of a local step."""
-    times, begun = [], time.perf_counter()
-    while time.perf_counter() - begun < SECONDS or len(times) < 3:
-        of_this = of_round(work, next(rounds))
-        before = time.process_time()
-        executor.train(of_this)
-        times.append(time.process_time() - before)
-    return min(times) * 1000 / int(work.num_steps.sum())
+def milliseconds(contender: Callable[[Work], object], work: Work) -> float:
+    """Of a local step."""
+    before = time.process_time()
+    contender(work)
+    return (time.process_time() - before) * 1000 / int(work.num_steps.sum())
 
 
 def main() -> int:
     """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--only", default="")
     arguments = parser.parse_args()
     about = machine(cores=1)
-    print(f"{about}\n\n| local training | executor | none, ms a step | crop_flip | cutout |")
+    print(f"{about}\n\n| ms of a local step | by | none | crop_flip | cutout |")
     print("| --- | --- | ---: | ---: | ---: |")
-    for (name, (shape, build)), (how, executor) in product(WORKLOADS.items(), EXECUTORS.items()):
+    for (name, (shape, build)), (how, contender) in product(WORKLOADS.items(), CONTENDERS.items()):
         if not re.search(arguments.only, f"{name}, {how}"):
             continue
-        cohorts, rounds, turns = works(shape, build), count(), []
-        for work in cohorts.values():
-            executor.train(of_round(work, next(rounds)))
-        for _ in range(arguments.turns):
-            turns.append({each: least(executor, work, rounds) for each, work in cohorts.items()})
-        shares = (statistics.median(t[each] / t["none"] - 1 for t in turns) for each in AUGMENTS if each != "none")
-        cells = [name, how, f"{min(t['none'] for t in turns):.3g}", *(f"{share:+.1%}" for share in shares)]
+        cohorts, least = works(shape, build), dict.fromkeys(AUGMENTS, float("inf"))
+        for round in range(1 + arguments.turns):
+            for each, work in cohorts.items():
+                took = milliseconds(contender, of_round(work, round))
+                least[each] = min(least[each], took) if round else least[each]  # the first one warms up
+        cells = [name, how, *(f"{took:.3g}" for took in least.values())]
         print(f"| {' | '.join(cells)} |", flush=True)
     return 0
 
