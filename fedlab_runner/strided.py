@@ -5,6 +5,9 @@ input is channels-last and has fewer than 16 or 8 channels: https://github.com/u
 the oneDNN of the oldest torch that this package allows is mended, this module can go.
 """
 
+import inspect
+import re
+import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -15,6 +18,8 @@ from torch.nn.modules.conv import _ConvNd
 from torch.overrides import TorchFunctionMode
 
 _CONVOLUTIONS: tuple[Callable[..., Tensor], ...] = (torch.conv1d, torch.conv2d, torch.conv3d)
+_CALLED = re.compile(r"\bconv[123]d\b")
+_KNOWN = {"torch", "fedlab_runner", "abc", "typing"}  # packages whose forwards call no strided ones of kernel 1
 
 
 class Strided(_ConvNd):
@@ -78,13 +83,30 @@ def taking_pixels(convolution: _ConvNd) -> type[nn.Module]:
 class Guarded(nn.Module):
     """What comes before the class of a module whose forward calls convolutions itself."""
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the module computes, its convolutions `by_pixels`."""
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module computes, its convolutions `by_pixels`; not in `forward`, whose graph others read."""
         with ByPixels():
-            return super().forward(*args, **kwargs)
+            return super().__call__(*args, **kwargs)
 
 
 @cache
 def guarded(kind: type[nn.Module]) -> type[nn.Module]:
     """The class `kind` behind `Guarded`."""
     return type(kind.__name__, (Guarded, kind), {"__doc__": kind.__doc__})
+
+
+@cache
+def calls_convolutions(kind: type[nn.Module]) -> bool:
+    """Whether a module's class may call convolutions as functions: its file, or that of a base, names them, or cannot
+    be read. PyTorch's own and this package's do not but where it is known.
+    """
+    return any(_names_convolutions(each.__module__) for each in kind.__mro__[:-1] if not issubclass(each, Guarded))
+
+
+def _names_convolutions(module: str) -> bool:
+    if module.partition(".")[0] in _KNOWN:
+        return False
+    try:
+        return _CALLED.search(inspect.getsource(sys.modules[module])) is not None
+    except (KeyError, OSError, TypeError):
+        return True

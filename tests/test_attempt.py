@@ -25,7 +25,7 @@ PARTS = {  # and what is called in it: the number of a call in a round of the ru
         "executors.loop",
         "Loop.train_piece",
         6,
-    ),  # three are of the first round, and some of the time estimate
+    ),  # some are of the time estimate
     "algorithm": ("algorithms.fedavg", "FedAvg.server_step", 2),
     "evaluation": ("evaluation", "Evaluation.evaluate", 2),
     "checkpoint": ("checkpoint", "CheckpointStore.save", 1),
