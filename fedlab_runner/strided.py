@@ -1,8 +1,8 @@
-"""Strided convolutions of kernel 1 as every s-th pixel and a convolution of stride 1, which is the same and faster.
+"""Strided convolutions of kernel 1 as every s-th pixel and a convolution of stride 1: the same values, and safe.
 
-It is also safe. oneDNN's gradient of their weights writes past its workspace (AVX-512) or is wrong (AVX2) where the
-input is channels-last and has fewer than 16 or 8 channels: https://github.com/uxlfoundation/oneDNN/issues/6035. When
-the oneDNN of the oldest torch that this package allows is mended, this module can go.
+oneDNN's gradient of their weights writes past its workspace, and may be wrong or never end, where the input is
+channels-last and has fewer than 16 (AVX-512) or 8 (AVX2) channels: https://github.com/uxlfoundation/oneDNN/issues/6035.
+When the oneDNN of the oldest torch that this package allows is mended, this module can go.
 """
 
 import inspect
@@ -68,7 +68,9 @@ def by_pixels(
     steps = (stride,) * rank if isinstance(stride, int) else tuple(stride) * (rank // len(stride))
     no_padding = padding == "valid" or not any((padding,) if isinstance(padding, (int, str)) else padding)
     if input.device.type == "cpu" and weight.shape[2:].numel() == 1 and no_padding and max(steps) > 1:
-        return convolution(input[(..., *(slice(None, None, step) for step in steps))], weight, bias, groups=groups)
+        pixels = input.movedim(-1 - rank, -1)  # channels last, so that the gradient is laid out so too
+        pixels = pixels[(..., *(slice(None, None, step) for step in steps), slice(None))].movedim(-1, -1 - rank)
+        return convolution(pixels, weight, bias, groups=groups)
     return convolution(input, weight, bias, stride, padding, dilation, groups)
 
 

@@ -19,9 +19,7 @@ from fedlab_runner.task import Normalize
 
 memory.fill()
 NARROW = ("preact_resnet [8, 16]", "preact_resnet [3, 4]")
-CHECKER = Path(
-    "/lib/x86_64-linux-gnu/libc_malloc_debug.so.0"
-)  # of glibc: aborts where a block was written past its end
+CHECKER = Path("/lib/x86_64-linux-gnu/libc_malloc_debug.so.0")  # ends a process that has overwritten memory
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +65,7 @@ def test_narrow_resnets(name: str, template: "subprocess.Popen[str]") -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "threads"), product(memory.CASES, (1, 2, 4)))
+@pytest.mark.parametrize(("name", "threads"), list(product(memory.CASES, (1, 2, 4))))
 def test_every_model(name: str, threads: int, template: "subprocess.Popen[str]") -> None:
     assert not faults(template, model=name, threads=threads, batches=list(range(1, 10)), compiled=False)
 
