@@ -26,6 +26,7 @@ VERSION = 1
 # the body, which is what torch.save writes. Every format version to come begins like this.
 _PREFIX = struct.Struct("<8sII32s")
 _NAME = re.compile(r"round_(\d{6,})\.pt")
+_HEADER = {"round", "sha256", "fingerprint_sha256", "fingerprint"}
 _SHOWN_KEYS = 5
 
 
@@ -178,13 +179,28 @@ def _read(path: Path, fingerprints: Sequence[dict[str, Any]], device: "torch.dev
             raise _Damaged("its header was changed or cut off")
         if version != VERSION:
             raise UserError(f"{path} has format {version}, this version reads {VERSION}: {_way_out(path.parent)}")
-        header = json.loads(text)
+        header = _parsed(lambda: json.loads(text))
+        if not isinstance(header, dict) or not header.keys() >= _HEADER or type(header["round"]) is not int:
+            raise _Damaged("its header is another one's")
         if header["fingerprint_sha256"] not in map(_digest, fingerprints):
             raise UserError(_other_config(path, header["fingerprint"], fingerprints[0]))
         body = file.read()
     if hashlib.sha256(body).hexdigest() != header["sha256"]:
         raise _Damaged("its body was changed or cut off")
-    return header["round"], torch.load(io.BytesIO(body), map_location=device, weights_only=True)
+    payload = _parsed(lambda: torch.load(io.BytesIO(body), map_location=device, weights_only=True))
+    if not isinstance(payload, dict):
+        raise _Damaged("its body is another one's")
+    return header["round"], payload
+
+
+def _parsed(parse: Callable[[], Any]) -> Any:
+    """What `parse` gives, which only reads: whatever it raises is a fault of the file, whose sums anybody can make."""
+    try:
+        return parse()
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise _Damaged(f"it cannot be read: {type(error).__name__}") from error
 
 
 def _portable(payload: Any) -> Any:

@@ -13,7 +13,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
-from fedlab_runner import schema
+from fedlab_runner import scarce, schema
 from fedlab_runner.config import conf_dir
 from fedlab_runner.errors import RunFailed, UserError
 
@@ -32,6 +32,7 @@ NO_ACCESS = "give a place that may be written to, such as another hydra.run.dir"
 DISK = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), NO_ROOM),
     **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR), NO_ACCESS),
+    **dict.fromkeys((errno.ENAMETOOLONG, errno.ELOOP), "give another hydra.run.dir, with shorter names and no loop"),
     errno.EIO: "look after the disk; the same command goes on from the last checkpoint",
 }
 
@@ -42,10 +43,17 @@ def explain(error: BaseException, arguments: Sequence[str]) -> list[str] | None:
     # By convention our own code raises ValueError for users; one from inside a library is a bug of ours.
     if isinstance(known, UserError | RunFailed) or (type(known) is ValueError and _raised_in(known, "fedlab_runner.")):
         return str(known).splitlines() or [type(known).__name__]
-    if of_disk(error):
-        assert isinstance(error, OSError) and error.errno is not None
-        where = f"{error.filename}: " if error.filename else ""
-        return [_one_line(f"{where}{error.strerror}: {DISK[error.errno]}")]
+    if (refused := _of_disk(error)) is not None:
+        where = f"{refused.filename}: " if refused.filename else ""
+        return [_one_line(f"{where}{refused.strerror}: {DISK[refused.errno or 0]}")]
+    if (line := next(filter(None, map(scarce.explain, _causes(error))), None)) is not None:
+        return [_one_line(line)]
+    if _of_worker(error):
+        codes = ", ".join(re.findall(r"\{(.*?)\}", str(error)))
+        return [
+            f"a worker process of the sweep was killed ({codes or 'memory may have run out'}), its jobs with it: the "
+            "same command goes on from their last checkpoints"
+        ]
     if isinstance(error, OverrideParseException):
         reason = _one_line(re.sub(r"^Error parsing override '.*'|See https.*", "", error.message))
         return [f"cannot read {error.override!r}: expected key=value ({reason})"]
@@ -62,9 +70,21 @@ def explain(error: BaseException, arguments: Sequence[str]) -> list[str] | None:
     return None
 
 
-def of_disk(error: BaseException) -> bool:
-    """Whether a file system refused something, for a reason that is neither the command's fault nor the program's."""
-    return isinstance(error, OSError) and error.errno in DISK  # some of Hydra's are OSErrors too, without a number
+def is_of_run(error: BaseException) -> bool:
+    """Whether a run failed by no fault of its command: a file system refused, or something ran out or was lost."""
+    if _of_disk(error) is not None or _of_worker(error):
+        return True
+    return any(isinstance(each, RunFailed) or scarce.explain(each) for each in _causes(error))
+
+
+def _of_worker(error: BaseException) -> bool:
+    """Whether a process of joblib's was killed; the library need not be there."""
+    return type(error).__name__ == "TerminatedWorkerError"
+
+
+def _of_disk(error: BaseException) -> OSError | None:
+    """What a file system refused; some of Hydra's errors are OSErrors too, without a number."""
+    return next((each for each in _causes(error) if isinstance(each, OSError) and each.errno in DISK), None)
 
 
 def unwrapped(error: BaseException) -> BaseException:

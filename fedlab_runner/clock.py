@@ -88,5 +88,8 @@ class RoundClock:
         return {"due": torch.from_numpy(self._due.copy())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues from a saved state."""
-        self._due = state["due"].cpu().numpy().copy()
+        """Continues from a saved state; ValueError where it is that of other clients."""
+        due = state["due"].cpu().numpy()
+        if due.shape != self._due.shape or due.dtype != self._due.dtype:
+            raise ValueError(f"due has {due.shape} {due.dtype}, not {self._due.shape} {self._due.dtype}")
+        self._due = due.copy()

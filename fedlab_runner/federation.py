@@ -249,6 +249,10 @@ class Federation:
             due: [Flight(client, dispatched, n, tuple(upload), loss) for client, dispatched, n, upload, loss in flights]
             for due, flights in state["in_flight"].items()
         }
+        for flight in (flight for flights in self._in_flight.values() for flight in flights):
+            known = isinstance(flight.client, int) and 0 <= flight.client < self.num_clients
+            if not known or not all(isinstance(each, Tensor) for each in flight.upload):
+                raise ValueError("what is in flight is no client's update")
         self.tables.load_state_dict(state["tables"])
 
     def _behind(self, earlier: list[int], later: Tensor) -> Tensor:

@@ -67,6 +67,10 @@ class LocalTraining:
         unbounded = replace(self, epochs=1, steps=None, clip_norm=None, update_norm=None)
         return replace(unbounded, optimizer="sgd", momentum=0.0, nesterov=False, weight_decay=0.0)
 
+    def at_most(self, examples: int) -> "LocalTraining":
+        """The same with minibatches of no more than so many examples: all that anybody has is one minibatch anyway."""
+        return replace(self, batch_size=min(self.batch_size, max(2, examples)))  # batch norm has another rule for 1
+
     def make_optimizer(self) -> Optimizer:
         """The optimiser of one round's local work."""
         return OPTIMIZERS[self.optimizer](self)

@@ -24,6 +24,24 @@ def unpack(packed: Any, *, like: Any) -> Any:
     return tuple(packed) if isinstance(like, tuple) else packed
 
 
+def differs(packed: Any, *, like: Any) -> bool:
+    """Whether a packed value cannot be one of the kind of `like`, a value of the same structure: the types of its
+    parts, and the types and sizes of the tensors that both have.
+    """
+    if hasattr(like, "_fields"):
+        return not isinstance(packed, list) or any(
+            differs(item, like=each) for item, each in zip(packed, like, strict=True)
+        )
+    if isinstance(packed, Tensor) and isinstance(like, Tensor):
+        rows_come_later = like.dim() > 0 and not len(like)
+        return packed.dtype != like.dtype or packed.shape[rows_come_later:] != like.shape[rows_come_later:]
+    if isinstance(like, dict | list | tuple):
+        return not isinstance(packed, dict if isinstance(like, dict) else list)
+    if isinstance(like, bool | str | int | float):
+        return not isinstance(packed, int | float if isinstance(like, int | float) else type(like))
+    return False
+
+
 def layout(value: Any) -> dict[str, Any] | None:
     """The names of a NamedTuple's fields, each with those of what is in it; None for all else."""
     return {name: layout(getattr(value, name)) for name in value._fields} if hasattr(value, "_fields") else None

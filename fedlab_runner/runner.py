@@ -147,12 +147,13 @@ def prepare(components: Components, folder: Path | None = None) -> Prepared:
         clock = RoundClock(population.num_examples, c.participation, c.delay, c.seed)
     with _faults("topology", c.topology):
         topology = draw_topology(c, population.num_clients)
+    most = max([*population.num_examples, *(len(each) for each in server_data.values() if each is not None)], default=0)
     fed = Federation(
         task=tasks,
         population=population,
         clock=clock,
         executor=c.executor,
-        local=c.local,
+        local=c.local.at_most(int(most)),
         seed=c.seed,
         **{name: None if examples is None else examples.to(device) for name, examples in server_data.items()},
         topology=topology,

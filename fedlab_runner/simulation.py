@@ -3,26 +3,28 @@
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from fedlab_runner import attempt, signals
+from fedlab_runner import attempt, scarce, signals
 from fedlab_runner.algorithm import Algorithm
 from fedlab_runner.analyses import Analysis
 from fedlab_runner.checkpoint import Checkpointing, CheckpointStore
 from fedlab_runner.client_models import ClientModels
 from fedlab_runner.data import Examples, digest_of
-from fedlab_runner.errors import Diverged, UserError
+from fedlab_runner.errors import Diverged, RunFailed, UserError
 from fedlab_runner.estimate import check_memory, seconds_a_round
 from fedlab_runner.evaluation import Evaluation
 from fedlab_runner.federation import Federation
 from fedlab_runner.guard import finite_rows
-from fedlab_runner.packing import fits, layout, pack, unpack
+from fedlab_runner.packing import differs, fits, layout, pack, unpack
 from fedlab_runner.recorder import Recorder
+from fedlab_runner.recording.log_lines import FILE_ONLY
 from fedlab_runner.run_id import stopping
 from fedlab_runner.sources import Code, changed, code_of
 from fedlab_runner.standstill import foreseen
@@ -32,6 +34,9 @@ from fedlab_runner.wording import duration
 _log = logging.getLogger(__name__)
 WARM = 2  # the round, of those that are run, that tells what rounds take: the first one measures, forks and compiles
 WORTH_SAYING = 60.0  # seconds that are left
+# What may be wrong with a checkpoint that is whole by its sums.
+STRANGE = "holds something else than the state of this run"
+FAILED = "cannot be continued: the round that follows on it fails; it is not of this run, or the code has a fault"
 
 
 class LRSchedule(Protocol):
@@ -121,7 +126,8 @@ class Simulation:
             while now.round < self.rounds:
                 started = time.monotonic()
                 memory, seen = self._analyse(now)
-                state, metrics = self._round(now)
+                with _understood(first, FAILED) if saved and now.round == first else nullcontext():
+                    state, metrics = self._round(now)
                 trained = time.monotonic()
                 metrics |= seen | self._evaluate(state, now.round + 1)
                 done = time.monotonic()
@@ -236,6 +242,12 @@ class Simulation:
 
         UserError where the examples are others, or the code is.
         """
+        with _understood(round, STRANGE):
+            return self._missing(recorder, checkpointing, code, round, payload)
+
+    def _missing(
+        self, recorder: Recorder, checkpointing: Checkpointing, code: Code, round: int, payload: dict[str, Any]
+    ) -> str | None:
         if payload.get("examples", self.examples) != self.examples:
             what = "the examples, or which client has which, are not those that the run began with"
             if checkpointing.same_data:
@@ -269,14 +281,37 @@ class Simulation:
 
     def _resume(self, round: int, payload: dict[str, Any]) -> tuple[Snapshot, float]:
         """The run as it was after `round` rounds, and the seconds it had taken."""
-        first = self.algorithm.init(self.fed)
+        first, first_memory = self.algorithm.init(self.fed), self.analysis.init()
         if not fits(payload["state"], payload.get("layout"), like=first):  # older versions did not write it
             name = type(self.algorithm).__name__
             raise UserError(
                 f"the checkpoint after round {round} is of a version whose State of {name} had other fields: go on "
                 "with that version (commands.jsonl has its commit), or give another hydra.run.dir"
             )
-        state = unpack(payload["state"], like=first)
-        self.fed.load_state_dict(payload["federation"])
-        memory = unpack(payload.get("analysis"), like=self.analysis.init())  # none in checkpoints of older versions
-        return Snapshot(round, state, self.fed.state_dict(), memory), payload["wall"]
+        with _understood(round, STRANGE):
+            if differs(payload["state"], like=first):
+                raise ValueError("its State has other parts, types or sizes")
+            state = unpack(payload["state"], like=first)
+            self.fed.load_state_dict(payload["federation"])
+            memory = unpack(payload.get("analysis"), like=first_memory)  # none in checkpoints of older versions
+            return Snapshot(round, state, self.fed.state_dict(), memory), float(payload["wall"])
+
+
+@contextmanager
+def _understood(round: int, what: str) -> Iterator[None]:
+    """UserError where a whole checkpoint does not hold what this version would have written for this run: as it carries
+    checksums, somebody made it. The log file has the traceback, as a fault of the program looks the same.
+    """
+    try:
+        yield
+    except (UserError, RunFailed):
+        raise
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        if scarce.explain(error):
+            raise
+        _log.error("the checkpoint after round %d %s", round, what, exc_info=True, extra=FILE_ONLY)
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise UserError(
+            f"the checkpoint after round {round} {what} ({reason}; train.log has more): delete it, or give another "
+            "hydra.run.dir"
+        ) from error

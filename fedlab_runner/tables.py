@@ -80,6 +80,8 @@ class SlotFile:
 
     def get(self, slot: int, columns: slice, device: torch.device) -> Tensor:
         """The row of a slot, checked, or consecutive columns of it. RunFailed where it is not what was written."""
+        if not 0 <= slot < len(self._born):
+            raise RunFailed(f"{self._path} has no slot {slot}: {AGAIN}")
         begin, end, _ = columns.indices(self._length)
         values = self._values(slot, begin, end)
         if end - begin == self._length and not self._whole(slot, values):
@@ -136,7 +138,11 @@ class SlotFile:
         return {name: torch.from_numpy(each.copy()) for name, each in values.items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Continues from a saved state: what was written later is free."""
+        """Continues from a saved state: what was written later is free. ValueError where the parts do not fit."""
+        if any(
+            each.dtype != torch.int64 or each.shape != state["born"].shape or each.dim() != 1 for each in state.values()
+        ):
+            raise ValueError("the lists of slots are not of one length and of whole numbers")
         self._born, self._gone = (state[name].cpu().numpy().copy() for name in ("born", "gone"))
         sums = state.get("sums")
         self._sums = np.full_like(self._born, UNKNOWN) if sums is None else sums.cpu().numpy().copy()

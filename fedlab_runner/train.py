@@ -22,7 +22,7 @@ from omegaconf import DictConfig
 
 from fedlab_runner import cli_errors, composing, composition, config_source, keys, signals, sweep, terminal
 from fedlab_runner.config import conf_dir, register_resolvers
-from fedlab_runner.errors import Interrupted, Pruned, RunFailed, UserError
+from fedlab_runner.errors import Interrupted, Pruned, UserError
 from fedlab_runner.system import SHARED_BY
 
 log = logging.getLogger("fedlab_runner")
@@ -129,7 +129,7 @@ def _report(error: BaseException, arguments: list[str]) -> int:
         return 1
     for line in lines:
         print(f"error: {keys.redacted(line)}", file=sys.stderr)
-    return 1 if isinstance(error, RunFailed) or cli_errors.of_disk(error) else 2
+    return 1 if cli_errors.is_of_run(error) else 2
 
 
 @contextmanager

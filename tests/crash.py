@@ -124,6 +124,7 @@ def _child(job: dict[str, Any], cfg: Any, report: int, said: int) -> NoReturn:
     for number in (1, 2):
         os.dup2(log.fileno(), number)
     logging.basicConfig(stream=log, level=logging.INFO, force=True)
+    logging.root.handlers[0].addFilter(lambda record: not hasattr(record, "file_only"))  # as the terminal
     backup = faults.cleared(folder.with_name(f"{folder.name}.backup")) if job.get("act") == "power" else None
     struck = faults.install(folder, job.get("at", 0), job.get("act", "kill"), job.get("seed", 0), backup)
     exec(job.get("code", ""), {})

@@ -18,7 +18,7 @@ from test_processes import train
 from toy import ALGORITHMS, RAGGED, algorithm, federation, normed, run, tensors
 
 from fedlab_runner.config import build
-from fedlab_runner.errors import UserError
+from fedlab_runner.errors import RunFailed, UserError
 from fedlab_runner.executors.cluster import Cluster
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.pieces import InPieces, Piece
@@ -142,7 +142,7 @@ def test_clients_that_kill_their_workers_end_the_run(shared: Cluster, caplog: py
         os._exit(1)
 
     fed = federation(executor=shared)
-    with pytest.raises(UserError, match=r"^executor=ray has lost the workers of the same 1 clients again and again"):
+    with pytest.raises(RunFailed, match=r"^executor=ray has lost the workers of the same 1 clients again and again"):
         fed.cohort(np.array([3])).train(fed.task.init(0), correct=correct)
     assert "a worker is lost, its 1 clients train elsewhere" in caplog.text
 
@@ -151,6 +151,25 @@ def test_a_cluster_that_is_not_there(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="the extra [ray] is not installed")
     with pytest.raises(UserError, match=r"^executor.address 127.0.0.1:9 cannot be reached: nothing answers there; is"):
         Cluster("127.0.0.1:9", LOOP).in_run(tmp_path, 1)
+
+
+def test_a_cluster_of_ones_own_is_a_new_one_wherever_another_is_or_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray itself goes to the one that the environment names, or else to the last one of this machine."""
+    pytest.importorskip("ray", reason="the extra [ray] is not installed")
+    folder = tempfile.mkdtemp(prefix="ray")  # a short name: sockets lie in it
+    (Path(folder) / "ray").mkdir()
+    (Path(folder) / "ray" / "ray_current_cluster").write_text("127.0.0.1:9")  # the mark of a cluster that has ended
+    monkeypatch.setenv("RAY_TMPDIR", folder)
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    for named in (None, "127.0.0.1:9"):
+        monkeypatch.setenv("RAY_ADDRESS", named) if named else monkeypatch.delenv("RAY_ADDRESS", raising=False)
+        cluster = Cluster(None, LOOP)
+        try:
+            cluster._session  # noqa: B018  # connects
+        finally:
+            if session := cluster.__dict__.get("_session"):
+                session.close()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 PROGRAM = ("algorithm=scaffold", "rounds=100000", "evaluation.every=1000", "checkpoint.rounds=5")
@@ -187,7 +206,7 @@ def test_a_killed_node_and_a_killed_head(tmp_path: Path) -> None:
         reach(done + 5)
         nodes.kill("head")
         _, errors = process.communicate(timeout=120)
-    assert process.returncode == 2, errors
+    assert process.returncode == 1, errors
     line = errors.strip().splitlines()[-1]
     assert line.startswith(f"error: the Ray cluster at {nodes.address} is lost (its "), errors  # head or driver
     done = rounds_done(folder) - 1

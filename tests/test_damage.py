@@ -3,15 +3,20 @@
 Every test runs a real, tiny experiment in a child of the template, damages its folder, and runs the command again.
 """
 
+import io
 import json
 import random
 import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from crash import FAMILIES, Ended, Template, results
+
+from fedlab_runner import checkpoint
 
 DISK = FAMILIES["tables_fedcda"].split()
 LONGER = ("rounds=8",)  # of which the damaged run has done five
@@ -301,3 +306,62 @@ def test_half_a_line_of_a_killed_start_is_cut_off(template: Template, five: Path
     ended, work = go_on(template, five, tmp_path / "work", "commands.jsonl", lambda path: cut(path, 30))
     assert ended.status == 0
     assert len([json.loads(line) for line in (work / "commands.jsonl").read_text().splitlines()]) == 1
+
+
+# Whole by its sums, and made by somebody
+
+
+def _paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Of each part of a payload, at every depth."""
+    yield path
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in inner:
+        yield from _paths(item, (*path, key))
+
+
+def _with(value: Any, path: tuple[Any, ...], change: Callable[[Any], Any]) -> Any:
+    """The same payload with another part at a path."""
+    if not path:
+        return change(value)
+    if isinstance(value, dict):
+        return {key: _with(item, path[1:], change) if key == path[0] else item for key, item in value.items()}
+    return [_with(item, path[1:], change) if key == path[0] else item for key, item in enumerate(value)]
+
+
+def _other_size(value: Any) -> Any:
+    return torch.cat([value, value]) if isinstance(value, torch.Tensor) and value.dim() else [value]
+
+
+FORGERIES: dict[str, Callable[[Any], Any]] = {
+    "nothing": lambda value: None,
+    "a word": lambda value: "forged",
+    "a number": lambda value: -(10**12),
+    "another size": _other_size,
+    "another type": lambda value: value.to(torch.int16) if isinstance(value, torch.Tensor) else 0.5,
+    "an empty list": lambda value: [],
+    "other keys": lambda value: {"forged": value, 7: value},
+}
+
+
+@pytest.mark.parametrize("count", [20, pytest.param(None, marks=pytest.mark.slow)])
+def test_a_forged_checkpoint_is_one_line(count: int | None, template: Template, five: Path, tmp_path: Path) -> None:
+    """Every part of it in turn is something else, with sums that fit."""
+    newest = five / "checkpoints" / "round_000005.pt"
+    content = newest.read_bytes()
+    begin = content.index(b"}\n" if b"}\nPK" in content else b"}PK") + 1
+    header = json.loads(content[checkpoint._PREFIX.size : begin])
+    payload = torch.load(io.BytesIO(content[begin:].lstrip(b"\n")), weights_only=True)
+    forgeries = [(path, name) for path in _paths(payload) for name in FORGERIES]
+    assert len(forgeries) > 100
+    refused = 0
+    for number, (path, name) in enumerate(forgeries if count is None else random.Random(0).sample(forgeries, count)):
+        folder = tmp_path / str(number)
+        shutil.copytree(five, folder)
+        forged = _with(payload, path, FORGERIES[name])
+        with (folder / "checkpoints" / "round_000005.pt").open("wb") as file:
+            checkpoint._write(file, header["round"], header["fingerprint"], forged)
+        ended = template.run(folder, *DISK, *LONGER)
+        assert ended.status in (0, 2) and "Traceback" not in ended.said, (path, name, ended.said)
+        refused += ended.status
+        shutil.rmtree(folder)
+    assert refused

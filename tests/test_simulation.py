@@ -17,11 +17,11 @@ from toy import ALGORITHMS, tensors
 
 from fedlab_runner import config, runner, signals
 from fedlab_runner.checkpoint import CheckpointStore
-from fedlab_runner.config import fingerprint
+from fedlab_runner.config import build, fingerprint
 from fedlab_runner.errors import Diverged, Interrupted, UserError
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.federation import Federation
-from fedlab_runner.runner import run_in
+from fedlab_runner.runner import prepare, run_in
 from fedlab_runner.simulation import Simulation
 
 EVERY = "evaluation.every=1"
@@ -73,6 +73,17 @@ def test_a_run_leaves_its_folder(tmp_path: Path) -> None:
         == objective
         == max(row["test/accuracy"] for row in rows(tmp_path)[1:] if "test/accuracy" in row)
     )
+
+
+@pytest.mark.parametrize("executor", ["loop", "vectorized"])
+def test_a_minibatch_that_nobody_can_fill_costs_nothing(executor: str, tmp_path: Path) -> None:
+    """A billion examples, planned for as they are asked for, would be eight gigabytes of indices a step."""
+    how = ("algorithm=fedavg", "server_data=none", "rounds=2", f"executor={executor}")
+    largest = int(prepare(build(composed(*how))).simulation.fed.population.num_examples.max())
+    for size in (largest, 10**9):
+        run_in(tmp_path / str(size), composed(*how, f"local.batch_size={size}"))
+    one, other = (rows(tmp_path / str(size)) for size in (largest, 10**9))
+    assert one == other
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -21,7 +21,7 @@ from typing import IO, Any, Self
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from fedlab_runner.errors import UserError
+from fedlab_runner.errors import RunFailed, UserError
 from fedlab_runner.executors.pieces import InPieces, new_models
 from fedlab_runner.executors.ray_driver import Done, Failed, Gone, Keep, Lost, Ready, Train, receive, send
 from fedlab_runner.executors.shipping import own_tensors, packed_population, pickled, shares_of
@@ -134,7 +134,7 @@ class _Session:
             elif isinstance(answer, Lost):
                 self._lost(work, len(shares[answer.share].rows), answer)
             else:
-                raise UserError(
+                raise RunFailed(
                     f"the Ray cluster at {self._ready.head} is lost ({answer.reason}): start it again, or go on with "
                     "another executor; the same command continues from the last checkpoint"
                 )
@@ -153,7 +153,7 @@ class _Session:
         if lost.again:
             _log.warning("round %d: a worker is lost, its %d clients train elsewhere", work.round + 1, clients)
             return
-        raise UserError(
+        raise RunFailed(
             f"executor=ray has lost the workers of the same {clients} clients again and again ({lost.reason}): Ray's "
             "logs say more; where memory is short, start fewer workers on a machine (ray start --num-cpus)"
         )

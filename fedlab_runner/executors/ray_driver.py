@@ -167,9 +167,9 @@ def main() -> None:
     connection = Connection(descriptor)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray: Any = importlib.import_module("ray")
-    where: dict[str, Any] = (
-        {"address": address} if address else {"num_cpus": usable_cores(), "include_dashboard": False}
-    )
+    # "local", not None: that is whatever cluster RAY_ADDRESS names, or was the last one on this machine.
+    new = {"address": "local", "num_cpus": usable_cores(), "include_dashboard": False}
+    where: dict[str, Any] = {"address": address} if address else new
     with suppress(EOFError, ConnectionError):  # the run has ended: so does this
         try:
             if address not in ("", "auto") and not answers(address):

@@ -13,12 +13,16 @@ from rich.text import Text
 from fedlab_runner.files import open_own
 from fedlab_runner.terminal import Forgiving, text_of
 
+FILE_ONLY = {"file_only": True}  # the `extra` of a record that the terminal does not show
+
 
 class LineHandler(logging.Handler):
     """Writes through rich's console, so that lines go above a live bar; the terminal wraps them, nothing else does."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Writes one record: time, level from a warning on, message, and the traceback if there is one."""
+        if hasattr(record, "file_only"):
+            return
         try:
             line = Text(time.strftime("%H:%M:%S ", time.localtime(record.created)), style="dim")
             if record.levelno >= logging.WARNING:

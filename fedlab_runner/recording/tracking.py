@@ -7,14 +7,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from fedlab_runner.metric_keys import FILE_ONLY
+from fedlab_runner.recording import service
 from fedlab_runner.recording.jsonl import Row
 from fedlab_runner.recording.logger import Logger
+from fedlab_runner.recording.reach import Reach
 
 if TYPE_CHECKING:
     import wandb
 
 _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
+AT_HAND_SECONDS = 1.0  # that a run waits for its server before it begins without
+PATIENCE_SECONDS = 5.0  # for a first answer at the end of a short run, since its beginning
 
 
 class Tracker:
@@ -34,6 +38,8 @@ class Tracker:
         self._commit = commit
         self._folder = _wandb_folder(Path(logger.dir))
         self._run: wandb.Run | None = None
+        self._reach: Reach | None = None  # while it is not known whether the server answers
+        self._waiting: list[Row] = []  # the rounds until then
         self._older: list[Path] = []  # the files that the new ones will replace
         self._first = 0  # the first round that is to be sent
         self._last = 0
@@ -42,11 +48,28 @@ class Tracker:
         self._lacks = False  # whether it was said that the server does not get everything
 
     def start(self, history: Iterable[Row]) -> None:
-        """Opens the run, offline if need be, and brings it up to `history`."""
+        """Opens the run and brings it up to `history`: later where the server does not answer yet, offline if it
+        never does.
+        """
         if self._logger.mode == "disabled":
             return
+        self._waiting = list(history)
         if self._logger.mode == "online":
-            self._run = self._online()
+            self._reach = self._try(lambda: Reach(service.server()), "W&B does not say where its server is")
+        if self._reach is None or self._reach.answers(AT_HAND_SECONDS):
+            self._open()
+        else:
+            _log.info("W&B's server has not answered yet: the run begins meanwhile")
+
+    def _open(self) -> None:
+        """Opens the run, and sends what has waited."""
+        if self._reach is not None:
+            self._reach.stop()
+            if self._reach.answers():
+                self._run = self._online()
+            else:
+                self._warn(f"W&B cannot be reached ({self._reach.reason}): the run goes on with logger.mode=offline")
+            self._reach = None
         if self._run is None:
             self._older = _segments(self._folder, self._run_id, "offline-run")
             self._run = self._try(lambda: self._init("offline"), "W&B could not be started")
@@ -57,14 +80,29 @@ class Tracker:
         self._try(lambda: run.define_metric("*", step_metric="round"), "W&B did not take the x axis")
         self._first = 0 if run.offline else self._try(lambda: run.step, "W&B did not say where the run stands") or 0
         if not run.offline:
-            self._try(lambda: _listen(lambda text: self._say_lacks(run, text)), "W&B does not say what it lacks")
-        for row in history:
+            self._try(lambda: service.listen(lambda text: self._say_lacks(run, text)), "W&B does not say what it lacks")
+        waiting, self._waiting = self._waiting, []
+        for row in waiting:
             self.log(row)
         self._say_where(run)
+
+    def _settle(self, last: bool) -> None:
+        """Opens a run that waits for its server, if that has answered or has had its time. `last`: the run is over."""
+        if self._reach is None:
+            return
+        if (
+            self._reach.answers(PATIENCE_SECONDS if last else 0.0)
+            or last
+            or self._reach.seconds > self._logger.init_timeout
+        ):
+            self._open()
 
     def log(self, row: Row) -> None:
         """Sends one round, with the tables and images that were handed over since the last."""
         self._last = row["round"]
+        if self._reach is not None:
+            self._waiting.append(row)
+            return self._settle(last=False)
         if self._run is None or self._last < self._first:
             return
         numbers = {key: value for key, value in row.items() if not key.startswith(FILE_ONLY)} | self._media
@@ -74,7 +112,7 @@ class Tracker:
 
     def table(self, name: str, columns: list[str], rows: list[list[Any]]) -> None:
         """A table that goes with the next round, or with the last one."""
-        if self._run is not None:
+        if self._run is not None or self._reach is not None:
             import wandb
 
             # Mixed types: a cell may be a number in one row and empty or a word in another.
@@ -82,25 +120,28 @@ class Tracker:
 
     def image(self, name: str, path: Path) -> None:
         """A picture that goes with the next round, or with the last one."""
-        if self._run is not None:
+        if self._run is not None or self._reach is not None:
             import wandb
 
             self._add(name, lambda: wandb.Image(str(path)))
 
     def model(self, path: Path) -> None:
         """The weights in a file, as an artifact `model-<run id>`."""
+        self._settle(last=True)
         if self._run is not None:
             run = self._run
             self._try(lambda: self._log_model(run, path), "W&B did not take the model")
 
     def summary(self, values: dict[str, Any]) -> None:
         """Adds the run's summary, as `summary.<key>`, to the last values that W&B keeps itself."""
+        self._settle(last=True)
         if self._run is not None:
             run = self._run
             self._try(lambda: run.summary.update({"summary": values}), "W&B did not take the summary")
 
     def finish(self, exit_code: int) -> None:
         """Closes the run; `exit_code` other than 0 marks it as failed. May be called again."""
+        self._settle(last=True)
         if self._run is None:
             return
         run, self._run = self._run, None
@@ -109,12 +150,14 @@ class Tracker:
         try:
             run.finish(exit_code=exit_code)
         except Exception as error:
-            self._say_lacks(run, f"it could not finish: {_line(error)}")
+            self._say_lacks(run, f"it could not finish: {service.line(error)}")
             return
         finally:
             if not run.offline:
-                self._try(lambda: _listen(None), "W&B did not let go")
-        if run.offline and _segment(run).is_dir():
+                self._try(lambda: service.listen(None), "W&B did not let go")
+        if not (_segment(run) / f"run-{self._run_id}.wandb").is_file():
+            self._warn(f"W&B lacks the run: {_segment(run)} was removed; the run's own files are not affected")
+        elif run.offline:
             for older in self._older:
                 shutil.rmtree(older, ignore_errors=True)
 
@@ -124,9 +167,9 @@ class Tracker:
         try:
             return self._init("online")
         except Exception as error:
-            self._warn(f"W&B cannot be reached ({_line(error)}): the run goes on with logger.mode=offline")
+            self._warn(f"W&B cannot be reached ({service.line(error)}): the run goes on with logger.mode=offline")
         # The background process still holds the run's id, and an empty folder is left: both would be in the way.
-        self._try(_teardown, "W&B did not stop")
+        self._try(service.teardown, "W&B did not stop")
         for left in set(_segments(self._folder, self._run_id, "run")) - set(before):
             shutil.rmtree(left, ignore_errors=True)
         return None
@@ -201,7 +244,7 @@ class Tracker:
         except Exception as error:
             if not self._warned:
                 self._warned = True
-                self._warn(f"{problem} ({_line(error)}): the run's own files are not affected")
+                self._warn(f"{problem} ({service.line(error)}): the run's own files are not affected")
             return None
 
     def _warn(self, message: str) -> None:
@@ -229,44 +272,3 @@ def _short(path: Path) -> str:
     """The path as one would type it here."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
-
-
-class _Messages:
-    """What W&B would print on the terminal, which is silent: its warnings and errors go to `tell`."""
-
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        self._tell = tell
-
-    def info(self, message: str) -> None: ...
-
-    def warning(self, message: str) -> None:
-        self._tell(_plain(message))
-
-    def error(self, message: str) -> None:
-        self._tell(_plain(message))
-
-
-def _listen(tell: Callable[[str], None] | None) -> None:
-    """Has W&B's messages of this process told, or nobody: a server that refuses for good stops the upload and is
-    mentioned nowhere else.
-    """
-    import wandb
-
-    wandb.termsetup(wandb.Settings(silent=True), None if tell is None else _Messages(tell))
-
-
-def _plain(message: str) -> str:
-    """A message of W&B in one line, without its name and full stop."""
-    return " ".join(message.split()).removeprefix("wandb: ").removeprefix("WARNING ").rstrip(".")
-
-
-def _teardown() -> None:
-    import wandb
-
-    wandb.teardown()
-
-
-def _line(error: Exception) -> str:
-    """The last line of a message: W&B puts the cause there."""
-    lines = str(error).strip().splitlines()
-    return lines[-1].strip().rstrip(".") if lines else type(error).__name__
