@@ -138,8 +138,8 @@ class Simulation:
                 now = Snapshot(now.round + 1, state, self.fed.state_dict(), memory)
                 if self.evaluation.due(now.round, self.rounds):
                     evaluation = done - trained
-                if now.round == first + WARM:
-                    self._say_time_left(now.round, trained - started, evaluation)
+                if now.round in (first + 1, first + WARM):
+                    self._say_time_left(now.round, trained - started, evaluation, now.round == first + WARM)
                 if checkpointing.due(now.round, saved_round, done - saved_at, saving):
                     save()
                 signals.check()
@@ -157,21 +157,25 @@ class Simulation:
     def _expected_time(self, done: int, evaluation: float | None) -> str:
         """Of the rounds that are left, in words; `evaluation` is what one takes, if it is known."""
         rounds = range(done + 1, self.rounds + 1)
-        training = duration(len(rounds) * seconds_a_round(self.fed)) if rounds else "0 s"
-        words = f"{len(rounds)} rounds are left: local training takes {training}, one client after another"
+        if not rounds:
+            return "0 rounds are left"
+        training = duration(len(rounds) * seconds_a_round(self.fed))
+        words = f"{len(rounds)} rounds are left: local training alone takes {training}, one client after another, and "
+        words += "what the algorithm does beside it is timed in the first rounds"
         if evaluation is None:
             return words
         times = sum(self.evaluation.due(round, self.rounds) for round in rounds)
         return f"{words}; evaluation {duration(times * evaluation)}"
 
-    def _say_time_left(self, done: int, a_round: float, evaluation: float | None) -> None:
-        """From what a round took: local training, what the algorithm adds to it, and what the server does."""
+    def _say_time_left(self, done: int, a_round: float, evaluation: float | None, warm: bool) -> None:
+        """From what a round took: local training, what the algorithm adds to it, and what the server does. The first
+        round, not `warm`, takes longer than the others, as it may measure and compile.
+        """
         rounds = range(done + 1, self.rounds + 1)
         evaluations = sum(self.evaluation.due(round, self.rounds) for round in rounds) * (evaluation or 0.0)
         if (left := len(rounds) * a_round + evaluations) >= WORTH_SAYING:
-            _log.info(
-                "round %d took %s: %s for the %d that are left", done, duration(a_round), duration(left), len(rounds)
-            )
+            took, all_of_them = duration(a_round), ("" if warm else "at most ") + duration(left)
+            _log.info("round %d took %s: %s for the %d that are left", done, took, all_of_them, len(rounds))
 
     def _initial(self) -> Snapshot:
         return Snapshot(0, self.algorithm.init(self.fed), self.fed.state_dict(), self.analysis.init())
