@@ -9,7 +9,7 @@ PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3 python;
 	then command -v $$python; break; fi; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help run report test test-all bench bench-peers gpu-check golden lint types format readme docs clean
+.PHONY: help run report test test-all smoke bench bench-peers gpu-check golden lint types format readme docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -25,6 +25,9 @@ test: $(VENV)/.installed-test ## run the test suite; more: make test ARGS="-k co
 
 test-all: $(VENV)/.installed-test ## run the suite with the slow tests (minutes, package index)
 	@$(BIN)/python -m pytest -n auto -m "slow or not slow" $(ARGS)
+
+smoke: $(VENV)/.installed-test ## run random combinations of all choices; more: make smoke ARGS="--count 300 --seed 7"
+	@$(BIN)/python tests/smoke.py $(ARGS)
 
 bench: $(VENV)/.installed ## time the package beside a plain PyTorch loop; more: make bench ARGS="--only W2 --out bench.json"
 	@OMP_NUM_THREADS=1 GOMP_SPINCOUNT=10000 $(BIN)/python -m benchmarks.run $(ARGS)

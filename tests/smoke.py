@@ -20,9 +20,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-    os.environ.pop(variable, None)  # `threads` says how many
-
 # Groups of which a run takes no choice, or only one here.
 NO_CHOICE = {"experiment", "paper", "hydra", "hparams_search", "logger", "evaluation", "checkpoint", "debug"}
 LIMIT = 300.0  # seconds of a run
@@ -253,6 +250,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, nargs="*", help="numbers of combinations, shown with all that they say")
     how = parser.parse_args()
+    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ.pop(variable, None)  # `threads` says how many
     outcomes: Counter[str] = Counter()
     begin = how.seed * STRIDE
     for ended in tried(how.only or range(begin, begin + how.count)):
