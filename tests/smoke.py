@@ -197,6 +197,8 @@ class Ended(NamedTuple):
 def tried(numbers: Iterator[int] | range | list[int]) -> Iterator[Ended]:
     """Each combination in a child of this process, which imports everything once and computes nothing."""
 
+    for name in ("runner", "train"):
+        importlib.import_module(f"fedlab_runner.{name}")
     for number in numbers:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             yield _one(number, Path(folder))
