@@ -10,7 +10,7 @@ import stat
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeGuard
 
 import yaml
 
@@ -103,7 +103,7 @@ def check_yaml(content: bytes) -> None:
         raise Unreadable(f"is larger than {MOST_YAML // 2**20} MiB")
     nodes, open_at, anchors = 0, list[tuple[str | None, int]](), dict[str, int]()
     try:
-        for event in yaml.parse(content, Loader=_loader()):
+        for event in _events(content):
             if isinstance(event, yaml.AliasEvent):
                 if any(anchor == event.anchor for anchor, _ in open_at):
                     raise Unreadable("has an alias within what it stands for")
@@ -126,6 +126,12 @@ def check_yaml(content: bytes) -> None:
                 raise Unreadable(f"stands for more than {MOST_NODES:,} values")
     except (yaml.YAMLError, UnicodeDecodeError):
         raise Unreadable(NOT_YAML) from None
+
+
+def _events(content: bytes) -> Iterator[Any]:
+    parser = _loader()(content)
+    while parser.check_event():
+        yield parser.get_event()
 
 
 def parse_yaml(content: bytes) -> Any:
@@ -184,7 +190,7 @@ def _plain(value: Any) -> Any:
     raise Unreadable(f"holds a {type(value).__name__}")
 
 
-def are_texts(values: Any) -> bool:
+def are_texts(values: Any) -> TypeGuard[list[str]]:
     """Whether a value is a list of texts."""
     return isinstance(values, list) and all(isinstance(each, str) for each in values)
 

@@ -183,6 +183,6 @@ def _runs(groups: Sequence[Group]) -> Section:
 def _unreadable(folders: Mapping[str, str]) -> Section | None:
     if not folders:
         return None
-    note = "Nothing of these is in the tables. Running a run's command again mends its folder, or says what to do."
+    note = "Nothing of these is in the tables; all other folders are."
     rows = [[cell(folder), cell(fault)] for folder, fault in folders.items()]
     return Section("Folders that cannot be read", [note], [Table(["folder", "why"], rows, names=2)])

@@ -27,7 +27,8 @@ td:first-child, th:first-child { position: sticky; left: 0; background: #fff; pa
 tbody tr:hover td { background: #f3f6fa; }
 td small { display: block; color: var(--grey); font-size: .8em; } td .value { white-space: nowrap; }
 td.name .value { white-space: normal; } td.name:first-child .value { white-space: nowrap; }
-td small { text-wrap: balance; } td.best .value { font-weight: 700; } td.muted .value { color: var(--grey); }
+td small { text-wrap: balance; } td.name:not(:first-child) small { min-width: 14rem; }
+td.best .value { font-weight: 700; } td.muted .value { color: var(--grey); }
 figure { margin: 1.2rem 0; } figure img { max-width: 100%; height: auto; display: block; }
 figcaption { color: var(--grey); font-size: .85rem; }
 pre { background: #f6f7f9; padding: .8rem 1rem; overflow-x: auto; font-size: .8rem; line-height: 1.45; }
