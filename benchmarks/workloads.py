@@ -162,7 +162,7 @@ W1, W2 = Shape(100, 100, 10, 20), Shape(1000, 20, 50, 10)
 
 def training(batch: int) -> LocalTraining:
     """One epoch of plain SGD."""
-    plain = {"momentum": 0.0, "nesterov": False, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0}
+    plain = {"momentum": 0.0, "nesterov": False, "betas": None, "eps": None, "weight_decay": 0.0}
     bounds = {"clip_norm": None, "update_norm": None}
     return LocalTraining(optimizer="sgd", lr=0.05, epochs=1, steps=None, batch_size=batch, **plain, **bounds)  # type: ignore[arg-type]
 

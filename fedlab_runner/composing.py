@@ -25,7 +25,7 @@ _BUILT = re.compile(
 _BUILT_FROM = re.compile(r"hydra\.(callbacks|launcher|sweeper|job_logging|hydra_logging)(\..*)?")
 _TEXTS = re.compile(
     r"\$\{(hydra\.(job\.(name|num|id|override_dirname)|run\.dir|sweep\.(dir|subdir)|runtime\.(cwd|output_dir))"
-    r"|oc\.env:[\w,]+|now:[^${}]*)\}"
+    r"|oc\.env:[\w,]+|now:[^${}]*|direction_of:\$\{evaluation\.metric\})\}"
 )
 _LOGGED = {  # what logging may build
     *("logging.StreamHandler", "logging.FileHandler", "logging.NullHandler", "logging.handlers.RotatingFileHandler"),

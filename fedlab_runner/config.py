@@ -102,7 +102,7 @@ def check(cfg: DictConfig) -> Checked:
         values: Any = OmegaConf.to_container(_without_hydra(cfg), resolve=True, throw_on_missing=False)
     except OmegaConfBaseException as error:
         known = next((each for each in (error.__cause__, error.__context__) if isinstance(each, UserError)), error)
-        line = str(known).splitlines()[0]
+        line = str(known).splitlines()[0].removeprefix("UserError raised while resolving interpolation: ")
         raise UserError(keys.redacted(f"{error.full_key or 'the config'}: {line}")) from error
     if faults := [*_key_faults(cfg, values), *_escapes(values)]:
         raise UserError("\n".join(faults))  # alone: other lines show values

@@ -1,10 +1,16 @@
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from composed import composed
 from toy import local
 
+from fedlab_runner.config import build
+from fedlab_runner.errors import UserError
+from fedlab_runner.local import ADAM_KEYS, OPTIMIZERS, SGD_KEYS
 from fedlab_runner.optimizer import zero_slots
 
 REFERENCES: dict[str, tuple[dict[str, Any], Callable[[list[torch.Tensor]], torch.optim.Optimizer]]] = {
@@ -65,11 +71,34 @@ def test_rows_move_as_torch_moves_each_alone(name: str) -> None:
         ({"batch_size": 0}, "batch_size"),
         ({"momentum": 1.0}, "momentum"),
         ({"nesterov": True}, "nesterov"),
-        ({"betas": [0.9]}, "betas"),
+        ({"optimizer": "adam", "betas": [0.9]}, "betas"),
+        ({"optimizer": "adamw", "eps": -1.0}, "eps"),
+        ({"lr": math.inf}, "lr"),
         ({"weight_decay": -1.0}, "weight_decay"),
+        ({"weight_decay": math.inf}, "weight_decay"),
         ({"clip_norm": 0.0}, "clip_norm"),
     ],
 )
 def test_a_bad_setting_is_refused_by_name(changes: dict[str, Any], field: str) -> None:
     with pytest.raises(ValueError, match=f"^{field} "):
         local(**changes)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_key_of_another_optimizer_is_refused_and_its_own_are_needed(optimizer: str) -> None:
+    plain = local(optimizer=optimizer)
+    for key in (*SGD_KEYS, *ADAM_KEYS):
+        if key in OPTIMIZERS[optimizer].keys:
+            with pytest.raises(ValueError, match=f"^optimizer={optimizer} needs .*local={optimizer} .* set {key}$"):
+                replace(plain, **{key: None})
+        else:
+            with pytest.raises(ValueError, match=f"^{key} does nothing for optimizer={optimizer}: it must be null"):
+                replace(plain, **{key: {"nesterov": False, "betas": [0.5, 0.5]}.get(key, 0.0)})
+
+
+def test_the_optimizer_alone_does_not_make_another_local_training() -> None:
+    with pytest.raises(
+        UserError, match=r"^local\.optimizer=adam needs other keys, .* choose local=adam instead"
+    ):
+        build(composed("local.optimizer=adam", small=False))
+    assert build(composed("local=adam", small=False)).local.lr == 1e-3

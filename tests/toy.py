@@ -67,17 +67,18 @@ def normed() -> nn.Module:
 
 
 def local(**changes: Any) -> LocalTraining:
-    """Plain SGD, two epochs, minibatches of 8."""
+    """Plain SGD, two epochs, minibatches of 8; or another optimiser with torch's defaults."""
+    sgd = changes.get("optimizer") not in ("adam", "adamw")
     fields = {
         "optimizer": "sgd",
         "lr": 0.1,
         "epochs": 2,
         "steps": None,
         "batch_size": 8,
-        "momentum": 0.0,
-        "nesterov": False,
-        "betas": [0.9, 0.999],
-        "eps": 1e-8,
+        "momentum": 0.0 if sgd else None,
+        "nesterov": False if sgd else None,
+        "betas": None if sgd else [0.9, 0.999],
+        "eps": None if sgd else 1e-8,
         "weight_decay": 0.0,
         "clip_norm": None,
         "update_norm": None,
