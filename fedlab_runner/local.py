@@ -94,7 +94,7 @@ class LocalTraining:
 
     def one_plain_epoch(self) -> "LocalTraining":
         """The same minibatches for one epoch of plain SGD, without decay, momentum or bounds."""
-        unbounded = replace(self, epochs=1, steps=None, clip_norm=None, update_norm=None)
+        unbounded = replace(self, epochs=1, steps=None, clip_norm=None, update_norm=None, betas=None, eps=None)
         return replace(unbounded, optimizer="sgd", momentum=0.0, nesterov=False, weight_decay=0.0)
 
     def at_most(self, examples: int) -> "LocalTraining":

@@ -97,8 +97,6 @@ def test_a_key_of_another_optimizer_is_refused_and_its_own_are_needed(optimizer:
 
 
 def test_the_optimizer_alone_does_not_make_another_local_training() -> None:
-    with pytest.raises(
-        UserError, match=r"^local\.optimizer=adam needs other keys, .* choose local=adam instead"
-    ):
+    with pytest.raises(UserError, match=r"^local\.optimizer=adam needs other keys, .* choose local=adam instead"):
         build(composed("local.optimizer=adam", small=False))
     assert build(composed("local=adam", small=False)).local.lr == 1e-3
