@@ -94,8 +94,8 @@ class LocalTraining:
 
     def one_plain_epoch(self) -> "LocalTraining":
         """The same minibatches for one epoch of plain SGD, without decay, momentum or bounds."""
-        unbounded = replace(self, epochs=1, steps=None, clip_norm=None, update_norm=None, betas=None, eps=None)
-        return replace(unbounded, optimizer="sgd", momentum=0.0, nesterov=False, weight_decay=0.0)
+        plain = replace(self, optimizer="sgd", momentum=0.0, nesterov=False, betas=None, eps=None, weight_decay=0.0)
+        return replace(plain, epochs=1, steps=None, clip_norm=None, update_norm=None)
 
     def at_most(self, examples: int) -> "LocalTraining":
         """The same with minibatches of no more than so many examples: all that anybody has is one minibatch anyway."""
