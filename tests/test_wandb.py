@@ -4,6 +4,7 @@ import json
 import logging
 import math
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,6 +20,8 @@ import wandb_files
 from wandb_server import Trouble, WandbServer
 
 from fedlab_runner.recorder import Logger, Recorder
+from fedlab_runner.recording import reach, tracking
+from fedlab_runner.recording.tracking import Tracker
 
 ID = "fedavg-0a1b2c3d"
 KEY = "0123456789abcdef0123456789abcdef01234567"
@@ -435,6 +438,75 @@ def test_without_a_server_the_run_is_offline(tmp_path: Path, listens: bool) -> N
     assert wandb_files.history(wandb_file(tmp_path)) == expected(tmp_path)
     assert not list((tmp_path / "wandb").glob("run-*")), "the attempt left an empty run"
     assert_no_key(tmp_path)
+
+
+def resume(process: subprocess.Popen[str]) -> str:
+    """Lets a session that waits go on; what it says from there on."""
+    output, _ = process.communicate("\n", timeout=90)
+    assert process.returncode == 0, output
+    return output
+
+
+def test_a_run_begins_before_its_server_answers_and_is_online_when_it_does(tmp_path: Path) -> None:
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        port = reserved.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    process = session(tmp_path, logger(tmp_path, "online"), url, key=KEY, pause=3)
+    await_pause(process)
+    assert not (tmp_path / "wandb").exists(), "three rounds, and W&B has not been started"
+    with WandbServer(port) as server:
+        time.sleep(1.5 * reach.AGAIN_SECONDS)
+        output = resume(process)
+        assert without_clock(server.runs[ID].rows()) == expected(tmp_path)
+    assert len(expected(tmp_path)) == 7 and "WARNING" not in output
+
+
+def test_nobody_waits_for_a_server_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither at the start nor in the rounds; at the end no longer than its patience."""
+    monkeypatch.setattr(tracking, "AT_HAND_SECONDS", 0.2)
+    monkeypatch.setattr(tracking, "PATIENCE_SECONDS", 1.0)
+    opened: list[str] = []
+    monkeypatch.setattr(Tracker, "_init", lambda self, mode: opened.append(mode))
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setattr("fedlab_runner.recording.service.server", lambda: url)
+        tracker = Tracker(logger(tmp_path, "online"), run_id=ID, config={}, job_type="train", commit=None)
+        began = time.monotonic()
+        tracker.start([])
+        for round in range(100):
+            tracker.log({"round": round})
+        assert time.monotonic() - began < 0.9 and not opened
+        tracker.finish(0)
+        assert time.monotonic() - began < 3 and opened == ["offline"]
+    assert "W&B cannot be reached (it does not answer): the run goes on with logger.mode=offline" in caplog.messages
+
+
+def test_a_killed_service_is_two_lines(tmp_path: Path) -> None:
+    process = session(tmp_path, logger(tmp_path), pause=3)
+    await_pause(process)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    cores = [pid for pid in children if "wandb-core" in Path(f"/proc/{pid}/cmdline").read_text()]
+    for pid in cores:
+        os.kill(int(pid), signal.SIGKILL)
+    output = resume(process)
+    assert cores and 1 <= output.count("WARNING") <= 2 and "Traceback" not in output, output
+    assert "Exception ignored" not in output and len(expected(tmp_path)) == 7
+
+
+@pytest.mark.parametrize("mode", ["offline", "online"])
+def test_a_removed_folder_is_said(mode: str, tmp_path: Path) -> None:
+    with WandbServer() as server:
+        process = session(tmp_path, logger(tmp_path, mode), server.url, key=KEY, pause=3)
+        await_pause(process)
+        shutil.rmtree(tmp_path / "wandb")
+        output = resume(process)
+    assert output.count("WARNING") >= 1 and "was removed; the run's own files are not affected" in output, output
+    assert len(expected(tmp_path)) == 7
 
 
 def test_a_server_lost_on_the_way_costs_nothing(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ class WandbServer:
     While `trouble` is set requests are refused; each is answered after `seconds`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = 0) -> None:
         self.runs: dict[str, Run] = {}
         self.operations: list[str] = []
         self.views: list[dict[str, Any]] = []  # workspaces
@@ -53,7 +53,7 @@ class WandbServer:
         self.refused = 0
         self.seconds = 0.0
         handler = type("Handler", (_Handler,), {"owner": self})
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._http = ThreadingHTTPServer(("127.0.0.1", port), handler)
         self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
         self._thread = Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
 

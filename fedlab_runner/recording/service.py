@@ -1,6 +1,7 @@
 """What is asked of W&B itself, of which there is one in a process, beside any run."""
 
 from collections.abc import Callable
+from contextlib import suppress
 
 
 def server() -> str:
@@ -40,9 +41,11 @@ def _plain(message: str) -> str:
 
 
 def teardown() -> None:
+    """Ends W&B's process. One that has ended otherwise is forgotten: else that is said at length when Python ends."""
     import wandb
 
-    wandb.teardown()
+    with suppress(SystemExit):  # with the exit code of that process
+        wandb.teardown()
 
 
 def line(error: Exception) -> str:

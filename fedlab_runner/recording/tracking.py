@@ -151,6 +151,8 @@ class Tracker:
             run.finish(exit_code=exit_code)
         except Exception as error:
             self._say_lacks(run, f"it could not finish: {service.line(error)}")
+            if isinstance(error, ConnectionError):  # its process has ended
+                self._try(service.teardown, "W&B did not stop")
             return
         finally:
             if not run.offline:
