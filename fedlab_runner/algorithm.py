@@ -64,6 +64,12 @@ class Algorithm(ABC, Generic[State]):
         """What a round takes of memory at most, for the estimate before a run."""
         return Footprint(self.copies, self.sent, own_models(fed, 1) if self.heterogeneous else [])
 
+    def operations(self, fed: Federation, local: float) -> float:
+        """About the floating-point operations of a round, for the estimate before a run, where plain local training of
+        the cohort has `local` of them.
+        """
+        return local
+
     @abstractmethod
     def init(self, fed: Federation) -> State:
         """The State before the first round."""
@@ -160,6 +166,9 @@ class ServerlessAlgorithm(Algorithm[State], Generic[State]):
                 f"participation must leave one of the {fed.num_clients} clients to aggregate what the others send, got "
                 f"{fed.cohort_size} senders"
             )
+
+    def operations(self, fed: Federation, local: float) -> float:
+        return local * (1 + 1 / fed.cohort_size)  # the one that aggregates trains too
 
     @abstractmethod
     def models(self, state: State) -> Stacks:

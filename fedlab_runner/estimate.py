@@ -17,6 +17,7 @@ from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.pieces import wait_for
 from fedlab_runner.executors.work import Work
 from fedlab_runner.federation import Federation
+from fedlab_runner.round_cost import local_operations
 from fedlab_runner.system import memory_bytes, resident_bytes
 from fedlab_runner.task import Task
 
@@ -128,9 +129,9 @@ def _saved_bytes(task: Task, fed: Federation) -> int:
     return sum(size for place, size in seen.items() if place not in known)
 
 
-def seconds_a_round(fed: Federation) -> float:
-    """Of local training, one client after another in this process, from a few steps of the client with the most
-    examples. What an algorithm adds to a step, and what the server does, come on top.
+def seconds_a_round(algorithm: Algorithm[Any], fed: Federation) -> float:
+    """Of all that clients and server compute, one after another in this process, at the speed of a few steps of local
+    training of the client with the most examples.
     """
     client = np.array([int(fed.population.num_examples.argmax())])
     if not fed.population.num_examples[client[0]]:
@@ -143,7 +144,8 @@ def seconds_a_round(fed: Federation) -> float:
         a_step.append(_timed(_steps_of(task, fed, client, steps)) / steps)
     trained = np.flatnonzero(fed.population.num_examples)
     steps = fed.population.num_steps(trained, fed.local, fed.task.has_batch_norm).mean()
-    return float(np.mean(a_step) * steps * fed.cohort_size)
+    training, local = float(np.mean(a_step) * steps * fed.cohort_size), local_operations(fed)
+    return training * algorithm.operations(fed, local) / local if local else training
 
 
 def _steps_of(task: Task, fed: Federation, client: np.ndarray, steps: int) -> Work:

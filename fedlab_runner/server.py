@@ -13,7 +13,7 @@ from fedlab_runner.executors.work import Loss, Work, clip_rows
 from fedlab_runner.optimizer import Adam, Optimizer, zero_slots
 from fedlab_runner.population import Population, Streams
 from fedlab_runner.rng import Purpose, generator, torch_seed
-from fedlab_runner.task import Batch, Model
+from fedlab_runner.task import Batch, Flops, Model
 
 if TYPE_CHECKING:
     from fedlab_runner.federation import Federation
@@ -117,6 +117,28 @@ def server_steps(fed: "Federation", epochs: int, batch_size: int, max_steps: int
     single = fed.task.has_batch_norm and rest == 1 and n > 1
     steps = epochs * (whole + (rest > 0 and not single))
     return steps if max_steps is None else min(steps, max_steps)
+
+
+def training_operations(fed: "Federation", epochs: int, batch_size: int, max_steps: int | None) -> float:
+    """Floating-point operations of one step on each minibatch that `server_batches` gives."""
+    return _seen(fed, epochs, batch_size, max_steps) * example_flops(fed).step
+
+
+def answering_operations(fed: "Federation", teachers: int, examples: int | None = None) -> float:
+    """Of so many models' logits on so many examples (None: each of the server's once)."""
+    n = 0 if fed.server_data is None else len(fed.server_data)
+    return teachers * (n if examples is None else examples) * example_flops(fed).forward
+
+
+def _seen(fed: "Federation", epochs: int, batch_size: int, max_steps: int | None) -> int:
+    n = 0 if fed.server_data is None else len(fed.server_data)
+    return min(epochs * n, server_steps(fed, epochs, batch_size, max_steps) * batch_size)
+
+
+def example_flops(fed: "Federation") -> Flops:
+    """What one of the server's examples costs a model."""
+    assert fed.server_data is not None
+    return fed.task.flops(fed.task.normalize(fed.server_data.inputs[:1].to(fed.task.device), fed.task.dtype))
 
 
 def train_on_server(

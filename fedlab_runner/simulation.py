@@ -159,9 +159,8 @@ class Simulation:
         rounds = range(done + 1, self.rounds + 1)
         if not rounds:
             return "0 rounds are left"
-        training = duration(len(rounds) * seconds_a_round(self.fed))
-        words = f"{len(rounds)} rounds are left: local training alone takes {training}, one client after another, and "
-        words += "what the algorithm does beside it is timed in the first rounds"
+        computing = duration(len(rounds) * seconds_a_round(self.algorithm, self.fed))
+        words = f"{len(rounds)} rounds are left: clients and server compute for {computing}, one after another"
         if evaluation is None:
             return words
         times = sum(self.evaluation.due(round, self.rounds) for round in rounds)

@@ -206,6 +206,7 @@ def tried(numbers: Iterator[int] | range | list[int]) -> Iterator[Ended]:
 
 def _one(number: int, folder: Path) -> Ended:
     said, began = folder / "said.txt", time.monotonic()
+    said.touch()
     child = os.fork()
     if child == 0:
         _child(number, folder, said)

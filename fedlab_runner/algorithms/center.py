@@ -8,7 +8,13 @@ from torch import Tensor
 from fedlab_runner.algorithm import Algorithm
 from fedlab_runner.federation import Federation
 from fedlab_runner.optimizer import zero_slots
-from fedlab_runner.server import ADAM, check_server_training, require_server_data, train_on_server
+from fedlab_runner.server import (
+    ADAM,
+    check_server_training,
+    require_server_data,
+    train_on_server,
+    training_operations,
+)
 
 
 class State(NamedTuple):
@@ -49,6 +55,9 @@ class Center(Algorithm[State]):
         batches = list(fed.server_batches(1, self.batch_size, left))
         x, slots = train_on_server(fed, state.params, batches, self.lr, slots=state.slots, first_step=state.steps)
         return State(x, slots, state.steps + len(batches))
+
+    def operations(self, fed: Federation, local: float) -> float:
+        return training_operations(fed, 1, self.batch_size, self.max_steps)  # no client trains
 
     def models(self, state: State) -> Tensor:
         return state.params

@@ -12,6 +12,7 @@ from fedlab_runner.errors import UserError
 from fedlab_runner.federation import Cohort, Federation
 from fedlab_runner.pairs import Pair, pair_loss
 from fedlab_runner.rng import Purpose, generator
+from fedlab_runner.round_cost import epoch_operations
 from fedlab_runner.serverless import Clients, first_aggregator, initial_models, train
 from fedlab_runner.task import Batch, Model
 
@@ -64,6 +65,9 @@ class DefKT(ServerlessAlgorithm[Clients]):
             received = trained.after
         fed.count_payload(upload=trained.after.numel(), models=len(senders))
         return Clients((models.index_copy(0, ids, received),), state.aggregator)
+
+    def operations(self, fed: Federation, local: float) -> float:
+        return local + fed.cohort_size * epoch_operations(fed, self.epochs, 2)  # both models of each pair learn
 
     def models(self, state: Clients) -> Stacks:
         return state.models

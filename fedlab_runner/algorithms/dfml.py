@@ -12,6 +12,7 @@ from fedlab_runner.algorithm import Footprint, Load, ServerlessAlgorithm, Stacks
 from fedlab_runner.distillation import Learners, mutual_learning, mutual_losses, teacher_weights
 from fedlab_runner.errors import UserError
 from fedlab_runner.federation import Federation
+from fedlab_runner.round_cost import epoch_operations
 from fedlab_runner.serverless import (
     Meeting,
     Trained,
@@ -190,6 +191,9 @@ class DFML(ServerlessAlgorithm[State]):
         wanted = self.peak_updates or max(1, round(0.5 * num_clients / max(senders, 1)))
         largest = sorted((self.alpha(position, 0, period) for position in range(period)), reverse=True)
         return alpha >= largest[min(wanted, period) - 1]
+
+    def operations(self, fed: Federation, local: float) -> float:
+        return super().operations(fed, local) + epoch_operations(fed, self.epochs, fed.cohort_size + 1)
 
     def models(self, state: State) -> Stacks:
         return state.peaks

@@ -15,11 +15,13 @@ from fedlab_runner.federation import Arrivals, Cohort, Federation
 from fedlab_runner.optimizer import SGD
 from fedlab_runner.rng import Purpose, generator
 from fedlab_runner.server import (
+    answering_operations,
     check_server_training,
     mean_answers,
     require_server_data,
     server_steps,
     train_on_server,
+    training_operations,
 )
 from fedlab_runner.task import Batch, Model, Task
 
@@ -127,6 +129,10 @@ class FedBE(ServerAlgorithm[Params, ModelUpdate]):
         optimizer = SGD(self.momentum, False, self.weight_decay)
         trained = train_on_server(fed, x, batches, self.lr, optimizer=optimizer, loss=_divergence, watch=watch)
         return mean if count else trained.model
+
+    def operations(self, fed: Federation, local: float) -> float:
+        answering = answering_operations(fed, fed.cohort_size + 1 + self.num_samples)
+        return local + training_operations(fed, self.epochs, self.batch_size, self.max_steps) + answering
 
     def models(self, state: Params) -> Tensor:
         return state.params

@@ -12,12 +12,14 @@ from fedlab_runner.algorithm import ServerAlgorithm
 from fedlab_runner.averaging import ModelUpdate, Params, average, check_averaging, in_time, outgoing
 from fedlab_runner.federation import Arrivals, Cohort, Federation
 from fedlab_runner.server import (
+    answering_operations,
     check_server_training,
     mean_answer,
     mean_answers,
     require_server_data,
     server_steps,
     train_on_server,
+    training_operations,
 )
 from fedlab_runner.task import Batch, Model
 
@@ -95,6 +97,14 @@ class FedDF(ServerAlgorithm[Params, ModelUpdate]):
             return
         for batch in fed.server_batches(self.epochs, self.batch_size, self.max_steps):
             yield batch._replace(targets=mean_answer(fed, teachers, batch.inputs))
+
+    def operations(self, fed: Federation, local: float) -> float:
+        data, steps = require_server_data(self, fed), server_steps(fed, self.epochs, self.batch_size, self.max_steps)
+        taught = min(self.epochs * len(data), steps * self.batch_size)
+        answering = answering_operations(
+            fed, fed.cohort_size, min(taught, len(data)) if self.cache_teachers else taught
+        )
+        return local + training_operations(fed, self.epochs, self.batch_size, self.max_steps) + answering
 
     def models(self, state: Params) -> Tensor:
         return state.params

@@ -14,7 +14,13 @@ from fedlab_runner.errors import UserError
 from fedlab_runner.federation import Arrivals, Cohort, Federation
 from fedlab_runner.head import head_size, named_head, require_body
 from fedlab_runner.optimizer import zero_slots
-from fedlab_runner.server import ADAM, check_server_training, require_server_data
+from fedlab_runner.server import (
+    ADAM,
+    check_server_training,
+    require_server_data,
+    server_steps,
+    training_operations,
+)
 from fedlab_runner.task import Batch
 
 FALLBACKS = ("fedbuff", "all", "zero")
@@ -258,6 +264,12 @@ class Feddle(ServerAlgorithm[State, Upload]):
             **{f"coefficients_q{int(100 * q)}": float(c.quantile(q)) for q in QUARTILES},
             fallback_cosine=float(F.cosine_similarity(step.double(), fallback.double(), dim=0)),  # 0: no fallback
         )
+
+    def operations(self, fed: Federation, local: float) -> float:
+        steps = server_steps(fed, self.epochs, self.batch_size, self.max_steps)
+        search = training_operations(fed, self.epochs, self.batch_size, self.max_steps)
+        head = 0.0 if require_server_data(self, fed).in_domain else search / 3  # forward passes
+        return local + search + head + 4 * steps * self._size(fed) * fed.task.num_params
 
     def models(self, state: State) -> Tensor:
         return state.params

@@ -8,7 +8,12 @@ from torch import Tensor
 from fedlab_runner.algorithm import ServerAlgorithm
 from fedlab_runner.averaging import Params, Update, average, check_averaging, outgoing
 from fedlab_runner.federation import Arrivals, Cohort, Federation
-from fedlab_runner.server import check_server_training, require_server_data, train_on_server
+from fedlab_runner.server import (
+    check_server_training,
+    require_server_data,
+    train_on_server,
+    training_operations,
+)
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,9 @@ class FedFT(ServerAlgorithm[Params, Update]):
         x = average(state.params, arrivals, self.late_policy, self.weighting, server_lr=1.0)
         batches = fed.server_batches(self.epochs, self.batch_size, self.max_steps)
         return Params(train_on_server(fed, x, batches, self.lr).model)
+
+    def operations(self, fed: Federation, local: float) -> float:
+        return local + training_operations(fed, self.epochs, self.batch_size, self.max_steps)
 
     def models(self, state: Params) -> Tensor:
         return state.params

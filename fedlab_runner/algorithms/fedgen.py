@@ -204,6 +204,12 @@ class FedGEN(ServerAlgorithm[State, Upload]):
     def _optimizer(self) -> Adam:
         return Adam(0.9, 0.999, 1e-8, self.weight_decay, decoupled=False)
 
+    def operations(self, fed: Federation, local: float) -> float:
+        task, classifier = self._generator(fed.task), _classifier(fed.task)
+        weights = fed.task.num_classes * classifier.num_features
+        generator = 6 * task.num_params + 4 * fed.cohort_size * weights
+        return local + self.steps * self.batch_size * generator
+
     def models(self, state: State) -> Tensor:
         return state.params
 

@@ -10,7 +10,13 @@ from fedlab_runner.algorithm import ServerAlgorithm
 from fedlab_runner.averaging import Params, Update, outgoing
 from fedlab_runner.federation import Arrivals, Cohort, Federation
 from fedlab_runner.optimizer import Adam
-from fedlab_runner.server import check_server_training, require_server_data, server_steps, train_on_server
+from fedlab_runner.server import (
+    check_server_training,
+    require_server_data,
+    server_steps,
+    train_on_server,
+    training_operations,
+)
 
 ADAM = Adam(0.5, 0.999, 1e-8, 0.0, decoupled=False)  # what the authors' code learns the weights with
 
@@ -76,6 +82,12 @@ class FedLAW(ServerAlgorithm[Params, Update]):
         share = torch.softmax(weights[:-1], 0)
         fed.report(gamma=float(weights[-1].exp()), lambda_min=float(share.min()), lambda_max=float(share.max()))
         return Params(torch.cat([combined(weights), share @ statistics]))
+
+    def operations(self, fed: Federation, local: float) -> float:
+        combining = (
+            server_steps(fed, self.epochs, self.batch_size, self.max_steps) * 4 * fed.cohort_size * fed.task.size
+        )
+        return local + training_operations(fed, self.epochs, self.batch_size, self.max_steps) + combining
 
     def models(self, state: Params) -> Tensor:
         return state.params

@@ -47,6 +47,9 @@ class FedSAM(ServerAlgorithm[Params, Update]):
     def server_step(self, state: Params, arrivals: Arrivals[Update], fed: Federation) -> Params:
         return Params(average(state.params, arrivals, self.late_policy, self.weighting, self.server_lr))
 
+    def operations(self, fed: Federation, local: float) -> float:
+        return 2 * local  # two gradients a step
+
     def models(self, state: Params) -> Tensor:
         return state.params
 

@@ -72,6 +72,11 @@ class FML(ServerlessAlgorithm[State]):
         fed.count_server_flops(2 * len(ids) * meme.size)
         return State(models, memes.index_copy(0, ids, mean.expand(len(ids), -1)), meeting.next)
 
+    def operations(self, fed: Federation, local: float) -> float:
+        example = fed.task.normalize(fed.population.inputs[:1], fed.task.dtype)
+        own = sum(task.flops(example).step for task in fed.tasks) / len(fed.tasks)
+        return super().operations(fed, local) * (1 + self._meme(fed).flops(example).step / own)
+
     def models(self, state: State) -> Stacks:
         return state.models
 

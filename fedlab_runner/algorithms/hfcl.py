@@ -9,7 +9,7 @@ from torch import Tensor
 from fedlab_runner.algorithm import ServerAlgorithm
 from fedlab_runner.averaging import Params, Update, average, check_averaging, outgoing
 from fedlab_runner.federation import Arrivals, Cohort, Federation
-from fedlab_runner.server import require_server_data, train_as_client
+from fedlab_runner.server import require_server_data, train_as_client, training_operations
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,10 @@ class HFCL(ServerAlgorithm[Params, Update]):
             torch.cat([arrivals.staleness, arrivals.staleness.new_zeros(1)]),
         )
         return Params(average(x, everyone, self.late_policy, self.weighting, server_lr=1.0))
+
+    def operations(self, fed: Federation, local: float) -> float:
+        steps = fed.local.steps
+        return local + training_operations(fed, fed.local.epochs or steps or 0, fed.local.batch_size, steps)
 
     def models(self, state: Params) -> Tensor:
         return state.params
