@@ -262,6 +262,8 @@ def main() -> int:
         if ended.fault or how.only:
             print(f"{ended.number}: {ended.fault or 'well'}\n  {ended.command}")
             print("".join(f"  | {line}\n" for line in ended.said.splitlines()[-25:]), flush=True)
+        if (done := sum(outcomes.values())) % 10 == 0:
+            print(f"{done} tried, {outcomes['FAULT']} faults", file=sys.stderr, flush=True)
     print(", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items())))
     return 1 if outcomes["FAULT"] else 0
 
