@@ -3,30 +3,30 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from fedlab_runner import attempt, scarce, signals
+from fedlab_runner import attempt, signals
 from fedlab_runner.algorithm import Algorithm
 from fedlab_runner.analyses import Analysis
 from fedlab_runner.checkpoint import Checkpointing, CheckpointStore
 from fedlab_runner.client_models import ClientModels
 from fedlab_runner.data import Examples, digest_of
-from fedlab_runner.errors import Diverged, RunFailed, UserError
+from fedlab_runner.errors import Diverged, UserError
 from fedlab_runner.estimate import check_memory, seconds_a_round
 from fedlab_runner.evaluation import Evaluation
 from fedlab_runner.federation import Federation
 from fedlab_runner.guard import finite_rows
 from fedlab_runner.packing import differs, fits, layout, pack, unpack
 from fedlab_runner.recorder import Recorder
-from fedlab_runner.recording.log_lines import FILE_ONLY
+from fedlab_runner.resuming import FAILED, STRANGE, check_beginning, understood
 from fedlab_runner.run_id import stopping
-from fedlab_runner.sources import Code, changed, code_of
+from fedlab_runner.sources import Code, code_of
 from fedlab_runner.standstill import foreseen
 from fedlab_runner.task import Task
 from fedlab_runner.wording import duration
@@ -35,8 +35,6 @@ _log = logging.getLogger(__name__)
 WARM = 2  # the round, of those that are run, that tells what rounds take: the first one measures, forks and compiles
 WORTH_SAYING = 60.0  # seconds that are left
 # What may be wrong with a checkpoint that is whole by its sums.
-STRANGE = "holds something else than the state of this run"
-FAILED = "cannot be continued: the round that follows on it fails; it is not of this run, or the code has a fault"
 
 
 class LRSchedule(Protocol):
@@ -126,7 +124,7 @@ class Simulation:
             while now.round < self.rounds:
                 started = time.monotonic()
                 memory, seen = self._analyse(now)
-                with _understood(first, FAILED) if saved and now.round == first else nullcontext():
+                with understood(first, FAILED) if saved and now.round == first else nullcontext():
                     state, metrics = self._round(now)
                 trained = time.monotonic()
                 metrics |= seen | self._evaluate(state, now.round + 1)
@@ -245,36 +243,11 @@ class Simulation:
 
         UserError where the examples are others, or the code is.
         """
-        with _understood(round, STRANGE):
-            return self._missing(recorder, checkpointing, code, round, payload)
-
-    def _missing(
-        self, recorder: Recorder, checkpointing: Checkpointing, code: Code, round: int, payload: dict[str, Any]
-    ) -> str | None:
-        if payload.get("examples", self.examples) != self.examples:
-            what = "the examples, or which client has which, are not those that the run began with"
-            if checkpointing.same_data:
-                raise UserError(
-                    f"{what}: bring back the data set's files and the versions of the libraries, or set "
-                    "checkpoint.same_data=false to go on with these"
-                )
-            _log.warning("%s: it goes on with these", what)
-        if (theirs := payload.get("code", code)) != code:
-            what = f"the code is not that which the run began with (changed: {changed(theirs, code)})"
-            if checkpointing.same_code:
-                raise UserError(
-                    f"{what}: bring it back, delete the run's folder to start anew, or set checkpoint.same_code=false "
-                    "to go on with this"
-                )
-            _log.warning("%s: it goes on with this", what)
-        if payload.get("frozen", self._frozen) != self._frozen:
-            raise UserError(
-                "the model's frozen weights are not those that the run began with: bring back the file of "
-                "model.weights, or the library's version that has them, or give another hydra.run.dir"
+        with understood(round, STRANGE):
+            check_beginning(payload, checkpointing, examples=self.examples, code=code, frozen=self._frozen)
+            return recorder.lacks(round, payload.get("metrics")) or self.fed.tables.lacks(
+                round, payload["federation"]["tables"]
             )
-        return recorder.lacks(round, payload.get("metrics")) or self.fed.tables.lacks(
-            round, payload["federation"]["tables"]
-        )
 
     @cached_property
     def _frozen(self) -> str:
@@ -291,30 +264,10 @@ class Simulation:
                 f"the checkpoint after round {round} is of a version whose State of {name} had other fields: go on "
                 "with that version (commands.jsonl has its commit), or give another hydra.run.dir"
             )
-        with _understood(round, STRANGE):
+        with understood(round, STRANGE):
             if differs(payload["state"], like=first):
                 raise ValueError("its State has other parts, types or sizes")
             state = unpack(payload["state"], like=first)
             self.fed.load_state_dict(payload["federation"])
             memory = unpack(payload.get("analysis"), like=first_memory)  # none in checkpoints of older versions
             return Snapshot(round, state, self.fed.state_dict(), memory), float(payload["wall"])
-
-
-@contextmanager
-def _understood(round: int, what: str) -> Iterator[None]:
-    """UserError where a whole checkpoint does not hold what this version would have written for this run: as it carries
-    checksums, somebody made it. The log file has the traceback, as a fault of the program looks the same.
-    """
-    try:
-        yield
-    except (UserError, RunFailed):
-        raise
-    except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        if scarce.explain(error):
-            raise
-        _log.error("the checkpoint after round %d %s", round, what, exc_info=True, extra=FILE_ONLY)
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise UserError(
-            f"the checkpoint after round {round} {what} ({reason}; train.log has more): delete it, or give another "
-            "hydra.run.dir"
-        ) from error

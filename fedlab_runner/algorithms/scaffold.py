@@ -110,6 +110,10 @@ class SCAFFOLD(ServerAlgorithm[State, Upload]):
             c_i[i] = rows.put(delta)
         return State(x, c, c_i)
 
+    def operations(self, fed: Federation, local: float) -> float:
+        passes = 0.0 if self.option == 2 else 1 / (fed.local.epochs or 1)  # over a client's examples, besides training
+        return local * (1 + passes)
+
     def models(self, state: State) -> Tensor:
         return state.params
 
