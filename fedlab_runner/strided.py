@@ -42,7 +42,8 @@ class StridedConv3d(Strided, nn.Conv3d):
     """PyTorch's, by every s-th voxel."""
 
 
-_OURS: dict[type, type] = {nn.Conv1d: StridedConv1d, nn.Conv2d: StridedConv2d, nn.Conv3d: StridedConv3d}
+_OURS: dict[Any, Any] = {nn.Conv1d: StridedConv1d, nn.Conv2d: StridedConv2d, nn.Conv3d: StridedConv3d}
+_guarded: dict[Any, Any] = {}  # by what they were
 
 
 class ByPixels(TorchFunctionMode):
@@ -68,13 +69,13 @@ def by_pixels(
     steps = (stride,) * rank if isinstance(stride, int) else tuple(stride) * (rank // len(stride))
     no_padding = padding == "valid" or not any((padding,) if isinstance(padding, (int, str)) else padding)
     if input.device.type == "cpu" and weight.shape[2:].numel() == 1 and no_padding and max(steps) > 1:
-        pixels = input.movedim(-1 - rank, -1)  # channels last, so that the gradient is laid out so too
-        pixels = pixels[(..., *(slice(None, None, step) for step in steps), slice(None))].movedim(-1, -1 - rank)
-        return convolution(pixels, weight, bias, groups=groups)
+        taken: Any = (..., *(slice(None, None, step) for step in steps), slice(None))
+        pixels = input.movedim(-1 - rank, -1)[taken]  # channels last, so that the gradient is laid out so too
+        return convolution(pixels.movedim(-1, -1 - rank), weight, bias, groups=groups)
     return convolution(input, weight, bias, stride, padding, dilation, groups)
 
 
-def taking_pixels(convolution: _ConvNd) -> type[nn.Module]:
+def taking_pixels(convolution: _ConvNd) -> Any:
     """The class that a convolution is to have: its own, unless it is strided and of kernel 1."""
     kind = type(convolution)
     if set(convolution.kernel_size) != {1} or set(convolution.stride) == {1} or issubclass(kind, (Strided, Guarded)):
@@ -91,13 +92,13 @@ class Guarded(nn.Module):
             return super().__call__(*args, **kwargs)
 
 
-@cache
-def guarded(kind: type[nn.Module]) -> type[nn.Module]:
-    """The class `kind` behind `Guarded`."""
-    return type(kind.__name__, (Guarded, kind), {"__doc__": kind.__doc__})
+def guarded(kind: type[nn.Module]) -> Any:
+    """The class `kind` behind `Guarded`, always the same."""
+    if kind not in _guarded:
+        _guarded[kind] = type(kind.__name__, (Guarded, kind), {"__doc__": kind.__doc__})
+    return _guarded[kind]
 
 
-@cache
 def calls_convolutions(kind: type[nn.Module]) -> bool:
     """Whether a module's class may call convolutions as functions: its file, or that of a base, names them, or cannot
     be read. PyTorch's own and this package's do not but where it is known.
@@ -105,6 +106,7 @@ def calls_convolutions(kind: type[nn.Module]) -> bool:
     return any(_names_convolutions(each.__module__) for each in kind.__mro__[:-1] if not issubclass(each, Guarded))
 
 
+@cache
 def _names_convolutions(module: str) -> bool:
     if module.partition(".")[0] in _KNOWN:
         return False
