@@ -48,8 +48,8 @@ def explain(error: BaseException, arguments: Sequence[str]) -> list[str] | None:
         return [_one_line(f"{where}{refused.strerror}: {DISK[refused.errno or 0]}")]
     if (line := next(filter(None, map(scarce.explain, _causes(error))), None)) is not None:
         return [_one_line(line)]
-    if _of_worker(error):
-        codes = ", ".join(re.findall(r"\{(.*?)\}", str(error)))
+    if (killed := _of_worker(error)) is not None:
+        codes = ", ".join(re.findall(r"\{(.*?)\}", str(killed)))
         return [
             f"a worker process of the sweep was killed ({codes or 'memory may have run out'}), its jobs with it: the "
             "same command goes on from their last checkpoints"
@@ -72,14 +72,14 @@ def explain(error: BaseException, arguments: Sequence[str]) -> list[str] | None:
 
 def is_of_run(error: BaseException) -> bool:
     """Whether a run failed by no fault of its command: a file system refused, or something ran out or was lost."""
-    if _of_disk(error) is not None or _of_worker(error):
+    if _of_disk(error) is not None or _of_worker(error) is not None:
         return True
     return any(isinstance(each, RunFailed) or scarce.explain(each) for each in _causes(error))
 
 
-def _of_worker(error: BaseException) -> bool:
-    """Whether a process of joblib's was killed; the library need not be there."""
-    return type(error).__name__ == "TerminatedWorkerError"
+def _of_worker(error: BaseException) -> BaseException | None:
+    """What joblib says where a process of its own was killed; the library need not be there."""
+    return next((each for each in _causes(error) if type(each).__name__ == "TerminatedWorkerError"), None)
 
 
 def _of_disk(error: BaseException) -> OSError | None:

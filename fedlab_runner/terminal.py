@@ -33,9 +33,17 @@ class Forgiving(io.FileIO):
         return written
 
 
-def text_of(raw: Forgiving, encoding: str, **how: bool) -> io.TextIOWrapper:
+def text_of(
+    raw: Forgiving, encoding: str, line_buffering: bool = False, write_through: bool = False
+) -> io.TextIOWrapper:
     """A text file; what its encoding has no sign for is written as an escape."""
-    return io.TextIOWrapper(io.BufferedWriter(raw), encoding, "backslashreplace", **how)
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw),
+        encoding,
+        "backslashreplace",
+        line_buffering=line_buffering,
+        write_through=write_through,
+    )
 
 
 @contextmanager

@@ -137,7 +137,7 @@ class JsonLines:
     def verify(self) -> None:
         """Reads the whole file: one that is not what was written is written anew, with a warning."""
         with open_to_read(self.path) as file:
-            same = hashlib.file_digest(file, "sha256").hexdigest() == self.digest()
+            same = hashlib.sha256(file.read()).hexdigest() == self.digest()
         if not same:
             self._write_anew()
 
