@@ -37,6 +37,11 @@ DISK = {
 }
 
 
+# A folder that cannot be made, because of what was asked for: a file has its name, /proc has no folders.
+NO_FOLDER = {errno.EEXIST, errno.ENOENT, errno.EINVAL}
+READERS = ("antlr4.", "hydra.", "omegaconf.", "yaml.", "copy", "re.", "fedlab_runner.schema", "fedlab_runner.keys")
+
+
 def explain(error: BaseException, arguments: Sequence[str]) -> list[str] | None:
     """The lines to show for an error of a command with these arguments; None for a bug, which needs its traceback."""
     known = next((each for each in _causes(error) if isinstance(each, UserError | RunFailed)), error)
@@ -54,7 +59,17 @@ def explain(error: BaseException, arguments: Sequence[str]) -> list[str] | None:
             f"a worker process of the sweep was killed ({codes or 'memory may have run out'}), its jobs with it: the "
             "same command goes on from their last checkpoints"
         ]
+    if isinstance(error, OSError) and error.errno in NO_FOLDER and _raised_in(error, "pathlib"):
+        return [f"{error.filename}: no folder can be made there ({error.strerror}): give another hydra.run.dir"]
+    if any(isinstance(each, RecursionError) and _raised_in(each, READERS) for each in _causes(error)):
+        return ["a value of the config is nested too deeply to be read"]
+    if any("integer string conversion" in str(each) for each in _causes(error)):
+        return ["a number has thousands of digits: whole numbers must be less than 2^63 in size"]
     if isinstance(error, OverrideParseException):
+        key, _, value = str(error.override).partition("=")
+        if value and key.strip("+~") and (" " in value or not value.isascii()) and value[0] not in "'\"[{":
+            way = f"quote the value twice, for the shell and for Hydra: '{key}=\"{value}\"'"
+            return [f"cannot read {error.override!r}: {way}"]
         reason = _one_line(re.sub(r"^Error parsing override '.*'|See https.*", "", error.message))
         return [f"cannot read {error.override!r}: expected key=value ({reason})"]
     if isinstance(error, MissingConfigException):
@@ -65,6 +80,8 @@ def explain(error: BaseException, arguments: Sequence[str]) -> list[str] | None:
         return None  # raised by the code that the config asks for, for instance when a component is imported
     if isinstance(error, OmegaConfBaseException | yaml.YAMLError):
         return [_one_line(str(error))]
+    if nameless := next((each for each in arguments if each.startswith("=")), None):
+        return [f"cannot read {nameless!r}: expected key=value"]
     if type(error) is ValueError and _raised_in(error, "hydra._internal."):
         return [_one_line(f"{error} (in: {' '.join(filter(_is_group, arguments)) or ' '.join(arguments)})")]
     return None
@@ -130,7 +147,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or (error.__context__ if isinstance(error, OmegaConfBaseException) else None)
 
 
-def _raised_in(error: BaseException, package: str) -> bool:
+def _raised_in(error: BaseException, package: str | tuple[str, ...]) -> bool:
     """Whether a module of the package raised the error itself, rather than something that it called."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return bool(frames) and str(frames[-1].f_globals.get("__name__", "")).startswith(package)
@@ -154,11 +171,21 @@ def _composition(error: HydraException, arguments: Sequence[str]) -> str:
         return f"{found[1]} has several values: add -m to run each of them, or write a list as key=[a,b]"
     if found := re.search(r"Could not (?:override|delete from config\.|delete) '([^'=]+)", message):
         key = found[1]
+        if guess := _nested_choice(key, arguments):
+            return f"{key} is not a group: did you mean {guess}?"
         keys = [name for name in known_keys(arguments) if name.startswith("hydra") == key.startswith("hydra")]
         if key not in keys:
             return schema.unknown_key(key, keys)
     cause = error.__cause__
     return _one_line(": ".join(str(each).strip() for each in (error, cause) if each is not None and str(each).strip()))
+
+
+def _nested_choice(key: str, arguments: Sequence[str]) -> str | None:
+    """experiment=feddle/table7 for experiment/feddle=table7."""
+    group, _, folder = key.partition("/")
+    given = dict(each.lstrip("+").split("=", 1) for each in arguments if "=" in each)
+    choice = f"{folder}/{given.get(key)}"
+    return f"{group}={choice}" if folder and (conf_dir() / group / f"{choice}.yaml").is_file() else None
 
 
 def _one_line(text: str) -> str:

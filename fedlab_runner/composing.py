@@ -11,6 +11,7 @@ from typing import Any
 from unittest import mock
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.object_type import ObjectType
 from omegaconf import DictConfig, OmegaConf
 
 from fedlab_runner import keys
@@ -44,10 +45,24 @@ class Loader(ConfigLoaderImpl):
         return cfg
 
 
+class Completing(Loader):
+    """The loader of shell completion, which offers the choices in folders of a group too: experiment=feddle/table7."""
+
+    def get_group_options(
+        self, group_name: str, results_filter: ObjectType | None = ObjectType.CONFIG, *args: Any, **kwargs: Any
+    ) -> list[str]:
+        options = super().get_group_options(group_name, results_filter, *args, **kwargs)
+        if results_filter == ObjectType.CONFIG:
+            for folder in super().get_group_options(group_name, ObjectType.GROUP, *args, **kwargs):
+                inner = self.get_group_options(f"{group_name}/{folder}", results_filter, *args, **kwargs)
+                options = [*options, *(f"{folder}/{name}" for name in inner)]
+        return options
+
+
 @contextlib.contextmanager
-def checked() -> Iterator[None]:
+def checked(completing: bool = False) -> Iterator[None]:
     """Hydra composes with this loader here, and so do the launchers that it sends to other processes."""
-    with mock.patch("hydra._internal.hydra.ConfigLoaderImpl", Loader):
+    with mock.patch("hydra._internal.hydra.ConfigLoaderImpl", Completing if completing else Loader):
         yield
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # its modules load torch: not for --help, not for shell compl
     from fedlab_runner.components import Components
 
 PRECISIONS = ("float32", "bfloat16", "float64")
+MOST_THREADS = max(64, 4 * (os.cpu_count() or 1))  # more only wait for each other, until the system refuses them
 NONFINITE = ("stop", "drop", "zero", "clip")  # what `guard.Guard` can do about an update that is not finite
 
 
@@ -179,7 +180,10 @@ def _setting_faults(values: Mapping[str, Any], errors: list[str]) -> list[str]:
         "rounds": (lambda x: x >= 0, ">= 0"),
         "seed": (lambda x: x >= 0, ">= 0"),
         "num_clients": (lambda x: x >= 1, ">= 1"),
-        "threads": (lambda x: x is None or x >= 1, ">= 1 or null"),
+        "threads": (
+            lambda x: x is None or 1 <= x <= MOST_THREADS,
+            f"null or between 1 and {MOST_THREADS}, as this machine has {os.cpu_count()} cores",
+        ),
         "train_fraction": (lambda x: 0 < x <= 1, "in (0, 1]"),
         "label_noise": (lambda x: 0 <= x <= 1, "between 0 and 1"),
         "validation": (lambda x: 0 <= x < 1, "in [0, 1)"),

@@ -1,5 +1,6 @@
 """A run of a sweep that is given up by the rule `pruning`: when, and the note of it in the run's folder."""
 
+import logging
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -13,11 +14,13 @@ from fedlab_runner.evaluation import Evaluation
 from fedlab_runner.files import write_text_atomically
 from fedlab_runner.metric_direction import lower_is_better
 from fedlab_runner.pruning import Curve, Pruning
+from fedlab_runner.pruning.none import NoPruning
 from fedlab_runner.recorder import METRICS
 from fedlab_runner.recording.jsonl import Row, clean, decode
 from fedlab_runner.summary import summarise
 
 FILE = "pruned.json"
+_log = logging.getLogger("fedlab_runner")
 
 
 class Watch:
@@ -33,6 +36,8 @@ class Watch:
 
     def start(self) -> None:
         """Raises Pruned where the same rule has given the run up before; else the run may go on."""
+        if self._sweep is None and not isinstance(self._pruning, NoPruning):
+            _log.warning("pruning compares the runs of a sweep, and this is none (no -m): it does nothing")
         note = read(self._path.parent)
         whole = {"round", "objective", "reason"} <= note.keys()
         if self._sweep is not None and note.get("rule") == self._rule and whole:

@@ -11,6 +11,7 @@ from typing import Any, Literal, Union
 from fedlab_runner import targets
 
 MISSING = "???"  # OmegaConf's mark of a value that must be given
+LONGEST = 200  # characters of a value in a message
 MOST = 2**63  # whole numbers are smaller: libraries take no larger ones
 
 
@@ -132,8 +133,16 @@ def _convert_at(value: Any, hint: Any, path: str, errors: list[str]) -> Any:
         if hint is not Any and targets.takes_objects(hint):
             how = f"<group>@{path}=<name>" if "." in path else f"{path}=<one of the files in conf/{path}>"
             wanted = f"a choice: {how}"
-        errors.append(f"{path} must be {wanted}, got {'null' if value is None else repr(value)}")
+        if isinstance(value, int) and abs(value) >= MOST and float not in targets.kinds(hint):
+            wanted = "less than 2^63 in size"
+        errors.append(f"{path} must be {wanted}, got {_shown(value)}")
         return value
+
+
+def _shown(value: Any) -> str:
+    """A value in a message, which stays a line that can be read."""
+    text = "null" if value is None else repr(value) if not isinstance(value, int) or abs(value) < 10**30 else "more"
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
 
 def _convert(value: Any, hint: Any) -> Any:

@@ -3,6 +3,7 @@
 Nothing is collected in memory: the jobs may run in other processes or on other machines, and any of them may die.
 """
 
+import contextlib
 import json
 import logging
 import math
@@ -229,6 +230,17 @@ def natural(setting: Iterable[str]) -> list[Any]:
     """A sort key that puts delay.std=5 before delay.std=20."""
     parts = re.split(r"0*([0-9]+)", " ".join(setting))
     return [(len(part), part) if i % 2 else part for i, part in enumerate(parts)]  # int() has a limit of digits
+
+
+def remove_if_empty(folder: Path) -> None:
+    """Take back the folder of a sweep that was refused before any job, and the folders that were made for it."""
+    if any((folder / "jobs").iterdir()):
+        return
+    for name in ("command.txt", GRID):
+        (folder / name).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # what holds anything else stays
+        for each in (folder / "jobs", folder, folder.parent, folder.parent.parent):
+            each.rmdir()
 
 
 def show(folder: Path) -> None:

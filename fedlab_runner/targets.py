@@ -72,14 +72,14 @@ def may_be_named(module: str) -> bool:
         found = importlib.util.find_spec(top)
         return found is not None and _places(found) == _places(spec)
     if importlib.util.find_spec(top) is None:
-        raise ValueError(f"cannot be imported: no module named {top!r}")
+        raise ValueError(f"cannot be imported, got {module!r}: no module named {top!r}")
     return False
 
 
 def fits(cls: type, hint: Any) -> bool:
     """Whether a place with this type hint takes objects of the class: of a protocol, all that has its members."""
-    if len(kinds := _kinds(hint)) > 1:
-        return any(fits(cls, each) for each in kinds)
+    if len(several := kinds(hint)) > 1:
+        return any(fits(cls, each) for each in several)
     base = typing.get_origin(hint) or hint
     if not isinstance(base, type):
         return False
@@ -91,20 +91,20 @@ def fits(cls: type, hint: Any) -> bool:
 
 def name_of(hint: Any) -> str:
     """What a place takes, in words."""
-    kinds = [typing.get_origin(each) or each for each in _kinds(hint) if takes_objects(each)]
-    return " or ".join(f"{kind.__name__} ({kind.__module__})" for kind in kinds)
+    found = [typing.get_origin(each) or each for each in kinds(hint) if takes_objects(each)]
+    return " or ".join(f"{kind.__name__} ({kind.__module__})" for kind in found)
 
 
 def takes_objects(hint: Any) -> bool:
     """Whether a place with this type hint is one for a `_target_` at all."""
-    if len(kinds := _kinds(hint)) > 1:
-        return any(takes_objects(each) for each in kinds)
+    if len(several := kinds(hint)) > 1:
+        return any(takes_objects(each) for each in several)
     base = typing.get_origin(hint) or hint
     plain = (int, float, bool, str, list, dict, tuple, types.NoneType)
     return isinstance(base, type) and base is not Any and base not in plain
 
 
-def _kinds(hint: Any) -> tuple[Any, ...]:
+def kinds(hint: Any) -> tuple[Any, ...]:
     """The alternatives of a type hint."""
     return typing.get_args(hint) if typing.get_origin(hint) in (Union, types.UnionType) else (hint,)
 

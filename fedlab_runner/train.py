@@ -20,7 +20,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from fedlab_runner import cli_errors, composing, composition, config_source, keys, signals, sweep, terminal
+from fedlab_runner import cli_errors, composing, composition, config_source, keys, listing, signals, sweep, terminal
 from fedlab_runner.config import conf_dir, register_resolvers
 from fedlab_runner.errors import Interrupted, Pruned, UserError
 from fedlab_runner.system import SHARED_BY
@@ -42,11 +42,14 @@ def main() -> int:
     arguments = sys.argv[1:]
     with _environment(HYDRA_FULL_ERROR="1", **dict.fromkeys((sweep.NAME, sweep.FOLDER, SHARED_BY))):
         try:
+            if arguments[:1] == ["--list"]:
+                listing.show(*arguments[1:2] or [None])
+                return 0
             if held := keys.in_arguments(arguments):
                 raise UserError("\n".join(held))  # before Hydra writes them down
             if get_args_parser().parse_known_args(arguments)[0].experimental_rerun:
                 raise UserError("--experimental-rerun reads a pickle, which may run anything: use the run's command")
-            with signals.raised(), composing.checked():
+            with signals.raised(), composing.checked(completing=bool({"-sc", "--shell-completion"} & {*arguments})):
                 try:
                     hydra.main(config_path=str(conf_dir()), config_name="train", version_base="1.3")(job)()
                 finally:
@@ -61,6 +64,8 @@ def main() -> int:
             code = _report(error, arguments)
         if folder := os.environ.get(sweep.FOLDER):
             sweep.show(Path(folder))
+            if code == 2:
+                sweep.remove_if_empty(Path(folder))
         return code
 
 

@@ -1,5 +1,6 @@
 """HyFEM (Zhang, Yin, Chen and Hong, TMLR 2024): hybrid federated learning. https://openreview.net/forum?id=qc2lmWkvk4"""
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -16,6 +17,7 @@ from fedlab_runner.matching.pfnm import PFNM, Gain, Neurons, SquaredDistance, ma
 from fedlab_runner.rng import Purpose, generator
 from fedlab_runner.task import Batch, Model
 
+_log = logging.getLogger("fedlab_runner")
 COSTS = ("pfnm", "l2")
 FIRST_CLASSIFIERS = ("same", "own")
 
@@ -80,6 +82,13 @@ class HyFEM(Algorithm[State]):
             raise ValueError("keep_own must be true with first_classifiers own, got false")
         if self.weighting not in WEIGHTINGS:
             raise ValueError(f"weighting must be one of {', '.join(WEIGHTINGS)}, got {self.weighting}")
+
+    def check(self, fed: Federation) -> None:
+        if fed.blocks is None:
+            _log.warning(
+                "algorithm=hyfem has nothing to match without feature blocks: choose partition=random_blocks or "
+                "assigned_blocks, and a model of blocks"
+            )
 
     def footprint(self, fed: Federation, load: Load) -> Footprint:
         return Footprint(self.copies, self.sent, own_models(fed, 1) if self.keep_own else [])

@@ -1,8 +1,14 @@
 """Any image classifier of the timm library. https://github.com/huggingface/pytorch-image-models"""
 
+import socket
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
+from unittest import mock
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import torch
 from torch import nn
@@ -12,6 +18,7 @@ from fedlab_runner.models import Model
 from fedlab_runner.models._torch import find_weights, for_vmap, read_weights
 
 HINT = "timm's own are at https://huggingface.co/timm"
+HUB_SECONDS = 3.0  # to answer
 RESERVED = {"model_name", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path"}
 RESERVED |= {"num_classes", "in_chans", "img_size", "drop_rate"}  # these have their own place in the configuration
 
@@ -59,7 +66,8 @@ class Timm(Model):
             overlay = _overlay(self.weights, source.classifier, num_classes)
             arguments |= {"pretrained_cfg_overlay": overlay, "num_classes": overlay["num_classes"]}
         try:
-            model: Any = timm.create_model(self.name, self.pretrained or self.weights is not None, **arguments)
+            with _hub() if self.pretrained else nullcontext():
+                model: Any = timm.create_model(self.name, self.pretrained or self.weights is not None, **arguments)
         except Exception as error:  # whatever timm, the architecture or the download raises
             raise self._refused(error) from error
         if arguments["num_classes"] != num_classes:
@@ -75,6 +83,26 @@ class Timm(Model):
         if self.pretrained and not isinstance(error, TypeError):
             return UserError(f"pretrained cannot be true for timm's '{self.name}', use weights=<local file>: {reason}")
         return UserError(f"kwargs or image_size do not suit timm's '{self.name}': {reason}")
+
+
+@contextmanager
+def _hub() -> Iterator[None]:
+    """The Hugging Face hub, taken as offline where it does not answer at once: its own retries take a minute.
+
+    What was downloaded before is found in its cache in either case.
+    """
+    from huggingface_hub import constants
+
+    host = urlsplit(constants.ENDPOINT)
+    offline: AbstractContextManager[Any] = nullcontext()
+    try:
+        if not constants.HF_HUB_OFFLINE and not getproxies():  # through a proxy only the hub itself can tell
+            port = host.port or (80 if host.scheme == "http" else 443)
+            socket.create_connection((host.hostname or "", port), HUB_SECONDS).close()
+    except OSError:
+        offline = mock.patch.object(constants, "HF_HUB_OFFLINE", True)
+    with offline:
+        yield
 
 
 def _overlay(path: str, classifier: str | tuple[str, ...] | None, num_classes: int) -> dict[str, Any]:

@@ -17,7 +17,8 @@ class Uniform:
     def __post_init__(self) -> None:
         if (self.cohort_size is None) == (self.fraction is None):
             raise ValueError(
-                f"cohort_size and fraction: set exactly one of them, got {self.cohort_size} and {self.fraction}"
+                "cohort_size and fraction: set exactly one of them and the other to null, got "
+                f"{self.cohort_size} and {self.fraction}"
             )
         if self.cohort_size is not None and self.cohort_size < 1:
             raise ValueError(f"cohort_size must be >= 1, got {self.cohort_size}")

@@ -4,12 +4,15 @@ https://arxiv.org/abs/1905.12022
 """
 
 import heapq
+import logging
 from dataclasses import dataclass
 
 import numpy as np
 
 from fedlab_runner.partitions import _common
 from fedlab_runner.partitions._yurochkin import balanced_counts
+
+_log = logging.getLogger("fedlab_runner")
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,11 @@ class DirYurochkin:
                 break
         owner = _common.deal(_common.shuffled_by_class(labels, rng), counts)
         _repair(owner, num_clients, self.min_floor, rng)
+        if (least := int(np.bincount(owner, minlength=num_clients).min())) < self.min_size:
+            _log.warning(
+                "partition.min_size=%d is not met after %d draws: the smallest of %d clients has %d examples",
+                *(self.min_size, tries, num_clients, least),
+            )
         return _common.index_lists(owner, num_clients)
 
 
