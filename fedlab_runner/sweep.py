@@ -236,8 +236,8 @@ def remove_if_empty(folder: Path) -> None:
     """Take back the folder of a sweep that was refused before any job, and the folders that were made for it."""
     if any((folder / "jobs").iterdir()):
         return
-    for name in ("command.txt", GRID):
-        (folder / name).unlink(missing_ok=True)
+    for path in (folder / "command.txt", folder / GRID, folder.parent.parent / "multirun.yaml"):  # the last is Hydra's
+        path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # what holds anything else stays
         for each in (folder / "jobs", folder, folder.parent, folder.parent.parent):
             each.rmdir()

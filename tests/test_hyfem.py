@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from composed import composed
 from hydra.errors import InstantiationException
 from test_identities import close
 from torch import Tensor, nn
 from toy import CLASSES, FEATURES, algorithm, federation, local, run, tensors
 
 from fedlab_runner.averaging import Update
+from fedlab_runner.config import build
 from fedlab_runner.errors import UserError
 from fedlab_runner.executors.vectorized import Vectorized
 from fedlab_runner.federation import Arrivals, Federation
@@ -21,6 +23,7 @@ from fedlab_runner.matching.pfnm import Neurons, SquaredDistance, match
 from fedlab_runner.models._blocks import BlockNetwork
 from fedlab_runner.models.blocks_mlp import BlocksMLP
 from fedlab_runner.packing import pack, unpack
+from fedlab_runner.runner import prepare
 
 OWNED = np.array([[1, 1, 0], [0, 1, 1], [1, 1, 0], [1, 0, 1]], dtype=bool)  # clients 0 and 2 have the same blocks
 SIZES = (9, 6, 12, 5)
@@ -437,3 +440,9 @@ def test_where_clients_have_blocks_the_servers_model_is_evaluated_as_theirs(name
     assert torch.equal(model, state.params)
     fed.blocks = None
     assert not list(built.client_models(state, fed))
+
+
+@pytest.mark.parametrize(("algorithm", "said"), [("hyfem", 1), ("standalone", 0)])
+def test_hyfem_without_blocks_is_said(algorithm: str, said: int, caplog: pytest.LogCaptureFixture) -> None:
+    prepare(build(composed(f"algorithm={algorithm}", "server_data=none")))
+    assert sum("nothing to match without feature blocks" in record.getMessage() for record in caplog.records) == said

@@ -1,10 +1,13 @@
 """Models: sizes, gradients, `vmap`, weights from files; and the configs of models, delays and schedules."""
 
 import re
+import socket
+import time
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
+from typing import Any
 
 import pytest
 import torch
@@ -438,3 +441,26 @@ def test_pretrained_without_a_network_says_what_to_do(monkeypatch):
     monkeypatch.setattr("timm.models._builder.load_state_dict_from_hf", offline)
     with pytest.raises(UserError, match=r"^pretrained cannot be true .* use weights=<local file>: no route to host$"):
         timm_model(pretrained=True).build(3, 32, 5)
+
+
+@pytest.mark.parametrize("cause", ["unreachable", "asked for"])
+def test_pretrained_weights_without_a_network_fail_at_once(
+    cause: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants
+
+    asked = []
+
+    def refuse(*args: Any) -> None:
+        asked.append(args)
+        raise OSError("Network is unreachable")
+
+    monkeypatch.setattr("fedlab_runner.models.timm.getproxies", dict)
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", cause == "asked for")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    begun = time.monotonic()
+    with pytest.raises(UserError, match=r"^pretrained cannot be true for timm's 'resnet10t.c3_in1k', use weights="):
+        Timm(None, None, "resnet10t.c3_in1k", True, None, 0.0, {}).build(3, 64, 10)
+    assert time.monotonic() - begun < 20 and bool(asked) == (cause == "unreachable")
+    assert (cause == "asked for") == constants.HF_HUB_OFFLINE, "as it was"

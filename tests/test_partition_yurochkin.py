@@ -154,3 +154,13 @@ def test_dir_lin_draws_again_what_is_too_uneven(monkeypatch):
     assert len(calls[0]) == 10 and len(calls) > 1
     for smallest, again in zip(calls, [*calls[1:], []], strict=True):
         assert len(again) == (smallest < 50).sum()
+
+
+def test_a_least_size_that_is_not_met_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    strata = np.repeat(np.arange(3), 20)
+    DirYurochkin(alpha=10.0, min_size=2, max_tries=50, min_floor=1).split(strata, None, 6, rng())
+    assert not caplog.records
+    least = sizes(DirYurochkin(alpha=0.1, min_size=15, max_tries=50, min_floor=1).split(strata, None, 6, rng())).min()
+    (record,) = caplog.records
+    wanted = f"partition.min_size=15 is not met after 1 draws: the smallest of 6 clients has {least} examples"
+    assert record.getMessage() == wanted

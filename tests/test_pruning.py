@@ -158,3 +158,15 @@ def test_a_report_says_that_a_run_was_given_up(tmp_path: Path) -> None:
         (folder / "pruned.json").write_text('{"round": 1}')
     text = (cli.write([tmp_path])[0].parent / "report.md").read_text()
     assert "given up<br>seed 0: given up, round 1 of 3, 20.0 so far<br>seed 1: given up, round 1 of 3" in text
+
+
+def test_pruning_outside_of_a_sweep_is_said_to_do_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv(sweep.FOLDER, raising=False)
+    giving_up.Watch(tmp_path, NoPruning(), ACCURACY, 3).start()
+    assert not caplog.records
+    giving_up.Watch(tmp_path, Median(0, 3), ACCURACY, 3).start()
+    assert [record.getMessage() for record in caplog.records] == [
+        "pruning compares the runs of a sweep, and this is none (no -m): it does nothing"
+    ]
