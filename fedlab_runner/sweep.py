@@ -6,15 +6,13 @@ Nothing is collected in memory: the jobs may run in other processes or on other 
 import contextlib
 import json
 import logging
-import math
 import os
 import re
 import shlex
 import statistics
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from functools import cache
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +29,7 @@ from fedlab_runner import escaping, sealed, terminal, untrusted
 from fedlab_runner.escaping import visible
 from fedlab_runner.files import write_text_atomically
 from fedlab_runner.run_id import digest
+from fedlab_runner.sweep_records import Job, Row, read, read_job, read_json
 from fedlab_runner.system import SHARED_BY, jobs_at_once
 
 # The environment variables by which the jobs of any launcher know their sweep: its name (W&B's group) and its folder.
@@ -38,53 +37,6 @@ NAME, FOLDER = "FEDLAB_SWEEP", "FEDLAB_SWEEP_FOLDER"
 GRID = "grid.json"  # in the sweep's folder: the overrides of each job, where they are known before
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Job:
-    """How one job of a sweep ended."""
-
-    overrides: list[str]
-    seed: int | None
-    status: str  # finished, pruned, failed or interrupted
-    objective: float | None
-    folder: str
-    summary: dict[str, Any] = field(default_factory=dict)
-    error: str | None = None
-
-    @property
-    def setting(self) -> tuple[str, ...]:
-        """What the job tries: its overrides without the seed."""
-        return tuple(sorted(each for each in self.overrides if each.partition("=")[0] != "seed"))
-
-
-@dataclass(frozen=True)
-class Row:
-    """All jobs of one setting."""
-
-    setting: tuple[str, ...]
-    jobs: Sequence[Job]
-
-    def values(self, key: str | None = None) -> list[float]:
-        """The finite objectives (or values of the summary) of the finished jobs."""
-        found = [job.summary.get(key) if key else job.objective for job in self.jobs if job.status == "finished"]
-        return [value for value in found if isinstance(value, int | float) and math.isfinite(value)]
-
-    @property
-    def failed(self) -> list[Job]:
-        """The jobs without a result."""
-        return [job for job in self.jobs if job.status not in ("finished", "pruned")]
-
-    @property
-    def remarks(self) -> str:
-        """How many seeds do not count, and why."""
-        pruned = [job for job in self.jobs if job.status == "pruned"]
-        parts = [f"{len(self.failed)}: {self.failed[0].error}"] if self.failed else []
-        return "; ".join(parts + ([f"{len(pruned)} {str(pruned[0].error).partition(':')[0]}"] if pruned else []))
-
-
-_FIELDS = {each.name for each in fields(Job)}
-_LEAST = _FIELDS - {"summary", "error"}
 
 
 class SweepCallback(Callback):
@@ -96,7 +48,7 @@ class SweepCallback(Callback):
         folder = Path(config.hydra.sweep.dir).absolute() / "sweeps" / sweep_id(overrides)
         (folder / "jobs").mkdir(parents=True, exist_ok=True)
         for path in (folder / "jobs").glob("*.json"):  # what failed last time is tried again
-            if _job(path).get("status") != "finished":
+            if read_job(path).get("status") != "finished":
                 path.unlink()
         write_text_atomically(folder / "command.txt", shlex.join(["fedlab", *sys.argv[1:]]) + "\n")
         write_text_atomically(folder / GRID, json.dumps(_grid(config)))
@@ -148,7 +100,7 @@ def record(cfg: DictConfig, status: str, objective: float | None = None, error: 
     if folder is None:  # a launcher that drops the environment: the run folder still tells all
         return
     hydra = HydraConfig.get()
-    summary = _read_json(Path(hydra.runtime.output_dir) / "summary.json")
+    summary = read_json(Path(hydra.runtime.output_dir) / "summary.json")
     if summary.get("rounds") != cfg.get("rounds"):  # of an earlier, longer or shorter call of the same run
         summary = {}
     seed = cfg.get("seed")
@@ -178,16 +130,6 @@ def refresh(folder: Path) -> list[Row]:
         if (now := read(folder)) == rows:
             return rows
         rows = now
-
-
-def read(folder: Path) -> list[Row]:
-    """One row a setting, in the order of their names."""
-    found: dict[tuple[str, ...], list[Job]] = {}
-    for path in sorted((folder / "jobs").glob("*.json")):
-        if values := _job(path):
-            job = Job(**values)
-            found.setdefault(job.setting, []).append(job)
-    return [Row(setting, found[setting]) for setting in sorted(found, key=natural)]
 
 
 def finished(folder: Path) -> list[Path]:
@@ -224,12 +166,6 @@ def comma_separated(rows: Sequence[Row]) -> str:
         numbers = [float(cell) if cell else None for v in columns for cell in (_mean(v, 10), _std(v, 10))]
         lines.append([" ".join(row.setting), len(row.values()), len(row.failed), *numbers])
     return escaping.comma_separated(lines)
-
-
-def natural(setting: Iterable[str]) -> list[Any]:
-    """A sort key that puts delay.std=5 before delay.std=20."""
-    parts = re.split(r"0*([0-9]+)", " ".join(setting))
-    return [(len(part), part) if i % 2 else part for i, part in enumerate(parts)]  # int() has a limit of digits
 
 
 def remove_if_empty(folder: Path) -> None:
@@ -270,39 +206,3 @@ def _mean(values: Sequence[float], digits: int = 4) -> str:
 def _std(values: Sequence[float], digits: int = 4) -> str:
     """The sample standard deviation; one value has none."""
     return f"{statistics.stdev(values):.{digits}g}" if len(values) > 1 else ""
-
-
-def _job(path: Path) -> dict[str, Any]:
-    """The fields of a Job in its file; empty, with a warning, where they are not what was written."""
-    try:
-        values = sealed.read(path)
-        if not (_LEAST <= values.keys() <= _FIELDS and _sound(values)):  # of an older version: without a sum
-            raise sealed.Damaged("is damaged")
-    except OSError:
-        return {}
-    except sealed.Damaged as fault:
-        _warn_once(f"{visible(str(path))} {fault} and does not count: the command of the sweep writes it anew")
-        return {}
-    return values
-
-
-def _sound(values: Mapping[str, Any]) -> bool:
-    """Whether the fields of a job are what they are said to be."""
-    texts = untrusted.are_texts([values["folder"], values["status"]]) and isinstance(values.get("error"), str | None)
-    numbers = isinstance(values["objective"], int | float | None) and isinstance(values.get("summary", {}), dict)
-    return texts and numbers and untrusted.are_texts(values["overrides"])
-
-
-@cache
-def _warn_once(message: str) -> None:
-    """The records are read again whenever a job ends."""
-    _log.warning("%s", message)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """The object in a file; empty where there is none that can be read."""
-    try:
-        values = untrusted.read_json(path)
-    except (OSError, ValueError):
-        return {}
-    return values if isinstance(values, dict) else {}

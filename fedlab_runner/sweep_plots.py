@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fedlab_runner import untrusted
 from fedlab_runner.drawing import GREY, STYLE, new_figure, save, series
 from fedlab_runner.escaping import file_name, label
-from fedlab_runner.sweep import Row, read
+from fedlab_runner.sweep_records import Row, read
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -16,7 +16,7 @@ import pytest
 import yaml
 from report_files import curve, write_run
 
-from fedlab_runner import sealed, sweep
+from fedlab_runner import sealed, sweep, sweep_records
 from fedlab_runner.report import cli, paper
 from fedlab_runner.report.folders import find
 
@@ -183,7 +183,7 @@ def test_nothing_of_a_run_reaches_the_terminal_as_a_control(
     assert cli.main([str(hostile), "--out", str(report)]) == 0
     assert cli.main([str(hostile), "--experiment", "\x1b[2J"]) == 2
     (theirs,) = (hostile / "sweeps").iterdir()
-    sweep._warn_once.cache_clear()
+    sweep_records._warn_once.cache_clear()
     sweep.refresh(theirs)
     sweep.show(theirs)
     shown = capsys.readouterr()

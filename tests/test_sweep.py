@@ -23,11 +23,11 @@ from hydra.core.utils import JobReturn
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from fedlab_runner import config, sweep, sweep_plots, system, train
+from fedlab_runner import config, sweep, sweep_plots, sweep_records, system, train
 from fedlab_runner.errors import Diverged, UserError
 from fedlab_runner.files import write_text_atomically
 from fedlab_runner.metric_direction import check_direction, direction_of
-from fedlab_runner.sweep import Job, Row
+from fedlab_runner.sweep_records import Job, Row
 
 SMALL = ["model=logistic", "num_clients=4", "participation.cohort_size=2", "logger=none", "rounds=1", "device=cpu"]
 Sweep = Callable[..., tuple[int, str, str]]
@@ -100,7 +100,7 @@ def test_a_damaged_record_of_a_job_does_not_count_and_is_written_anew(
 ) -> None:
     """A digit of its number, or a letter of a name in it: never another mean in silence."""
     warnings: list[str] = []
-    monkeypatch.setattr(sweep._log, "warning", lambda text, *words: warnings.append(text % words))
+    monkeypatch.setattr(sweep_records._log, "warning", lambda text, *words: warnings.append(text % words))
     assert launch(score, *GRID)[0] == 0
     whole = table()
     path = min((only_folder() / "jobs").iterdir())
@@ -109,7 +109,7 @@ def test_a_damaged_record_of_a_job_does_not_count_and_is_written_anew(
         path.write_text(content.replace(old, new, 1))
         assert path.read_text() != content
         warnings.clear()
-        sweep._warn_once.cache_clear()
+        sweep_records._warn_once.cache_clear()
         sweep.refresh(only_folder())
         assert sorted(row["seeds"] for row in table().values()) == ["1", "2", "2", "2"]
         assert warnings == [f"{path} is damaged and does not count: the command of the sweep writes it anew"]

@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from fedlab_runner import sweep, sweep_plots
-from fedlab_runner.sweep import Job
 from fedlab_runner.sweep_plots import plot_sweep
+from fedlab_runner.sweep_records import Job
 
 SUMMARY = {"metric": "test/accuracy", "rule": "best"}
 

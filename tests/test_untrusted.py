@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fedlab_runner import finished, giving_up, sealed, sweep, sweep_plots, untrusted
+from fedlab_runner import finished, giving_up, sealed, sweep, sweep_plots, sweep_records, untrusted
 from fedlab_runner.config import conf_dir
 from fedlab_runner.untrusted import Unreadable
 
@@ -200,7 +200,7 @@ def test_records_of_a_sweep_are_what_they_say_or_do_not_count(tmp_path: Path) ->
 
 def test_settings_with_numbers_of_any_length_have_an_order() -> None:
     settings = [(f"a={number}",) for number in ("20", "5", "9" * 5000, "007", "x", "\N{SUPERSCRIPT TWO}")]
-    ordered = [each[0].removeprefix("a=") for each in sorted(settings, key=sweep.natural)]
+    ordered = [each[0].removeprefix("a=") for each in sorted(settings, key=sweep_records.natural)]
     assert [each for each in ordered if each.isdecimal()] == ["5", "007", "20", "9" * 5000]
 
 

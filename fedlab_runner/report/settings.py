@@ -8,7 +8,7 @@ from typing import Any
 from fedlab_runner.escaping import short
 from fedlab_runner.report.runs import Run
 from fedlab_runner.run_id import without_volatile
-from fedlab_runner.sweep import natural
+from fedlab_runner.sweep_records import natural
 
 # What a method is compared under; all other keys belong to the method.
 CONDITIONS = (
