@@ -69,7 +69,7 @@ class Outcome(NamedTuple):
 
 def run(cfg: DictConfig) -> float:
     """Runs, continues or, when it is finished, only reads the experiment in Hydra's run folder; the objective."""
-    hydra = HydraConfig.get()
+    hydra: Any = HydraConfig.get()
     check_direction(hydra, str(cfg.evaluation.metric))
     return run_in(Path(hydra.runtime.output_dir), cfg, provenance.command_of(hydra, cfg))
 

@@ -20,7 +20,18 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from fedlab_runner import cli_errors, composing, composition, config_source, keys, listing, signals, sweep, terminal
+from fedlab_runner import (
+    cli_errors,
+    composing,
+    composition,
+    config_source,
+    keys,
+    listing,
+    signals,
+    sweep,
+    sweep_records,
+    terminal,
+)
 from fedlab_runner.config import conf_dir, register_resolvers
 from fedlab_runner.errors import Interrupted, Pruned, UserError
 from fedlab_runner.system import SHARED_BY
@@ -43,7 +54,7 @@ def main() -> int:
     with _environment(HYDRA_FULL_ERROR="1", **dict.fromkeys((sweep.NAME, sweep.FOLDER, SHARED_BY))):
         try:
             if arguments[:1] == ["--list"]:
-                listing.show(*arguments[1:2] or [None])
+                listing.show(arguments[1] if len(arguments) > 1 else None)
                 return 0
             if held := keys.in_arguments(arguments):
                 raise UserError("\n".join(held))  # before Hydra writes them down
@@ -123,7 +134,7 @@ def _report(error: BaseException, arguments: list[str]) -> int:
         print(f"{error}; the same command continues from the last checkpoint", file=sys.stderr)
         return 128 + error.signal
     if folder := os.environ.get(sweep.FOLDER):
-        rows = sweep.read(Path(folder))
+        rows = sweep_records.read(Path(folder))
         if failed := sum(len(row.failed) for row in rows):
             print(f"error: {failed} of {sum(len(row.jobs) for row in rows)} jobs failed", file=sys.stderr)
             return 1
