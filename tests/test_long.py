@@ -30,10 +30,10 @@ TINY = (
 )
 MEBIBYTE = 2**20
 NO_PICTURES = """
-from fedlab_runner import runner
+from fedlab_runner import leaving, runner
 for name in ("plot_partition", "plot_curves", "plot_staleness"):
-    setattr(runner, name, lambda *_: False)
-runner.plot_diagnostics = lambda *_: []
+    setattr(leaving, name, lambda *_: False)
+leaving.plot_diagnostics = lambda *_: []
 """
 # Many runs in one process: what Hydra does for each job of a sweep takes ten times as long as such a job.
 RUNS = """
