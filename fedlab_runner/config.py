@@ -107,6 +107,7 @@ def check(cfg: DictConfig) -> Checked:
         raise UserError(keys.redacted(f"{error.full_key or 'the config'}: {line}")) from error
     if faults := [*_key_faults(cfg, values), *_escapes(values)]:
         raise UserError("\n".join(faults))  # alone: other lines show values
+    values = _bounded(values, values.pop("debug", None))
     errors: list[str] = []
     nodes = schema.convert_fields(values, _hints(), "", errors)
     return Checked(nodes, tuple(errors))
@@ -125,6 +126,14 @@ def run_id(cfg: DictConfig) -> str:
 def fingerprint(cfg: DictConfig) -> dict[str, Any]:
     """What decides the numbers of the run: see `Checked`."""
     return check(cfg).fingerprint
+
+
+def _bounded(value: Any, bound: Any) -> Any:
+    """A config with the numbers of the group `debug` as bounds of its own."""
+    if isinstance(value, dict) and isinstance(bound, dict):
+        return {key: _bounded(each, bound.get(key)) for key, each in value.items()}
+    numbers = isinstance(value, int | float) and isinstance(bound, int | float) and not isinstance(value, bool)
+    return min(value, bound) if numbers else value
 
 
 @cache

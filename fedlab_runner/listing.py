@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedlab_runner import schema, untrusted
+from fedlab_runner import schema
 from fedlab_runner.config import conf_dir
 from fedlab_runner.errors import UserError
 
@@ -49,7 +49,8 @@ def _about(path: Path) -> str:
     text = path.read_text(encoding="utf-8")
     if comment := re.match(r"(?:# @.*\n)?((?:# .*\n)+)", text):
         return _first_sentence(re.sub(r"^# ", "", comment[1], flags=re.MULTILINE))
-    module, _, name = str((untrusted.parse_yaml(text.encode()) or {}).get("_target_", "")).rpartition(".")
+    target = re.search(r"^_target_: (\S+)", text, re.MULTILINE)
+    module, _, name = (target[1] if target else "").rpartition(".")
     source = Path(__file__).parents[1] / f"{module.replace('.', '/')}.py"
     for node in ast.walk(ast.parse(source.read_text(encoding="utf-8")) if source.is_file() else ast.Module([], [])):
         if isinstance(node, ast.ClassDef) and node.name == name:

@@ -12,7 +12,7 @@ from composed import composed, with_values
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from fedlab_runner.config import build, conf_dir, register_resolvers
+from fedlab_runner.config import build, check, conf_dir, register_resolvers
 from fedlab_runner.runner import run_in
 
 CONF = conf_dir()
@@ -100,6 +100,24 @@ def test_every_value_of_a_sweep_builds(experiment: str) -> None:
     for i in range(max(map(len, params.values()), default=0)):
         job = [f"{key}={values[i % len(values)]}" for key, values in params.items()]
         build(composed(f"experiment={experiment}", *job, small=False))
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_experiment_in_little_builds_and_is_little(experiment: str) -> None:
+    cfg = composed("+debug=tiny", f"experiment={experiment}", small=False)
+    tiny, whole = build(cfg), check(composed(f"experiment={experiment}", small=False))
+    assert tiny.rounds <= 2 and tiny.num_clients <= 10 and tiny.train_fraction <= 0.02
+    assert tiny.participation.cohort(tiny.num_clients) <= min(4, tiny.num_clients)
+    assert (tiny.local.epochs or 1) == 1 and (tiny.local.steps or 1) <= 2
+    assert "debug" not in check(cfg).values and check(cfg).run_id != whole.run_id
+
+
+@pytest.mark.parametrize("experiment", ["example", "feddle/table7", "dfml/table3", "fedwalk/table2", "fedcda/table1"])
+def test_an_experiment_in_little_runs(experiment: str, tmp_path: Path) -> None:
+    cfg = without_files(composed("+debug=tiny", f"experiment={experiment}", "device=cpu", small=False))
+    cfg.debug.train_fraction = 0.5  # of the few examples that stand in for the files
+    assert 0 <= run_in(tmp_path, cfg) <= 1
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
 
 
 def jobs(experiment: str) -> Iterator[dict[str, str]]:
