@@ -31,19 +31,19 @@ def objective_of_finished(folder: Path, name: str, c: Components, code: Code) ->
         rows = [decode(line) for line in lines]
     except (OSError, ValueError, TypeError, KeyError):
         return None
-    whole = len(rows) == summary["rounds"] + 1 and [row["round"] for row in rows] == list(range(len(rows)))
-    if summary.get("run_id") != name or not whole:
+    complete = len(rows) == summary["rounds"] + 1 and [row["round"] for row in rows] == list(range(len(rows)))
+    if summary.get("run_id") != name or not complete:
         return None
     if len(rows) <= c.rounds or (c.logger.save_model and not (folder / MODEL).exists() and len(rows) == c.rounds + 1):
         return None  # the last checkpoint has the weights that are asked for now
-    anew = {"run_id": name, **summarise(rows, e.metric, e.summary, e.last, e.every, summary["rounds"], e.target)}
-    anew[CODE] = summary.get(CODE, digest_of_code(code))  # older versions did not write it
-    now = sealed(anew, hashlib.sha256(b"".join(lines)).hexdigest())
+    whole = {"run_id": name, **summarise(rows, e.metric, e.summary, e.last, e.every, summary["rounds"], e.target)}
+    whole[CODE] = summary.get(CODE, digest_of_code(code))  # older versions did not write it
+    now = sealed(whole, hashlib.sha256(b"".join(lines)).hexdigest())
     if summary.get(DIGEST, now[DIGEST]) != now[DIGEST]:
         _log.warning("%s is not as the finished run left it: the run goes on from a checkpoint", folder / METRICS)
         return None
-    if anew[CODE] != digest_of_code(code):
-        _other_code(folder, anew[CODE], code, c.checkpoint.same_code)
+    if whole[CODE] != digest_of_code(code):
+        _other_code(folder, whole[CODE], code, c.checkpoint.same_code)
     if summary != now:
         _log.info("%s is written anew from %s", folder / SUMMARY, METRICS)
         write_summary(folder, now)

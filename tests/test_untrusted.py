@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import yaml
+from composed import SMALL
 
-from fedlab_runner import finished, giving_up, sealed, sweep, sweep_plots, sweep_records, untrusted
+from fedlab_runner import api, giving_up, sealed, sweep, sweep_plots, sweep_records, untrusted
 from fedlab_runner.config import conf_dir
 from fedlab_runner.untrusted import Unreadable
 
@@ -229,12 +230,14 @@ def test_rows_of_strangers_are_no_rows(row: str, tmp_path: Path) -> None:
     assert sweep_plots._metrics(tmp_path) == [] == giving_up._rows(tmp_path / "metrics.jsonl")
 
 
-@pytest.mark.parametrize("rounds", [10**30, -5, "3", None, 1.5, [], True], ids=repr)
-def test_a_summary_that_claims_any_number_of_rounds_is_not_that_of_a_finished_run(rounds: Any, tmp_path: Path) -> None:
-    from composed import composed
-
-    from fedlab_runner.config import build
-
-    (tmp_path / "metrics.jsonl").write_text('{"round": 0, "test/accuracy": 0.5}\n')
-    (tmp_path / "summary.json").write_text(json.dumps({"run_id": "a", "rounds": rounds}))
-    assert finished.objective_of_finished(tmp_path, "a", build(composed("rounds=1"))) is None
+def test_a_summary_that_claims_anything_is_written_anew(tmp_path: Path) -> None:
+    """Any number of rounds, levels, digits, or no object at all: the run goes on from its checkpoint."""
+    cfg = api.compose(*SMALL, "algorithm=fedavg", "rounds=1", "logger=none")
+    wanted = api.run(cfg, tmp_path).objective
+    whole = (tmp_path / "summary.json").read_bytes()
+    summary = json.loads(whole)
+    texts = [json.dumps(summary | {"rounds": rounds}) for rounds in (10**30, -5, "3", None, 1.5, [], True)]
+    for text in [*texts, "[" * 100_000, "9" * 5000, "[]", "5", "", '{"rounds": NaN}']:
+        (tmp_path / "summary.json").write_text(text)
+        assert api.run(cfg, tmp_path).objective == wanted
+        assert (tmp_path / "summary.json").read_bytes() == whole, text[:40]
