@@ -57,6 +57,7 @@ SHRUNK = {
         ("model.image_size=8", "model.width=8", "model.heads=2", "model.head_width=4", "model.dropout=0.0"),
     ],
 }
+LARGE = {"blocks_resnet", "resnet18", "resnet18_torchvision"}  # ten million values and more, however small the images
 # Work of a server that is long as it stands.
 SHORT = {
     "feddle": ("algorithm.epochs=1",),
@@ -79,9 +80,9 @@ def combination(number: int) -> list[str]:
     draw = random.Random(number)
     groups = sorted(path.name for path in CONF.iterdir() if path.is_dir() and path.name not in NO_CHOICE)
     pick = {group: draw.choice(choices(group)) for group in groups}
-    clients = draw.choice([2, 5, 9])
-    cohort = draw.choice([1, 1, 2, clients])
     _fit_together(pick, draw)
+    clients = 2 if pick["model"] in LARGE else draw.choice([2, 5, 9])
+    cohort = draw.choice([1, 1, 2, clients])
     if pick["participation"] == "over_selection":
         cohort = max(1, min(cohort, int(clients / 1.3)))
     if _class(pick["algorithm"]).serverless:
@@ -152,6 +153,8 @@ def _fit_together(pick: dict[str, str], draw: random.Random) -> None:
         pick["analysis"] = "none"
     elif pick["model"] == "mix":
         pick["model"] = "mlp"
+    if pick["model"] in LARGE and draw.random() < 0.6:
+        pick["model"] = "preact_resnet" if pick["partition"] != "random_blocks" else "blocks_mlp"
     if draw.random() < 0.9:
         pick["server_data"] = "in_domain"
     if pick["partition"] == "by_user":
