@@ -16,7 +16,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -197,7 +197,7 @@ class Ended(NamedTuple):
         return shlex.join(["fedlab", *combination(self.number)])
 
 
-def tried(numbers: Iterator[int] | range | list[int]) -> Iterator[Ended]:
+def tried(numbers: Iterable[int]) -> Iterator[Ended]:
     """Each combination in a child of this process, which imports everything once and computes nothing."""
 
     for name in ("runner", "train"):

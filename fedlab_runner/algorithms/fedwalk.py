@@ -154,7 +154,8 @@ class FedWalk(Algorithm[State]):
         n, task = len(_leash_data(fed)), fed.task
         example = task.flops(task.normalize(_leash_data(fed).inputs[:1].to(task.device), task.dtype))
         seen = self.steps * (min(n, self.batch_size) if self.unit == "step" else n)
-        return self.base.operations(fed, local) + seen * example.step + n * example.forward
+        own: float = self.base.operations(fed, local)
+        return own + seen * example.step + n * example.forward
 
     def models(self, state: State) -> Tensor:
         models: Tensor = self.base.models(state.base)
