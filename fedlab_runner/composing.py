@@ -30,7 +30,8 @@ _TEXTS = re.compile(
 )
 _LOGGED = {  # what logging may build
     *("logging.StreamHandler", "logging.FileHandler", "logging.NullHandler", "logging.handlers.RotatingFileHandler"),
-    *("fedlab_runner.recording.log_lines.LineHandler", "rich.logging.RichHandler", "colorlog.ColoredFormatter"),
+    *("fedlab_runner.recording.log_lines.LineHandler", "fedlab_runner.recording.log_lines.LogFile"),
+    *("rich.logging.RichHandler", "colorlog.ColoredFormatter"),
     *("ext://sys.stdout", "ext://sys.stderr"),
 }
 

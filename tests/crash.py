@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -151,6 +152,21 @@ def _once(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return call
 
 
+class _Once:
+    """A checked config that is built, hashed and named once."""
+
+    def __init__(self, checked: Any) -> None:
+        self._checked = checked
+        self.values, self.fingerprint, self.run_id = checked.values, checked.fingerprint, checked.run_id
+
+    @cached_property
+    def _built(self) -> Any:
+        return self._checked.build()
+
+    def build(self) -> Any:
+        return self._built
+
+
 def _serve() -> None:
     os.environ |= {"OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
     import pictures
@@ -166,8 +182,8 @@ def _serve() -> None:
     Console.table = lambda *_: None
     # A config is composed and built once; components are frozen.
     configs: dict[tuple[str, ...], Any] = {}
-    for module, name in ((runner, "build"), (runner, "run_id"), (runner, "fingerprint")):
-        setattr(module, name, _once(getattr(module, name)))
+    check = runner.check
+    runner.check = _once(lambda cfg: _Once(check(cfg)))
     with tempfile.TemporaryDirectory() as folder:  # imports what is imported late
         runner.run_in(Path(folder) / "run", composed(*TINY, "rounds=1", small=False))
     for line in sys.stdin:
@@ -177,7 +193,7 @@ def _serve() -> None:
         if overrides not in configs:
             cfg = configs[overrides] = composed(*overrides, small=False)
             with contextlib.suppress(ValueError):  # the child will say so
-                runner.build(cfg), runner.run_id(cfg), runner.fingerprint(cfg)
+                runner.check(cfg).build()
         if "logger=wandb" in overrides:
             import wandb  # noqa: F401  # once, and not in each child
         readable, writable = os.pipe()

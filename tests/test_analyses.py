@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from composed import composed, files
 from toy import ALGORITHMS, RAGGED, algorithm, federation, local, run, server_data
 
-from fedlab_runner import runner
 from fedlab_runner.algorithm import ServerAlgorithm
 from fedlab_runner.analyses.none import NoAnalysis
 from fedlab_runner.analyses.update_cosines import UpdateCosines
+from fedlab_runner.config import build
 from fedlab_runner.diagnostic_plots import PICTURES, plot_diagnostics
 from fedlab_runner.errors import Interrupted, UserError
 from fedlab_runner.runner import prepare, run_in
@@ -181,10 +181,10 @@ def test_no_analysis_sees_nothing() -> None:
 
 def test_probe_examples_leave_the_test_set_and_are_none_of_the_servers() -> None:
     sizes = ("server_data=in_domain", "server_data.size=50", PROBED, "probe_data.size=30")
-    prepared = prepare(runner.build(composed(*sizes)))
+    prepared = prepare(build(composed(*sizes)))
     fed, whole = (
         prepared.simulation.fed,
-        prepare(runner.build(composed("algorithm=fedavg", "server_data=none"))).simulation.test,
+        prepare(build(composed("algorithm=fedavg", "server_data=none"))).simulation.test,
     )
     assert fed.server_data is not None and fed.probe_data is not None
     parts = (fed.server_data.inputs, fed.probe_data.inputs, prepared.simulation.test.inputs)

@@ -56,7 +56,7 @@ def test_a_finished_run_is_loaded_with_its_state_and_a_longer_one_goes_on() -> N
 def test_faults_are_one_line() -> None:
     with pytest.raises(UserError, match=r"^local\.lrr is not a key: did you mean local\.lr\?$"):
         compose("local.lrr=1")
-    with pytest.raises(UserError, match=r"^local\.lr must be > 0, got -1"):
+    with pytest.raises(UserError, match=r"^local\.lr must be finite and > 0, got -1"):
         run(compose("local.lr=-1"))
     assert not Path("outputs").exists()
 

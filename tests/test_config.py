@@ -91,7 +91,7 @@ def test_build_gives_objects_and_plain_values() -> None:
         ("local.lr=fast", "local.lr must be a number, got 'fast'"),
         ("local.batch_size=1.5", "local.batch_size must be a whole number, got 1.5"),
         ("local.batch_size=null", "local.batch_size must be a whole number, got null"),
-        ("local.nesterov=1", "local.nesterov must be true or false, got 1"),
+        ("local.nesterov=1", "local.nesterov must be true or false or null, got 1"),
         ("+local.momentun=0.9", "local.momentun is not a key: did you mean local.momentum?"),
         ("+sed=1", "sed is not a key: did you mean seed?"),
         ("~local.lr", "local.lr is missing: expected a number"),

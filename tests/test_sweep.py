@@ -217,7 +217,7 @@ def test_a_job_with_a_faulty_config_fails_alone(launch: Sweep) -> None:
     errors = {row.setting: row.failed[0].error for row in sweep.read(only_folder()) if row.failed}
     assert errors == {
         ("local.lr=fast",): "local.lr must be a number, got 'fast'",
-        ("local.lr=-1",): "local.lr must be > 0, got -1.0",
+        ("local.lr=-1",): "local.lr must be finite and > 0, got -1.0",
     }
 
 
