@@ -13,7 +13,7 @@ from fedlab_runner.sources import Code, changed
 
 _log = logging.getLogger(__name__)
 STRANGE = "holds something else than the state of this run"
-FAILED = "cannot be continued: the round that follows on it fails; it is not of this run, or the code has a fault"
+FAILED = "cannot be continued: a round that follows on it fails; it is not of this run, or the code has a fault"
 
 
 def check_beginning(

@@ -124,7 +124,7 @@ class Simulation:
             while now.round < self.rounds:
                 started = time.monotonic()
                 memory, seen = self._analyse(now)
-                with understood(first, FAILED) if saved and now.round == first else nullcontext():
+                with understood(first, FAILED) if saved and saved_round == first else nullcontext():
                     state, metrics = self._round(now)
                 trained = time.monotonic()
                 metrics |= seen | self._evaluate(state, now.round + 1)
