@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 from fedlab_runner.errors import Interrupted
 
@@ -35,14 +36,20 @@ def raised() -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         restore()
         _asked.append(number)
-        if not _waiting:
+        if _calls(frame, hook):  # an exception of it would be lost for good
+            _again(Interrupted(number), stop)
+        elif not _waiting:
             raise Interrupted(number)
+
+    def hook(ignored: Any) -> None:
+        if not _again(ignored.exc_value, stop):
+            show(ignored)
 
     for number in before:
         signal.signal(number, stop)
     show = sys.unraisablehook
     if before:
-        sys.unraisablehook = lambda ignored: _again(ignored.exc_value, stop) or show(ignored)
+        sys.unraisablehook = hook
     try:
         yield
     finally:
@@ -51,6 +58,13 @@ def raised() -> Iterator[None]:
             _asked.clear()
             _lost.clear()
         restore()
+
+
+def _calls(frame: FrameType | None, function: Callable[..., object]) -> bool:
+    """Whether a function has been called and has not returned, by the frame where the program is."""
+    while frame is not None and frame.f_code is not function.__code__:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _again(ignored: BaseException | None, handler: Callable[[int, FrameType | None], None]) -> bool:

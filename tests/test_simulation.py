@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import signal
+import threading
 import time
 import weakref
 from contextlib import suppress
@@ -185,6 +186,25 @@ def test_a_signal_that_comes_in_a_destructor_is_raised_again_at_once(
     del seen
     signals.check()  # nothing is left of it
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_signal_that_comes_while_a_lost_one_is_looked_at_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine it is raised again before the hook that found it has ended."""
+    start, late = threading.Timer.start, list[bool]()
+
+    def start_and_wait(timer: threading.Timer) -> None:
+        start(timer)
+        if not late:
+            late.append(True)
+            time.sleep(0.2)
+
+    monkeypatch.setattr(threading.Timer, "start", start_and_wait)
+    dying = Dying(True)
+    with signals.raised():
+        del dying
+        with pytest.raises(Interrupted):
+            time.sleep(30)
+    assert late
 
 
 def test_rounds_since_the_last_checkpoint_are_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
