@@ -258,13 +258,13 @@ class Simulation:
     def _resume(self, round: int, payload: dict[str, Any]) -> tuple[Snapshot, float]:
         """The run as it was after `round` rounds, and the seconds it had taken."""
         first, first_memory = self.algorithm.init(self.fed), self.analysis.init()
-        if not fits(payload["state"], payload.get("layout"), like=first):  # older versions did not write it
-            name = type(self.algorithm).__name__
-            raise UserError(
-                f"the checkpoint after round {round} is of a version whose State of {name} had other fields: go on "
-                "with that version (commands.jsonl has its commit), or give another hydra.run.dir"
-            )
         with understood(round, STRANGE):
+            if not fits(payload["state"], payload.get("layout"), like=first):  # older versions did not write it
+                name = type(self.algorithm).__name__
+                raise UserError(
+                    f"the checkpoint after round {round} is of a version whose State of {name} had other fields: go on "
+                    "with that version (commands.jsonl has its commit), or give another hydra.run.dir"
+                )
             if differs(payload["state"], like=first):
                 raise ValueError("its State has other parts, types or sizes")
             state = unpack(payload["state"], like=first)

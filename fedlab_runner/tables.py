@@ -80,13 +80,16 @@ class SlotFile:
 
     def get(self, slot: int, columns: slice, device: torch.device) -> Tensor:
         """The row of a slot, checked, or consecutive columns of it. RunFailed where it is not what was written."""
-        if not 0 <= slot < len(self._born):
-            raise RunFailed(f"{self._path} has no slot {slot}: {AGAIN}")
+        self._check(slot)
         begin, end, _ = columns.indices(self._length)
         values = self._values(slot, begin, end)
         if end - begin == self._length and not self._whole(slot, values):
             raise RunFailed(f"{self._path} is damaged in slot {slot}: {AGAIN}")
         return values.to(device)
+
+    def _check(self, slot: Any) -> None:
+        if not isinstance(slot, int) or not 0 <= slot < len(self._born):  # of a checkpoint that somebody made
+            raise RunFailed(f"{self._path} has no slot {str(slot)[:40]}: {AGAIN}")
 
     def _whole(self, slot: int, values: Tensor) -> bool:
         return self._sums[slot] in (UNKNOWN, zlib.crc32(values.numpy().data.cast("B")))
@@ -104,6 +107,7 @@ class SlotFile:
 
     def drop(self, slot: int) -> None:
         """The State after this round has the slot no more."""
+        self._check(slot)
         self._gone[slot] = self._round + 1
 
     def sync(self) -> None:

@@ -239,7 +239,7 @@ def test_a_checkpoint_cannot_run_code(tmp_path: Path, monkeypatch: pytest.Monkey
     with monkeypatch.context() as patch:
         patch.setattr("fedlab_runner.checkpoint._portable", lambda payload: payload)
         store.save(1, CONFIG, {"x": Evil()})
-    with pytest.raises(Exception, match=r"[Ww]eights"):
+    with pytest.raises(Exception, match="cannot be read: UnpicklingError"):
         store.load(CONFIG)
     assert not (tmp_path / "broken_into").exists()
 
