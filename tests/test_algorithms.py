@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from toy import ALGORITHMS, RAGGED, algorithm, evaluate, federation, local, normed, run, tensors, vectors
+from toy import ALGORITHMS, ANY_OPTIMIZER, RAGGED, algorithm, evaluate, federation, local, normed, run, tensors, vectors
 
 import fedlab_runner.algorithms
 from fedlab_runner.executors.vectorized import Vectorized
@@ -48,10 +48,6 @@ def test_it_learns(name: str) -> None:
     assert after > max(0.7, before)
 
 
-# Whose default is for SGD without momentum.
-FOR_MOMENTUM: dict[str, dict[str, Any]] = {"scaffold": {"option": 1}}
-
-
 @pytest.mark.parametrize("name", ALGORITHMS)
 @pytest.mark.parametrize("setting", ["momentum", "batch_norm"])
 def test_vectorised_equals_the_loop(name: str, setting: str) -> None:
@@ -59,7 +55,7 @@ def test_vectorised_equals_the_loop(name: str, setting: str) -> None:
         "momentum": {"training": local(momentum=0.5, weight_decay=0.01)},
         "batch_norm": {"build": normed},
     }
-    built = algorithm(name, **FOR_MOMENTUM.get(name, {}))
+    built = algorithm(name, **ANY_OPTIMIZER.get(name, {}))
     one = run(built, federation(**LATE, **kinds[setting]), 6)
     other = run(built, federation(**LATE, **kinds[setting], executor=Vectorized(2, compile=False)), 6)
     for mine, theirs in zip(tensors(one), tensors(other), strict=True):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from composed import composed, files
 from torch import nn
-from toy import ALGORITHMS, algorithm, federation, local, normed, run, task, tensors
+from toy import ALGORITHMS, ANY_OPTIMIZER, algorithm, federation, local, normed, run, task, tensors
 
 from fedlab_runner.checkpoint import CheckpointStore
 from fedlab_runner.clock import RoundClock, Starts
@@ -66,7 +66,8 @@ def test_stop_names_client_and_round(name: str) -> None:
 @pytest.mark.parametrize("name", TRAINING)
 def test_the_run_goes_on_and_counts(name: str, policy: str) -> None:
     training = local(update_norm=1.0 if policy == "clip" else None)
-    fed, built = guarded(policy, participation=Everyone(), training=training), algorithm(name)
+    fed = guarded(policy, participation=Everyone(), training=training)
+    built = algorithm(name, **ANY_OPTIMIZER.get(name, {}))
     state = run(built, fed, ROUND)
     assert fed.collect()["updates/not_finite"] == 0
     state = run(built, fed, 1, first=ROUND, state=state)
@@ -322,7 +323,7 @@ def test_every_algorithm_can_clip_updates(name: str) -> None:
             return super().train(work)
 
     fed = federation(training=local(update_norm=1e-9), executor=Watching(compile=False), participation=Everyone())
-    run(algorithm(name), fed, 2)
+    run(algorithm(name, **ANY_OPTIMIZER.get(name, {})), fed, 2)
     assert sum(seen) and fed.collect()["updates/clipped"] > 0
 
 

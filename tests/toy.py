@@ -36,6 +36,9 @@ CPU = torch.device("cpu")
 ALGORITHMS = sorted(path.stem for path in (conf_dir() / "algorithm").glob("*.yaml"))
 
 
+# What makes an algorithm take any local optimiser.
+ANY_OPTIMIZER: dict[str, dict[str, Any]] = {"scaffold": {"option": 1}}
+
 # What is far larger than the toy itself.
 SMALLER: dict[str, dict[str, Any]] = {
     "fedgen": {"noise_size": 4, "hidden": 6, "gen_batch_size": 5, "batch_size": 7, "steps": 3},
