@@ -13,7 +13,7 @@ from test_identities import close
 from torch import Tensor, nn
 from toy import CLASSES, FEATURES, algorithm, federation, local, run, tensors
 
-from fedlab_runner.averaging import Update
+from fedlab_runner.averaging import Models
 from fedlab_runner.config import build
 from fedlab_runner.errors import UserError
 from fedlab_runner.executors.vectorized import Vectorized
@@ -61,7 +61,7 @@ def server_update(fed: Federation, state: Any, rows: Tensor, built: Any = None, 
     chosen = torch.arange(len(rows)) if ids is None else torch.tensor(ids)
     sizes = torch.from_numpy(fed.population.num_examples)[chosen]
     fed.begin(0, 1.0)
-    arrivals = Arrivals(Update(rows), chosen, sizes, torch.zeros_like(chosen))
+    arrivals = Arrivals(Models(rows), chosen, sizes, torch.zeros_like(chosen))
     return (built or hyfem())._server_update(state, arrivals, fed)
 
 

@@ -200,7 +200,7 @@ def test_clients_begin_their_first_round_from_models_of_their_own_if_asked() -> 
         fed.begin(t, 1.0)
         cohort = fed.dispatch(built.broadcast(state))
         upload = built.client_update(state, cohort)
-        for row, client in zip(upload.rows, cohort.client_ids.tolist(), strict=True):
+        for row, client in zip(upload.models, cohort.client_ids.tolist(), strict=True):
             assert torch.equal(row, state.params if client in seen else own[client])
         seen |= set(cohort.client_ids.tolist())
         state = built.server_step(state, fed.exchange(cohort, upload), fed)
@@ -233,7 +233,7 @@ def test_layer_by_layer_a_pass_may_begin_from_models_of_the_clients_own() -> Non
     def starts(state: Any, t: int) -> Tensor:
         fed = federation(EQUAL, build=chain, training=local(lr=1e-300))
         fed.begin(t, 1.0)
-        return built.client_update(state, fed.dispatch(built.broadcast(state))).rows
+        return built.client_update(state, fed.dispatch(built.broadcast(state))).models
 
     fed, built = federation(EQUAL, build=chain, training=local(lr=1e-300)), layerwise(first_models="own")
     state = built.init(fed)
