@@ -1,5 +1,6 @@
 """Which code a run is made of: edited code neither continues a run nor hands back its number without a word."""
 
+import importlib
 import json
 import logging
 import os
@@ -71,6 +72,7 @@ class User:
             del sys.modules[module]
 
     def config(self, *overrides: str) -> DictConfig:
+        importlib.import_module(f"mine{self.n}")  # a config may name what its program has imported
         cfg = composed("algorithm=fedavg", "delay=none", "server_data=none", "evaluation.every=1", *overrides)
         cfg.algorithm = OmegaConf.create({**cfg.algorithm, "_target_": f"mine{self.n}.Mine"})
         return cfg
