@@ -38,7 +38,7 @@ DISK = {
 
 
 # A folder that cannot be made, because of what was asked for: a file has its name, /proc has no folders.
-NO_FOLDER = {errno.EEXIST, errno.ENOENT, errno.EINVAL}
+NO_FOLDER = {errno.EEXIST, errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL}
 READERS = ("antlr4.", "hydra.", "omegaconf.", "yaml.", "copy", "re.", "fedlab_runner.schema", "fedlab_runner.keys")
 
 
@@ -48,6 +48,10 @@ def explain(error: BaseException, arguments: Sequence[str]) -> list[str] | None:
     # By convention our own code raises ValueError for users; one from inside a library is a bug of ours.
     if isinstance(known, UserError | RunFailed) or (type(known) is ValueError and _raised_in(known, "fedlab_runner.")):
         return str(known).splitlines() or [type(known).__name__]
+    if (folder := _of_folder(error)) is not None:
+        return [
+            _one_line(f"{folder.filename}: no folder can be made there ({folder.strerror}): give another hydra.run.dir")
+        ]
     if (refused := _of_disk(error)) is not None:
         where = f"{refused.filename}: " if refused.filename else ""
         return [_one_line(f"{where}{refused.strerror}: {DISK[refused.errno or 0]}")]
@@ -59,8 +63,6 @@ def explain(error: BaseException, arguments: Sequence[str]) -> list[str] | None:
             f"a worker process of the sweep was killed ({codes or 'memory may have run out'}), its jobs with it: the "
             "same command goes on from their last checkpoints"
         ]
-    if isinstance(error, OSError) and error.errno in NO_FOLDER and _raised_in(error, "pathlib"):
-        return [f"{error.filename}: no folder can be made there ({error.strerror}): give another hydra.run.dir"]
     if any(isinstance(each, RecursionError) and _raised_in(each, READERS) for each in _causes(error)):
         return ["a value of the config is nested too deeply to be read"]
     if any("integer string conversion" in str(each) for each in _causes(error)):
@@ -89,9 +91,17 @@ def explain(error: BaseException, arguments: Sequence[str]) -> list[str] | None:
 
 def is_of_run(error: BaseException) -> bool:
     """Whether a run failed by no fault of its command: a file system refused, or something ran out or was lost."""
+    if _of_folder(error) is not None:
+        return False
     if _of_disk(error) is not None or _of_worker(error) is not None:
         return True
     return any(isinstance(each, RunFailed) or scarce.explain(each) for each in _causes(error))
+
+
+def _of_folder(error: BaseException) -> OSError | None:
+    """The refusal to make a folder, because of the name that was asked for."""
+    refused = isinstance(error, OSError) and error.errno in NO_FOLDER and _raised_in(error, "pathlib")
+    return error if isinstance(error, OSError) and refused else None
 
 
 def _of_worker(error: BaseException) -> BaseException | None:
