@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import importlib
 import json
 from collections.abc import Callable
 from functools import partial
@@ -201,3 +202,13 @@ def test_a_benchmark_of_a_gpu_that_is_not_there(capsys: pytest.CaptureFixture[st
         patch.setattr("sys.argv", ["benchmarks.run", "--device", "cuda"])
         run.main()
     assert "--device cuda: there is no GPU" in capsys.readouterr().err
+
+
+FOLDER = Path(run.__file__).parent
+MODULES = sorted(path.relative_to(FOLDER).with_suffix("").parts for path in FOLDER.glob("**/[a-z]*.py"))
+
+
+@pytest.mark.parametrize("parts", [parts for parts in MODULES if parts[0] != "peers"], ids=".".join)
+def test_every_module_can_be_imported(parts: tuple[str, ...]) -> None:
+    """Also those that only work on a GPU, or for hours; the peers' clients need libraries of their own."""
+    importlib.import_module(".".join(["benchmarks", *parts]))

@@ -10,7 +10,8 @@ from omegaconf import DictConfig
 from benchmarks.gpu_check.finding import Setting
 from fedlab_runner import compose
 from fedlab_runner.checkpoint import CheckpointStore
-from fedlab_runner.config import Components, build, conf_dir, fingerprint
+from fedlab_runner.components import Components
+from fedlab_runner.config import build, conf_dir, fingerprint
 from fedlab_runner.recorder import METRICS, Recorder
 from fedlab_runner.recording.jsonl import Row
 from fedlab_runner.runner import prepare
