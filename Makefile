@@ -53,10 +53,10 @@ format: $(VENV)/.installed-test ## rewrite the files in the one format
 	@$(BIN)/ruff format .
 
 readme: $(VENV)/.installed ## rewrite the tables of README.md from the code and the configs
-	@$(BIN)/python -m fedlab_runner.readme
+	@$(BIN)/python -m docs.generate.readme
 
 docs: $(VENV)/.installed ## rewrite the pages in docs/ that are made from the code and the configs
-	@$(BIN)/python -m fedlab_runner.docs
+	@$(BIN)/python -m docs.generate.reference
 
 clean: ## remove the environment and caches (not outputs/)
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -22,15 +22,15 @@ from benchmarks.workloads import W1, W2, Shape, cnn, cnn_feddle, dfml_cnn, of_ro
 from fedlab_runner.augment.base import Augment
 from fedlab_runner.augment.crop_flip import CropFlip
 from fedlab_runner.augment.cutout import Cutout
-from fedlab_runner.augment.none import UNCHANGED
+from fedlab_runner.augment.none import NoAugment
+from fedlab_runner.core.client_data import Population
+from fedlab_runner.core.model_family import Normalize
+from fedlab_runner.core.work import Work
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.vectorized import Vectorized
-from fedlab_runner.executors.work import Work
-from fedlab_runner.population import Population
-from fedlab_runner.task import Normalize
 
 AUGMENTS: Mapping[str, Augment] = {
-    "none": UNCHANGED,
+    "none": NoAugment(),
     "crop_flip": CropFlip(padding=4, flip=0.5),
     "cutout": Cutout(padding=4, flip=0.5, size=16),
 }

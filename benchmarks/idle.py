@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fedlab_runner.executors.pieces import Unchanging, new_models
+from fedlab_runner.core.model_family import Task
+from fedlab_runner.core.work import OfOne, Work
+from fedlab_runner.executors._pieces import Unchanging, new_models
 from fedlab_runner.executors.vectorized import Vectorized
-from fedlab_runner.executors.work import OfOne, Work
-from fedlab_runner.task import Task
 
 
 class Mark(NamedTuple):

@@ -23,8 +23,8 @@ import torch
 from benchmarks.idle import MARKS
 from benchmarks.run import machine
 from fedlab_runner import compose
-from fedlab_runner.files import write_text_atomically
-from fedlab_runner.runner import run_whole
+from fedlab_runner.experiment.run import run_whole
+from fedlab_runner.utils.files import write_text_atomically
 
 ROUND_MS, CLIENT_MS = 3.0, 0.02  # what a round may take, and each client in it
 CHECKPOINT_SHARE = 0.05  # of the time between two checkpoints, at the default interval

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
-from fedlab_runner.executors.work import Work
-from fedlab_runner.local import LocalTraining
-from fedlab_runner.task import Task
+from fedlab_runner.core.local_training import LocalTraining
+from fedlab_runner.core.model_family import Task
+from fedlab_runner.core.work import Work
 
 Call = Callable[[Tensor], Tensor]
 

@@ -18,7 +18,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.plain import mixed, train_client
-from fedlab_runner.federation import Federation
+from fedlab_runner.core.federation import Federation
 
 
 class Update(NamedTuple):

@@ -11,8 +11,8 @@ from torch import nn
 from benchmarks import plain_rounds, workloads
 from benchmarks.case import Case, Contender, Row
 from benchmarks.workloads import CPU, FLOAT, Shape
-from fedlab_runner.matching.pfnm import Neurons, SquaredDistance, match
-from fedlab_runner.rng import Purpose, generator
+from fedlab_runner.algorithms.matching.pfnm import Neurons, SquaredDistance, match
+from fedlab_runner.core.rng import Purpose, generator
 
 PLAIN: dict[str, Callable[..., Callable[[int], torch.Tensor]]] = {
     "fedavg": plain_rounds.FedAvg,

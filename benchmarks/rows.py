@@ -10,12 +10,12 @@ from torch import nn
 from benchmarks import plain, round_rows, workloads
 from benchmarks.case import Case, Contender, Row
 from benchmarks.workloads import CPU, FLOAT, W1, W2, Shape
-from fedlab_runner.distillation import Learners, mutual_learning, mutual_losses, teacher_weights
+from fedlab_runner.algorithms.shared.mutual_learning import Learners, mutual_learning, mutual_losses, teacher_weights
+from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.work import Executor, Work
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.processes import Processes
 from fedlab_runner.executors.vectorized import Vectorized
-from fedlab_runner.executors.work import Executor, Work
-from fedlab_runner.federation import Federation
 
 Others = Callable[[Work, Callable[[], nn.Module]], dict[str, Contender]]
 MUTUAL = Shape(10, 160, 10, 32, side=32, channels=3)  # DFML's client

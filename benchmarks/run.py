@@ -31,9 +31,9 @@ from benchmarks.case import Case, Contender, Row
 from benchmarks.rows import all_rows
 from benchmarks.table import table
 from benchmarks.workloads import CPU, FLOAT
-from fedlab_runner.executors.memory import processor
-from fedlab_runner.files import write_text_atomically
-from fedlab_runner.system import keep_freed_memory, usable_cores
+from fedlab_runner.executors._autotune.cache import processor
+from fedlab_runner.utils.files import write_text_atomically
+from fedlab_runner.utils.system import keep_freed_memory, usable_cores
 
 WARM, LEAST, MOST = 2, 0.1, 20  # rounds that do not count; seconds and rounds that do
 

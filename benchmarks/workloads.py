@@ -12,20 +12,20 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedlab_runner import sealed
-from fedlab_runner.clock import RoundClock
+from fedlab_runner.core.client_data import Population
+from fedlab_runner.core.clock import RoundClock
+from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.local_training import LocalTraining
+from fedlab_runner.core.model_family import Normalize, Task
+from fedlab_runner.core.rng import Purpose, generator
+from fedlab_runner.core.server_data import ServerData
+from fedlab_runner.core.work import Executor, Work
 from fedlab_runner.delays.half_normal import HalfNormal
+from fedlab_runner.executors._autotune.cache import CHOICES
 from fedlab_runner.executors.auto import Auto
 from fedlab_runner.executors.loop import Loop
-from fedlab_runner.executors.memory import CHOICES
-from fedlab_runner.executors.work import Executor, Work
-from fedlab_runner.federation import Federation
-from fedlab_runner.local import LocalTraining
 from fedlab_runner.participation.uniform import Uniform
-from fedlab_runner.population import Population
-from fedlab_runner.rng import Purpose, generator
-from fedlab_runner.server import ServerData
-from fedlab_runner.task import Normalize, Task
+from fedlab_runner.utils import checksummed_json as sealed
 
 CLASSES, SIDE, SEED = 10, 28, 0
 ROUNDS = 10_000  # of the run that executor=auto chooses for
@@ -89,7 +89,7 @@ def _built(group: str, choice: str, changes: dict[str, Any]) -> Any:
     import hydra.utils
     from omegaconf import OmegaConf
 
-    from fedlab_runner.config import conf_dir
+    from fedlab_runner.config.build import conf_dir
 
     return hydra.utils.instantiate(OmegaConf.load(conf_dir() / group / f"{choice}.yaml"), **changes, _convert_="all")
 

@@ -26,12 +26,13 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from fedlab_runner import cli_errors, runner
-from fedlab_runner.config import conf_dir, register_resolvers, run_id
-from fedlab_runner.errors import UserError
-from fedlab_runner.federation import Federation
-from fedlab_runner.recording.jsonl import Row
-from fedlab_runner.simulation import Simulation
+from fedlab_runner.config import explain as cli_errors
+from fedlab_runner.config.build import conf_dir, register_resolvers, run_id
+from fedlab_runner.core.federation import Federation
+from fedlab_runner.experiment import run as runner
+from fedlab_runner.experiment.loop import Simulation
+from fedlab_runner.tracking.jsonl import Row
+from fedlab_runner.utils.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -20,21 +20,21 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from fedlab_runner import (
-    cli_errors,
-    composing,
-    composition,
-    config_source,
-    keys,
-    listing,
-    signals,
-    sweep,
-    sweep_records,
-    terminal,
-)
-from fedlab_runner.config import conf_dir, register_resolvers
-from fedlab_runner.errors import Interrupted, Pruned, UserError
-from fedlab_runner.system import SHARED_BY
+from fedlab_runner.config import config_files as config_source
+from fedlab_runner.config import explain as cli_errors
+from fedlab_runner.config import hydra_loader as composing
+from fedlab_runner.config import hydra_record as composition
+from fedlab_runner.config import listing
+from fedlab_runner.config import secrets as keys
+from fedlab_runner.config.build import conf_dir, register_resolvers
+from fedlab_runner.sweep import callback as sweep
+from fedlab_runner.sweep import records as sweep_records
+from fedlab_runner.sweep.table import show
+from fedlab_runner.utils import signals
+from fedlab_runner.utils import streams as terminal
+from fedlab_runner.utils.errors import Interrupted, Pruned, UserError
+from fedlab_runner.utils.sweep_job import FOLDER, NAME
+from fedlab_runner.utils.system import SHARED_BY
 
 log = logging.getLogger("fedlab_runner")
 
@@ -51,7 +51,7 @@ class JobFailed(BaseException):
 def main() -> int:
     """Run the command line and return the exit code."""
     arguments = sys.argv[1:]
-    with _environment(HYDRA_FULL_ERROR="1", **dict.fromkeys((sweep.NAME, sweep.FOLDER, SHARED_BY))):
+    with _environment(HYDRA_FULL_ERROR="1", **dict.fromkeys((NAME, FOLDER, SHARED_BY))):
         try:
             if arguments[:1] == ["--list"]:
                 listing.show(arguments[1] if len(arguments) > 1 else None)
@@ -73,8 +73,8 @@ def main() -> int:
             code = _report(failed.__cause__, arguments)
         except (Exception, Interrupted) as error:
             code = _report(error, arguments)
-        if folder := os.environ.get(sweep.FOLDER):
-            sweep.show(Path(folder))
+        if folder := os.environ.get(FOLDER):
+            show(Path(folder))
             if code == 2:
                 sweep.remove_if_empty(Path(folder))
         return code
@@ -123,7 +123,9 @@ def _run(cfg: DictConfig) -> float:
     terminal.optional()
     composition.write(cfg)
     with signals.raised():
-        from fedlab_runner import runner  # torch and all the rest: not for --help, not for shell completion
+        from fedlab_runner.experiment import (
+            run as runner,  # torch and all the rest: not for --help, not for shell completion
+        )
 
         return runner.run(cfg)
 
@@ -133,7 +135,7 @@ def _report(error: BaseException, arguments: list[str]) -> int:
     if isinstance(error, Interrupted):
         print(f"{error}; the same command continues from the last checkpoint", file=sys.stderr)
         return 128 + error.signal
-    if folder := os.environ.get(sweep.FOLDER):
+    if folder := os.environ.get(FOLDER):
         rows = sweep_records.read(Path(folder))
         if failed := sum(len(row.failed) for row in rows):
             print(f"error: {failed} of {sum(len(row.jobs) for row in rows)} jobs failed", file=sys.stderr)

@@ -9,7 +9,7 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
-from fedlab_runner.config import conf_dir, register_resolvers
+from fedlab_runner.config.build import conf_dir, register_resolvers
 
 SMALL = (
     "model=logistic",

@@ -117,8 +117,10 @@ def results(folder: Path) -> dict[str, bytes]:
 
 def _child(job: dict[str, Any], cfg: Any, report: int, said: int) -> NoReturn:
     """One run, in a process of its own; never returns."""
-    from fedlab_runner import cli_errors, runner, signals
-    from fedlab_runner.errors import Interrupted
+    from fedlab_runner.config import explain as cli_errors
+    from fedlab_runner.experiment import run as runner
+    from fedlab_runner.utils import signals
+    from fedlab_runner.utils.errors import Interrupted
 
     folder, status = Path(job["folder"]), 0
     log = os.fdopen(said, "w", buffering=1)
@@ -173,8 +175,9 @@ def _serve() -> None:
     import torch
     from composed import composed
 
-    from fedlab_runner import provenance, runner
-    from fedlab_runner.recording.console import Console
+    from fedlab_runner.experiment import provenance
+    from fedlab_runner.experiment import run as runner
+    from fedlab_runner.tracking.terminal import Console
 
     torch.set_num_threads(1)
     pictures.leave_out()

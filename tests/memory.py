@@ -17,11 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
+from fedlab_runner.core.model_family import Normalize, Task
 from fedlab_runner.executors.compiled import graph_of
-from fedlab_runner.models import Model
+from fedlab_runner.models.base import Model
 from fedlab_runner.models.preact_resnet import PreActResNet
 from fedlab_runner.models.vit_lora import ViTLoRA
-from fedlab_runner.task import Normalize, Task
 
 CLASSES, MODELS_AT_ONCE = 5, 3
 TOLERANCE = 0.05  # of the norm, as a ReLU whose input is zero but for rounding passes a pixel on, or does not

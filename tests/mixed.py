@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from toy import CLASSES, FEATURES, federation, mlp, normed
 
-from fedlab_runner.federation import Federation
+from fedlab_runner.core.federation import Federation
 from fedlab_runner.models._widths import Axis, Sliceable
 
 Build = Callable[[], nn.Module]

@@ -9,7 +9,7 @@ from composed import SMALL
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from fedlab_runner.config import conf_dir, register_resolvers, run_id
+from fedlab_runner.config.build import conf_dir, register_resolvers, run_id
 
 
 def write_run(outputs: Path, *overrides: str, rows: Sequence[Mapping[str, Any]], small: bool = True) -> Path:

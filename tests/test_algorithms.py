@@ -10,8 +10,8 @@ import torch
 from toy import ALGORITHMS, ANY_OPTIMIZER, RAGGED, algorithm, evaluate, federation, local, normed, run, tensors, vectors
 
 import fedlab_runner.algorithms
+from fedlab_runner.checkpoints.state_packing import pack, unpack
 from fedlab_runner.executors.vectorized import Vectorized
-from fedlab_runner.packing import pack, unpack
 
 TRAINS_ON_THE_SERVER = {"center", "fedft", "fedwalk", "hfcl"}  # with or without clients
 SOURCES = sorted(Path(fedlab_runner.algorithms.__path__[0]).glob("[a-z]*.py"))

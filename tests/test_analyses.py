@@ -10,14 +10,14 @@ import torch.nn.functional as F
 from composed import composed, files
 from toy import ALGORITHMS, RAGGED, algorithm, federation, local, run, server_data
 
-from fedlab_runner.algorithm import ServerAlgorithm
 from fedlab_runner.analyses.none import NoAnalysis
 from fedlab_runner.analyses.update_cosines import UpdateCosines
-from fedlab_runner.config import build
-from fedlab_runner.diagnostic_plots import PICTURES, plot_diagnostics
-from fedlab_runner.errors import Interrupted, UserError
-from fedlab_runner.runner import prepare, run_in
-from fedlab_runner.simulation import Simulation
+from fedlab_runner.config.build import build
+from fedlab_runner.core.algorithm import ServerAlgorithm
+from fedlab_runner.experiment.loop import Simulation
+from fedlab_runner.experiment.run import prepare, run_in
+from fedlab_runner.plots.diagnostics import PICTURES, plot_diagnostics
+from fedlab_runner.utils.errors import Interrupted, UserError
 
 SERVERS = [name for name in ALGORITHMS if isinstance(algorithm(name), ServerAlgorithm)]
 SIZES = [6, 3, 9, 4, 12]
@@ -138,7 +138,7 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(stop: int, tmp_path: Path, monk
 
 
 def test_without_an_analysis_a_run_has_the_name_that_it_always_had() -> None:
-    from fedlab_runner.config import fingerprint, run_id
+    from fedlab_runner.config.build import fingerprint, run_id
 
     plain = composed(small=False)
     assert "analysis" not in fingerprint(plain) and "probe_data" not in fingerprint(plain)

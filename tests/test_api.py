@@ -11,8 +11,9 @@ import torch
 from composed import SMALL, composed, files
 
 import fedlab_runner
-from fedlab_runner import api, compose, run, runner
-from fedlab_runner.errors import UserError
+from fedlab_runner import api, compose, run
+from fedlab_runner.experiment import run as runner
+from fedlab_runner.utils.errors import UserError
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +89,7 @@ def test_the_weights_are_left_where_they_are_asked_for() -> None:
 def test_several_models_have_numbers(tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
-    from fedlab_runner.export import save_models
+    from fedlab_runner.experiment.export import save_models
 
     result = run(compose(*SMALL, "algorithm=fedavg", "rounds=0"))
     (w,), task = result.models, result.federation.task
@@ -99,7 +100,7 @@ def test_several_models_have_numbers(tmp_path: Path) -> None:
 
 
 def test_the_last_accuracy_on_each_class_is_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedlab_runner.recorder import Recorder
+    from fedlab_runner.tracking.recorder import Recorder
 
     tables = {}
     monkeypatch.setattr(Recorder, "table", lambda _, name, columns, rows: tables.update({name: (columns, rows)}))

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from crash import Template
 
-from fedlab_runner import attempt
-from fedlab_runner.attempt import FILE, STACK, Attempt
+from fedlab_runner.utils import attempt
+from fedlab_runner.utils.attempt import FILE, STACK, Attempt
 
 
 @pytest.fixture(scope="module")

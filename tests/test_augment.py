@@ -15,29 +15,29 @@ from test_executors import EVERYONE, train
 from torch import Tensor, nn
 from toy import ALGORITHMS, CLASSES, CPU, FEATURES, RAGGED, algorithm, federation, local, run, tensors, vectors
 
-from fedlab_runner.algorithm import Algorithm
+from fedlab_runner.algorithms.shared.feature_blocks import check_blocks
+from fedlab_runner.algorithms.shared.mutual_learning import client_batches
 from fedlab_runner.augment.base import Augment
 from fedlab_runner.augment.crop_flip import CropFlip
 from fedlab_runner.augment.cutout import Cutout
-from fedlab_runner.augment.none import UNCHANGED
-from fedlab_runner.config import build
-from fedlab_runner.distillation import client_batches
-from fedlab_runner.errors import UserError
+from fedlab_runner.augment.none import NoAugment
+from fedlab_runner.checkpoints.state_packing import pack, unpack
+from fedlab_runner.config.build import build
+from fedlab_runner.core.algorithm import Algorithm
+from fedlab_runner.core.client_data import Plan, Population
+from fedlab_runner.core.client_losses import client_losses
+from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.local_training import LocalTraining
+from fedlab_runner.core.rng import Purpose
+from fedlab_runner.core.server_data import train_as_client
+from fedlab_runner.core.work import Executor
+from fedlab_runner.executors._ray.serialization import _population, packed_population
 from fedlab_runner.executors.auto import Auto
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.processes import Processes
-from fedlab_runner.executors.shipping import _population, packed_population
 from fedlab_runner.executors.vectorized import Vectorized
-from fedlab_runner.executors.work import Executor
-from fedlab_runner.federation import Federation
-from fedlab_runner.hybrid import check_blocks
-from fedlab_runner.local import LocalTraining
-from fedlab_runner.measure import client_losses
-from fedlab_runner.packing import pack, unpack
-from fedlab_runner.population import Plan, Population
-from fedlab_runner.rng import Purpose
-from fedlab_runner.runner import prepare, run_in
-from fedlab_runner.server import train_as_client
+from fedlab_runner.experiment.run import prepare, run_in
+from fedlab_runner.utils.errors import UserError
 
 CHANNELS, HEIGHT, WIDTH = 2, 6, 7
 SHAPE = torch.Size((CHANNELS, HEIGHT, WIDTH))
@@ -210,7 +210,7 @@ def test_every_executor_sees_the_same_views(augment: Augment, executor: str) -> 
     reference, found = train(of_images(augment)), train(of_images(augment, OTHERS[executor]))
     for mine, theirs in zip(found, reference, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-9)
-    plain, _ = train(of_images(UNCHANGED))
+    plain, _ = train(of_images(NoAugment()))
     assert ((plain - reference[0]).abs().amax(1) > 1e-4).all()
 
 
@@ -255,7 +255,7 @@ def test_every_algorithm_trains_on_views_in_any_chunks_and_after_a_pause(name: s
     resumed.load_state_dict(saved["fed"])
     state = run(built, resumed, 2, first=2, state=state)
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(tensors(state), tensors(end), strict=True))
-    plain = run(built, fed(augment=UNCHANGED), 4)
+    plain = run(built, fed(augment=NoAugment()), 4)
     assert torch.equal(vectors(plain), vectors(end)) != (name in LEARNING)
 
 

@@ -13,17 +13,18 @@ from composed import composed
 from test_executors import dropping
 from toy import RAGGED, federation, local, mlp, normed
 
-from fedlab_runner import config as config_module
-from fedlab_runner.executors import auto, memory
+from fedlab_runner.config import build as config_module
+from fedlab_runner.core.federation import Cohort, Federation
+from fedlab_runner.core.work import Work
+from fedlab_runner.executors import auto
+from fedlab_runner.executors._autotune import cache as memory
+from fedlab_runner.executors._autotune.cache import Cost
+from fedlab_runner.executors._autotune.measure import measure, sample
 from fedlab_runner.executors.auto import REFERENCE, UNTIMED, Auto
 from fedlab_runner.executors.compiled import has_compiler
 from fedlab_runner.executors.loop import Loop
-from fedlab_runner.executors.memory import Cost
-from fedlab_runner.executors.sample import measure, sample
 from fedlab_runner.executors.vectorized import Vectorized
-from fedlab_runner.executors.work import Work
-from fedlab_runner.federation import Cohort, Federation
-from fedlab_runner.runner import run_in
+from fedlab_runner.experiment.run import run_in
 
 PROCESSES = "processes executor.workers=2"
 

@@ -20,10 +20,10 @@ from benchmarks.case import Case, Contender
 from benchmarks.rows import all_rows
 from benchmarks.table import plot, table
 from benchmarks.workloads import Shape
-from fedlab_runner.distillation import Learners, mutual_learning, mutual_losses, teacher_weights
-from fedlab_runner.errors import UserError
+from fedlab_runner.algorithms.matching.pfnm import Neurons, SquaredDistance, match
+from fedlab_runner.algorithms.shared.mutual_learning import Learners, mutual_learning, mutual_losses, teacher_weights
 from fedlab_runner.executors.loop import Loop
-from fedlab_runner.matching.pfnm import Neurons, SquaredDistance, match
+from fedlab_runner.utils.errors import UserError
 
 ALL_AT_ONCE = Shape(clients=6, examples=8, cohort=4, batch=8, side=28)  # one minibatch: its order does not matter
 

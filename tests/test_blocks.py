@@ -10,24 +10,24 @@ import torch
 from composed import composed
 from PIL import Image
 
-from fedlab_runner.block_report import block_table, plot_blocks
-from fedlab_runner.blocks import by_blocks, common_blocks, with_their_blocks
-from fedlab_runner.config import build
-from fedlab_runner.data import Data
+from fedlab_runner.config.build import build
+from fedlab_runner.core.flops import flop_counter
+from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.datasets import eurosat, herigraph, modelnet40_views
 from fedlab_runner.datasets.eurosat import EuroSAT
+from fedlab_runner.datasets.examples import Data
 from fedlab_runner.datasets.herigraph import HeriGraph
 from fedlab_runner.datasets.modelnet40_views import ModelNet40Views
-from fedlab_runner.errors import UserError
-from fedlab_runner.flops import flop_counter
+from fedlab_runner.experiment.run import prepare
 from fedlab_runner.models._blocks import BlockNetwork, Grid, apart, side_by_side
 from fedlab_runner.models.blocks_cnn import BlocksCNN
 from fedlab_runner.models.blocks_mlp import BlocksMLP
 from fedlab_runner.models.blocks_resnet import BlocksResNet
 from fedlab_runner.partitions.assigned_blocks import AssignedBlocks
+from fedlab_runner.partitions.blocks import by_blocks, common_blocks, with_their_blocks
 from fedlab_runner.partitions.random_blocks import RandomBlocks
-from fedlab_runner.rng import Purpose, generator
-from fedlab_runner.runner import prepare
+from fedlab_runner.plots.blocks import block_table, plot_blocks
+from fedlab_runner.utils.errors import UserError
 
 
 def rng(seed: int = 0) -> np.random.Generator:

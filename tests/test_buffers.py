@@ -5,7 +5,7 @@ import pytest
 import torch
 from toy import federation
 
-from fedlab_runner.executors.buffers import Buffer
+from fedlab_runner.executors._fork.buffers import Buffer
 
 
 @pytest.mark.parametrize("shared", [False, True])

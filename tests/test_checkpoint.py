@@ -15,10 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from fedlab_runner import checkpoint, signals
-from fedlab_runner.checkpoint import Checkpointing, CheckpointStore
-from fedlab_runner.errors import Interrupted, UserError
-from fedlab_runner.lock import RunLock
+from fedlab_runner.checkpoints import store as checkpoint
+from fedlab_runner.checkpoints.store import Checkpointing, CheckpointStore
+from fedlab_runner.experiment.lock import RunLock
+from fedlab_runner.utils import signals
+from fedlab_runner.utils.errors import Interrupted, UserError
 
 ROOT = Path(__file__).parents[1]
 CONFIG = {"algorithm": {"name": "fedavg", "mu": 0.1, "betas": (0.9, 0.99)}, "seed": 0}
@@ -187,7 +188,7 @@ def test_a_signal_waits_for_the_checkpoint_that_is_being_written(
 def test_a_killed_writer_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
     """A process that saves as fast as it can is killed at an arbitrary moment."""
     code = (
-        "import sys, torch; from pathlib import Path; from fedlab_runner.checkpoint import CheckpointStore\n"
+        "import sys, torch; from pathlib import Path; from fedlab_runner.checkpoints.store import CheckpointStore\n"
         "store = CheckpointStore(Path(sys.argv[1]), keep=2)\n"
         "for round in range(1, 10**6):\n"
         "    store.save(round, {'seed': 0}, {'x': torch.full((200_000,), float(round))})\n"
@@ -222,7 +223,7 @@ def test_another_config_is_named_key_by_key(tmp_path: Path) -> None:
 def test_an_unknown_format_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = CheckpointStore(tmp_path, keep=2)
     with monkeypatch.context() as patch:
-        patch.setattr("fedlab_runner.checkpoint.VERSION", 99)
+        patch.setattr("fedlab_runner.checkpoints.store.VERSION", 99)
         store.save(1, CONFIG, {})
     with pytest.raises(UserError, match=r"has format 99"):
         store.load(CONFIG)
@@ -237,7 +238,7 @@ def test_a_checkpoint_cannot_run_code(tmp_path: Path, monkeypatch: pytest.Monkey
 
     store = CheckpointStore(tmp_path, keep=2)
     with monkeypatch.context() as patch:
-        patch.setattr("fedlab_runner.checkpoint._portable", lambda payload: payload)
+        patch.setattr("fedlab_runner.checkpoints.store._portable", lambda payload: payload)
         store.save(1, CONFIG, {"x": Evil()})
     with pytest.raises(Exception, match="cannot be read: UnpicklingError"):
         store.load(CONFIG)
@@ -288,7 +289,7 @@ def test_the_config_file_fits_the_class() -> None:
 # The lock
 
 HOLD = (
-    "import sys; from pathlib import Path; from fedlab_runner.lock import RunLock\n"
+    "import sys; from pathlib import Path; from fedlab_runner.experiment.lock import RunLock\n"
     "with RunLock(Path(sys.argv[1])):\n"
     "    print('held', flush=True); sys.stdin.readline()\n"
 )
@@ -331,7 +332,7 @@ def test_a_file_system_without_locks_is_a_warning(
     def unknown(descriptor: int, operation: int) -> None:
         raise OSError(37, "No locks available")
 
-    monkeypatch.setattr("fedlab_runner.lock.fcntl.flock", unknown)
+    monkeypatch.setattr("fedlab_runner.experiment.lock.fcntl.flock", unknown)
     with RunLock(tmp_path):
         pass
     assert "cannot be locked" in caplog.text and "No locks available" in caplog.text
@@ -340,7 +341,7 @@ def test_a_file_system_without_locks_is_a_warning(
 FORKING = """
 import os, sys, time
 from pathlib import Path
-from fedlab_runner.lock import RunLock
+from fedlab_runner.experiment.lock import RunLock
 with RunLock(Path(sys.argv[1])):
     if os.fork() == 0:
         print(os.getpid(), flush=True)  # the worker says so itself: what a fork sets off in it is done by then

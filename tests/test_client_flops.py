@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from toy import ALGORITHMS, CLASSES, FEATURES, RAGGED, algorithm, federation, local, mlp, normed, run
 
-from fedlab_runner.federation import Cohort, Federation
-from fedlab_runner.flops import flop_counter
-from fedlab_runner.local import LocalTraining
-from fedlab_runner.task import Batch, Model
+from fedlab_runner.core.federation import Cohort, Federation
+from fedlab_runner.core.flops import flop_counter
+from fedlab_runner.core.local_training import LocalTraining
+from fedlab_runner.core.model_family import Batch, Model
 
 KEY = "cost/client_gflops"
 # Of the toy's MLP, 5 - 6 - 3, for one example: forward, the gradients of the weights and of the hidden layer.
@@ -93,7 +93,7 @@ def test_who_takes_no_step_costs_nothing() -> None:
 
 
 def test_a_step_is_counted_once_for_all_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedlab_runner import operations as module
+    from fedlab_runner.core import training_cost as module
 
     calls = []
     counted = module._counted

@@ -12,16 +12,16 @@ from mixed import distinct, mixed
 from test_evaluation import evaluation
 from toy import algorithm, federation, run
 
-from fedlab_runner.client_models import ClientModels
-from fedlab_runner.config import run_id
-from fedlab_runner.data import Examples
-from fedlab_runner.errors import UserError
+from fedlab_runner.config.build import run_id
+from fedlab_runner.core.client_data import Population, split_off
+from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.model_family import Task
+from fedlab_runner.datasets.examples import Examples
+from fedlab_runner.evaluation.client_models import ClientModels
 from fedlab_runner.executors.vectorized import Vectorized
-from fedlab_runner.federation import Federation
-from fedlab_runner.population import Population, split_off
-from fedlab_runner.runner import run_in
-from fedlab_runner.summary import summarise
-from fedlab_runner.task import Task
+from fedlab_runner.experiment.run import run_in
+from fedlab_runner.tracking.summary import summarise
+from fedlab_runner.utils.errors import UserError
 
 
 def examined(fed: Federation) -> Examples:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedlab_runner.clock import Delay, Participation, RoundClock
+from fedlab_runner.core.clock import Delay, Participation, RoundClock
 from fedlab_runner.delays.constant import Constant
 from fedlab_runner.delays.half_normal import HalfNormal
 from fedlab_runner.delays.none import NoDelay

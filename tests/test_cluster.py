@@ -17,15 +17,15 @@ from composed import composed, files
 from test_processes import train
 from toy import ALGORITHMS, RAGGED, algorithm, federation, normed, run, tensors
 
-from fedlab_runner.config import build
-from fedlab_runner.errors import RunFailed, UserError
-from fedlab_runner.executors.cluster import Cluster
+from fedlab_runner.config.build import build
+from fedlab_runner.core.work import Work
+from fedlab_runner.executors._pieces import InPieces, Piece
+from fedlab_runner.executors._ray.serialization import shares_of
 from fedlab_runner.executors.loop import Loop
-from fedlab_runner.executors.pieces import InPieces, Piece
 from fedlab_runner.executors.processes import Processes
-from fedlab_runner.executors.shipping import shares_of
+from fedlab_runner.executors.ray import Cluster
 from fedlab_runner.executors.vectorized import Vectorized
-from fedlab_runner.executors.work import Work
+from fedlab_runner.utils.errors import RunFailed, UserError
 
 LOOP = Loop(compile=False)
 

@@ -14,8 +14,9 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
-from fedlab_runner import components, config, schema, targets
-from fedlab_runner.errors import UserError
+from fedlab_runner.config import build as config
+from fedlab_runner.config import components, schema, targets
+from fedlab_runner.utils.errors import UserError
 
 CONF = config.conf_dir()
 CHOICES = sorted(
@@ -109,10 +110,13 @@ def test_build_gives_objects_and_plain_values() -> None:
         ("delay.std=-1", "delay.std must be finite and >= 0, got -1.0"),
         ("participation.cohort_size=51", "participation.cohort_size must be <= the number of clients (50), got 51"),
         ("num_clients=9", "participation.cohort_size must be <= the number of clients (9), got 10"),
-        ("local._target_=fedlab_runner.local.Nothing", "'fedlab_runner.local' has no 'Nothing'"),
+        (
+            "local._target_=fedlab_runner.core.local_training.Nothing",
+            "'fedlab_runner.core.local_training' has no 'Nothing'",
+        ),
         ("local._target_=nowhere.Nothing", "no module named 'nowhere'"),
         ("local._target_=Nothing", "cannot be imported"),
-        ("local._target_=fedlab_runner.errors.UserError", "local._target_ must name a dataclass, got 'fedlab"),
+        ("local._target_=fedlab_runner.utils.errors.UserError", "local._target_ must name a dataclass, got 'fedlab"),
         ("local._target_=fedlab_runner.__main__.X", "local._target_ may name a class of fedlab_runner, "),
         ("local._target_=pathlib.Path", "local._target_ may name a class of fedlab_runner, "),
         ("local._target_=torch.nn.Linear", "local._target_ may name a class of fedlab_runner, "),

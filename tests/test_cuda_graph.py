@@ -12,14 +12,14 @@ from test_executors import EVERYONE, MODELS, SETTINGS, dropping, train
 from toy import ALGORITHMS, RAGGED, algorithm, federation, local, mlp, normed, run, vectors
 
 from fedlab_runner.augment.base import Augment
-from fedlab_runner.errors import UserError
+from fedlab_runner.core.losses import WSM
+from fedlab_runner.core.work import Work
 from fedlab_runner.executors import cuda_graph
+from fedlab_runner.executors._pieces import Piece
 from fedlab_runner.executors.cuda_graph import CudaGraph
 from fedlab_runner.executors.loop import Loop
-from fedlab_runner.executors.pieces import Piece
 from fedlab_runner.executors.vectorized import Vectorized
-from fedlab_runner.executors.work import Work
-from fedlab_runner.supervision import WSM
+from fedlab_runner.utils.errors import UserError
 
 
 class Here(CudaGraph):

@@ -16,7 +16,7 @@ import pytest
 import torch
 from crash import FAMILIES, Ended, Template, results
 
-from fedlab_runner import checkpoint
+from fedlab_runner.checkpoints import store as checkpoint
 
 DISK = FAMILIES["tables_fedcda"].split()
 LONGER = ("rounds=8",)  # of which the damaged run has done five
@@ -241,9 +241,11 @@ def test_what_older_versions_wrote_is_continued(
 ) -> None:
     """Without digests of rows, metrics and data, and without one in summary.json."""
     old = """
-from fedlab_runner import simulation, finished, recorder
-from fedlab_runner.checkpoint import CheckpointStore
-from fedlab_runner.tables import SlotFile
+from fedlab_runner.experiment import loop as simulation
+from fedlab_runner.experiment import finished
+from fedlab_runner.tracking import recorder
+from fedlab_runner.checkpoints.store import CheckpointStore
+from fedlab_runner.core.client_state import SlotFile
 save, state_dict = CheckpointStore.save, SlotFile.state_dict
 def without(self, round, fingerprint, payload):
     kept = {key: value for key, value in payload.items() if key not in ("metrics", "examples", "layout", "frozen")}
@@ -289,7 +291,7 @@ Logistic.build = partly_frozen
 def test_a_state_of_another_version_is_refused(change: str, template: Template, tmp_path: Path) -> None:
     """A field more, another name; and what has no sense at all."""
     other = f"""
-from fedlab_runner.checkpoint import CheckpointStore
+from fedlab_runner.checkpoints.store import CheckpointStore
 save = CheckpointStore.save
 CheckpointStore.save = lambda self, round, fingerprint, payload: save(
     self, round, fingerprint, payload | {{{change}}}

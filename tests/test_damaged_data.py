@@ -17,12 +17,12 @@ from test_leaf import femnist
 from test_photographs import write_cars, write_pets
 from torchvision_files import write_cifar, write_mnist
 
-from fedlab_runner.data import Data
+from fedlab_runner.datasets.examples import Data
 from fedlab_runner.datasets.herigraph import HeriGraph
 from fedlab_runner.datasets.isic2019 import ISIC2019
 from fedlab_runner.datasets.oxford_pets import OxfordPets
 from fedlab_runner.datasets.stanford_cars import StanfordCars
-from fedlab_runner.errors import UserError
+from fedlab_runner.utils.errors import UserError
 
 FEW = 60
 Damage = Callable[[bytes, int], bytes]

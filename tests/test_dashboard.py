@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from wandb_server import WandbServer
 
-from fedlab_runner import dashboard, diagnostic_plots
+from fedlab_runner.plots import diagnostics as diagnostic_plots
+from fedlab_runner.tracking import wandb_workspace as dashboard
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -18,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def command(folder: Path, url: str, *arguments: str, key: str = "0" * 40) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
     environment |= {"WANDB_BASE_URL": url, "WANDB_API_KEY": key, "HOME": str(folder), "NO_PROXY": "127.0.0.1"}
-    start = [sys.executable, "-m", "fedlab_runner.dashboard", *arguments]
+    start = [sys.executable, "-m", "fedlab_runner.tracking.wandb_workspace", *arguments]
     return subprocess.run(start, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120)
 
 

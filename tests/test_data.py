@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fedlab_runner import data as data_module
-from fedlab_runner.data import Data, Examples
+from fedlab_runner.datasets import base as data_module
+from fedlab_runner.datasets.examples import Data, Examples
 
 
 def make(*shape: int, dtype: torch.dtype = torch.uint8) -> Data:

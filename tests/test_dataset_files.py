@@ -17,13 +17,13 @@ import torchvision
 from omegaconf import OmegaConf
 from torchvision_files import PARTS, expect_cifar, expect_mnist, idx, md5, pickled, write_cifar, write_mnist
 
-from fedlab_runner.data import Data
 from fedlab_runner.datasets.cifar10 import CIFAR10
 from fedlab_runner.datasets.cifar100 import CIFAR100
 from fedlab_runner.datasets.cifar100_coarse import CIFAR100Coarse
+from fedlab_runner.datasets.examples import Data
 from fedlab_runner.datasets.fashion_mnist import FashionMNIST
 from fedlab_runner.datasets.mnist import MNIST
-from fedlab_runner.errors import UserError
+from fedlab_runner.utils.errors import UserError
 
 CIFARS = [(CIFAR10, "CIFAR10"), (CIFAR100, "CIFAR100"), (CIFAR100Coarse, "CIFAR100")]
 MNISTS = [(MNIST, "MNIST"), (FashionMNIST, "FashionMNIST")]

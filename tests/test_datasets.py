@@ -11,9 +11,9 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from fedlab_runner.data import Data, Examples
 from fedlab_runner.datasets.digits import Digits
-from fedlab_runner.label_noise import add_label_noise
+from fedlab_runner.datasets.examples import Data, Examples
+from fedlab_runner.datasets.label_noise import add_label_noise
 
 ROOT = Path(__file__).parents[1]
 NAMES = sorted(path.stem for path in (ROOT / "conf/dataset").glob("*.yaml"))

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare, halfnorm
 
+from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.delays.constant import Constant
 from fedlab_runner.delays.exponential import Exponential
 from fedlab_runner.delays.from_file import FromFile
 from fedlab_runner.delays.half_normal import HalfNormal
 from fedlab_runner.delays.none import NoDelay
 from fedlab_runner.delays.uniform import Uniform
-from fedlab_runner.errors import UserError
-from fedlab_runner.rng import Purpose, generator
+from fedlab_runner.utils.errors import UserError
 
 MANY = np.arange(200_000)
 RANDOM = [HalfNormal("client", 5.0), HalfNormal("client", 20.0), Exponential("client", 4.0), Uniform("client", 2, 9)]

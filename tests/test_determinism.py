@@ -15,7 +15,7 @@ import pictures
 import pytest
 from composed import SMALL, composed, files
 
-from fedlab_runner.runner import run_in
+from fedlab_runner.experiment.run import run_in
 
 OVERRIDES = ("algorithm=fedbuff", "rounds=6", "delay.std=2", "evaluation.every=1", "participation.cohort_size=7")
 LOOP = "executor=loop"

@@ -15,13 +15,13 @@ from pretended import Mixed
 from test_executors import SETTINGS, dropping, train
 from toy import ALGORITHMS, algorithm, evaluate, federation, mlp, normed, run, tensors
 
+from fedlab_runner.core.losses import WSM
+from fedlab_runner.core.work import Executor
 from fedlab_runner.executors import cuda_graph
 from fedlab_runner.executors.cuda_graph import CudaGraph
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.vectorized import Vectorized
-from fedlab_runner.executors.work import Executor
-from fedlab_runner.runner import run_in
-from fedlab_runner.supervision import WSM
+from fedlab_runner.experiment.run import run_in
 
 CPU = torch.device("cpu")
 SIDE_BY_SIDE, LOOP = Vectorized(2, compile=False), Loop(compile=False)

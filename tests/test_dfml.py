@@ -11,13 +11,13 @@ from torch import Tensor
 from toy import algorithm, evaluate, federation, local, mlp, normed, run, vectors
 
 from fedlab_runner.algorithms.dfml import DFML, State
-from fedlab_runner.distillation import Learners, mutual_learning, mutual_losses, teacher_weights
-from fedlab_runner.errors import UserError
+from fedlab_runner.algorithms.shared.decentralized import meet, train
+from fedlab_runner.algorithms.shared.mutual_learning import Learners, mutual_learning, mutual_losses, teacher_weights
+from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.losses import WSM
+from fedlab_runner.core.model_family import Batch
 from fedlab_runner.executors.vectorized import Vectorized
-from fedlab_runner.federation import Federation
-from fedlab_runner.serverless import meet, train
-from fedlab_runner.supervision import WSM
-from fedlab_runner.task import Batch
+from fedlab_runner.utils.errors import UserError
 
 
 def dfml(**changes: Any) -> DFML:
@@ -52,7 +52,7 @@ def plain_twin(fed: Federation, students: list[Learners], gamma: float, alpha: f
         torch.optim.SGD(net.parameters(), fed.lr, setting.momentum, weight_decay=setting.weight_decay)
         for _, net, _ in nets
     ]
-    from fedlab_runner.distillation import client_batches
+    from fedlab_runner.algorithms.shared.mutual_learning import client_batches
 
     for batch in client_batches(fed, 2, epochs, [task for task, _, _ in nets]):
         logits = [net(batch.inputs) for _, net, _ in nets]

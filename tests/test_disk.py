@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from crash import FAMILIES, TINY, Ended, Template, results
 
-from fedlab_runner import lock, train
-from fedlab_runner.lock import RunLock
+from fedlab_runner import train
+from fedlab_runner.experiment import lock
+from fedlab_runner.experiment.lock import RunLock
 
 RUN = FAMILIES["tables_scaffold"].split()
 
@@ -142,8 +143,8 @@ def test_two_processes_at_once(template: Template, whole: tuple[dict[str, bytes]
 import os
 from pathlib import Path
 from composed import composed
-from fedlab_runner import runner
-from fedlab_runner.checkpoint import CheckpointStore
+from fedlab_runner.experiment import run as runner
+from fedlab_runner.checkpoints.store import CheckpointStore
 FOLDER, CFG, save = Path({str(tmp_path / "run")!r}), composed(*{[*TINY, *RUN]!r}, small=False), CheckpointStore.save
 def meanwhile(self, *arguments):
     child = os.fork()

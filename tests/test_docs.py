@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from fedlab_runner import docs, readme
+from docs.generate import readme
+from docs.generate import reference as docs
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))

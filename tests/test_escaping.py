@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedlab_runner import escaping
+from fedlab_runner.utils import escaping
 
 texts = st.text(st.characters(codec=None), max_size=40)
 

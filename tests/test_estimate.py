@@ -17,15 +17,15 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from toy import ALGORITHMS, FEATURES, RAGGED, algorithm, federation, local, run
 
-from fedlab_runner import estimate
 from fedlab_runner.algorithms.fedavg import FedAvg
-from fedlab_runner.errors import UserError
+from fedlab_runner.core.round_cost import local_operations
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.processes import Processes
 from fedlab_runner.executors.vectorized import Vectorized
-from fedlab_runner.round_cost import local_operations
-from fedlab_runner.runner import run_in
-from fedlab_runner.wording import duration
+from fedlab_runner.experiment import resource_estimate as estimate
+from fedlab_runner.experiment.run import run_in
+from fedlab_runner.utils.durations import duration
+from fedlab_runner.utils.errors import UserError
 
 N = len(RAGGED)
 QUICK: dict[str, dict[str, Any]] = {"fedcda": {"warmup": 2}, "gamf": {"max_iterations": 3}}
@@ -173,7 +173,7 @@ def test_what_rounds_take_is_said_when_one_has_shown_it(
     overrides = ("algorithm=fedavg", "executor=loop", "evaluation.every=2")
     run_in(tmp_path / "short", composed(*overrides, "rounds=4"))
     assert "that are left" not in caplog.text, "seconds are not worth a line"
-    monkeypatch.setattr("fedlab_runner.simulation.WORTH_SAYING", 0.0)
+    monkeypatch.setattr("fedlab_runner.experiment.loop.WORTH_SAYING", 0.0)
     run_in(tmp_path / "long", composed(*overrides, "rounds=5"))
     assert re.search(r"round 1 took .* s: at most .* s for the 4 that are left", caplog.text)
     assert re.search(r"round 2 took .* s: (?!at most).* s for the 3 that are left", caplog.text)
@@ -199,7 +199,7 @@ def test_what_an_algorithm_does_beside_local_training_is_counted(
         return step(self, *how)
 
     monkeypatch.setattr(FedAvg, "server_step", slow)
-    monkeypatch.setattr("fedlab_runner.simulation.WORTH_SAYING", 2.0)
+    monkeypatch.setattr("fedlab_runner.experiment.loop.WORTH_SAYING", 2.0)
     caplog.set_level(logging.INFO)
     run_in(tmp_path, composed("algorithm=fedavg", "executor=loop", "evaluation.every=3", "rounds=3"))
     assert re.search(r"round 1 took [2-9] s: at most [3-9] s for the 2 that are left", caplog.text)
@@ -207,8 +207,8 @@ def test_what_an_algorithm_does_beside_local_training_is_counted(
 
 def test_it_changes_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_in(tmp_path / "with", composed("algorithm=fedavg", "rounds=2", "executor=loop"))
-    monkeypatch.setattr("fedlab_runner.simulation.seconds_a_round", lambda algorithm, fed: 0.0)
-    monkeypatch.setattr("fedlab_runner.simulation.check_memory", lambda *_: "")
+    monkeypatch.setattr("fedlab_runner.experiment.loop.seconds_a_round", lambda algorithm, fed: 0.0)
+    monkeypatch.setattr("fedlab_runner.experiment.loop.check_memory", lambda *_: "")
     run_in(tmp_path / "without", composed("algorithm=fedavg", "rounds=2", "executor=loop"))
     assert (tmp_path / "with" / "metrics.jsonl").read_bytes() == (tmp_path / "without" / "metrics.jsonl").read_bytes()
 

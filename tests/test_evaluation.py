@@ -4,8 +4,8 @@ import torch
 from torch import nn
 from toy import CLASSES, federation, task
 
-from fedlab_runner.data import Examples
-from fedlab_runner.evaluation import Evaluation
+from fedlab_runner.datasets.examples import Examples
+from fedlab_runner.evaluation.evaluator import Evaluation
 
 
 def evaluation(**changes: object) -> Evaluation:

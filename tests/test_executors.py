@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, nn
 from toy import CLASSES, RAGGED, federation, local, mlp, normed
 
+from fedlab_runner.core.federation import Cohort, Federation
+from fedlab_runner.core.local_training import LocalTraining
+from fedlab_runner.core.losses import WSM
+from fedlab_runner.core.work import Executor
 from fedlab_runner.executors.auto import Auto
 from fedlab_runner.executors.compiled import width
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.processes import Processes
 from fedlab_runner.executors.vectorized import Vectorized
-from fedlab_runner.executors.work import Executor
-from fedlab_runner.federation import Cohort, Federation
-from fedlab_runner.local import LocalTraining
-from fedlab_runner.supervision import WSM
 
 EVERYONE = np.arange(len(RAGGED))
 SETTINGS: dict[str, LocalTraining] = {

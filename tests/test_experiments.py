@@ -12,8 +12,8 @@ from composed import composed, with_values
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from fedlab_runner.config import build, check, conf_dir, register_resolvers
-from fedlab_runner.runner import run_in
+from fedlab_runner.config.build import build, check, conf_dir, register_resolvers
+from fedlab_runner.experiment.run import run_in
 
 CONF = conf_dir()
 EXPERIMENTS = sorted(
@@ -199,7 +199,7 @@ STATED: list[tuple[str, tuple[str, ...], dict[str, Any]]] = [  # what papers, or
         for partition in (IID, DIRICHLET)
     ),
     ("dfml/fig26_anl", ("rounds=60",), {"algorithm.anneal_rounds": 60}),
-    ("dfml/fig28", (), {WSM: "fedlab_runner.supervision.WSM", "algorithm.alpha_max": 0.9}),
+    ("dfml/fig28", (), {WSM: "fedlab_runner.core.losses.WSM", "algorithm.alpha_max": 0.9}),
     ("hyfem/mu2", ("algorithm.mu2=0.3",), {"algorithm.mu1": 0.1, "algorithm.mu2": 0.3}),
 ]
 

@@ -11,10 +11,10 @@ import torch
 from toy import EQUAL, algorithm, federation, local, normed, run, tensors
 
 from fedlab_runner.algorithms.fedcda import MOST, Entry, State, Upload
+from fedlab_runner.checkpoints.state_packing import pack, unpack
+from fedlab_runner.core.federation import Arrivals, Federation
+from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.executors.vectorized import Vectorized
-from fedlab_runner.federation import Arrivals, Federation
-from fedlab_runner.packing import pack, unpack
-from fedlab_runner.rng import Purpose, generator
 
 LATE: dict[str, Any] = {"sizes": [6, 3, 9, 1, 12, 8, 5, 7, 2, 10], "cohort": 3, "std": 2.0}
 

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from toy import CLASSES, FEATURES, algorithm, federation, local, mlp, normed, run, server_data, tensors
 
 from fedlab_runner.algorithms.feddle import Upload
-from fedlab_runner.atlas import Atlas, combine, project
-from fedlab_runner.errors import UserError
+from fedlab_runner.algorithms.shared.atlas import Atlas, combine, project
+from fedlab_runner.checkpoints.state_packing import pack, unpack
+from fedlab_runner.core.federation import Arrivals
 from fedlab_runner.executors.vectorized import Vectorized
-from fedlab_runner.federation import Arrivals
-from fedlab_runner.packing import pack, unpack
+from fedlab_runner.utils.errors import UserError
 
 CPU = torch.device("cpu")
 LATE: dict[str, Any] = {"sizes": [6, 3, 9, 1, 12, 8, 5, 7, 2, 10], "cohort": 3, "std": 2.0}
@@ -164,7 +164,7 @@ def probe(monkeypatch: pytest.MonkeyPatch, build: Any, num_classes: int, **overr
     fed.begin(2, 1.0)
     deltas = random(3, fed.task.num_params, seed=4)
     seen: list[tuple[Tensor, Tensor]] = []
-    adam = type(__import__("fedlab_runner.server", fromlist=["ADAM"]).ADAM)
+    adam = type(__import__("fedlab_runner.core.server_data", fromlist=["ADAM"]).ADAM)
     step = adam.step
 
     def spy(self: Any, w: Tensor, g: Tensor, *rest: Any) -> None:

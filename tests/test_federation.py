@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from toy import EQUAL, federation
 
+from fedlab_runner.checkpoints.state_packing import pack
+from fedlab_runner.core.federation import Arrivals, Federation
 from fedlab_runner.delays.constant import Constant
-from fedlab_runner.federation import Arrivals, Federation
-from fedlab_runner.packing import pack
 
 
 class Upload(NamedTuple):

@@ -13,16 +13,17 @@ from composed import composed
 from torch import Tensor, nn
 from toy import ALGORITHMS, EQUAL, FEATURES, RAGGED, algorithm, federation, mlp, normed, run, server_data, tensors
 
-from fedlab_runner import config, runner
-from fedlab_runner.algorithm import ServerAlgorithm
 from fedlab_runner.algorithms.fedwalk import FedWalk, log_ratio
-from fedlab_runner.components import Components
-from fedlab_runner.errors import UserError
+from fedlab_runner.algorithms.shared.classifier_head import named_head
+from fedlab_runner.checkpoints.state_packing import pack, unpack
+from fedlab_runner.config import build as config
+from fedlab_runner.config.components import Components
+from fedlab_runner.core.algorithm import ServerAlgorithm
+from fedlab_runner.core.client_losses import client_losses
+from fedlab_runner.core.rng import Purpose
 from fedlab_runner.executors.vectorized import Vectorized
-from fedlab_runner.head import named_head
-from fedlab_runner.measure import client_losses
-from fedlab_runner.packing import pack, unpack
-from fedlab_runner.rng import Purpose
+from fedlab_runner.experiment import run as runner
+from fedlab_runner.utils.errors import UserError
 
 LATE: dict[str, Any] = {"sizes": [6, 3, 9, 1, 12, 8, 5, 7, 2, 10], "cohort": 3, "std": 2.0}
 BASES = [name for name in ALGORITHMS if isinstance(algorithm(name), ServerAlgorithm)]

@@ -21,20 +21,20 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from test_matching import permuted, structure
 
-from fedlab_runner.clock import RoundClock
-from fedlab_runner.config import build, conf_dir, run_id
+from fedlab_runner.algorithms.matching.assignment import hungarian
+from fedlab_runner.algorithms.matching.graduated_assignment import Graduated
+from fedlab_runner.algorithms.matching.pfnm import PFNM, Neurons, SquaredDistance, match
+from fedlab_runner.config.build import build, conf_dir, run_id
+from fedlab_runner.core.clock import RoundClock
 from fedlab_runner.delays.constant import Constant
 from fedlab_runner.delays.exponential import Exponential
 from fedlab_runner.delays.half_normal import HalfNormal
 from fedlab_runner.delays.uniform import Uniform as UniformDelay
-from fedlab_runner.errors import Diverged, UserError
-from fedlab_runner.matching.graduated import Graduated
-from fedlab_runner.matching.hungarian import hungarian
-from fedlab_runner.matching.pfnm import PFNM, Neurons, SquaredDistance, match
+from fedlab_runner.experiment.run import prepare
 from fedlab_runner.models.mlp import MLP
 from fedlab_runner.participation.over_selection import OverSelection
 from fedlab_runner.participation.uniform import Uniform
-from fedlab_runner.runner import prepare
+from fedlab_runner.utils.errors import Diverged, UserError
 
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
 QUICK = settings(max_examples=40, deadline=None, derandomize=True, database=None, suppress_health_check=SLOW)

@@ -13,18 +13,18 @@ from composed import composed, files
 from torch import nn
 from toy import ALGORITHMS, ANY_OPTIMIZER, algorithm, federation, local, normed, run, task, tensors
 
-from fedlab_runner.checkpoint import CheckpointStore
-from fedlab_runner.clock import RoundClock, Starts
-from fedlab_runner.config import build as build_config
-from fedlab_runner.config import fingerprint, run_id
-from fedlab_runner.errors import Diverged, UserError
+from fedlab_runner.checkpoints.store import CheckpointStore
+from fedlab_runner.config.build import build as build_config
+from fedlab_runner.config.build import fingerprint, run_id
+from fedlab_runner.core.clock import RoundClock, Starts
+from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.model_family import Task
+from fedlab_runner.core.update_guard import Guard, finite_rows
+from fedlab_runner.core.work import Work
 from fedlab_runner.executors.loop import Loop
-from fedlab_runner.executors.work import Work
-from fedlab_runner.federation import Federation
-from fedlab_runner.guard import Guard, finite_rows
-from fedlab_runner.run_id import digest
-from fedlab_runner.runner import run_in
-from fedlab_runner.task import Task
+from fedlab_runner.experiment.run import run_in
+from fedlab_runner.utils.digest import digest
+from fedlab_runner.utils.errors import Diverged, UserError
 
 BAD, ROUND = 3, 2  # the client, and the round counted from 0
 NAN, INF = float("nan"), float("inf")

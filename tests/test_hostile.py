@@ -28,16 +28,19 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 import fedlab_runner
-from fedlab_runner import archives, keys, targets, train
-from fedlab_runner.checkpoint import CheckpointStore
-from fedlab_runner.config import build
+from fedlab_runner import train
+from fedlab_runner.checkpoints.store import CheckpointStore
+from fedlab_runner.config import secrets as keys
+from fedlab_runner.config import targets
+from fedlab_runner.config.build import build
+from fedlab_runner.datasets import _archives as archives
 from fedlab_runner.datasets.femnist import NPZ
 from fedlab_runner.delays.from_file import FromFile
-from fedlab_runner.errors import UserError
-from fedlab_runner.files import write_atomically
+from fedlab_runner.experiment.run import prepare, run_in
 from fedlab_runner.models._torch import read_weights
 from fedlab_runner.report import cli as report
-from fedlab_runner.runner import prepare, run_in
+from fedlab_runner.utils.errors import UserError
+from fedlab_runner.utils.files import write_atomically
 
 SOURCES = sorted(Path(fedlab_runner.__path__[0]).rglob("*.py"))
 FIXTURE = [HealthCheck.function_scoped_fixture]  # the mark must never be there, so that it may be shared
@@ -112,7 +115,7 @@ def test_a_torch_file_runs_nothing(tmp_path: Path) -> None:
 
 def test_a_checkpoint_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One with a right header and right digests, as somebody who means harm would make it."""
-    from fedlab_runner import checkpoint
+    from fedlab_runner.checkpoints import store as checkpoint
 
     harm = Harm(tmp_path / "harm")
     path = tmp_path / "checkpoints" / "round_000001.pt"
@@ -682,7 +685,7 @@ def test_keys_are_found_where_they_stand(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_what_a_run_notes_of_its_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedlab_runner import provenance
+    from fedlab_runner.experiment import provenance
 
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     provenance.record(tmp_path, "fedlab rounds=1", 2, {})

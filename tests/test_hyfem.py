@@ -13,17 +13,17 @@ from test_identities import close
 from torch import Tensor, nn
 from toy import CLASSES, FEATURES, algorithm, federation, local, run, tensors
 
-from fedlab_runner.averaging import Models
-from fedlab_runner.config import build
-from fedlab_runner.errors import UserError
+from fedlab_runner.algorithms.matching.pfnm import Neurons, SquaredDistance, match
+from fedlab_runner.algorithms.shared.averaging import Models
+from fedlab_runner.algorithms.shared.feature_blocks import Layout, blocks_of, check_blocks, reading, train_on_blocks
+from fedlab_runner.checkpoints.state_packing import pack, unpack
+from fedlab_runner.config.build import build
+from fedlab_runner.core.federation import Arrivals, Federation
 from fedlab_runner.executors.vectorized import Vectorized
-from fedlab_runner.federation import Arrivals, Federation
-from fedlab_runner.hybrid import Layout, blocks_of, check_blocks, reading, train_on_blocks
-from fedlab_runner.matching.pfnm import Neurons, SquaredDistance, match
+from fedlab_runner.experiment.run import prepare
 from fedlab_runner.models._blocks import BlockNetwork
 from fedlab_runner.models.blocks_mlp import BlocksMLP
-from fedlab_runner.packing import pack, unpack
-from fedlab_runner.runner import prepare
+from fedlab_runner.utils.errors import UserError
 
 OWNED = np.array([[1, 1, 0], [0, 1, 1], [1, 1, 0], [1, 0, 1]], dtype=bool)  # clients 0 and 2 have the same blocks
 SIZES = (9, 6, 12, 5)

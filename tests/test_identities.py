@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from toy import EQUAL, RAGGED, algorithm, federation, local, normed, run
 
+from fedlab_runner.core.federation import Arrivals
 from fedlab_runner.executors.vectorized import Vectorized
-from fedlab_runner.federation import Arrivals
 
 
 def close(a: Tensor, b: Tensor) -> None:

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from toy import EQUAL, FEATURES, RAGGED, algorithm, federation, local, normed, run, server_data
 
-from fedlab_runner.averaging import LATE_POLICIES, ModelUpdate, Update
-from fedlab_runner.federation import Arrivals
-from fedlab_runner.server import train_as_client, train_on_server
+from fedlab_runner.algorithms.shared.averaging import LATE_POLICIES, ModelUpdate, Update
+from fedlab_runner.core.federation import Arrivals
+from fedlab_runner.core.server_data import train_as_client, train_on_server
 
 LATE: dict[str, Any] = {"sizes": [6, 3, 9, 1, 12, 8, 5, 7, 2, 10], "cohort": 3, "std": 2.0}
 OUT_OF_DOMAIN = server_data(60, num_classes=4)

@@ -13,16 +13,16 @@ from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock
 from toy import CLASSES, CPU, EQUAL, FEATURES, RAGGED, algorithm, federation, local, mlp, normed, run, tensors
 
-from fedlab_runner.averaging import Models
-from fedlab_runner.errors import UserError
+from fedlab_runner.algorithms.matching.neurons import permute
+from fedlab_runner.algorithms.matching.structure import neuron_groups
+from fedlab_runner.algorithms.shared.averaging import Models
+from fedlab_runner.checkpoints.state_packing import pack, unpack
+from fedlab_runner.core.client_data import Population
+from fedlab_runner.core.federation import Arrivals, Federation
+from fedlab_runner.core.model_family import Normalize, Task
 from fedlab_runner.executors.vectorized import Vectorized
-from fedlab_runner.federation import Arrivals, Federation
-from fedlab_runner.matching.neurons import permute
-from fedlab_runner.matching.structure import neuron_groups
 from fedlab_runner.models.cnn_small import SmallCNN
-from fedlab_runner.packing import pack, unpack
-from fedlab_runner.population import Population
-from fedlab_runner.task import Normalize, Task
+from fedlab_runner.utils.errors import UserError
 
 BOTH = ["fedma", "gamf"]
 

@@ -13,15 +13,15 @@ from toy import CLASSES, EQUAL, RAGGED, algorithm, federation, local, mlp, norme
 
 from fedlab_runner.algorithms import fedbe
 from fedlab_runner.algorithms.fednova import accumulated
-from fedlab_runner.averaging import LATE_POLICIES, Update
-from fedlab_runner.errors import UserError
+from fedlab_runner.algorithms.shared.averaging import LATE_POLICIES, Update
+from fedlab_runner.core.federation import Arrivals
+from fedlab_runner.core.model_family import Batch, Model
+from fedlab_runner.core.optimizer import SGD, zero_slots
+from fedlab_runner.core.rng import Purpose, generator, generators
+from fedlab_runner.core.work import Executor
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.vectorized import Vectorized
-from fedlab_runner.executors.work import Executor
-from fedlab_runner.federation import Arrivals
-from fedlab_runner.optimizer import SGD, zero_slots
-from fedlab_runner.rng import Purpose, generator, generators
-from fedlab_runner.task import Batch, Model
+from fedlab_runner.utils.errors import UserError
 
 EXECUTORS: list[Executor] = [Loop(compile=False), Vectorized(chunk_size=3, compile=False)]
 BUILDS = [mlp, normed]

@@ -11,14 +11,14 @@ from mixed import KINDS, distinct, mixed
 from torch import Tensor, nn
 from toy import local, mlp
 
-from fedlab_runner import distillation
-from fedlab_runner.distillation import Learners, mutual_learning, mutual_losses, teacher_weights
-from fedlab_runner.executors import forks
-from fedlab_runner.executors.in_step import Table, in_step
+from fedlab_runner.algorithms.shared import mutual_learning as distillation
+from fedlab_runner.algorithms.shared.mutual_learning import Learners, mutual_learning, mutual_losses, teacher_weights
+from fedlab_runner.core.losses import WSM
+from fedlab_runner.core.model_family import Batch
+from fedlab_runner.executors._fork import processes as forks
+from fedlab_runner.executors._fork.lockstep import Table, in_step
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.processes import Processes
-from fedlab_runner.supervision import WSM
-from fedlab_runner.task import Batch
 
 LOOP = Loop(compile=False)
 

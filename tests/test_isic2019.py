@@ -6,9 +6,9 @@ import pytest
 import torch
 from leaf_files import write_isic
 
-from fedlab_runner.data import Data
+from fedlab_runner.datasets.examples import Data
 from fedlab_runner.datasets.isic2019 import CLASSES, ISIC2019
-from fedlab_runner.errors import UserError
+from fedlab_runner.utils.errors import UserError
 
 LABELS = [0] * 10 + [1] * 5 + [2] * 3 + [7] * 2
 

@@ -11,11 +11,11 @@ import torch
 from leaf_files import characters, write_image, write_leaf, write_npz
 from omegaconf import OmegaConf
 
-from fedlab_runner.data import Data
 from fedlab_runner.datasets.celeba import CelebA
+from fedlab_runner.datasets.examples import Data
 from fedlab_runner.datasets.femnist import FEMNIST
-from fedlab_runner.errors import UserError
 from fedlab_runner.partitions.by_user import ByUser
+from fedlab_runner.utils.errors import UserError
 
 FEMNIST_FIELDS: dict[str, Any] = {
     "num_classes": 40,

@@ -30,7 +30,8 @@ TINY = (
 )
 MEBIBYTE = 2**20
 NO_PICTURES = """
-from fedlab_runner import leaving, runner
+from fedlab_runner.experiment import artifacts as leaving
+from fedlab_runner.experiment import run as runner
 for name in ("plot_partition", "plot_curves", "plot_staleness"):
     setattr(leaving, name, lambda *_: False)
 leaving.plot_diagnostics = lambda *_: []

@@ -11,19 +11,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from toy import CPU, local
 
-from fedlab_runner.clock import RoundClock
+from fedlab_runner.core.client_data import Population
+from fedlab_runner.core.clock import RoundClock
+from fedlab_runner.core.federation import Cohort, Federation
+from fedlab_runner.core.model_family import Normalize, Task
+from fedlab_runner.core.work import Executor
 from fedlab_runner.delays.none import NoDelay
-from fedlab_runner.errors import UserError
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.vectorized import Vectorized
-from fedlab_runner.executors.work import Executor
-from fedlab_runner.federation import Cohort, Federation
 from fedlab_runner.models._lora import LoRALinear, add_lora
 from fedlab_runner.models.timm import Timm
 from fedlab_runner.models.vit_lora import ViTLoRA
 from fedlab_runner.participation.uniform import Uniform
-from fedlab_runner.population import Population
-from fedlab_runner.task import Normalize, Task
+from fedlab_runner.utils.errors import UserError
 
 CLASSES = 5
 IMAGES = torch.linspace(-1, 1, 2 * 3 * 32 * 32).view(2, 3, 32, 32).sin()

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from toy import CLASSES, CPU, FEATURES, federation
 
-from fedlab_runner.errors import UserError
-from fedlab_runner.matching.graduated import Graduated, sinkhorn
-from fedlab_runner.matching.hungarian import hungarian
-from fedlab_runner.matching.neurons import Group, permute
-from fedlab_runner.matching.pfnm import PFNM, Gain, Neurons, Server, SquaredDistance, match
-from fedlab_runner.matching.structure import neuron_groups, require_groups
+from fedlab_runner.algorithms.matching.assignment import hungarian
+from fedlab_runner.algorithms.matching.graduated_assignment import Graduated, sinkhorn
+from fedlab_runner.algorithms.matching.neurons import Group, permute
+from fedlab_runner.algorithms.matching.pfnm import PFNM, Gain, Neurons, Server, SquaredDistance, match
+from fedlab_runner.algorithms.matching.structure import neuron_groups, require_groups
+from fedlab_runner.core.model_family import Normalize, Task
 from fedlab_runner.models.cnn_feddle import FeddleCNN
 from fedlab_runner.models.cnn_mcmahan import McMahanCNN
 from fedlab_runner.models.cnn_small import SmallCNN
@@ -24,7 +24,7 @@ from fedlab_runner.models.resnet18 import ResNet18
 from fedlab_runner.models.resnet18_torchvision import TorchvisionResNet18
 from fedlab_runner.models.timm import Timm
 from fedlab_runner.models.vit_lora import ViTLoRA
-from fedlab_runner.task import Normalize, Task
+from fedlab_runner.utils.errors import UserError
 
 
 def task_of(build: Callable[[], nn.Module], dtype: torch.dtype = torch.float64) -> Task:

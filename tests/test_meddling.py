@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from crash import FAMILIES, Template, results
 
-from fedlab_runner.errors import RunFailed, UserError
-from fedlab_runner.files import append_line, open_own, write_text_atomically
-from fedlab_runner.lock import RunLock
-from fedlab_runner.recording.jsonl import JsonLines
-from fedlab_runner.recording.log_lines import LogFile
+from fedlab_runner.experiment.lock import RunLock
+from fedlab_runner.tracking.jsonl import JsonLines
+from fedlab_runner.tracking.log_lines import LogFile
+from fedlab_runner.utils.errors import RunFailed, UserError
+from fedlab_runner.utils.files import append_line, open_own, write_text_atomically
 
 RUN = FAMILIES["tables_scaffold"].split()
 LONGER = "rounds=7"
@@ -43,7 +43,7 @@ def meddling(round: int, what: str) -> str:
     return f"""
 import os, shutil
 from pathlib import Path
-from fedlab_runner.recorder import Recorder
+from fedlab_runner.tracking.recorder import Recorder
 log = Recorder.log
 def meddle(self, round, *arguments):
     log(self, round, *arguments)

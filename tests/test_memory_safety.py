@@ -14,8 +14,8 @@ import pytest
 from test_models import modules
 from test_strided import unsafe
 
-from fedlab_runner.layers import prepare
-from fedlab_runner.task import Normalize
+from fedlab_runner.core.layers.replacement import prepare
+from fedlab_runner.core.model_family import Normalize
 
 memory.fill()
 NARROW = ("preact_resnet [8, 16]", "own code")

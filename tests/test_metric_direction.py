@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedlab_runner.metric_direction import lower_is_better
+from fedlab_runner.tracking.metric_direction import lower_is_better
 
 LOWER = (
     *("test/loss", "train/loss", "train/global_loss", "algorithm/search_loss_last", "loss", "test/error", "mine/MSE"),

@@ -19,7 +19,6 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedlab_runner.errors import UserError
 from fedlab_runner.models.blocks_cnn import BlocksCNN
 from fedlab_runner.models.blocks_mlp import BlocksMLP
 from fedlab_runner.models.blocks_resnet import BlocksResNet
@@ -34,6 +33,7 @@ from fedlab_runner.models.resnet18 import ResNet18
 from fedlab_runner.models.resnet18_torchvision import TorchvisionResNet18
 from fedlab_runner.models.timm import Timm
 from fedlab_runner.models.vit_small import SmallViT
+from fedlab_runner.utils.errors import UserError
 
 CONF = Path(__file__).parents[1] / "conf"
 GROUPS = {"model": "models", "delay": "delays", "lr_schedule": "lr_schedules"}

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from toy import RAGGED, federation
 
-from fedlab_runner.errors import UserError
-from fedlab_runner.executors import need
-from fedlab_runner.federation import Cohort, Federation
+from fedlab_runner.core import memory_check as need
+from fedlab_runner.core.federation import Cohort, Federation
+from fedlab_runner.utils.errors import UserError
 
 
 def train(fed: Federation) -> None:

@@ -8,10 +8,10 @@ import torch
 from composed import composed
 from toy import local
 
-from fedlab_runner.config import build
-from fedlab_runner.errors import UserError
-from fedlab_runner.local import ADAM_KEYS, OPTIMIZERS, SGD_KEYS
-from fedlab_runner.optimizer import zero_slots
+from fedlab_runner.config.build import build
+from fedlab_runner.core.local_training import ADAM_KEYS, OPTIMIZERS, SGD_KEYS
+from fedlab_runner.core.optimizer import zero_slots
+from fedlab_runner.utils.errors import UserError
 
 REFERENCES: dict[str, tuple[dict[str, Any], Callable[[list[torch.Tensor]], torch.optim.Optimizer]]] = {
     "sgd": ({}, lambda p: torch.optim.SGD(p, lr=0.1)),

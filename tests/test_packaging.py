@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fedlab_runner import __version__, config
+from fedlab_runner import __version__
+from fedlab_runner.config import build as config
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -35,7 +36,9 @@ def test_a_package_without_its_configs_says_so(tmp_path: Path, monkeypatch: pyte
 def test_the_wheel_is_told_to_carry_the_configs() -> None:
     assert PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"] == {"conf": "fedlab_runner/conf"}
     scripts = {"fedlab": "fedlab_runner.train:main", "fedlab-report": "fedlab_runner.report.cli:main"}
-    assert PROJECT["project"]["scripts"] == scripts | {"fedlab-dashboard": "fedlab_runner.dashboard:main"}
+    assert PROJECT["project"]["scripts"] == scripts | {
+        "fedlab-dashboard": "fedlab_runner.tracking.wandb_workspace:main"
+    }
 
 
 def test_the_extras_and_the_licence() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedlab_runner.partition_report import class_counts, partition_table, plot_partition, write_partition_table
+from fedlab_runner.plots.partition import class_counts, partition_table, plot_partition, write_partition_table
 
 LABELS = np.array([0, 1, 2, 2, 1, 0, 0])
 SPLIT = [np.array([0, 5, 2]), np.array([], np.int64), np.array([1, 3, 4, 6])]

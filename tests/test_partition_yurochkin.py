@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
+from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.partitions import dir_lin
 from fedlab_runner.partitions._common import cut, dirichlet
 from fedlab_runner.partitions._yurochkin import balanced_counts
 from fedlab_runner.partitions.dir_lin import DirLin
 from fedlab_runner.partitions.dir_plain import DirPlain
 from fedlab_runner.partitions.dir_yurochkin import DirYurochkin
-from fedlab_runner.rng import Purpose, generator
 
 
 def rng(seed: int = 0) -> np.random.Generator:

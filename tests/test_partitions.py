@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from fedlab_runner.errors import UserError
+from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.partitions.by_user import ByUser
 from fedlab_runner.partitions.dir_client import DirClient
 from fedlab_runner.partitions.dir_lin import DirLin
@@ -18,7 +18,7 @@ from fedlab_runner.partitions.dir_plain import DirPlain
 from fedlab_runner.partitions.iid import IID
 from fedlab_runner.partitions.quantity_skew import QuantitySkew
 from fedlab_runner.partitions.shards import Shards
-from fedlab_runner.rng import Purpose, generator
+from fedlab_runner.utils.errors import UserError
 
 ROOT = Path(__file__).parents[1]
 BLOCKS = {"assigned_blocks", "random_blocks"}  # clients share examples: see test_blocks

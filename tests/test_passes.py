@@ -9,10 +9,10 @@ from torch import nn
 from torch._inductor.utils import fresh_cache
 from toy import CLASSES, federation
 
-from fedlab_runner import pooling
-from fedlab_runner.executors import passes
+from fedlab_runner.core.layers import pooling
+from fedlab_runner.core.work import Executor
+from fedlab_runner.executors import _compiler_passes as passes
 from fedlab_runner.executors.loop import Loop
-from fedlab_runner.executors.work import Executor
 
 
 def network() -> nn.Module:

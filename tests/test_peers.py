@@ -15,8 +15,8 @@ from benchmarks import workloads
 from benchmarks.peers import environments, ours, plain, run, task
 from benchmarks.peers.table import Run, Turn, speeds, standings, table
 from fedlab_runner.algorithms.fedavg import FedAvg
-from fedlab_runner.errors import UserError
 from fedlab_runner.executors.loop import Loop
+from fedlab_runner.utils.errors import UserError
 
 HERE = Path(sys.executable)
 TINY = task.Workload(clients=3, examples=4, cohort=3, batch=4)

@@ -11,7 +11,7 @@ from scipy.io import savemat
 from fedlab_runner.datasets.caltech101 import Caltech101
 from fedlab_runner.datasets.oxford_pets import OxfordPets
 from fedlab_runner.datasets.stanford_cars import StanfordCars
-from fedlab_runner.errors import UserError
+from fedlab_runner.utils.errors import UserError
 
 STATISTICS = ([0.5] * 3, [0.2] * 3)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from fedlab_runner.plots import plot_curves, plot_staleness, staleness_counts
+from fedlab_runner.plots.curves import plot_curves, plot_staleness, staleness_counts
 
 
 def rows(count: int) -> list[dict[str, Any]]:
@@ -69,7 +69,7 @@ def test_no_staleness_no_picture(tmp_path: Path) -> None:
 def test_no_window_system_is_touched(tmp_path: Path) -> None:
     """In a process of its own: other tests may import what they like."""
     code = (
-        "import sys; from pathlib import Path; from fedlab_runner.plots import plot_curves\n"
+        "import sys; from pathlib import Path; from fedlab_runner.plots.curves import plot_curves\n"
         "assert not [name for name in sys.modules if name.startswith('matplotlib')]\n"
         "plot_curves(Path(sys.argv[1]), [], 'a run'); assert 'matplotlib.pyplot' not in sys.modules"
     )

@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from fedlab_runner import pooling
-from fedlab_runner.layers import prepare
-from fedlab_runner.pooling import Pooling, greatest, pooled
+from fedlab_runner.core.layers import pooling
+from fedlab_runner.core.layers.pooling import Pooling, greatest, pooled
+from fedlab_runner.core.layers.replacement import prepare
 
 
 def images(*shape: int) -> Tensor:

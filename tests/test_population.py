@@ -3,7 +3,7 @@ import pytest
 import torch
 from toy import CPU, RAGGED, examples, local
 
-from fedlab_runner.population import Plan, Population
+from fedlab_runner.core.client_data import Plan, Population
 
 
 @pytest.fixture

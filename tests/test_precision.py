@@ -10,12 +10,12 @@ from timm.layers import BatchNormAct2d
 from torch import Tensor, nn
 from toy import CPU, local
 
+from fedlab_runner.core.client_data import Population
+from fedlab_runner.core.model_family import Normalize, Task
+from fedlab_runner.core.work import Executor, Work
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.processes import Processes
 from fedlab_runner.executors.vectorized import Vectorized
-from fedlab_runner.executors.work import Executor, Work
-from fedlab_runner.population import Population
-from fedlab_runner.task import Normalize, Task
 
 CLIENTS, EXAMPLES, CLASSES = 2, 3, 5
 

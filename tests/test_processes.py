@@ -18,15 +18,17 @@ from composed import composed
 from torch import Tensor, nn
 from toy import RAGGED, federation, mlp, normed
 
-from fedlab_runner.config import build
-from fedlab_runner.errors import UserError
-from fedlab_runner.executors import crew, forks, processes
+from fedlab_runner.config.build import build
+from fedlab_runner.core.federation import Cohort, Federation
+from fedlab_runner.core.work import Executor
+from fedlab_runner.executors import processes
+from fedlab_runner.executors._fork import pool as crew
+from fedlab_runner.executors._fork import processes as forks
+from fedlab_runner.executors._pieces import InPieces
 from fedlab_runner.executors.loop import Loop
-from fedlab_runner.executors.pieces import InPieces
 from fedlab_runner.executors.processes import Processes
 from fedlab_runner.executors.vectorized import Vectorized
-from fedlab_runner.executors.work import Executor
-from fedlab_runner.federation import Cohort, Federation
+from fedlab_runner.utils.errors import UserError
 
 LOOP = Loop(compile=False)
 

@@ -13,7 +13,9 @@ import pytest
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from fedlab_runner import config, provenance, train
+from fedlab_runner import train
+from fedlab_runner.config import build as config
+from fedlab_runner.experiment import provenance
 
 SMALL = ("algorithm=fedavg", "model=logistic", "num_clients=4", "participation.cohort_size=2", "logger=none")
 
@@ -33,7 +35,7 @@ Type = Callable[[str], list[Seen]]
 @pytest.fixture
 def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Type]:
     """Types a command in a folder with two config folders of a user's; the jobs that it composes, which do nothing."""
-    from fedlab_runner import runner
+    from fedlab_runner.experiment import run as runner
 
     slow = (config.conf_dir() / "local" / "sgd.yaml").read_text().replace("\nlr: ", "\nlr: 0.125 # was ")
     for place in ("mine", "my configs, ümläut"):

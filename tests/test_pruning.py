@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 from report_files import curve, write_run
 
-from fedlab_runner import giving_up, sweep
-from fedlab_runner.errors import Pruned
-from fedlab_runner.evaluation import Evaluation
+from fedlab_runner.evaluation.evaluator import Evaluation
+from fedlab_runner.experiment import pruner as giving_up
 from fedlab_runner.pruning.median import Median
 from fedlab_runner.pruning.none import NoPruning
 from fedlab_runner.report import cli
+from fedlab_runner.sweep import callback as sweep
+from fedlab_runner.utils.errors import Pruned
 
 ACCURACY = Evaluation(1, 100, False, False, False, "test/accuracy", "best", 1, 0, None)
 OTHERS = [{1: 0.2, 2: 0.4}, {1: 0.3, 2: 0.5}, {1: 0.4, 2: 0.9}]

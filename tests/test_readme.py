@@ -18,7 +18,9 @@ from composed import composed
 from omegaconf import OmegaConf
 from toy import ALGORITHMS
 
-from fedlab_runner import config, readme, runner
+from docs.generate import readme
+from fedlab_runner.config import build as config
+from fedlab_runner.experiment import run as runner
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")

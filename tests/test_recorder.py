@@ -18,11 +18,11 @@ import rich.console
 import torch
 from omegaconf import OmegaConf
 
-from fedlab_runner.errors import UserError
-from fedlab_runner.recorder import Logger, Recorder
-from fedlab_runner.recording import console
-from fedlab_runner.recording.log_lines import LineHandler
-from fedlab_runner.summary import summarise
+from fedlab_runner.tracking import terminal as console
+from fedlab_runner.tracking.log_lines import LineHandler
+from fedlab_runner.tracking.recorder import Logger, Recorder
+from fedlab_runner.tracking.summary import summarise
+from fedlab_runner.utils.errors import UserError
 
 ROOT = Path(__file__).parents[1]
 FIELDS: dict[str, Any] = {
@@ -186,7 +186,7 @@ def test_a_failed_write_leaves_the_old_summary(tmp_path: Path, monkeypatch: pyte
         def full(descriptor: int) -> None:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr("fedlab_runner.files.os.fsync", full)
+        monkeypatch.setattr("fedlab_runner.utils.files.os.fsync", full)
         with pytest.raises(OSError, match="No space"):
             one.finish({"objective": 2.0})
     assert json.loads((tmp_path / "summary.json").read_text())["objective"] == 1.0
@@ -222,7 +222,7 @@ def test_plain_lines_now_and_then_elsewhere(
 ) -> None:
     caplog.set_level(logging.INFO)
     now = [0.0]
-    monkeypatch.setattr("fedlab_runner.recording.console.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("fedlab_runner.tracking.terminal.time.monotonic", lambda: now[0])
     with recorder(tmp_path, rounds=30, progress=False) as one:
         one.start(-1)
         for round in range(31):
@@ -239,7 +239,7 @@ def test_a_line_has_the_time_left_and_what_came_late_and_in_a_sweep_the_run(
 ) -> None:
     caplog.set_level(logging.INFO)
     now = [0.0]
-    monkeypatch.setattr("fedlab_runner.recording.console.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("fedlab_runner.tracking.terminal.time.monotonic", lambda: now[0])
     monkeypatch.setenv("FEDLAB_SWEEP", "a-sweep")
     with recorder(tmp_path, rounds=100, progress=False) as one:
         one.start(-1)
@@ -257,7 +257,7 @@ def test_log_lines_are_in_one_piece_however_narrow_the_terminal(monkeypatch: pyt
     for terminal in (True, False):
         shown = io.StringIO()
         narrow = rich.console.Console(file=shown, force_terminal=terminal, width=40, color_system=None)
-        monkeypatch.setattr("fedlab_runner.recording.log_lines.get_console", lambda narrow=narrow: narrow)
+        monkeypatch.setattr("fedlab_runner.tracking.log_lines.get_console", lambda narrow=narrow: narrow)
         words = "`wandb sync outputs/wandb/offline-run` uploads [this] one, and more words than a line has"
         log = logging.Logger("a log")
         log.addHandler(LineHandler())
@@ -290,7 +290,7 @@ def test_the_config_files_fit_the_class(name: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv("FEDLAB_SWEEP", raising=False)
     path = ROOT / "conf" / "logger" / f"{name}.yaml"
     node = {str(key): value for key, value in OmegaConf.to_container(OmegaConf.load(path), resolve=True).items()}
-    assert node.pop("_target_") == "fedlab_runner.recorder.Logger"
+    assert node.pop("_target_") == "fedlab_runner.tracking.recorder.Logger"
     logger = Logger(**node)
     assert logger.mode == {"wandb": "offline", "none": "disabled"}[name]
     assert logger.group is None and logger.progress is None and logger.dir == "outputs/wandb"

@@ -10,9 +10,9 @@ import reference_loops as reference
 import torch
 from toy import CLASSES, RAGGED, algorithm, federation, local
 
+from fedlab_runner.core.federation import Federation
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.vectorized import Vectorized
-from fedlab_runner.federation import Federation
 
 ROUNDS, LR, HIDDEN = 25, 0.2, 6
 TOLERANCE = 1e-12  # of a weight; the sums of the two are not made in the same order

@@ -17,11 +17,13 @@ from matplotlib.figure import Figure
 from report_files import curve, write_failed_job, write_run
 from scipy import stats as scipy_stats
 
-from fedlab_runner.errors import UserError
-from fedlab_runner.report import build, cli, html, markdown, paper, pictures, stats, tables
+from fedlab_runner.report import build, cli, html, markdown, stats, tables
+from fedlab_runner.report import plots as pictures
+from fedlab_runner.report import published as paper
 from fedlab_runner.report.content import Section, Table, cell
 from fedlab_runner.report.folders import find
-from fedlab_runner.report.settings import group
+from fedlab_runner.report.grouping import group
+from fedlab_runner.utils.errors import UserError
 
 EVERY = ("evaluation.every=1", "rounds=3")
 

@@ -16,9 +16,12 @@ import pytest
 import yaml
 from report_files import curve, write_run
 
-from fedlab_runner import sealed, sweep, sweep_records
-from fedlab_runner.report import cli, paper
+from fedlab_runner.report import cli
+from fedlab_runner.report import published as paper
 from fedlab_runner.report.folders import find
+from fedlab_runner.sweep import callback as sweep
+from fedlab_runner.sweep import records as sweep_records
+from fedlab_runner.utils import checksummed_json as sealed
 
 HARM = (
     "<script>alert(1)</script>",

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from fedlab_runner.rng import Purpose, generator, generators, torch_seed
+from fedlab_runner.core.rng import Purpose, generator, generators, torch_seed
 
 
 def test_a_stream_is_a_function_of_its_key() -> None:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from fedlab_runner.config import conf_dir
-from fedlab_runner.rng import Purpose, generator
+from fedlab_runner.config.build import conf_dir
+from fedlab_runner.core.rng import Purpose, generator
 
 
 @pytest.mark.slow

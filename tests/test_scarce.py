@@ -10,7 +10,8 @@ import pytest
 import torch
 from crash import FAMILIES, Template
 
-from fedlab_runner import cli_errors, train
+from fedlab_runner import train
+from fedlab_runner.config import explain as cli_errors
 
 HUGE = 10**15
 

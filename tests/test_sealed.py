@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedlab_runner import sealed
+from fedlab_runner.utils import checksummed_json as sealed
 
 CONTENT = {"overrides": ["seed=1"], "objective": 0.25, "summary": {"a": [1, None, "ü"], "sha256": "x"}, "error": None}
 

@@ -12,18 +12,18 @@ from PIL import Image
 from torchvision_files import write_mnist
 from toy import federation, local, mlp, normed, server_data, task
 
-from fedlab_runner import images as images_module
-from fedlab_runner.config import conf_dir
-from fedlab_runner.data import Data, Examples
+from fedlab_runner.config.build import conf_dir
+from fedlab_runner.core.server_data import ServerData, server_batches, server_steps, train_as_client, train_on_server
+from fedlab_runner.datasets import image_cache as images_module
+from fedlab_runner.datasets.examples import Data, Examples
 from fedlab_runner.datasets.fashion_mnist import FashionMNIST
-from fedlab_runner.errors import UserError
-from fedlab_runner.runner import prepare, run_in
-from fedlab_runner.server import ServerData, server_batches, server_steps, train_as_client, train_on_server
+from fedlab_runner.experiment.run import prepare, run_in
 from fedlab_runner.server_data.image_folder import ImageFolder
 from fedlab_runner.server_data.in_domain import InDomain
 from fedlab_runner.server_data.none import NoServerData
 from fedlab_runner.server_data.tiny_imagenet import TinyImageNet
 from fedlab_runner.server_data.torchvision import OtherDataset
+from fedlab_runner.utils.errors import UserError
 
 RNG = np.random.default_rng(3)
 
@@ -156,7 +156,7 @@ def test_every_algorithm_is_tested_on_what_the_server_left(name: str) -> None:
 
 
 def build(*overrides: str) -> Any:
-    from fedlab_runner import config
+    from fedlab_runner.config import build as config
 
     return config.build(composed(*overrides))
 

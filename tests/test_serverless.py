@@ -13,20 +13,20 @@ from toy import ALGORITHMS, CLASSES, EQUAL, FEATURES, algorithm, evaluate, feder
 from fedlab_runner.algorithms.def_kt import DefKT
 from fedlab_runner.algorithms.fedrolex import ORDERS
 from fedlab_runner.algorithms.fml import FML
-from fedlab_runner.errors import UserError
+from fedlab_runner.algorithms.shared.decentralized import Clients, cluster_means, initial_models, meet, train, updated
+from fedlab_runner.algorithms.shared.width_slicing import check_sliceable, places
+from fedlab_runner.checkpoints.state_packing import pack, unpack
+from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.model_family import Normalize, Task
+from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.executors.vectorized import Vectorized
-from fedlab_runner.federation import Federation
 from fedlab_runner.models.dfml_cnn import DFMLCNN
 from fedlab_runner.models.preact_resnet import PreActResNet
 from fedlab_runner.models.vit_small import SmallViT
-from fedlab_runner.packing import pack, unpack
-from fedlab_runner.rng import Purpose, generator
-from fedlab_runner.serverless import Clients, cluster_means, initial_models, meet, train, updated
-from fedlab_runner.slicing import check_sliceable, places
-from fedlab_runner.task import Normalize, Task
 from fedlab_runner.topologies.ring import Ring
 from fedlab_runner.topologies.star import Star
 from fedlab_runner.topologies.two_groups import TwoGroups
+from fedlab_runner.utils.errors import UserError
 
 SERVERLESS = [name for name in ALGORITHMS if algorithm(name).serverless]
 MIXED = sorted(set(SERVERLESS) - {"def_kt", "heterofl", "fedrolex", "federated_dropout"})

@@ -16,14 +16,16 @@ import torch
 from composed import composed, files
 from toy import ALGORITHMS, tensors
 
-from fedlab_runner import config, runner, signals
-from fedlab_runner.checkpoint import CheckpointStore
-from fedlab_runner.config import build, fingerprint
-from fedlab_runner.errors import Diverged, Interrupted, UserError
+from fedlab_runner.checkpoints.store import CheckpointStore
+from fedlab_runner.config import build as config
+from fedlab_runner.config.build import build, fingerprint
+from fedlab_runner.core.federation import Federation
 from fedlab_runner.executors.loop import Loop
-from fedlab_runner.federation import Federation
-from fedlab_runner.runner import prepare, run_in
-from fedlab_runner.simulation import Simulation
+from fedlab_runner.experiment import run as runner
+from fedlab_runner.experiment.loop import Simulation
+from fedlab_runner.experiment.run import prepare, run_in
+from fedlab_runner.utils import signals
+from fedlab_runner.utils.errors import Diverged, Interrupted, UserError
 
 EVERY = "evaluation.every=1"
 

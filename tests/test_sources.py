@@ -13,11 +13,12 @@ from composed import composed
 from omegaconf import DictConfig, OmegaConf
 from toy import ALGORITHMS
 
-from fedlab_runner import provenance, sources
-from fedlab_runner.config import fingerprint
-from fedlab_runner.errors import UserError
-from fedlab_runner.runner import run_in, run_whole
-from fedlab_runner.sources import code_of
+from fedlab_runner.config.build import fingerprint
+from fedlab_runner.experiment import code_hash as sources
+from fedlab_runner.experiment import provenance
+from fedlab_runner.experiment.code_hash import code_of
+from fedlab_runner.experiment.run import run_in, run_whole
+from fedlab_runner.utils.errors import UserError
 
 ALGORITHM = '''
 """An algorithm of a user's."""
@@ -89,7 +90,11 @@ def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> User:
 def test_the_code_is_what_the_classes_need(user: User) -> None:
     assert user.names() == {"mine", "parts.steps", "parts.sign"}
     names = set(code_of(fingerprint(user.config())))
-    assert {"fedlab_runner.algorithms.fedavg", "fedlab_runner.algorithm", "fedlab_runner.averaging"} <= names
+    assert {
+        "fedlab_runner.algorithms.fedavg",
+        "fedlab_runner.core.algorithm",
+        "fedlab_runner.algorithms.shared.averaging",
+    } <= names
     assert not {name.partition(".")[0] for name in names} & {"torch", "numpy", "abc"}
 
 
@@ -97,7 +102,11 @@ def test_the_code_is_what_the_classes_need(user: User) -> None:
 def test_the_code_of_every_algorithm(name: str) -> None:
     """Its own module and what all rounds are made of; nothing that only shows, keeps or composes."""
     names = set(code_of(fingerprint(composed(f"algorithm={name}"))))
-    assert {f"fedlab_runner.algorithms.{name}", "fedlab_runner.federation", "fedlab_runner.population"} <= names
+    assert {
+        f"fedlab_runner.algorithms.{name}",
+        "fedlab_runner.core.federation",
+        "fedlab_runner.core.client_data",
+    } <= names
     shown = ("recorder", "recording", "report", "plots", "drawing", "sweep", "readme", "docs", "config", "train")
     assert not {each for each in names if each.split(".")[1] in shown}
 

@@ -9,9 +9,10 @@ import pytest
 from composed import composed
 from toy import ALGORITHMS, algorithm, federation, local
 
-from fedlab_runner.algorithm import ServerAlgorithm
-from fedlab_runner.runner import run_in
-from fedlab_runner.standstill import FAR, foreseen, found
+from fedlab_runner.core.algorithm import ServerAlgorithm
+from fedlab_runner.experiment.run import run_in
+from fedlab_runner.experiment.standstill import FAR, foreseen
+from fedlab_runner.tracking.summary import standstill as found
 
 FEW = ("server_data=none", "evaluation.every=1", "rounds=3", "num_clients=12", "participation.cohort_size=3")
 LATE = "delay=constant"

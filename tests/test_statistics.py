@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 from toy import ALGORITHMS, RAGGED, algorithm, federation, local, normed, run, tensors
 
-from fedlab_runner.algorithm import ServerAlgorithm
 from fedlab_runner.algorithms import fedavg
-from fedlab_runner.arrivals import Arrivals
-from fedlab_runner.averaging import LATE_POLICIES, MODEL_POLICIES
-from fedlab_runner.errors import Diverged
+from fedlab_runner.algorithms.shared.averaging import LATE_POLICIES, MODEL_POLICIES
+from fedlab_runner.core.algorithm import ServerAlgorithm
+from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.updates import Arrivals
+from fedlab_runner.core.work import Work
 from fedlab_runner.executors.loop import Loop
-from fedlab_runner.executors.work import Work
-from fedlab_runner.federation import Federation
+from fedlab_runner.experiment.loop import Simulation, Snapshot
 from fedlab_runner.lr_schedules.constant import Constant
-from fedlab_runner.simulation import Simulation, Snapshot
+from fedlab_runner.utils.errors import Diverged
 
 SERVED = [name for name in ALGORITHMS if not algorithm(name).serverless and name not in ("center", "standalone")]
 LATE: dict[str, Any] = {"sizes": [6, 3, 9, 1, 12, 8, 5, 7, 2, 10], "cohort": 3, "std": 4.0, "build": normed}

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedlab_runner.layers import prepare
-from fedlab_runner.strided import ByPixels, Strided
+from fedlab_runner.core.layers.replacement import prepare
+from fedlab_runner.core.layers.strided import ByPixels, Strided
 
 
 class OwnForward(nn.Conv2d):

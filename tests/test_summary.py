@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedlab_runner.summary import RULES, summarise
+from fedlab_runner.tracking.summary import RULES, summarise
 
 METRIC = "test/accuracy"
 

@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from toy import ALGORITHMS, CLASSES, RAGGED, algorithm, federation, run, tensors
 
+from fedlab_runner.core.losses import ACE, CE, WSM, losses
+from fedlab_runner.core.model_family import Batch, Model
 from fedlab_runner.executors.vectorized import Vectorized
-from fedlab_runner.supervision import ACE, CE, WSM, losses
-from fedlab_runner.task import Batch, Model
 
 GENERATOR = torch.Generator().manual_seed(0)
 LOGITS = torch.randn(6, 4, dtype=torch.float64, generator=GENERATOR)

@@ -23,11 +23,16 @@ from hydra.core.utils import JobReturn
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from fedlab_runner import config, sweep, sweep_plots, sweep_records, system, train
-from fedlab_runner.errors import Diverged, UserError
-from fedlab_runner.files import write_text_atomically
-from fedlab_runner.metric_direction import check_direction, direction_of
-from fedlab_runner.sweep_records import Job, Row
+from fedlab_runner import train
+from fedlab_runner.config import build as config
+from fedlab_runner.sweep import callback as sweep
+from fedlab_runner.sweep import plots as sweep_plots
+from fedlab_runner.sweep import records as sweep_records
+from fedlab_runner.sweep.records import Job, Row
+from fedlab_runner.tracking.metric_direction import check_direction, direction_of
+from fedlab_runner.utils import system
+from fedlab_runner.utils.errors import Diverged, UserError
+from fedlab_runner.utils.files import write_text_atomically
 
 SMALL = ["model=logistic", "num_clients=4", "participation.cohort_size=2", "logger=none", "rounds=1", "device=cpu"]
 Sweep = Callable[..., tuple[int, str, str]]
@@ -36,7 +41,7 @@ Sweep = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Sweep]:
     """A sweep in this process with a function in the place of a run: the exit code, stdout and stderr."""
-    from fedlab_runner import runner
+    from fedlab_runner.experiment import run as runner
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sweep_plots, "plot_sweep", lambda _: [])

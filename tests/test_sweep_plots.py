@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from fedlab_runner import sweep, sweep_plots
-from fedlab_runner.sweep_plots import plot_sweep
-from fedlab_runner.sweep_records import Job
+from fedlab_runner.sweep import callback as sweep
+from fedlab_runner.sweep import plots as sweep_plots
+from fedlab_runner.sweep.plots import plot_sweep
+from fedlab_runner.sweep.records import Job
 
 SUMMARY = {"metric": "test/accuracy", "rule": "best"}
 

@@ -10,7 +10,7 @@ import pytest
 STEPS = """
 import resource, sys
 import torch
-from fedlab_runner.system import keep_freed_memory
+from fedlab_runner.utils.system import keep_freed_memory
 
 torch.set_num_threads(1)
 if sys.argv[1] == "keep":

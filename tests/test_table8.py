@@ -14,10 +14,10 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 from toy import CLASSES, FEATURES, algorithm, federation, local, run, server_data
 
-from fedlab_runner.config import conf_dir
+from fedlab_runner.config.build import conf_dir
+from fedlab_runner.core.model_family import Flops, Normalize, Task
 from fedlab_runner.models._lora import LoRALinear
 from fedlab_runner.models.vit_lora import ViTLoRA
-from fedlab_runner.task import Flops, Normalize, Task
 
 META = torch.device("meta")
 COHORT, SAMPLES, EPOCHS, CLASSES_10 = 50, 1000, 10, 10

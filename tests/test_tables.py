@@ -11,9 +11,9 @@ import pytest
 import torch
 from toy import algorithm, federation, run, tensors
 
-from fedlab_runner.errors import RunFailed
-from fedlab_runner.packing import pack, unpack
-from fedlab_runner.tables import PLACES, SlotFile, Tables
+from fedlab_runner.checkpoints.state_packing import pack, unpack
+from fedlab_runner.core.client_state import PLACES, SlotFile, Tables
+from fedlab_runner.utils.errors import RunFailed
 
 CPU = torch.device("cpu")
 ALL = slice(None)

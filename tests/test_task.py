@@ -3,7 +3,7 @@ import torch
 from torch import nn
 from toy import CLASSES, CPU, FEATURES, mlp, normed, task
 
-from fedlab_runner.task import Batch, Model, Normalize, Task
+from fedlab_runner.core.model_family import Batch, Model, Normalize, Task
 
 
 def test_a_vector_holds_parameters_then_buffers_in_module_order() -> None:

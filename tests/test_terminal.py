@@ -23,8 +23,8 @@ import logging, subprocess, sys, warnings
 from pathlib import Path
 from rich import get_console
 from rich.progress import Progress
-from fedlab_runner import terminal
-from fedlab_runner.recording.log_lines import LineHandler
+from fedlab_runner.utils import streams as terminal
+from fedlab_runner.tracking.log_lines import LineHandler
 
 @terminal.kept()
 def main():
@@ -217,7 +217,7 @@ def test_a_window_that_is_closed_does_not_stop_a_run_under_nohup(tmp_path: Path)
 def test_a_log_file_that_is_full_is_mentioned_once(tmp_path: Path) -> None:
     code = """
 import logging, resource, sys
-from fedlab_runner.recording.log_lines import LogFile
+from fedlab_runner.tracking.log_lines import LogFile
 resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
 log = logging.getLogger("work")
 log.addHandler(LogFile("train.log"))

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedlab_runner import sealed, system, threads
-from fedlab_runner.executors import memory
+from fedlab_runner.executors import threads
+from fedlab_runner.executors._autotune import cache as memory
+from fedlab_runner.utils import checksummed_json as sealed
+from fedlab_runner.utils import system
 
 STAT = """cpu  900 0 0 {sum} 0 0 0 0 0 0
 cpu0 100 0 50 {0} 3 0 0 0 0 0
@@ -128,7 +130,7 @@ def test_a_core_at_work_is_not_idle() -> None:
     """One core, on which this process itself does not rest."""
     program = """
 import os, time
-from fedlab_runner import system
+from fedlab_runner.utils import system
 core = min(os.sched_getaffinity(0))
 os.sched_setaffinity(0, {core})
 end, before = time.perf_counter() + 0.5, system._idle_ticks()

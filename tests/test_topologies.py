@@ -7,17 +7,17 @@ import pytest
 from composed import composed
 from PIL import Image
 
-from fedlab_runner.errors import UserError
-from fedlab_runner.rng import Purpose, generator
-from fedlab_runner.runner import run_in
-from fedlab_runner.topologies import describe, unreachable
+from fedlab_runner.core.rng import Purpose, generator
+from fedlab_runner.experiment.run import run_in
+from fedlab_runner.plots.topology import layout, plot_topology
+from fedlab_runner.topologies.base import describe, unreachable
 from fedlab_runner.topologies.edge_list import EdgeList
 from fedlab_runner.topologies.mesh import Mesh
 from fedlab_runner.topologies.random_regular import RandomRegular
 from fedlab_runner.topologies.ring import Ring
 from fedlab_runner.topologies.star import Star
 from fedlab_runner.topologies.two_groups import TwoGroups
-from fedlab_runner.topology_plot import layout, plot_topology
+from fedlab_runner.utils.errors import UserError
 
 EVERY = [Mesh(), TwoGroups(), Ring(), Star(0), RandomRegular(2), RandomRegular(4)]
 

@@ -13,8 +13,12 @@ import pytest
 from hydra.errors import MissingConfigException
 from omegaconf import DictConfig
 
-from fedlab_runner import cli_errors, config, listing, signals, train
-from fedlab_runner.errors import Diverged, Interrupted, UserError
+from fedlab_runner import train
+from fedlab_runner.config import build as config
+from fedlab_runner.config import explain as cli_errors
+from fedlab_runner.config import listing
+from fedlab_runner.utils import signals
+from fedlab_runner.utils.errors import Diverged, Interrupted, UserError
 
 SMALL = ["model=logistic", "num_clients=4", "participation.cohort_size=2", "logger=none", "device=cpu"]
 HEAVY = ("torch", "torchvision", "timm", "wandb", "matplotlib", "sklearn", "scipy")
@@ -42,7 +46,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[DictConfig], float]], None]:
     """Puts a function in the place of a run."""
-    from fedlab_runner import runner
+    from fedlab_runner.experiment import run as runner
 
     return lambda function: monkeypatch.setattr(runner, "run", function)
 
@@ -265,7 +269,7 @@ def test_what_the_user_can_mend_has_no_traceback(
 def test_a_value_error_of_our_own_code_is_for_the_user_and_one_of_a_library_is_a_bug(
     command: Command, stand_in: Callable[..., None]
 ) -> None:
-    from fedlab_runner.targets import find_class
+    from fedlab_runner.config.targets import find_class
 
     stand_in(lambda cfg: float(find_class("nowhere.X") is None))
     assert command() == (2, "error: cannot be imported, got 'nowhere': no module named 'nowhere'\n")
@@ -285,7 +289,7 @@ def test_a_bug_shows_its_traceback(command: Command, stand_in: Callable[..., Non
 
 
 def test_a_bug_in_a_constructor_shows_its_traceback(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedlab_runner.local import LocalTraining
+    from fedlab_runner.core.local_training import LocalTraining
 
     def fail(self: LocalTraining) -> None:
         raise KeyError("a bug")

@@ -12,9 +12,15 @@ import pytest
 import yaml
 from composed import SMALL
 
-from fedlab_runner import api, giving_up, sealed, sweep, sweep_plots, sweep_records, untrusted
-from fedlab_runner.config import conf_dir
-from fedlab_runner.untrusted import Unreadable
+from fedlab_runner import api
+from fedlab_runner.config.build import conf_dir
+from fedlab_runner.experiment import pruner as giving_up
+from fedlab_runner.sweep import callback as sweep
+from fedlab_runner.sweep import plots as sweep_plots
+from fedlab_runner.sweep import records as sweep_records
+from fedlab_runner.utils import checksummed_json as sealed
+from fedlab_runner.utils import untrusted
+from fedlab_runner.utils.untrusted import Unreadable
 
 
 def bomb(levels: int = 12, width: int = 9) -> bytes:
@@ -221,7 +227,7 @@ def test_settings_with_numbers_of_any_length_have_an_order() -> None:
     ids=lambda row: row[:24],
 )
 def test_rows_of_strangers_are_no_rows(row: str, tmp_path: Path) -> None:
-    from fedlab_runner.recording.jsonl import JsonLines, decode
+    from fedlab_runner.tracking.jsonl import JsonLines, decode
 
     with pytest.raises(ValueError):
         decode(row.encode())

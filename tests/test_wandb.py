@@ -19,9 +19,10 @@ import pytest
 import wandb_files
 from wandb_server import Trouble, WandbServer
 
-from fedlab_runner.recorder import Logger, Recorder
-from fedlab_runner.recording import reach, tracking
-from fedlab_runner.recording.tracking import Tracker
+from fedlab_runner.tracking import reachability as reach
+from fedlab_runner.tracking import wandb_run as tracking
+from fedlab_runner.tracking.recorder import Logger, Recorder
+from fedlab_runner.tracking.wandb_run import Tracker
 
 ID = "fedavg-0a1b2c3d"
 KEY = "0123456789abcdef0123456789abcdef01234567"
@@ -31,7 +32,7 @@ CONFIG = {"algorithm": {"_target_": "FedAvg", "server_lr": 0.1}, "seed": 3, "tag
 SESSION = """
 import json, logging, os, signal, sys
 from pathlib import Path
-from fedlab_runner.recorder import Logger, Recorder
+from fedlab_runner.tracking.recorder import Logger, Recorder
 
 told = json.loads(sys.argv[1])
 logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
@@ -474,7 +475,7 @@ def test_nobody_waits_for_a_server_that_does_not_answer(
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        monkeypatch.setattr("fedlab_runner.recording.service.server", lambda: url)
+        monkeypatch.setattr("fedlab_runner.tracking.wandb_service.server", lambda: url)
         tracker = Tracker(logger(tmp_path, "online"), run_id=ID, config={}, job_type="train", commit=None)
         began = time.monotonic()
         tracker.start([])

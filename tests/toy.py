@@ -10,24 +10,23 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from fedlab_runner.algorithm import Algorithm
 from fedlab_runner.augment.base import Augment
-from fedlab_runner.augment.none import UNCHANGED
-from fedlab_runner.client_models import ClientModels
-from fedlab_runner.clock import Participation, RoundClock
-from fedlab_runner.config import conf_dir
-from fedlab_runner.data import Examples
+from fedlab_runner.config.build import conf_dir
+from fedlab_runner.core.algorithm import Algorithm
+from fedlab_runner.core.client_data import Population
+from fedlab_runner.core.clock import Participation, RoundClock
+from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.local_training import LocalTraining
+from fedlab_runner.core.losses import Supervision
+from fedlab_runner.core.model_family import Normalize, Task
+from fedlab_runner.core.server_data import ServerData
+from fedlab_runner.core.work import Executor
+from fedlab_runner.datasets.examples import Examples
 from fedlab_runner.delays.half_normal import HalfNormal
-from fedlab_runner.evaluation import Evaluation
+from fedlab_runner.evaluation.client_models import ClientModels
+from fedlab_runner.evaluation.evaluator import Evaluation
 from fedlab_runner.executors.loop import Loop
-from fedlab_runner.executors.work import Executor
-from fedlab_runner.federation import Federation
-from fedlab_runner.local import LocalTraining
 from fedlab_runner.participation.uniform import Uniform
-from fedlab_runner.population import Population
-from fedlab_runner.server import ServerData
-from fedlab_runner.supervision import Supervision
-from fedlab_runner.task import Normalize, Task
 
 FEATURES, CLASSES = 5, 3
 RAGGED = (1, 2, 7, 8, 9, 20, 13, 40)
@@ -131,7 +130,7 @@ def federation(
     supervision: Supervision | None = None,
     topology: np.ndarray | None = None,
     device: torch.device = CPU,
-    augment: Augment = UNCHANGED,
+    augment: Augment | None = None,
 ) -> Federation:
     """Clients with `sizes` examples; all of them take part in each round unless `cohort` says how many.
 

@@ -17,11 +17,11 @@ from benchmarks import gpu, workloads
 from benchmarks.gpu_check.finding import Case, Finding, Setting, farthest
 from benchmarks.gpu_check.runs import Run, algorithms, prepared
 from benchmarks.workloads import CPU, Shape
-from fedlab_runner.errors import UserError
+from fedlab_runner.core.work import Executor, Work
+from fedlab_runner.executors._autotune.measure import TOLERANCE
 from fedlab_runner.executors.cuda_graph import CudaGraph
 from fedlab_runner.executors.loop import Loop
-from fedlab_runner.executors.sample import TOLERANCE
-from fedlab_runner.executors.work import Executor, Work
+from fedlab_runner.utils.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 METRICS_TOLERANCE = 1e-6  # of two rounds in float64, on a GPU and on the CPU

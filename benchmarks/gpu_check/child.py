@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from benchmarks.gpu_check.finding import Case, Finding, Part, Setting, line
-from fedlab_runner.recording.jsonl import clean
-from fedlab_runner.system import die_with_parent
+from fedlab_runner.tracking.jsonl import clean
+from fedlab_runner.utils.system import die_with_parent
 
 LOGGED = 12  # lines of a traceback
 

@@ -11,9 +11,9 @@ from benchmarks import gpu, workloads
 from benchmarks.gpu_check.finding import Case, Finding, Setting
 from benchmarks.gpu_check.runs import algorithms, prepared
 from benchmarks.gpu_check.speed import sized
-from fedlab_runner.estimate import expected_bytes
+from fedlab_runner.core.work import Executor
 from fedlab_runner.executors.cuda_graph import CudaGraph
-from fedlab_runner.executors.work import Executor
+from fedlab_runner.experiment.resource_estimate import expected_bytes
 
 # The peak is at most this much of the estimate, and so many bytes more for workspaces, of which a product of matrices
 # takes 32 MiB on a Hopper; and at least this share of it.

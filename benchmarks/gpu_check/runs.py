@@ -9,13 +9,13 @@ from omegaconf import DictConfig
 
 from benchmarks.gpu_check.finding import Setting
 from fedlab_runner import compose
-from fedlab_runner.checkpoint import CheckpointStore
-from fedlab_runner.components import Components
-from fedlab_runner.config import build, conf_dir, fingerprint
-from fedlab_runner.recorder import METRICS, Recorder
-from fedlab_runner.recording.jsonl import Row
-from fedlab_runner.runner import prepare
-from fedlab_runner.simulation import Simulation
+from fedlab_runner.checkpoints.store import CheckpointStore
+from fedlab_runner.config.build import build, conf_dir, fingerprint
+from fedlab_runner.config.components import Components
+from fedlab_runner.experiment.loop import Simulation
+from fedlab_runner.experiment.run import prepare
+from fedlab_runner.tracking.jsonl import Row
+from fedlab_runner.tracking.recorder import METRICS, Recorder
 
 # For every algorithm, whether it asks for it or not: examples on the server, a leash task, late clients.
 EVERYONE = (

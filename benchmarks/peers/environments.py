@@ -7,7 +7,7 @@ import sysconfig
 import venv
 from pathlib import Path
 
-from fedlab_runner.errors import UserError
+from fedlab_runner.utils.errors import UserError
 
 PINNED = {"flower": "flwr[simulation]==1.41.0", "pfl": "pfl[pytorch]==0.6.0", "fedlab": "fedlab==1.3.0"}
 

@@ -5,7 +5,7 @@ from benchmarks.workloads import Shape, cnn
 from fedlab_runner.algorithms.fedavg import FedAvg
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.processes import Processes
-from fedlab_runner.system import keep_freed_memory
+from fedlab_runner.utils.system import keep_freed_memory
 
 
 def main() -> None:

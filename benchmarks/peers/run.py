@@ -25,8 +25,8 @@ import torch
 from benchmarks.peers.environments import PINNED, cause, python_of
 from benchmarks.peers.table import OURS, Run, Turn, speeds, table
 from benchmarks.peers.task import WORKLOADS
-from fedlab_runner.errors import UserError
-from fedlab_runner.files import write_text_atomically
+from fedlab_runner.utils.errors import UserError
+from fedlab_runner.utils.files import write_text_atomically
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 300.0  # a process that takes longer is stuck

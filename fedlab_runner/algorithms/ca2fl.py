@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlab_runner.algorithm import Footprint, Load, ServerAlgorithm, table
-from fedlab_runner.averaging import Update, outgoing, stepped
-from fedlab_runner.federation import Arrivals, Cohort, Federation
-from fedlab_runner.tables import Kept, check_place
+from fedlab_runner.algorithms.shared.averaging import Update, outgoing, stepped
+from fedlab_runner.core.algorithm import Footprint, Load, ServerAlgorithm, table
+from fedlab_runner.core.client_state import Kept, check_place
+from fedlab_runner.core.federation import Arrivals, Cohort, Federation
 
 
 class State(NamedTuple):

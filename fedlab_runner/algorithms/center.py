@@ -5,10 +5,10 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from fedlab_runner.algorithm import Algorithm
-from fedlab_runner.federation import Federation
-from fedlab_runner.optimizer import zero_slots
-from fedlab_runner.server import (
+from fedlab_runner.core.algorithm import Algorithm
+from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.optimizer import zero_slots
+from fedlab_runner.core.server_data import (
     ADAM,
     check_server_training,
     require_server_data,

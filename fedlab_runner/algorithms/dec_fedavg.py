@@ -2,9 +2,7 @@
 
 from dataclasses import dataclass
 
-from fedlab_runner.algorithm import ServerlessAlgorithm, Stacks
-from fedlab_runner.federation import Federation
-from fedlab_runner.serverless import (
+from fedlab_runner.algorithms.shared.decentralized import (
     Clients,
     cluster_means,
     first_aggregator,
@@ -14,6 +12,8 @@ from fedlab_runner.serverless import (
     train,
     updated,
 )
+from fedlab_runner.core.algorithm import ServerlessAlgorithm, Stacks
+from fedlab_runner.core.federation import Federation
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedlab_runner.algorithm import ServerlessAlgorithm, Stacks
-from fedlab_runner.federation import Federation
-from fedlab_runner.serverless import (
+from fedlab_runner.algorithms.shared.decentralized import (
     Clients,
     cluster_means,
     first_aggregator,
@@ -16,7 +14,9 @@ from fedlab_runner.serverless import (
     train,
     updated,
 )
-from fedlab_runner.task import Batch, Model
+from fedlab_runner.core.algorithm import ServerlessAlgorithm, Stacks
+from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.model_family import Batch, Model
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlab_runner.algorithm import ServerlessAlgorithm, Stacks
-from fedlab_runner.errors import UserError
-from fedlab_runner.federation import Cohort, Federation
-from fedlab_runner.pairs import Pair, pair_loss
-from fedlab_runner.rng import Purpose, generator
-from fedlab_runner.round_cost import epoch_operations
-from fedlab_runner.serverless import Clients, first_aggregator, initial_models, train
-from fedlab_runner.task import Batch, Model
+from fedlab_runner.algorithms.shared.decentralized import Clients, first_aggregator, initial_models, train
+from fedlab_runner.algorithms.shared.model_pairs import Pair, pair_loss
+from fedlab_runner.core.algorithm import ServerlessAlgorithm, Stacks
+from fedlab_runner.core.federation import Cohort, Federation
+from fedlab_runner.core.model_family import Batch, Model
+from fedlab_runner.core.rng import Purpose, generator
+from fedlab_runner.core.round_cost import epoch_operations
+from fedlab_runner.utils.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fedlab_runner.algorithm import Footprint, Load, ServerlessAlgorithm, Stacks, own_models
-from fedlab_runner.distillation import Learners, mutual_learning, mutual_losses, teacher_weights
-from fedlab_runner.errors import UserError
-from fedlab_runner.federation import Federation
-from fedlab_runner.round_cost import epoch_operations
-from fedlab_runner.serverless import (
+from fedlab_runner.algorithms.shared.decentralized import (
     Meeting,
     Trained,
     first_aggregator,
@@ -23,7 +18,12 @@ from fedlab_runner.serverless import (
     train,
     updated,
 )
-from fedlab_runner.task import Batch, Task
+from fedlab_runner.algorithms.shared.mutual_learning import Learners, mutual_learning, mutual_losses, teacher_weights
+from fedlab_runner.core.algorithm import Footprint, Load, ServerlessAlgorithm, Stacks, own_models
+from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.model_family import Batch, Task
+from fedlab_runner.core.round_cost import epoch_operations
+from fedlab_runner.utils.errors import UserError
 
 SCHEDULES = ("half", "full", "fixed", "anneal")
 SCHEDULED = ("opposite", "supervision", "distillation", "both")

@@ -7,10 +7,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedlab_runner.algorithm import ServerAlgorithm
-from fedlab_runner.averaging import Models, Params
-from fedlab_runner.executors.work import proximal
-from fedlab_runner.federation import Arrivals, Cohort, Federation
+from fedlab_runner.algorithms.shared.averaging import Models, Params
+from fedlab_runner.core.algorithm import ServerAlgorithm
+from fedlab_runner.core.federation import Arrivals, Cohort, Federation
+from fedlab_runner.core.work import proximal
 
 # s(tau) of section 5.2; the hinge is 1 up to b
 STALENESS: dict[str, Callable[[Tensor, float, float], Tensor]] = {

@@ -7,9 +7,9 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from fedlab_runner.algorithm import ServerAlgorithm
-from fedlab_runner.averaging import Params, Update, all_discarded, average, check_averaging, outgoing
-from fedlab_runner.federation import Arrivals, Cohort, Federation
+from fedlab_runner.algorithms.shared.averaging import Params, Update, all_discarded, average, check_averaging, outgoing
+from fedlab_runner.core.algorithm import ServerAlgorithm
+from fedlab_runner.core.federation import Arrivals, Cohort, Federation
 
 
 @dataclass(frozen=True)

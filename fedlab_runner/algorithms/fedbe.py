@@ -9,12 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedlab_runner.algorithm import ServerAlgorithm
-from fedlab_runner.averaging import ModelUpdate, Params, average, check_averaging, in_time, outgoing
-from fedlab_runner.federation import Arrivals, Cohort, Federation
-from fedlab_runner.optimizer import SGD
-from fedlab_runner.rng import Purpose, generator
-from fedlab_runner.server import (
+from fedlab_runner.algorithms.shared.averaging import ModelUpdate, Params, average, check_averaging, in_time, outgoing
+from fedlab_runner.core.algorithm import ServerAlgorithm
+from fedlab_runner.core.federation import Arrivals, Cohort, Federation
+from fedlab_runner.core.model_family import Batch, Model, Task
+from fedlab_runner.core.optimizer import SGD
+from fedlab_runner.core.rng import Purpose, generator
+from fedlab_runner.core.server_data import (
     answering_operations,
     check_server_training,
     mean_answers,
@@ -23,7 +24,6 @@ from fedlab_runner.server import (
     train_on_server,
     training_operations,
 )
-from fedlab_runner.task import Batch, Model, Task
 
 SAMPLERS = ("gaussian", "dirichlet")
 LEAST_VARIANCE = 1e-5  # of a coordinate of unit directions: one client, or clients that agree, vary too

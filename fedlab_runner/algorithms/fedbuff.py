@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlab_runner.algorithm import Footprint, Held, Load, ServerAlgorithm
-from fedlab_runner.averaging import Update, outgoing, stepped
-from fedlab_runner.federation import Arrivals, Cohort, Federation
+from fedlab_runner.algorithms.shared.averaging import Update, outgoing, stepped
+from fedlab_runner.core.algorithm import Footprint, Held, Load, ServerAlgorithm
+from fedlab_runner.core.federation import Arrivals, Cohort, Federation
 
 
 class State(NamedTuple):

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlab_runner.algorithm import Footprint, Load, ServerAlgorithm, table
-from fedlab_runner.federation import Arrivals, Cohort, Federation
-from fedlab_runner.rng import Purpose, generator
-from fedlab_runner.tables import Kept, Rows, check_place
+from fedlab_runner.core.algorithm import Footprint, Load, ServerAlgorithm, table
+from fedlab_runner.core.client_state import Kept, Rows, check_place
+from fedlab_runner.core.federation import Arrivals, Cohort, Federation
+from fedlab_runner.core.rng import Purpose, generator
 
 _log = logging.getLogger(__name__)
 

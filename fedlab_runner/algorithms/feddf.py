@@ -8,10 +8,11 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedlab_runner.algorithm import ServerAlgorithm
-from fedlab_runner.averaging import ModelUpdate, Params, average, check_averaging, in_time, outgoing
-from fedlab_runner.federation import Arrivals, Cohort, Federation
-from fedlab_runner.server import (
+from fedlab_runner.algorithms.shared.averaging import ModelUpdate, Params, average, check_averaging, in_time, outgoing
+from fedlab_runner.core.algorithm import ServerAlgorithm
+from fedlab_runner.core.federation import Arrivals, Cohort, Federation
+from fedlab_runner.core.model_family import Batch, Model
+from fedlab_runner.core.server_data import (
     answering_operations,
     check_server_training,
     mean_answer,
@@ -21,7 +22,6 @@ from fedlab_runner.server import (
     train_on_server,
     training_operations,
 )
-from fedlab_runner.task import Batch, Model
 
 
 @dataclass(frozen=True)

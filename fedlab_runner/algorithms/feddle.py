@@ -8,20 +8,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedlab_runner.algorithm import Footprint, Held, Load, ServerAlgorithm
-from fedlab_runner.atlas import Atlas, combine, project
-from fedlab_runner.errors import UserError
-from fedlab_runner.federation import Arrivals, Cohort, Federation
-from fedlab_runner.head import head_size, named_head, require_body
-from fedlab_runner.optimizer import zero_slots
-from fedlab_runner.server import (
+from fedlab_runner.algorithms.shared.atlas import Atlas, combine, project
+from fedlab_runner.algorithms.shared.classifier_head import head_size, named_head, require_body
+from fedlab_runner.core.algorithm import Footprint, Held, Load, ServerAlgorithm
+from fedlab_runner.core.federation import Arrivals, Cohort, Federation
+from fedlab_runner.core.model_family import Batch
+from fedlab_runner.core.optimizer import zero_slots
+from fedlab_runner.core.server_data import (
     ADAM,
     check_server_training,
     require_server_data,
     server_steps,
     training_operations,
 )
-from fedlab_runner.task import Batch
+from fedlab_runner.utils.errors import UserError
 
 FALLBACKS = ("fedbuff", "all", "zero")
 QUARTILES = (0.25, 0.5, 0.75)  # of the coefficients that are reported

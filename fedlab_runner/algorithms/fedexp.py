@@ -6,9 +6,9 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from fedlab_runner.algorithm import ServerAlgorithm
-from fedlab_runner.averaging import Update, check_averaging, outgoing, stepped
-from fedlab_runner.federation import Arrivals, Cohort, Federation
+from fedlab_runner.algorithms.shared.averaging import Update, check_averaging, outgoing, stepped
+from fedlab_runner.core.algorithm import ServerAlgorithm
+from fedlab_runner.core.federation import Arrivals, Cohort, Federation
 
 
 class State(NamedTuple):

@@ -9,15 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedlab_runner.algorithm import ServerAlgorithm
-from fedlab_runner.averaging import average, check_averaging, in_time, outgoing
-from fedlab_runner.errors import UserError
-from fedlab_runner.executors.work import Loss, PerStep
-from fedlab_runner.federation import Arrivals, Cohort, Federation
-from fedlab_runner.optimizer import Adam, zero_slots
-from fedlab_runner.rng import Purpose, generator, torch_seed
-from fedlab_runner.supervision import losses
-from fedlab_runner.task import Batch, Classifier, Model, Normalize, Task
+from fedlab_runner.algorithms.shared.averaging import average, check_averaging, in_time, outgoing
+from fedlab_runner.core.algorithm import ServerAlgorithm
+from fedlab_runner.core.federation import Arrivals, Cohort, Federation
+from fedlab_runner.core.losses import losses
+from fedlab_runner.core.model_family import Batch, Classifier, Model, Normalize, Task
+from fedlab_runner.core.optimizer import Adam, zero_slots
+from fedlab_runner.core.rng import Purpose, generator, torch_seed
+from fedlab_runner.core.work import Loss, PerStep
+from fedlab_runner.utils.errors import UserError
 
 FLOOR = 1e-4  # where alpha and beta stop falling, in the authors' code
 

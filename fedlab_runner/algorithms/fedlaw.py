@@ -6,11 +6,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedlab_runner.algorithm import ServerAlgorithm
-from fedlab_runner.averaging import Params, Update, outgoing
-from fedlab_runner.federation import Arrivals, Cohort, Federation
-from fedlab_runner.optimizer import Adam
-from fedlab_runner.server import (
+from fedlab_runner.algorithms.shared.averaging import Params, Update, outgoing
+from fedlab_runner.core.algorithm import ServerAlgorithm
+from fedlab_runner.core.federation import Arrivals, Cohort, Federation
+from fedlab_runner.core.optimizer import Adam
+from fedlab_runner.core.server_data import (
     check_server_training,
     require_server_data,
     server_steps,

@@ -8,15 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlab_runner.algorithm import Footprint, Load, ServerAlgorithm, own_models
-from fedlab_runner.averaging import MODEL_POLICIES, Models, check_averaging, in_time
-from fedlab_runner.errors import UserError
-from fedlab_runner.federation import Arrivals, Cohort, Federation
-from fedlab_runner.matching.neurons import Group, permute
-from fedlab_runner.matching.pfnm import PFNM, Neurons, match
-from fedlab_runner.matching.structure import require_groups
-from fedlab_runner.rng import Purpose, generator
-from fedlab_runner.task import Batch, Model
+from fedlab_runner.algorithms.matching.neurons import Group, permute
+from fedlab_runner.algorithms.matching.pfnm import PFNM, Neurons, match
+from fedlab_runner.algorithms.matching.structure import require_groups
+from fedlab_runner.algorithms.shared.averaging import MODEL_POLICIES, Models, check_averaging, in_time
+from fedlab_runner.core.algorithm import Footprint, Load, ServerAlgorithm, own_models
+from fedlab_runner.core.federation import Arrivals, Cohort, Federation
+from fedlab_runner.core.model_family import Batch, Model
+from fedlab_runner.core.rng import Purpose, generator
+from fedlab_runner.utils.errors import UserError
 
 FIRST_MODELS = ("same", "own")
 

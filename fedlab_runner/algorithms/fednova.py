@@ -6,12 +6,12 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fedlab_runner.algorithm import ServerAlgorithm
-from fedlab_runner.averaging import Params, check_averaging, stepped
-from fedlab_runner.errors import UserError
-from fedlab_runner.executors.work import proximal
-from fedlab_runner.federation import Arrivals, Cohort, Federation
-from fedlab_runner.optimizer import SGD
+from fedlab_runner.algorithms.shared.averaging import Params, check_averaging, stepped
+from fedlab_runner.core.algorithm import ServerAlgorithm
+from fedlab_runner.core.federation import Arrivals, Cohort, Federation
+from fedlab_runner.core.optimizer import SGD
+from fedlab_runner.core.work import proximal
+from fedlab_runner.utils.errors import UserError
 
 
 class Upload(NamedTuple):

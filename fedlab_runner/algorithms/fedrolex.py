@@ -6,10 +6,10 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fedlab_runner.algorithm import ServerlessAlgorithm, Stacks
-from fedlab_runner.federation import Federation
-from fedlab_runner.serverless import Clients, first_aggregator, initial_models, meet
-from fedlab_runner.slicing import Choose, check_sliceable, partial_training
+from fedlab_runner.algorithms.shared.decentralized import Clients, first_aggregator, initial_models, meet
+from fedlab_runner.algorithms.shared.width_slicing import Choose, check_sliceable, partial_training
+from fedlab_runner.core.algorithm import ServerlessAlgorithm, Stacks
+from fedlab_runner.core.federation import Federation
 
 ORDERS = ("rolled", "sorted", "returned")
 

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlab_runner.algorithm import ServerAlgorithm
-from fedlab_runner.averaging import Params, Update, all_discarded, average, check_averaging, outgoing
-from fedlab_runner.federation import Arrivals, Cohort, Federation
+from fedlab_runner.algorithms.shared.averaging import Params, Update, all_discarded, average, check_averaging, outgoing
+from fedlab_runner.core.algorithm import ServerAlgorithm
+from fedlab_runner.core.federation import Arrivals, Cohort, Federation
 
 
 @dataclass(frozen=True)

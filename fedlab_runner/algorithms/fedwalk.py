@@ -11,14 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedlab_runner.algorithm import Algorithm, Footprint, Load, ServerAlgorithm
-from fedlab_runner.errors import UserError
-from fedlab_runner.federation import Federation
-from fedlab_runner.head import named_head, new_head, require_body
-from fedlab_runner.optimizer import SGD
-from fedlab_runner.rng import Purpose, torch_seed
-from fedlab_runner.server import ServerData
-from fedlab_runner.task import Batch, Model
+from fedlab_runner.algorithms.shared.classifier_head import named_head, new_head, require_body
+from fedlab_runner.core.algorithm import Algorithm, Footprint, Load, ServerAlgorithm
+from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.model_family import Batch, Model
+from fedlab_runner.core.optimizer import SGD
+from fedlab_runner.core.rng import Purpose, torch_seed
+from fedlab_runner.core.server_data import ServerData
+from fedlab_runner.utils.errors import UserError
 
 PLAIN = SGD(momentum=0.0, nesterov=False, weight_decay=0.0)
 BASE = "algorithm.base."  # where the base's fields are

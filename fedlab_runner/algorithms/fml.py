@@ -7,12 +7,12 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fedlab_runner.algorithm import Footprint, Held, Load, ServerlessAlgorithm, Stacks, own_models
-from fedlab_runner.federation import Federation
-from fedlab_runner.models import Model as Architecture
-from fedlab_runner.pairs import Pair, pair_loss
-from fedlab_runner.serverless import first_aggregator, initial_models, meet, updated
-from fedlab_runner.task import Batch, Model, Task
+from fedlab_runner.algorithms.shared.decentralized import first_aggregator, initial_models, meet, updated
+from fedlab_runner.algorithms.shared.model_pairs import Pair, pair_loss
+from fedlab_runner.core.algorithm import Footprint, Held, Load, ServerlessAlgorithm, Stacks, own_models
+from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.model_family import Batch, Model, Task
+from fedlab_runner.models.base import Model as Architecture
 
 
 class State(NamedTuple):

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedlab_runner.algorithm import Footprint, Held, Load, ServerAlgorithm
-from fedlab_runner.averaging import MODEL_POLICIES, Models, Params, check_averaging, in_time
-from fedlab_runner.federation import Arrivals, Cohort, Federation
-from fedlab_runner.matching.graduated import Graduated, check_graduated
-from fedlab_runner.matching.neurons import permute
-from fedlab_runner.matching.structure import require_groups
-from fedlab_runner.rng import Purpose, generator
+from fedlab_runner.algorithms.matching.graduated_assignment import Graduated, check_graduated
+from fedlab_runner.algorithms.matching.neurons import permute
+from fedlab_runner.algorithms.matching.structure import require_groups
+from fedlab_runner.algorithms.shared.averaging import MODEL_POLICIES, Models, Params, check_averaging, in_time
+from fedlab_runner.core.algorithm import Footprint, Held, Load, ServerAlgorithm
+from fedlab_runner.core.federation import Arrivals, Cohort, Federation
+from fedlab_runner.core.rng import Purpose, generator
 
 KERNELS = 7  # numbers at once for each two neurons of a layer, of all models together
 

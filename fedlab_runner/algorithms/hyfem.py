@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlab_runner.algorithm import Algorithm, Footprint, Load, own_models
-from fedlab_runner.averaging import WEIGHTINGS, Models
-from fedlab_runner.federation import Arrivals, Cohort, Federation
-from fedlab_runner.hybrid import Layout, blocks_of, reading, train_on_blocks
-from fedlab_runner.matching.pfnm import PFNM, Gain, Neurons, SquaredDistance, match
-from fedlab_runner.rng import Purpose, generator
-from fedlab_runner.task import Batch, Model
+from fedlab_runner.algorithms.matching.pfnm import PFNM, Gain, Neurons, SquaredDistance, match
+from fedlab_runner.algorithms.shared.averaging import WEIGHTINGS, Models
+from fedlab_runner.algorithms.shared.feature_blocks import Layout, blocks_of, reading, train_on_blocks
+from fedlab_runner.core.algorithm import Algorithm, Footprint, Load, own_models
+from fedlab_runner.core.federation import Arrivals, Cohort, Federation
+from fedlab_runner.core.model_family import Batch, Model
+from fedlab_runner.core.rng import Purpose, generator
 
 _log = logging.getLogger("fedlab_runner")
 COSTS = ("pfnm", "l2")

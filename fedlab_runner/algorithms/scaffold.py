@@ -6,12 +6,12 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from fedlab_runner.algorithm import Footprint, Load, ServerAlgorithm, table
-from fedlab_runner.averaging import outgoing, stepped
-from fedlab_runner.errors import UserError
-from fedlab_runner.federation import Arrivals, Cohort, Federation
-from fedlab_runner.optimizer import SGD
-from fedlab_runner.tables import Kept, check_place
+from fedlab_runner.algorithms.shared.averaging import outgoing, stepped
+from fedlab_runner.core.algorithm import Footprint, Load, ServerAlgorithm, table
+from fedlab_runner.core.client_state import Kept, check_place
+from fedlab_runner.core.federation import Arrivals, Cohort, Federation
+from fedlab_runner.core.optimizer import SGD
+from fedlab_runner.utils.errors import UserError
 
 
 class Upload(NamedTuple):

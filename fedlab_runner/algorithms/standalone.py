@@ -6,10 +6,10 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fedlab_runner.algorithm import Algorithm, Footprint, Load, own_models
-from fedlab_runner.averaging import Models
-from fedlab_runner.federation import Federation
-from fedlab_runner.hybrid import Layout, blocks_of, train_on_blocks
+from fedlab_runner.algorithms.shared.averaging import Models
+from fedlab_runner.algorithms.shared.feature_blocks import Layout, blocks_of, train_on_blocks
+from fedlab_runner.core.algorithm import Algorithm, Footprint, Load, own_models
+from fedlab_runner.core.federation import Federation
 
 
 class State(NamedTuple):

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from fedlab_runner.algorithm import Algorithm
-from fedlab_runner.federation import Federation
+from fedlab_runner.core.algorithm import Algorithm
+from fedlab_runner.core.federation import Federation
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedlab_runner.algorithm import Algorithm, ServerAlgorithm
-from fedlab_runner.errors import UserError
-from fedlab_runner.federation import Cohort, Federation
-from fedlab_runner.metric_keys import TRUE_COSINE_PREFIX
-from fedlab_runner.rng import Purpose, generator
+from fedlab_runner.core.algorithm import Algorithm, ServerAlgorithm
+from fedlab_runner.core.federation import Cohort, Federation
+from fedlab_runner.core.metric_names import TRUE_COSINE_PREFIX
+from fedlab_runner.core.rng import Purpose, generator
+from fedlab_runner.utils.errors import UserError
 
 PREFIX = "analysis/update_cosine_"
 

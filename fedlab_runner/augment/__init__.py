@@ -1,3 +1,8 @@
-"""What happens to a training example each time a client sees it: one file and one frozen dataclass a choice, with
-conf/augment/<file>.yaml.
+"""Augmentation: how a training example changes each time a client sees it.
+
+Each choice is one file with one frozen dataclass; `base.py` is the contract.
 """
+
+from fedlab_runner.augment.base import Augment
+
+__all__ = ["Augment"]

@@ -24,6 +24,3 @@ class NoAugment(Augment):
 
     def apply(self, inputs: Tensor, views: Tensor) -> Tensor:
         return inputs
-
-
-UNCHANGED = NoAugment()

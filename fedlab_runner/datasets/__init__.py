@@ -1,17 +1,8 @@
-"""Where the samples come from: one file and one frozen dataclass a data set, with conf/dataset/<file>.yaml.
+"""Data sets: where the examples come from.
 
-`load(seed)` gives the Data, a pure function of the fields, the files they name and the seed.
+Each choice is one file with one frozen dataclass; `base.py` is the contract.
 """
 
-from typing import TYPE_CHECKING, Protocol
+from fedlab_runner.datasets.base import Dataset
 
-if TYPE_CHECKING:  # reading a data set's fields must not load torch
-    from fedlab_runner.data import Data
-
-
-class Dataset(Protocol):
-    """A source of labelled examples."""
-
-    def load(self, seed: int) -> "Data":
-        """Training and test examples; UserError where files are missing or damaged."""
-        ...
+__all__ = ["Dataset"]

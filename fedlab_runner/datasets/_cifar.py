@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 import torch
 
-from fedlab_runner import archives
-from fedlab_runner.data import Data, Examples
+from fedlab_runner.datasets import _archives as archives
 from fedlab_runner.datasets import _files
+from fedlab_runner.datasets.examples import Data, Examples
 
 if TYPE_CHECKING:
     from torchvision.datasets import CIFAR10

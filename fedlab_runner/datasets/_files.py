@@ -8,7 +8,7 @@ from http.client import HTTPException
 from pathlib import Path
 from urllib.error import HTTPError
 
-from fedlab_runner.errors import UserError
+from fedlab_runner.utils.errors import UserError
 
 
 def folder(root: str, *parts: str) -> Path:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from fedlab_runner.data import Data, Examples
 from fedlab_runner.datasets import _files
+from fedlab_runner.datasets.examples import Data, Examples
 
 if TYPE_CHECKING:
     from torchvision.datasets import MNIST

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.datasets import _files
-from fedlab_runner.rng import Purpose, generator
 
 TRAIN, TEST = 0, 1
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
-from fedlab_runner.data import Examples
 from fedlab_runner.datasets import _files, _statistics
-from fedlab_runner.images import decode
+from fedlab_runner.datasets.examples import Examples
+from fedlab_runner.datasets.image_cache import decode
 
 
 def check(image_size: int, mean: list[float], std: list[float]) -> None:

@@ -6,9 +6,9 @@ is unknown; look at the address above, which was not read.
 
 from dataclasses import dataclass
 
-from fedlab_runner.data import Data
+from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.datasets import _files, _photographs
-from fedlab_runner.rng import Purpose, generator
+from fedlab_runner.datasets.examples import Data
 
 IMAGES, BACKGROUND = "101_ObjectCategories", "BACKGROUND_Google"
 LAYOUT = f"caltech101/{IMAGES}/<category>/image_0001.jpg (as caltech-101.zip unpacks)"

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedlab_runner.data import Data, Examples
 from fedlab_runner.datasets import _files, _leaf, _photographs
-from fedlab_runner.images import decode
+from fedlab_runner.datasets.examples import Data, Examples
+from fedlab_runner.datasets.image_cache import decode
 
 IMAGES = ("data/raw/img_align_celeba", "raw/img_align_celeba", "img_align_celeba")
 LAYOUT = (

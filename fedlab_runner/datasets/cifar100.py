@@ -6,8 +6,8 @@ Licence: none stated by the authors, whose page asks for a citation of the techn
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedlab_runner.data import Data
 from fedlab_runner.datasets import _cifar, _statistics
+from fedlab_runner.datasets.examples import Data
 
 
 @dataclass(frozen=True)

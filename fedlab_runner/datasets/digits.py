@@ -10,9 +10,9 @@ from importlib import import_module
 import numpy as np
 import torch
 
-from fedlab_runner.data import Data, Examples
+from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.datasets import _statistics
-from fedlab_runner.rng import Purpose, generator
+from fedlab_runner.datasets.examples import Data, Examples
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ Licence: MIT, as the file LICENSE of its authors' repository says (https://githu
 
 from dataclasses import dataclass
 
-from fedlab_runner.data import Data
 from fedlab_runner.datasets import _idx, _statistics
+from fedlab_runner.datasets.examples import Data
 
 
 @dataclass(frozen=True)

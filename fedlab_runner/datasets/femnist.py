@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedlab_runner.data import Data, Examples
 from fedlab_runner.datasets import _files, _leaf, _statistics
+from fedlab_runner.datasets.examples import Data, Examples
 
 CHARACTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
 NPZ = "femnist-leaf-sf05.npz"

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedlab_runner.data import Data, Examples
+from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.datasets import _files, _split
-from fedlab_runner.rng import Purpose, generator
+from fedlab_runner.datasets.examples import Data, Examples
 
 TABLES = {"text": "Textual_Features.csv", "image": "Visual_Features.csv", "label": "Attribute_Labels.csv"}
 BLOCKS = (("text", "BERT_", 768), ("image", "Vis_Feat_", 512), ("image", "SCE_", 365), ("image", "ATT_", 102))

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedlab_runner.data import Data, Examples
+from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.datasets import _files, _photographs, _split
-from fedlab_runner.images import decode
-from fedlab_runner.rng import Purpose, generator
+from fedlab_runner.datasets.examples import Data, Examples
+from fedlab_runner.datasets.image_cache import decode
 
 CLASSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
 UNKNOWN = "UNK"

@@ -6,8 +6,8 @@ copyright and that it is CC BY-SA 3.0.
 
 from dataclasses import dataclass
 
-from fedlab_runner.data import Data
 from fedlab_runner.datasets import _idx, _statistics
+from fedlab_runner.datasets.examples import Data
 
 
 @dataclass(frozen=True)

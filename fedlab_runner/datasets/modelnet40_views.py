@@ -11,10 +11,10 @@ from pathlib import Path
 
 import torch
 
-from fedlab_runner.data import Data, Examples
 from fedlab_runner.datasets import _files, _photographs
-from fedlab_runner.errors import UserError
-from fedlab_runner.images import decode
+from fedlab_runner.datasets.examples import Data, Examples
+from fedlab_runner.datasets.image_cache import decode
+from fedlab_runner.utils.errors import UserError
 
 FOLDER = "modelnet40_images_new_12x"
 LAYOUT = f"{FOLDER}/<class>/{{train,test}}/<object>.obj.shaded_v<view>.png"

@@ -7,8 +7,8 @@ Licence: CC BY-SA 4.0, as copies of it state with the authors' page as their sou
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedlab_runner.data import Data
 from fedlab_runner.datasets import _files, _photographs
+from fedlab_runner.datasets.examples import Data
 
 LAYOUT = "oxford-iiit-pet/images/ and oxford-iiit-pet/annotations/ (as images.tar.gz and annotations.tar.gz unpack)"
 

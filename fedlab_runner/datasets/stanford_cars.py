@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedlab_runner.data import Data, Examples
 from fedlab_runner.datasets import _files, _matlab, _photographs
+from fedlab_runner.datasets.examples import Data, Examples
 
 TRAIN, TEST, META = "devkit/cars_train_annos.mat", "cars_test_annos_withlabels.mat", "devkit/cars_meta.mat"
 LAYOUT = f"stanford_cars/ ({TRAIN}, {TEST}, {META}, cars_train/, cars_test/; as torchvision reads it)"

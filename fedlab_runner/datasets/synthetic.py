@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fedlab_runner.data import Data, Examples
-from fedlab_runner.rng import Purpose, generator
+from fedlab_runner.core.rng import Purpose, generator
+from fedlab_runner.datasets.examples import Data, Examples
 
 GRID = 4  # prototypes vary over a grid of this many cells a side, so that they survive resizing and pooling
 CHUNK_VALUES = 2**20  # made at a time, so that intermediate arrays stay in the cache

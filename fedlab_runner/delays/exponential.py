@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedlab_runner.delays import Delay, _whole
+from fedlab_runner.delays.base import Delay, _whole
 
 
 @dataclass(frozen=True)

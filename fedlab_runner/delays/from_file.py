@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedlab_runner.delays import _NEVER, Delay, _whole
-from fedlab_runner.errors import UserError
+from fedlab_runner.delays.base import _NEVER, Delay, _whole
+from fedlab_runner.utils.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedlab_runner.delays import Delay
+from fedlab_runner.delays.base import Delay
 
 
 @dataclass(frozen=True)

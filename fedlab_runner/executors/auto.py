@@ -7,18 +7,18 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from fedlab_runner.core.model_family import Task
+from fedlab_runner.core.work import Executor, OfOne, Work
+from fedlab_runner.executors._autotune.cache import Memory, kind_of, shape_of
+from fedlab_runner.executors._autotune.measure import expected_seconds, measure, sample
+from fedlab_runner.executors._pieces import Unchanging
 from fedlab_runner.executors.compiled import has_compiler, in_layers
 from fedlab_runner.executors.cuda_graph import CudaGraph
 from fedlab_runner.executors.loop import Loop
-from fedlab_runner.executors.memory import Memory, kind_of, shape_of
-from fedlab_runner.executors.pieces import Unchanging
 from fedlab_runner.executors.processes import Processes
-from fedlab_runner.executors.sample import expected_seconds, measure, sample
 from fedlab_runner.executors.vectorized import CHUNK, Vectorized
-from fedlab_runner.executors.work import Executor, OfOne, Work
-from fedlab_runner.system import usable_cores
-from fedlab_runner.task import Task
-from fedlab_runner.wording import duration
+from fedlab_runner.utils.durations import duration
+from fedlab_runner.utils.system import usable_cores
 
 _log = logging.getLogger(__name__)
 REFERENCE, UNTIMED = "loop", f"vectorized executor.chunk_size={CHUNK}"

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
-from fedlab_runner.executors.work import Work
-from fedlab_runner.optimizer import Optimizer
-from fedlab_runner.population import Plan
-from fedlab_runner.signals import deferred
-from fedlab_runner.supervision import losses
-from fedlab_runner.task import Batch, Task
+from fedlab_runner.core.client_data import Plan
+from fedlab_runner.core.losses import losses
+from fedlab_runner.core.model_family import Batch, Task
+from fedlab_runner.core.optimizer import Optimizer
+from fedlab_runner.core.work import Work
+from fedlab_runner.utils.signals import deferred
 
 Layers = list[Tensor]  # the parameters of one model, or of A models [A, ...]
 Step = Callable[..., Any]  # (layers, slots, lr, t, inputs, targets, mask, *offsets) -> the loss, a scalar or [A]
@@ -43,7 +43,7 @@ def has_compiler() -> bool:
 
 def graph_of(function: Step, task: Task, *, layer_by_layer: bool = False) -> Step:
     """torch.compile of a step of the task's models, so that processes can still be forked."""
-    from fedlab_runner.executors import passes  # which imports the compiler, for a second
+    from fedlab_runner.executors import _compiler_passes as passes  # which imports the compiler, for a second
 
     # A process's first gradient decides whether autograd starts threads, without which a fork has no autograd. The
     # compiler knows more devices than are there, so that it must not be the first to ask.

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from fedlab_runner.errors import UserError
+from fedlab_runner.core.optimizer import Optimizer, zero_slots
+from fedlab_runner.core.work import Gradient, Work
+from fedlab_runner.executors._pieces import Piece
 from fedlab_runner.executors.compiled import graph_of, width
-from fedlab_runner.executors.pieces import Piece
 from fedlab_runner.executors.vectorized import Vectorized, blocks
-from fedlab_runner.executors.work import Gradient, Work
-from fedlab_runner.optimizer import Optimizer, zero_slots
+from fedlab_runner.utils.errors import UserError
 
 WARM = 3  # steps before the recording: libraries choose their kernels in them
 

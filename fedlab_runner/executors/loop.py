@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedlab_runner.executors.buffers import ONE
+from fedlab_runner.core.model_family import Task
+from fedlab_runner.core.optimizer import zero_slots
+from fedlab_runner.core.work import Gradient, Objective, OfOne, Work, one_by_one
+from fedlab_runner.executors._fork.buffers import ONE
+from fedlab_runner.executors._pieces import InPieces, Piece
 from fedlab_runner.executors.compiled import graph_of, in_layers, is_ready, train_one
-from fedlab_runner.executors.pieces import InPieces, Piece
-from fedlab_runner.executors.work import Gradient, Objective, OfOne, Work, one_by_one
-from fedlab_runner.optimizer import zero_slots
-from fedlab_runner.task import Task
 
 _ROOM = "room"  # in a cohort's notes
 Move = Callable[..., Tensor]  # (step, inputs, targets, mask, *own) -> the loss: moves one client's model

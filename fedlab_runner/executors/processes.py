@@ -15,14 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlab_runner.errors import UserError
-from fedlab_runner.executors.buffers import SHARED
-from fedlab_runner.executors.crew import Crew, Share
-from fedlab_runner.executors.pieces import InPieces, Unchanging, own_generator
-from fedlab_runner.executors.work import OfOne, Work
-from fedlab_runner.population import Population
-from fedlab_runner.system import resident_bytes, usable_cores
-from fedlab_runner.task import Task
+from fedlab_runner.core.client_data import Population
+from fedlab_runner.core.model_family import Task
+from fedlab_runner.core.work import OfOne, Work, own_generator
+from fedlab_runner.executors._fork.buffers import SHARED
+from fedlab_runner.executors._fork.pool import Crew, Share
+from fedlab_runner.executors._pieces import InPieces, Unchanging
+from fedlab_runner.utils.errors import UserError
+from fedlab_runner.utils.system import resident_bytes, usable_cores
 
 _log = logging.getLogger(__name__)
 # Workers that stay keep what was in memory when they were forked, also what is replaced later: no more than this.

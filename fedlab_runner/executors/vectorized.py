@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
+from fedlab_runner.core.model_family import Task
+from fedlab_runner.core.optimizer import zero_slots
+from fedlab_runner.core.work import Gradient, OfOne, Work, one_by_one
+from fedlab_runner.executors._pieces import InPieces, Piece
 from fedlab_runner.executors.compiled import graph_of, in_layers, is_ready, train_chunk, width
-from fedlab_runner.executors.pieces import InPieces, Piece
-from fedlab_runner.executors.work import Gradient, OfOne, Work, one_by_one
-from fedlab_runner.optimizer import zero_slots
-from fedlab_runner.task import Task
 
 CHUNK = 10  # where a size must be fixed and none is given
 

@@ -1,13 +1,8 @@
-"""Learning-rate schedules: how the clients' learning rate changes from round to round, one a file."""
+"""Learning-rate schedules: how the learning rate of the clients changes from round to round.
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
+Each choice is one file with one frozen dataclass; `base.py` is the contract.
+"""
 
+from fedlab_runner.lr_schedules.base import LRSchedule
 
-@dataclass(frozen=True)
-class LRSchedule(ABC):
-    """What the clients' learning rate is multiplied by in each round."""
-
-    @abstractmethod
-    def factor(self, round: int) -> float:
-        """The factor of the clients that start in this round; rounds count from 0."""
+__all__ = ["LRSchedule"]

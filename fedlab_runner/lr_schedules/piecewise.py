@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from itertools import pairwise
 
-from fedlab_runner.lr_schedules import LRSchedule
+from fedlab_runner.lr_schedules.base import LRSchedule
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fedlab_runner.lr_schedules import LRSchedule
+from fedlab_runner.lr_schedules.base import LRSchedule
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from fedlab_runner.lr_schedules import LRSchedule
+from fedlab_runner.lr_schedules.base import LRSchedule
 
 
 @dataclass(frozen=True)

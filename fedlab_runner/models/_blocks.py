@@ -1,6 +1,6 @@
 """Models of feature blocks: an extractor for each block, and one classifier on what they extract (HyFEM, section 2)."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 
@@ -65,6 +65,11 @@ class BlockNetwork(nn.Module):
             layers += [_linear_with_room(i, o, room_in, room_out), nn.ReLU()]
         self.classifier = nn.Sequential(*layers[:-1])
         self.read = tuple(range(len(extractors)))  # the blocks that are read now
+
+    @property
+    def cost_kind(self) -> Hashable:
+        """What the cost of a step depends on beside the architecture: the blocks that are read now."""
+        return self.read
 
     @property
     def num_blocks(self) -> int:

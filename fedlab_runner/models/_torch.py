@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fedlab_runner.errors import UserError
+from fedlab_runner.utils.errors import UserError
 
 
 def for_vmap(model: nn.Module) -> nn.Module:

@@ -7,8 +7,8 @@ from itertools import pairwise
 
 from torch import nn
 
-from fedlab_runner.models import Model
 from fedlab_runner.models._blocks import BlockNetwork, Grid, check_grid, check_widths, side_by_side
+from fedlab_runner.models.base import Model
 
 
 @dataclass(frozen=True)

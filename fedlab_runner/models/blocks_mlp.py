@@ -8,8 +8,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from fedlab_runner.models import Model
 from fedlab_runner.models._blocks import BlockNetwork, check_widths, chosen
+from fedlab_runner.models.base import Model
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from fedlab_runner.models import Model
 from fedlab_runner.models._blocks import BlockNetwork, Grid, check_grid, check_widths
 from fedlab_runner.models._torch import for_vmap
+from fedlab_runner.models.base import Model
 
 DEPTHS = (18, 34)
 STEMS = ("small", "imagenet")

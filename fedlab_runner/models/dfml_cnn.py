@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from fedlab_runner.models import Model
 from fedlab_runner.models._widths import Axes, Axis, Sliceable
+from fedlab_runner.models.base import Model
 
 
 @dataclass(frozen=True)

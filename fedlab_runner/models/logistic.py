@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from fedlab_runner.models import Model
+from fedlab_runner.models.base import Model
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedlab_runner.models import Model
+from fedlab_runner.models.base import Model
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from torch import nn
 
-from fedlab_runner.models import Model
+from fedlab_runner.models.base import Model
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedlab_runner.models import Model
 from fedlab_runner.models._widths import Axes, Axis, Sliceable
+from fedlab_runner.models.base import Model
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from functools import partial
 
 from torch import nn
 
-from fedlab_runner.models import Model
 from fedlab_runner.models._torch import for_vmap
+from fedlab_runner.models.base import Model
 
 
 @dataclass(frozen=True)

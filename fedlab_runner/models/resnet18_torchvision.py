@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from fedlab_runner.errors import UserError
-from fedlab_runner.models import Model
 from fedlab_runner.models._torch import for_vmap, read_weights
+from fedlab_runner.models.base import Model
+from fedlab_runner.utils.errors import UserError
 
 HINT = "torchvision's own is https://download.pytorch.org/models/resnet18-f37072fd.pth"
 

@@ -13,9 +13,9 @@ from urllib.request import getproxies
 import torch
 from torch import nn
 
-from fedlab_runner.errors import UserError
-from fedlab_runner.models import Model
 from fedlab_runner.models._torch import find_weights, for_vmap, read_weights
+from fedlab_runner.models.base import Model
+from fedlab_runner.utils.errors import UserError
 
 HINT = "timm's own are at https://huggingface.co/timm"
 HUB_SECONDS = 3.0  # to answer

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedlab_runner.errors import UserError
-from fedlab_runner.models import Model
 from fedlab_runner.models._lora import add_lora
+from fedlab_runner.models.base import Model
 from fedlab_runner.models.timm import Timm
+from fedlab_runner.utils.errors import UserError
 
 TARGETS = {"blocks.*.attn.qkv": 3, "blocks.*.attn.proj": 1}  # q, k and v are slices of one linear layer in timm
 BACKBONE_SEED = 0

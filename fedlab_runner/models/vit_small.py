@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedlab_runner.models import Model
 from fedlab_runner.models._widths import Axes, Axis, Sliceable
+from fedlab_runner.models.base import Model
 
 DIAGONAL = ((-1, -1), (-1, 1), (1, -1), (1, 1))
 CARDINAL = ((0, -1), (0, 1), (-1, 0), (1, 0))

@@ -1,1 +1,8 @@
-"""Who is asked to train at each round."""
+"""Participation: which clients train in each round.
+
+Each choice is one file with one frozen dataclass; `base.py` is the contract.
+"""
+
+from fedlab_runner.participation.base import Participation
+
+__all__ = ["Participation"]

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedlab_runner.blocks import BlockPartition, Holdings
 from fedlab_runner.partitions import _common
+from fedlab_runner.partitions.blocks import BlockPartition, Holdings
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedlab_runner.errors import UserError
 from fedlab_runner.partitions import _common
+from fedlab_runner.utils.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,8 @@
-"""When a run of a sweep is given up: one file and one frozen dataclass a choice, with conf/pruning/<file>.yaml."""
+"""Pruning: when a run of a sweep is stopped early.
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+Each choice is one file with one frozen dataclass; `base.py` is the contract.
+"""
 
-Curve = Mapping[int, float]  # a metric by round
-Others = Callable[[], Sequence[Curve]]  # it reads files: to be called only where it matters
+from fedlab_runner.pruning.base import Pruning
 
-
-class Pruning(Protocol):
-    """A rule that knows nothing but curves, so that it works under any launcher and any sweeper."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-    def verdict(self, own: Curve, others: Others) -> str | None:
-        """Why the run with the curve `own` should end now, given those of the sweep's finished runs; None: go on.
-
-        Larger is better, in all of them.
-        """
+__all__ = ["Pruning"]

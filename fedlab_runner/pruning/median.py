@@ -7,7 +7,7 @@ import math
 import statistics
 from dataclasses import dataclass
 
-from fedlab_runner.pruning import Curve, Others
+from fedlab_runner.pruning.base import Curve, Others
 
 
 @dataclass(frozen=True)

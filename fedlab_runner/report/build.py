@@ -4,14 +4,15 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from fedlab_runner.errors import UserError
-from fedlab_runner.report import paper as papers
-from fedlab_runner.report import pictures, tables
+from fedlab_runner.report import plots as pictures
+from fedlab_runner.report import published as papers
+from fedlab_runner.report import tables
 from fedlab_runner.report.content import Report, Section, Table, cell
+from fedlab_runner.report.formatting import judged, times, value
+from fedlab_runner.report.grouping import Differences, Group, group
 from fedlab_runner.report.runs import Run
-from fedlab_runner.report.settings import Differences, Group, group
 from fedlab_runner.report.stats import FEWEST, LEVEL
-from fedlab_runner.report.words import judged, times, value
+from fedlab_runner.utils.errors import UserError
 
 # What is said of all runs, where they agree; the rest is in their config.yaml.
 TOLD = (

@@ -8,13 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from fedlab_runner import terminal
-from fedlab_runner.errors import UserError
-from fedlab_runner.escaping import visible
-from fedlab_runner.files import write_atomically, write_text_atomically
-from fedlab_runner.report import build, comma, html, markdown
-from fedlab_runner.report import paper as papers
+from fedlab_runner.report import build, html, markdown
+from fedlab_runner.report import csv_files as comma
+from fedlab_runner.report import published as papers
 from fedlab_runner.report.folders import find, to_come
+from fedlab_runner.utils import streams as terminal
+from fedlab_runner.utils.errors import UserError
+from fedlab_runner.utils.escaping import visible
+from fedlab_runner.utils.files import write_atomically, write_text_atomically
 
 
 @terminal.kept()

@@ -12,19 +12,20 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedlab_runner import sealed, untrusted
-from fedlab_runner import sweep as sweeps
-from fedlab_runner.errors import UserError
-from fedlab_runner.escaping import short
-from fedlab_runner.giving_up import read as read_note
-from fedlab_runner.metric_keys import COUNT_PREFIX
-from fedlab_runner.provenance import FILE as COMMANDS
-from fedlab_runner.recorder import DIGEST, METRICS, SUMMARY
-from fedlab_runner.recording.jsonl import Row, decode
+from fedlab_runner.config.run_id import without_volatile
+from fedlab_runner.core.metric_names import COUNT_PREFIX
+from fedlab_runner.experiment.provenance import FILE as COMMANDS
+from fedlab_runner.experiment.pruner import read as read_note
 from fedlab_runner.report.runs import Run
-from fedlab_runner.run_id import without_volatile
-from fedlab_runner.summary import RULES
-from fedlab_runner.untrusted import Unreadable
+from fedlab_runner.sweep import records
+from fedlab_runner.tracking.jsonl import Row, decode
+from fedlab_runner.tracking.recorder import DIGEST, METRICS, SUMMARY
+from fedlab_runner.tracking.summary import RULES
+from fedlab_runner.utils import checksummed_json as sealed
+from fedlab_runner.utils import untrusted
+from fedlab_runner.utils.errors import UserError
+from fedlab_runner.utils.escaping import short
+from fedlab_runner.utils.untrusted import Unreadable
 
 LARGEST = 1e100  # a number beyond is as one that is not finite: sums and squares of it would not be
 LONGEST_ERROR = 500  # characters
@@ -69,7 +70,7 @@ def to_come(paths: Iterable[Path]) -> list[str]:
     """The jobs of the sweeps in some folders that have not ended, by their overrides, without what all jobs share."""
     found = []
     for sweep in (each for path in paths for each in _sweeps(path)):
-        jobs = sweeps.to_come(sweep)
+        jobs = records.to_come(sweep)
         if jobs:
             everyone = [*jobs, *(job["overrides"] for job in _jobs(sweep) if untrusted.are_texts(job.get("overrides")))]
             shared = set.intersection(*map(set, everyone)) if len(everyone) > 1 else set()

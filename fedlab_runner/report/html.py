@@ -4,8 +4,8 @@ import base64
 import re
 from html import escape as escape_html
 
-from fedlab_runner.escaping import visible
 from fedlab_runner.report.content import Cell, Picture, Report, Section, Table
+from fedlab_runner.utils.escaping import visible
 
 _STYLE = """
 :root { color-scheme: light; --line: #e5e7eb; --grey: #6b7280; --blue: #2f6db3; }

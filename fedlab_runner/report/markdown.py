@@ -1,8 +1,8 @@
 """A report as markdown, its pictures in files beside it."""
 
-from fedlab_runner.escaping import fenced
-from fedlab_runner.escaping import markdown as _escape
 from fedlab_runner.report.content import Cell, Report, Section, Table
+from fedlab_runner.utils.escaping import fenced
+from fedlab_runner.utils.escaping import markdown as _escape
 
 FOLDER = "plots"
 

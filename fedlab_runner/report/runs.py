@@ -6,10 +6,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedlab_runner.metric_direction import lower_is_better
-from fedlab_runner.recorder import METRICS
-from fedlab_runner.recording.jsonl import Row
-from fedlab_runner.summary import RULES, summarise
+from fedlab_runner.tracking.jsonl import Row
+from fedlab_runner.tracking.metric_direction import lower_is_better
+from fedlab_runner.tracking.recorder import METRICS
+from fedlab_runner.tracking.summary import RULES, summarise
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedlab_runner.recording.jsonl import Row
 from fedlab_runner.report.runs import Run
+from fedlab_runner.tracking.jsonl import Row
 
 FEWEST = 3  # seeds in common below which nothing is said of a difference
 LEVEL = 0.05

@@ -5,10 +5,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from fedlab_runner.report.content import Cell, Table, cell
+from fedlab_runner.report.formatting import (
+    NONE,
+    amount,
+    difference,
+    is_share,
+    probability,
+    remarks,
+    spread,
+    times,
+    value,
+)
+from fedlab_runner.report.grouping import Group
 from fedlab_runner.report.runs import Run
-from fedlab_runner.report.settings import Group
 from fedlab_runner.report.stats import FEWEST, LEVEL, Difference, holm, mean, paired, reached, total
-from fedlab_runner.report.words import NONE, amount, difference, is_share, probability, remarks, spread, times, value
 
 SUMS = (  # what is added up over the rounds: metric key, heading
     ("comm/upload_mb", "uploaded, MB"),

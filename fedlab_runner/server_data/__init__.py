@@ -1,19 +1,8 @@
-"""What the server has of its own: one file and one frozen dataclass a choice, with conf/server_data/<file>.yaml.
+"""Server data: examples that the server holds itself.
 
-`reserve(data, seed)` gives the server's examples, as the model wants them, and the data that is left for clients and
-test; a pure function of the fields, the files they name, the data and the seed.
+Each choice is one file with one frozen dataclass; `base.py` is the contract.
 """
 
-from typing import TYPE_CHECKING, Protocol
+from fedlab_runner.server_data.base import ServerDataSource
 
-if TYPE_CHECKING:
-    from fedlab_runner.data import Data
-    from fedlab_runner.server import ServerData
-
-
-class ServerDataSource(Protocol):
-    """A source of the server's own examples."""
-
-    def reserve(self, data: "Data", seed: int) -> "tuple[ServerData | None, Data]":
-        """The server's examples (None: it has none), and the data without those taken from it."""
-        ...
+__all__ = ["ServerDataSource"]

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedlab_runner.data import Data
-from fedlab_runner.errors import UserError
-from fedlab_runner.images import MODES, decode, decode_mapped
-from fedlab_runner.rng import Purpose, generator
-from fedlab_runner.server import ServerData
+from fedlab_runner.core.rng import Purpose, generator
+from fedlab_runner.core.server_data import ServerData
+from fedlab_runner.datasets.examples import Data
+from fedlab_runner.datasets.image_cache import MODES, decode, decode_mapped
+from fedlab_runner.utils.errors import UserError
 
 SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".webp")
 SHOWN = 5  # missing classes in a message

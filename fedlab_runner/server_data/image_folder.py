@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedlab_runner.data import Data
-from fedlab_runner.errors import UserError
-from fedlab_runner.server import ServerData
+from fedlab_runner.core.server_data import ServerData
+from fedlab_runner.datasets.examples import Data
 from fedlab_runner.server_data import _images
+from fedlab_runner.utils.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
-from fedlab_runner.data import Data
-from fedlab_runner.server import ServerData
+from fedlab_runner.core.server_data import ServerData
+from fedlab_runner.datasets.examples import Data
 
 MOST = 1000  # what Feddle reserves
 

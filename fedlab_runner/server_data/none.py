@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from fedlab_runner.data import Data
-from fedlab_runner.server import ServerData
+from fedlab_runner.core.server_data import ServerData
+from fedlab_runner.datasets.examples import Data
 
 
 @dataclass(frozen=True)

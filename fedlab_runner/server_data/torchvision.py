@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 import torch
 
-from fedlab_runner.data import Data
-from fedlab_runner.datasets import Dataset
-from fedlab_runner.errors import UserError
-from fedlab_runner.server import ServerData
+from fedlab_runner.core.server_data import ServerData
+from fedlab_runner.datasets.base import Dataset
+from fedlab_runner.datasets.examples import Data
 from fedlab_runner.server_data import _images
+from fedlab_runner.utils.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedlab_runner.errors import UserError
-from fedlab_runner.topologies import from_edges, unreachable
+from fedlab_runner.topologies.base import from_edges, unreachable
+from fedlab_runner.utils.errors import UserError
 
 
 @dataclass(frozen=True)

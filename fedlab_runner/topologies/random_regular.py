@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedlab_runner.topologies import from_edges, unreachable
+from fedlab_runner.topologies.base import from_edges, unreachable
 
 SWAPS = 10  # for each link
 

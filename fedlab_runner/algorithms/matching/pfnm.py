@@ -1,0 +1,270 @@
+"""Matching the neurons of several clients to one list of server neurons, each client's by the Hungarian method.
+
+The rule is that of PFNM (Yurochkin et al., ICML 2019, https://arxiv.org/abs/1905.12022), as FedMA and HyFEM use it.
+Shape letters: J clients, L server neurons, l neurons of one client, d columns of a server neuron, of which a client has
+e.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlab_runner.algorithms.matching.assignment import hungarian
+
+POPULAR = 10  # clients on a neuron from which on it is not more popular (the authors' code)
+
+
+class Neurons(NamedTuple):
+    """One client's neurons."""
+
+    rows: Tensor  # [l, e]
+    columns: Tensor  # [e] int64, which of the server's d columns they are
+    weight: float  # of the client in the server's mean
+
+
+class Server(NamedTuple):
+    """What the server knows of its neurons from the clients assigned to them, on the columns of the client at hand."""
+
+    total: Tensor  # [L, e], weighted sum of the rows
+    mass: Tensor  # [L, e], sum of the weights of the clients that have the entry; [L, 1] where that is all of them
+    holders: Tensor  # [L], clients assigned to the neuron
+    covered: Tensor | None  # [L] bool, whether any of them has one of the client's columns; None: all are
+
+
+class Gain(Protocol):
+    """How much is won by assigning a client's neuron to one of the server's."""
+
+    def existing(self, v: Tensor, square: Tensor, server: Server, columns: Tensor, num_clients: int) -> Tensor:
+        """[l, L], of neurons v [l, e], |v|^2 [l], on those that there are."""
+        ...
+
+    def new(self, v: Tensor, square: Tensor, columns: Tensor, num_clients: int, most: int) -> Tensor:
+        """[l, most], of neurons v [l, e], |v|^2 [l], on the first, second, ... neuron that would be new."""
+        ...
+
+
+@dataclass(frozen=True)
+class SquaredDistance:
+    """Minus half the squared distance to the mean of the server's neuron, zero where nobody has the entry; a new neuron
+    costs half the squared length and `penalty`.
+    """
+
+    penalty: float
+
+    def existing(self, v: Tensor, square: Tensor, server: Server, columns: Tensor, num_clients: int) -> Tensor:
+        mass, rows = server.mass.clamp_min(torch.finfo(v.dtype).tiny), server.total
+        if mass.shape[1] > 1:
+            rows, mass = rows / mass, mass.new_ones(len(rows), 1)  # else what is made of them is divided: it is smaller
+        mean_square = _squares(rows)
+        gain = (v @ rows.T).div_(mass.T).sub_(mean_square / mass.T.square() / 2).sub_(square.unsqueeze(1) / 2)
+        if server.covered is None:
+            return gain
+        return gain.where(server.covered, self.new(v, square, columns, num_clients, 1))
+
+    def new(self, v: Tensor, square: Tensor, columns: Tensor, num_clients: int, most: int) -> Tensor:
+        return (-square.unsqueeze(1) / 2 - self.penalty).expand(-1, most)
+
+
+@dataclass(frozen=True)
+class PFNM:
+    """The posterior gain of the beta-Bernoulli process: prior N(mu0, sigma0^2) of a server neuron, client neurons
+    N(server's, sigma^2), and `gamma`, the larger the more new neurons.
+
+    Clients count alike. Of a neuron's popularity the log is taken once, as in the authors' code, not twice.
+    """
+
+    sigma: float
+    sigma0: float
+    gamma: float
+    mu0: Tensor  # [d]
+
+    def existing(self, v: Tensor, square: Tensor, server: Server, columns: Tensor, num_clients: int) -> Tensor:
+        p, p0, mu0 = self.sigma**-2, self.sigma0**-2, self.mu0[columns]
+        precision, natural = p0 + p * server.mass, p0 * mu0 + p * server.total  # s and g [L, e]
+        inverse = 1 / (p + precision)
+        own = square.unsqueeze(1) * inverse.T if inverse.shape[1] == 1 else v.square() @ inverse.T
+        gain = (v @ (natural * inverse).T).mul_(2 * p).add_(own, alpha=p * p)
+        gain += (natural.square() * (inverse - 1 / precision)).sum(1)
+        count = server.holders.clamp(1, POPULAR).to(v.dtype)
+        gain += (count / (num_clients - count).clamp_min(1)).log()
+        if server.covered is None:
+            return gain
+        return gain.where(server.covered, self.new(v, square, columns, num_clients, 1))
+
+    def new(self, v: Tensor, square: Tensor, columns: Tensor, num_clients: int, most: int) -> Tensor:
+        p, p0, mu0 = self.sigma**-2, self.sigma0**-2, self.mu0[columns]
+        prior = mu0.square().sum()
+        gain = (p * p * square + 2 * p * p0 * (v @ mu0) + p0 * p0 * prior) / (p + p0) - p0 * prior
+        rank = torch.arange(1, most + 1, dtype=v.dtype, device=v.device)
+        return gain.unsqueeze(1) - 2 * rank.log() + 2 * math.log(self.gamma / num_clients)
+
+
+class Matching(NamedTuple):
+    """Which server neuron each client neuron is."""
+
+    assignments: list[np.ndarray]  # of each client [l] int64, all different
+    width: int  # L
+    gain: float  # of the last sweep, summed over clients
+    flops: int  # of gains and assignments; an assignment of l to n neurons is counted as l^2 n
+
+
+def match(
+    clients: Sequence[Neurons],
+    gain: Gain,
+    *,
+    num_columns: int,
+    sweeps: int,
+    rng: np.random.Generator,
+    limit: int,
+    start: Sequence[np.ndarray] | None = None,
+    movable: Sequence[int] | None = None,
+    shared: int = 0,
+) -> Matching:
+    """Assigns the neurons of J >= 1 clients to server neurons, the total gain rising.
+
+    From `start`, the assignments until now; without it the first client's neurons are the server's and the others
+    follow in order. Then up to `sweeps` times, until nothing changes: each client (of those that are `movable`) in
+    random order is taken out and assigned anew to what the others make. Neurons may be added up to `limit` >= max l,
+    and those without clients disappear, so that max l <= L <= min(limit, sum l). The last `shared` columns of all
+    clients, such as a bias, do not make a server neuron known to a client that has none of its inputs.
+    """
+    state = _State(clients, gain, num_columns, limit, shared)
+    if start is None:
+        for j in range(len(clients)):
+            state.assign(j)
+    else:
+        state.begin(start)
+    total = 0.0
+    moving = np.arange(len(clients)) if movable is None else np.asarray(movable, dtype=np.int64)
+    for _ in range(sweeps if len(clients) > 1 else 0):
+        before, total = [a.copy() for a in state.assignments], 0.0
+        for j in rng.permutation(moving).tolist():
+            state.remove(j)
+            total += state.assign(j)
+        if all(np.array_equal(old, new) for old, new in zip(before, state.assignments, strict=True)):
+            break
+    return Matching(state.assignments, state.width, total, state.flops)
+
+
+class _State:
+    """The server's neurons while clients come and go."""
+
+    def __init__(self, clients: Sequence[Neurons], gain: Gain, num_columns: int, limit: int, shared: int) -> None:
+        self._clients, self._gain, self._limit, self._shared = clients, gain, limit, shared
+        rows, count = clients[0].rows, len(clients)
+        self._total = rows.new_zeros(0, num_columns)
+        self._held = rows.new_zeros(0, count)  # 1 where a client is on a neuron [L, J]
+        self._holders = np.zeros(0, np.int64)  # clients on each neuron [L]
+        self._weights = rows.new_tensor([client.weight for client in clients]).unsqueeze(1)
+        everything = torch.arange(num_columns, device=rows.device)
+        self._whole = [torch.equal(client.columns, everything) for client in clients]
+        self._alike = all(self._whole) and shared < num_columns
+        self._has = rows.new_zeros(count, num_columns)  # 1 where a client has a column [J, d], unless all have all
+        if not self._alike:
+            for has, client in zip(self._has, clients, strict=True):
+                has[client.columns] = 1
+        self._squares = [_squares(client.rows) for client in clients]
+        self._new: dict[int, Tensor] = {}  # the gain of new neurons, by client
+        self.assignments = [np.empty(0, np.int64) for _ in clients]
+        self.flops = 0
+
+    @property
+    def width(self) -> int:
+        """L."""
+        return len(self._holders)
+
+    def begin(self, assignments: Sequence[np.ndarray]) -> None:
+        """Puts all clients where they are."""
+        for j, assignment in enumerate(assignments):
+            self._add(j, assignment, 1)
+
+    def assign(self, j: int) -> float:
+        """Puts a client where it gains most, and returns the gain."""
+        (v, columns, _), square, count = self._clients[j], self._squares[j], len(self._clients)
+        known = np.flatnonzero(self._holders)
+        if not len(known):  # nothing to compare with: the neurons keep their places
+            self._add(j, np.arange(len(v)), 1)
+            return 0.0
+        most = min(len(v), self._limit - len(known))
+        abandoned = len(known) < self.width
+        if abandoned:
+            self._total[self._at(j, self._holders == 0)] = 0  # exactly, whatever rounding has left
+        total, held, covered = self._of(j, self._total), self._held, None
+        if abandoned or not self._alike:
+            total, held = (t.index_select(0, self._at(j, known)) for t in (total, held))
+        mass = held @ self._weights
+        if not self._alike:
+            covered = held @ self._has.index_select(1, columns[: len(columns) - self._shared]).sum(1) > 0
+            mass = held @ (self._weights * self._of(j, self._has))
+            total.masked_fill_(mass == 0, 0)  # the same by columns
+        server = Server(total, mass, self._at(j, self._holders[known]), covered)
+        gains = self._gain.existing(v, square, server, columns, count)
+        if most:
+            if j not in self._new:
+                self._new[j] = self._gain.new(v, square, columns, count, len(v)).contiguous()
+            gains = torch.cat([gains, self._new[j][:, :most]], 1)
+        self.flops += 4 * len(v) * len(known) * v.shape[1] + len(v) ** 2 * (len(known) + most)
+        chosen = hungarian(gains)
+        self._add(j, self._places(j, chosen, known), 1)
+        if abandoned:
+            self._drop_empty()
+        return float(gains.cpu().numpy()[np.arange(len(v)), chosen].sum())
+
+    def remove(self, j: int) -> None:
+        """Takes a client out; its neurons stay, maybe empty, until it is assigned anew."""
+        self._add(j, self.assignments[j], -1)
+
+    def _places(self, j: int, chosen: np.ndarray, known: np.ndarray) -> np.ndarray:
+        """Server neurons for the columns chosen: a new neuron is put where the client's was, if nobody else is there,
+        else behind all others.
+        """
+        places: np.ndarray = known[np.minimum(chosen, len(known) - 1)]
+        new = np.flatnonzero(chosen >= len(known))
+        if len(new):
+            old = self.assignments[j][new] if len(self.assignments[j]) else np.full(len(new), -1)
+            stays = (old >= 0) & ~np.isin(old, known)
+            places[new] = np.where(stays, old, self.width - 1 + np.cumsum(~stays))
+        return places
+
+    def _of(self, j: int, values: Tensor) -> Tensor:
+        """The columns of values [.., d] that a client has [.., e]."""
+        return values if self._whole[j] else values.index_select(1, self._clients[j].columns)
+
+    def _at(self, j: int, which: np.ndarray) -> Tensor:
+        """The same where the client's neurons are."""
+        return torch.from_numpy(which).to(self._clients[j].rows.device)
+
+    def _drop_empty(self) -> None:
+        """Deletes the neurons that no client has."""
+        kept = self._holders > 0
+        if not kept.all():
+            new_index, rows = np.cumsum(kept) - 1, self._at(0, kept)
+            self._total, self._held, self._holders = self._total[rows], self._held[rows], self._holders[kept]
+            self.assignments = [new_index[a] for a in self.assignments]
+
+    def _add(self, j: int, assignment: np.ndarray, sign: int) -> None:
+        """Adds a client at its places, or takes it away."""
+        v, columns, weight = self._clients[j]
+        more = int(assignment.max(initial=-1)) + 1 - self.width
+        if more > 0:
+            self._total, self._held = (torch.cat([t, t.new_zeros(more, t.shape[1])]) for t in (self._total, self._held))
+            self._holders = np.pad(self._holders, (0, more))
+        rows = self._at(j, assignment)
+        if not self._whole[j]:
+            v = v.new_zeros(len(v), self._total.shape[1]).index_copy_(1, columns, v)
+        self._total.index_add_(0, rows, v, alpha=sign * weight)
+        self._held[:, j].index_fill_(0, rows, float(sign > 0))
+        self._holders[assignment] += sign
+        if sign > 0:
+            self.assignments[j] = assignment
+
+
+def _squares(rows: Tensor) -> Tensor:
+    """Squared lengths [n] of rows [n, d]."""
+    lengths: Tensor = torch.linalg.vector_norm(rows, dim=1)
+    return lengths.square()

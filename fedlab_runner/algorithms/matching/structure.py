@@ -1,0 +1,246 @@
+"""Which neurons of a model can change places without changing its function: read off its graph, and tried out."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from fedlab_runner.algorithms.matching.neurons import Group, Piece, permute
+from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.layers.pooling import Pooling
+from fedlab_runner.core.layers.replacement import CONVOLUTIONS, OURS
+from fedlab_runner.core.model_family import Task
+from fedlab_runner.utils.errors import UserError
+
+TOLERANCE = 0.05  # of the range of the logits, when a structure is tried out: bfloat16 is that coarse
+
+# What treats all channels alike, so that their order passes through. Exact types: a subclass may do anything.
+_ELEMENTWISE: set[Any] = {nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU}
+_ELEMENTWISE |= {nn.Mish, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Hardswish, nn.Hardtanh, nn.Hardsigmoid}
+_ELEMENTWISE |= {nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d}
+_ELEMENTWISE |= {torch.relu, torch.tanh, torch.sigmoid, F.relu, F.relu6, F.leaky_relu, F.elu, F.gelu, F.silu, F.mish}
+_ELEMENTWISE |= {F.tanh, F.sigmoid, F.softplus, F.hardswish, F.hardtanh, F.dropout, "relu", "tanh", "sigmoid"}
+_POOLING: set[Any] = {nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d}
+_POOLING |= {nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d}
+_POOLING |= {Pooling, F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d, F.adaptive_max_pool2d}
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *CONVOLUTIONS)
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+_found: "WeakKeyDictionary[Task, list[Group]]" = WeakKeyDictionary()  # a structure is asked for in each round
+
+
+def require_groups(algorithm: Any, fed: Federation) -> list[Group]:
+    """The groups of the federation's model; UserError when it has none that is known for certain."""
+    groups = neuron_groups(fed.task, fed.population.inputs[:1])
+    if not groups:
+        name = type(algorithm).__module__.rpartition(".")[2]
+        model = type(fed.task.module).__name__
+        raise UserError(
+            f"algorithm={name} matches hidden neurons, and finds none in this {model} that may change places: use a "
+            "model such as mlp, cnn_small or resnet18 (with norm: batch)"
+        )
+    return groups
+
+
+def neuron_groups(task: Task, inputs: Tensor) -> list[Group]:
+    """The groups of a task's models, in the order of computation; none where the structure is not known for certain.
+
+    The structure is read off the graph of the computation (torch.fx); what the graph does to channels and this module
+    does not know keeps them in place, and so does an addition: residual streams are not permuted. The outcome is tried
+    out on stored `inputs` [b, ...]: it counts only if the logits stay.
+    """
+    if task in _found:
+        return _found[task]
+    finder = _Finder(task, _input_ranks(task, inputs))
+    finder.search(task.module, "")
+    groups = [space.group() for space in finder.spaces if space.is_free()]
+    _found[task] = groups if _preserves_logits(task, groups, inputs) else []
+    return _found[task]
+
+
+@torch.no_grad()
+def _preserves_logits(task: Task, groups: list[Group], inputs: Tensor) -> bool:
+    """Whether a model with random values (positive ones: variances are among them) computes the same, permuted."""
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.rand(task.size, generator=generator).to(task.device, task.dtype)
+    w = task.vector(task.module) + 0.1 * noise
+    permuted = w
+    for group in groups:
+        permuted = permute(permuted, group, torch.randperm(group.size, generator=generator))
+    before, after = task.predict(w, inputs), task.predict(permuted, inputs)
+    return bool((before - after).abs().max() <= TOLERANCE * (before.max() - before.min()))
+
+
+def _input_ranks(task: Task, inputs: Tensor) -> dict[str, int]:
+    """The number of dimensions that each module receives when the model is applied; 0 if it is not called just once."""
+    ranks: dict[str, int] = {}
+
+    def note(name: str) -> Callable[..., None]:
+        def hook(_: nn.Module, received: tuple[Any, ...]) -> None:
+            first = received[0] if received and isinstance(received[0], Tensor) else None
+            ranks[name] = first.dim() if first is not None and name not in ranks else 0
+
+        return hook
+
+    handles = [m.register_forward_pre_hook(note(name)) for name, m in task.module.named_modules()]
+    try:
+        task.predict(task.vector(task.module), inputs[:1])
+    finally:
+        for handle in handles:
+            handle.remove()
+    return ranks
+
+
+@dataclass
+class _Space:
+    """The channels that one layer makes, while the graph is being read."""
+
+    name: str
+    size: int
+    rows: list[Piece] = field(default_factory=list)
+    columns: list[Piece] = field(default_factory=list)
+    statistics: list[Piece] = field(default_factory=list)
+    pinned: bool = False  # something depends on the order
+
+    def is_free(self) -> bool:
+        return not self.pinned and bool(self.columns) and self.size > 1
+
+    def group(self) -> Group:
+        return Group(self.name, self.size, tuple(self.rows), tuple(self.columns), tuple(self.statistics))
+
+
+class _Value(NamedTuple):
+    """A tensor of the graph whose axis 1 (images) or last axis (features) is a space's channels; flattened: each
+    channel is a block there.
+    """
+
+    space: _Space
+    last: bool
+    flattened: bool = False
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, OURS) or super().is_leaf_module(m, module_qualified_name)
+
+
+class _Finder:
+    """Reads graphs of computation; where a module cannot be traced, those of its parts."""
+
+    def __init__(self, task: Task, ranks: dict[str, int]) -> None:
+        self.spaces: list[_Space] = []
+        self._layout, self._ranks = task.layout, ranks
+        names: dict[int, list[str]] = {}
+        for name, parameter in task.module.named_parameters(remove_duplicate=False):
+            names.setdefault(id(parameter), []).append(name)
+        self._shared = {name for several in names.values() if len(several) > 1 for name in several}
+
+    def search(self, module: nn.Module, prefix: str) -> None:
+        try:
+            graph = _Tracer().trace(module)
+        except Exception:  # whatever a model's code does with what is not a tensor
+            for name, child in module.named_children():
+                if not type(child).__module__.startswith("torch.nn") or isinstance(child, nn.Sequential):
+                    self.search(child, f"{prefix}{name}.")
+            return
+        values: dict[fx.Node, _Value] = {}
+        for node in graph.nodes:
+            value = self._apply(node, values, module, prefix)
+            if value is not None:
+                values[node] = value
+
+    def _apply(self, node: fx.Node, values: dict[fx.Node, _Value], root: nn.Module, prefix: str) -> _Value | None:
+        """The node's output, if its channels are known; what it does to known inputs is noted in their spaces."""
+        inputs = [values[source] for source in node.all_input_nodes if source in values]
+        value = inputs[0] if len(inputs) == 1 and len(node.all_input_nodes) == 1 else None
+        if node.op == "call_module":
+            name = f"{prefix}{node.target}"
+            handled, out = self._module(name, root.get_submodule(str(node.target)), value)
+        elif value is not None and node.op in ("call_function", "call_method"):
+            handled, out = _function(node, value)
+        else:
+            handled, out = False, None
+        if not handled:
+            for source in inputs:
+                source.space.pinned = True
+        return out
+
+    def _module(self, name: str, module: nn.Module, value: _Value | None) -> tuple[bool, _Value | None]:
+        """Whether the module keeps its input's channels apart in a known way, and its output."""
+        if value is not None and (type(module) in _ELEMENTWISE or (type(module) in _POOLING and not value.last)):
+            return True, value
+        if self._ranks.get(name, 0) == 0:  # called never or more than once: the parameters have several uses
+            return False, None
+        if type(module) in (nn.Linear, *_CONVOLUTIONS):
+            return self._layer(name, module, value)
+        if value is None:
+            return False, None
+        if type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
+            return (True, _flattened(value)) if not value.last or self._ranks[name] == 2 else (False, None)
+        first = not value.last or self._ranks[name] == 2  # the channels are axis 1
+        if type(module) in _BATCH_NORMS and first:
+            return self._norm(name, module, value, ("weight", "bias", "running_mean", "running_var"))
+        alike = type(module) is nn.GroupNorm and module.num_groups in (1, module.num_channels) and first
+        if alike or (type(module) is nn.LayerNorm and len(module.normalized_shape) == 1 and value.last):
+            return self._norm(name, module, value, ("weight", "bias"))
+        return False, None
+
+    def _layer(self, name: str, module: Any, value: _Value | None) -> tuple[bool, _Value | None]:
+        """A linear layer or convolution: it reads one space and makes another."""
+        weight = self._at(f"{name}.weight")
+        if weight is None or (module.bias is not None and self._at(f"{name}.bias") is None):
+            return False, None
+        start, shape = weight
+        made, inner = shape[0], shape.numel() // shape[0]
+        is_linear, handled = isinstance(module, nn.Linear), False
+        if not is_linear and module.groups != 1:
+            return False, None
+        if value is not None and value.last == is_linear:
+            n = value.space.size
+            if shape[1] == n or (value.flattened and shape[1] % n == 0):
+                value.space.columns.append(Piece(f"{name}.weight", start, made, n, inner // n))
+                handled = True
+        space = _Space(name, made, [Piece(f"{name}.weight", start, 1, made, inner)])
+        if module.bias is not None:
+            bias = self._at(f"{name}.bias")
+            assert bias is not None
+            space.rows.append(Piece(f"{name}.bias", bias[0], 1, made, 1))
+        self.spaces.append(space)
+        return handled, _Value(space, last=is_linear)
+
+    def _norm(self, name: str, module: Any, value: _Value, parts: Sequence[str]) -> tuple[bool, _Value | None]:
+        """A norm: its parameters and statistics belong to the neurons before it."""
+        space = value.space
+        for part in parts:
+            if getattr(module, part) is None:
+                continue
+            place = self._at(f"{name}.{part}")
+            if place is None or place[1].numel() % space.size:
+                return False, None
+            piece = Piece(f"{name}.{part}", place[0], 1, space.size, place[1].numel() // space.size)
+            (space.statistics if part.startswith("running") else space.rows).append(piece)
+        return True, value
+
+    def _at(self, name: str) -> tuple[int, torch.Size] | None:
+        """Where a tensor lies in the vector; None if it is not trained or has other uses."""
+        return None if name in self._shared else self._layout.get(name)
+
+
+def _flattened(value: _Value) -> _Value:
+    return value if value.last else value._replace(last=True, flattened=True)
+
+
+def _function(node: fx.Node, value: _Value) -> tuple[bool, _Value | None]:
+    """Whether a function or method of one tensor keeps the channels apart in a known way, and its output."""
+    if node.target in _ELEMENTWISE or node.target == "contiguous" or (node.target in _POOLING and not value.last):
+        return True, value
+    if node.target in (torch.flatten, "flatten") and not value.last:
+        arguments = {**dict(zip(("start_dim", "end_dim"), node.args[1:], strict=False)), **node.kwargs}
+        if arguments.get("start_dim", 0) == 1 and arguments.get("end_dim", -1) == -1:
+            return True, _flattened(value)
+    return False, None

@@ -1,0 +1,44 @@
+"""A second classifier for a model's body: the last layer replaced, for classes that are not the clients'."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from fedlab_runner.core.model_family import Classifier, Task
+from fedlab_runner.core.rng import Purpose, torch_seed
+from fedlab_runner.utils.errors import UserError
+
+
+def require_body(what: str, task: Task) -> Classifier:
+    """The model's last layer; UserError, beginning with `what`, when it has none or no trained body before it."""
+    layer = task.classifier
+    if layer is None or bool(task.segments(layer.name)[: task.num_params].all()):
+        raise UserError(f"{what} needs a model with a body before a linear classifier")
+    return layer
+
+
+def head_size(layer: Classifier, num_classes: int) -> int:
+    """How many values a head for so many classes has."""
+    return num_classes * (layer.num_features + layer.has_bias)
+
+
+def new_head(task: Task, layer: Classifier, num_classes: int, seed: int) -> Tensor:
+    """A fresh head [num_classes (features + bias)], as torch initialises a linear layer; a function of the seed."""
+    rng = torch.Generator().manual_seed(torch_seed(seed, Purpose.LEASH_HEAD))
+    bound = 1 / math.sqrt(layer.num_features)
+    values = torch.rand(head_size(layer, num_classes), generator=rng, dtype=torch.float64)
+    return ((2 * values - 1) * bound).to(task.device, task.dtype)
+
+
+def named_head(task: Task, head: Tensor) -> dict[str, Tensor]:
+    """A head [C (F + 1)] of C classes and F features under the names of the model's classifier; nothing if it is
+    empty.
+    """
+    layer = task.classifier
+    if not len(head) or layer is None:
+        return {}
+    classes = len(head) // (layer.num_features + layer.has_bias)
+    weight, bias = torch.split(head, [classes * layer.num_features, classes * layer.has_bias])
+    named = {f"{layer.name}.weight": weight.view(classes, -1)}
+    return named | {f"{layer.name}.bias": bias} if layer.has_bias else named

@@ -1,0 +1,216 @@
+"""Clients' models as parts of a server's, where clients hold different feature blocks (HyFEM, sections 2 and 3).
+
+A client's model is a vector of the server's kind [D] in which all that the client lacks is zero: the extractors of
+other blocks, the classifier's columns for them, and the hidden neurons beyond its own, which come first. So it computes
+what the client computes (see `models._blocks`), and what is zero stays zero in training. M clients, h neurons of a
+client's hidden layer, H of the server's.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlab_runner.core.federation import Cohort, Federation
+from fedlab_runner.core.model_family import Task
+from fedlab_runner.core.work import Loss
+from fedlab_runner.models._blocks import BlockNetwork
+from fedlab_runner.partitions.blocks import by_blocks, common_blocks
+from fedlab_runner.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from fedlab_runner.core.algorithm import Algorithm
+
+
+def check_blocks(algorithm: "Algorithm[Any]", fed: Federation) -> None:
+    """Raises UserError where the model would read feature blocks that not all clients have, and cannot tell."""
+    if fed.blocks is None:
+        return
+    if fed.population.num_views > 1:
+        raise UserError(
+            "augment must be none where clients hold feature blocks: in a moved or mirrored example a client would see "
+            "what is in the blocks of others"
+        )
+    network, d0 = fed.task.module, fed.blocks.shape[1]
+    name, common = type(algorithm).__module__.rpartition(".")[2], common_blocks(fed.blocks)
+    if not isinstance(network, BlockNetwork):
+        raise UserError(
+            f"model must have an extractor for each of the partition's {d0} feature blocks, got "
+            f"{type(network).__name__}: use model=blocks_cnn, blocks_resnet or blocks_mlp"
+        )
+    if algorithm.holds_blocks:
+        if network.num_blocks != d0:
+            raise UserError(
+                f"model must read all of the partition's {d0} feature blocks, got {network.num_blocks}: see its rows, "
+                "columns, block_channels or sizes, and set model.blocks=null"
+            )
+    elif not set(network.numbers) <= set(common):
+        way = f"set model.blocks={common}" if common else "there are none, so use algorithm=hyfem or standalone"
+        raise UserError(
+            f"algorithm={name} has one model for all clients, which can read only the feature blocks that all of them "
+            f"have: {way}"
+        )
+
+
+class Layer(NamedTuple):
+    """A linear layer of the classifier in a model's vector."""
+
+    weight: int  # where it begins
+    bias: int
+    inputs: int
+    outputs: int
+
+    def weights(self, w: Tensor) -> Tensor:
+        """[outputs, inputs], a view of a model [D]."""
+        return w[self.weight : self.weight + self.outputs * self.inputs].view(self.outputs, self.inputs)
+
+    def biases(self, w: Tensor) -> Tensor:
+        """[outputs], a view of a model [D]."""
+        return w[self.bias : self.bias + self.outputs]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the parts of the models lie in a vector of D values."""
+
+    size: int  # D
+    extractors: list[list[slice]]  # of each block, of parameters and of buffers
+    layers: list[Layer]  # of the classifier
+    hidden: tuple[int, ...]  # h of each hidden layer
+    num_features: int  # of a block
+
+    @staticmethod
+    def of(task: Task) -> "Layout":
+        """The layout of a task's models; one that is no BlockNetwork is one extractor that gives the logits."""
+        network = task.module
+        if not isinstance(network, BlockNetwork):
+            return Layout(task.size, [[slice(0, task.size)]], [], (), 0)
+        extractors = [_spans(task, f"extractors.{block}.") for block in range(network.num_blocks)]
+        where, layers = task.layout, []
+        for name, (start, shape) in where.items():
+            if name.startswith("classifier.") and name.endswith("weight"):
+                layers.append(Layer(start, where[name.removesuffix("weight") + "bias"][0], shape[1], shape[0]))
+        return Layout(task.size, extractors, layers, network.hidden, network.num_features)
+
+    def first_places(self, num_clients: int, device: torch.device) -> Tensor:
+        """Everyone's neurons in the same places [M, sum of h]: the first ones."""
+        places = torch.cat([torch.arange(h, device=device) for h in self.hidden] or [torch.arange(0, device=device)])
+        return places.repeat(num_clients, 1)
+
+    def by_layer(self, places: Tensor) -> tuple[Tensor, ...]:
+        """The places [..., sum of h] of each hidden layer [..., h]."""
+        return torch.split(places, list(self.hidden), -1) if self.hidden else ()
+
+    def take(self, x: Tensor, blocks: Sequence[int], places: Tensor) -> Tensor:
+        """P_m Theta_0 and Pi_m w_0: a client's model [D], from a server's [D] by the client's blocks and places [sum of
+        h].
+        """
+        w = torch.zeros_like(x)
+        for span in self._spans_of(blocks):
+            w[span] = x[span]
+        for layer, own, of_server in self._parts(blocks, places):
+            layer.weights(w)[own.at] = layer.weights(x)[of_server.at]
+            layer.biases(w)[own.rows] = layer.biases(x)[of_server.rows]
+        return w
+
+    def put(self, total: Tensor, w: Tensor | float, blocks: Sequence[int], places: Tensor) -> None:
+        """Adds a client's model [D], or a number for each of its values, to a server's [D], in place."""
+        for span in self._spans_of(blocks):
+            total[span] += w[span] if isinstance(w, Tensor) else w
+        for layer, own, of_server in self._parts(blocks, places):
+            weights, biases = (
+                (w, w) if not isinstance(w, Tensor) else (layer.weights(w)[own.at], layer.biases(w)[own.rows])
+            )
+            layer.weights(total)[of_server.at] += weights
+            layer.biases(total)[of_server.rows] += biases
+
+    def own(self, x: Tensor, blocks: Sequence[int]) -> Tensor:
+        """Which values of its vector a client with these blocks has: a mask [D]."""
+        places = self.first_places(1, x.device)[0]
+        return self.take(torch.ones_like(x), blocks, places) > 0
+
+    def columns(self, blocks: Sequence[int], device: torch.device) -> Tensor:
+        """The classifier's inputs that come from these blocks."""
+        return torch.cat([torch.arange(b * self.num_features, (b + 1) * self.num_features) for b in blocks]).to(device)
+
+    def in_classifier(self, x: Tensor) -> Tensor:
+        """Which values of a vector [D] belong to the classifier: a mask [D]."""
+        mask = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+        for layer in self.layers:
+            layer.weights(mask).fill_(True)
+            layer.biases(mask).fill_(True)
+        return mask
+
+    def _spans_of(self, blocks: Sequence[int]) -> Iterator[slice]:
+        for block in blocks:
+            yield from self.extractors[block]
+
+    def _parts(self, blocks: Sequence[int], places: Tensor) -> Iterator[tuple[Layer, "_Part", "_Part"]]:
+        """Each layer with what of it the client has, in its own vector and in the server's."""
+        if not self.layers:
+            return
+        device = places.device
+        inputs, outputs = self.columns(blocks, device), torch.arange(self.layers[-1].outputs, device=device)
+        own = [inputs, *(torch.arange(h, device=device) for h in self.hidden), outputs]
+        of_server = [inputs, *self.by_layer(places), outputs]
+        for layer, mine, theirs in zip(self.layers, pairwise(own), pairwise(of_server), strict=True):
+            yield layer, _Part(mine[1], mine[0]), _Part(theirs[1], theirs[0])
+
+
+class _Part(NamedTuple):
+    """Some rows and columns of a matrix."""
+
+    rows: Tensor
+    columns: Tensor
+
+    @property
+    def at(self) -> tuple[Tensor, Tensor]:
+        return self.rows.unsqueeze(1), self.columns
+
+
+def _spans(task: Task, prefix: str) -> list[slice]:
+    """The stretches of a model's vector that hold a submodule: of its parameters, and of its buffers."""
+    places = [(start, start + shape.numel()) for name, (start, shape) in task.layout.items() if name.startswith(prefix)]
+    spans = []
+    for buffers in (False, True):
+        part = [place for place in places if (place[0] >= task.num_params) == buffers]
+        if part:
+            spans.append(slice(min(start for start, _ in part), max(end for _, end in part)))
+    return spans
+
+
+def blocks_of(fed: Federation) -> list[tuple[int, ...]]:
+    """The feature blocks of each client's model."""
+    count = fed.task.module.num_blocks if isinstance(fed.task.module, BlockNetwork) else 1
+    everything = np.ones((fed.num_clients, count), dtype=bool)
+    return [tuple(np.flatnonzero(mine).tolist()) for mine in (everything if fed.blocks is None else fed.blocks)]
+
+
+def reading(task: Task, blocks: Sequence[int]) -> AbstractContextManager[None]:
+    """A context in which the task's models do without the extractors of other blocks, which must be zero in them."""
+    network = task.module
+    return network.only(blocks) if isinstance(network, BlockNetwork) else nullcontext()
+
+
+def train_on_blocks(
+    cohort: Cohort,
+    owned: np.ndarray | None,
+    start: Tensor,
+    loss: Loss | None = None,
+    per_client: tuple[Tensor, ...] = (),
+) -> Tensor:
+    """The clients' models after local training [K, D], clients with the same blocks together; arguments as those of
+    `Cohort.train`, `start` [K, D], `owned` [N, d0] as the federation has it.
+    """
+    if owned is None:
+        return cohort.train(start, loss=loss, per_client=per_client)
+    y = start.clone()
+    for blocks, rows in by_blocks(owned[cohort.client_ids]):
+        with reading(cohort.task, blocks):
+            y[rows] = cohort.select(rows).train(start[rows], loss=loss, per_client=tuple(t[rows] for t in per_client))
+    return y

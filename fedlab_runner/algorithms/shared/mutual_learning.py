@@ -1,0 +1,222 @@
+"""Mutual learning (Zhang et al., CVPR 2018): models teach each other on the examples of one client."""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.losses import losses
+from fedlab_runner.core.model_family import Batch, Model, Task
+from fedlab_runner.core.optimizer import zero_slots
+from fedlab_runner.core.rng import Purpose, torch_seed
+from fedlab_runner.core.work import clip_rows
+from fedlab_runner.executors._autotune.measure import FLOPS_A_SECOND
+from fedlab_runner.executors._fork.lockstep import Table, in_step
+from fedlab_runner.executors.processes import shared_zeros
+
+# (logits [M, b, C] of all models, students first; minibatch) -> the loss of each student, which has no gradient with
+# respect to the logits of any other model
+Objective = Callable[[Tensor, Batch], Tensor]
+Rows = Sequence[Tensor]  # for each group of models, which of them
+Whole = Callable[[Tensor, Tensor], Tensor]  # (places of models among all, their logits) -> the logits of all
+WORTH_SHARING = 1.0  # seconds that it takes; forks cost less than a tenth of it
+
+
+class Learners(NamedTuple):
+    """Models of one architecture."""
+
+    task: Task
+    models: Tensor  # [k, D]
+
+
+def mutual_learning(
+    fed: Federation,
+    client: int,
+    students: Sequence[Learners],
+    epochs: int,
+    objective: Objective,
+    teachers: Sequence[Learners] = (),
+) -> list[Tensor]:
+    """The students' models after `epochs` over the examples of `client`, each with an optimiser of its own, the
+    clients'; teachers stay as they are.
+
+    Every model sees a minibatch once, before any of them moves (a Jacobi step), and models of one architecture see it
+    in one call. Where that takes long, the models are shared among as many processes as the executor has.
+    """
+    groups, operations = [*students, *teachers], _operations(fed, client, students, epochs, teachers)
+    fed.count_server_flops(sum(operations))
+    learn = partial(_learn, fed, client, students, epochs, objective, teachers)
+    parts = _parts(fed, groups, operations, sum(len(s.models) for s in students))
+    learnt = _shared(fed, students, groups, parts, learn) if len(parts) > 1 else None
+    if learnt is None:
+        learnt = learn([torch.arange(len(s.models)) for s in groups], lambda rows, logits: logits)
+    return learnt if fed.guard.learnt(client, learnt) else [s.models for s in students]
+
+
+def _shared(
+    fed: Federation,
+    students: Sequence[Learners],
+    groups: Sequence[Learners],
+    parts: Sequence[Rows],
+    learn: Callable[[Rows, Whole], list[Tensor]],
+) -> list[Tensor] | None:
+    """The same with the models shared out among processes; None if one of them has died."""
+    learnt = [shared_zeros(s.models.shape, s.models.dtype) for s in students]
+
+    def run(part: int, table: Table) -> None:
+        def whole(rows: Tensor, logits: Tensor) -> Tensor:
+            return table.complete(rows, logits).index_copy(0, rows, logits)
+
+        for room, rows, models in zip(learnt, parts[part], learn(parts[part], whole), strict=False):
+            room[rows] = models
+
+    table = (sum(len(s.models) for s in groups), fed.local.batch_size, fed.task.num_classes)
+    return learnt if in_step(len(parts), table, fed.task.dtype, run) else None
+
+
+def _operations(
+    fed: Federation, client: int, students: Sequence[Learners], epochs: int, teachers: Sequence[Learners]
+) -> list[int]:
+    """What mutual learning costs, by model: students first."""
+    if not epochs:
+        return [0 for s in (*students, *teachers) for _ in s.models]
+    example = fed.task.normalize(fed.population.inputs[:1], fed.task.dtype)
+    local = replace(fed.local, epochs=epochs, steps=None)
+    drop_single = any(s.task.has_batch_norm for s in (*students, *teachers))
+    seen = int(fed.population.examples_seen(np.array([client]), local, drop_single)[0])
+    learning = [seen * s.task.flops(example).step for s in students for _ in s.models]
+    return learning + [seen * s.task.flops(example).forward for s in teachers for _ in s.models]
+
+
+def _parts(fed: Federation, groups: Sequence[Learners], operations: Sequence[int], students: int) -> list[Rows]:
+    """Which rows of each group each process takes: even shares of the operations, and a student at the least. One
+    process takes all where that is a matter of a second, or where dropout draws from one stream.
+    """
+    count = min(fed.executor.num_processes(), students)
+    alone = fed.task.device.type != "cpu" or any(s.task.has_dropout for s in groups)
+    if count < 2 or alone or sum(operations) < WORTH_SHARING * FLOPS_A_SECOND:
+        return [[torch.arange(len(s.models)) for s in groups]]
+    places = [(g, row) for g, s in enumerate(groups) for row in range(len(s.models))]
+    rows: list[list[list[int]]] = [[[] for _ in groups] for _ in range(count)]
+    loads = [0] * count
+    for model in sorted(range(len(places)), key=lambda model: (model >= students, -operations[model])):
+        part, (group, row) = loads.index(min(loads)), places[model]
+        rows[part][group].append(row)
+        loads[part] += operations[model]
+    return [[torch.tensor(sorted(some), dtype=torch.int64) for some in part] for part in rows]
+
+
+def _learn(
+    fed: Federation,
+    client: int,
+    students: Sequence[Learners],
+    epochs: int,
+    objective: Objective,
+    teachers: Sequence[Learners],
+    own: Rows,
+    whole: Whole,
+) -> list[Tensor]:
+    """The models of those students after it whose rows `own` has, for each group of students and then of teachers;
+    `whole` makes of their logits and places among all models the logits of all.
+    """
+    groups, tasks = len(students), [s.task for s in (*students, *teachers)]
+    chosen = [s.models[rows] for s, rows in zip((*students, *teachers), own, strict=True)]
+    first = itertools.accumulate((len(s.models) for s in (*students, *teachers)), initial=0)
+    places = torch.cat([begin + rows for begin, rows in zip(first, own, strict=False)])
+    movable = places[: sum(map(len, own[:groups]))]
+    split = [task.num_params for task in tasks]
+    params = [w[:, :p].clone() for w, p in zip(chosen, split, strict=True)]
+    buffers = [w[:, p:].clone() for w, p in zip(chosen, split, strict=True)]
+    optimizer, clip = fed.local.make_optimizer(), fed.local.clip_norm
+    slots = [zero_slots(optimizer, w) for w in params]
+    device = fed.task.device
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(torch_seed(fed.seed, Purpose.DISTILLATION_DROPOUT, fed.round, client))
+        for t, batch in enumerate(client_batches(fed, client, epochs, tasks)):
+            with torch.no_grad():
+                taught = [_logits(fed, tasks[g], params[g], buffers[g], batch)[0] for g in range(groups, len(tasks))]
+            leaves = [w.detach().requires_grad_() for w in params[:groups]]
+            seen = [_logits(fed, tasks[g], leaf, buffers[g], batch) for g, leaf in enumerate(leaves)]
+            loss = objective(whole(places, torch.cat([*(logits for logits, _ in seen), *taught])), batch)[movable]
+            for g, gradient in enumerate(torch.autograd.grad(loss.sum(), leaves, materialize_grads=True)):
+                gradient = gradient if clip is None else clip_rows(gradient, clip)
+                optimizer.step(params[g], gradient, slots[g], fed.lr, t)
+            buffers[:groups] = [updated.detach() for _, updated in seen]
+    return [torch.cat(pair, 1) for pair in zip(params[:groups], buffers[:groups], strict=True)]
+
+
+def _logits(fed: Federation, task: Task, params: Tensor, buffers: Tensor, batch: Batch) -> list[Tensor]:
+    """Logits [k, b, C] of models in training mode, and their buffers [k, B] after it."""
+    task.mode(True, frozen_norm=len(batch.targets) == 1)
+    if not len(params):
+        return [params.new_zeros(0, len(batch.targets), task.num_classes), buffers]
+
+    def one(params: Tensor, buffers: Tensor) -> tuple[Tensor, Tensor]:
+        model = Model(task, params, buffers)
+        return model(batch.inputs), model.buffers
+
+    return fed.executor.each(task, one, params, buffers)
+
+
+def client_batches(fed: Federation, client: int, epochs: int, tasks: Sequence[Task]) -> Iterator[Batch]:
+    """Minibatches of one client's examples for all the tasks, in an order of their own for this round."""
+    population, task, ids = fed.population, fed.task, np.array([client])
+    if not epochs:
+        return
+    plan = population.plan(
+        ids,
+        replace(fed.local, epochs=epochs, steps=None),
+        seed=fed.seed,
+        round=fed.round,
+        drop_single=any(task.has_batch_norm for task in tasks),
+        purpose=Purpose.DISTILLATION,
+    )
+    offsets = population.offsets(task.supervision, ids, task.num_classes)
+    for t, size in enumerate(plan.sizes[0].tolist()):
+        rows = plan.indices[0, t, :size]
+        mask = torch.ones(size, dtype=task.dtype, device=task.device)
+        batch = task.batch(*population.minibatch(rows), mask)
+        yield batch._replace(offsets=None if offsets is None else offsets[0].to(task.dtype))
+
+
+def teacher_weights(sizes: Tensor) -> Tensor:
+    """Phi_q / sum of Phi_u over u != n (DFML, Eq 3): how much model q of sizes [M] teaches model n [M, M].
+
+    The diagonal is 0, each row sums to 1, or to 0 for a model that is alone.
+    """
+    others = sizes.expand(len(sizes), -1) * (1 - torch.eye(len(sizes), dtype=sizes.dtype, device=sizes.device))
+    return others / others.sum(1, keepdim=True).clamp_min(torch.finfo(sizes.dtype).tiny)
+
+
+def mutual_losses(
+    logits: Tensor, batch: Batch, weights: Tensor, gamma: float, alpha: float, weigh_samples: bool = False
+) -> Tensor:
+    """gamma L_supervision + alpha sum_q w_nq KL(p_q || p_n) of each student n, means over the minibatch [k].
+
+    logits [M, b, C], students first; weights [k, M] of the teachers, whose predictions are constants. With
+    `weigh_samples` each divergence counts by 1 - exp(-CE_n / CE_q) of the sample (WSL, Zhou et al., ICLR 2021).
+    """
+    k = len(weights)
+    of_students, log_p = logits[:k], F.log_softmax(logits[:k], -1)
+    targets = batch.targets.expand(len(logits), -1)
+    loss = gamma * losses(of_students, targets[:k], batch.offsets)
+    if alpha:
+        q = F.log_softmax(logits.detach(), -1)
+        if weigh_samples:
+            ce = -q.gather(-1, targets.unsqueeze(-1)).squeeze(-1)  # [M, b]
+            ratio = 1 - torch.exp(-ce[:k].unsqueeze(1) / (ce + 1e-7))  # [k, M, b]
+            by_sample = weights.unsqueeze(-1) * ratio
+            target = torch.einsum("kqb,qbc->kbc", by_sample, q.exp())
+            entropy = torch.einsum("kqb,qb->kb", by_sample, (q.exp() * q).sum(-1))
+        else:  # a mean of divergences from constants is one from their mean, up to a constant
+            target = torch.einsum("kq,qbc->kbc", weights, q.exp())
+            entropy = weights @ (q.exp() * q).sum(-1)
+        loss = loss + alpha * (entropy - (target * log_p).sum(-1))
+    return loss.mean(1)

@@ -1,0 +1,134 @@
+"""Models as parts of the widest one, by channels: what partial training aggregates (DFML, appendix A.3.3)."""
+
+import itertools
+import logging
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedlab_runner.algorithms.shared.decentralized import Clients, Meeting, record_exchange, train, updated
+from fedlab_runner.core.architectures import Group
+from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.model_family import Task
+from fedlab_runner.utils.errors import UserError
+
+_log = logging.getLogger(__name__)
+
+# choose(label, k, J): which k of a layer's J channels a model is given, int64 [k]
+Choose = Callable[[str, int, int], Tensor]
+
+
+class Layer(NamedTuple):
+    """One tensor of a model's vector."""
+
+    name: str
+    shape: tuple[int, ...]
+    axes: tuple[Any, ...]  # models._widths.Axis or None, one a dimension
+
+
+def layers(task: Task) -> list[Layer] | None:
+    """All tensors of a model's vector in order; None where the network does not say how it can be cut."""
+    axes: Mapping[str, Any] | None = getattr(task.module, "axes", None)
+    if axes is None:
+        return None
+    return [Layer(name, tuple(shape), axes[name]) for name, (_, shape) in task.layout.items()]
+
+
+def check_sliceable(algorithm: Any, fed: Federation) -> None:
+    """Raises UserError that names the layer where one client's model is not a part of a wider client's; says so where
+    all are alike and there is nothing to cut.
+    """
+    name = type(algorithm).__module__.rpartition(".")[2]
+    if len(fed.tasks) == 1:
+        _log.warning("algorithm=%s averages whole models where all have one width (several: model=dfml/h1_cnn)", name)
+    ordered = sorted(fed.tasks, key=lambda task: task.num_params)
+    for small, wide in itertools.pairwise(ordered):
+        fault = _fault(layers(small), layers(wide))
+        if fault:
+            raise UserError(f"algorithm={name} needs models that differ in width alone: {fault}")
+
+
+def _fault(small: list[Layer] | None, wide: list[Layer] | None) -> str | None:
+    if small is None or wide is None:
+        return (
+            "use model=dfml_cnn, preact_resnet or vit_small, which can be cut, in a mix of widths (model=dfml/h1_cnn)"
+        )
+    names, theirs = [layer.name for layer in small], [layer.name for layer in wide]
+    if missing := sorted(set(names) ^ set(theirs)):
+        return f"only one of two models has a layer {missing[0]}"
+    for mine, its in zip(small, wide, strict=True):
+        for k, j, axis in zip(mine.shape, its.shape, mine.axes, strict=True):
+            if (axis is None and k != j) or k > j:
+                return f"layer {mine.name} cannot be cut from {list(its.shape)} to {list(mine.shape)}"
+    return None
+
+
+def places(small: Task, wide: Task, choose: Choose) -> Tensor:
+    """Where each value of a model of `small` is in the vector of one of `wide`: int64 [D_small]."""
+    mine, its = layers(small), layers(wide)
+    if mine is None or its is None:  # of one architecture, as check_sliceable has seen
+        return torch.arange(small.size, device=small.device)
+    chosen: dict[str, Tensor] = {}
+    parts, offset = [], 0
+    for layer, whole in zip(mine, its, strict=True):
+        index = torch.full((), offset)
+        for d, (k, j, axis) in enumerate(zip(layer.shape, whole.shape, layer.axes, strict=True)):
+            along = torch.arange(k) if axis is None else _along(axis, k, j, chosen, choose)
+            index = index.unsqueeze(-1) + along * math.prod(whole.shape[d + 1 :])
+        parts.append(index.reshape(-1))
+        offset += math.prod(whole.shape)
+    return torch.cat(parts).to(small.device)
+
+
+def _along(axis: Any, k: int, j: int, chosen: dict[str, Tensor], choose: Choose) -> Tensor:
+    """The indices of a dimension of j values that a model with k of them has; all of one label have the same."""
+    if axis.label not in chosen:
+        chosen[axis.label] = choose(axis.label, k // axis.block, j // axis.block)
+    channels: Tensor = chosen[axis.label].unsqueeze(1) * axis.block
+    return (channels + torch.arange(axis.block)).reshape(-1)
+
+
+def partial_training(
+    state: Clients,
+    meeting: Meeting,
+    fed: Federation,
+    choose: Callable[[int], Choose],
+    alike: bool,
+    cut_from: Callable[[int], Choose] | None = None,
+) -> Clients:
+    """A round of Algorithm 3: a value of the widest participant's shape is the mean over the models that have it.
+
+    `choose(client)` gives the channels of a client's model; `alike` says that they are those of all its architecture.
+    With `cut_from(client)`, the channels that its model was cut from when it met last, models are put back there before
+    they are cut anew; the shape is then that of the widest model of all clients, for a channel to be the same in all
+    rounds, and a client keeps what nobody at the meeting has.
+    """
+    trained = train(fed, state.models, meeting.participants)
+    record_exchange(fed, [t.group for t in trained], meeting.aggregator)
+    shapes = fed.tasks if cut_from else [t.group.task for t in trained]
+    wide = max(shapes, key=lambda task: task.num_params)
+    total = torch.zeros(wide.size, dtype=wide.dtype, device=wide.device)
+    owners, parts = torch.zeros_like(total), []
+    for group, _, after in trained:
+        where = _places_of(group, wide, choose, alike)
+        for index, w in zip(_places_of(group, wide, cut_from, False) if cut_from else where, after, strict=True):
+            total.index_add_(0, index, w)
+            owners.index_add_(0, index, torch.ones_like(w))
+        parts.append((group, after, where))
+        fed.count_server_flops(2 * after.numel())
+    whole = total / owners.clamp_min(1)  # Eq 6 divides by |P| also where fewer have the value, which would shrink it
+    new = [
+        (group, torch.stack([whole[index].where(owners[index] > 0, w) for index, w in zip(where, after, strict=True)]))
+        for group, after, where in parts
+    ]
+    return Clients(updated(state.models, new), meeting.next)
+
+
+def _places_of(group: Group, wide: Task, choose: Callable[[int], Choose], alike: bool) -> list[Tensor]:
+    """`places` of each client of a group."""
+    if alike:
+        return [places(group.task, wide, choose(int(group.ids[0])))] * len(group.ids)
+    return [places(group.task, wide, choose(int(client))) for client in group.ids]

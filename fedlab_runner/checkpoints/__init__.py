@@ -1,0 +1,1 @@
+"""Checkpoints that a kill at any instant cannot spoil."""

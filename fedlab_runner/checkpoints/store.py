@@ -1,0 +1,253 @@
+"""Checkpoints that a kill at any instant cannot spoil."""
+
+import hashlib
+import io
+import json
+import logging
+import re
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+
+from fedlab_runner.utils.errors import UserError
+from fedlab_runner.utils.files import TEMPORARY, open_to_read, write_atomically
+from fedlab_runner.utils.signals import deferred
+
+if TYPE_CHECKING:
+    import torch
+
+_log = logging.getLogger(__name__)
+
+MAGIC = b"FEDLABCK"
+VERSION = 1
+# Magic, version, length of the header, SHA-256 of those two and the header. The header, in JSON, holds the SHA-256 of
+# the body, which is what torch.save writes. Every format version to come begins like this.
+_PREFIX = struct.Struct("<8sII32s")
+_NAME = re.compile(r"round_(\d{6,})\.pt")
+_HEADER = {"round", "sha256", "fingerprint_sha256", "fingerprint"}
+_SHOWN_KEYS = 5
+
+
+@dataclass(frozen=True)
+class Checkpointing:
+    """When to write a checkpoint, and how many to keep. seconds, rounds: since the last one; None: no such rule.
+
+    `share`: of the time that checkpoints under the rule `seconds` take at most, by waiting longer where they are slow.
+    `same_data`, `same_code`: whether a run must go on with the examples, and the code, that it began with.
+    """
+
+    seconds: float | None
+    rounds: int | None
+    share: float
+    keep: int
+    same_data: bool
+    same_code: bool
+
+    def __post_init__(self) -> None:
+        for name, least in (("seconds", 0), ("rounds", 1), ("keep", 1)):
+            if (value := getattr(self, name)) is not None and value < least:
+                raise ValueError(f"{name} must be >= {least}, got {value}")
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share must be in (0, 1], got {self.share}")
+
+    def due(self, round: int, last_round: int, elapsed: float, took: float) -> bool:
+        """Whether `round` ends with a checkpoint, `elapsed` seconds after the last, which `took` so many to write."""
+        by_age = self.seconds is not None and elapsed >= max(self.seconds, took * (1 / self.share - 1))
+        by_number = self.rounds is not None and round - last_round >= self.rounds
+        return by_age or by_number
+
+
+class CheckpointStore:
+    """The checkpoints of a run folder: `checkpoints/round_<round>.pt`, the newest `keep` of them.
+
+    A payload is made of dicts, lists and tuples with tensors, numbers, strings, bytes, booleans and None: what
+    torch.load reads with `weights_only=True`, so that no checkpoint can run code.
+    """
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        self._folder = folder / "checkpoints"
+        self._keep = keep
+
+    @deferred()  # torch.save turns the exception of a signal that comes in it into one of its own
+    def save(self, round: int, fingerprint: dict[str, Any], payload: Any) -> Path:
+        """Writes the checkpoint of `round`, then removes the older ones, those of later rounds and what a kill left."""
+        path = self._folder / f"round_{round:06d}.pt"
+        payload = _portable(payload)
+        write_atomically(path, lambda file: _write(file, round, _plain(fingerprint), payload))
+        kept = [other for other in self._newest_first() if _round(other) <= round][: self._keep]
+        for other in {*self._newest_first(), *self._folder.glob(f"*{TEMPORARY}")} - set(kept):
+            other.unlink(missing_ok=True)
+        return path
+
+    def load(
+        self,
+        fingerprint: dict[str, Any],
+        device: "torch.device | str" = "cpu",
+        lacks: Callable[[int, Any], str | None] = lambda round, payload: None,
+        also: Sequence[dict[str, Any]] = (),
+    ) -> tuple[int, Any] | None:
+        """The newest whole checkpoint as (round, payload), its tensors on `device`; None where none was ever written.
+        It must be of this fingerprint, or of one of those that may be continued `also`.
+
+        A damaged file is passed over with a warning, and so is one of which `lacks(round, payload)` says what else is
+        missing to go on from it. Raises UserError where none is left, or the newest whole one is of another config or
+        of a format that this version does not know.
+        """
+        reasons, ours = [], [_plain(each) for each in (fingerprint, *also)]
+        for path in self._newest_first():
+            try:
+                round, payload = _read(path, ours, device)
+            except _Damaged as damage:
+                reasons.append(f"{path} is damaged ({damage})")
+            else:
+                if (missing := lacks(round, payload)) is None:
+                    for reason in reasons:
+                        _log.warning("%s: the run goes on after round %d", reason, round)
+                    return round, payload
+                reasons.append(f"{path} cannot be continued ({missing})")
+        if reasons:
+            raise UserError(f"{'; '.join(reasons)}; there is no other checkpoint: {_way_out(self._folder)}")
+        return None
+
+    def rounds(self) -> list[int]:
+        """The rounds of the checkpoints that are there, whole or damaged, newest first."""
+        return [_round(path) for path in self._newest_first()]
+
+    def _newest_first(self) -> Iterator[Path]:
+        found = [path for path in self._folder.glob("round_*.pt") if _NAME.fullmatch(path.name)]
+        yield from sorted(found, key=_round, reverse=True)
+
+
+class _Damaged(Exception):
+    """A file that is not what was written; the message says in which way."""
+
+
+class _Hashing:
+    """A file to write to that knows the SHA-256 of what went through it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.sha256 = hashlib.sha256()
+
+    def write(self, data: bytes) -> int:
+        self.sha256.update(data)
+        return self._file.write(data)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+def _write(file: BinaryIO, round: int, fingerprint: dict[str, Any], payload: Any) -> None:
+    import torch
+
+    header = {
+        "round": round,
+        "sha256": "0" * 64,
+        "fingerprint_sha256": _digest(fingerprint),
+        "fingerprint": fingerprint,
+    }
+    file.write(_head(header))  # as long as the one that takes its place when the body's digest is known
+    body = _Hashing(file)
+    torch.save(payload, cast(BinaryIO, body))  # of a file it only uses write and flush
+    file.seek(0)
+    file.write(_head(header | {"sha256": body.sha256.hexdigest()}))
+
+
+def _head(header: dict[str, Any]) -> bytes:
+    text = json.dumps(header).encode()
+    return _PREFIX.pack(MAGIC, VERSION, len(text), _prefix_digest(VERSION, text)) + text
+
+
+def _prefix_digest(version: int, header: bytes) -> bytes:
+    return hashlib.sha256(struct.pack("<II", version, len(header)) + header).digest()
+
+
+def _read(path: Path, fingerprints: Sequence[dict[str, Any]], device: "torch.device | str") -> tuple[int, Any]:
+    import torch
+
+    with open_to_read(path) as file:
+        prefix = file.read(_PREFIX.size)
+        if len(prefix) < _PREFIX.size:
+            raise _Damaged("too short")
+        magic, version, length, digest = _PREFIX.unpack(prefix)
+        if magic != MAGIC:
+            raise _Damaged("not a checkpoint")
+        text = file.read(min(length, path.stat().st_size))
+        if _prefix_digest(version, text) != digest:
+            raise _Damaged("its header was changed or cut off")
+        if version != VERSION:
+            raise UserError(f"{path} has format {version}, this version reads {VERSION}: {_way_out(path.parent)}")
+        header = _parsed(lambda: json.loads(text))
+        if not isinstance(header, dict) or not header.keys() >= _HEADER or type(header["round"]) is not int:
+            raise _Damaged("its header is another one's")
+        if header["fingerprint_sha256"] not in map(_digest, fingerprints):
+            raise UserError(_other_config(path, header["fingerprint"], fingerprints[0]))
+        body = file.read()
+    if hashlib.sha256(body).hexdigest() != header["sha256"]:
+        raise _Damaged("its body was changed or cut off")
+    payload = _parsed(lambda: torch.load(io.BytesIO(body), map_location=device, weights_only=True))
+    if not isinstance(payload, dict):
+        raise _Damaged("its body is another one's")
+    return header["round"], payload
+
+
+def _parsed(parse: Callable[[], Any]) -> Any:
+    """What `parse` gives, which only reads: whatever it raises is a fault of the file, whose sums anybody can make."""
+    try:
+        return parse()
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise _Damaged(f"it cannot be read: {type(error).__name__}") from error
+
+
+def _portable(payload: Any) -> Any:
+    """The same payload with no tensor that would drag a larger storage into the file, checked to be readable again."""
+    import torch
+
+    if isinstance(payload, torch.Tensor):
+        payload = payload.detach()
+        whole = payload.untyped_storage().nbytes() <= payload.numel() * payload.element_size()
+        return payload if whole else payload.clone()
+    if type(payload) is dict:
+        assert all(type(key) in (str, int) for key in payload), f"keys of {list(payload)}"
+        return {key: _portable(value) for key, value in payload.items()}
+    if type(payload) in (list, tuple):
+        return type(payload)(_portable(item) for item in payload)
+    assert payload is None or type(payload) in (bool, int, float, str, bytes), f"{type(payload)} in a checkpoint"
+    return payload
+
+
+def _plain(fingerprint: dict[str, Any]) -> dict[str, Any]:
+    """As it comes back from the file: tuples are lists there."""
+    return cast(dict[str, Any], json.loads(json.dumps(fingerprint, sort_keys=True)))
+
+
+def _digest(fingerprint: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()
+
+
+def _other_config(path: Path, theirs: dict[str, Any], ours: dict[str, Any]) -> str:
+    there, here = dict(_leaves(theirs)), dict(_leaves(ours))
+    keys = [key for key in there | here if there.get(key, "absent") != here.get(key, "absent")]
+    shown = [f"{key} ({there.get(key, 'absent')} there, {here.get(key, 'absent')} here)" for key in keys]
+    more = f" and {len(shown) - _SHOWN_KEYS} more" if len(shown) > _SHOWN_KEYS else ""
+    return f"{path} is of another config: {', '.join(shown[:_SHOWN_KEYS])}{more}: {_way_out(path.parent)}"
+
+
+def _leaves(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in config.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _way_out(checkpoints: Path) -> str:
+    return f"delete {checkpoints.parent} to start the run anew, or give another hydra.run.dir"
+
+
+def _round(path: Path) -> int:
+    return int(_NAME.sub(r"\1", path.name))

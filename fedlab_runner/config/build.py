@@ -1,0 +1,260 @@
+"""From a composed config to built components: check everything, then build.
+
+A config is resolved once, checked whole, and built from the values that were checked. Nothing is built while a
+`_target_` is refused, at whatever depth it stands. Hydra's `instantiate` is not used: it resolves a second time, and
+calls what any `_target_` in any value names.
+"""
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from omegaconf.resolvers import oc
+
+from fedlab_runner.config import run_id as run_ids
+from fedlab_runner.config import schema
+from fedlab_runner.config import secrets as keys
+from fedlab_runner.tracking.metric_direction import direction_of
+from fedlab_runner.utils.digest import digest
+from fedlab_runner.utils.errors import UserError
+
+if TYPE_CHECKING:  # its modules load torch: not for --help, not for shell completion
+    from fedlab_runner.config.components import Components
+
+PRECISIONS = ("float32", "bfloat16", "float64")
+MOST_THREADS = max(64, 4 * (os.cpu_count() or 1))  # more only wait for each other, until the system refuses them
+NONFINITE = ("stop", "drop", "zero", "clip")  # what `guard.Guard` can do about an update that is not finite
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A config that was resolved and checked: the only thing that is built from, written down or hashed."""
+
+    nodes: Mapping[str, Any]  # the values of the right types, components as `schema.Node`
+    errors: tuple[str, ...]  # types, ranges and keys that are wrong
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The plain values, with `_target_`s."""
+        plain: dict[str, Any] = schema.plain(dict(self.nodes))
+        return plain
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        """The values without the volatile keys: two configs with one fingerprint are one run."""
+        if self.errors:
+            raise UserError("\n".join(self.errors))
+        return run_ids.without_volatile(self.values)
+
+    @property
+    def run_id(self) -> str:
+        """The name of the run's folder, `<algorithm>-<8 hex>`."""
+        return run_ids.name(self.fingerprint)
+
+    def build(self) -> "Components":
+        """The built components; UserError with one line for each fault of the config, before any data is touched."""
+        from fedlab_runner.config.components import Components
+
+        errors = [*self.errors]
+        if any("_target_" in line for line in errors):
+            raise UserError("\n".join(errors))
+        errors += _setting_faults(self.nodes, errors)
+        built = {key: _built(value, key, errors) for key, value in self.nodes.items()}
+        errors += _cross_faults(self.nodes, built, errors)
+        if errors:
+            raise UserError("\n".join(errors))
+        return Components(**built)
+
+
+def conf_dir() -> Path:
+    """The config folder: inside the package when installed, else beside it in the repository."""
+    package = Path(__file__).resolve().parents[1]
+    for folder in (package / "conf", package.parent / "conf"):
+        if (folder / "train.yaml").is_file():
+            return folder
+    raise UserError(f"no conf/train.yaml in {package} or {package.parent}: install the package again")
+
+
+def register_resolvers() -> None:
+    """Make the resolvers of `conf/` known to OmegaConf, and keep W&B's key from `${oc.env:}`. Each process that
+    composes needs them, so importing `train` does it.
+    """
+    OmegaConf.register_new_resolver("run_id", _resolve_run_id, replace=True)
+    OmegaConf.register_new_resolver("direction_of", direction_of, replace=True)
+    OmegaConf.register_new_resolver("where", _where, replace=True)
+    OmegaConf.register_new_resolver("oc.env", _resolve_env, replace=True)
+
+
+def _where(group: str, name: str, then: Any, otherwise: Any, *, _root_: DictConfig) -> Any:
+    """`${where:dataset,CIFAR10,0.01,0.005}`: 0.01 if the group's choice is of class CIFAR10, else 0.005. For a value of
+    an experiment that depends on another choice of the same run.
+    """
+    return then if str(_root_[group]["_target_"]).rpartition(".")[2] == name else otherwise
+
+
+def check(cfg: DictConfig) -> Checked:
+    """The config with its faults; UserError where it cannot be resolved, or holds what may not be written down."""
+    try:
+        values: Any = OmegaConf.to_container(_without_hydra(cfg), resolve=True, throw_on_missing=False)
+    except OmegaConfBaseException as error:
+        known = next((each for each in (error.__cause__, error.__context__) if isinstance(each, UserError)), error)
+        line = str(known).splitlines()[0].removeprefix("UserError raised while resolving interpolation: ")
+        raise UserError(keys.redacted(f"{error.full_key or 'the config'}: {line}")) from error
+    if faults := [*_key_faults(cfg, values), *_escapes(values)]:
+        raise UserError("\n".join(faults))  # alone: other lines show values
+    values = _bounded(values, values.pop("debug", None))
+    errors: list[str] = []
+    nodes = schema.convert_fields(values, _hints(), "", errors)
+    return Checked(nodes, tuple(errors))
+
+
+def build(cfg: DictConfig) -> "Components":
+    """The built components; UserError with one line for each fault of the config, before any data is touched."""
+    return check(cfg).build()
+
+
+def run_id(cfg: DictConfig) -> str:
+    """The name of the run's folder, `<algorithm>-<8 hex>`."""
+    return check(cfg).run_id
+
+
+def fingerprint(cfg: DictConfig) -> dict[str, Any]:
+    """What decides the numbers of the run: see `Checked`."""
+    return check(cfg).fingerprint
+
+
+def _bounded(value: Any, bound: Any) -> Any:
+    """A config with the numbers of the group `debug` as bounds of its own."""
+    if isinstance(value, dict) and isinstance(bound, dict):
+        return {key: _bounded(each, bound.get(key)) for key, each in value.items()}
+    numbers = isinstance(value, int | float) and isinstance(bound, int | float) and not isinstance(value, bool)
+    return min(value, bound) if numbers else value
+
+
+@cache
+def _hints() -> dict[str, Any]:
+    from fedlab_runner.config.components import Components
+
+    return get_type_hints(Components)
+
+
+def _built(value: Any, path: str, errors: list[str]) -> Any:
+    """The value with its components built, inner ones first, so that the innermost fault is the one that is named.
+
+    What has a fault stays as it is.
+    """
+    if isinstance(value, list):
+        return [_built(each, f"{path}[{i}]", errors) for i, each in enumerate(value)]
+    if isinstance(value, dict):
+        return {key: _built(each, schema.join(path, str(key)), errors) for key, each in value.items()}
+    if not isinstance(value, schema.Node):
+        return value
+    fields = {key: _built(each, schema.join(path, key), errors) for key, each in value.fields.items()}
+    if not _has_fault(path, errors):
+        try:
+            return value.cls(**fields)
+        except ValueError as error:  # all else is a bug in a constructor
+            errors.append(f"{path}.{error}")
+    return value
+
+
+def _key_faults(cfg: DictConfig, values: Mapping[str, Any]) -> list[str]:
+    """Places of the config, of Hydra's part too, that hold a W&B key."""
+    hydra = OmegaConf.select(cfg, "hydra")
+    settings = {} if hydra is None else OmegaConf.to_container(hydra, resolve=False)
+    return keys.faults([*keys.leaves(values, ""), *keys.leaves(settings, "hydra")])
+
+
+def _escapes(values: Mapping[str, Any]) -> list[str]:
+    """Values in which an interpolation is left: whoever reads them next would resolve it, unchecked."""
+    return [
+        f"{name} holds an escaped interpolation, \\${{...}}: write the value itself"
+        for name, value in keys.leaves(values, "")
+        if "${" in f"{name}{value}"
+    ]
+
+
+def _without_hydra(cfg: DictConfig) -> DictConfig:
+    return OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
+
+
+def _setting_faults(values: Mapping[str, Any], errors: list[str]) -> list[str]:
+    """Ranges of the top-level values, of those that have the right type."""
+    wanted: dict[str, tuple[Callable[[Any], object], str]] = {
+        "rounds": (lambda x: x >= 0, ">= 0"),
+        "seed": (lambda x: x >= 0, ">= 0"),
+        "num_clients": (lambda x: x >= 1, ">= 1"),
+        "threads": (
+            lambda x: x is None or 1 <= x <= MOST_THREADS,
+            f"null or between 1 and {MOST_THREADS}, as this machine has {os.cpu_count()} cores",
+        ),
+        "train_fraction": (lambda x: 0 < x <= 1, "in (0, 1]"),
+        "label_noise": (lambda x: 0 <= x <= 1, "between 0 and 1"),
+        "validation": (lambda x: 0 <= x < 1, "in [0, 1)"),
+        "nonfinite": (lambda x: x in NONFINITE, "one of " + ", ".join(NONFINITE)),
+        "precision": (lambda x: x in PRECISIONS, "one of " + ", ".join(PRECISIONS)),
+        "device": (lambda x: re.fullmatch(r"auto|cpu|cuda(:\d+)?", x), "one of auto, cpu, cuda, cuda:<index>"),
+    }
+    return [
+        f"{key} must be {words}, got {values[key]}"
+        for key, (is_right, words) in wanted.items()
+        if not _has_fault(key, errors) and not is_right(values[key])
+    ]
+
+
+def _cross_faults(values: Mapping[str, Any], built: Mapping[str, Any], errors: list[str]) -> list[str]:
+    """Faults of one value in the light of another or of the machine; none needs data."""
+    faults = []
+    if not _has_fault("participation", errors) and not _has_fault("num_clients", errors):
+        try:
+            built["participation"].check(values["num_clients"])
+        except ValueError as error:
+            faults.append(f"participation.{error}")
+    if values.get("nonfinite") == "clip" and not _has_fault("local", errors) and built["local"].update_norm is None:
+        faults.append(
+            "nonfinite must be stop, drop or zero where local.update_norm is null, got clip: what is left of an update "
+            "that is not finite needs a bound"
+        )
+    if not _has_fault("device", errors) and values["device"].startswith("cuda"):
+        faults += _cuda_faults(values["device"])
+    return faults
+
+
+def _has_fault(path: str, errors: list[str]) -> bool:
+    """Whether one of the errors is about this value or something inside it."""
+    return any(error.startswith((f"{path} ", f"{path}.", f"{path}[")) for error in errors)
+
+
+def _cuda_faults(device: str) -> list[str]:
+    import torch
+
+    if not torch.cuda.is_available():
+        return [f"device must be cpu or auto, got {device}: torch finds no CUDA GPU on this machine"]
+    index, count = int(device.partition(":")[2] or 0), torch.cuda.device_count()
+    return [] if index < count else [f"device must be one of cuda:0 to cuda:{count - 1}, got {device}"]
+
+
+def _resolve_run_id(*, _root_: DictConfig) -> str:
+    """`${run_id:}`. A faulty config raises, so no folder is made for it; except in a sweep, whose other jobs go on."""
+    try:
+        checked = check(_root_)
+        checked.build()
+        return checked.run_id
+    except UserError:
+        if OmegaConf.select(_root_, "hydra.mode") != RunMode.MULTIRUN:
+            raise
+        return f"invalid-{digest(OmegaConf.to_container(_without_hydra(_root_)))}"
+
+
+def _resolve_env(key: str, *default: Any) -> Any:
+    """`${oc.env:}`, which gives no W&B key to a config: from there it could reach any file, also one of Hydra's."""
+    if faults := keys.faults([(f"${{oc.env:{key}}}", os.environ.get(key))]):
+        raise UserError(faults[0])
+    return oc.env(key, *default)

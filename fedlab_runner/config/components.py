@@ -1,0 +1,61 @@
+"""What an experiment is made of. The type hints say what each place of a config takes."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from fedlab_runner.analyses.base import Analysis
+from fedlab_runner.augment.base import Augment
+from fedlab_runner.checkpoints.store import Checkpointing
+from fedlab_runner.core.algorithm import Algorithm
+from fedlab_runner.core.local_training import LocalTraining
+from fedlab_runner.core.losses import Supervision
+from fedlab_runner.core.work import Executor
+from fedlab_runner.datasets.base import Dataset
+from fedlab_runner.delays.base import Delay
+from fedlab_runner.evaluation.evaluator import Evaluation
+from fedlab_runner.lr_schedules.base import LRSchedule
+from fedlab_runner.models.base import Model
+from fedlab_runner.models.mix import Mix
+from fedlab_runner.participation.base import Participation
+from fedlab_runner.partitions.base import Partition
+from fedlab_runner.pruning.base import Pruning
+from fedlab_runner.server_data.base import ServerDataSource
+from fedlab_runner.topologies.base import Topology
+from fedlab_runner.tracking.recorder import Logger
+
+
+@dataclass(frozen=True)
+class Components:
+    """The top-level keys of a config, the groups as built objects."""
+
+    rounds: int
+    seed: int
+    device: str
+    num_clients: int
+    precision: str
+    threads: int | None
+    train_fraction: float
+    label_noise: float
+    drop_empty: bool
+    validation: float
+    nonfinite: str
+    algorithm: Algorithm[Any]
+    dataset: Dataset
+    server_data: ServerDataSource
+    leash_data: ServerDataSource
+    probe_data: ServerDataSource
+    partition: Partition
+    delay: Delay
+    topology: Topology
+    model: Model | Mix
+    supervision: Supervision
+    augment: Augment
+    participation: Participation
+    local: LocalTraining
+    lr_schedule: LRSchedule
+    executor: Executor
+    evaluation: Evaluation
+    analysis: Analysis[Any]
+    logger: Logger
+    checkpoint: Checkpointing
+    pruning: Pruning

@@ -1,0 +1,212 @@
+"""What went wrong, one line for each fault: Hydra's and our own exceptions translated for the user."""
+
+import errno
+import re
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import OmegaConf
+from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
+
+from fedlab_runner.config import schema
+from fedlab_runner.config.build import conf_dir
+from fedlab_runner.utils import exhaustion as scarce
+from fedlab_runner.utils.errors import RunFailed, UserError
+
+# Choices that come with an extra of this package.
+EXTRAS = {
+    "hydra/launcher/joblib": "joblib",
+    "hydra/launcher/submitit_local": "slurm",
+    "hydra/launcher/submitit_slurm": "slurm",
+    "hydra/sweeper/optuna": "optuna",
+}
+
+
+# What a file system says when it is not the program's fault, and the way out.
+NO_ROOM = "make room; the same command goes on from the last checkpoint"
+NO_ACCESS = "give a place that may be written to, such as another hydra.run.dir"
+DISK = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), NO_ROOM),
+    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR), NO_ACCESS),
+    **dict.fromkeys((errno.ENAMETOOLONG, errno.ELOOP), "give another hydra.run.dir, with shorter names and no loop"),
+    errno.EIO: "look after the disk; the same command goes on from the last checkpoint",
+}
+
+
+# A folder that cannot be made, because of what was asked for: a file has its name, /proc has no folders.
+NO_FOLDER = {errno.EEXIST, errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL}
+READERS = (
+    "antlr4.",
+    "hydra.",
+    "omegaconf.",
+    "yaml.",
+    "copy",
+    "re.",
+    "fedlab_runner.config.schema",
+    "fedlab_runner.config.secrets",
+)
+
+
+def explain(error: BaseException, arguments: Sequence[str]) -> list[str] | None:
+    """The lines to show for an error of a command with these arguments; None for a bug, which needs its traceback."""
+    known = next((each for each in _causes(error) if isinstance(each, UserError | RunFailed)), error)
+    # By convention our own code raises ValueError for users; one from inside a library is a bug of ours.
+    if isinstance(known, UserError | RunFailed) or (type(known) is ValueError and _raised_in(known, "fedlab_runner.")):
+        return str(known).splitlines() or [type(known).__name__]
+    if (folder := _of_folder(error)) is not None:
+        return [
+            _one_line(f"{folder.filename}: no folder can be made there ({folder.strerror}): give another hydra.run.dir")
+        ]
+    if (refused := _of_disk(error)) is not None:
+        where = f"{refused.filename}: " if refused.filename else ""
+        return [_one_line(f"{where}{refused.strerror}: {DISK[refused.errno or 0]}")]
+    if (line := next(filter(None, map(scarce.explain, _causes(error))), None)) is not None:
+        return [_one_line(line)]
+    if (killed := _of_worker(error)) is not None:
+        codes = ", ".join(re.findall(r"\{(.*?)\}", str(killed)))
+        return [
+            f"a worker process of the sweep was killed ({codes or 'memory may have run out'}), its jobs with it: the "
+            "same command goes on from their last checkpoints"
+        ]
+    if any(isinstance(each, RecursionError) and _raised_in(each, READERS) for each in _causes(error)):
+        return ["a value of the config is nested too deeply to be read"]
+    if any("integer string conversion" in str(each) for each in _causes(error)):
+        return ["a number has thousands of digits: whole numbers must be less than 2^63 in size"]
+    if isinstance(error, OverrideParseException):
+        key, _, value = str(error.override).partition("=")
+        if value and key.strip("+~") and (" " in value or not value.isascii()) and value[0] not in "'\"[{":
+            way = f"quote the value twice, for the shell and for Hydra: '{key}=\"{value}\"'"
+            return [f"cannot read {error.override!r}: {way}"]
+        reason = _one_line(re.sub(r"^Error parsing override '.*'|See https.*", "", error.message))
+        return [f"cannot read {error.override!r}: expected key=value ({reason})"]
+    if isinstance(error, MissingConfigException):
+        return [_missing_choice(error)]
+    if isinstance(error, HydraException):
+        return [_composition(error, arguments)]
+    if isinstance(error, InterpolationResolutionError) and not _raised_in(unwrapped(error), "omegaconf."):
+        return None  # raised by the code that the config asks for, for instance when a component is imported
+    if isinstance(error, OmegaConfBaseException | yaml.YAMLError):
+        return [_one_line(str(error))]
+    if nameless := next((each for each in arguments if each.startswith("=")), None):
+        return [f"cannot read {nameless!r}: expected key=value"]
+    if type(error) is ValueError and _raised_in(error, "hydra._internal."):
+        return [_one_line(f"{error} (in: {' '.join(filter(_is_group, arguments)) or ' '.join(arguments)})")]
+    return None
+
+
+def is_of_run(error: BaseException) -> bool:
+    """Whether a run failed by no fault of its command: a file system refused, or something ran out or was lost."""
+    if _of_folder(error) is not None:
+        return False
+    if _of_disk(error) is not None or _of_worker(error) is not None:
+        return True
+    return any(isinstance(each, RunFailed) or scarce.explain(each) for each in _causes(error))
+
+
+def _of_folder(error: BaseException) -> OSError | None:
+    """The refusal to make a folder, because of the name that was asked for."""
+    refused = isinstance(error, OSError) and error.errno in NO_FOLDER and _raised_in(error, "pathlib")
+    return error if isinstance(error, OSError) and refused else None
+
+
+def _of_worker(error: BaseException) -> BaseException | None:
+    """What joblib says where a process of its own was killed; the library need not be there."""
+    return next((each for each in _causes(error) if type(each).__name__ == "TerminatedWorkerError"), None)
+
+
+def _of_disk(error: BaseException) -> OSError | None:
+    """What a file system refused; some of Hydra's errors are OSErrors too, without a number."""
+    return next((each for each in _causes(error) if isinstance(each, OSError) and each.errno in DISK), None)
+
+
+def unwrapped(error: BaseException) -> BaseException:
+    """What OmegaConf wrapped, whose traceback it does not show; any other error as it is."""
+    *_, last = _causes(error)
+    return last if isinstance(error, OmegaConfBaseException) else error
+
+
+def known_keys(arguments: Sequence[str]) -> list[str]:
+    """All keys of the config with the choices of these arguments, or of the default one where they do not compose."""
+    choices = [
+        argument.partition(",")[0]  # the first of a sweep
+        for argument in arguments
+        if re.fullmatch(r"[a-z][\w@./]*=.*", argument) and "." not in argument.partition("=")[0].partition("@")[0]
+    ]
+    for overrides in (choices, [each for each in choices if _is_group(each)], []):
+        GlobalHydra.instance().clear()
+        try:
+            with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+                cfg = compose("train", list(overrides), return_hydra_config=True)
+                return list(_keys(OmegaConf.to_container(cfg), ""))
+        except (HydraException, OmegaConfBaseException, ValueError):
+            continue
+    return []
+
+
+def _is_group(override: str) -> bool:
+    return (conf_dir() / override.partition("=")[0].partition("@")[0]).is_dir()
+
+
+def _keys(value: Any, path: str) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for key, child in value.items():
+            name = schema.join(path, str(key))
+            yield name
+            yield from _keys(child, name)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and what led to it: OmegaConf wraps what a resolver raises, without naming it as the cause."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or (error.__context__ if isinstance(error, OmegaConfBaseException) else None)
+
+
+def _raised_in(error: BaseException, package: str | tuple[str, ...]) -> bool:
+    """Whether a module of the package raised the error itself, rather than something that it called."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(frames) and str(frames[-1].f_globals.get("__name__", "")).startswith(package)
+
+
+def _missing_choice(error: MissingConfigException) -> str:
+    missing = error.missing_cfg_file or ""
+    group, _, choice = missing.rpartition("/")
+    if missing in EXTRAS:
+        return f'{group}={choice} needs an extra: pip install "fedlab-runner[{EXTRAS[missing]}]"'
+    if not group or not error.options:
+        return _one_line(str(error).split("Config search path")[0].split("Search path")[0])
+    guess = schema.nearest(choice, error.options)
+    hint = f"did you mean {guess}? " if guess else ""
+    return f"{group}={choice} is not a choice: {hint}choices: {', '.join(error.options)}"
+
+
+def _composition(error: HydraException, arguments: Sequence[str]) -> str:
+    message = str(error)
+    if found := re.search(r"Ambiguous value for argument '(.*)'", message):
+        return f"{found[1]} has several values: add -m to run each of them, or write a list as key=[a,b]"
+    if found := re.search(r"Could not (?:override|delete from config\.|delete) '([^'=]+)", message):
+        key = found[1]
+        if guess := _nested_choice(key, arguments):
+            return f"{key} is not a group: did you mean {guess}?"
+        keys = [name for name in known_keys(arguments) if name.startswith("hydra") == key.startswith("hydra")]
+        if key not in keys:
+            return schema.unknown_key(key, keys)
+    cause = error.__cause__
+    return _one_line(": ".join(str(each).strip() for each in (error, cause) if each is not None and str(each).strip()))
+
+
+def _nested_choice(key: str, arguments: Sequence[str]) -> str | None:
+    """experiment=feddle/table7 for experiment/feddle=table7."""
+    group, _, folder = key.partition("/")
+    given = dict(each.lstrip("+").split("=", 1) for each in arguments if "=" in each)
+    choice = f"{folder}/{given.get(key)}"
+    return f"{group}={choice}" if folder and (conf_dir() / group / f"{choice}.yaml").is_file() else None
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

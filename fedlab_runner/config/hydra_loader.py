@@ -1,0 +1,94 @@
+"""Hydra's config loader with a check of Hydra's own part, `hydra.*`, before Hydra acts on it.
+
+Between composing and acting Hydra leaves no place for a check: it makes folders, opens log files and builds callbacks,
+launcher and sweeper, each from names in the config.
+"""
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+from unittest import mock
+
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.object_type import ObjectType
+from omegaconf import DictConfig, OmegaConf
+
+from fedlab_runner.config import secrets as keys
+from fedlab_runner.utils.errors import UserError
+
+# What Hydra builds: its own parts, those of installed plugins, the samplers of Optuna's sweeper, and our callback.
+_BUILT = re.compile(
+    r"(hydra\._internal\.core_plugins|hydra\.experimental\.callbacks|hydra_plugins)(\.\w+)*\.[A-Z]\w+"
+    r"|optuna\.samplers\.[A-Z]\w+|fedlab_runner\.sweep\.SweepCallback"
+)
+# Parts of a config from which Hydra builds objects, and what may be interpolated there: texts, never other parts.
+_BUILT_FROM = re.compile(r"hydra\.(callbacks|launcher|sweeper|job_logging|hydra_logging)(\..*)?")
+_TEXTS = re.compile(
+    r"\$\{(hydra\.(job\.(name|num|id|override_dirname)|run\.dir|sweep\.(dir|subdir)|runtime\.(cwd|output_dir))"
+    r"|oc\.env:[\w,]+|now:[^${}]*|direction_of:\$\{evaluation\.metric\})\}"
+)
+_LOGGED = {  # what logging may build
+    *("logging.StreamHandler", "logging.FileHandler", "logging.NullHandler", "logging.handlers.RotatingFileHandler"),
+    *("fedlab_runner.tracking.log_lines.LineHandler", "fedlab_runner.tracking.log_lines.LogFile"),
+    *("rich.logging.RichHandler", "colorlog.ColoredFormatter"),
+    *("ext://sys.stdout", "ext://sys.stderr"),
+}
+
+
+class Loader(ConfigLoaderImpl):
+    """Refuses what it has composed where `hydra.*` names code of strangers, or any value holds a W&B key."""
+
+    def load_configuration(self, *args: Any, **kwargs: Any) -> DictConfig:
+        cfg = super().load_configuration(*args, **kwargs)
+        if found := faults(cfg):
+            raise UserError("\n".join(found))
+        return cfg
+
+
+class Completing(Loader):
+    """The loader of shell completion, which offers the choices in folders of a group too: experiment=feddle/table7."""
+
+    def get_group_options(
+        self, group_name: str, results_filter: ObjectType | None = ObjectType.CONFIG, *args: Any, **kwargs: Any
+    ) -> list[str]:
+        options = super().get_group_options(group_name, results_filter, *args, **kwargs)
+        if results_filter == ObjectType.CONFIG:
+            for folder in super().get_group_options(group_name, ObjectType.GROUP, *args, **kwargs):
+                inner = self.get_group_options(f"{group_name}/{folder}", results_filter, *args, **kwargs)
+                options = [*options, *(f"{folder}/{name}" for name in inner)]
+        return options
+
+
+@contextlib.contextmanager
+def checked(completing: bool = False) -> Iterator[None]:
+    """Hydra composes with this loader here, and so do the launchers that it sends to other processes."""
+    with mock.patch("hydra._internal.hydra.ConfigLoaderImpl", Completing if completing else Loader):
+        yield
+
+
+def faults(cfg: DictConfig) -> list[str]:
+    """One line for each place that is refused; nothing is resolved or imported."""
+    values: Any = OmegaConf.to_container(cfg, resolve=False)
+    if held := keys.faults(keys.leaves(values, "")):
+        return held  # alone: other lines show values
+    hydra = values.get("hydra")
+    if not isinstance(hydra, Mapping):
+        return [] if hydra is None else ["hydra must be a mapping"]
+    return [line for name, value in keys.leaves(hydra, "hydra") for line in _of(name, str(value))]
+
+
+def _of(name: str, value: str) -> Iterator[str]:
+    """The faults of a value of `hydra.*`."""
+    last = name.rpartition(".")[2]
+    if last == "_target_" and not _BUILT.fullmatch(value):
+        yield f"{name} must be a class of Hydra or of an installed plugin of Hydra, got {value!r}"
+    if _BUILT_FROM.fullmatch(name) and ("${" in _TEXTS.sub("", value) or "\\$" in value):
+        yield f"{name} must hold no interpolation but of folders, names and the environment, got {value!r}"
+    if name.startswith("hydra.job.env_set.") and name.count(".") == 3:
+        yield f"{name} cannot be set: export the variable before the command instead"
+    if name.startswith(("hydra.job_logging.", "hydra.hydra_logging.")):
+        if (last in ("()", "class") or value.startswith("ext://")) and value not in _LOGGED:
+            yield f"{name} must be a handler of Python's logging, got {value!r}"
+        if last == "filename" and not value.endswith(".log"):
+            yield f"{name} must end in .log, got {value!r}"

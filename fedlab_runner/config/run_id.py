@@ -1,0 +1,52 @@
+"""The name of a run: a function of what decides its numbers, and of nothing else."""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from fedlab_runner.utils.digest import digest
+
+# What may change between two calls that continue one run: how far, how fast, where, and what is written down.
+SERVER_DATA = ("server_data", "probe_data", "leash_data")  # the nodes of the group `server_data`
+VOLATILE = (
+    *("rounds", "executor", "logger", "device", "threads", "checkpoint", "pruning", "dataset.root", "dataset.download"),
+    *(f"{node}.{key}" for node in SERVER_DATA for key in ("root", "cache", "dataset.root", "dataset.download")),
+    "evaluation.target",
+)
+
+
+def without_volatile(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config without the keys, or values of keys, that do not decide the numbers of a round."""
+    kept = copy.deepcopy(dict(config))
+    for key in VOLATILE:
+        node, last = _parent(kept, key)
+        node.pop(last, None)
+    return kept
+
+
+def _parent(config: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
+    """The mapping that holds a key, and its last part; an empty one where a config, of a report, has none there."""
+    *parents, last = key.split(".")
+    node: Any = config
+    for parent in parents:
+        node = node.get(parent, {}) if isinstance(node, dict) else {}
+    return node if isinstance(node, dict) else {}, last
+
+
+def stopping(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+    """The fingerprint of the same run with nonfinite=stop. What that has done so far any other policy would have done:
+    nothing has happened yet that they are for.
+    """
+    return {key: value for key, value in fingerprint.items() if key != "nonfinite"}
+
+
+def name(fingerprint: Mapping[str, Any]) -> str:
+    """`<algorithm>-<8 hex>`: the algorithm's file name and a hash of the fingerprint; the same in every process.
+
+    An algorithm around another one, its `base`, is followed by that one's name: `fedwalk-scaffold-<8 hex>`.
+    """
+    parts, node = [], fingerprint["algorithm"]
+    while isinstance(node, Mapping) and "_target_" in node:
+        parts.append(node["_target_"].split(".")[-2])
+        node = node.get("base")
+    return "-".join([*parts, digest(fingerprint)])

@@ -1,0 +1,177 @@
+"""Who has which examples, on the device, and the minibatches that a client's key gives it."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlab_runner.augment.base import Augment
+from fedlab_runner.core.local_training import LocalTraining
+from fedlab_runner.core.losses import Supervision
+from fedlab_runner.core.rng import Purpose, generators
+
+
+class Plan(NamedTuple):
+    """The minibatches of K clients; client k has `(sizes[k] > 0).sum()` steps and the rest is padding."""
+
+    indices: Tensor  # [K, T, b] int64, what `Population.minibatch` takes; 0 where padded
+    sizes: np.ndarray  # [K, T] int64, real examples in each minibatch
+    last_epoch: np.ndarray  # [K] int64, the first step of the last epoch
+
+
+class Streams(NamedTuple):
+    """Which random streams decide minibatches and dropout."""
+
+    batches: Purpose
+    dropout: Purpose
+
+
+CLIENT_STREAMS = Streams(Purpose.BATCHES, Purpose.DROPOUT)
+
+
+def split_off(split: Sequence[np.ndarray], share: float, seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Each client's examples without floor(share * n) of them, drawn by its key, and those."""
+    kept, taken = [], []
+    for part, rng in zip(split, generators(seed, Purpose.VALIDATION, 0, np.arange(len(split))), strict=True):
+        order = rng.permutation(len(part))
+        size = int(share * len(part))
+        kept.append(part[np.sort(order[size:])])
+        taken.append(part[np.sort(order[:size])])
+    return kept, taken
+
+
+class Population:
+    """The clients' examples: immutable, resident, stored as they came (uint8 images stay uint8).
+
+    `augment` is what happens to them in minibatches (None: nothing); ValueError where that cannot happen to them.
+    """
+
+    def __init__(
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        split: Sequence[np.ndarray],
+        device: torch.device,
+        streams: Streams = CLIENT_STREAMS,
+        augment: Augment | None = None,
+    ) -> None:
+        self.inputs, self.targets, self.streams = inputs.to(device), targets.to(device), streams
+        self._members = np.concatenate([*split, np.empty(0, np.int64)]).astype(np.int64)
+        self.num_examples = np.array([len(part) for part in split], dtype=np.int64)  # [N]
+        self._offsets = np.concatenate([[0], np.cumsum(self.num_examples)])
+        self.num_clients = len(split)
+        self.augment = augment
+        self.num_views = 1 if augment is None else augment.num_views(self.inputs.shape[1:])
+        self.notes: dict[Any, Any] = {}  # what an executor keeps as long as these examples
+
+    def members(self, client: int) -> np.ndarray:
+        """The example indices of one client [n_i] int64."""
+        return self._members[self._offsets[client] : self._offsets[client + 1]]
+
+    def examples(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs [.., ...] and targets [..] at indices [..]."""
+        rows = index.reshape(-1)  # index_select copies whole examples, where an index in brackets goes value by value
+        inputs = self.inputs.index_select(0, rows)
+        return inputs.view(*index.shape, *inputs.shape[1:]), self.targets.index_select(0, rows).view(index.shape)
+
+    def minibatch(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """The same of a plan's indices [..], which number the views of the first example, then of the second, ..."""
+        if self.augment is None or self.num_views == 1:
+            return self.examples(index)
+        inputs, targets = self.examples(index // self.num_views)
+        views = (index % self.num_views).reshape(-1)
+        return self.augment.apply(inputs.view(-1, *self.inputs.shape[1:]), views).view(inputs.shape), targets
+
+    def label_counts(self, ids: np.ndarray, num_classes: int) -> Tensor:
+        """How many examples of each class clients `ids` [K] have [K, C] int64."""
+        members = np.concatenate([self.members(i) for i in ids.tolist()] or [self._members[:0]])
+        owners = torch.from_numpy(np.repeat(np.arange(len(ids)), self.num_examples[ids])).to(self.targets.device)
+        own = self.targets[torch.from_numpy(members).to(self.targets.device)]
+        return torch.bincount(owners * num_classes + own, minlength=len(ids) * num_classes).view(-1, num_classes)
+
+    def offsets(self, supervision: Supervision, ids: np.ndarray, num_classes: int) -> Tensor | None:
+        """What a supervision signal makes of the classes of clients `ids` [K, C]; None: it does not ask for them."""
+        return supervision.offsets(self.label_counts(ids, num_classes)) if supervision.by_class else None
+
+    @property
+    def assignment(self) -> tuple[np.ndarray, np.ndarray]:
+        """All examples in client order [n], and whose they are [n]."""
+        return self._members, np.repeat(np.arange(self.num_clients), self.num_examples)
+
+    def steps_per_epoch(self, ids: np.ndarray, local: LocalTraining, drop_single: bool) -> np.ndarray:
+        """Minibatches in one epoch [K]: the last partial one counts, unless it is a single example that batch norm
+        cannot use.
+        """
+        n, b = self.num_examples[ids], local.batch_size
+        rest = n % b
+        steps: np.ndarray = n // b + (rest > 0) - (drop_single & (rest == 1) & (n > 1)).astype(np.int64)
+        return steps
+
+    def num_steps(self, ids: np.ndarray, local: LocalTraining, drop_single: bool) -> np.ndarray:
+        """Local steps of each client [K]."""
+        if local.steps is not None:
+            return np.where(self.num_examples[ids] > 0, local.steps, 0)
+        assert local.epochs is not None
+        return self.steps_per_epoch(ids, local, drop_single) * local.epochs
+
+    def examples_seen(self, ids: np.ndarray, local: LocalTraining, drop_single: bool) -> np.ndarray:
+        """How many examples are in all minibatches of each client together [K]."""
+        n, b = self.num_examples[ids], local.batch_size
+        per_epoch = self.steps_per_epoch(ids, local, drop_single)
+        epochs, rest = np.divmod(self.num_steps(ids, local, drop_single), np.maximum(per_epoch, 1))
+        of_epoch = np.minimum(n, per_epoch * b)
+        seen: np.ndarray = epochs * of_epoch + np.minimum(rest * b, of_epoch)
+        return seen
+
+    def plan(
+        self,
+        ids: np.ndarray,
+        local: LocalTraining,
+        *,
+        seed: int,
+        round: int,
+        drop_single: bool,
+        purpose: Purpose | None = None,
+    ) -> Plan:
+        """The minibatches of clients `ids` [K] in a round: reshuffled each epoch and augmented anew, a function of
+        (seed, round, client); `purpose` is for other work on them than local training.
+        """
+        per_epoch = self.steps_per_epoch(ids, local, drop_single)
+        steps = self.num_steps(ids, local, drop_single)
+        b, n = local.batch_size, self.num_examples[ids]
+        used = np.minimum(n, per_epoch * b)  # of an epoch
+        most = int(steps.max(initial=0))
+        indices = np.zeros((len(ids), most, b), dtype=np.int64)
+        numbers = zip(*(each.tolist() for each in (ids, n, used, per_epoch, steps)), strict=True)
+        purpose = purpose or self.streams.batches
+        streams = generators(seed, purpose, round, ids)
+        for rows, rng, (client, size, taken, of_epoch, count) in zip(indices, streams, numbers, strict=True):
+            if not count:
+                continue
+            epochs = -(-count // of_epoch)
+            whole = size == of_epoch * b and count == of_epoch * epochs  # no minibatch is short, no epoch is cut
+            shuffled = rows[:count].reshape(epochs, size) if whole else np.empty((epochs, size), dtype=np.int64)
+            shuffled[:] = self.members(client)
+            rng.permuted(shuffled, axis=1, out=shuffled)
+            if not whole:
+                padded = np.zeros((epochs, of_epoch * b), dtype=np.int64)
+                padded[:, :taken] = shuffled[:, :taken]
+                rows[:count] = padded.reshape(-1, b)[:count]
+        if (
+            self.augment is not None and self.num_views > 1
+        ):  # each use of the examples has a part of the client's stream
+            drawn = generators(seed, Purpose.AUGMENT, round, ids, step=purpose)
+            for rows, rng, count in zip(indices, drawn, steps.tolist(), strict=True):
+                self._draw_views(self.augment, rows[:count], rng)
+        step = np.arange(most)
+        ends = (step + 1) % np.maximum(per_epoch, 1)[:, None] == 0  # of an epoch
+        sizes = np.where(ends, (used - (per_epoch - 1) * b)[:, None], b) * (step < steps[:, None])
+        return Plan(torch.from_numpy(indices).to(self.inputs.device), sizes, steps - np.minimum(per_epoch, steps))
+
+    def _draw_views(self, augment: Augment, rows: np.ndarray, rng: np.random.Generator) -> None:
+        """Makes of a client's examples [t, b] views of them, in place; a step's do not depend on the steps after it."""
+        views = augment.views(rng.random((rows.size, augment.numbers)), self.inputs.shape[1:])
+        rows *= self.num_views
+        rows += views.reshape(rows.shape)

@@ -1,0 +1,30 @@
+"""Layers that compute on a CPU what PyTorch's do, faster or without its faults, and take their places in all models."""
+
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
+
+from fedlab_runner.core.layers.pooling import Pooling
+from fedlab_runner.core.layers.strided import (
+    Guarded,
+    StridedConv1d,
+    StridedConv2d,
+    StridedConv3d,
+    calls_convolutions,
+    guarded,
+    taking_pixels,
+)
+
+CONVOLUTIONS = (StridedConv1d, StridedConv2d, StridedConv3d)
+OURS = (Pooling, *CONVOLUTIONS)
+
+
+def prepare(module: nn.Module) -> nn.Module:
+    """The same module, whose max poolings are `Pooling`s now and whose strided convolutions of kernel 1 take pixels."""
+    for part in module.modules():
+        if type(part) is nn.MaxPool2d:
+            part.__class__ = Pooling
+        elif isinstance(part, _ConvNd):
+            part.__class__ = taking_pixels(part)
+        elif not isinstance(part, Guarded) and calls_convolutions(type(part)):
+            part.__class__ = guarded(type(part))
+    return module

@@ -1,0 +1,295 @@
+"""A model family and its loss, on flat vectors.
+
+Shape letters of the whole package: N clients, K clients in a cohort, A arrivals, D = P + B values of one model (P
+trainable parameters, then B float buffers), T local steps, b examples in a minibatch, C classes.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fedlab_runner.core.flops import flop_counter
+from fedlab_runner.core.layers.norms import prepare_norms
+from fedlab_runner.core.layers.replacement import prepare
+from fedlab_runner.core.losses import CE, Supervision, losses
+from fedlab_runner.core.rng import Purpose, torch_seed
+
+
+class Batch(NamedTuple):
+    """A minibatch, normalised; `mask` is 1 for a real example and 0 for padding, and `offsets` is what the supervision
+    signal makes of its owner's classes (None: cross entropy).
+    """
+
+    inputs: Tensor  # [b, ...]
+    targets: Tensor  # [b] int64
+    mask: Tensor  # [b]
+    offsets: Tensor | None = None  # [C]
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean of values [b] over the real examples."""
+        return (values * self.mask).sum() / self.mask.sum()
+
+
+class Normalize(NamedTuple):
+    """Turns what is stored (uint8 pixels or float features) into what a model reads."""
+
+    shift: Tensor | None  # [channels, 1, 1], in units of the stored values
+    scale: Tensor | None
+
+    @staticmethod
+    def of(
+        mean: Sequence[float] | None, std: Sequence[float] | None, dtype: torch.dtype, device: torch.device
+    ) -> "Normalize":
+        if mean is None or std is None:
+            return Normalize(None, None)
+        shift, scale = (torch.tensor(v, dtype=dtype, device=device).view(-1, 1, 1) * 255 for v in (mean, std))
+        return Normalize(shift, 1 / scale)
+
+    def __call__(self, inputs: Tensor, dtype: torch.dtype) -> Tensor:
+        images = inputs.dim() == 4  # their channels lie side by side: convolutions and pooling gain up to 30 % on a CPU
+        inputs = inputs.to(dtype, memory_format=torch.channels_last if images else torch.preserve_format)
+        if images:  # with one channel, strides alone say which layout is to come out of a convolution
+            n, c, h, w = inputs.shape
+            inputs = inputs.as_strided((n, c, h, w), (c * h * w, 1, c * w, c))
+        return inputs if self.shift is None or self.scale is None else inputs.sub_(self.shift).mul_(self.scale)
+
+
+class Flops(NamedTuple):
+    """Floating-point operations for one example, a multiplication and an addition counted as two."""
+
+    forward: int
+    step: int  # forward and backward
+
+
+class Classifier(NamedTuple):
+    """The last layer of a model."""
+
+    name: str
+    num_features: int
+    has_bias: bool
+
+
+class Model:
+    """One model while it is being applied: a vector seen as a module.
+
+    `params` [P] is what a loss may regularise; `buffers` [B] holds, after a forward pass in training mode, the
+    updated statistics.
+    """
+
+    def __init__(self, task: "Task", params: Tensor, buffers: Tensor) -> None:
+        self.params, self.buffers = params, buffers
+        self.task = task
+
+    def __call__(self, inputs: Tensor, instead: dict[str, Tensor] | None = None) -> Tensor:
+        """Logits [b, C]; `instead` replaces parameters by name."""
+        task = self.task
+        values = task.views(self.params) | (instead or {})
+        if not task.num_buffers:
+            return task.forward(values, inputs)
+        # Batch norm writes into its statistics. Each needs memory of its own: under vmap a write into a strided view
+        # is lost without a word.
+        buffers = {
+            k: b.clone(memory_format=torch.contiguous_format) for k, b in task.buffer_views(self.buffers).items()
+        }
+        logits = task.forward(values | buffers, inputs)
+        self.buffers = torch.cat([b.reshape(-1) for b in buffers.values()])
+        return logits
+
+
+class Task:
+    """A model family, its loss and its precision; every model of it is one vector of length `size` = P + B.
+
+    Parameters that do not require a gradient stay in the template: they are shared by all models and belong to no
+    vector.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[], nn.Module],
+        num_classes: int,
+        *,
+        normalize: Normalize,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        autocast: torch.dtype | None = None,
+        supervision: Supervision | None = None,
+    ) -> None:
+        self._build, self.num_classes, self.supervision = build, num_classes, supervision or CE()
+        self.normalize, self.device, self.dtype, self.autocast = normalize, device, dtype, autocast
+        with torch.random.fork_rng(devices=[]):
+            self.module = self._prepared()
+        trainable = {k: p for k, p in self.module.named_parameters() if p.requires_grad}
+        floats = {k: b for k, b in self.module.named_buffers() if b.is_floating_point()}
+        self._params = [(k, p.shape, p.numel()) for k, p in trainable.items()]
+        self._buffers = [(k, b.shape, b.numel()) for k, b in floats.items()]
+        self._own: list[Tensor] = [*trainable.values(), *floats.values()]
+        self.num_params = sum(n for *_, n in self._params)
+        self.num_buffers = sum(n for *_, n in self._buffers)
+        self.size = self.num_params + self.num_buffers
+        variances = [torch.full((n,), k.endswith("running_var")) for k, _, n in self._buffers]
+        self._variances = torch.cat([*variances, torch.empty(0, dtype=torch.bool)]).to(device)  # [B]
+        self._norms = [m for m in self.module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        self.has_batch_norm = bool(self._norms)
+        self._mode: tuple[bool, bool] | None = None  # of the module
+        self._flops: dict[torch.Size, Flops] = {}
+        self.compiled: dict[Any, Callable[..., Tensor]] = {}  # what an executor has had compiled for this task
+        self.has_convolution = any(isinstance(m, nn.modules.conv._ConvNd) for m in self.module.modules())
+        self.has_dropout = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in self.module.modules())
+
+    def _prepared(self) -> nn.Module:
+        module = self._build().to(self.device, self.dtype)
+        prepare_norms(module, self.autocast)
+        return prepare(module)
+
+    def init(self, seed: int, number: int = 0) -> Tensor:
+        """A fresh model [D], a function of the seed alone; another one for each number."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(torch_seed(seed, Purpose.INIT, client=number))
+            return self.vector(self._prepared())
+
+    def vector(self, module: nn.Module) -> Tensor:
+        """The vector [D] of a module of this family."""
+        values = dict(module.named_parameters()) | dict(module.named_buffers())
+        return torch.cat([values[k].detach().reshape(-1) for k, *_ in self._params + self._buffers])
+
+    def state_dict(self, w: Tensor) -> dict[str, Tensor]:
+        """A model [D] under PyTorch's names, the frozen parameters included."""
+        named = self.views(w[: self.num_params]) | self.buffer_views(w[self.num_params :])
+        return {k: named.get(k, v).detach().clone() for k, v in self.module.state_dict().items()}
+
+    def views(self, params: Tensor) -> dict[str, Tensor]:
+        """The trainable parameters by name, as views of [P]."""
+        parts = torch.split(params, [n for *_, n in self._params])
+        return {k: part.view(shape) for (k, shape, _), part in zip(self._params, parts, strict=True)}
+
+    def buffer_views(self, buffers: Tensor) -> dict[str, Tensor]:
+        """The float buffers by name, as views of [B]."""
+        parts = torch.split(buffers, [n for *_, n in self._buffers])
+        return {k: part.view(shape) for (k, shape, _), part in zip(self._buffers, parts, strict=True)}
+
+    @property
+    def layout(self) -> dict[str, tuple[int, torch.Size]]:
+        """Where each trainable parameter and float buffer begins in a model's vector, and its shape."""
+        tensors = self._params + self._buffers
+        starts = itertools.accumulate((n for *_, n in tensors), initial=0)
+        return {k: (start, shape) for start, (k, shape, _) in zip(starts, tensors, strict=False)}
+
+    def segments(self, prefix: str) -> Tensor:
+        """Which of the D values belong to submodule or parameter `prefix`: a mask [D]."""
+        pieces = [
+            torch.full((n,), k == prefix or k.startswith(prefix + ".")) for k, _, n in self._params + self._buffers
+        ]
+        return torch.cat(pieces).to(self.device)
+
+    def mode(self, training: bool, *, frozen_norm: bool = False) -> None:
+        """Training or evaluation behaviour; `frozen_norm` keeps batch norm on its stored statistics while training."""
+        if self._mode == (training, frozen_norm):
+            return
+        self._mode = (training, frozen_norm)
+        self.module.train(training)
+        if training and frozen_norm:
+            for norm in self._norms:
+                norm.eval()
+
+    def forward(self, values: dict[str, Tensor] | None, inputs: Tensor) -> Tensor:
+        """Logits [b, C] of the module with these parameters and buffers; None: with those that it has (`bound`)."""
+        if self.autocast is None:
+            return self._call(values, inputs)
+        with torch.autocast(self.device.type, self.autocast):
+            logits = self._call(values, inputs)
+        return logits.to(self.dtype)
+
+    def _call(self, values: dict[str, Tensor] | None, inputs: Tensor) -> Tensor:
+        # Exchanging the values for the time of a call costs more than a small layer does.
+        logits: Tensor = (
+            self.module(inputs) if values is None else torch.func.functional_call(self.module, values, (inputs,))
+        )
+        return logits
+
+    @contextmanager
+    def bound(self, w: Tensor) -> Iterator[list[Tensor]]:
+        """While it is open, the module's own values are views of w [D]: its trainable parameters are yielded, and what
+        training writes into its buffers is written into w.
+        """
+        shapes = self._params + self._buffers
+        parts, kept = torch.split(w, [n for *_, n in shapes]), [value.data for value in self._own]
+        try:
+            for value, (_, shape, _), part in zip(self._own, shapes, parts, strict=True):
+                value.data = part.view(shape)
+            yield self._own[: len(self._params)]
+        finally:
+            for value, before in zip(self._own, kept, strict=True):
+                value.data = before
+
+    def loss(self, model: Model, batch: Batch) -> Tensor:
+        """The supervision signal's mean over the real examples of a minibatch."""
+        return batch.mean(losses(model(batch.inputs), batch.targets, batch.offsets))
+
+    def like(self, build: Callable[[], nn.Module]) -> "Task":
+        """The same data, classes, precision and supervision with another family of models."""
+        return Task(
+            build,
+            self.num_classes,
+            normalize=self.normalize,
+            device=self.device,
+            dtype=self.dtype,
+            autocast=self.autocast,
+            supervision=self.supervision,
+        )
+
+    def build(self) -> nn.Module:
+        """A new network of this family, as its architecture initialises it."""
+        return self._build()
+
+    def bound_loss(self, inputs: Tensor, targets: Tensor, offsets: Tensor | None) -> Tensor:
+        """The same of a minibatch without padding, for the model that the module is bound to."""
+        return losses(self.forward(None, inputs), targets, offsets).mean()
+
+    @torch.no_grad()
+    def predict(self, w: Tensor, inputs: Tensor) -> Tensor:
+        """Logits [b, C] of a model [D] on stored inputs, in evaluation mode."""
+        return self.evaluate(w[: self.num_params], w[self.num_params :], self.normalize(inputs, self.dtype))
+
+    def evaluate(
+        self, params: Tensor, buffers: Tensor, inputs: Tensor, instead: dict[str, Tensor] | None = None
+    ) -> Tensor:
+        """Logits [b, C] on normalised inputs, in evaluation mode; `instead` replaces parameters by name."""
+        self.mode(False)
+        return self.forward(self.views(params) | self.buffer_views(buffers) | (instead or {}), inputs)
+
+    def bad_statistics(self, buffers: Tensor) -> Tensor:
+        """Which of these buffers [K, B] have a value that is not finite, or a running variance below zero [K] bool."""
+        return (~torch.isfinite(buffers) | (self._variances & (buffers < 0))).any(1)
+
+    def flops(self, inputs: Tensor) -> Flops:
+        """What one of these normalised inputs [b, ...] costs: products of matrices, convolutions and attention, counted
+        once for each shape.
+        """
+        shape = inputs.shape[1:]
+        if shape not in self._flops:
+            w = torch.ones(self.size, dtype=self.dtype, device=self.device)
+            params, buffers = w[: self.num_params].requires_grad_(), w[self.num_params :]
+            with torch.enable_grad(), flop_counter() as counter:
+                logits = self.evaluate(params, buffers, inputs[:1])
+                forward = counter.get_total_flops()
+                torch.autograd.grad(logits.sum(), params)
+                self._flops[shape] = Flops(forward, counter.get_total_flops())
+        return self._flops[shape]
+
+    @property
+    def classifier(self) -> Classifier | None:
+        """The linear layer that gives the logits; None if the model has no such layer or it is not trained."""
+        linear = [(k, m) for k, m in self.module.named_modules() if isinstance(m, nn.Linear)]
+        if not linear or linear[-1][1].out_features != self.num_classes:
+            return None
+        name, layer = linear[-1]
+        trained = {k for k, *_ in self._params}
+        return Classifier(name, layer.in_features, layer.bias is not None) if f"{name}.weight" in trained else None
+
+    def batch(self, inputs: Tensor, targets: Tensor, mask: Tensor) -> Batch:
+        """A minibatch of stored examples, normalised; leading dimensions are kept."""
+        return Batch(self.normalize(inputs, self.dtype), targets, mask)

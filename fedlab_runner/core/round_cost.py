@@ -1,0 +1,27 @@
+"""What a round costs in floating-point operations, before one was run."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.local_training import LocalTraining
+
+
+def local_operations(fed: Federation) -> float:
+    """Of plain local training of a cohort, on average over the clients and their architectures."""
+    return fed.cohort_size * _of_a_client(fed, fed.local)
+
+
+def epoch_operations(fed: Federation, epochs: int, models: int) -> float:
+    """Of so many models that learn from a client's examples for so many epochs."""
+    return models * _of_a_client(fed, replace(fed.local, epochs=epochs, steps=None)) if epochs else 0.0
+
+
+def _of_a_client(fed: Federation, local: LocalTraining) -> float:
+    trained = np.flatnonzero(fed.population.num_examples)
+    if not len(trained):
+        return 0.0
+    seen = fed.population.examples_seen(trained, local, fed.task.has_batch_norm).mean()
+    example = fed.task.normalize(fed.population.inputs[:1], fed.task.dtype)
+    return float(seen * np.mean([task.flops(example).step for task in fed.tasks]))

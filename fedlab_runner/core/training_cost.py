@@ -1,0 +1,78 @@
+"""What local training costs in floating-point operations, counted on steps of the work itself."""
+
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch.func import grad
+
+from fedlab_runner.core.flops import flop_counter
+from fedlab_runner.core.model_family import Task
+from fedlab_runner.core.work import Work, own_generator
+
+
+class StepCost(NamedTuple):
+    """Operations of a local step, a multiplication and an addition counted as two."""
+
+    step: int  # whatever the size of the minibatch: generated examples, for instance
+    example: int  # and for each example in it
+
+    def of(self, work: Work) -> int:
+        """The operations of a cohort's local training."""
+        seen = work.population.examples_seen(work.ids, work.local, work.task.has_batch_norm)
+        return self.step * int(work.num_steps.sum()) + self.example * int(seen.sum())
+
+
+class StepCosts:
+    """The cost of a local step by kind of work, counted once for each kind: products of matrices, convolutions and
+    attention in the forward and backward passes of the loss that clients really follow.
+    """
+
+    def __init__(self) -> None:
+        self._known: WeakKeyDictionary[Task, dict[Hashable, StepCost]] = WeakKeyDictionary()
+
+    def of(self, work: Work) -> StepCost:
+        """The cost of a step of this work, in which at least one client trains."""
+        kinds, kind = self._known.setdefault(work.task, {}), _kind(work)
+        if kind not in kinds:
+            kinds[kind] = _counted(work)
+        return kinds[kind]
+
+
+def _kind(work: Work) -> Hashable:
+    """What the cost of a step depends on, for one family of models."""
+    return (
+        work.population.inputs.shape[1:],
+        work.local.batch_size == 1,
+        *map(_code, (work.loss, work.perturb, work.correct)),
+        tuple(t.shape[1:] for t in work.per_client),
+        getattr(work.task.module, "cost_kind", None),
+    )
+
+
+def _code(function: Callable[..., Any] | None) -> Hashable:
+    """What is the same for the functions that one algorithm makes in each round."""
+    return getattr(function, "__code__", function)
+
+
+def _counted(work: Work) -> StepCost:
+    """From steps of the first client that trains, on one example and on two: a cost is linear in their number."""
+    row = np.flatnonzero(work.num_steps)[:1]
+    one = _operations(work, row, 1)
+    each = _operations(work, row, 2) - one if work.local.batch_size > 1 else one
+    return StepCost(one - each, each)
+
+
+def _operations(work: Work, row: np.ndarray, size: int) -> int:
+    task, population = work.task, work.population
+    index = torch.from_numpy(population.members(int(work.ids[row[0]]))[[0] * size]).to(task.device)
+    params, buffers = (part[0] for part in work.start_of(row))
+    with own_generator(work):
+        task.mode(True, frozen_norm=True)  # batch norm costs no products, and refuses to train on one example
+        batch = task.batch(*population.examples(index), params.new_ones(size))
+        own = (o[0] for o in work.own(row, 0))
+        with flop_counter() as counter:
+            work.followed(grad(work.objective(), has_aux=True))(params, buffers, *batch[:3], *own)
+    return int(counter.get_total_flops())

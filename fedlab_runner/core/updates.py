@@ -1,0 +1,67 @@
+"""Updates that reach the server, at once or late."""
+
+from collections.abc import Iterable
+from typing import Any, Generic, NamedTuple, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from fedlab_runner.core.metric_names import COUNT_PREFIX
+
+Upload = TypeVar("Upload", bound=tuple[Tensor, ...])
+
+
+class Arrivals(Generic[Upload]):
+    """The updates that reach the server in this round, oldest dispatch first, then in the order of sampling."""
+
+    def __init__(self, upload: Upload, ids: Tensor, num_examples: Tensor, staleness: Tensor) -> None:
+        self.upload = upload  # each tensor [A, ...]
+        self.ids = ids  # [A]
+        self.num_examples = num_examples  # [A]
+        self.staleness = staleness  # [A], server steps between dispatch and arrival
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def select(self, rows: Tensor) -> "Arrivals[Upload]":
+        """Some of the arrivals: a mask or indices [A]."""
+        upload = like(self.upload, (t[rows] for t in self.upload))
+        return Arrivals(upload, self.ids[rows], self.num_examples[rows], self.staleness[rows])
+
+    def mean(self, rows: Tensor, *, uniform: bool = False) -> Tensor:
+        """The mean of rows [A, ...] weighted by number of examples, or uniform; zero when nothing has arrived."""
+        if not len(self):
+            return rows.new_zeros(rows.shape[1:])
+        weights = torch.ones_like(self.num_examples) if uniform else self.num_examples
+        mean: Tensor = torch.tensordot(weights.to(rows.dtype) / weights.sum(), rows, 1)
+        return mean
+
+
+class Flight(NamedTuple):
+    """One late update on its way."""
+
+    client: int
+    dispatched: int  # round
+    num_examples: int
+    upload: tuple[Tensor, ...]
+    loss: float | None  # of its model on its own examples, if clients report it
+
+
+def like(upload: Upload, tensors: Iterable[Tensor]) -> Upload:
+    """An upload of the same NamedTuple class."""
+    return cast(Upload, cast(Any, type(upload))(*tensors))
+
+
+def names(upload: tuple[Tensor, ...]) -> tuple[str, ...]:
+    """The names of its fields."""
+    return cast(tuple[str, ...], cast(Any, upload)._fields)
+
+
+def staleness_metrics(staleness: Tensor) -> dict[str, float]:
+    """Mean, maximum and counts of the staleness of updates [A], at least one."""
+    counts = enumerate(torch.bincount(staleness).tolist())
+    return {
+        "late/staleness_mean": float(staleness.double().mean()),
+        "late/staleness_max": int(staleness.max()),
+        **{f"{COUNT_PREFIX}{age}": count for age, count in counts if count},
+    }

@@ -1,0 +1,138 @@
+"""Labelled examples in memory, as every data set of the runner gives them."""
+
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedlab_runner.core.rng import Purpose, generator
+
+LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, the grey that Pillow's convert("L") gives
+LARGEST = 4096  # pixels of a side, or channels, that images are converted to
+CHUNK_BYTES = 2**26  # of the images converted at a time, so that only the result is large
+
+
+class Examples(NamedTuple):
+    """Labelled examples."""
+
+    inputs: Tensor  # [n, channels, height, width] uint8 (images) or [n, features] float32
+    targets: Tensor  # [n] int64, class indices: what models learn
+    strata: Tensor  # [n] int64, what partitions call a class; the targets unless the data set has finer labels
+    users: Tensor | None  # [n] int64, the natural client of each example
+    present: Tensor | None = None  # [n, d0] bool, which feature blocks each example has; None: all
+
+    def select(self, rows: Tensor) -> "Examples":
+        """Some of the examples: a mask or indices [n]."""
+        users, present = (None if each is None else each[rows] for each in (self.users, self.present))
+        return Examples(self.inputs[rows], self.targets[rows], self.strata[rows], users, present)
+
+
+@dataclass(frozen=True)
+class Data:
+    """A data set: what clients share out, what the global model is tested on, and how pixels are normalised."""
+
+    train: Examples
+    test: Examples
+    class_names: tuple[str, ...]
+    mean: tuple[float, ...] | None  # per channel, of inputs / 255; None for features
+    std: tuple[float, ...] | None
+
+    def hold_out(self, size: int, seed: int) -> tuple[Examples, "Data"]:
+        """The first `size` test examples in an order by key, and the data without them; a larger size has the
+        smaller's.
+        """
+        order = torch.from_numpy(generator(seed, Purpose.SERVER_DATA).permutation(len(self.test.targets)))
+        rest = order[size:].sort().values
+        return self.test.select(order[:size]), replace(self, test=self.test.select(rest))
+
+    def thinned(self, fraction: float, seed: int) -> "Data":
+        """The data with the first round(fraction * n) training examples in an order by key, at least one; a larger
+        fraction has the smaller's.
+        """
+        n = len(self.train.targets)
+        size = max(1, round(fraction * n))
+        if size >= n:
+            return self
+        order = torch.from_numpy(generator(seed, Purpose.TRAIN_FRACTION).permutation(n))
+        return replace(self, train=self.train.select(order[:size].sort().values))
+
+    def fit(self, channels: int | None, image_size: int | None) -> "Data":
+        """The same data as a model wants it: images of `channels` and `image_size` pixels square; None keeps what is.
+
+        Images are resized once, in uint8, bilinear with antialiasing. One channel becomes three by replication (mean
+        and std too, unless there are three already: those of the photographs that a network was pretrained on). Three
+        become one by ITU luma: the mean is the luma of the means; the std is the luma of the stds, which is exact where
+        the channels are fully correlated and at most a little large in photographs.
+        Raises ValueError for feature vectors and for any other change of channels.
+        """
+        for name, value in (("channels", channels), ("image_size", image_size)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+            if value is not None and value > LARGEST:
+                raise ValueError(f"{name} must be at most {LARGEST}, got {value}")
+            if value is not None and self.train.inputs.ndim != 4:
+                raise ValueError(f"{name} must be null for feature vectors (the model wants images), got {value}")
+        if self.train.inputs.ndim != 4:
+            return self
+        assert self.mean is not None and self.std is not None
+        have = self.train.inputs.shape[1]
+        mean, std = self.mean, self.std
+        if channels is not None and channels != have:
+            if (have, channels) == (1, 3):
+                mean, std = (mean, std) if len(mean) == 3 else (mean * 3, std * 3)
+            elif (have, channels) == (3, 1):
+                mean, std = (_luma(mean),), (_luma(std),)
+            else:
+                raise ValueError(f"channels must be {have} as in the data set (or 1 for 3, or 3 for 1), got {channels}")
+        if len(mean) != (channels or have):
+            raise ValueError(f"channels must be 3, as many as dataset.mean has values, got {channels}")
+        train, test = (
+            examples._replace(inputs=_convert(examples.inputs, channels or have, image_size))
+            for examples in (self.train, self.test)
+        )
+        return Data(train, test, self.class_names, mean, std)
+
+
+def _luma(of_rgb: tuple[float, ...]) -> float:
+    return sum(weight * value for weight, value in zip(LUMA, of_rgb, strict=True))
+
+
+def _convert(images: Tensor, channels: int, image_size: int | None) -> Tensor:
+    """uint8 [n, c, height, width] to [n, channels, image_size, image_size], a chunk at a time."""
+    n, have, height, width = images.shape
+    size = (height, width) if image_size is None else (image_size, image_size)
+    if channels == have and size == (height, width):
+        return images
+    out = images.new_empty(n, channels, *size)
+    chunk = max(1, CHUNK_BYTES // (max(have, channels) * max(height * width, size[0] * size[1])))
+    for start in range(0, n, chunk):
+        source = images[start : start + chunk]
+        if channels < have:
+            red, green, blue = source.to(torch.int32).unbind(1)
+            # 16-bit fixed point, rounded: the weights sum to 2**16, so white stays 255
+            source = ((19595 * red + 38470 * green + 7471 * blue + 2**15) >> 16).to(torch.uint8).unsqueeze(1)
+        if size != (height, width):
+            single = size == (1, 1)  # torch's kernel for bytes fails on a single pixel of three channels
+            source = source.to(torch.float32) if single else source.contiguous()
+            source = F.interpolate(source, size, mode="bilinear", antialias=True)
+            source = source.round().to(torch.uint8) if single else source
+        out[start : start + chunk] = source  # broadcasts grey to three channels
+    return out
+
+
+def digest_of(arrays: Iterable[Tensor | np.ndarray | None]) -> str:
+    """Eight hex digits that change with a shape, a type or a value of any of them: against damage, not against
+    intent.
+    """
+    sum = 0
+    for each in arrays:
+        array = each.cpu().numpy() if isinstance(each, Tensor) else each
+        if array is not None:
+            sum = zlib.crc32(repr((array.shape, array.dtype.str)).encode(), sum)
+            sum = zlib.crc32(np.ascontiguousarray(array).data.cast("B") if array.size else b"", sum)
+    return f"{sum:08x}"

@@ -1,0 +1,1 @@
+"""How good the models of a run are."""

@@ -1,0 +1,125 @@
+"""How good a model is: accuracy and loss on the test set, by class, and over clients."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedlab_runner.core.client_data import Population
+from fedlab_runner.core.model_family import Task
+from fedlab_runner.datasets.examples import Examples
+from fedlab_runner.tracking.summary import RULES
+
+CLASS_PREFIX = "test/accuracy_class/"  # and the number of the class: a metric key
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """When and what to evaluate, and which number a run is judged by.
+
+    `every` n rounds and after the last one, in batches of `batch_size`; `per_class` adds each class's test accuracy,
+    `clients` the spread of the model's accuracy over the clients' own training examples and `train` accuracy and loss
+    on all of them together. The objective is
+    `metric` under rule `summary` (best_of_last, mean_of_last over the `last` evaluations, best, last). `held_out` test
+    examples are left out, the very ones that in-domain server data would be, so that all methods share a test set.
+    With a `target`, the summary has the first evaluated round in which the metric reaches it.
+    """
+
+    every: int
+    batch_size: int
+    per_class: bool
+    clients: bool
+    train: bool
+    metric: str
+    summary: str
+    last: int
+    held_out: int
+    target: float | None
+
+    def __post_init__(self) -> None:
+        for name in ("every", "batch_size", "last"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        if self.held_out < 0:
+            raise ValueError(f"held_out must be >= 0, got {self.held_out}")
+        if self.summary not in RULES:
+            raise ValueError(f"summary must be one of {', '.join(RULES)}, got {self.summary}")
+
+    def due(self, round: int, rounds: int) -> bool:
+        """Whether the models are evaluated after this round (0: before the first)."""
+        return round % self.every == 0 or round == rounds
+
+    def evaluate(self, task: Task, models: Tensor, test: Examples, population: Population) -> dict[str, float]:
+        """Metrics of one model [D], or the mean of those of several [n, D]."""
+        every = [self._evaluate_one(task, w, test, population) for w in models.view(-1, task.size)]
+        metrics = {key: sum(m[key] for m in every) / len(every) for key in every[0]}
+        return metrics | (_over_models([m["test/accuracy"] for m in every]) if models.dim() > 1 else {})
+
+    def evaluate_clients(self, task: Task, models: Iterable[Tensor], test: Examples) -> dict[str, float]:
+        """The spread of the clients' own models over the test set; nothing when there are none."""
+        accuracies = [float(self._score(task, w, test.inputs, test.targets)[0].mean()) for w in models]
+        return _over_models(accuracies) if accuracies else {}
+
+    def _evaluate_one(self, task: Task, w: Tensor, test: Examples, population: Population) -> dict[str, float]:
+        correct, losses = self._score(task, w, test.inputs, test.targets)
+        metrics = {"test/accuracy": float(correct.mean()), "test/loss": float(losses.mean())}
+        if self.per_class:
+            metrics |= per_class(correct, test.targets, task.num_classes)
+        if self.clients or self.train:
+            correct, losses = self._score(task, w, population.inputs, population.targets)
+            members, owners = (torch.from_numpy(a).to(task.device) for a in population.assignment)
+            if self.clients:
+                metrics |= over_clients(_by_client(correct[members], owners, population))
+            if self.train:
+                metrics |= {
+                    "train/accuracy": float(correct[members].mean()),
+                    "train/global_loss": float(losses[members].mean()),
+                }
+        return metrics
+
+    def _score(self, task: Task, w: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Whether each example is classified correctly (0 or 1), and its cross entropy: [n] float64 each."""
+        correct = torch.empty(len(targets), dtype=torch.float64, device=task.device)
+        losses = torch.empty_like(correct)
+        for begin in range(0, len(targets), self.batch_size):
+            part = slice(begin, begin + self.batch_size)
+            logits = task.predict(w, inputs[part])
+            correct[part] = (logits.argmax(-1) == targets[part]).double()
+            losses[part] = F.cross_entropy(logits, targets[part], reduction="none").double()
+        return correct, losses
+
+
+def _by_client(correct: Tensor, owners: Tensor, population: Population) -> Tensor:
+    """The accuracy of each client that has examples, from what is right [n] and whose it is [n]."""
+    sizes = torch.from_numpy(population.num_examples).to(correct.device)
+    right = torch.zeros(len(sizes), dtype=torch.float64, device=correct.device).index_add_(0, owners, correct)
+    return (right / sizes)[sizes > 0]
+
+
+def over_clients(accuracy: Tensor) -> dict[str, float]:
+    """The spread of an accuracy over clients [n]."""
+    return {
+        "clients/accuracy_mean": float(accuracy.mean()),
+        "clients/accuracy_std": float(accuracy.std(correction=0)),
+        "clients/accuracy_min": float(accuracy.min()),
+        "clients/accuracy_worst_decile": float(accuracy.quantile(0.1)),
+    }
+
+
+def _over_models(accuracies: list[float]) -> dict[str, float]:
+    """Mean, spread and least of the test accuracies of clients' own models."""
+    values = torch.tensor(accuracies, dtype=torch.float64)
+    return {
+        "client_models/accuracy_mean": float(values.mean()),
+        "client_models/accuracy_std": float(values.std(correction=0)),
+        "client_models/accuracy_min": float(values.min()),
+    }
+
+
+def per_class(correct: Tensor, targets: Tensor, num_classes: int) -> dict[str, float]:
+    """Accuracy on each class that the test set holds."""
+    counts = torch.bincount(targets, minlength=num_classes)
+    right = torch.bincount(targets, correct, minlength=num_classes)
+    return {f"{CLASS_PREFIX}{c}": float(right[c] / counts[c]) for c in range(num_classes) if counts[c]}

@@ -1,0 +1,1 @@
+"""Insides of the executor `auto`: measurements and what is remembered of them."""

@@ -1,0 +1,101 @@
+"""A small part of a cohort's work, and what the executors make of it."""
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlab_runner.core.work import Executor, Work
+from fedlab_runner.executors._autotune.cache import Cost
+from fedlab_runner.executors._pieces import wait_for
+
+_log = logging.getLogger(__name__)
+STEP_SECONDS, FLOPS_A_SECOND = 3e-4, 2e10  # of a small step, and of a large one: a core of today
+SAMPLE_SECONDS = 1.0
+MOST_STEPS = 8
+REPETITIONS = 2
+# How far models may be from the reference, in units of how far training moved them.
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-2}
+AUTOCAST_TOLERANCE = 0.2
+
+
+def expected_seconds(work: Work) -> float:
+    """A guess of what a cohort costs, to the order of magnitude, without measuring."""
+    example = work.task.normalize(work.population.inputs[:1], work.task.dtype)
+    step = work.task.flops(example).step * work.local.batch_size / FLOPS_A_SECOND
+    return float(work.num_steps.sum()) * max(step, STEP_SECONDS)
+
+
+def sample(work: Work, seconds: float) -> Work:
+    """As many of its clients, and of their steps where there are many, as take about a second; spread over the large
+    and the small.
+    """
+    if seconds <= SAMPLE_SECONDS:
+        return work
+    most = int(work.num_steps.max())
+    if (work.num_steps > MOST_STEPS).any():
+        seconds *= MOST_STEPS / most
+        local = replace(work.local, epochs=None, steps=MOST_STEPS)
+    else:
+        local = work.local
+    count = int(np.clip(len(work.ids) * SAMPLE_SECONDS / seconds, min(20, len(work.ids)), len(work.ids)))
+    order = np.concatenate([rows for _, rows in work.groups()])
+    rows = np.sort(order[np.linspace(0, len(order) - 1, count).astype(np.int64)])
+    part = work.select(rows)
+    return replace(part, local=local, num_steps=work.population.num_steps(part.ids, local, work.task.has_batch_norm))
+
+
+def measure(work: Work, executors: Mapping[str, Executor]) -> dict[str, Cost]:
+    """What each costs on this work, in turns, so that a busy machine is busy for all; the first is the reference.
+
+    The models of each must agree with the reference's: one that does not, or that fails, is left out.
+    """
+    once: dict[str, float] = {}
+    models: dict[str, Tensor] = {}
+    for name, executor in executors.items():
+        began = time.perf_counter()
+        try:
+            models[name] = _trained(executor, work)
+        except Exception as error:  # of a compiler, or of memory: the others remain
+            _log.warning(
+                "executor=%s cannot carry out this work: %s", name, (str(error).splitlines() or [repr(error)])[0]
+            )
+        else:
+            if not _agree(work, models[name], next(iter(models.values()))):
+                _log.warning("executor=%s does not agree with %s on this work", name, next(iter(models)))
+                del models[name]
+        once[name] = time.perf_counter() - began
+    times: dict[str, list[float]] = {name: [] for name in models}
+    for _ in range(REPETITIONS):
+        for name in times:
+            _trained(executors[name], work)  # as in a run of its own: its workers are there, its caches are warm
+            began = time.perf_counter()
+            _trained(executors[name], work)
+            times[name].append(time.perf_counter() - began)
+    return {name: _cost(work, once[name], times.get(name)) for name in executors}
+
+
+def _trained(executor: Executor, work: Work) -> Tensor:
+    """The models, once they are there, of a cohort that nothing has been worked out for, as that of each round."""
+    y, _ = executor.train(replace(work))
+    wait_for(work.task.device)
+    return y
+
+
+def _agree(work: Work, y: Tensor, reference: Tensor) -> bool:
+    """Whether models [K, D] are the same but for rounding, which training can blow up in a few of the clients."""
+    if torch.equal(y, reference):
+        return True
+    tolerance = TOLERANCE[work.task.dtype] if work.task.autocast is None else AUTOCAST_TOLERANCE
+    moved = torch.linalg.vector_norm(reference - work.start, dim=-1)
+    apart = torch.linalg.vector_norm(y - reference, dim=-1) / moved.clamp_min(torch.finfo(y.dtype).tiny)
+    return bool(apart.median() <= tolerance)
+
+
+def _cost(work: Work, once: float, times: list[float] | None) -> Cost:
+    steps = int(work.num_steps.sum())
+    return Cost(once, None) if times is None else Cost(max(0.0, once - min(times)), min(times) / steps)

@@ -1,0 +1,1 @@
+"""Worker processes that are forks of the run."""

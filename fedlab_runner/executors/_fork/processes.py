@@ -1,0 +1,115 @@
+"""Forked helpers that only compute: they end with their parent, and its files, signals and locks are none of theirs."""
+
+import logging
+import os
+import select
+import signal
+import socket
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from fedlab_runner.utils import attempt
+from fedlab_runner.utils.signals import name
+from fedlab_runner.utils.system import cpu_seconds, die_with_parent
+
+_log = logging.getLogger(__name__)
+LOOK_SECONDS = 5.0  # how often helpers are looked at while the parent waits for them
+STUCK_SECONDS = 60.0  # a helper that has used no CPU time for so long is given up
+MOST_WORDS = 500  # of a helper's last words
+_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+
+
+class Helper(NamedTuple):
+    """A forked process and the parent's end of the line to it."""
+
+    pid: int
+    line: socket.socket
+
+
+def fork(helpers: list[Helper], run: Callable[[socket.socket], None], *descriptors: int) -> None:
+    """Starts a helper that calls `run` with its end of the line and ends, and adds it to the others: no signal comes
+    between the two. What goes wrong in it is said on the line. Of the parent's descriptors it closes these.
+    """
+    parent = os.getpid()
+    ours, its = socket.socketpair()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        with warnings.catch_warnings():
+            # Python warns of every fork beside other threads (the tracker's, the console's): one that held a lock
+            # which a helper needs would leave it waiting. Helpers only compute, and a stuck one is given up.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+        if pid:
+            its.close()
+            helpers.append(Helper(pid, ours))
+            return
+        code = 1
+        try:
+            die_with_parent(parent)
+            for number in _SIGNALS:
+                if signal.getsignal(number) != signal.SIG_IGN:  # nohup is for helpers too
+                    signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            for line in (ours, *(other.line for other in helpers)):
+                line.close()
+            for descriptor in descriptors:
+                os.close(descriptor)
+            run(its)
+            code = 0
+        except BaseException as error:
+            its.send(f"{type(error).__name__}: {error}"[:MOST_WORDS].encode())
+            raise
+        finally:
+            os._exit(code)  # the parent's files, tracker and locks are none of its business
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def kill(helpers: list[Helper]) -> None:
+    """Ends them, whatever they do, and waits until they have ended."""
+    for helper in helpers:
+        os.kill(helper.pid, signal.SIGKILL)
+    for helper in helpers:
+        os.waitpid(helper.pid, 0)
+        helper.line.close()
+    helpers.clear()
+
+
+def answers(helpers: Sequence[Helper]) -> Iterator[tuple[Helper, bytes]]:
+    """Each helper and what it says, as they come; nothing from one that has died. One that does nothing any more is
+    killed.
+    """
+    busy = {helper: (0.0, time.monotonic()) for helper in helpers}
+    while busy:
+        for line in select.select([helper.line for helper in busy], [], [], LOOK_SECONDS)[0]:
+            helper = next(each for each in busy if each.line is line)
+            del busy[helper]
+            yield helper, _received(line)
+        for helper, (used, since) in list(busy.items()):
+            now = cpu_seconds(helper.pid)
+            if now is None or now > used:
+                busy[helper] = (now or 0.0, time.monotonic())
+            elif time.monotonic() - since > STUCK_SECONDS:
+                _log.warning("worker process %d has stood still for %.0f s and is given up", helper.pid, STUCK_SECONDS)
+                os.kill(helper.pid, signal.SIGKILL)
+                busy[helper] = (used, time.monotonic())
+
+
+def bury(helpers: list[Helper], dead: Helper, said: bytes) -> str:
+    """Takes one that has died out of the others; why it has, in words."""
+    helpers.remove(dead)
+    dead.line.close()
+    code = os.waitstatus_to_exitcode(os.waitpid(dead.pid, 0)[1])
+    if code < 0 and not said:
+        return f"worker process {dead.pid} was killed by {name(-code)} in {attempt.place()}"
+    cause = said.decode(errors="replace") or f"exit code {code}"
+    return f"worker process {dead.pid} ended early in {attempt.place()} ({cause})"
+
+
+def _received(line: socket.socket) -> bytes:
+    try:
+        return line.recv(MOST_WORDS)
+    except ConnectionResetError:
+        return b""

@@ -1,0 +1,78 @@
+"""A cohort's work in pieces that do not depend on each other, carried out one after another."""
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlab_runner.core.model_family import Task
+from fedlab_runner.core.work import OfOne, Work, own_generator
+from fedlab_runner.executors._fork.buffers import PRIVATE
+
+
+class Piece(NamedTuple):
+    """Clients that train together: rows of the cohort [k], and whether batch norm keeps its stored statistics."""
+
+    rows: np.ndarray
+    frozen_norm: bool
+
+
+class Unchanging:
+    """An executor that is the same in every run, and one process."""
+
+    def in_run(self, folder: Path, rounds: int) -> Self:
+        return self
+
+    def num_processes(self) -> int:
+        return 1
+
+
+class InPieces(Unchanging, ABC):
+    """An executor that says which clients train together and how; `compile` compiles what a step computes."""
+
+    compile: bool  # a field of each of them
+
+    @abstractmethod
+    def at_once(self, clients: int) -> int:
+        """As in `Executor`."""
+
+    @abstractmethod
+    def pieces(self, work: Work) -> list[Piece]:
+        """All clients of the cohort, longest work first. A piece's result depends on its own clients alone."""
+
+    @abstractmethod
+    def each(self, task: Task, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
+        """As in `Executor`."""
+
+    @abstractmethod
+    def compiling(self, work: Work) -> list[int]:
+        """Those of the pieces, by number, whose training compiles what they and the others need."""
+
+    @abstractmethod
+    def train_piece(self, work: Work, piece: Piece, y: Tensor, losses: Tensor) -> None:
+        """Writes the models and mean losses of the piece's clients into their rows of y [K, D] and losses [K]."""
+
+    def train(self, work: Work) -> tuple[Tensor, Tensor]:
+        y = new_models(work)
+        losses = y.new_zeros(len(work.ids))
+        with own_generator(work):
+            for piece in self.pieces(work):
+                self.train_piece(work, piece, y, losses)
+        return y, losses
+
+
+def new_models(work: Work) -> Tensor:
+    """Room for the models of a cohort [K, D]."""
+    task, count = work.task, len(work.ids)
+    if task.device.type == "cpu":
+        return PRIVATE.take(count, task.size, task.dtype)
+    return torch.empty(count, task.size, device=task.device, dtype=task.dtype)
+
+
+def wait_for(device: torch.device) -> None:
+    """A GPU goes on with its work when a call has returned: this returns when it has done it all."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,191 @@
+"""The process that speaks with Ray for a run: Ray ends the process of a driver when its head or its node dies, and the
+run has to checkpoint then.
+
+    python -m fedlab_runner.executors._ray.driver <descriptor of a socket> <address or ""> <process of the run>
+"""
+
+import importlib
+import logging
+import os
+import pickle
+import socket
+import sys
+import time
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+from fedlab_runner.executors._pieces import InPieces
+from fedlab_runner.executors._ray.serialization import Round, Share, train_share
+from fedlab_runner.utils.system import die_with_parent, usable_cores
+
+LOOK_SECONDS = 2.0  # how often the cluster is looked at while nothing comes
+GONE_SECONDS = 20.0  # a head that has not answered for so long is lost; one that was restarted may come back
+MOST_LOSSES = 3  # of one share: then it is what kills its workers
+
+
+class Keep(NamedTuple):
+    """Put this into the object store, under a number."""
+
+    number: int
+    thing: Any
+
+
+class Train(NamedTuple):
+    """Train a cohort; what is in the store under other numbers than these is not needed any more."""
+
+    inner: InPieces
+    work: bytes
+    lasting: list[int]
+    in_use: set[int]
+    shares: list[Share]
+
+
+class Ready(NamedTuple):
+    """Connected, or done with a cohort."""
+
+    head: str
+    cores: int
+
+
+class Done(NamedTuple):
+    """The models and mean losses of a share's clients."""
+
+    share: int
+    models: Any  # ndarray [k, D]
+    losses: Any  # ndarray [k]
+
+
+class Lost(NamedTuple):
+    """A worker has died, and its share is trained again; at last, not `again`."""
+
+    share: int
+    reason: str
+    again: bool
+
+
+class Failed(NamedTuple):
+    """Raised by the training itself, pickled."""
+
+    error: bytes
+
+
+class Gone(NamedTuple):
+    """There is no cluster, or none any more."""
+
+    reason: str
+
+
+class Driver:
+    """Carries out what comes through the connection, with Ray."""
+
+    def __init__(self, ray: Any, connection: Connection) -> None:
+        self._ray, self._connection = ray, connection
+        context = ray.get_runtime_context()
+        self._head, self._node = context.gcs_address, context.get_node_id()
+        self._kept: dict[int, Any] = {}
+        self._train = ray.remote(num_cpus=1, max_retries=0, scheduling_strategy="SPREAD")(train_share)
+
+    def run(self) -> None:
+        """Until the connection is closed or the cluster is lost."""
+        while True:
+            send(self._connection, Ready(self._head, max(1, int(self._ray.cluster_resources().get("CPU", 0)))))
+            while isinstance(asked := receive(self._connection), Keep):
+                self._kept[asked.number] = self._ray.put(asked.thing)
+            if (reason := self._reason_gone() or self._cohort(asked)) is not None:
+                send(self._connection, Gone(reason))
+                return
+
+    def _cohort(self, asked: Train) -> str | None:
+        """Sends what becomes of each share, as it comes; gives the reason when the cluster is lost."""
+        ray, errors = self._ray, self._ray.exceptions
+        self._kept = {number: ref for number, ref in self._kept.items() if number in asked.in_use}
+        round = Round(ray.put(asked.work), [self._kept[number] for number in asked.lasting])
+        losses = [0] * len(asked.shares)
+        waiting = {self._train.remote(asked.inner, round, share): i for i, share in enumerate(asked.shares)}
+        while waiting:
+            done, _ = ray.wait(list(waiting), timeout=LOOK_SECONDS)
+            if not done and (reason := self._reason_gone()) is not None:
+                return reason
+            if self._connection.poll():  # nothing is asked for in between: the other end is closed
+                raise EOFError
+            for ref in done:
+                i = waiting.pop(ref)
+                try:
+                    send(self._connection, Done(i, *ray.get(ref)))
+                except errors.RayTaskError as error:
+                    for other in waiting:
+                        ray.cancel(other, force=True)
+                    send(self._connection, Failed(ray.cloudpickle.dumps(error.cause or RuntimeError(str(error)))))
+                    return None
+                except errors.RayError as error:
+                    if (reason := self._reason_gone()) is not None:
+                        return reason
+                    losses[i] += 1
+                    again = losses[i] < MOST_LOSSES
+                    send(self._connection, Lost(i, str(error).partition("\n")[0], again))
+                    if not again:
+                        return None
+                    waiting[self._train.remote(asked.inner, round, asked.shares[i])] = i
+        return None
+
+    def _reason_gone(self) -> str | None:
+        """Why the cluster cannot be used any more, if so."""
+        since = time.monotonic()
+        while not answers(self._head):
+            if time.monotonic() - since > GONE_SECONDS:
+                return "its head does not answer"
+            time.sleep(0.2)
+        alive = {node["NodeID"]: node["Alive"] for node in self._ray.nodes()}
+        return None if alive.get(self._node) else "this machine is no part of it any more"
+
+
+def send(connection: Connection, message: NamedTuple) -> None:
+    """By value: the connection itself would share tensors, with descriptors that the other end cannot open."""
+    connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+
+
+def receive(connection: Connection) -> Any:
+    """What the other end sent; EOFError when it is gone."""
+    return pickle.loads(connection.recv_bytes())
+
+
+def answers(address: str) -> bool:
+    """Whether something listens at host:port."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=5):
+            return True
+    except OSError:
+        return False
+
+
+def main() -> None:
+    """Connects, says so, and works."""
+    descriptor, address, parent = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    die_with_parent(parent)
+    connection = Connection(descriptor)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    ray: Any = importlib.import_module("ray")
+    # "local", not None: that is whatever cluster RAY_ADDRESS names, or was the last one on this machine.
+    new = {"address": "local", "num_cpus": usable_cores(), "include_dashboard": False}
+    where: dict[str, Any] = {"address": address} if address else new
+    with suppress(EOFError, ConnectionError):  # the run has ended: so does this
+        try:
+            if address not in ("", "auto") and not answers(address):
+                raise ConnectionError("nothing answers there")
+            ray.init(**where, log_to_driver=False, logging_level=logging.ERROR)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            send(connection, Gone(str(error).partition("\n")[0]))
+            return
+        try:
+            Driver(ray, connection).run()
+        except ray.exceptions.RayError as error:
+            send(connection, Gone(str(error).partition("\n")[0]))
+
+
+if __name__ == "__main__":
+    # Under its own name and not as `__main__`: what is sent must be the classes that the other end knows.
+    from fedlab_runner.executors._ray import driver as ray_driver
+
+    ray_driver.main()

@@ -1,0 +1,1 @@
+"""One run, from a config to its objective."""

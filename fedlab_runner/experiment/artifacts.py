@@ -1,0 +1,111 @@
+"""What a run leaves in its folder beside its numbers, for people: the config, who has which examples, pictures, the
+model. All of it is shown in W&B too.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import OmegaConf
+
+from fedlab_runner.evaluation.evaluator import CLASS_PREFIX
+from fedlab_runner.experiment import provenance
+from fedlab_runner.experiment.export import FILE as MODEL
+from fedlab_runner.experiment.export import save_models
+from fedlab_runner.plots.blocks import block_table, plot_blocks
+from fedlab_runner.plots.curves import plot_curves, plot_staleness
+from fedlab_runner.plots.diagnostics import plot_diagnostics
+from fedlab_runner.plots.partition import FILE as PARTITION
+from fedlab_runner.plots.partition import partition_table, plot_partition, write_partition_table
+from fedlab_runner.plots.topology import plot_topology
+from fedlab_runner.tracking.jsonl import Row
+from fedlab_runner.tracking.recorder import Recorder
+from fedlab_runner.utils.files import write_text_atomically
+
+if TYPE_CHECKING:
+    from fedlab_runner.experiment.run import Prepared
+
+_log = logging.getLogger("fedlab_runner")
+CONFIG = "config.yaml"
+LOGGED_CLIENTS = 1000  # of the clients x classes table that goes to W&B
+
+
+class Leaving:
+    """All that one run leaves. `record` notes by which command it was started."""
+
+    def __init__(
+        self, folder: Path, name: str, config: Mapping[str, Any], prepared: "Prepared", record: Callable[[], str | None]
+    ) -> None:
+        self._folder, self._plots, self._name, self._config = folder, folder / "plots", name, config
+        self._prepared, self._record = prepared, record
+        self._strata, self._classes = prepared.data.train.strata.numpy(), prepared.data.class_names
+
+    def start(self) -> str | None:
+        """Writes the config and the command; the commit of the code."""
+        self._write_config()
+        return self._record()
+
+    def show_partition(self, recorder: Recorder) -> None:
+        """Who has what and who reaches whom, as tables and pictures."""
+        columns, rows = partition_table(self._prepared.split[:LOGGED_CLIENTS], self._strata, self._classes)
+        recorder.table("partition", columns, rows)
+        if (blocks := self._prepared.simulation.fed.blocks) is not None:
+            recorder.table("blocks", *block_table(blocks, self._prepared.split, self._strata, self._classes))
+        for name, picture in self._draw_partition():
+            recorder.image(name, picture)
+
+    def show_results(self, recorder: Recorder, state: Any, save_model: bool) -> None:
+        """The pictures of all rounds, the accuracy on each class and, where it is wanted, the model of a State."""
+        self._bring_back()
+        rows = recorder.rows()
+        plot_curves(self._plots / "curves.png", rows, self._name)
+        recorder.image("curves", self._plots / "curves.png")
+        if plot_staleness(self._plots / "staleness.png", rows, self._name):
+            recorder.image("staleness", self._plots / "staleness.png")
+        for picture in plot_diagnostics(self._plots, rows, self._name):
+            recorder.image(picture.stem, picture)
+        self._show_classes(rows, recorder)
+        if save_model:
+            save_models(self._folder / MODEL, self._prepared.simulation.evaluated(state), rows[-1]["round"])
+            recorder.model(self._folder / MODEL)
+
+    def _bring_back(self) -> None:
+        """Writes again what somebody has removed while the run was at work."""
+        again: dict[str, Callable[[], object]] = {
+            CONFIG: self._write_config,
+            provenance.FILE: self._record,
+            PARTITION: self._draw_partition,
+        }
+        for name, write in again.items():
+            if not (self._folder / name).exists():
+                _log.warning("%s was removed while the run was at work: it is written anew", self._folder / name)
+                write()
+
+    def _write_config(self) -> None:
+        write_text_atomically(self._folder / CONFIG, OmegaConf.to_yaml(OmegaConf.create(dict(self._config))))
+
+    def _draw_partition(self) -> list[tuple[str, Path]]:
+        """Writes the table of who has what, and draws that and who reaches whom: names and paths of the pictures."""
+        split, plots, fed = self._prepared.split, self._plots, self._prepared.simulation.fed
+        write_partition_table(self._folder, split, self._strata, self._classes)
+        plot_partition(plots / "partition.png", split, self._strata, self._classes, self._name)
+        drawn = [("partition_plot", plots / "partition.png")]
+        if fed.topology is not None:
+            plot_topology(plots / "topology.png", fed.topology, self._name)
+            drawn.append(("topology", plots / "topology.png"))
+        if fed.blocks is not None:
+            columns, rows = block_table(fed.blocks, split, self._strata, self._classes)
+            plot_blocks(plots / "blocks.png", columns, rows, self._name)
+            drawn.append(("blocks_plot", plots / "blocks.png"))
+        return drawn
+
+    def _show_classes(self, rows: Sequence[Row], recorder: Recorder) -> None:
+        """The last accuracy on each class as a table in W&B, where classes were evaluated."""
+        last: Row = {}
+        for row in rows:
+            last |= row
+        accuracies = [(c, last.get(f"{CLASS_PREFIX}{c}")) for c in range(len(self._classes))]
+        table = [[self._classes[c], accuracy] for c, accuracy in accuracies if accuracy is not None]
+        if table:
+            recorder.table("per_class", ["class", "accuracy"], table)

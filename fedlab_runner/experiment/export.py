@@ -1,0 +1,29 @@
+"""The models that a run ended with, as a file that other programs read."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from fedlab_runner.core.model_family import Task
+from fedlab_runner.utils.files import write_atomically
+
+FILE = "model.safetensors"
+
+
+def save_models(path: Path, models: Sequence[tuple[Task, Tensor]], round: int) -> None:
+    """Writes models [D], each with its family, under PyTorch's names, frozen parameters included;
+    `<i>.<name>` where there are several.
+
+    The file's metadata has the `round` after which they were the run's.
+    """
+    from safetensors.torch import save
+
+    named = [task.state_dict(w) for task, w in models]
+    tensors = {
+        name if len(named) == 1 else f"{i}.{name}": value.cpu().contiguous()
+        for i, values in enumerate(named)
+        for name, value in values.items()
+    }
+    content = save(tensors, metadata={"round": str(round)})
+    write_atomically(path, lambda file: file.write(content))

@@ -1,0 +1,273 @@
+"""The loop of a run: round, evaluate, record, checkpoint."""
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+from fedlab_runner.analyses.base import Analysis
+from fedlab_runner.checkpoints.state_packing import differs, fits, layout, pack, unpack
+from fedlab_runner.checkpoints.store import Checkpointing, CheckpointStore
+from fedlab_runner.config.run_id import stopping
+from fedlab_runner.core.algorithm import Algorithm
+from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.model_family import Task
+from fedlab_runner.core.update_guard import finite_rows
+from fedlab_runner.datasets.examples import Examples, digest_of
+from fedlab_runner.evaluation.client_models import ClientModels
+from fedlab_runner.evaluation.evaluator import Evaluation
+from fedlab_runner.experiment.code_hash import Code, code_of
+from fedlab_runner.experiment.resource_estimate import check_memory, seconds_a_round
+from fedlab_runner.experiment.resuming import FAILED, STRANGE, check_beginning, understood
+from fedlab_runner.experiment.standstill import foreseen
+from fedlab_runner.tracking.recorder import Recorder
+from fedlab_runner.utils import attempt, signals
+from fedlab_runner.utils.durations import duration
+from fedlab_runner.utils.errors import Diverged, UserError
+
+_log = logging.getLogger(__name__)
+WARM = 2  # the round, of those that are run, that tells what rounds take: the first one measures, forks and compiles
+WORTH_SAYING = 60.0  # seconds that are left
+# What may be wrong with a checkpoint that is whole by its sums.
+
+
+class LRSchedule(Protocol):
+    """A factor on the local learning rate by round, counted from 0."""
+
+    def factor(self, round: int) -> float: ...
+
+
+class Snapshot(NamedTuple):
+    """A run between two rounds, by reference: algorithms never write into their State."""
+
+    round: int  # rounds done
+    state: Any
+    federation: dict[str, Any]
+    analysis: Any  # what the analysis remembers
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """An experiment ready to run, or to go on: everything that its numbers depend on."""
+
+    algorithm: Algorithm[Any]
+    fed: Federation
+    test: Examples
+    evaluation: Evaluation
+    analysis: Analysis[Any]
+    lr_schedule: LRSchedule
+    rounds: int
+    examples: str  # a digest of all that clients and server have, and are tested with
+
+    def run(
+        self,
+        recorder: Recorder,
+        store: CheckpointStore,
+        checkpointing: Checkpointing,
+        fingerprint: dict[str, Any],
+        on_start: Callable[[], None],
+        on_round: Callable[[int], None] = lambda round: None,
+    ) -> Any:
+        """Runs until `rounds` rounds are done, from the newest checkpoint if there is one, and returns the final State.
+
+        `on_start` is called when the recorder is open, `on_round` after each round: what it raises ends the run.
+        However the run ends, the last whole round is checkpointed.
+        Raises Diverged when a model or the training loss is not finite.
+        """
+        code = code_of(fingerprint)
+        lacks = partial(self._lacks, recorder, checkpointing, code)
+        saved = store.load(fingerprint, self.fed.task.device, lacks, also=[stopping(fingerprint)])
+        memory = check_memory(self.algorithm, self.fed, self.rounds)
+        now, wall = self._resume(*saved) if saved else (self._initial(), 0.0)
+        self.fed.tables.retain(store.rounds())
+        began = time.monotonic() - wall
+        first, saved_round, saved_at, saving = now.round, now.round, time.monotonic(), 0.0
+        written = True  # all that there is: before its first evaluation a run has nothing to go on from
+        begun = saved is not None  # there is a checkpoint, or something to write one of
+        evaluation = None
+        recorder.start(now.round if saved else -1)
+        on_start()
+
+        def save() -> None:
+            nonlocal written, saved_round, saved_at, saving
+            if now.round > saved_round or not written or (begun and now.round not in store.rounds()):
+                attempt.at("checkpoint", now.round)
+                began_saving = time.monotonic()
+                recorder.sync()  # a checkpoint must not outrun its metrics
+                self.fed.tables.sync()  # nor its rows
+                state, federation = pack(now.state), pack(now.federation)
+                payload = {"state": state, "federation": federation, "analysis": pack(now.analysis)}
+                payload |= {"wall": time.monotonic() - began, "metrics": recorder.digest(now.round)}
+                payload |= {"examples": self.examples, "layout": layout(now.state), "frozen": self._frozen}
+                payload["code"] = code
+                store.save(now.round, fingerprint, payload)
+                self.fed.tables.retain(store.rounds())
+                written, saved_round, saved_at = True, now.round, time.monotonic()
+                saving = saved_at - began_saving
+
+        try:
+            if not saved:
+                evaluating = time.monotonic()
+                recorder.log(0, self._first_evaluation(now.state), {"time/wall": time.monotonic() - began})
+                evaluation = time.monotonic() - evaluating
+                written, begun = False, True
+                if (reason := foreseen(self.algorithm, self.fed, self.rounds)) is not None:
+                    _log.warning("the server's model will not move: %s", reason)
+            attempt.at("time estimate")
+            _log.info("%s; %s", self._expected_time(now.round, evaluation), memory)
+            while now.round < self.rounds:
+                started = time.monotonic()
+                memory, seen = self._analyse(now)
+                with understood(first, FAILED) if saved and saved_round == first else nullcontext():
+                    state, metrics = self._round(now)
+                trained = time.monotonic()
+                metrics |= seen | self._evaluate(state, now.round + 1)
+                done = time.monotonic()
+                timings = {"round": trained - started, "evaluation": done - trained, "wall": done - began}
+                timings = self.fed.timings() | {f"time/{key}": value for key, value in timings.items()}
+                attempt.at("records")
+                recorder.log(now.round + 1, metrics, timings)
+                now = Snapshot(now.round + 1, state, self.fed.state_dict(), memory)
+                if self.evaluation.due(now.round, self.rounds):
+                    evaluation = done - trained
+                if now.round in (first + 1, first + WARM):
+                    self._say_time_left(now.round, trained - started, evaluation, now.round == first + WARM)
+                if checkpointing.due(now.round, saved_round, done - saved_at, saving):
+                    save()
+                signals.check()
+                on_round(now.round)
+        except BaseException:
+            try:
+                save()
+            except Exception as error:  # the first error is the one to show
+                _log.warning("the last round could not be checkpointed: %s", error)
+            raise
+        save()
+        attempt.at("plots and summary")
+        return now.state
+
+    def _expected_time(self, done: int, evaluation: float | None) -> str:
+        """Of the rounds that are left, in words; `evaluation` is what one takes, if it is known."""
+        rounds = range(done + 1, self.rounds + 1)
+        if not rounds:
+            return "0 rounds are left"
+        computing = duration(len(rounds) * seconds_a_round(self.algorithm, self.fed))
+        words = f"{len(rounds)} rounds are left: clients and server compute for {computing}, one after another"
+        if evaluation is None:
+            return words
+        times = sum(self.evaluation.due(round, self.rounds) for round in rounds)
+        return f"{words}; evaluation {duration(times * evaluation)}"
+
+    def _say_time_left(self, done: int, a_round: float, evaluation: float | None, warm: bool) -> None:
+        """From what a round took: local training, what the algorithm adds to it, and what the server does. The first
+        round, not `warm`, takes longer than the others, as it may measure and compile.
+        """
+        rounds = range(done + 1, self.rounds + 1)
+        evaluations = sum(self.evaluation.due(round, self.rounds) for round in rounds) * (evaluation or 0.0)
+        if (left := len(rounds) * a_round + evaluations) >= WORTH_SAYING:
+            took, all_of_them = duration(a_round), ("" if warm else "at most ") + duration(left)
+            _log.info("round %d took %s: %s for the %d that are left", done, took, all_of_them, len(rounds))
+
+    def _initial(self) -> Snapshot:
+        return Snapshot(0, self.algorithm.init(self.fed), self.fed.state_dict(), self.analysis.init())
+
+    def _analyse(self, now: Snapshot) -> tuple[Any, dict[str, float]]:
+        """What the analysis remembers after looking at the round that begins, and its metrics."""
+        self.fed.begin(now.round, self.lr_schedule.factor(now.round))
+        return self.analysis.observe(now.analysis, now.state, self.algorithm, self.fed)
+
+    def _round(self, now: Snapshot) -> tuple[Any, dict[str, float]]:
+        """One round from a snapshot: the next State and the round's metrics."""
+        fed = self.fed
+        fed.begin(now.round, self.lr_schedule.factor(now.round))
+        attempt.at("algorithm", now.round + 1)
+        state = self.algorithm.round(now.state, fed)
+        metrics = {**fed.collect(), "local/lr": fed.lr}
+        loss = metrics.get("train/loss", 0.0)
+        models = self.algorithm.models(state)
+        stacks = (models,) if isinstance(models, Tensor) else models
+        # Row by row: of all models at once, torch.isfinite would make another copy.
+        rows = [stack.view(-1, stack.shape[-1]) for stack in stacks]
+        diagnosis = f"the run diverged in round {now.round + 1} (train/loss {loss:.3g}"
+        if not (math.isfinite(loss) and all(bool(finite_rows([each]).all()) for each in rows)):
+            raise Diverged(f"{diagnosis}): lower local.lr or set local.clip_norm")
+        if any(
+            bool(task.bad_statistics(w[:, task.num_params :]).any()) for task, w in zip(fed.tasks, rows, strict=False)
+        ):
+            raise Diverged(
+                f"{diagnosis}): the algorithm left a running variance of batch norm below zero; statistics are to be "
+                "replaced by a mean of the clients' (averaging.stepped), not stepped"
+            )
+        return state, metrics
+
+    def _evaluate(self, state: Any, round: int) -> dict[str, float]:
+        if not self.evaluation.due(round, self.rounds):
+            return {}
+        attempt.at("evaluation", round)
+        fed, models = self.fed, self.algorithm.models(state)
+        if not isinstance(models, Tensor):
+            return self._client_models.evaluate(models, self.algorithm.more_models(state, fed))
+        metrics = self.evaluation.evaluate(fed.task, models, self.test, fed.population)
+        own = self.algorithm.client_models(state, fed)
+        return metrics | self.evaluation.evaluate_clients(fed.task, own, self.test)
+
+    def evaluated(self, state: Any) -> list[tuple[Task, Tensor]]:
+        """Each model [D] that is evaluated, with its family; where each client has one, in the order of the clients."""
+        fed, models = self.fed, self.algorithm.models(state)
+        if isinstance(models, Tensor):
+            return [(fed.task, w) for w in models.view(-1, fed.task.size)]
+        count = len(models)
+        return [(fed.tasks[i % count], models[i % count][i // count]) for i in range(fed.num_clients)]
+
+    @cached_property
+    def _client_models(self) -> ClientModels:
+        return ClientModels(self.evaluation, self.fed, self.test)
+
+    def _first_evaluation(self, state: Any) -> dict[str, float]:
+        """The metrics of the initial model; UserError when what the run is to be judged by is not among them."""
+        metrics, wanted = self._evaluate(state, 0), self.evaluation.metric
+        if wanted not in metrics:
+            raise UserError(f"evaluation.metric must be one of {', '.join(metrics)}, got {wanted}")
+        return metrics
+
+    def _lacks(
+        self, recorder: Recorder, checkpointing: Checkpointing, code: Code, round: int, payload: dict[str, Any]
+    ) -> str | None:
+        """What a checkpoint refers to and does not find as it was; older versions wrote down less of it.
+
+        UserError where the examples are others, or the code is.
+        """
+        with understood(round, STRANGE):
+            check_beginning(payload, checkpointing, examples=self.examples, code=code, frozen=self._frozen)
+            return recorder.lacks(round, payload.get("metrics")) or self.fed.tables.lacks(
+                round, payload["federation"]["tables"]
+            )
+
+    @cached_property
+    def _frozen(self) -> str:
+        """A digest of the models' weights that are not trained, which are in no State."""
+        modules = [task.module for task in self.fed.tasks]
+        return digest_of(p.detach() for module in modules for p in module.parameters() if not p.requires_grad)
+
+    def _resume(self, round: int, payload: dict[str, Any]) -> tuple[Snapshot, float]:
+        """The run as it was after `round` rounds, and the seconds it had taken."""
+        first, first_memory = self.algorithm.init(self.fed), self.analysis.init()
+        with understood(round, STRANGE):
+            if not fits(payload["state"], payload.get("layout"), like=first):  # older versions did not write it
+                name = type(self.algorithm).__name__
+                raise UserError(
+                    f"the checkpoint after round {round} is of a version whose State of {name} had other fields: go on "
+                    "with that version (commands.jsonl has its commit), or give another hydra.run.dir"
+                )
+            if differs(payload["state"], like=first):
+                raise ValueError("its State has other parts, types or sizes")
+            state = unpack(payload["state"], like=first)
+            self.fed.load_state_dict(payload["federation"])
+            memory = unpack(payload.get("analysis"), like=first_memory)  # none in checkpoints of older versions
+            return Snapshot(round, state, self.fed.state_dict(), memory), float(payload["wall"])

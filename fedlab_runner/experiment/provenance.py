@@ -1,0 +1,102 @@
+"""By which commands and from which code a run came to be: one line in its folder for each start."""
+
+import json
+import platform
+import re
+import shlex
+import subprocess
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, cast
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.utils import get_original_cwd
+from omegaconf import DictConfig, OmegaConf
+
+from fedlab_runner.config.build import conf_dir
+from fedlab_runner.experiment.code_hash import Code, own_folders
+from fedlab_runner.utils.files import append_line
+
+FILE = "commands.jsonl"
+
+
+def record(folder: Path, command: str | None, threads: int, code: Code) -> str | None:
+    """Notes that the run in `folder` was started by `command` (None: by a program) with so many threads and this code,
+    and returns the commit.
+    """
+    commit, versions = _commit(Path(__file__).parent), {"python": platform.python_version(), **_versions()}
+    own = {str(place): found for place in own_folders(code) if (found := _commit(place))}
+    cwd = get_original_cwd() if HydraConfig.initialized() else str(Path.cwd())
+    line = {"command": command, "cwd": cwd, "commit": commit, "own_commits": own, "threads": threads}
+    line |= {"versions": versions, "code": code}
+    append_line(folder / FILE, json.dumps(line))
+    return commit
+
+
+def codes(folder: Path) -> list[Code]:
+    """That of each start of the run in a folder, as far as it is known."""
+    found = []
+    with suppress(OSError):
+        for line in (folder / FILE).read_bytes().splitlines():
+            with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                found.append({str(name): str(digest) for name, digest in json.loads(line)["code"].items()})
+    return found
+
+
+def command_of(hydra: DictConfig, cfg: DictConfig) -> str:
+    """The command that starts the run that Hydra has composed, alone, from the folder in which it was typed: also of a
+    job of a sweep.
+    """
+    parts = ["fedlab"]
+    for source in hydra.runtime.config_sources:
+        if source.provider == "main" and Path(source.path) != conf_dir():
+            parts += ["--config-path", source.path]
+        if source.provider == "command-line":
+            parts += ["--config-dir", source.path]
+    if hydra.job.config_name != "train":
+        parts += ["--config-name", hydra.job.config_name]
+    parts += [each for each in hydra.overrides.hydra if not each.startswith("hydra.mode=")]
+    place, cwd = Path(hydra.runtime.output_dir), Path(hydra.runtime.cwd)
+    if cwd / _folder_alone(hydra, cfg) != place:
+        name = str(place.relative_to(cwd) if place.is_relative_to(cwd) else place)
+        parts = [each for each in parts if not each.startswith("hydra.run.dir=")]
+        parts.append("hydra.run.dir=" + (name if re.fullmatch(r"[\w./-]+", name) else _quoted(name)))
+    return shlex.join([*parts, *hydra.overrides.task])
+
+
+def _folder_alone(hydra: DictConfig, cfg: DictConfig) -> str:
+    """Where the run would be if it were no job of a sweep."""
+    directory = OmegaConf.to_container(hydra.run, resolve=False)
+    whole: Any = OmegaConf.create({**cast(dict[str, Any], OmegaConf.to_container(cfg)), "hydra": {"run": directory}})
+    return str(whole.hydra.run.dir)
+
+
+def _quoted(text: str) -> str:
+    """As a value on Hydra's command line; braces of an interpolation are none there."""
+    return "'" + text.replace("'", "\\'") + "'"
+
+
+def _versions() -> dict[str, str]:
+    """Of ourselves and of the libraries that numbers depend on."""
+    found = {}
+    for name in ("fedlab-runner", "torch", "torchvision", "timm", "numpy"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:  # run from a checkout that was not installed
+            continue
+    return found
+
+
+def _commit(folder: Path) -> str | None:
+    """The git commit of the code in a folder, marked when files differ from it; None outside a repository."""
+    try:
+        dirty = "-dirty" if _git(folder, "status", "--porcelain", "--untracked-files=no") else ""
+        return _git(folder, "rev-parse", "HEAD") + dirty
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()

@@ -1,0 +1,160 @@
+"""What a run will take, before its first round: time, from a few steps of local training and the first evaluation, and
+the most memory, from the sizes of all that a round holds at once.
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlab_runner.core.algorithm import Algorithm, Load
+from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.model_family import Task
+from fedlab_runner.core.round_cost import local_operations
+from fedlab_runner.core.work import Work
+from fedlab_runner.executors._pieces import wait_for
+from fedlab_runner.executors.loop import Loop
+from fedlab_runner.utils.errors import UserError
+from fedlab_runner.utils.system import memory_bytes, resident_bytes
+
+_log = logging.getLogger(__name__)
+AHEAD = 50  # rounds whose cohorts are looked at
+SAMPLE_SECONDS, MOST_STEPS = 0.3, 8
+REST = 2e8  # bytes: pictures, buffers of files and what else comes after the start
+GPU_REST = 5e8  # bytes: the workspaces of its libraries
+WORTH_REFUSING = 2**28  # bytes; smaller runs are not held up by what the system says
+
+
+class Need(NamedTuple):
+    """Bytes of one kind that a run comes to hold, and how to need fewer."""
+
+    bytes: float
+    what: str
+    way_out: str
+    on_host: bool  # beside a GPU; without one all is
+
+
+def check_memory(algorithm: Algorithm[Any], fed: Federation, rounds: int) -> str:
+    """The most memory that a run of so many rounds will hold, in words; UserError where that is more than is free."""
+    needs = [need for need in _needs(algorithm, fed, rounds) if need.bytes]
+    of_host = [need for need in needs if need.on_host]
+    words = _fitting(of_host, "", resident_bytes() or 0, memory_bytes(), REST)
+    if fed.task.device.type == "cpu":
+        return words
+    of_gpu = [need for need in needs if not need.on_host]
+    return f"{words}; {_fitting(of_gpu, ' of the GPU', *gpu_bytes(fed.task.device), GPU_REST)}"
+
+
+def _fitting(needs: Sequence[Need], where: str, now: int, free: int | None, rest: float) -> str:
+    more = sum(need.bytes for need in needs)
+    if free is not None and more > max(free, WORTH_REFUSING):
+        largest = sorted(needs, key=lambda need: -need.bytes)
+        parts = ", ".join(f"{need.bytes / 1e9:.1f} GB for {need.what}" for need in largest)
+        ways = "; or ".join(dict.fromkeys(need.way_out for need in largest if need.bytes > 0.1 * more))
+        raise UserError(
+            f"the run needs {more / 1e9:.1f} GB more{where} ({parts}), and {free / 1e9:.1f} GB are free: {ways}"
+        )
+    found = f"peak memory{where} about {(now + more + rest) / 1e9:.2g} GB"
+    return found + (f" ({free / 1e9:.1f} GB free)" if free else "")
+
+
+def gpu_bytes(device: torch.device) -> tuple[int, int]:
+    """What this process has of a GPU's memory, data and models, and what it could still have."""
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # for tensors to come
+    return torch.cuda.memory_allocated(device), torch.cuda.mem_get_info(device)[0] + kept
+
+
+def expected_bytes(algorithm: Algorithm[Any], fed: Federation, rounds: int) -> float:
+    """What a run of so many rounds will come to hold on its device beside what is there, without the libraries'
+    workspaces.
+    """
+    beside_a_gpu = fed.task.device.type != "cpu"
+    return sum(need.bytes for need in _needs(algorithm, fed, rounds) if not (beside_a_gpu and need.on_host))
+
+
+def _needs(algorithm: Algorithm[Any], fed: Federation, rounds: int) -> list[Need]:
+    task, cpu = max(fed.tasks, key=lambda task: task.size), fed.task.device.type == "cpu"
+    nobody_is_late = Load(fed.cohort_size, 0, 0, fed.num_clients)
+    load = nobody_is_late if algorithm.heterogeneous else _most_at_once(fed, rounds)
+    copies, sent, held = algorithm.footprint(fed, load)
+    value, model = task.dtype.itemsize, task.size * task.dtype.itemsize
+    side, slots = fed.executor.at_once(load.starting), fed.local.make_optimizer().slots
+    fewer = "lower participation.cohort_size"
+    # Of those that arrive the late ones are there, and all are put together from those and the ones that are not late.
+    late = (load.late + 2 * load.arriving) * sent if load.late else 0
+    found = [
+        (copies * load.starting * model, f"the models of {load.starting} clients", fewer),
+        (late * model, f"{load.late} late updates", f"{fewer} or the delay"),
+        # Of each client that trains: its model, gradient in parts and in one, the update and the optimiser's slots.
+        ((4 + slots) * side * model, f"{side} clients in training", "lower executor.chunk_size or workers"),
+        (side * _saved_bytes(task, fed), "their activations", "lower local.batch_size or executor.chunk_size"),
+    ]
+    return [Need(*each, cpu) for each in found] + [
+        Need(each.values * value, each.what, each.way_out, cpu or each.on_host) for each in held
+    ]
+
+
+def _most_at_once(fed: Federation, rounds: int) -> Load:
+    """As in the rounds that come next."""
+    starting = late = arriving = 0
+    due = np.empty(0, np.int64)
+    for round, starts in enumerate(fed.ahead(min(AHEAD, rounds)), fed.round):
+        due = np.concatenate([due[due >= round], starts.due])
+        now = int((due == round).sum())
+        starting, late, arriving = max(starting, len(starts.ids)), max(late, len(due) - now), max(arriving, now)
+    return Load(starting, late, arriving, min(fed.num_clients, rounds * starting))
+
+
+def _saved_bytes(task: Task, fed: Federation) -> int:
+    """What a step keeps of one minibatch for its backward pass."""
+    seen: dict[int, int] = {}
+
+    def note(saved: Tensor) -> Tensor:
+        storage = saved.untyped_storage()
+        seen[storage.data_ptr()] = storage.nbytes()
+        return saved.detach()  # the tensor itself may lead back to its node: the two would never be freed
+
+    size = fed.local.batch_size
+    inputs, targets = fed.population.inputs[:size].clone(), fed.population.targets[:size]
+    own = torch.random.fork_rng(devices=[task.device] if task.device.type == "cuda" else [])
+    with task.bound(task.init(fed.seed)) as leaves:
+        known = {leaf.untyped_storage().data_ptr() for leaf in leaves}
+        task.mode(True, frozen_norm=True)
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda saved: saved), own:
+            task.bound_loss(task.normalize(inputs, task.dtype), targets, None)
+    return sum(size for place, size in seen.items() if place not in known)
+
+
+def seconds_a_round(algorithm: Algorithm[Any], fed: Federation) -> float:
+    """Of all that clients and server compute, one after another in this process, at the speed of a few steps of local
+    training of the client with the most examples.
+    """
+    client = np.array([int(fed.population.num_examples.argmax())])
+    if not fed.population.num_examples[client[0]]:
+        return 0.0
+    a_step = []
+    for task in fed.tasks:
+        _timed(_steps_of(task, fed, client, 1))  # warms up
+        once = _timed(_steps_of(task, fed, client, 1))
+        steps = int(np.clip(SAMPLE_SECONDS / max(once, 1e-6), 1, MOST_STEPS))
+        a_step.append(_timed(_steps_of(task, fed, client, steps)) / steps)
+    trained = np.flatnonzero(fed.population.num_examples)
+    steps = fed.population.num_steps(trained, fed.local, fed.task.has_batch_norm).mean()
+    training, local = float(np.mean(a_step) * steps * fed.cohort_size), local_operations(fed)
+    return training * algorithm.operations(fed, local) / local if local else training
+
+
+def _steps_of(task: Task, fed: Federation, client: np.ndarray, steps: int) -> Work:
+    local = fed.local.for_steps(steps)
+    return Work(task, fed.population, client, np.array([steps]), local, fed.lr, fed.seed, 0, task.init(fed.seed))
+
+
+def _timed(work: Work) -> float:
+    began = time.perf_counter()
+    Loop(compile=False).train(work)
+    wait_for(work.task.device)
+    return time.perf_counter() - began

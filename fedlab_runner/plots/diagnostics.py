@@ -1,0 +1,153 @@
+"""Pictures of what some algorithms and analyses log; which there are depends on the metrics of a run, not on names."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fedlab_runner.core.metric_names import TRUE_COSINE_PREFIX
+from fedlab_runner.plots.style import BLUE, GREY, ORANGE, STYLE, new_figure, save, series
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Rows = Sequence[Mapping[str, Any]]  # as in `metrics.jsonl`
+
+
+class Panel(NamedTuple):
+    """One pair of axes, drawn where a finite value of `key`, or of a key that starts with it, is among the rows."""
+
+    key: str
+    draw: Callable[["Axes", Rows], None]
+
+
+def plot_diagnostics(folder: Path, rows: Rows, title: str) -> list[Path]:
+    """Draws each picture of `PICTURES` that the rows have something for, and returns their files."""
+    from matplotlib.style import context
+
+    logged = {key for row in rows for key, value in row.items() if math.isfinite(value)}
+    drawn = []
+    for name, panels in PICTURES.items():
+        there = [panel.draw for panel in panels if any(key.startswith(panel.key) for key in logged)]
+        if not there:
+            continue
+        with context(STYLE):
+            figure = new_figure(4.8 * len(there), 3.6, title)
+            for axes, draw in zip(figure.subplots(1, len(there), squeeze=False)[0], there, strict=True):
+                draw(axes, rows)
+            drawn.append(folder / f"{name}.png")
+            save(figure, drawn[-1])
+    return drawn
+
+
+def _coefficients(axes: "Axes", rows: Rows) -> None:
+    """Feddle, Figures 6 and 8."""
+    axes.set(title="Coefficients", xlabel="round", ylabel="of normalised anchors")
+    _band(axes, rows, "algorithm/coefficients_min", "algorithm/coefficients_max", 0.15, "smallest to largest")
+    _band(axes, rows, "algorithm/coefficients_q25", "algorithm/coefficients_q75", 0.35, "middle half")
+    _line(axes, rows, "algorithm/coefficients_mean", BLUE, "mean")
+    axes.axhline(0, color=GREY, linewidth=0.8)
+    _legend(axes)
+
+
+def _negative_coefficients(axes: "Axes", rows: Rows) -> None:
+    axes.set(title="Negative coefficients", xlabel="round", ylabel="share")
+    _line(axes, rows, "algorithm/coefficients_negative", ORANGE, None)
+    _percent(axes)
+
+
+def _directions(axes: "Axes", rows: Rows) -> None:
+    """Feddle, Figures 7 and 9."""
+    axes.set(title="Server's data against in-domain data", xlabel="round", ylabel="cosine of coefficients' gradients")
+    _line(axes, rows, "algorithm/probe_cosine_first", BLUE, "where the search starts")
+    _line(axes, rows, "algorithm/probe_cosine_last", ORANGE, "where it ends")
+    _cosine(axes)
+    _legend(axes)
+
+
+def _client_models(axes: "Axes", rows: Rows) -> None:
+    """HyFEM, Figures 4 and 5."""
+    axes.set(title="The clients' own models", xlabel="round", ylabel="test accuracy")
+    own = [row for row in rows if "client_models/accuracy_mean" in row]
+    rounds, means = series(own, "client_models/accuracy_mean")
+    _, deviations = series(own, "client_models/accuracy_std")
+    low, high = ([m + sign * d for m, d in zip(means, deviations, strict=True)] for sign in (-1, 1))
+    axes.fill_between(rounds, low, high, color=BLUE, alpha=0.2, linewidth=0, label="deviation")
+    _line(axes, rows, "client_models/accuracy_mean", BLUE, "clients' mean")
+    if any(not math.isclose(row["test/accuracy"], row["client_models/accuracy_mean"]) for row in own):
+        _line(axes, rows, "test/accuracy", ORANGE, "server")
+    _percent(axes)
+    _legend(axes)
+
+
+def _update_cosines(axes: "Axes", rows: Rows) -> None:
+    """Feddle, Figure 2a."""
+    axes.set(title="Client updates to the true update", xlabel="round", ylabel="cosine")
+    _band(axes, rows, "analysis/update_cosine_min", "analysis/update_cosine_max", 0.2, "smallest to largest")
+    _line(axes, rows, "analysis/update_cosine_mean", BLUE, "mean over clients")
+    _cosine(axes)
+    _legend(axes)
+
+
+def _true_cosines(axes: "Axes", rows: Rows) -> None:
+    """Feddle, Figure 2b."""
+    cosines = {
+        (row["round"], int(key.removeprefix(TRUE_COSINE_PREFIX))): value
+        for row in rows
+        for key, value in row.items()
+        if key.startswith(TRUE_COSINE_PREFIX)
+    }
+    rounds = sorted({round for pair in cosines for round in pair})
+    cells = [[1.0 if a == b else cosines.get((max(a, b), min(a, b)), math.nan) for b in rounds] for a in rounds]
+    axes.set(title="True updates of two rounds", xlabel="round", ylabel="round")
+    image = axes.imshow(cells, cmap="RdBu", vmin=-1, vmax=1, origin="lower")
+    ticks = range(0, len(rounds), max(1, len(rounds) // 6))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_ticks(list(ticks), [str(rounds[i]) for i in ticks])
+    axes.grid(visible=False)
+    axes.figure.colorbar(image, ax=axes, label="cosine", shrink=0.9)
+
+
+PICTURES = {
+    "coefficients": (
+        Panel("algorithm/coefficients_mean", _coefficients),
+        Panel("algorithm/coefficients_negative", _negative_coefficients),
+    ),
+    "directions": (Panel("algorithm/probe_cosine_", _directions),),
+    "client_models": (Panel("client_models/accuracy_mean", _client_models),),
+    "update_cosines": (
+        Panel("analysis/update_cosine_mean", _update_cosines),
+        Panel(TRUE_COSINE_PREFIX, _true_cosines),
+    ),
+}
+
+
+def _line(axes: "Axes", rows: Rows, key: str, colour: str, label: str | None) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    rounds, values = series(rows, key)
+    axes.plot(rounds, values, color=colour, marker="o" if len(values) <= 40 else "", markersize=3, label=label)
+    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
+
+
+def _band(axes: "Axes", rows: Rows, low: str, high: str, alpha: float, label: str) -> None:
+    both = [row for row in rows if low in row and high in row]
+    (rounds, lowest), (_, highest) = series(both, low), series(both, high)
+    axes.fill_between(rounds, lowest, highest, color=BLUE, alpha=alpha, linewidth=0, label=label)
+
+
+def _cosine(axes: "Axes") -> None:
+    axes.axhline(0, color=GREY, linewidth=0.8)
+    axes.set_ylim(-1.05, 1.05)
+
+
+def _percent(axes: "Axes") -> None:
+    from matplotlib.ticker import PercentFormatter
+
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.set_ylim(bottom=0)
+
+
+def _legend(axes: "Axes") -> None:
+    """Below the axes, where no curve is."""
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=3, columnspacing=1.2, handlelength=1.5)

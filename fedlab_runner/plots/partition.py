@@ -1,0 +1,165 @@
+"""Who has what: a table and a picture of a partition, clients x classes."""
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedlab_runner.plots.style import save
+from fedlab_runner.utils.files import write_text_atomically
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FILE = "partition.csv"
+EACH_CLIENT = 100  # up to so many clients are drawn in their order; more are sorted by size
+EACH_CLASS = 30  # up to so many classes are named in the picture
+COLUMNS = 1000  # of the heat map, at most: about its pixels; more clients are averaged with their neighbours
+BARS = 30  # of the histogram, at most
+
+
+def class_counts(split: Sequence[np.ndarray], labels: np.ndarray, num_classes: int) -> np.ndarray:
+    """How many samples of each class every client has, int64 [N, C]; labels [n] are class indices."""
+    if not len(split):
+        return np.zeros((0, num_classes), np.int64)
+    clients = np.repeat(np.arange(len(split)), [len(part) for part in split])
+    cells = clients * num_classes + labels[np.concatenate(split)]
+    return np.bincount(cells, minlength=len(split) * num_classes).reshape(len(split), num_classes)
+
+
+def partition_table(
+    split: Sequence[np.ndarray], labels: np.ndarray, class_names: Sequence[str]
+) -> tuple[list[str], list[list[int]]]:
+    """The columns client, examples and one a class, and a row for every client.
+
+    Labels may be finer than the named classes (strata of CIFAR-100's superclasses): then classes are numbered.
+    """
+    counts = class_counts(split, labels, num_classes := _num_classes(labels, class_names))
+    columns = ["client", "examples", *_names(class_names, num_classes)]
+    table = np.column_stack([np.arange(len(counts)), counts.sum(1), counts])
+    return columns, table.tolist()
+
+
+def write_partition_table(
+    folder: Path, split: Sequence[np.ndarray], labels: np.ndarray, class_names: Sequence[str]
+) -> None:
+    """Writes partition.csv (the table) and partition.md (a summary of it) into a folder."""
+    columns, rows = partition_table(split, labels, class_names)
+    table = io.StringIO(newline="")
+    csv.writer(table).writerows([columns, *rows])
+    write_text_atomically(folder / FILE, table.getvalue())
+    counts = class_counts(split, labels, len(columns) - 2)
+    write_text_atomically(folder / "partition.md", _summary(counts))
+
+
+def plot_partition(
+    path: Path, split: Sequence[np.ndarray], labels: np.ndarray, class_names: Sequence[str], title: str
+) -> None:
+    """Draws the classes of every client as a heat map, and the histogram of client sizes, into an image file."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    num_classes = _num_classes(labels, class_names)
+    counts = class_counts(split, labels, num_classes)
+    height = min(8.0, max(3.6, 1.6 + 0.22 * min(num_classes, EACH_CLASS)))
+    figure = Figure(figsize=(12, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(f"{title}: {len(counts):,} clients, {counts.sum():,} examples", fontsize=13)
+    left, right = figure.subplots(1, 2, width_ratios=(3.2, 1))
+    _heat_map(figure, left, counts, _names(class_names, num_classes))
+    _histogram(right, counts.sum(1))
+    save(figure, path)
+
+
+def _num_classes(labels: np.ndarray, class_names: Sequence[str]) -> int:
+    return max(len(class_names), int(labels.max(initial=-1)) + 1)
+
+
+def _names(class_names: Sequence[str], num_classes: int) -> list[str]:
+    return list(class_names) if len(class_names) == num_classes else [f"class {c}" for c in range(num_classes)]
+
+
+def _summary(counts: np.ndarray) -> str:
+    sizes = counts.sum(1)
+    largest = counts.max(1, initial=0)[sizes > 0] / sizes[sizes > 0]
+    lines = [
+        f"{len(sizes):,} clients ({(sizes == 0).sum():,} empty), {sizes.sum():,} examples, {counts.shape[1]:,} classes",
+        "",
+        "| of a client | min | median | max |",
+        "|---|---|---|---|",
+        _line("examples", sizes),
+        _line("classes", (counts > 0).sum(1)),
+        _line("share of its largest class", largest),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _line(name: str, values: np.ndarray) -> str:
+    numbers = [values.min(), np.median(values), values.max()] if len(values) else [0, 0, 0]
+    return f"| {name} | " + " | ".join(f"{number:.6g}" for number in numbers) + " |"
+
+
+def _heat_map(figure: "Figure", axes: "Axes", counts: np.ndarray, names: list[str]) -> None:
+    """Classes down, clients across; white is none, and the colour grows with the square root of the count."""
+    from matplotlib import colormaps
+    from matplotlib.colors import ListedColormap, PowerNorm
+    from matplotlib.ticker import MaxNLocator
+
+    each_client, each_class = len(counts) <= EACH_CLIENT, len(names) <= EACH_CLASS
+    num_clients, label, values = len(counts), "client", counts.astype(np.float64)
+    if not each_client:
+        values, label = values[np.argsort(-counts.sum(1), kind="stable")], "clients, largest first"
+        if (together := -(-num_clients // COLUMNS)) > 1:
+            starts = np.arange(0, num_clients, together)
+            widths = np.diff(starts, append=num_clients)
+            values = np.add.reduceat(values, starts, axis=0) / widths[:, None]
+            label += f" (means of {together} neighbours)"
+    colours = ListedColormap(colormaps["magma_r"](np.linspace(0.12, 0.95, 256)))  # magma's palest is too near to white
+    image = axes.imshow(
+        np.ma.masked_equal(values.T, 0),
+        aspect="auto",
+        cmap=colours,
+        norm=PowerNorm(0.5, vmin=0, vmax=values.max(initial=0) or 1),
+        interpolation="nearest",
+        extent=(-0.5, max(num_clients, 1) - 0.5, len(names) - 0.5, -0.5),
+    )
+    axes.set_xlabel(label)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    if each_class:
+        axes.set_yticks(range(len(names)), names)
+        axes.set_yticks(np.arange(0.5, len(names) - 1), minor=True)
+    else:
+        axes.set_ylabel("class")
+    if each_client:
+        axes.set_xticks(np.arange(0.5, num_clients - 1), minor=True)
+    axes.grid(which="minor", color="#e6e6e6", linewidth=0.6)
+    axes.tick_params(which="both", length=0)
+    axes.spines[:].set_color("#bdbdbd")
+    figure.colorbar(image, ax=axes, label="examples", pad=0.01, aspect=30).outline.set_visible(False)
+
+
+def _histogram(axes: "Axes", sizes: np.ndarray) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    low, high = (int(sizes.min()), int(sizes.max())) if len(sizes) else (0, 0)
+    width = -(-(high - low + 1) // BARS)  # whole numbers to a bar, so that none is empty by rounding
+    heights = np.bincount((sizes - low) // width)
+    lefts = low - 0.5 + width * np.arange(len(heights))
+    axes.bar(lefts, heights, width, align="edge", color="#721f81", edgecolor="white", linewidth=0.4)
+    if len(sizes):
+        median = float(np.median(sizes))
+        axes.axvline(median, color="black", linewidth=1, linestyle="--", label=f"median {median:,.6g}")
+        axes.legend(frameon=False)
+    margin = max(1.0, 0.04 * (high - low))
+    axes.set_xlim(low - 0.5 - margin, high + 0.5 + margin)
+    axes.set_xlabel("examples of a client")
+    axes.set_ylabel("clients")
+    for axis, bins in ((axes.xaxis, 5), (axes.yaxis, 8)):
+        axis.set_major_locator(MaxNLocator(nbins=bins, integer=True, steps=[1, 2, 2.5, 5, 10]))
+        axis.set_major_formatter("{x:,.0f}")
+    axes.spines[["top", "right"]].set_visible(False)

@@ -1,1 +1,0 @@
-"""Where a run's numbers go: its own files, W&B and the terminal. `fedlab_runner.recorder` puts them together."""

@@ -1,0 +1,68 @@
+"""A report's numbers as CSV, unrounded: one file of runs, one of settings, one of published tables."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedlab_runner.report.grouping import Group
+from fedlab_runner.report.published import Paper, comma_rows
+from fedlab_runner.report.stats import mean, reached, std, total
+from fedlab_runner.report.tables import CACHE, SUMS, by_condition, finished, targets
+from fedlab_runner.tracking.summary import RULES
+from fedlab_runner.utils.escaping import comma_separated
+
+
+def files(groups: Sequence[Group], papers: Sequence[Paper], wanted: Sequence[float]) -> dict[str, str]:
+    """The files by name."""
+    found = {"runs.csv": _text(_runs(groups, wanted)), "settings.csv": _text([_setting(group) for group in groups])}
+    if papers:
+        found["paper.csv"] = _text([row for paper in papers for row in comma_rows(paper, groups)])
+    return found
+
+
+def _runs(groups: Sequence[Group], wanted: Sequence[float]) -> list[dict[str, Any]]:
+    """A row a run, with its summaries and what it cost; `rounds to <target>` for each target of its condition."""
+    rows = []
+    for condition, members in by_condition(groups).items():
+        goals = targets(members, wanted)
+        for group in members:
+            for run in group.runs:
+                row: dict[str, Any] = {"run": run.name, "condition": condition, "method": group.method}
+                row |= {"seed": run.seed, "status": run.status, "rounds": run.done, "objective": run.objective}
+                keys = (*RULES, "std_of_last", "best_round")
+                row |= {key: run.summary[key] for key in keys} if run.rows else {}
+                row |= {key: total(run.rows, key) for key, _ in SUMS}
+                row[CACHE] = max((each[CACHE] for each in run.rows if CACHE in each), default=math.nan)
+                for goal in goals:
+                    row[f"rounds to {goal:g}"] = when = reached(run, goal)
+                    row[f"MB uploaded to {goal:g}"] = (
+                        None if when is None else total(run.rows, "comm/upload_mb", until=when)
+                    )
+                row |= {"commit": " ".join(run.commits), "command": " ; ".join(run.commands)}
+                row["warnings"] = "; ".join(run.warnings)
+                rows.append(row)
+    return rows
+
+
+def _setting(group: Group) -> dict[str, Any]:
+    values = finished([group])
+    return {
+        "condition": group.condition,
+        "method": group.method,
+        "runs": len(group.runs),
+        "seeds finished": len(values),
+        "metric": group.runs[0].metric,
+        "rule": group.runs[0].rule,
+        "mean": mean(values),
+        "std": std(values),
+    }
+
+
+def _text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows with all keys that any has; what is missing or not a number is empty."""
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    return comma_separated([keys, *([_plain(row.get(key)) for key in keys] for row in rows)])
+
+
+def _plain(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,136 @@
+"""Which runs are seeds of one setting, and what to call it: the keys in which it differs from the others."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedlab_runner.config.run_id import without_volatile
+from fedlab_runner.report.runs import Run
+from fedlab_runner.sweep.records import natural
+from fedlab_runner.utils.escaping import short
+
+# What a method is compared under; all other keys belong to the method.
+CONDITIONS = (
+    *("dataset", "model", "partition", "num_clients", "participation", "delay", "label_noise", "drop_empty"),
+    *("train_fraction", "rounds", "evaluation", "precision"),
+)
+LONGEST = 120  # characters of a key with its value, in a name
+Peers = tuple[str | None, ...]
+Setting = Mapping[str, str]  # every key that decides a run's numbers, but for the seed: choices by group, and values
+
+
+@dataclass(frozen=True)
+class Group:
+    """The runs of one setting, one a seed."""
+
+    setting: Setting
+    condition: str  # what it shares with the methods it is compared with, e.g. `delay.std=20`; empty if all share it
+    method: str  # e.g. `feddle local.epochs=5`
+    runs: Sequence[Run]
+
+    @property
+    def finished(self) -> dict[Any, float]:
+        """The objective of each seed that has one."""
+        return {run.seed: value for run in self.runs if (value := run.objective) is not None}
+
+
+def setting(run: Run) -> dict[str, str]:
+    """What a run tries: the choice of each group, the value of each other key, and how many rounds."""
+    return dict(_flat(without_volatile(run.config), "", run.choices)) | {"rounds": text(run.config.get("rounds"))}
+
+
+def group(runs: Iterable[Run]) -> list[Group]:
+    """The runs by setting, with names that tell them apart, conditions first."""
+    found: dict[tuple[tuple[str, str], ...], list[Run]] = {}
+    for run in runs:
+        found.setdefault(tuple(sorted(setting(run).items())), []).append(run)
+    settings = [dict(key) for key in found]
+    differences, groups = Differences(settings), []
+    for one, members in zip(settings, found.values(), strict=True):
+        keys = differences.of(one)
+        condition = label(one, filter(is_condition, keys))
+        method = label(one, ["algorithm", *(key for key in keys if key != "algorithm" and not is_condition(key))])
+        groups.append(Group(one, condition, method, _one_a_seed(members)))
+    return sorted(groups, key=lambda each: (natural([each.condition]), natural([each.method])))
+
+
+def is_condition(key: str) -> bool:
+    """Whether a key belongs to what methods are compared under."""
+    return key.partition(".")[0] in CONDITIONS
+
+
+class Differences:
+    """What tells some settings apart.
+
+    Keys of a choice are compared among the settings that made it, and what belongs to the method among those of the
+    same algorithm: that one algorithm is tried with two learning rates does not change the name of another.
+    """
+
+    def __init__(self, settings: Sequence[Setting]) -> None:
+        self._settings = settings
+        self._values: dict[tuple[str, Peers], set[str | None]] = {}
+        for key in dict.fromkeys(key for each in settings for key in each):
+            for each in settings:
+                self._values.setdefault((key, _peers(key, each)), set()).add(each.get(key))
+
+    def of(self, one: Setting) -> list[str]:
+        """The keys of one of the settings that tell it from others."""
+        return [key for key in one if len(self._values[key, _peers(key, one)]) > 1]
+
+    def between_algorithms(self) -> dict[str, dict[str, str]]:
+        """The keys that no name tells because they differ between algorithms only: the value by algorithm."""
+        told = {key for (key, _), values in self._values.items() if len(values) > 1}
+        found = {}
+        for key in dict.fromkeys(key for key, _ in self._values):
+            values = {each["algorithm"]: each[key] for each in self._settings if key in each and "algorithm" in each}
+            of_method = not is_condition(key) and key.partition(".")[0] != "algorithm"
+            if of_method and key not in told and len(set(values.values())) > 1:
+                found[key] = values
+        return found
+
+
+def label(setting: Setting, keys: Iterable[str]) -> str:
+    """Some keys of a setting in words; the algorithm by its name alone."""
+    words = [setting[key] if key == "algorithm" else f"{key}={setting[key]}" for key in keys if key in setting]
+    return " ".join(short(word, LONGEST) for word in words)
+
+
+def text(value: Any) -> str:
+    """A value as it is typed on the command line; 1.0 and 1 are the same."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+        value = int(value)
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+
+
+def _flat(node: Mapping[str, Any], path: str, choices: Mapping[str, str]) -> Iterable[tuple[str, str]]:
+    """The keys of a node with their values; a choice stands at the path of its node."""
+    for key, value in node.items():
+        name = f"{path}.{key}" if path else str(key)
+        if name == "seed":
+            continue
+        if isinstance(value, Mapping) and "_target_" in value:
+            yield name, choices.get(name) or ".".join(str(value["_target_"]).split(".")[-2:-1])
+            value = {inner: each for inner, each in value.items() if inner != "_target_"}
+        if isinstance(value, Mapping):
+            yield from _flat(value, name, choices)
+        else:
+            yield name, text(value)
+
+
+def _peers(key: str, one: Setting) -> Peers:
+    """What another setting must have in common with this one for a key of theirs to be compared."""
+    parts = key.split(".")
+    same = [".".join(parts[:i]) for i in range(1, len(parts))]
+    if not is_condition(key) and key != "algorithm":
+        same.append("algorithm")
+    return tuple(one.get(name) for name in same)
+
+
+def _one_a_seed(runs: Sequence[Run]) -> list[Run]:
+    """The longest run of each seed, in the order of seeds."""
+    longest: dict[Any, Run] = {}
+    for run in runs:
+        if run.seed not in longest or run.done > longest[run.seed].done:
+            longest[run.seed] = run
+    return [longest[seed] for seed in sorted(longest, key=lambda seed: natural([str(seed)]))]

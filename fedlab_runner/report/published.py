@@ -1,0 +1,256 @@
+"""A published table (`conf/paper`) beside ours: which runs belong in which of its cells, and how far apart they are."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from fedlab_runner.config.build import conf_dir
+from fedlab_runner.report.content import Cell, Table, cell
+from fedlab_runner.report.formatting import amount, difference, remarks, spread, times
+from fedlab_runner.report.grouping import Differences, Group, label, text
+from fedlab_runner.report.runs import Run
+from fedlab_runner.report.stats import mean, std
+from fedlab_runner.report.tables import finished, result
+from fedlab_runner.tracking.metric_direction import lower_is_better
+from fedlab_runner.tracking.summary import summarise
+from fedlab_runner.utils.errors import UserError
+
+IN_PERCENT = "accuracy in percent"  # in the unit of such a table
+# What a table's ± is over: the seeds of a setting; the last ten evaluations of a run; nothing, as it has no ±.
+SEEDS, ROUNDS, NONE = "seeds", "rounds", "none"
+LAST = 10
+OVER_ROUNDS = ("comm/", "cost/")  # metrics that all rounds have; of others, the value in the best round counts
+
+
+@dataclass(frozen=True)
+class Paper:
+    """The content of one file in `conf/paper`."""
+
+    name: str  # e.g. feddle/table7
+    unit: str
+    spread: str  # what its ± is over
+    columns: Sequence[Mapping[str, Any]]
+    rows: Sequence[Mapping[str, Any]]
+
+    @property
+    def scale(self) -> float:
+        """What ours are multiplied by to have the table's unit."""
+        return 100 if IN_PERCENT in self.unit else 1
+
+    def has(self, group: Group) -> bool:
+        """Whether any cell is about this setting."""
+        return any(fits(group, {**column, **row["choice"]}) for row in self.rows for column in self.columns)
+
+
+def load(name: str) -> Paper | None:
+    """The table of that name, or of the table that the experiment is a part of (`feddle/table1_vit` of Table 1)."""
+    folder = conf_dir() / "paper"
+    known = {path.relative_to(folder).with_suffix("").as_posix(): path for path in folder.rglob("*.yaml")}
+    for each in (name, name.partition("_")[0]):
+        if path := known.get(each):  # a run folder may name anything
+            content: Any = OmegaConf.to_container(OmegaConf.load(path))
+            there = any("std" in row for row in content["rows"])
+            if content.get("spread") not in ((SEEDS, ROUNDS) if there else (NONE,)):
+                wanted = f"{SEEDS} or {ROUNDS}: what std is over" if there else f"{NONE}, as no row has a std"
+                raise UserError(f"{path}: spread must be {wanted}; got {content.get('spread')}")
+            return Paper(each, content["unit"], content["spread"], content["columns"], content["rows"])
+    return None
+
+
+def papers(runs: Iterable[Run]) -> list[Paper]:
+    """The tables that the experiments of these runs belong to."""
+    names = dict.fromkeys(name for run in runs if (name := run.choices.get("experiment")))
+    found = {paper.name: paper for name in names if (paper := load(name))}
+    return [found[name] for name in sorted(found)]
+
+
+def fits(group: Group, wanted: Mapping[str, Any]) -> bool:
+    """Whether a setting is the one of a cell: the column's keys and the row's choice."""
+    for key, value in wanted.items():
+        place = key.rpartition("@")[2]
+        have = group.setting.get(place) if key != "experiment" else group.runs[0].choices.get(key)
+        if value == "out_of_domain":
+            if have in (None, "in_domain", "none"):
+                return False
+        elif isinstance(value, int | float):
+            if not _equal(have, value):
+                return False
+        elif value != "any" and key != "metric" and have != value:
+            return False
+    return True
+
+
+def beside(paper: Paper, groups: Sequence[Group]) -> Table:
+    """The paper's table with ours in it; a row has several lines where it was run in several ways."""
+    columns = [i for i, column in enumerate(paper.columns) if _runs_of(paper, column, groups)]
+    lines: list[tuple[str, list[list[Group]], Mapping[str, Any]]] = []
+    for row in paper.rows:
+        mine = [group for group in groups if any(fits(group, {**c, **row["choice"]}) for c in paper.columns)]
+        names = _variants(paper, mine)
+        for variant in dict.fromkeys(names.values()) or {"": None}:
+            those = [group for group in mine if names[id(group)] == variant]
+            cells = [[g for g in those if fits(g, {**column, **row["choice"]})] for column in paper.columns]
+            lines.append((" ".join(filter(None, [row["name"], variant])), cells, row))
+    tops = [
+        max((_rank(mean(_ours(cells[i], column)), column, cells[i]) for _, cells, _ in lines if cells[i]), default=None)
+        for i, column in enumerate(paper.columns)
+    ]
+    body = [
+        [cell(name)]
+        + [
+            _cell(paper, paper.columns[i], cells[i], row["mean"][i], row["std"][i] if "std" in row else None, tops[i])
+            for i in columns
+        ]
+        for name, cells, row in lines
+    ]
+    names_of = _names(paper.columns)
+    return Table(["method", *(names_of[i] for i in columns)], body, title=f"\N{PLUS-MINUS SIGN} {meant(paper)}")
+
+
+def meant(paper: Paper) -> str:
+    """What the deviations of a table are, ours and the paper's."""
+    if paper.spread == ROUNDS:
+        return f"over the last {LAST} evaluations of a run (divided by n), ours the mean of it over seeds"
+    ours = "standard deviation over seeds, ours divided by n - 1"
+    return ours if paper.spread == SEEDS else f"{ours}; the paper has none"
+
+
+def not_run(paper: Paper, groups: Sequence[Group]) -> list[str]:
+    """The columns of the paper's table that none of our runs belongs to."""
+    names = zip(_names(paper.columns), paper.columns, strict=True)
+    return [name for name, column in names if not _runs_of(paper, column, groups)]
+
+
+def _runs_of(paper: Paper, column: Mapping[str, Any], groups: Sequence[Group]) -> bool:
+    return any(fits(group, {**column, **row["choice"]}) for group in groups for row in paper.rows)
+
+
+def _variants(paper: Paper, groups: Sequence[Group]) -> dict[int, str]:
+    """What tells each setting of a row from the others, though the paper's table does not say it; by id."""
+    said = {key for column in paper.columns for key in column} | {"algorithm", "server_data"}
+    differences = Differences([group.setting for group in groups])
+    return {
+        id(group): label(group.setting, [key for key in differences.of(group.setting) if key not in said])
+        for group in groups
+    }
+
+
+def _cell(
+    paper: Paper, column: Mapping[str, Any], groups: Sequence[Group], theirs: Any, spread_of: Any, top: float | None
+) -> Cell:
+    """Ours, theirs and the difference; the best of ours in bold."""
+    ours = _ours(groups, column)
+    metric = _metric_of(column, groups)
+    more = []
+    if theirs is not None:
+        known = "" if spread_of is None else f" ± {spread_of}"
+        more.append(f"paper {theirs if paper.scale == 100 else amount(theirs)}{known}")
+        if ours:
+            more.append(f"difference {difference(mean(ours) - theirs / paper.scale, metric)}")
+    bold = bool(ours) and _rank(mean(ours), column, groups) == top
+    deviation = _deviation(paper, groups, column, ours)
+    if ours and "metric" in column:
+        return cell(spread(ours, metric, deviation), *more, times(len(ours), "seed"), *remarks(groups), bold=bold)
+    return result(groups, bold=bold, more=more, deviation=deviation)
+
+
+def _deviation(paper: Paper, groups: Sequence[Group], column: Mapping[str, Any], ours: Sequence[float]) -> float:
+    """Ours, over what the paper's is over."""
+    if paper.spread != ROUNDS:
+        return std(ours)
+    key = _metric_of(column, groups)
+    return mean([found for g in groups for run in g.runs if math.isfinite(found := _over_rounds(run, key))])
+
+
+def _over_rounds(run: Run, key: str) -> float:
+    """The deviation of a finished run's last evaluations."""
+    if not run.finished:
+        return math.nan
+    rows = [row for row in run.rows if row["round"] <= run.rounds]
+    return float(summarise(rows, key, run.rule, LAST, run.evaluation.get("every", 1), run.rounds)["std_of_last"])
+
+
+def _ours(groups: Sequence[Group], column: Mapping[str, Any]) -> list[float]:
+    """The objective of each finished seed, or the metric that the column names: of a cost the mean over rounds (of a
+    cache the largest), which runs on their way have too, of others the value in the best round of a finished run.
+    """
+    if "metric" not in column:
+        return finished(groups)
+    key = str(column["metric"])
+    values = [_metric(run, key) for group in groups for run in group.runs]
+    return [each for each in values if not math.isnan(each)]
+
+
+def _metric(run: Run, key: str) -> float:
+    if not key.startswith(OVER_ROUNDS):
+        return float(run.summary["at_best"].get(key, math.nan)) if run.finished else math.nan
+    values = [row[key] for row in run.rows if key in row]
+    return (max(values) if key.endswith("cache_mb") else mean(values)) if values else math.nan
+
+
+def _metric_of(column: Mapping[str, Any], groups: Sequence[Group]) -> str:
+    """What a column's numbers are of."""
+    return str(column.get("metric", groups[0].runs[0].metric if groups else "test/accuracy"))
+
+
+def _rank(number: float, column: Mapping[str, Any], groups: Sequence[Group]) -> float:
+    """The larger the better, as it is shown, so that equal ones are equally bold; the least where there is none."""
+    sign = -1 if lower_is_better(_metric_of(column, groups)) else 1
+    return -math.inf if math.isnan(number) else sign * round(number, 3)
+
+
+def _names(columns: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What tells the columns apart."""
+    keys = [
+        key
+        for key in dict.fromkeys(key for column in columns for key in column)
+        if len({text(column.get(key)) for column in columns}) > 1
+    ]
+    return [
+        " ".join(f"{key}={text(column[key])}".removeprefix("metric=") for key in keys if key in column) or "all"
+        for column in columns
+    ]
+
+
+def _equal(have: str | None, value: float) -> bool:
+    try:
+        return have is not None and math.isclose(float(have), value)
+    except ValueError:
+        return False
+
+
+def comma_rows(paper: Paper, groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """A row for each cell of the paper's table and each of our settings in it (or none), in the paper's unit."""
+    found = []
+    for row in paper.rows:
+        for i, column in enumerate(paper.columns):
+            cells: list[Group | None] = [g for g in groups if fits(g, {**column, **row["choice"]})]
+            for group in cells or [None]:
+                ours = [] if group is None else _ours([group], column)
+                values = [paper.scale * each for each in ours]
+                theirs = row["mean"][i]
+                found.append(
+                    {
+                        "table": paper.name,
+                        "row": row["name"],
+                        "column": label_of(column),
+                        "condition": group.condition if group else "",
+                        "method": group.method if group else "",
+                        "seeds": len(values),
+                        "mean": mean(values),
+                        "std": math.nan if group is None else paper.scale * _deviation(paper, [group], column, ours),
+                        "std over": SEEDS if paper.spread == NONE else paper.spread,
+                        "paper mean": theirs,
+                        "paper std": row["std"][i] if "std" in row else None,
+                        "difference": mean(values) - theirs if theirs is not None else math.nan,
+                    }
+                )
+    return found
+
+
+def label_of(column: Mapping[str, Any]) -> str:
+    """The keys of a column in words."""
+    return " ".join(f"{key}={text(value)}" for key, value in column.items())

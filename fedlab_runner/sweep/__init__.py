@@ -1,0 +1,1 @@
+"""The record of many runs: jobs, table, pictures."""

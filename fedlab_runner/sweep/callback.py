@@ -1,0 +1,114 @@
+"""How a sweep is recorded while it runs: its folder, and a file for each job that ends.
+
+Nothing is collected in memory: the jobs may run in other processes or on other machines, and any of them may die.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import re
+import shlex
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.utils import JobReturn
+from hydra.errors import HydraException
+from hydra.experimental.callback import Callback
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+from fedlab_runner.sweep.records import GRID, Job, read_job, read_json
+from fedlab_runner.sweep.table import refresh
+from fedlab_runner.utils import checksummed_json as sealed
+from fedlab_runner.utils import streams as terminal
+from fedlab_runner.utils.digest import digest
+from fedlab_runner.utils.files import write_text_atomically
+from fedlab_runner.utils.sweep_job import FOLDER, NAME
+from fedlab_runner.utils.system import SHARED_BY, jobs_at_once
+
+_log = logging.getLogger(__name__)
+
+
+class SweepCallback(Callback):
+    """Opens the folder of a sweep in the process that starts it, and lets go of what Hydra would keep of each job."""
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        terminal.optional()
+        overrides = list(config.hydra.overrides.task)
+        folder = Path(config.hydra.sweep.dir).absolute() / "sweeps" / sweep_id(overrides)
+        (folder / "jobs").mkdir(parents=True, exist_ok=True)
+        for path in (folder / "jobs").glob("*.json"):  # what failed last time is tried again
+            if read_job(path).get("status") != "finished":
+                path.unlink()
+        write_text_atomically(folder / "command.txt", shlex.join(["fedlab", *sys.argv[1:]]) + "\n")
+        write_text_atomically(folder / GRID, json.dumps(_grid(config)))
+        shared_by = str(jobs_at_once(config.hydra.launcher))
+        os.environ.update({NAME: folder.name, FOLDER: str(folder), SHARED_BY: shared_by})
+
+    def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
+        # Launchers collect all jobs until the end, and their two configs are 0.2 MB; sweepers want the value alone.
+        if config.hydra.mode == RunMode.MULTIRUN:
+            job_return.cfg = job_return.hydra_cfg = None
+
+
+def _grid(config: DictConfig) -> list[list[str]]:
+    """The overrides of every job of a grid; nothing where a sweeper makes up its jobs as it goes."""
+    sweeper = config.hydra.sweeper
+    if not sweeper["_target_"].endswith("BasicSweeper"):
+        return []
+    params = [f"{key}={value}" for key, value in (sweeper.params or {}).items()]
+    try:
+        parsed = OverridesParser.create().parse_overrides([*params, *config.hydra.overrides.task])
+        return [job for batch in BasicSweeper.split_arguments(parsed, None) for job in batch]
+    except HydraException:  # it says so itself, or it needs the config groups, for glob(*)
+        return []
+
+
+def sweep_id(overrides: Iterable[str]) -> str:
+    """The keys that vary and a hash of all overrides in any order, e.g. `algorithm_std_seed-1a2b3c4d`."""
+    overrides = sorted(overrides)
+    names = [line.partition("=")[0].rpartition(".")[2] for line in overrides if re.search(r"=.*[,(]", line)]
+    names += [line.replace("=", "-") for line in overrides if line.startswith("hparams_search=")]
+    return f"{re.sub(r'[^A-Za-z0-9_-]+', '_', '_'.join(names))[:60] or 'sweep'}-{digest(overrides)}"
+
+
+def record(cfg: DictConfig, status: str, objective: float | None = None, error: str | None = None) -> None:
+    """Write how the current job of a sweep ended, and the table with it."""
+    folder = os.environ.get(FOLDER)
+    if folder is None:  # a launcher that drops the environment: the run folder still tells all
+        return
+    hydra = HydraConfig.get()
+    summary = read_json(Path(hydra.runtime.output_dir) / "summary.json")
+    if summary.get("rounds") != cfg.get("rounds"):  # of an earlier, longer or shorter call of the same run
+        summary = {}
+    seed = cfg.get("seed")
+    job = Job(
+        overrides=list(hydra.overrides.task),
+        seed=seed if isinstance(seed, int) else None,
+        status=status,
+        objective=objective,
+        folder=os.path.relpath(hydra.runtime.output_dir, hydra.runtime.cwd),
+        summary=summary,
+        error=error,
+    )
+    # Named by the overrides: a job that is run again takes its own place, even if an edited config moved its folder.
+    write_text_atomically(Path(folder) / "jobs" / f"{digest(sorted(job.overrides))}.json", sealed.text(asdict(job)))
+    refresh(Path(folder))
+
+
+def remove_if_empty(folder: Path) -> None:
+    """Take back the folder of a sweep that was refused before any job, and the folders that were made for it."""
+    if any((folder / "jobs").iterdir()):
+        return
+    for path in (folder / "command.txt", folder / GRID, folder.parent.parent / "multirun.yaml"):  # the last is Hydra's
+        path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # what holds anything else stays
+        for each in (folder / "jobs", folder, folder.parent, folder.parent.parent):
+            each.rmdir()

@@ -1,0 +1,185 @@
+"""Pictures of a sweep, in its folder: the objective against each swept number, and curves over the rounds."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedlab_runner.plots.style import GREY, STYLE, new_figure, save, series
+from fedlab_runner.sweep.records import Row, read
+from fedlab_runner.utils import untrusted
+from fedlab_runner.utils.escaping import file_name, label
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MOST_LINES = 10  # as many as have colours that can be told apart; more say less than the table
+LEGEND_LINE = 0.22  # inches
+# Beside the objective's metric: file, key, and the keys of a band around it.
+CURVES = (
+    ("update_cosines", "analysis/update_cosine_mean", ("analysis/update_cosine_min", "analysis/update_cosine_max")),
+    ("directions", "algorithm/probe_cosine_first", None),
+)
+
+
+def plot_sweep(folder: Path) -> list[Path]:
+    """Draws into `folder`/plots what there is to draw, from the jobs that have finished, and returns the files.
+
+    `<key>.png`: the objective against each swept key whose values are numbers, a line for each combination of the other
+    keys, with the mean and the standard deviation over seeds. `curves.png`: its metric over the rounds by setting;
+    where these are too many for one picture, one for each combination of the numbers.
+    """
+    from matplotlib.style import context
+
+    rows = [row for row in read(folder) if row.values()]
+    with context(STYLE):
+        drawn = [_against(folder, rows, key) for key in _numbers(rows)]
+        metric = next((job.summary["metric"] for row in rows for job in row.jobs if "metric" in job.summary), None)
+        for shared, some in _groups(rows) if metric is not None else ():
+            logged = [[_metrics(Path(job.folder)) for job in row.jobs if job.status == "finished"] for row in some]
+            curves = [("curves", str(metric), None), *CURVES]
+            drawn += [_over_rounds(folder, name, key, band, shared, some, logged) for name, key, band in curves]
+    return [path for path in drawn if path is not None]
+
+
+def _against(folder: Path, rows: Sequence[Row], key: str) -> Path | None:
+    """The objective against one key; None where its values share no other setting or there are too many of those."""
+    lines: dict[tuple[str, ...], dict[float, list[float]]] = {}
+    names: dict[float, str] = {}
+    for row in rows:
+        values = _values(row)
+        if key in values:
+            rest = tuple(each for each in _varying(rows, row) if each != f"{key}={values[key]}")
+            names[float(values[key])] = values[key]
+            lines.setdefault(rest, {})[float(values[key])] = row.values()
+    if len(lines) > MOST_LINES or all(len(line) < 2 for line in lines.values()):
+        return None
+    places = sorted(names)
+    figure = new_figure(6.4, 3.6 + LEGEND_LINE * len(lines), folder.name)
+    axes = figure.subplots()
+    for i, (rest, line) in enumerate(lines.items()):
+        x = [places.index(value) for value in sorted(line)]
+        _draw(axes, i, x, [line[value] for value in sorted(line)], " ".join(rest))
+    axes.set_xticks(range(len(places)), [label(names[value]) for value in places])  # 0, 0.001, 0.1 fit no common scale
+    axes.set(title=label(_judged(rows)), xlabel=label(key))
+    if len(lines) > 1:
+        _legend(axes)
+    return _saved(figure, folder, key)
+
+
+def _over_rounds(
+    folder: Path,
+    name: str,
+    key: str,
+    band: tuple[str, str] | None,
+    shared: tuple[str, ...],
+    rows: Sequence[Row],
+    logged: Sequence[Sequence[Sequence[Mapping[str, Any]]]],
+) -> Path | None:
+    """A metric over the rounds, a line a setting; None where none has it. `logged`: a run's rows by setting and job.
+    `shared` is what the settings have in common and others have not.
+    """
+    if not any(found := [_by_round(runs, key) for runs in logged]):
+        return None
+    figure = new_figure(6.4, 3.6 + LEGEND_LINE * len(rows), folder.name)
+    axes = figure.subplots()
+    for i, (row, runs, values) in enumerate(zip(rows, logged, found, strict=True)):
+        _draw(axes, i, list(values), list(values.values()), " ".join(_varying(rows, row)), spread=band is None)
+        if band is not None:
+            low, high = ([statistics.fmean(each) for each in _by_round(runs, edge).values()] for edge in band)
+            axes.fill_between(list(values), low, high, color=f"C{i}", alpha=0.12, linewidth=0)
+    axes.set(title=label(", ".join([key, *shared])), xlabel="round")
+    if "cosine" in key:
+        axes.axhline(0, color=GREY, linewidth=0.8)
+    _legend(axes)
+    return _saved(figure, folder, "-".join([name, *shared]))
+
+
+def _saved(figure: "Figure", folder: Path, name: str) -> Path:
+    path = folder / "plots" / f"{file_name(name)}.png"
+    save(figure, path)
+    return path
+
+
+def _groups(rows: Sequence[Row]) -> list[tuple[tuple[str, ...], list[Row]]]:
+    """The settings that are in one picture, and the numbers that set it apart from the others."""
+    if len(rows) <= MOST_LINES:
+        return [((), list(rows))] if len(rows) > 1 else []
+    numbers = _numbers(rows)
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        shared = tuple(each for each in row.setting if each.partition("=")[0] in numbers)
+        groups.setdefault(shared, []).append(row)
+    return [(shared, some) for shared, some in groups.items() if 1 < len(some) <= MOST_LINES]
+
+
+def _by_round(runs: Sequence[Sequence[Mapping[str, Any]]], key: str) -> dict[int, list[float]]:
+    """The finite values of a metric over some runs, by round."""
+    found: dict[int, list[float]] = {}
+    for run in runs:
+        for round, value in zip(*series(run, key), strict=True):
+            found.setdefault(round, []).append(value)
+    return dict(sorted(found.items()))
+
+
+def _draw(
+    axes: "Axes", i: int, x: Sequence[float], values: Sequence[Sequence[float]], setting: str, spread: bool = True
+) -> None:
+    """The means of the values at each x, and a band of one standard deviation where there are several."""
+    means = [statistics.fmean(each) for each in values]
+    stds = [statistics.stdev(each) if len(each) > 1 else 0.0 for each in values]
+    name = label(setting) or "(defaults)"
+    axes.plot(x, means, color=f"C{i}", marker="o" if len(x) <= 40 else "", markersize=4, label=name)
+    if spread and any(stds):
+        low, high = ([m + sign * s for m, s in zip(means, stds, strict=True)] for sign in (-1, 1))
+        axes.fill_between(x, low, high, color=f"C{i}", alpha=0.15, linewidth=0)
+
+
+def _legend(axes: "Axes") -> None:
+    """Below the axes, one above the other: the names of settings are long."""
+    axes.figure.legend(loc="outside lower left", handlelength=1.5)
+
+
+def _values(row: Row) -> dict[str, str]:
+    """The overrides of a setting, by key."""
+    return {key: value for key, _, value in (each.partition("=") for each in row.setting)}
+
+
+def _varying(rows: Sequence[Row], row: Row) -> list[str]:
+    """The overrides of a setting that not all settings share."""
+    shared = set.intersection(*(set(each.setting) for each in rows)) if len(rows) > 1 else set()
+    return [each for each in row.setting if each not in shared]
+
+
+def _numbers(rows: Sequence[Row]) -> list[str]:
+    """The keys that have different values in the sweep, all of them numbers."""
+    values: dict[str, set[str]] = {}
+    for row in rows:
+        for key, value in _values(row).items():
+            values.setdefault(key, set()).add(value)
+    return sorted(key for key, found in values.items() if len(found) > 1 and all(map(_is_number, found)))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def _judged(rows: Sequence[Row]) -> str:
+    """What the objective is."""
+    summary = next((job.summary for row in rows for job in row.jobs if "metric" in job.summary), {})
+    return f"{summary['rule']} of {summary['metric']}" if summary else "objective"
+
+
+def _metrics(run: Path) -> list[dict[str, Any]]:
+    """The rows of a run; none where its folder has been moved or is on another machine."""
+    from fedlab_runner.tracking.jsonl import decode
+
+    try:
+        return [decode(line) for line in untrusted.lines(run / "metrics.jsonl")]
+    except (OSError, ValueError):
+        return []

@@ -1,0 +1,86 @@
+"""The table of a sweep over seeds, written anew whenever a job ends."""
+
+import os
+import shlex
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedlab_runner.sweep.records import Row, read
+from fedlab_runner.utils import escaping
+from fedlab_runner.utils.escaping import visible
+from fedlab_runner.utils.files import write_text_atomically
+
+
+def refresh(folder: Path) -> list[Row]:
+    """Write table.md and table.csv anew from the jobs that have ended.
+
+    Safe with several writers: whoever writes last looks again afterwards, so no job is left out.
+    """
+    rows = read(folder)
+    while True:
+        write_text_atomically(folder / "table.md", markdown(rows))
+        write_text_atomically(folder / "table.csv", comma_separated(rows))
+        if (now := read(folder)) == rows:
+            return rows
+        rows = now
+
+
+def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of the table; overrides that all settings share are left out."""
+    shared = set.intersection(*(set(row.setting) for row in rows)) if len(rows) > 1 else set()
+    body = []
+    for row in rows:
+        name = " ".join(each for each in row.setting if each not in shared) or "(defaults)"
+        values = row.values()
+        body.append([name, str(len(values)), _mean(values), _std(values), row.remarks])
+    return ["setting", "seeds", "mean", "std", "failed"], body
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """The table of the objective, for people."""
+    header, body = cells(rows)
+    lines = [header, ["---"] + ["---:"] * 3 + ["---"], *([escaping.markdown(cell) for cell in line] for line in body)]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def comma_separated(rows: Sequence[Row]) -> str:
+    """The table with mean and std of every number of the summaries, for programs."""
+    keys = sorted({key for row in rows for key in set().union(*(job.summary for job in row.jobs)) if row.values(key)})
+    header = ["setting", "seeds", "failed", "mean", "std"]
+    lines: list[Sequence[Any]] = [header + [f"{key} {what}" for key in keys for what in ("mean", "std")]]
+    for row in rows:
+        columns = [row.values(), *(row.values(key) for key in keys)]
+        numbers = [float(cell) if cell else None for v in columns for cell in (_mean(v, 10), _std(v, 10))]
+        lines.append([" ".join(row.setting), len(row.values()), len(row.failed), *numbers])
+    return escaping.comma_separated(lines)
+
+
+def show(folder: Path) -> None:
+    """Print the table, draw the pictures, and say where they are."""
+    import rich
+    from rich.table import Table
+    from rich.text import Text
+
+    from fedlab_runner.sweep.plots import plot_sweep
+
+    if not (rows := read(folder)):  # the command was refused before any job
+        return
+    header, body = cells(rows)
+    table = Table(*header)
+    for line in body:
+        table.add_row(*(Text(visible(cell)) for cell in line))
+    rich.print(table)
+    for path in (folder / "table.md", *plot_sweep(folder)):
+        print(visible(os.path.relpath(path)))
+    print(f"a page of it all: fedlab-report {shlex.quote(os.path.relpath(folder))}")
+
+
+def _mean(values: Sequence[float], digits: int = 4) -> str:
+    return f"{statistics.fmean(values):.{digits}g}" if values else ""
+
+
+def _std(values: Sequence[float], digits: int = 4) -> str:
+    """The sample standard deviation; one value has none."""
+    return f"{statistics.stdev(values):.{digits}g}" if len(values) > 1 else ""

@@ -1,0 +1,1 @@
+"""Where a run's numbers go: its own files, W&B and the terminal. `recorder` joins them."""

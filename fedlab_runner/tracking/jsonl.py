@@ -1,0 +1,180 @@
+"""A run's numbers as one JSON object a line: the source of truth that all other views are copies of."""
+
+import hashlib
+import json
+import logging
+import math
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedlab_runner.utils import untrusted
+from fedlab_runner.utils.errors import UserError
+from fedlab_runner.utils.files import (
+    is_at,
+    make_folder,
+    naming,
+    open_own,
+    open_to_read,
+    sync_folder,
+    write_atomically,
+    write_whole,
+)
+
+Row = dict[str, Any]
+_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+_log = logging.getLogger(__name__)
+
+
+def clean(value: Any) -> Any:
+    """`value` as JSON can hold it: numbers of any library become Python's, those that are not finite become None."""
+    if isinstance(value, Mapping):
+        return {str(key): clean(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [clean(item) for item in value]
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+def encode(round: int, numbers: Mapping[str, Any]) -> bytes:
+    """One line: `round` first, then the keys in order of the alphabet, so that equal numbers are equal bytes."""
+    assert "round" not in numbers
+    row = {"round": round} | {key: clean(numbers[key]) for key in sorted(numbers)}
+    return json.dumps(row, allow_nan=False).encode() + b"\n"
+
+
+def decode(line: bytes) -> Row:
+    """The row of one line; null, which stands for a number that was not finite, is NaN again.
+
+    Raises ValueError unless it is an object of numbers with a round from 0 on.
+    """
+    row = untrusted.parse_json(line)
+    if not isinstance(row, dict) or type(row.get("round")) is not int or row["round"] < 0:
+        raise ValueError("not a row")
+    return {key: _number(value) for key, value in row.items()}
+
+
+def _number(value: Any) -> Any:
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return math.nan
+    if not isinstance(value, int | float):
+        raise ValueError("not a row")
+    return value
+
+
+class JsonLines:
+    """A file of rows, one a round in rising order; `rows` is what it holds.
+
+    Each line is handed to the system at once.
+    A killed process loses no line; a machine that loses power loses at most the lines since the last `sync`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rows: list[Row] = []
+        self._descriptor: int | None = None
+        self._size, self._sha256 = 0, hashlib.sha256()
+        self._digests: list[str] = []  # of the file up to each row
+
+    def open(self, round: int) -> None:
+        """Cuts the file back to the rows up to `round` (-1: none), without a torn last line, and opens it for more."""
+        self.close()
+        make_folder(self.path.parent)
+        found, self.rows = self._read(round), []
+        self._size, self._sha256, self._digests = 0, hashlib.sha256(), []
+        for line, row in found:
+            self._keep(line, row)
+        self._descriptor = open_own(self.path, _FLAGS)
+        with naming(self.path):
+            os.ftruncate(self._descriptor, self._size)
+        sync_folder(self.path.parent)
+
+    def lacks(self, round: int, digest: str | None) -> str | None:
+        """What is wrong with the file for going on after `round`: it must hold the rounds 0 to it, and they must have
+        the digest (None: any); None where nothing is.
+        """
+        found = self._read(round)
+        if [row["round"] for _, row in found] != list(range(round + 1)):
+            return f"{self.path} does not hold each of the rounds 0 to {round}"
+        if digest not in (None, hashlib.sha256(b"".join(line for line, _ in found)).hexdigest()):
+            return f"{self.path} does not hold the rounds 0 to {round} as they were written"
+        return None
+
+    def require(self, round: int) -> None:
+        """Raises UserError unless the rows are exactly those of the rounds 0 to `round`."""
+        if [row["round"] for row in self.rows] != list(range(round + 1)):
+            raise UserError(
+                f"{self.path} does not hold each of the rounds 0 to {round} that the checkpoint follows on: "
+                f"delete {self.path.parent} to start the run anew, or give it another hydra.run.dir"
+            )
+
+    def digest(self, round: int | None = None) -> str:
+        """The SHA-256 of all rows, or of those of the rounds 0 to `round`."""
+        return self._sha256.hexdigest() if round is None else self._digests[round]
+
+    def append(self, round: int, numbers: Mapping[str, Any]) -> Row:
+        """Writes one line and returns its row as a reader will find it."""
+        assert self._descriptor is not None, "open comes first"
+        line = encode(round, numbers)
+        with naming(self.path):
+            write_whole(self._descriptor, line)
+        self._keep(line, decode(line))
+        return self.rows[-1]
+
+    def sync(self) -> None:
+        """Forces what was appended to disk. A file that somebody has removed, replaced or cut is written anew, with a
+        warning.
+        """
+        if self._descriptor is not None:
+            if not is_at(self.path, self._descriptor) or os.fstat(self._descriptor).st_size != self._size:
+                self._write_anew()
+            with naming(self.path):
+                os.fsync(self._descriptor)
+
+    def verify(self) -> None:
+        """Reads the whole file: one that is not what was written is written anew, with a warning."""
+        with open_to_read(self.path) as file:
+            same = hashlib.sha256(file.read()).hexdigest() == self.digest()
+        if not same:
+            self._write_anew()
+
+    def _write_anew(self) -> None:
+        _log.warning("%s was removed or changed while the run was at work: it is written anew from memory", self.path)
+        lines = [encode(row["round"], {key: row[key] for key in row if key != "round"}) for row in self.rows]
+        write_atomically(self.path, lambda file: file.writelines(lines))
+        self.close()
+        self._descriptor = open_own(self.path, _FLAGS)
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _keep(self, line: bytes, row: Row) -> None:
+        self.rows.append(row)
+        self._size += len(line)
+        self._sha256.update(line)
+        self._digests.append(self._sha256.hexdigest())
+
+    def _read(self, round: int) -> list[tuple[bytes, Row]]:
+        """The leading whole lines with the rows up to `round`."""
+        if not self.path.exists():
+            return []
+        with open_to_read(self.path) as file:
+            return _head(file, round)
+
+
+def _head(lines: Iterable[bytes], round: int) -> list[tuple[bytes, Row]]:
+    found = []
+    for line in lines:
+        try:
+            row = decode(line)
+        except ValueError:  # torn by a kill or by lost power: nothing behind it can be trusted
+            break
+        if row["round"] > round or not line.endswith(b"\n"):
+            break
+        found.append((line, row))
+    return found

@@ -1,0 +1,50 @@
+"""Log lines on the terminal and in pipes, each in one piece: a command in it can be copied, a file of them searched."""
+
+import logging
+import os
+import sys
+import time
+from io import TextIOWrapper
+from pathlib import Path
+
+from rich import get_console
+from rich.text import Text
+
+from fedlab_runner.utils.files import open_own
+from fedlab_runner.utils.streams import Forgiving, text_of
+
+FILE_ONLY = {"file_only": True}  # the `extra` of a record that the terminal does not show
+
+
+class LineHandler(logging.Handler):
+    """Writes through rich's console, so that lines go above a live bar; the terminal wraps them, nothing else does."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes one record: time, level from a warning on, message, and the traceback if there is one."""
+        if hasattr(record, "file_only"):
+            return
+        try:
+            line = Text(time.strftime("%H:%M:%S ", time.localtime(record.created)), style="dim")
+            if record.levelno >= logging.WARNING:
+                line.append(
+                    f"{record.levelname.lower()}: ", "bold red" if record.levelno >= logging.ERROR else "yellow"
+                )
+            line.append(self.format(record), "not dim")
+            get_console().print(line, soft_wrap=True, highlight=False)
+        except Exception:  # as all handlers do: a log line must not end a run
+            self.handleError(record)
+
+
+class LogFile(logging.FileHandler):
+    """Appends to a file of the run folder. One that cannot be written to any more is mentioned once, in one line."""
+
+    def _open(self) -> TextIOWrapper:
+        lost: list[OSError] = []
+
+        def tell(error: OSError) -> None:
+            if not lost:
+                print(f"warning: {self.baseFilename} is cut off ({error.strerror}): the run goes on", file=sys.stderr)
+            lost.append(error)
+
+        raw = Forgiving(open_own(Path(self.baseFilename), os.O_WRONLY | os.O_APPEND | os.O_CREAT), tell)
+        return text_of(raw, "utf-8")

@@ -1,0 +1,96 @@
+"""The few numbers that stand for a run, as papers report them."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedlab_runner.core.metric_names import FILE_ONLY
+from fedlab_runner.tracking.metric_direction import lower_is_better
+
+RULES = ("best_of_last", "mean_of_last", "best", "last")
+
+
+def summarise(
+    rows: Sequence[dict[str, Any]],
+    metric: str,
+    rule: str,
+    last: int,
+    every: int,
+    rounds: int,
+    target: float | None = None,
+) -> dict[str, Any]:
+    """The four summaries of `metric` over a run's evaluations, with that of `rule` as the `objective`.
+
+    Evaluations are the rows from round 1 on that hold the metric at a multiple of `every`, or at `rounds`, the last: so
+    a run that was extended counts like one that never stopped. With fewer than `last` of them all count; with none each
+    value is NaN. A NaN among them makes the mean NaN, while the best values pass it over. The best value of a metric of
+    which less is better, such as a loss, is the smallest, else the largest; `std_of_last` is that of the values
+    themselves (divided by n). `final` holds the metrics of the last row and `at_best` those of the best round, both
+    without what only the files have. With a `target` there is `rounds_to_target` too: the first of the evaluated rounds
+    whose value is as good, None if none is. `warnings` are there where there are some.
+    """
+    assert rule in RULES and last >= 1 and every >= 1, (rule, last, every)
+    found = [row for row in rows if row["round"] >= 1 and metric in row]
+    found = [row for row in found if row["round"] % every == 0 or row["round"] == rounds]
+    values = [float(row[metric]) for row in found]
+    tail = values[-last:]
+    finite = bool(tail) and all(map(math.isfinite, tail))
+    best_value, best_round = _best(found, metric)
+    final = _metrics(rows[-1]) if rows else {}
+    at_best = next((_metrics(row) for row in found if row["round"] == best_round), {})
+    at_best.pop("round", None)
+    summaries: dict[str, Any] = {
+        "best_of_last": _best(found[-last:], metric)[0],
+        "mean_of_last": statistics.fmean(tail) if finite else math.nan,
+        "std_of_last": statistics.pstdev(tail) if finite else math.nan,
+        "best": best_value,
+        "best_round": best_round,
+        "last": values[-1] if values else math.nan,
+    }
+    if target is not None:
+        summaries["rounds_to_target"] = _first_as_good(found, metric, target)
+    if (still := standstill(rows)) is not None:
+        summaries["warnings"] = [still]
+    return {
+        "metric": metric,
+        "rule": rule,
+        "objective": summaries[rule],
+        "rounds": final.pop("round", -1),
+        "evaluations": len(values),
+        **summaries,
+        "at_best": dict(sorted(at_best.items())),
+        "final": dict(sorted(final.items())),
+    }
+
+
+def standstill(rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """Why a run has not moved its model, in words: every evaluation is that of the first model, to the bit. None where
+    it has.
+    """
+    first = {key: value for key, value in rows[0].items() if key != "round"} if rows else {}
+    later = [row for row in rows[1:] if first.keys() <= row.keys()]
+    if not first or not later or any(row[key] != value for row in later for key, value in first.items()):
+        return None
+    arrived = sum(row.get("late/arrived", 0) for row in rows)
+    why = f", and {arrived:.0f} updates have arrived" if any("late/arrived" in row for row in rows) else ""
+    return f"the evaluated model never changed: each evaluation is that of the first model{why}"
+
+
+def _metrics(row: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if not key.startswith(FILE_ONLY)}
+
+
+def _best(rows: Sequence[dict[str, Any]], metric: str) -> tuple[float, int | None]:
+    """The best value and the first round that had it."""
+    sign = -1 if lower_is_better(metric) else 1
+    known = [(sign * float(row[metric]), -row["round"]) for row in rows if not math.isnan(row[metric])]
+    if not known:
+        return math.nan, None
+    value, minus_round = max(known)
+    return sign * value, -minus_round
+
+
+def _first_as_good(rows: Sequence[dict[str, Any]], metric: str, target: float) -> int | None:
+    sign = -1 if lower_is_better(metric) else 1
+    return next((row["round"] for row in rows if sign * float(row[metric]) >= sign * target), None)

@@ -1,0 +1,276 @@
+"""A run in Weights & Biases: a second copy of its numbers, which may fail in any way without the run noticing."""
+
+import logging
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from fedlab_runner.core.metric_names import FILE_ONLY
+from fedlab_runner.tracking import wandb_service as service
+from fedlab_runner.tracking.jsonl import Row
+from fedlab_runner.tracking.logger import Logger
+from fedlab_runner.tracking.reachability import Reach
+
+if TYPE_CHECKING:
+    import wandb
+
+_log = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
+AT_HAND_SECONDS = 1.0  # that a run waits for its server before it begins without
+PATIENCE_SECONDS = 5.0  # for a first answer at the end of a short run, since its beginning
+
+
+class Tracker:
+    """One W&B run under an id of our own: its history is that of the run's files, complete and without doubles.
+
+    Started again, an online run sends the rounds that the server lacks. An offline one cannot see what it wrote before,
+    so it writes all rounds into a new file and, once that is closed, removes the older files of the same id.
+    """
+
+    def __init__(
+        self, logger: Logger, *, run_id: str, config: dict[str, Any], job_type: str, commit: str | None
+    ) -> None:
+        self._logger = logger
+        self._run_id = run_id
+        self._config = config
+        self._job_type = job_type
+        self._commit = commit
+        self._folder = _wandb_folder(Path(logger.dir))
+        self._run: wandb.Run | None = None
+        self._reach: Reach | None = None  # while it is not known whether the server answers
+        self._waiting: list[Row] = []  # the rounds until then
+        self._older: list[Path] = []  # the files that the new ones will replace
+        self._first = 0  # the first round that is to be sent
+        self._last = 0
+        self._media: dict[str, Any] = {}
+        self._warned = False
+        self._lacks = False  # whether it was said that the server does not get everything
+
+    def start(self, history: Iterable[Row]) -> None:
+        """Opens the run and brings it up to `history`: later where the server does not answer yet, offline if it
+        never does.
+        """
+        if self._logger.mode == "disabled":
+            return
+        self._waiting = list(history)
+        if self._logger.mode == "online":
+            self._reach = self._try(lambda: Reach(service.server()), "W&B does not say where its server is")
+        if self._reach is None or self._reach.answers(AT_HAND_SECONDS):
+            self._open()
+        else:
+            _log.info("W&B's server has not answered yet: the run begins meanwhile")
+
+    def _open(self) -> None:
+        """Opens the run, and sends what has waited."""
+        if self._reach is not None:
+            self._reach.stop()
+            if self._reach.answers():
+                self._run = self._online()
+            else:
+                self._warn(f"W&B cannot be reached ({self._reach.reason}): the run goes on with logger.mode=offline")
+            self._reach = None
+        if self._run is None:
+            self._older = _segments(self._folder, self._run_id, "offline-run")
+            self._run = self._try(lambda: self._init("offline"), "W&B could not be started")
+        if self._run is None:
+            return
+        run = self._run
+        self._try(lambda: run.define_metric("round"), "W&B did not take the x axis")
+        self._try(lambda: run.define_metric("*", step_metric="round"), "W&B did not take the x axis")
+        self._first = 0 if run.offline else self._try(lambda: run.step, "W&B did not say where the run stands") or 0
+        if not run.offline:
+            self._try(lambda: service.listen(lambda text: self._say_lacks(run, text)), "W&B does not say what it lacks")
+        waiting, self._waiting = self._waiting, []
+        for row in waiting:
+            self.log(row)
+        self._say_where(run)
+
+    def _settle(self, last: bool) -> None:
+        """Opens a run that waits for its server, if that has answered or has had its time. `last`: the run is over."""
+        if self._reach is None:
+            return
+        if (
+            self._reach.answers(PATIENCE_SECONDS if last else 0.0)
+            or last
+            or self._reach.seconds > self._logger.init_timeout
+        ):
+            self._open()
+
+    def log(self, row: Row) -> None:
+        """Sends one round, with the tables and images that were handed over since the last."""
+        self._last = row["round"]
+        if self._reach is not None:
+            self._waiting.append(row)
+            return self._settle(last=False)
+        if self._run is None or self._last < self._first:
+            return
+        numbers = {key: value for key, value in row.items() if not key.startswith(FILE_ONLY)} | self._media
+        run, self._media = self._run, {}
+        # Without commit=True the row stays open until the next one, so that tables and images of the end can join it.
+        self._try(lambda: run.log(numbers, step=self._last), "W&B did not take a round")
+
+    def table(self, name: str, columns: list[str], rows: list[list[Any]]) -> None:
+        """A table that goes with the next round, or with the last one."""
+        if self._run is not None or self._reach is not None:
+            import wandb
+
+            # Mixed types: a cell may be a number in one row and empty or a word in another.
+            self._add(name, lambda: wandb.Table(columns=list(columns), data=rows, allow_mixed_types=True))
+
+    def image(self, name: str, path: Path) -> None:
+        """A picture that goes with the next round, or with the last one."""
+        if self._run is not None or self._reach is not None:
+            import wandb
+
+            self._add(name, lambda: wandb.Image(str(path)))
+
+    def model(self, path: Path) -> None:
+        """The weights in a file, as an artifact `model-<run id>`."""
+        self._settle(last=True)
+        if self._run is not None:
+            run = self._run
+            self._try(lambda: self._log_model(run, path), "W&B did not take the model")
+
+    def summary(self, values: dict[str, Any]) -> None:
+        """Adds the run's summary, as `summary.<key>`, to the last values that W&B keeps itself."""
+        self._settle(last=True)
+        if self._run is not None:
+            run = self._run
+            self._try(lambda: run.summary.update({"summary": values}), "W&B did not take the summary")
+
+    def finish(self, exit_code: int) -> None:
+        """Closes the run; `exit_code` other than 0 marks it as failed. May be called again."""
+        self._settle(last=True)
+        if self._run is None:
+            return
+        run, self._run = self._run, None
+        if self._media:
+            self._try(lambda: run.log(self._media, step=self._last), "W&B did not take a table or picture")
+        try:
+            run.finish(exit_code=exit_code)
+        except Exception as error:
+            self._say_lacks(run, f"it could not finish: {service.line(error)}")
+            if isinstance(error, ConnectionError):  # its process has ended
+                self._try(service.teardown, "W&B did not stop")
+            return
+        finally:
+            if not run.offline:
+                self._try(lambda: service.listen(None), "W&B did not let go")
+        if not (_segment(run) / f"run-{self._run_id}.wandb").is_file():
+            self._warn(f"W&B lacks the run: {_segment(run)} was removed; the run's own files are not affected")
+        elif run.offline:
+            for older in self._older:
+                shutil.rmtree(older, ignore_errors=True)
+
+    def _online(self) -> "wandb.Run | None":
+        """The run on the server; None, with one warning, where there is no account or no server."""
+        before = _segments(self._folder, self._run_id, "run")
+        try:
+            return self._init("online")
+        except Exception as error:
+            self._warn(f"W&B cannot be reached ({service.line(error)}): the run goes on with logger.mode=offline")
+        # The background process still holds the run's id, and an empty folder is left: both would be in the way.
+        self._try(service.teardown, "W&B did not stop")
+        for left in set(_segments(self._folder, self._run_id, "run")) - set(before):
+            shutil.rmtree(left, ignore_errors=True)
+        return None
+
+    def _init(self, mode: Literal["online", "offline"]) -> "wandb.Run":
+        """Opens a run of its own object, whatever other run this process had or has."""
+        import wandb
+
+        self._folder.mkdir(parents=True, exist_ok=True)
+        # Silent before anything else: the process-wide setting is what keeps `init` from asking for a key.
+        wandb.setup(wandb.Settings(silent=True))
+        settings = wandb.Settings(
+            silent=True,
+            console="off",  # the terminal is ours, and a live bar is no log
+            save_code=False,
+            disable_git=True,  # the commit comes from the caller; no patch of the working tree is saved
+            git_commit=self._commit,
+            root_dir=str(self._folder.parent),
+            init_timeout=self._logger.init_timeout,
+            finish_timeout=self._logger.finish_timeout,
+            finish_timeout_raises=True,
+        )
+        return wandb.init(
+            mode=mode,
+            id=self._run_id,
+            name=self._logger.name or self._run_id,
+            resume="allow",
+            reinit="create_new",
+            project=self._logger.project,
+            entity=self._logger.entity,
+            group=self._logger.group,
+            job_type=self._job_type,
+            tags=self._logger.tags,
+            config=self._config,
+            settings=settings,
+        )
+
+    def _log_model(self, run: "wandb.Run", path: Path) -> None:
+        import wandb
+
+        artifact = wandb.Artifact(f"model-{self._run_id}", type="model", metadata={"round": self._last})
+        artifact.add_file(str(path))
+        run.log_artifact(artifact)
+
+    def _say_where(self, run: "wandb.Run") -> None:
+        if run.offline:
+            folder, segment = _short(self._folder), _short(_segment(run))
+            _log.info(
+                "W&B is offline: `wandb leet %s` shows all runs, `wandb sync %s` uploads this one", folder, segment
+            )
+        else:
+            _log.info("W&B is online: %s", run.url)
+
+    def _say_lacks(self, run: "wandb.Run", reason: str) -> None:
+        """Warns once that not all has arrived; of an online run `wandb sync` must be told that it is meant."""
+        if not self._lacks:
+            self._lacks = True
+            command = f"wandb sync {'' if run.offline else '--include-online '}{_short(_segment(run))}"
+            self._warn(
+                f"W&B lacks some of the run ({reason}): the run's own files have it, `{command}` uploads it later"
+            )
+
+    def _add(self, name: str, make: Callable[[], Any]) -> None:
+        value = self._try(make, f"W&B did not take {name}")
+        if value is not None:
+            self._media[name] = value
+
+    def _try(self, action: Callable[[], _Result], problem: str) -> _Result | None:
+        """What `action` returns; None, and a warning the first time, when anything is wrong with it."""
+        try:
+            return action()
+        except Exception as error:
+            if not self._warned:
+                self._warned = True
+                self._warn(f"{problem} ({service.line(error)}): the run's own files are not affected")
+            return None
+
+    def _warn(self, message: str) -> None:
+        _log.warning("%s", message)
+
+
+def _wandb_folder(folder: Path) -> Path:
+    """W&B keeps its runs in a folder of that name, so only its parent can be chosen."""
+    folder = folder.expanduser().absolute()
+    return folder if folder.name == "wandb" else folder / "wandb"
+
+
+def _segments(folder: Path, run_id: str, kind: str) -> list[Path]:
+    """The folders of this very id, named `<kind>-<date>_<time>-<id>`, that were not uploaded yet."""
+    file = f"run-{run_id}.wandb"  # the folder's name may have a number after the id, this one has not
+    found = folder.glob(f"{kind}-*")
+    return [path for path in found if (path / file).is_file() and not (path / f"{file}.synced").exists()]
+
+
+def _segment(run: "wandb.Run") -> Path:
+    return Path(run.settings.sync_dir)
+
+
+def _short(path: Path) -> str:
+    """The path as one would type it here."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
