@@ -17,6 +17,7 @@ from toy import ALGORITHMS, CLASSES, CPU, FEATURES, RAGGED, algorithm, federatio
 
 from fedlab_runner.algorithms.shared.feature_blocks import check_blocks
 from fedlab_runner.algorithms.shared.mutual_learning import client_batches
+from fedlab_runner.algorithms.shared.server_training import server_batches, train_as_client
 from fedlab_runner.augment.base import Augment
 from fedlab_runner.augment.crop_flip import CropFlip
 from fedlab_runner.augment.cutout import Cutout
@@ -29,7 +30,6 @@ from fedlab_runner.core.client_losses import client_losses
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.local_training import LocalTraining
 from fedlab_runner.core.rng import Purpose
-from fedlab_runner.core.server_data import train_as_client
 from fedlab_runner.core.work import Executor
 from fedlab_runner.executors._ray.serialization import _population, packed_population
 from fedlab_runner.executors.auto import Auto
@@ -64,7 +64,7 @@ def of_images(
     fed = federation(build=lambda: small(normed), executor=executor, device=device)
     inputs = torch.from_numpy(np.random.default_rng(3).integers(1, 4, (sum(RAGGED), *SHAPE), dtype=np.uint8))
     split = [fed.population.members(client) for client in EVERYONE.tolist()]
-    fed.population = Population(inputs, fed.population.targets, split, device, augment=augment)
+    fed.trainer.population = Population(inputs, fed.population.targets, split, device, augment=augment)
     return fed
 
 
@@ -276,7 +276,7 @@ def test_the_servers_examples_and_what_is_evaluated_stay_as_they_are() -> None:
     x = plain.task.init(0)
     models = torch.stack([plain.task.init(seed) for seed in EVERYONE])
     assert torch.equal(train_as_client(plain, x), train_as_client(augmented, x))
-    batches = zip(plain.server_batches(1, 8), augmented.server_batches(1, 8), strict=True)
+    batches = zip(server_batches(plain, 1, 8), server_batches(augmented, 1, 8), strict=True)
     assert all(torch.equal(mine.inputs, theirs.inputs) for mine, theirs in batches)
     losses = [client_losses(fed.task, fed.population, EVERYONE, models) for fed in (plain, augmented)]
     assert torch.equal(*losses)

@@ -14,7 +14,7 @@ from test_executors import dropping
 from toy import RAGGED, federation, local, mlp, normed
 
 from fedlab_runner.config import build as config_module
-from fedlab_runner.core.federation import Cohort, Federation
+from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.work import Work
 from fedlab_runner.executors import auto
 from fedlab_runner.executors._autotune import cache as memory
@@ -44,8 +44,8 @@ def work_of(fed: Federation, **how: Any) -> Work:
             caught.append(work)
             return super().train(work)
 
-    fed.executor = Catching(compile=False)
-    Cohort(fed, np.arange(fed.num_clients), np.zeros(fed.num_clients, np.int64)).train(fed.task.init(0), **how)
+    fed.trainer.executor = Catching(compile=False)
+    fed.cohort(np.arange(fed.num_clients)).train(fed.task.init(0), **how)
     return caught[0]
 
 

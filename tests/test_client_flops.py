@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from toy import ALGORITHMS, CLASSES, FEATURES, RAGGED, algorithm, federation, local, mlp, normed, run
 
-from fedlab_runner.core.federation import Cohort, Federation
+from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.flops import flop_counter
 from fedlab_runner.core.local_training import LocalTraining
 from fedlab_runner.core.model_family import Batch, Model
@@ -28,7 +28,7 @@ def operations(fed: Federation, **how: Any) -> int:
     """What one training of everyone is said to cost."""
     fed.begin(0, 1.0)
     ids = np.arange(fed.num_clients)
-    Cohort(fed, ids, np.zeros_like(ids)).train(fed.task.init(0), **how)
+    fed.cohort(ids).train(fed.task.init(0), **how)
     return round(1e9 * fed.collect()[KEY])
 
 
@@ -80,14 +80,14 @@ def test_what_clients_do_to_report_losses_counts() -> None:
     fed.begin(1, 1.0)
     fed.report_losses()
     ids = np.arange(fed.num_clients)
-    Cohort(fed, ids, np.ones_like(ids)).train(fed.task.init(0))
+    fed.cohort(ids).train(fed.task.init(0))
     assert 1e9 * fed.collect()[KEY] == pytest.approx(plain + sum(RAGGED) * FORWARD)
 
 
 def test_who_takes_no_step_costs_nothing() -> None:
     fed = federation([0, 4])
     fed.begin(0, 1.0)
-    Cohort(fed, np.array([0]), np.array([0])).train(fed.task.init(0))
+    fed.cohort(np.array([0])).train(fed.task.init(0))
     assert KEY not in fed.collect()
     assert operations(fed) == pytest.approx(2 * 4 * STEP)
 
@@ -121,7 +121,7 @@ def test_counting_leaves_training_as_it_is() -> None:
         if known:
             operations(fed)
         fed.begin(3, 1.0)
-        models.append(Cohort(fed, np.arange(2), np.full(2, 3)).train(fed.task.init(0)))
+        models.append(fed.cohort(np.arange(2)).train(fed.task.init(0)))
     assert torch.equal(*models)
 
 

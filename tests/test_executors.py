@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from toy import CLASSES, RAGGED, federation, local, mlp, normed
 
-from fedlab_runner.core.federation import Cohort, Federation
+from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.local_training import LocalTraining
 from fedlab_runner.core.losses import WSM
 from fedlab_runner.core.work import Executor
@@ -55,7 +55,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {"mlp": mlp, "normed": normed, "con
 
 
 def train(fed: Federation, ids: np.ndarray = EVERYONE, **how: Any) -> tuple[Tensor, Tensor]:
-    cohort = Cohort(fed, ids, due=np.zeros_like(ids))
+    cohort = fed.cohort(ids)
     y = cohort.train(how.pop("start", fed.task.init(0)), **how)
     assert cohort.last_loss is not None
     return y, cohort.last_loss

@@ -229,12 +229,12 @@ def test_more_batches_than_clients_is_said_once(caplog: pytest.LogCaptureFixture
 def test_the_time_of_the_search_is_a_timing_and_no_metric() -> None:
     fed, built = federation([4] * 6), fedcda()
     run(built, fed, 3)
-    assert 0 < fed.timings()["time/selection"] < 10
+    assert 0 < fed.metrics.timings["time/selection"] < 10
     assert not [key for key in fed.collect() if "time" in key]
     assert fed.collect()["algorithm/combinations"] == 3 * 9, "three batches of two clients with three models each"
     run(built, fed, 1)
     run(fedcda(strategy="newest"), fed, 1)
-    assert "time/selection" not in fed.timings()
+    assert "time/selection" not in fed.metrics.timings
 
 
 def test_7_20_the_payload_is_a_model_and_a_loss() -> None:

@@ -15,6 +15,7 @@ from toy import ALGORITHMS, EQUAL, FEATURES, RAGGED, algorithm, federation, mlp,
 
 from fedlab_runner.algorithms.fedwalk import FedWalk, log_ratio
 from fedlab_runner.algorithms.shared.classifier_head import named_head
+from fedlab_runner.algorithms.shared.server_training import server_batches
 from fedlab_runner.checkpoints.state_packing import pack, unpack
 from fedlab_runner.config import build as config
 from fedlab_runner.config.components import Components
@@ -105,7 +106,7 @@ def written_out(
     last.load_state_dict({key.rpartition(".")[2]: value for key, value in named.items()})
     whole = nn.Sequential(body, last).train()
     optimizer = torch.optim.SGD(whole.parameters(), lr)
-    for batch in fed.server_batches(steps, batch_size, data=fed.leash_data, purpose=Purpose.LEASH_BATCHES):
+    for batch in server_batches(fed, steps, batch_size, data=fed.leash_data, purpose=Purpose.LEASH_BATCHES):
         optimizer.zero_grad()
         F.cross_entropy(whole(batch.inputs), batch.targets).backward()
         optimizer.step()
@@ -328,7 +329,7 @@ def test_7_20_the_payload_is_the_bases_and_a_loss() -> None:
 def test_only_a_wrapper_asks_clients_for_their_loss() -> None:
     fed = federation(**LATE)
     run(algorithm("fedavg"), fed, 3)
-    assert not fed.losses_reported and fed.arrived_losses == []
+    assert not fed.trainer.losses_reported and fed.arrived_losses == []
 
 
 def test_a_single_example_on_a_client_and_none_that_report() -> None:

@@ -52,7 +52,7 @@ class Poisoned(Loop):
 
 def guarded(policy: str, executor: Loop | None = None, **how: Any) -> Federation:
     fed = federation(**how, executor=executor or Poisoned(compile=False))
-    fed.guard = Guard(policy)
+    fed.trainer.guard = Guard(policy)
     return fed
 
 
@@ -167,7 +167,7 @@ def test_mutual_learning_that_diverges_names_the_aggregator() -> None:
     """Trained on its examples with an optimiser of its own, after what the executor did."""
     built = algorithm("dfml", epochs=2, fixed_aggregator=7)
     fed = federation(training=local(lr=1.0))
-    fed.guard = Guard("drop")
+    fed.trainer.guard = Guard("drop")
     state = built.init(fed)
     fed.begin(0, 1.0)
     fed.lr = 1e308  # local training is kept from it by the executor below
@@ -176,11 +176,11 @@ def test_mutual_learning_that_diverges_names_the_aggregator() -> None:
         def train(self, work: Work) -> tuple[torch.Tensor, torch.Tensor]:
             return work.start.clone(), torch.zeros(len(work.ids), dtype=work.start.dtype)
 
-    fed.executor = Still(compile=False)
+    fed.trainer.executor = Still(compile=False)
     after = built.round(state, fed)
     assert fed.collect()["updates/not_finite"] == 1
     assert all(torch.equal(a, b) for a, b in zip(after.models, state.models, strict=True))
-    fed.guard = Guard("stop")
+    fed.trainer.guard = Guard("stop")
     with pytest.raises(Diverged, match=r"update of client 7 not finite, from mutual learning"):
         built.round(state, fed)
 

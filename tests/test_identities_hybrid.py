@@ -12,8 +12,8 @@ from torch import Tensor
 from toy import EQUAL, FEATURES, RAGGED, algorithm, federation, local, normed, run, server_data
 
 from fedlab_runner.algorithms.shared.averaging import LATE_POLICIES, ModelUpdate, Update
+from fedlab_runner.algorithms.shared.server_training import server_batches, train_as_client, train_on_server
 from fedlab_runner.core.federation import Arrivals
-from fedlab_runner.core.server_data import train_as_client, train_on_server
 
 LATE: dict[str, Any] = {"sizes": [6, 3, 9, 1, 12, 8, 5, 7, 2, 10], "cohort": 3, "std": 2.0}
 OUT_OF_DOMAIN = server_data(60, num_classes=4)
@@ -145,7 +145,7 @@ def test_center_is_adam_over_all_its_epochs() -> None:
     batches = []
     for round in range(3):
         fed.begin(round, 1.0)
-        batches += list(fed.server_batches(1, 16))
+        batches += list(server_batches(fed, 1, 16))
     expected = train_on_server(fed, fed.task.init(0), batches, 0.02).model
     for rounds in (3, 5):  # and then it stands still
         state: Any = run(

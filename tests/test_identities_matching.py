@@ -50,7 +50,7 @@ def with_images(build: Callable[[], nn.Module], size: int) -> Federation:
     fed = federation([4])
     fed.task = Task(build, CLASSES, normalize=Normalize(None, None), device=CPU, dtype=torch.float64)
     inputs = torch.rand(4, 1, size, size, generator=torch.Generator().manual_seed(0))
-    fed.population = Population(inputs, torch.zeros(4, dtype=torch.int64), [np.arange(4)], CPU)
+    fed.trainer.population = Population(inputs, torch.zeros(4, dtype=torch.int64), [np.arange(4)], CPU)
     return fed
 
 

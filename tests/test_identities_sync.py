@@ -14,6 +14,7 @@ from toy import CLASSES, EQUAL, RAGGED, algorithm, federation, local, mlp, norme
 from fedlab_runner.algorithms import fedbe
 from fedlab_runner.algorithms.fednova import accumulated
 from fedlab_runner.algorithms.shared.averaging import LATE_POLICIES, Update
+from fedlab_runner.algorithms.shared.server_training import server_batches
 from fedlab_runner.core.federation import Arrivals
 from fedlab_runner.core.model_family import Batch, Model
 from fedlab_runner.core.optimizer import SGD, zero_slots
@@ -251,7 +252,7 @@ def test_fedlaw_is_its_optimisation_written_out(build: Any) -> None:
     optimizer = torch.optim.Adam([a, b], lr=0.05, betas=(0.5, 0.999))
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
     fed.task.mode(True)
-    for t, batch in enumerate(fed.server_batches(4, 20)):
+    for t, batch in enumerate(server_batches(fed, 4, 20)):
         model = Model(fed.task, b.exp() * (a.softmax(0) @ y[:, :p]), buffers)
         optimizer.zero_grad()
         fed.task.loss(model, batch).backward()  # type: ignore[no-untyped-call]
@@ -325,7 +326,7 @@ def test_fedbe_is_distillation_written_out(swa_start: int, averaged: tuple[int, 
     student = mean.clone().requires_grad_()
     optimizer = torch.optim.SGD([student], lr=0.05, momentum=0.8, weight_decay=0.01)
     models = []
-    for batch in fed.server_batches(3, 20):
+    for batch in server_batches(fed, 3, 20):
         teachers = torch.stack([fed.task.evaluate(w, w[:0], batch.inputs).softmax(-1) for w in (*y, mean)]).mean(0)
         targets = teachers.square() / teachers.square().sum(-1, keepdim=True)
         optimizer.zero_grad()

@@ -13,7 +13,7 @@ from toy import CPU, local
 
 from fedlab_runner.core.client_data import Population
 from fedlab_runner.core.clock import RoundClock
-from fedlab_runner.core.federation import Cohort, Federation
+from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.model_family import Normalize, Task
 from fedlab_runner.core.work import Executor
 from fedlab_runner.delays.none import NoDelay
@@ -155,7 +155,7 @@ def train(executor: Executor, dtype: torch.dtype, clients: int = 4) -> tuple[tor
     clock = RoundClock(population.num_examples, Uniform(clients, None), NoDelay("client"), 0)
     setting = local(lr=0.05, epochs=1, batch_size=3)
     fed = Federation(task=model, population=population, clock=clock, executor=executor, local=setting, seed=0)
-    cohort = Cohort(fed, np.arange(clients), due=np.zeros(clients, np.int64))
+    cohort = fed.cohort(np.arange(clients))
     return model.init(0), cohort.train(model.init(0)), model
 
 

@@ -5,12 +5,12 @@ import pytest
 from toy import RAGGED, federation
 
 from fedlab_runner.core import memory_check as need
-from fedlab_runner.core.federation import Cohort, Federation
+from fedlab_runner.core.federation import Federation
 from fedlab_runner.utils.errors import UserError
 
 
 def train(fed: Federation) -> None:
-    Cohort(fed, np.arange(len(RAGGED)), np.zeros(len(RAGGED), np.int64)).train(fed.task.init(0))
+    fed.cohort(np.arange(len(RAGGED))).train(fed.task.init(0))
 
 
 def test_a_round_that_cannot_fit_is_refused_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from toy import RAGGED, federation, mlp, normed
 
 from fedlab_runner.config.build import build
-from fedlab_runner.core.federation import Cohort, Federation
+from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.work import Executor
 from fedlab_runner.executors import processes
 from fedlab_runner.executors._fork import pool as crew
@@ -34,7 +34,7 @@ LOOP = Loop(compile=False)
 
 
 def train(fed: Federation, start: Tensor | None = None, **how: Any) -> tuple[Tensor, Tensor]:
-    cohort = Cohort(fed, np.arange(len(RAGGED)), due=np.zeros(len(RAGGED), np.int64))
+    cohort = fed.cohort(np.arange(len(RAGGED)))
     y = cohort.train(fed.task.init(0) if start is None else start, **how)
     assert cohort.last_loss is not None
     return y, cohort.last_loss
@@ -88,7 +88,7 @@ def rounds(executor: Executor, cohorts: Sequence[Sequence[int]], **how: Any) -> 
     w, found = fed.task.init(0), []
     for round, ids in enumerate(cohorts):
         fed.begin(round, 1.0 / (1 + round))
-        y = Cohort(fed, np.array(ids), due=np.zeros(len(ids), np.int64)).train(w)
+        y = fed.cohort(np.array(ids)).train(w)
         w = y.mean(0)
         found.append(y.clone())
         del y  # the memory of a cohort's models is used again
@@ -124,7 +124,7 @@ def test_waiting_workers_that_die_are_replaced(forked: list[int], caplog: pytest
     fed, w = federation(executor=Processes(3, LOOP)), federation().task.init(0)
     for round in range(3):
         fed.begin(round, 1.0 / (1 + round))
-        y = Cohort(fed, np.arange(5), due=np.zeros(5, np.int64)).train(w)
+        y = fed.cohort(np.arange(5)).train(w)
         assert torch.equal(y, expected[round])
         w = y.mean(0)
         del y

@@ -12,8 +12,14 @@ from PIL import Image
 from torchvision_files import write_mnist
 from toy import federation, local, mlp, normed, server_data, task
 
+from fedlab_runner.algorithms.shared.server_training import (
+    server_batches,
+    server_steps,
+    train_as_client,
+    train_on_server,
+)
 from fedlab_runner.config.build import conf_dir
-from fedlab_runner.core.server_data import ServerData, server_batches, server_steps, train_as_client, train_on_server
+from fedlab_runner.core.server_data import ServerData
 from fedlab_runner.datasets import image_cache as images_module
 from fedlab_runner.datasets.examples import Data, Examples
 from fedlab_runner.datasets.fashion_mnist import FashionMNIST
@@ -469,7 +475,7 @@ def test_out_of_domain_data_of_another_set_run(algorithm: str, tmp_path: Path) -
 def test_batches_cover_the_data_once_an_epoch_in_another_order() -> None:
     fed = federation(server=server_data(20))
     assert fed.server_data is not None
-    batches = list(fed.server_batches(2, 8))
+    batches = list(server_batches(fed, 2, 8))
     assert [len(b.mask) for b in batches] == [8, 8, 4, 8, 8, 4] and all(bool(b.mask.all()) for b in batches)
     epochs = [torch.cat([b.inputs for b in part]) for part in (batches[:3], batches[3:])]
     for epoch in epochs:
@@ -494,23 +500,23 @@ def test_batches_are_a_function_of_seed_round_and_stage() -> None:
 @pytest.mark.parametrize("norm", [False, True])
 def test_steps_are_counted_as_they_come(n: int, epochs: int, cap: int | None, norm: bool) -> None:
     fed = federation(server=server_data(n), **({"build": normed} if norm else {}))
-    batches = list(fed.server_batches(epochs, 8, cap))
+    batches = list(server_batches(fed, epochs, 8, cap))
     assert len(batches) == server_steps(fed, epochs, 8, cap) <= (99 if cap is None else cap)
     if norm and n == 17:
         assert [len(b.mask) for b in batches] == [8, 8] * 2, "batch norm cannot be trained with a single example"
-        assert len(list(fed.server_batches(1, 8, training=False))) == 3
+        assert len(list(server_batches(fed, 1, 8, training=False))) == 3
 
 
 @pytest.mark.parametrize("norm", [False, True])
 def test_training_is_that_of_torch(norm: bool) -> None:
     fed = federation(server=server_data(21), **({"build": normed} if norm else {}))
     x = fed.task.init(0)
-    trained = train_on_server(fed, x, fed.server_batches(3, 8), 0.01)
+    trained = train_on_server(fed, x, server_batches(fed, 3, 8), 0.01)
     module = task(normed if norm else mlp).module
     module.load_state_dict(fed.task.state_dict(x), strict=False)
     optimizer = torch.optim.Adam(module.parameters(), lr=0.01)
     module.train()
-    for batch in fed.server_batches(3, 8):
+    for batch in server_batches(fed, 3, 8):
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(module(batch.inputs), batch.targets).backward()
         optimizer.step()
@@ -520,7 +526,7 @@ def test_training_is_that_of_torch(norm: bool) -> None:
 
 def test_training_goes_on_where_it_stopped() -> None:
     fed = federation(server=server_data(24))
-    x, batches = fed.task.init(0), list(fed.server_batches(2, 8))
+    x, batches = fed.task.init(0), list(server_batches(fed, 2, 8))
     whole = train_on_server(fed, x, batches, 0.01)
     half = train_on_server(fed, x, batches[:4], 0.01)
     rest = train_on_server(fed, half.model, batches[4:], 0.01, slots=half.slots, first_step=4)
@@ -550,9 +556,9 @@ def test_server_work_is_counted() -> None:
     fed = federation(server=server_data(21))
     fed.begin(0, 1.0)
     x = fed.task.init(0)
-    counted = fed.task.flops(next(fed.server_batches(1, 8)).inputs)
+    counted = fed.task.flops(next(server_batches(fed, 1, 8)).inputs)
     assert counted == (2 * 48, 2 * 48 + 2 * 48 + 2 * 18)
-    train_on_server(fed, x, fed.server_batches(2, 8), 0.01)
+    train_on_server(fed, x, server_batches(fed, 2, 8), 0.01)
     assert fed.collect()["cost/server_gflops"] == pytest.approx(42 * counted.step / 1e9)
     before = fed.collect()["cost/server_gflops"]
     train_as_client(fed, x)

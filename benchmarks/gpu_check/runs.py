@@ -41,7 +41,7 @@ class Run(NamedTuple):
     def go(self) -> list[Row]:
         """Its metrics, once it has ended."""
         c, fed = self.components, self.simulation.fed
-        fed.executor = fed.executor.in_run(self.folder, c.rounds)
+        fed.trainer.executor = fed.executor.in_run(self.folder, c.rounds)
         how: dict[str, Any] = {"run_id": "check", "config": {}, "rounds": c.rounds, "job_type": "check", "commit": None}
         with Recorder(self.folder, c.logger, **how) as recorder:
             store = CheckpointStore(self.folder, c.checkpoint.keep)

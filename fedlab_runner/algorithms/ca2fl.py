@@ -72,7 +72,7 @@ class CA2FL(ServerAlgorithm[State, Update]):
                 x = stepped(x, self.server_lr * v, statistics / self.buffer_size)
                 h = h + buffer / fed.num_clients  # the buffer is how much the sum of h_i has changed
                 buffer, statistics, buffered = torch.zeros_like(buffer), torch.zeros_like(statistics), 0
-        fed.report(buffered=buffered, cached_clients=len(h_i))
+        fed.metrics.report(buffered=buffered, cached_clients=len(h_i))
         return State(x, h_i, h, buffer, statistics, buffered)
 
     def models(self, state: State) -> Tensor:

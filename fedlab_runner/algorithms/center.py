@@ -5,16 +5,17 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from fedlab_runner.core.algorithm import Algorithm
-from fedlab_runner.core.federation import Federation
-from fedlab_runner.core.optimizer import zero_slots
-from fedlab_runner.core.server_data import (
+from fedlab_runner.algorithms.shared.server_training import (
     ADAM,
     check_server_training,
     require_server_data,
+    server_batches,
     train_on_server,
     training_operations,
 )
+from fedlab_runner.core.algorithm import Algorithm
+from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.optimizer import zero_slots
 
 
 class State(NamedTuple):
@@ -52,7 +53,7 @@ class Center(Algorithm[State]):
         if fed.round >= self.epochs:
             return state
         left = None if self.max_steps is None else self.max_steps - state.steps
-        batches = list(fed.server_batches(1, self.batch_size, left))
+        batches = list(server_batches(fed, 1, self.batch_size, left))
         x, slots = train_on_server(fed, state.params, batches, self.lr, slots=state.slots, first_step=state.steps)
         return State(x, slots, state.steps + len(batches))
 

@@ -60,10 +60,10 @@ class DefKT(ServerlessAlgorithm[Clients]):
         if self.epochs:
             cohort = fed.cohort(receivers, pair.task, replace(fed.local, epochs=self.epochs, steps=None))
             received, _ = pair.part(cohort.train(pair.join(trained.after, models[ids]), loss=loss, counted=False))
-            fed.report(mutual_loss=_mean_loss(cohort))
+            fed.metrics.report(mutual_loss=_mean_loss(cohort))
         else:
             received = trained.after
-        fed.count_payload(upload=trained.after.numel(), models=len(senders))
+        fed.metrics.count_payload(upload=trained.after.numel(), models=len(senders))
         return Clients((models.index_copy(0, ids, received),), state.aggregator)
 
     def operations(self, fed: Federation, local: float) -> float:

@@ -115,7 +115,7 @@ class DFML(ServerlessAlgorithm[State]):
         meeting = meet(fed, state.aggregator)
         trained = train(fed, state.models, meeting.participants)
         record_exchange(fed, [t.group for t in trained], meeting.aggregator)
-        fed.count_payload(download=len(meeting.senders) + 2)  # alpha; t and start to the next
+        fed.metrics.count_payload(download=len(meeting.senders) + 2)  # alpha; t and start to the next
         learnt = self._aggregate(fed, meeting, trained, alpha)
         new = [(t.group, rows) for t, rows in zip(trained, learnt, strict=True)]
         peaks, alphas = state.peaks, state.alphas.clone()
@@ -126,7 +126,7 @@ class DFML(ServerlessAlgorithm[State]):
             kept = torch.where(renewed.unsqueeze(1), rows, peaks[group.architecture][group.rows])
             peaks = updated(peaks, [(group, kept)])
             alphas[ids] = alphas[ids].clamp_min(alpha)
-        fed.report(alpha=alpha)
+        fed.metrics.report(alpha=alpha)
         successor = meeting.next if self.fixed_aggregator is None else self.fixed_aggregator
         return State(updated(state.models, new), peaks, alphas, successor, start, period)
 

@@ -10,20 +10,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedlab_runner.algorithms.shared.averaging import ModelUpdate, Params, average, check_averaging, in_time, outgoing
+from fedlab_runner.algorithms.shared.server_training import (
+    answering_operations,
+    check_server_training,
+    mean_answers,
+    require_server_data,
+    server_batches,
+    server_steps,
+    train_on_server,
+    training_operations,
+)
 from fedlab_runner.core.algorithm import ServerAlgorithm
 from fedlab_runner.core.federation import Arrivals, Cohort, Federation
 from fedlab_runner.core.model_family import Batch, Model, Task
 from fedlab_runner.core.optimizer import SGD
 from fedlab_runner.core.rng import Purpose, generator
-from fedlab_runner.core.server_data import (
-    answering_operations,
-    check_server_training,
-    mean_answers,
-    require_server_data,
-    server_steps,
-    train_on_server,
-    training_operations,
-)
 
 SAMPLERS = ("gaussian", "dirichlet")
 LEAST_VARIANCE = 1e-5  # of a coordinate of unit directions: one client, or clients that agree, vary too
@@ -125,7 +126,7 @@ class FedBE(ServerAlgorithm[Params, ModelUpdate]):
                 mean = mean + (model - mean) / count
             return False
 
-        batches = fed.server_batches(self.epochs, self.batch_size, self.max_steps, targets=targets)
+        batches = server_batches(fed, self.epochs, self.batch_size, self.max_steps, targets=targets)
         optimizer = SGD(self.momentum, False, self.weight_decay)
         trained = train_on_server(fed, x, batches, self.lr, optimizer=optimizer, loss=_divergence, watch=watch)
         return mean if count else trained.model

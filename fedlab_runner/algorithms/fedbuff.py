@@ -65,7 +65,7 @@ class FedBuff(ServerAlgorithm[State, Update]):
         while len(buffer) >= m:
             x = stepped(x, self.server_lr * buffer[:m].mean(0), statistics[:m].mean(0))  # lines 11 to 13
             buffer, statistics = buffer[m:], statistics[m:]
-        fed.report(buffered=len(buffer))
+        fed.metrics.report(buffered=len(buffer))
         return State(x, buffer.clone(), statistics.clone())
 
     def models(self, state: State) -> Tensor:

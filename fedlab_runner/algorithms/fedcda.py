@@ -132,9 +132,9 @@ class FedCDA(ServerAlgorithm[State, Upload]):
             total += rows.get(caches[n][place].model)
         chosen |= picks
         if len(picks) < len(free):
-            with fed.timed("selection"):  # line 9
+            with fed.metrics.timed("selection"):  # line 9
                 tried = self._select(state.params, total, caches, chosen, self._groups(free, fed), rows, fed)
-        fed.report(
+        fed.metrics.report(
             objective=self._objective(total, caches, chosen, fed.task.num_params),
             not_newest=sum(place > 0 for place in chosen.values()),
             combinations=tried,
@@ -191,7 +191,7 @@ class FedCDA(ServerAlgorithm[State, Upload]):
             sizes = [len(caches[n]) for n in group]
             entries = [entry for n in group for entry in caches[n]]
             gram, cross = _products([e.model for e in entries], x, total, len(chosen), fed.task.num_params, rows)
-            fed.count_server_flops(2 * fed.task.num_params * len(entries) * (len(entries) + 1))
+            fed.metrics.count_server_flops(2 * fed.task.num_params * len(entries) * (len(entries) + 1))
             losses = np.array([e.loss for e in entries])
             places = search(gram, cross, losses, sizes, fixed=len(chosen), smoothness=self.smoothness)
             for n, place in zip(group, places, strict=True):

@@ -9,19 +9,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedlab_runner.algorithms.shared.averaging import ModelUpdate, Params, average, check_averaging, in_time, outgoing
-from fedlab_runner.core.algorithm import ServerAlgorithm
-from fedlab_runner.core.federation import Arrivals, Cohort, Federation
-from fedlab_runner.core.model_family import Batch, Model
-from fedlab_runner.core.server_data import (
+from fedlab_runner.algorithms.shared.server_training import (
     answering_operations,
     check_server_training,
     mean_answer,
     mean_answers,
     require_server_data,
+    server_batches,
     server_steps,
     train_on_server,
     training_operations,
 )
+from fedlab_runner.core.algorithm import ServerAlgorithm
+from fedlab_runner.core.federation import Arrivals, Cohort, Federation
+from fedlab_runner.core.model_family import Batch, Model
 
 
 @dataclass(frozen=True)
@@ -93,9 +94,9 @@ class FedDF(ServerAlgorithm[Params, ModelUpdate]):
         """Minibatches whose targets are the mean logits of the teachers [A, D]."""
         if cached:
             logits = mean_answers(fed, teachers, self.batch_size)
-            yield from fed.server_batches(self.epochs, self.batch_size, self.max_steps, targets=logits)
+            yield from server_batches(fed, self.epochs, self.batch_size, self.max_steps, targets=logits)
             return
-        for batch in fed.server_batches(self.epochs, self.batch_size, self.max_steps):
+        for batch in server_batches(fed, self.epochs, self.batch_size, self.max_steps):
             yield batch._replace(targets=mean_answer(fed, teachers, batch.inputs))
 
     def operations(self, fed: Federation, local: float) -> float:

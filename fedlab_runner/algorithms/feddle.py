@@ -10,17 +10,18 @@ from torch import Tensor
 
 from fedlab_runner.algorithms.shared.atlas import Atlas, combine, project
 from fedlab_runner.algorithms.shared.classifier_head import head_size, named_head, require_body
+from fedlab_runner.algorithms.shared.server_training import (
+    ADAM,
+    check_server_training,
+    require_server_data,
+    server_batches,
+    server_steps,
+    training_operations,
+)
 from fedlab_runner.core.algorithm import Footprint, Held, Load, ServerAlgorithm
 from fedlab_runner.core.federation import Arrivals, Cohort, Federation
 from fedlab_runner.core.model_family import Batch
 from fedlab_runner.core.optimizer import zero_slots
-from fedlab_runner.core.server_data import (
-    ADAM,
-    check_server_training,
-    require_server_data,
-    server_steps,
-    training_operations,
-)
 from fedlab_runner.utils.errors import UserError
 
 FALLBACKS = ("fedbuff", "all", "zero")
@@ -155,7 +156,7 @@ class Feddle(ServerAlgorithm[State, Upload]):
         self._report(fed, c, omega - x, at(fallback) - x)
         if fed.probe_data is not None:
             cosines = (self._agreement(fed, atlas, scales, at(point), buffers, head) for point in (fallback, c))
-            fed.report(**dict(zip(("probe_cosine_first", "probe_cosine_last"), cosines, strict=True)))
+            fed.metrics.report(**dict(zip(("probe_cosine_first", "probe_cosine_last"), cosines, strict=True)))
         scores = c.abs().to("cpu", torch.float64)  # line 12
         return State(torch.cat([omega, buffers]), atlas._replace(scores=scores), head)
 
@@ -196,11 +197,11 @@ class Feddle(ServerAlgorithm[State, Upload]):
             omega = at(c).requires_grad_()  # Eq 15: anchors are outside the graph
             loss = F.cross_entropy(task.evaluate(omega, buffers, batch.inputs, named), batch.targets)
             (g,) = torch.autograd.grad(loss, omega)
-            fed.count_server_flops(len(batch.mask) * task.flops(batch.inputs).step + cost)
+            fed.metrics.count_server_flops(len(batch.mask) * task.flops(batch.inputs).step + cost)
             return loss, scales * project(g, atlas.anchors, self.chunk_size) + lam * (c - fallback)  # Eq 16
 
         found = self._minimise(fed, fallback, gradient, SEARCH)
-        fed.report(search_loss_first=found.first_loss, search_loss_last=found.last_loss)
+        fed.metrics.report(search_loss_first=found.first_loss, search_loss_last=found.last_loss)
         return found.value
 
     def _agreement(
@@ -212,7 +213,7 @@ class Feddle(ServerAlgorithm[State, Upload]):
         task, probe = fed.task, fed.probe_data
         assert probe is not None
         parts = zip(*(torch.split(t, self.batch_size) for t in (probe.inputs, probe.targets)), strict=True)
-        mine = fed.server_batches(1, self.batch_size, -(-len(probe) // self.batch_size), stage=PROBE, training=False)
+        mine = server_batches(fed, 1, self.batch_size, -(-len(probe) // self.batch_size), stage=PROBE, training=False)
         theirs = (task.batch(inputs, targets, torch.ones_like(targets)) for inputs, targets in parts)
         directions = []
         for batches, named in ((mine, named_head(task, head)), (theirs, {})):
@@ -234,11 +235,11 @@ class Feddle(ServerAlgorithm[State, Upload]):
             logits = task.evaluate(omega, buffers, batch.inputs, named_head(task, leaf))
             loss = F.cross_entropy(logits, batch.targets)
             (g,) = torch.autograd.grad(loss, leaf)
-            fed.count_server_flops(len(batch.mask) * task.flops(batch.inputs).forward)
+            fed.metrics.count_server_flops(len(batch.mask) * task.flops(batch.inputs).forward)
             return loss, g
 
         found = self._minimise(fed, head, gradient, HEAD)
-        fed.report(head_loss_first=found.first_loss, head_loss_last=found.last_loss)
+        fed.metrics.report(head_loss_first=found.first_loss, head_loss_last=found.last_loss)
         return found.value
 
     def _minimise(
@@ -246,7 +247,7 @@ class Feddle(ServerAlgorithm[State, Upload]):
     ) -> Found:
         """Adam, fresh, over the server's minibatches; `gradient(value, batch)` gives the loss and its gradient."""
         value, slots, losses = start.clone(), zero_slots(ADAM, start), []
-        batches = fed.server_batches(self.epochs, self.batch_size, self.max_steps, stage=stage, training=False)
+        batches = server_batches(fed, self.epochs, self.batch_size, self.max_steps, stage=stage, training=False)
         for t, batch in enumerate(batches):
             loss, g = gradient(value, batch)
             losses.append(loss.detach())
@@ -254,7 +255,7 @@ class Feddle(ServerAlgorithm[State, Upload]):
         return Found(value, *(float(losses[i]) if losses else 0.0 for i in (0, -1)))
 
     def _report(self, fed: Federation, c: Tensor, step: Tensor, fallback: Tensor) -> None:
-        fed.report(
+        fed.metrics.report(
             atlas_size=len(c),
             coefficients_negative=float((c < 0).double().mean()),
             coefficients_mean=float(c.mean()),

@@ -57,7 +57,7 @@ class FedExP(ServerAlgorithm[State, Update]):
         spread = float(arrivals.mean(arrivals.upload.rows.square().sum(1), uniform=uniform))
         denominator = 2 * (float(mean.square().sum()) + self.eps)
         server_lr = max(1.0, spread / denominator) if denominator else 1.0
-        fed.report(server_lr=server_lr)
+        fed.metrics.report(server_lr=server_lr)
         return State(stepped(x, server_lr * mean, statistics), previous=x)
 
     def models(self, state: State) -> Tensor:

@@ -6,14 +6,15 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedlab_runner.algorithms.shared.averaging import Params, Update, average, check_averaging, outgoing
-from fedlab_runner.core.algorithm import ServerAlgorithm
-from fedlab_runner.core.federation import Arrivals, Cohort, Federation
-from fedlab_runner.core.server_data import (
+from fedlab_runner.algorithms.shared.server_training import (
     check_server_training,
     require_server_data,
+    server_batches,
     train_on_server,
     training_operations,
 )
+from fedlab_runner.core.algorithm import ServerAlgorithm
+from fedlab_runner.core.federation import Arrivals, Cohort, Federation
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class FedFT(ServerAlgorithm[Params, Update]):
 
     def server_step(self, state: Params, arrivals: Arrivals[Update], fed: Federation) -> Params:
         x = average(state.params, arrivals, self.late_policy, self.weighting, server_lr=1.0)
-        batches = fed.server_batches(self.epochs, self.batch_size, self.max_steps)
+        batches = server_batches(fed, self.epochs, self.batch_size, self.max_steps)
         return Params(train_on_server(fed, x, batches, self.lr).model)
 
     def operations(self, fed: Federation, local: float) -> float:

@@ -132,13 +132,13 @@ class FedGEN(ServerAlgorithm[State, Upload]):
         """For each client and step: noise, of generated labels and then of the client's [k, n + b, z], the labels
         [k, n], and whether it still uses them [k].
         """
-        task, n = cohort.task, self.gen_batch_size
+        task, n, streams, batch_size = cohort.task, self.gen_batch_size, cohort.streams, cohort.local.batch_size
         until = self.gen_epochs * cohort.steps_per_epoch
 
         def draws(rows: np.ndarray, step: int) -> tuple[Tensor, ...]:
-            noise = np.empty((len(rows), n + cohort.local.batch_size, self.noise_size))
+            noise = np.empty((len(rows), n + batch_size, self.noise_size))
             labels = np.empty((len(rows), n), np.int64)
-            for k, rng in enumerate(cohort.streams(rows, step)):
+            for k, rng in enumerate(streams(rows, step)):
                 labels[k] = rng.integers(task.num_classes, size=n)
                 noise[k] = rng.random(noise[k].shape)
             arrays = (noise, task.dtype), (labels, torch.int64), (step < until[rows], task.dtype)
@@ -179,9 +179,9 @@ class FedGEN(ServerAlgorithm[State, Upload]):
             (g,) = torch.autograd.grad(loss, leaf)
             buffers = model.buffers.detach()
             optimizer.step(params, g, slots, self.lr * self.lr_decay**fed.round, t)
-            fed.count_server_flops(self.batch_size * (task.flops(inputs).step + 4 * weight.numel()))
+            fed.metrics.count_server_flops(self.batch_size * (task.flops(inputs).step + 4 * weight.numel()))
             losses.append(float(taught.detach()))
-        fed.report(**({"teacher_loss_first": losses[0], "teacher_loss_last": losses[-1]} if losses else {}))
+        fed.metrics.report(**({"teacher_loss_first": losses[0], "teacher_loss_last": losses[-1]} if losses else {}))
         return State(state.params, torch.cat([params, buffers]), slots, state.steps + self.steps)
 
     def _generator(self, task: Task) -> Task:

@@ -7,16 +7,17 @@ import torch
 from torch import Tensor
 
 from fedlab_runner.algorithms.shared.averaging import Params, Update, outgoing
-from fedlab_runner.core.algorithm import ServerAlgorithm
-from fedlab_runner.core.federation import Arrivals, Cohort, Federation
-from fedlab_runner.core.optimizer import Adam
-from fedlab_runner.core.server_data import (
+from fedlab_runner.algorithms.shared.server_training import (
     check_server_training,
     require_server_data,
+    server_batches,
     server_steps,
     train_on_server,
     training_operations,
 )
+from fedlab_runner.core.algorithm import ServerAlgorithm
+from fedlab_runner.core.federation import Arrivals, Cohort, Federation
+from fedlab_runner.core.optimizer import Adam
 
 ADAM = Adam(0.5, 0.999, 1e-8, 0.0, decoupled=False)  # what the authors' code learns the weights with
 
@@ -74,13 +75,13 @@ class FedLAW(ServerAlgorithm[Params, Update]):
             return torch.exp(weights[-1]) * (torch.softmax(weights[:-1], 0) @ y)
 
         start = torch.cat([torch.log(sizes / sizes.sum()), sizes.new_zeros(1), arrivals.mean(statistics)])
-        batches = fed.server_batches(self.epochs, self.batch_size, self.max_steps)
+        batches = server_batches(fed, self.epochs, self.batch_size, self.max_steps)
         learned = train_on_server(fed, start, batches, lr, optimizer=ADAM, params_of=combined).model
         steps = server_steps(fed, self.epochs, self.batch_size, self.max_steps)
-        fed.count_server_flops(steps * 4 * y.numel())  # of `combined` and its gradient
+        fed.metrics.count_server_flops(steps * 4 * y.numel())  # of `combined` and its gradient
         weights = learned[: len(y) + 1]
         share = torch.softmax(weights[:-1], 0)
-        fed.report(gamma=float(weights[-1].exp()), lambda_min=float(share.min()), lambda_max=float(share.max()))
+        fed.metrics.report(gamma=float(weights[-1].exp()), lambda_min=float(share.min()), lambda_max=float(share.max()))
         return Params(torch.cat([combined(weights), share @ statistics]))
 
     def operations(self, fed: Federation, local: float) -> float:

@@ -141,7 +141,7 @@ class FedMA(ServerAlgorithm[State, Models]):
         chosen = groups[state.layer : state.layer + 1] if self.layerwise else groups if self.matched else []
         aligned, moved = self._aligned(arrivals, chosen, fed)
         x = torch.where(state.frozen, state.params, arrivals.mean(aligned, uniform=self.weighting == "uniform"))
-        fed.report(moved_neurons=moved, **({"layer": state.layer} if self.layerwise else {}))
+        fed.metrics.report(moved_neurons=moved, **({"layer": state.layer} if self.layerwise else {}))
         if not self.layerwise:
             return state._replace(params=x)
         if not chosen:  # the last layer: the pass is over
@@ -170,7 +170,7 @@ class FedMA(ServerAlgorithm[State, Models]):
                 rng=generator(fed.seed, Purpose.ALGORITHM, fed.round, layer),
                 limit=group.size,
             )
-            fed.count_server_flops(matching.flops)
+            fed.metrics.count_server_flops(matching.flops)
             inverse = [np.argsort(a) for a in matching.assignments]
             back = np.argsort(order)
             models = torch.stack([permute(y, group, inverse[k]) for y, k in zip(models, back, strict=True)])

@@ -66,7 +66,7 @@ class FedNova(ServerAlgorithm[Params, Upload]):
         if not len(arrivals):
             return state
         d, statistics, tau_eff = (arrivals.mean(each, uniform=self.weighting == "uniform") for each in arrivals.upload)
-        fed.report(tau_eff=float(tau_eff))
+        fed.metrics.report(tau_eff=float(tau_eff))
         return Params(stepped(state.params, -tau_eff * d, statistics))
 
     def models(self, state: Params) -> Tensor:

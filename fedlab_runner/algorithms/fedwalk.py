@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedlab_runner.algorithms.shared.classifier_head import named_head, new_head, require_body
+from fedlab_runner.algorithms.shared.server_training import server_batches
 from fedlab_runner.core.algorithm import Algorithm, Footprint, Load, ServerAlgorithm
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.model_family import Batch, Model
@@ -103,11 +104,11 @@ class FedWalk(Algorithm[State]):
         if leashed:
             base, head = self._leash(base, head, fed, self.steps)
             leash_loss = self._loss(fed, self.base.server_model(base), head)  # line 15
-        fed.report(leashed=int(leashed), client_loss=client_loss)
+        fed.metrics.report(leashed=int(leashed), client_loss=client_loss)
         finite = {"log_loss_ratio": ratio, "leash_loss": leash_loss}
-        fed.report(**{name: value for name, value in finite.items() if math.isfinite(value)})
+        fed.metrics.report(**{name: value for name, value in finite.items() if math.isfinite(value)})
         after = State(base, head, client_loss, leash_loss)
-        fed.record_server_cache(self.cached(after))
+        fed.metrics.record_server_cache(self.cached(after))
         return after
 
     def _leash(self, base: Any, head: Tensor, fed: Federation, steps: int) -> tuple[Any, Tensor]:
@@ -130,13 +131,13 @@ class FedWalk(Algorithm[State]):
                 (g,) = torch.autograd.grad(F.cross_entropy(logits, batch.targets), leaf)
                 buffers = model.buffers.detach()
                 PLAIN.step(values, g, (), lr, t)
-                fed.count_server_flops(len(batch.mask) * task.flops(batch.inputs).step)
+                fed.metrics.count_server_flops(len(batch.mask) * task.flops(batch.inputs).step)
         return torch.cat([values[:p], buffers if self.move_statistics else start[p:]]), values[p:].clone()
 
     def _batches(self, fed: Federation, steps: int) -> Iterator[Batch]:
         most = steps if self.unit == "step" else None  # an epoch has a minibatch at least
         how: dict[str, Any] = {"data": _leash_data(fed), "purpose": Purpose.LEASH_BATCHES}
-        return fed.server_batches(steps, self.batch_size, most, **how)
+        return server_batches(fed, steps, self.batch_size, most, **how)
 
     @torch.no_grad()
     def _loss(self, fed: Federation, model: Tensor, head: Tensor) -> float:
@@ -147,7 +148,7 @@ class FedWalk(Algorithm[State]):
             normal = task.normalize(inputs, task.dtype)
             logits = task.evaluate(model[:p], model[p:], normal, named)
             total += float(F.cross_entropy(logits.double(), targets, reduction="sum"))
-            fed.count_server_flops(len(targets) * task.flops(normal).forward)
+            fed.metrics.count_server_flops(len(targets) * task.flops(normal).forward)
         return total / len(data)
 
     def operations(self, fed: Federation, local: float) -> float:

@@ -68,8 +68,8 @@ class FML(ServerlessAlgorithm[State]):
         sizes = torch.from_numpy(fed.population.num_examples[meeting.participants]).to(memes)
         mean = torch.tensordot(sizes / sizes.sum(), memes[ids], 1)
         sent = len(meeting.senders) * meme.size
-        fed.count_payload(upload=sent, download=sent, models=2 * len(meeting.senders))
-        fed.count_server_flops(2 * len(ids) * meme.size)
+        fed.metrics.count_payload(upload=sent, download=sent, models=2 * len(meeting.senders))
+        fed.metrics.count_server_flops(2 * len(ids) * meme.size)
         return State(models, memes.index_copy(0, ids, mean.expand(len(ids), -1)), meeting.next)
 
     def operations(self, fed: Federation, local: float) -> float:

@@ -70,13 +70,13 @@ class GAMF(ServerAlgorithm[Params, Models]):
             self.tau, self.tau_decay, self.tau_min, self.sinkhorn_steps, self.max_iterations, self.pairwise
         )
         found = search.assign(models, groups, generator(fed.seed, Purpose.ALGORITHM, fed.round))
-        fed.count_server_flops(found.flops)
+        fed.metrics.count_server_flops(found.flops)
         moved = 0
         for group, orders in zip(groups, found.orders, strict=True):
             models = torch.stack([permute(y, group, order) for y, order in zip(models, orders, strict=True)])
             moved += sum(int((order != range(group.size)).sum()) for order in orders)
         neurons = len(models) * sum(group.size for group in groups)
-        fed.report(moved_neurons=moved / neurons, iterations=found.iterations)
+        fed.metrics.report(moved_neurons=moved / neurons, iterations=found.iterations)
         return models
 
     def models(self, state: Params) -> Tensor:

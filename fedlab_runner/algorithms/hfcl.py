@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from fedlab_runner.algorithms.shared.averaging import Params, Update, average, check_averaging, outgoing
+from fedlab_runner.algorithms.shared.server_training import require_server_data, train_as_client, training_operations
 from fedlab_runner.core.algorithm import ServerAlgorithm
 from fedlab_runner.core.federation import Arrivals, Cohort, Federation
-from fedlab_runner.core.server_data import require_server_data, train_as_client, training_operations
 
 
 @dataclass(frozen=True)

@@ -114,12 +114,12 @@ class HyFEM(Algorithm[State]):
         if self.keep_own:
             state = state._replace(own=state.own.index_copy(0, cohort.ids, rows))
         asked = self._server_size(state, fed) if self.send_all else sizes[cohort.client_ids]
-        fed.count_payload(download=int(np.sum(np.broadcast_to(asked, len(cohort)) + state.places.shape[1])))
+        fed.metrics.count_payload(download=int(np.sum(np.broadcast_to(asked, len(cohort)) + state.places.shape[1])))
         arrivals = fed.exchange(cohort, Models(rows), known=("models",))
         sent = int(sizes[arrivals.ids.cpu().numpy()].sum())
-        fed.count_payload(upload=sent)
-        fed.count_server_flops(2 * sent)
-        fed.record_server_cache(0)
+        fed.metrics.count_payload(upload=sent)
+        fed.metrics.count_server_flops(2 * sent)
+        fed.metrics.record_server_cache(0)
         return self._server_update(state, arrivals, fed) if len(arrivals) else state
 
     def _client_update(self, state: State, cohort: Cohort, fed: Federation) -> Tensor:
@@ -192,11 +192,11 @@ class HyFEM(Algorithm[State]):
             )
             new.append(torch.from_numpy(np.stack(matching.assignments)).to(device))
             gain, flops = gain + matching.gain, flops + matching.flops
-            fed.report(**{"server_width" if number == 0 else f"server_width_{number}": matching.width})
-        fed.count_server_flops(flops)
+            fed.metrics.report(**{"server_width" if number == 0 else f"server_width_{number}": matching.width})
+        fed.metrics.count_server_flops(flops)
         matched = torch.cat(new, 1)
         moved = float((matched[list(ids)] != places[list(ids)]).double().mean())
-        fed.report(matching_cost=-gain, moved_neurons=moved)
+        fed.metrics.report(matching_cost=-gain, moved_neurons=moved)
         return matched
 
     def _neurons(

@@ -89,7 +89,7 @@ class UpdateCosines:
 
 def _updates(algorithm: ServerAlgorithm[Any, Any], state: Any, fed: Federation, ids: np.ndarray) -> Tensor:
     """How these clients' work in this round would change their parameters [K, P]."""
-    cohort = _Watched(fed, ids, np.full(len(ids), fed.round))
+    cohort = _Watched(fed.trainer, fed.task, fed.local, ids, np.full(len(ids), fed.round), fed.round, fed.lr)
     algorithm.client_update(state, cohort)
     if cohort.updates is None:
         raise UserError("analysis=update_cosines needs an algorithm whose clients train")

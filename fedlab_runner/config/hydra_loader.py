@@ -20,7 +20,7 @@ from fedlab_runner.utils.errors import UserError
 # What Hydra builds: its own parts, those of installed plugins, the samplers of Optuna's sweeper, and our callback.
 _BUILT = re.compile(
     r"(hydra\._internal\.core_plugins|hydra\.experimental\.callbacks|hydra_plugins)(\.\w+)*\.[A-Z]\w+"
-    r"|optuna\.samplers\.[A-Z]\w+|fedlab_runner\.sweep\.SweepCallback"
+    r"|optuna\.samplers\.[A-Z]\w+|fedlab_runner\.sweep\.callback\.SweepCallback"
 )
 # Parts of a config from which Hydra builds objects, and what may be interpolated there: texts, never other parts.
 _BUILT_FROM = re.compile(r"hydra\.(callbacks|launcher|sweeper|job_logging|hydra_logging)(\..*)?")

@@ -147,7 +147,7 @@ class ServerAlgorithm(Algorithm[State], Generic[State, Upload]):
         cohort = fed.dispatch(self.broadcast(state))
         upload = self.client_update(state, cohort)
         state = self.server_step(state, fed.exchange(cohort, upload, self.known), fed)
-        fed.record_server_cache(self.cached(state))
+        fed.metrics.record_server_cache(self.cached(state))
         return state
 
 

@@ -1,23 +1,30 @@
 """The clients that start in a round, and their local training."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedlab_runner.core.client_losses import client_losses
 from fedlab_runner.core.client_state import Rows
 from fedlab_runner.core.local_training import LocalTraining
-from fedlab_runner.core.memory_check import check_memory
 from fedlab_runner.core.model_family import Batch, Model, Task
 from fedlab_runner.core.rng import Purpose, generators
+from fedlab_runner.core.trainer import LocalTrainer
 from fedlab_runner.core.work import Correct, Loss, PerStep, Perturb, Work
-from fedlab_runner.utils import attempt
 
-if TYPE_CHECKING:
-    from fedlab_runner.core.federation import Federation
+
+class ClientStreams(NamedTuple):
+    """Random streams for an algorithm's use: one for each client at each of its local steps."""
+
+    seed: int
+    round: int
+    ids: np.ndarray  # [K]
+
+    def __call__(self, rows: np.ndarray, step: int) -> Iterator[np.random.Generator]:
+        """The streams of some rows of the cohort [k], in turn, at one of their local steps."""
+        return generators(self.seed, Purpose.ALGORITHM, self.round, self.ids[rows], step)
 
 
 class Cohort:
@@ -25,59 +32,61 @@ class Cohort:
 
     def __init__(
         self,
-        fed: "Federation",
+        trainer: LocalTrainer,
+        task: Task,
+        local: LocalTraining,
         ids: np.ndarray,
         due: np.ndarray,
-        task: Task | None = None,
-        local: LocalTraining | None = None,
+        round: int,
+        lr: float,
     ) -> None:
-        self._fed, self.task, self.client_ids, self.due = fed, task or fed.task, ids, due
-        self._seed = fed.seed
-        self._num_steps = fed.population.num_steps(ids, local or fed.local, self.task.has_batch_norm)
-        device = fed.task.device
+        self._trainer, self.task, self.client_ids, self.due = trainer, task, ids, due
+        population, device = trainer.population, task.device
+        self._num_steps = population.num_steps(ids, local, task.has_batch_norm)
         self.ids = torch.from_numpy(ids).to(device)  # [K]
-        self.num_examples = torch.from_numpy(fed.population.num_examples[ids]).to(device)  # [K]
+        self.num_examples = torch.from_numpy(population.num_examples[ids]).to(device)  # [K]
         self.num_steps = torch.from_numpy(self._num_steps).to(device)  # [K]
-        self.round, self.local, self.lr = fed.round, local or fed.local, fed.lr
-        self.last_loss: Tensor | None = (
-            None  # [K], after training: mean minibatch loss over each client's last local epoch
-        )
-        self.final_loss: Tensor | None = None  # [K] float64, after training, if clients report it: `report_losses`
+        self.round, self.local, self.lr = round, local, lr
+        # After training: each client's mean minibatch loss over its last local epoch [K].
+        self.last_loss: Tensor | None = None
+        # After training, if clients report it (`Federation.report_losses`): [K] float64.
+        self.final_loss: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.client_ids)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Without the federation: what an algorithm's closures hold may be sent to other machines."""
-        return self.__dict__ | {"_fed": None}
-
     def rows(self, place: str, length: int) -> Rows:
         """As `Federation.rows`."""
-        return self._fed.rows(place, length)
+        return self._trainer.tables.rows(place, length, self.task.dtype)
 
     @property
     def label_counts(self) -> Tensor:
         """How many examples of each class each client has [K, C] int64."""
-        return self._fed.population.label_counts(self.client_ids, self.task.num_classes)
+        return self._trainer.population.label_counts(self.client_ids, self.task.num_classes)
 
     @property
     def steps_per_epoch(self) -> np.ndarray:
         """Local steps of each client in one epoch [K]."""
-        return self._fed.population.steps_per_epoch(self.client_ids, self.local, self.task.has_batch_norm)
+        return self._trainer.population.steps_per_epoch(self.client_ids, self.local, self.task.has_batch_norm)
 
-    def streams(self, rows: np.ndarray, step: int) -> Iterator[np.random.Generator]:
-        """Random streams for the algorithm's use: of some rows of the cohort, in turn, at one of their local steps."""
-        return generators(self._seed, Purpose.ALGORITHM, self.round, self.client_ids[rows], step)
+    @property
+    def streams(self) -> ClientStreams:
+        """Random streams for the algorithm's use."""
+        return ClientStreams(self._trainer.seed, self.round, self.client_ids)
 
     def select(self, rows: np.ndarray) -> "Cohort":
         """Some of the clients, by indices [k]."""
-        return Cohort(self._fed, self.client_ids[rows], self.due[rows], self.task, self.local)
+        return self._with(self.local, rows)
+
+    def _with(self, local: LocalTraining, rows: np.ndarray | slice = slice(None)) -> "Cohort":
+        ids, due = self.client_ids[rows], self.due[rows]
+        return Cohort(self._trainer, self.task, local, ids, due, self.round, self.lr)
 
     def gradients(self, x: Tensor) -> Tensor:
         """The gradient at x [D] of each client's mean loss over its examples [K, P]: one pass over them, without weight
         decay or clipping.
         """
-        p, fed = self.task.num_params, self._fed
+        p, population = self.task.num_params, self._trainer.population
 
         def loss(model: Model, batch: Batch, share: Tensor) -> Tensor:
             """A minibatch's part of the mean, at x wherever the parameters are."""
@@ -85,8 +94,8 @@ class Cohort:
             return self.task.loss(model, batch) * batch.mask.sum() * share
 
         local = self.local.one_plain_epoch()
-        once = Cohort(fed, self.client_ids, self.due, self.task, local)
-        seen = fed.population.examples_seen(self.client_ids, local, self.task.has_batch_norm)
+        once = self._with(local)
+        seen = population.examples_seen(self.client_ids, local, self.task.has_batch_norm)
         start = torch.cat([torch.zeros_like(x[:p]), x[p:]])  # from zero, the distance is the gradient to the last bit
         y = once.train(start, loss=loss, per_client=(1 / torch.from_numpy(seen).to(x),), counted=False)
         return y[:, :p].neg_().div_(self.lr)
@@ -111,16 +120,15 @@ class Cohort:
         cohort [k] have at one local step (tensors [k, ...]). Unless it is `counted`, the loss is no part of train/loss:
         for a second training of the round, on another objective.
         """
-        fed = self._fed
         work = Work(
             task=self.task,
-            population=fed.population,
+            population=self._trainer.population,
             ids=self.client_ids,
             num_steps=self._num_steps,
             local=self.local,
             lr=self.lr,
-            seed=fed.seed,
-            round=fed.round,
+            seed=self._trainer.seed,
+            round=self.round,
             start=start,
             loss=loss,
             perturb=perturb,
@@ -128,15 +136,5 @@ class Cohort:
             per_client=per_client,
             per_step=per_step,
         )
-        check_memory(work)
-        fed.count_client_flops(work)
-        attempt.at("local training", fed.round + 1)
-        y, self.last_loss = fed.executor.train(work)
-        attempt.at("algorithm")
-        y, good = fed.guard.trained(self.client_ids, start, y, self.last_loss, self.task, self.local.update_norm)
-        sizes, losses = self.num_examples[good], self.last_loss[good]
-        if counted and (total := int(sizes.sum())):
-            fed.record_loss(float(losses @ sizes.to(y.dtype) / total), total)
-        if fed.losses_reported and counted:
-            self.final_loss = client_losses(self.task, fed.population, self.client_ids, y)
+        y, self.last_loss, self.final_loss = self._trainer.train(work, counted=counted)
         return y

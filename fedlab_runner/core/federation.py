@@ -1,8 +1,6 @@
 """The one mutable object of a run: the clients, the clock, and the updates on their way."""
 
-import time
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +14,16 @@ from fedlab_runner.core.client_state import Rows, Tables
 from fedlab_runner.core.clock import RoundClock, Starts
 from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.local_training import LocalTraining
-from fedlab_runner.core.model_family import Batch, Task
-from fedlab_runner.core.server_data import ServerData, server_batches
-from fedlab_runner.core.training_cost import StepCosts
+from fedlab_runner.core.model_family import Task
+from fedlab_runner.core.round_metrics import RoundMetrics
+from fedlab_runner.core.server_data import ServerData
+from fedlab_runner.core.trainer import LocalTrainer
 from fedlab_runner.core.update_guard import Guard
 from fedlab_runner.core.updates import Arrivals, Flight, Upload, like, names, staleness_metrics
-from fedlab_runner.core.work import Executor, Work
+from fedlab_runner.core.work import Executor
 from fedlab_runner.models.base import Model
 
 __all__ = ["Arrivals", "Cohort", "Federation", "Flight"]
-
-FLOAT_BYTES = 4  # what one value costs on the wire, whatever precision the simulation uses
 
 
 class Federation:
@@ -57,46 +54,42 @@ class Federation:
         self.task, self.validation = self.tasks[0], validation
         self.server_data, self.leash_data = server_data, leash_data
         self.probe_data = probe_data  # examples for diagnostics: nothing is learned from them
-        self.tables = Tables(folder, self.task.device)
         self.blocks = blocks  # [N, d0] bool, which feature blocks each client holds; None: everything
-        self.population, self.executor, self.local, self.seed = population, executor, local, seed
+        self.metrics = RoundMetrics()
+        self.trainer = LocalTrainer(
+            population, executor, Guard(nonfinite), self.metrics, Tables(folder, self.task.device), seed
+        )
+        self.local, self.seed = local, seed
         self.num_clients = population.num_clients
         self._clock = clock
         self.topology = topology  # [N, N] bool; None: everyone reaches everyone
-        self.guard = Guard(nonfinite)
         self.round, self.lr = 0, local.lr
         self._in_flight: dict[int, list[Flight]] = {}  # by the round of arrival
-        self._metrics: dict[str, float] = {}
-        self._timings: dict[str, float] = {}
         self._families: list[tuple[Model, Task]] = []
-        self._step_costs = StepCosts()
-        self.losses_reported = False
         self.arrived_losses: list[float] = []
-        self._trained_on = 0  # examples behind this round's train/loss
 
     def begin(self, round: int, lr_factor: float) -> None:
         """Starts a round (counted from 0)."""
         self.round, self.lr = round, self.local.lr * lr_factor
-        self._metrics, self._timings, self._trained_on = {}, {}, 0
-        self.losses_reported, self.arrived_losses = False, []
-        self.tables.begin(round)
-        self.guard.begin(round)
+        self.arrived_losses = []
+        self.metrics.begin()
+        self.trainer.begin(round)
 
     def report_losses(self) -> None:
         """In the rest of this round clients also send the loss of their trained model on all their examples, one value
         each; those of the arrivals are in `arrived_losses`.
         """
-        self.losses_reported = True
+        self.trainer.losses_reported = True
 
     def dispatch(self, broadcast: Sequence[Tensor]) -> Cohort:
         """The clients that receive `broadcast` and train now."""
         starts = self._clock.start(self.round)
-        self._count("comm/download_mb", starts.asked * sum(t.numel() for t in broadcast))
-        return Cohort(self, starts.ids, starts.due)
+        self.metrics.count_payload(download=starts.asked * sum(t.numel() for t in broadcast))
+        return self._cohort(starts.ids, starts.due, self.task, self.local)
 
     def cohort(self, ids: np.ndarray, task: Task | None = None, local: LocalTraining | None = None) -> Cohort:
         """Clients that train now and answer at once; without a `task`, with models of the one architecture."""
-        return Cohort(self, ids, np.full(len(ids), self.round), task, local)
+        return self._cohort(ids, np.full(len(ids), self.round), task or self.task, local or self.local)
 
     def by_architecture(self, ids: np.ndarray) -> list[Group]:
         """Clients `ids` by the architecture of their models, in their order; only architectures that occur."""
@@ -141,15 +134,12 @@ class Federation:
         arrivals = Arrivals(upload, ids, num_examples, staleness)
         self.arrived_losses += losses
         values = sum(rows.numel() for name, rows in zip(names(upload), upload, strict=True) if name not in known)
-        self._count("comm/upload_mb", values + len(losses))
-        self.count_server_flops(2 * values)  # every method scales and adds what arrives
-        self._metrics |= {
-            "late/dispatched": len(cohort),
-            "late/arrived": len(arrivals),
-            "late/in_flight": sum(map(len, self._in_flight.values())),
-        }
+        self.metrics.count_payload(upload=values + len(losses))
+        self.metrics.count_server_flops(2 * values)  # every method scales and adds what arrives
+        self.metrics.record({"late/dispatched": len(cohort), "late/arrived": len(arrivals)})
+        self.metrics.record({"late/in_flight": sum(map(len, self._in_flight.values()))})
         if len(arrivals):
-            self._metrics |= staleness_metrics(staleness)
+            self.metrics.record(staleness_metrics(staleness))
         return arrivals
 
     def _send_late(self, cohort: Cohort, upload: Upload, answered: np.ndarray) -> None:
@@ -159,6 +149,29 @@ class Federation:
             loss = None if cohort.final_loss is None else float(cohort.final_loss[k])
             flight = Flight(client, self.round, int(self.population.num_examples[client]), row, loss)
             self._in_flight.setdefault(int(cohort.due[k]), []).append(flight)
+
+    def _cohort(self, ids: np.ndarray, due: np.ndarray, task: Task, local: LocalTraining) -> Cohort:
+        return Cohort(self.trainer, task, local, ids, due, self.round, self.lr)
+
+    @property
+    def population(self) -> Population:
+        """Who has which examples."""
+        return self.trainer.population
+
+    @property
+    def executor(self) -> Executor:
+        """How cohorts are trained."""
+        return self.trainer.executor
+
+    @property
+    def guard(self) -> Guard:
+        """What watches the updates for values that are not finite."""
+        return self.trainer.guard
+
+    @property
+    def tables(self) -> Tables:
+        """The rows that an algorithm keeps for its clients."""
+        return self.trainer.tables
 
     @property
     def cohort_size(self) -> int:
@@ -174,65 +187,13 @@ class Federation:
         """Who will start in each of so many rounds, from the current one on."""
         return self._clock.ahead(self.round, rounds)
 
-    def server_batches(self, epochs: int, batch_size: int, max_steps: int | None = None, **how: Any) -> Iterator[Batch]:
-        """Minibatches of the server's examples in this round; `how` as in `server.server_batches`."""
-        return server_batches(self, epochs, batch_size, max_steps, **how)
-
     def rows(self, place: str, length: int) -> Rows:
         """Where an algorithm keeps rows [length] of the models' type for a State: device, host or disk."""
         return self.tables.rows(place, length, self.task.dtype)
 
-    @contextmanager
-    def timed(self, name: str) -> Iterator[None]:
-        """Adds the seconds that the body takes to this round's timings, as `time/<name>`."""
-        began = time.monotonic()
-        yield
-        self._timings[f"time/{name}"] = self._timings.get(f"time/{name}", 0.0) + time.monotonic() - began
-
-    def count_server_flops(self, flops: int) -> None:
-        """Adds work of the server to this round's metrics."""
-        self._add("cost/server_gflops", flops / 1e9)
-
-    def count_client_flops(self, work: Work) -> None:
-        """Adds a cohort's local training to this round's metrics, and the losses that clients report after it."""
-        if not work.num_steps.any():
-            return
-        flops = self._step_costs.of(work).of(work)
-        if self.losses_reported:
-            example = work.task.normalize(work.population.inputs[:1], work.task.dtype)
-            flops += int(work.population.num_examples[work.ids].sum()) * work.task.flops(example).forward
-        self._add("cost/client_gflops", flops / 1e9)
-
-    def record_server_cache(self, values: int) -> None:
-        """Notes how many values the server keeps beside its model."""
-        self._metrics["cost/server_cache_mb"] = values * FLOAT_BYTES / 1e6
-
-    def report(self, **scalars: float) -> None:
-        """Adds diagnostics to this round's metrics, as `algorithm/<name>`; nothing reads them back."""
-        self._metrics |= {f"algorithm/{name}": value for name, value in scalars.items()}
-
-    def record_loss(self, loss: float, examples: int) -> None:
-        """Notes the mean loss of local training on so many examples; several in one round are averaged."""
-        before, self._trained_on = self._trained_on, self._trained_on + examples
-        mean = self._metrics.get("train/loss", 0.0)
-        self._metrics["train/loss"] = (mean * before + loss * examples) / self._trained_on if before else loss
-
-    def count_payload(self, *, upload: int = 0, download: int = 0, models: int | None = None) -> None:
-        """Adds values that were sent, for methods whose clients send and receive different parts of a model or send to
-        each other; then also in how many models.
-        """
-        self._count("comm/upload_mb", upload)
-        self._count("comm/download_mb", download)
-        if models is not None:
-            self._metrics["comm/models"] = self._metrics.get("comm/models", 0) + models
-
     def collect(self) -> dict[str, float]:
         """This round's metrics."""
-        return self._metrics | self.guard.metrics()
-
-    def timings(self) -> dict[str, float]:
-        """What parts of this round took, in seconds."""
-        return self._timings
+        return self.metrics.values | self.guard.metrics()
 
     def state_dict(self) -> dict[str, Any]:
         """All that changes in a round, by reference: the tensors in it are never written to."""
@@ -257,9 +218,3 @@ class Federation:
 
     def _behind(self, earlier: list[int], later: Tensor) -> Tensor:
         return torch.cat([torch.tensor(earlier, dtype=later.dtype, device=later.device), later])
-
-    def _count(self, key: str, values: int) -> None:
-        self._add(key, values * FLOAT_BYTES / 1e6)
-
-    def _add(self, key: str, amount: float) -> None:
-        self._metrics[key] = self._metrics.get(key, 0.0) + amount

@@ -5,10 +5,7 @@ local training from one model needs only a few numbers from then on: its workers
 """
 
 import logging
-import mmap
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,8 +15,9 @@ from torch import Tensor
 from fedlab_runner.core.client_data import Population
 from fedlab_runner.core.model_family import Task
 from fedlab_runner.core.work import OfOne, Work, own_generator
-from fedlab_runner.executors._fork.buffers import SHARED
+from fedlab_runner.executors._fork.buffers import SHARED, shared_zeros
 from fedlab_runner.executors._fork.pool import Crew, Share
+from fedlab_runner.executors._fork.processes import one_thread
 from fedlab_runner.executors._pieces import InPieces, Unchanging
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.system import resident_bytes, usable_cores
@@ -155,14 +153,6 @@ def dismiss() -> None:
         _lasting.pop().dismiss()
 
 
-def shared_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A tensor that forked processes share, in memory without a name: nothing is left behind, no quota of /dev/shm."""
-    size = torch.Size(shape).numel()
-    if not size:
-        return torch.zeros(shape, dtype=dtype)
-    return torch.frombuffer(mmap.mmap(-1, size * dtype.itemsize), dtype=dtype).view(shape)
-
-
 def _desk(inner: InPieces, workers: int, work: Work) -> Desk:
     """The one whose workers wait, if they can do this; else a new one."""
     if _lasting and _lasting[0].serves(inner, workers, work):
@@ -191,16 +181,3 @@ def _is_plain(work: Work) -> bool:
 def _terms(work: Work) -> tuple[object, ...]:
     """What must be the same for all cohorts of lasting workers, beside task and population."""
     return work.local, work.seed
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """As forks need it: the threads of their parent are not there."""
-    threads = torch.get_num_threads()
-    if threads > 1:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        if threads > 1:
-            torch.set_num_threads(threads)

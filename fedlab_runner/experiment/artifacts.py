@@ -5,7 +5,7 @@ model. All of it is shown in W&B too.
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from omegaconf import OmegaConf
 
@@ -13,6 +13,7 @@ from fedlab_runner.evaluation.evaluator import CLASS_PREFIX
 from fedlab_runner.experiment import provenance
 from fedlab_runner.experiment.export import FILE as MODEL
 from fedlab_runner.experiment.export import save_models
+from fedlab_runner.experiment.setup import Prepared
 from fedlab_runner.plots.blocks import block_table, plot_blocks
 from fedlab_runner.plots.curves import plot_curves, plot_staleness
 from fedlab_runner.plots.diagnostics import plot_diagnostics
@@ -23,9 +24,6 @@ from fedlab_runner.tracking.jsonl import Row
 from fedlab_runner.tracking.recorder import Recorder
 from fedlab_runner.utils.files import write_text_atomically
 
-if TYPE_CHECKING:
-    from fedlab_runner.experiment.run import Prepared
-
 _log = logging.getLogger("fedlab_runner")
 CONFIG = "config.yaml"
 LOGGED_CLIENTS = 1000  # of the clients x classes table that goes to W&B
@@ -35,7 +33,7 @@ class Leaving:
     """All that one run leaves. `record` notes by which command it was started."""
 
     def __init__(
-        self, folder: Path, name: str, config: Mapping[str, Any], prepared: "Prepared", record: Callable[[], str | None]
+        self, folder: Path, name: str, config: Mapping[str, Any], prepared: Prepared, record: Callable[[], str | None]
     ) -> None:
         self._folder, self._plots, self._name, self._config = folder, folder / "plots", name, config
         self._prepared, self._record = prepared, record

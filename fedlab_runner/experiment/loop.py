@@ -130,7 +130,7 @@ class Simulation:
                 metrics |= seen | self._evaluate(state, now.round + 1)
                 done = time.monotonic()
                 timings = {"round": trained - started, "evaluation": done - trained, "wall": done - began}
-                timings = self.fed.timings() | {f"time/{key}": value for key, value in timings.items()}
+                timings = self.fed.metrics.timings | {f"time/{key}": value for key, value in timings.items()}
                 attempt.at("records")
                 recorder.log(now.round + 1, metrics, timings)
                 now = Snapshot(now.round + 1, state, self.fed.state_dict(), memory)

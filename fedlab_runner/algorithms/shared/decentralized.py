@@ -85,12 +85,12 @@ def record_exchange(fed: Federation, groups: Iterable[Group], aggregator: int) -
     """Notes that all clients of the groups but the aggregator send their models and get them back."""
     sizes = [(int((group.ids != aggregator).sum()), group.task.size) for group in groups]
     values, models = sum(n * size for n, size in sizes), sum(n for n, _ in sizes)
-    fed.count_payload(upload=values, download=values, models=2 * models)
+    fed.metrics.count_payload(upload=values, download=values, models=2 * models)
 
 
 def cluster_means(fed: Federation, trained: Iterable[Trained]) -> Iterator[tuple[Group, Tensor]]:
     """For each architecture the mean [D_a] of its participants' models, weighted by examples (DFML, Eq 5)."""
     for group, _, after in trained:
         weights = torch.from_numpy(fed.population.num_examples[group.ids]).to(after)
-        fed.count_server_flops(2 * after.numel())
+        fed.metrics.count_server_flops(2 * after.numel())
         yield group, torch.tensordot(weights / weights.sum(), after, 1)

@@ -18,8 +18,8 @@ from fedlab_runner.core.optimizer import zero_slots
 from fedlab_runner.core.rng import Purpose, torch_seed
 from fedlab_runner.core.work import clip_rows
 from fedlab_runner.executors._autotune.measure import FLOPS_A_SECOND
+from fedlab_runner.executors._fork.buffers import shared_zeros
 from fedlab_runner.executors._fork.lockstep import Table, in_step
-from fedlab_runner.executors.processes import shared_zeros
 
 # (logits [M, b, C] of all models, students first; minibatch) -> the loss of each student, which has no gradient with
 # respect to the logits of any other model
@@ -51,7 +51,7 @@ def mutual_learning(
     in one call. Where that takes long, the models are shared among as many processes as the executor has.
     """
     groups, operations = [*students, *teachers], _operations(fed, client, students, epochs, teachers)
-    fed.count_server_flops(sum(operations))
+    fed.metrics.count_server_flops(sum(operations))
     learn = partial(_learn, fed, client, students, epochs, objective, teachers)
     parts = _parts(fed, groups, operations, sum(len(s.models) for s in students))
     learnt = _shared(fed, students, groups, parts, learn) if len(parts) > 1 else None

@@ -118,7 +118,7 @@ def partial_training(
             total.index_add_(0, index, w)
             owners.index_add_(0, index, torch.ones_like(w))
         parts.append((group, after, where))
-        fed.count_server_flops(2 * after.numel())
+        fed.metrics.count_server_flops(2 * after.numel())
     whole = total / owners.clamp_min(1)  # Eq 6 divides by |P| also where fewer have the value, which would shrink it
     new = [
         (group, torch.stack([whole[index].where(owners[index] > 0, w) for index, w in zip(where, after, strict=True)]))

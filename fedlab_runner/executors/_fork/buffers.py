@@ -41,3 +41,11 @@ class Buffer:
 
 
 PRIVATE, SHARED, ONE = Buffer(shared=False), Buffer(shared=True), Buffer(shared=False)  # ONE: of a single model
+
+
+def shared_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A tensor that forked processes share, in memory without a name: nothing is left behind, no quota of /dev/shm."""
+    size = torch.Size(shape).numel()
+    if not size:
+        return torch.zeros(shape, dtype=dtype)
+    return torch.frombuffer(mmap.mmap(-1, size * dtype.itemsize), dtype=dtype).view(shape)

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from fedlab_runner.executors._fork.processes import Helper, answers, bury, fork, kill
-from fedlab_runner.executors.processes import one_thread, shared_zeros
+from fedlab_runner.executors._fork.buffers import shared_zeros
+from fedlab_runner.executors._fork.processes import Helper, answers, bury, fork, kill, one_thread
 
 _log = logging.getLogger(__name__)
 _STEP = b"s"

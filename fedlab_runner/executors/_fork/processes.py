@@ -8,7 +8,10 @@ import socket
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
+
+import torch
 
 from fedlab_runner.utils import attempt
 from fedlab_runner.utils.signals import name
@@ -113,3 +116,16 @@ def _received(line: socket.socket) -> bytes:
         return line.recv(MOST_WORDS)
     except ConnectionResetError:
         return b""
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """As forks need it: the threads of their parent are not there."""
+    threads = torch.get_num_threads()
+    if threads > 1:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if threads > 1:
+            torch.set_num_threads(threads)

@@ -1,0 +1,58 @@
+"""Local training of a cohort: the executor trains, the guard looks at what comes back, the metrics count it."""
+
+import torch
+from torch import Tensor
+
+from fedlab_runner.core.client_data import Population
+from fedlab_runner.core.client_losses import client_losses
+from fedlab_runner.core.client_state import Tables
+from fedlab_runner.core.memory_check import check_memory
+from fedlab_runner.core.round_metrics import RoundMetrics
+from fedlab_runner.core.update_guard import Guard
+from fedlab_runner.core.work import Executor, Work
+from fedlab_runner.utils import attempt
+
+
+class LocalTrainer:
+    """What the cohorts of a run train with and keep their rows in."""
+
+    def __init__(
+        self,
+        population: Population,
+        executor: Executor,
+        guard: Guard,
+        metrics: RoundMetrics,
+        tables: Tables,
+        seed: int,
+    ) -> None:
+        self.population, self.executor, self.guard = population, executor, guard
+        self.metrics, self.tables, self.seed = metrics, tables, seed
+        self.losses_reported = False  # whether clients report, in this round, the loss of what they have trained
+
+    def begin(self, round: int) -> None:
+        """A round starts (counted from 0)."""
+        self.losses_reported = False
+        self.tables.begin(round)
+        self.guard.begin(round)
+
+    def train(self, work: Work, *, counted: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The trained models [K, D], the mean loss of each client's last epoch [K] and, where clients report it, the
+        loss of each trained model on all its client's examples [K] float64.
+
+        Raises UserError where the memory cannot hold the cohort, Diverged where the guard's policy is `stop`.
+        """
+        check_memory(work)
+        self.metrics.count_client_flops(work, losses_reported=self.losses_reported)
+        attempt.at("local training", work.round + 1)
+        y, losses = self.executor.train(work)
+        attempt.at("algorithm")
+        y, good = self.guard.trained(work.ids, work.start, y, losses, work.task, work.local.update_norm)
+        if counted:
+            self._record_loss(work, losses, good)
+        reported = self.losses_reported and counted
+        return y, losses, client_losses(work.task, self.population, work.ids, y) if reported else None
+
+    def _record_loss(self, work: Work, losses: Tensor, good: Tensor) -> None:
+        sizes = torch.from_numpy(self.population.num_examples[work.ids]).to(losses.device)[good]
+        if total := int(sizes.sum()):
+            self.metrics.record_loss(float(losses[good] @ sizes.to(losses.dtype) / total), total)
