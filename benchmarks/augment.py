@@ -23,7 +23,7 @@ from fedlab_runner.augment.base import Augment
 from fedlab_runner.augment.crop_flip import CropFlip
 from fedlab_runner.augment.cutout import Cutout
 from fedlab_runner.augment.none import NoAugment
-from fedlab_runner.core.client_data import Population
+from fedlab_runner.core.client_data import ClientData
 from fedlab_runner.core.model_family import Normalize
 from fedlab_runner.core.work import Work
 from fedlab_runner.executors.loop import Loop
@@ -41,7 +41,7 @@ def fetch(work: Work) -> None:
     for row in range(len(work.ids)):
         indices, sizes, _ = work.plan(np.array([row]))
         for index, size in zip(indices[0], sizes[0].tolist(), strict=True):
-            work.population.minibatch(index[:size])
+            work.client_data.minibatch(index[:size])
 
 
 CONTENDERS: Mapping[str, Callable[[Work], object]] = {
@@ -62,12 +62,12 @@ WORKLOADS: Mapping[str, tuple[Shape, Callable[[], nn.Module]]] = {
 def works(shape: Shape, build: Callable[[], nn.Module]) -> dict[str, Work]:
     """A cohort's local training on images of bytes, with each of the augmentations."""
     fed = shape.federation(build)
-    plain, half, device = fed.population, (0.5,) * shape.channels, fed.task.device
-    fed.task.normalize = Normalize.of(half, half, fed.task.dtype, device)
+    plain, half, device = fed.client_data, (0.5,) * shape.channels, fed.family.device
+    fed.family.normalize = Normalize.of(half, half, fed.family.dtype, device)
     images, split = (plain.inputs * 255).to(torch.uint8), [plain.members(i) for i in range(plain.num_clients)]
     work = work_of(fed)
     return {
-        name: replace(work, population=Population(images, plain.targets, split, device, augment=augment))
+        name: replace(work, client_data=ClientData(images, plain.targets, split, device, augment=augment))
         for name, augment in AUGMENTS.items()
     }
 

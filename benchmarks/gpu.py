@@ -51,17 +51,17 @@ def all_rows(compiled: bool, device: torch.device) -> Iterator[Row]:
 def without_compiler(work: Work, build: Callable[[], nn.Module]) -> dict[str, Contender]:
     """What else someone does who has looked at a profile: convolutions as a GPU has them, clients side by side."""
     some = {}
-    if work.task.has_convolution:
+    if work.family.has_convolution:
         laid_out = partial(plain.train_cohort_lean, work, build, plain.channels_last)
         some["plain, lean, channels last"] = Contender(lambda _: laid_out(), plain=True)
-    if not work.task.num_buffers:  # which torch.func would have to be given too
+    if not work.family.num_buffers:  # which torch.func would have to be given too
         some["plain, vmap"] = Contender(lambda _: plain.train_cohort_stacked(work, build), plain=True)
     return some
 
 
 def with_compiler(work: Work, build: Callable[[], nn.Module]) -> dict[str, Contender]:
     """And torch.compile; of one module, so that nothing is compiled again in a later round."""
-    module = build().to(work.task.device)
+    module = build().to(work.family.device)
     forward = torch.compile(module)
     return {
         "plain, lean, compiled": Contender(

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fedlab_runner.core.model_family import Task
+from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.work import OfOne, Work
-from fedlab_runner.executors._pieces import Unchanging, new_models
+from fedlab_runner.executors._pieces import SingleProcessExecutor, new_models
 from fedlab_runner.executors.vectorized import Vectorized
 
 
@@ -23,14 +23,14 @@ MARKS: list[tuple[Mark, Mark]] = []  # the begin and the end of local training i
 
 
 @dataclass(frozen=True)
-class Idle(Unchanging):
+class Idle(SingleProcessExecutor):
     """Works out the minibatches and hands back the models that clients started from."""
 
-    def at_once(self, clients: int) -> int:
+    def max_parallel_clients(self, clients: int) -> int:
         return min(1, clients)
 
-    def each(self, task: Task, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
-        return Vectorized(chunk_size=None, compile=False).each(task, function, *rows, fill=fill)
+    def map_models(self, family: ModelFamily, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
+        return Vectorized(chunk_size=None, compile=False).map_models(family, function, *rows, fill=fill)
 
     def train(self, work: Work) -> tuple[Tensor, Tensor]:
         begin = _now()

@@ -10,7 +10,7 @@ from torch.func import functional_call, grad, vmap
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from fedlab_runner.core.local_training import LocalTraining
-from fedlab_runner.core.model_family import Task
+from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.work import Work
 
 Call = Callable[[Tensor], Tensor]
@@ -20,12 +20,12 @@ def train_cohort(work: Work, build: Callable[[], nn.Module]) -> dict[str, Tensor
     """Federated averaging as most code has it: a copy of the server's module, a DataLoader and an optimiser for each
     client. The mean of the clients' models, weighted by examples.
     """
-    data = TensorDataset(work.population.inputs.cpu(), work.population.targets.cpu())
+    data = TensorDataset(work.client_data.inputs.cpu(), work.client_data.targets.cpu())
     server = _server(work, build)
     models, sizes = [], []
     for client in work.ids.tolist():
-        members = work.population.members(client).tolist()
-        model, *_ = train_client(server, data, members, work.local, work.lr, work.task.device, mixed(work.task))
+        members = work.client_data.members(client).tolist()
+        model, *_ = train_client(server, data, members, work.local, work.lr, work.family.device, mixed(work.family))
         models.append(model.state_dict())
         sizes.append(len(members))
     names = [name for name, value in server.state_dict().items() if value.is_floating_point()]
@@ -68,15 +68,15 @@ def train_cohort_lean(
     """The same by someone who has looked at a profile: one module, loaded with the server's weights for each client,
     minibatches by index and a running mean; `prepared` makes of the module what is called.
     """
-    inputs, targets = work.population.inputs, work.population.targets
-    module, mean, precision = _server(work, build).train(), dict[str, Tensor](), mixed(work.task)
+    inputs, targets = work.client_data.inputs, work.client_data.targets
+    module, mean, precision = _server(work, build).train(), dict[str, Tensor](), mixed(work.family)
     forward = prepared(module)
     sent = {k for k, p in module.named_parameters() if p.requires_grad} | {k for k, _ in module.named_buffers()}
-    server = {k: v for k, v in work.task.state_dict(work.start).items() if k in sent}
+    server = {k: v for k, v in work.family.state_dict(work.start).items() if k in sent}
     trained = [p for p in module.parameters() if p.requires_grad]
-    total = int(work.population.num_examples[work.ids].sum())
+    total = int(work.client_data.num_examples[work.ids].sum())
     for client in work.ids.tolist():
-        members = torch.from_numpy(work.population.members(client)).to(inputs.device)
+        members = torch.from_numpy(work.client_data.members(client)).to(inputs.device)
         module.load_state_dict(server, strict=False)
         optimizer = torch.optim.SGD(trained, lr=work.lr)
         for _ in range(work.local.epochs or 1):
@@ -97,32 +97,32 @@ def train_cohort_stacked(work: Work, build: Callable[[], nn.Module]) -> dict[str
     """All clients side by side, as the tutorials of torch.func have it: stacked parameters and vmapped gradients. The
     clients have equally many examples, in whole minibatches, and the module has no buffers.
     """
-    module, local, device = _server(work, build).train(), work.local, work.population.inputs.device
+    module, local, device = _server(work, build).train(), work.local, work.client_data.inputs.device
     params = {
         name: p.detach().expand(len(work.ids), *p.shape).clone()
         for name, p in module.named_parameters()
         if p.requires_grad
     }
-    members = torch.stack([torch.from_numpy(work.population.members(client)) for client in work.ids.tolist()]).to(
+    members = torch.stack([torch.from_numpy(work.client_data.members(client)) for client in work.ids.tolist()]).to(
         device
     )
 
     def loss(params: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
-        with mixed(work.task):
+        with mixed(work.family):
             return F.cross_entropy(functional_call(module, params, (inputs,)), targets)
 
     gradient = vmap(grad(loss), randomness="different")
     for _ in range(local.epochs or 1):
         shuffled = members.gather(1, torch.rand(members.shape, device=device).argsort(1))
         for rows in shuffled.split(local.batch_size, 1):
-            gradients = gradient(params, work.population.inputs[rows], work.population.targets[rows])
+            gradients = gradient(params, work.client_data.inputs[rows], work.client_data.targets[rows])
             params = {name: p - work.lr * gradients[name] for name, p in params.items()}
     return {name: p.mean(0) for name, p in params.items()}
 
 
-def mixed(task: Task) -> torch.autocast:
+def mixed(family: ModelFamily) -> torch.autocast:
     """The precision of a task's forward passes, to be entered."""
-    return torch.autocast(task.device.type, task.autocast, enabled=task.autocast is not None)
+    return torch.autocast(family.device.type, family.autocast, enabled=family.autocast is not None)
 
 
 def channels_last(module: nn.Module) -> Call:
@@ -135,11 +135,11 @@ def learn_mutually(work: Work, client: int, models: list[nn.Module], alpha: floa
     """An epoch of mutual learning on one client's examples: every model follows its loss on the labels and the mean of
     its divergences from the others.
     """
-    population, precision = work.population, mixed(work.task)
+    client_data, precision = work.client_data, mixed(work.family)
     optimizers = [torch.optim.SGD(model.parameters(), lr=work.lr) for model in models]
-    members = torch.from_numpy(population.members(client)).to(population.inputs.device)
+    members = torch.from_numpy(client_data.members(client)).to(client_data.inputs.device)
     for rows in members[torch.randperm(len(members), device=members.device)].split(work.local.batch_size):
-        inputs, targets = population.inputs[rows], population.targets[rows]
+        inputs, targets = client_data.inputs[rows], client_data.targets[rows]
         with precision:
             logits = [model(inputs).float() for model in models]
         taught = [F.softmax(each.detach(), 1) for each in logits]
@@ -161,13 +161,13 @@ def accuracy(
 ) -> float:
     """Of the server's model on all examples."""
     forward = prepared(_server(work, build).eval())
-    pairs = zip(work.population.inputs.split(batch_size), work.population.targets.split(batch_size), strict=True)
-    with mixed(work.task):
+    pairs = zip(work.client_data.inputs.split(batch_size), work.client_data.targets.split(batch_size), strict=True)
+    with mixed(work.family):
         right = sum(int((forward(inputs).argmax(1) == targets).sum()) for inputs, targets in pairs)
-    return right / len(work.population.targets)
+    return right / len(work.client_data.targets)
 
 
 def _server(work: Work, build: Callable[[], nn.Module]) -> nn.Module:
-    module = build().to(work.task.device)
-    module.load_state_dict(work.task.state_dict(work.start))
+    module = build().to(work.family.device)
+    module.load_state_dict(work.family.state_dict(work.start))
     return module

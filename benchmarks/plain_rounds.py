@@ -37,10 +37,10 @@ class Clients:
 
     def __init__(self, fed: Federation, build: Callable[[], nn.Module], delays: np.ndarray) -> None:
         self.count, self.cohort, self.local, self.lr = fed.num_clients, fed.cohort_size, fed.local, fed.lr
-        self.members, self.device, self.precision = fed.population.members, fed.task.device, mixed(fed.task)
-        self.data = TensorDataset(fed.population.inputs.cpu(), fed.population.targets.cpu())
+        self.members, self.device, self.precision = fed.client_data.members, fed.family.device, mixed(fed.family)
+        self.data = TensorDataset(fed.client_data.inputs.cpu(), fed.client_data.targets.cpu())
         self.module = build().to(self.device)
-        self.module.load_state_dict(fed.task.state_dict(fed.task.init(fed.seed)))
+        self.module.load_state_dict(fed.family.state_dict(fed.family.init(fed.seed)))
         self.delays = delays.tolist()
         self.on_their_way: dict[int, list[Update]] = defaultdict(list)
         self.busy = set[int]()

@@ -90,8 +90,8 @@ def training(
         contenders[name] = Contender(partial(_train, executor, work))
     auto, choice = workloads.automatic(cores, compiled)
     contenders["auto"] = Contender(partial(_train, auto, work), note=choice)
-    examples = int(fed.population.num_examples[work.ids].sum())
-    return Case(contenders, examples * fed.task.flops(_example(work)).step, (int(work.num_steps.sum()), "step"))
+    examples = int(fed.client_data.num_examples[work.ids].sum())
+    return Case(contenders, examples * fed.family.flops(_example(work)).step, (int(work.num_steps.sum()), "step"))
 
 
 def _train(executor: Executor, work: Work, turn: int) -> object:
@@ -99,7 +99,7 @@ def _train(executor: Executor, work: Work, turn: int) -> object:
 
 
 def _example(work: Work) -> torch.Tensor:
-    return work.task.normalize(work.population.inputs[:1], work.task.dtype)
+    return work.family.normalize(work.client_data.inputs[:1], work.family.dtype)
 
 
 def evaluation(
@@ -112,7 +112,7 @@ def evaluation(
     """The server's model on all examples, 10,000 of them; `prepared` are other ways to call it in plain PyTorch."""
     fed = shape.federation(workloads.cnn, device=device, precision=precision)
     work = workloads.work_of(fed)
-    ours = lambda _: [fed.task.predict(work.start, part) for part in fed.population.inputs.split(500)]  # noqa: E731
+    ours = lambda _: [fed.family.predict(work.start, part) for part in fed.client_data.inputs.split(500)]  # noqa: E731
     contenders = {
         "plain": Contender(lambda _: plain.accuracy(work, workloads.cnn, 500), plain=True),
         **{f"plain, {name}": Contender(partial(_accuracy, work, way), plain=True) for name, way in prepared.items()},
@@ -124,8 +124,8 @@ def evaluation(
     }
     if cores > 1:
         contenders |= several
-    examples = len(fed.population.inputs)
-    return Case(contenders, examples * fed.task.flops(_example(work)).forward, (examples, "example"))
+    examples = len(fed.client_data.inputs)
+    return Case(contenders, examples * fed.family.flops(_example(work)).forward, (examples, "example"))
 
 
 def _accuracy(work: Work, prepared: Callable[[nn.Module], plain.Call], turn: int) -> float:
@@ -145,13 +145,13 @@ def mutual(
         for each in (Vectorized(chunk_size=None, compile=False), Processes(cores, Loop(compile=False)))
     )
     count, alpha, work = 10, 0.5, workloads.work_of(alone)
-    models = torch.stack([alone.task.init(seed) for seed in range(count)])
+    models = torch.stack([alone.family.init(seed) for seed in range(count)])
     weights, modules = teacher_weights(torch.ones(count, device=device)), [build().to(device) for _ in range(count)]
 
     def ours(fed: Federation, turn: int) -> object:
         fed.begin(turn, 1.0)
         objective = partial(mutual_losses, weights=weights, gamma=1 - alpha, alpha=alpha)
-        return mutual_learning(fed, 0, [Learners(fed.task, models)], 1, objective)
+        return mutual_learning(fed, 0, [Learners(fed.family, models)], 1, objective)
 
     def others(_: int) -> None:
         plain.learn_mutually(work, 0, modules, alpha)

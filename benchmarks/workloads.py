@@ -12,19 +12,19 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedlab_runner.core.client_data import Population
+from fedlab_runner.core.client_data import ClientData
 from fedlab_runner.core.clock import RoundClock
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.local_training import LocalTraining
-from fedlab_runner.core.model_family import Normalize, Task
+from fedlab_runner.core.model_family import ModelFamily, Normalize
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.core.server_data import ServerData
 from fedlab_runner.core.work import Executor, Work
-from fedlab_runner.delays.half_normal import HalfNormal
+from fedlab_runner.delays.half_normal import HalfNormalDelay
 from fedlab_runner.executors._autotune.cache import CHOICES
 from fedlab_runner.executors.auto import Auto
 from fedlab_runner.executors.loop import Loop
-from fedlab_runner.participation.uniform import Uniform
+from fedlab_runner.participation.uniform import UniformParticipation
 from fedlab_runner.utils import checksummed_json as sealed
 
 CLASSES, SIDE, SEED = 10, 28, 0
@@ -97,7 +97,7 @@ def _built(group: str, choice: str, changes: dict[str, Any]) -> Any:
 def automatic(cores: int, compile: bool) -> tuple[Executor, Callable[[], str]]:
     """executor=auto in a run of many rounds, and what says what it has chosen."""
     folder = Path(tempfile.mkdtemp(prefix="fedlab-bench-"))
-    executor = Auto(seconds=0.0, workers=cores, compile=compile).in_run(folder, ROUNDS)
+    executor = Auto(seconds=0.0, workers=cores, compile=compile).bind_run(folder, ROUNDS)
     weakref.finalize(executor, shutil.rmtree, folder, ignore_errors=True)
 
     def choice() -> str:
@@ -120,7 +120,7 @@ class Shape:
 
     def delays(self, std: float) -> np.ndarray:
         """Of each client, in rounds, half-normal [N]."""
-        return HalfNormal(std=std, draw="client").sample(generator(SEED, Purpose.DELAY), np.arange(self.clients))
+        return HalfNormalDelay(std=std, draw="client").sample(generator(SEED, Purpose.DELAY), np.arange(self.clients))
 
     def federation(
         self,
@@ -135,9 +135,9 @@ class Shape:
         n = self.clients * self.examples
         targets = torch.from_numpy(rng.integers(CLASSES, size=n))
         inputs = torch.from_numpy(rng.random((n, self.channels, self.side, self.side), dtype=np.float32))
-        population = Population(inputs, targets, np.split(np.arange(n), self.clients), device)
+        client_data = ClientData(inputs, targets, np.split(np.arange(n), self.clients), device)
         mixed = precision == torch.bfloat16
-        task = Task(
+        family = ModelFamily(
             build,
             CLASSES,
             normalize=Normalize(None, None),
@@ -145,15 +145,15 @@ class Shape:
             dtype=FLOAT if mixed else precision,
             autocast=precision if mixed else None,
         )
-        delays = HalfNormal(std=delay, draw="client")
+        delays = HalfNormalDelay(std=delay, draw="client")
         return Federation(
-            task=task,
-            population=population,
-            clock=RoundClock(population.num_examples, Uniform(self.cohort, None), delays, SEED),
+            family=family,
+            client_data=client_data,
+            clock=RoundClock(client_data.num_examples, UniformParticipation(self.cohort, None), delays, SEED),
             executor=executor or Loop(compile=False),
             local=training(self.batch),
             seed=SEED,
-            server_data=ServerData(population.inputs[:500], population.targets[:500], CLASSES, True),
+            server_data=ServerData(client_data.inputs[:500], client_data.targets[:500], CLASSES, True),
         )
 
 
@@ -170,8 +170,8 @@ def training(batch: int) -> LocalTraining:
 def work_of(fed: Federation) -> Work:
     """The local training of one cohort."""
     ids = np.arange(fed.cohort_size)
-    steps = fed.population.num_steps(ids, fed.local, fed.task.has_batch_norm)
-    return Work(fed.task, fed.population, ids, steps, fed.local, fed.lr, 0, 0, fed.task.init(0))
+    steps = fed.client_data.num_steps(ids, fed.local, fed.family.has_batch_norm)
+    return Work(fed.family, fed.client_data, ids, steps, fed.local, fed.lr, 0, 0, fed.family.init(0))
 
 
 def of_round(work: Work, round: int) -> Work:

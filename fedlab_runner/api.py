@@ -52,18 +52,18 @@ class Result:
 
     @property
     def federation(self) -> Federation:
-        """Clients, model (`task`), clock and server data."""
+        """Clients, model (`family`), clock and server data."""
         return self.simulation.fed
 
     @property
     def models(self) -> Tensor | list[Tensor]:
-        """The models that are evaluated, as vectors [n, D]; `federation.task.predict` takes one of them.
+        """The models that are evaluated, as vectors [n, D]; `federation.family.predict` takes one of them.
 
         Where each client has a model of its own they are in the order of the clients; a list [D_i] where these have
-        several architectures, of which `federation.tasks` are the families.
+        several architectures, of which `federation.families` are the families.
         """
         models = [w for _, w in self.simulation.evaluated(self.state)]
-        return torch.stack(models) if len(self.federation.tasks) == 1 else models
+        return torch.stack(models) if len(self.federation.families) == 1 else models
 
 
 def compose(*overrides: str) -> DictConfig:

@@ -17,18 +17,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from fedlab_runner.core.model_family import Normalize, Task
+from fedlab_runner.core.model_family import ModelFamily, Normalize
 from fedlab_runner.executors.compiled import graph_of
-from fedlab_runner.models.base import Model
+from fedlab_runner.models.base import Architecture
 from fedlab_runner.models.preact_resnet import PreActResNet
 from fedlab_runner.models.vit_lora import ViTLoRA
 
 CLASSES, MODELS_AT_ONCE = 5, 3
 TOLERANCE = 0.05  # of the norm, as a ReLU whose input is zero but for rounding passes a pixel on, or does not
-CASES: dict[str, tuple[Model, tuple[int, int]]] = {}  # and the inputs: channels, image size
+CASES: dict[str, tuple[Architecture, tuple[int, int]]] = {}  # and the inputs: channels, image size
 
 
-class OwnCode(Model):
+class OwnCode(Architecture):
     """A user's network that calls convolutions itself."""
 
     def build(self, channels: int, image_size: int, num_classes: int) -> nn.Module:
@@ -70,7 +70,7 @@ def check(case: dict[str, Any]) -> list[str]:
         torch.manual_seed(0)
         return model.build(channels, size, CLASSES)
 
-    task = Task(build, CLASSES, normalize=Normalize(None, None), device=torch.device("cpu"))
+    family = ModelFamily(build, CLASSES, normalize=Normalize(None, None), device=torch.device("cpu"))
     faults = []
     for batch in case["batches"]:
         torch.manual_seed(batch)
@@ -80,7 +80,7 @@ def check(case: dict[str, Any]) -> list[str]:
             expected = reference(build().double(), images, targets)
         except ValueError:  # batch norm of a single value
             continue
-        faults += [f"batch {batch}: {each}" for each in compare(task, images, targets, expected, case["compiled"])]
+        faults += [f"batch {batch}: {each}" for each in compare(family, images, targets, expected, case["compiled"])]
     return faults
 
 
@@ -94,24 +94,26 @@ def reference(module: nn.Module, images: Tensor, targets: Tensor) -> list[list[T
     return found
 
 
-def compare(task: Task, images: Tensor, targets: Tensor, expected: list[list[Tensor]], compiled: bool) -> list[str]:
+def compare(
+    family: ModelFamily, images: Tensor, targets: Tensor, expected: list[list[Tensor]], compiled: bool
+) -> list[str]:
     """Which of the ways to train a model as this package does it differ from what is expected."""
-    w = task.vector(task.module)
-    params, buffers = w[: task.num_params], w[task.num_params :]
-    task.mode(True)
+    w = family.vector(family.module)
+    params, buffers = w[: family.num_params], w[family.num_params :]
+    family.mode(True)
 
     def loss(params: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        values = task.views(params) | {k: b.clone() for k, b in task.buffer_views(buffers).items()}
-        logits = task.forward(values, x)
+        values = family.views(params) | {k: b.clone() for k, b in family.buffer_views(buffers).items()}
+        logits = family.forward(values, x)
         return F.cross_entropy(logits, y), logits
 
-    one, x = grad(loss, has_aux=True), [task.normalize(each, torch.float32) for each in images]
+    one, x = grad(loss, has_aux=True), [family.normalize(each, torch.float32) for each in images]
     found = {"alone": [one(params, *pair) for pair in zip(x, targets, strict=True)]}
     many = vmap(one, (0, 0, 0), randomness="different")
-    if not task.num_buffers:  # those of many models would need copies of their own
+    if not family.num_buffers:  # those of many models would need copies of their own
         found["side by side"] = list(zip(*many(params.expand(len(x), -1), torch.stack(x), targets), strict=True))
     if compiled:
-        found["compiled"] = [graph_of(one, task)(params, x[0], targets[0])]
+        found["compiled"] = [graph_of(one, family)(params, x[0], targets[0])]
     faults = []
     for how, pairs in found.items():
         for (gradient, logits), (its_logits, its_gradient) in zip(pairs, expected, strict=False):

@@ -41,7 +41,8 @@ def mixed(sizes: Sequence[int] = (9, 6, 12, 7, 10, 8, 11), builds: Sequence[Buil
 
 def distinct(fed: Federation) -> tuple[torch.Tensor, ...]:
     """Models of all clients that differ from each other."""
-    count = len(fed.tasks)
+    count = len(fed.families)
     return tuple(
-        torch.stack([task.init(10 + i) for i in range(a, fed.num_clients, count)]) for a, task in enumerate(fed.tasks)
+        torch.stack([family.init(10 + i) for i in range(a, fed.num_clients, count)])
+        for a, family in enumerate(fed.families)
     )

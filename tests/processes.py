@@ -27,7 +27,7 @@ def held(pid: int, progress: int) -> Held | None:
         rss = int((folder / "statm").read_text().split()[1]) * PAGE
         if not rss:
             return None  # it has ended and was not waited for
-        children = sum(len((task / "children").read_text().split()) for task in (folder / "task").iterdir())
+        children = sum(len((family / "children").read_text().split()) for family in (folder / "task").iterdir())
         return Held(
             progress, rss, len(list((folder / "fd").iterdir())), len(list((folder / "task").iterdir())), children
         )

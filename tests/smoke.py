@@ -92,7 +92,7 @@ def combination(number: int) -> list[str]:
     said += SHORT.get(pick["algorithm"], ())
     if pick["algorithm"] == "fedwalk":
         base = draw.choice(["fedavg", "scaffold", "fedbuff"])
-        said += [f"algorithm@algorithm.base={base}", "server_data@leash_data=in_domain", "leash_data.size=10"]
+        said += [f"algorithm@algorithm.base={base}", "server_data@auxiliary_data=in_domain", "auxiliary_data.size=10"]
     if pick["dataset"] == "synthetic":
         said += ["dataset.num_classes=4", f"dataset.channels={draw.choice([1, 3])}", "dataset.num_users=9"]
         said += ["dataset.num_train=150", "dataset.num_test=40", f"dataset.image_size={draw.choice([8, 9])}"]
@@ -105,7 +105,7 @@ def combination(number: int) -> list[str]:
     said.append(fixed.get(pick["participation"], f"participation.cohort_size={cohort}"))
     if pick["partition"] == "random_blocks":
         said += ["partition.num_blocks=4", "partition.blocks_per_client=2", "partition.classes_per_client=3"]
-    if pick["partition"] in ("dir_yurochkin", "quantity_skew"):
+    if pick["partition"] in ("dirichlet", "quantity_skew"):
         said.append("partition.min_size=2")
     if pick["topology"] == "random_regular":
         said.append("topology.degree=2")
@@ -147,7 +147,7 @@ def _fit_together(pick: dict[str, str], draw: random.Random) -> None:
     elif pick["partition"] in ("random_blocks", "assigned_blocks"):
         pick["partition"] = "iid"
     algorithm = _class(pick["algorithm"])
-    if algorithm.serverless:
+    if algorithm.decentralized:
         pick["participation"] = "uniform"
     if algorithm.heterogeneous:
         pick["analysis"] = "none"
@@ -157,7 +157,7 @@ def _fit_together(pick: dict[str, str], draw: random.Random) -> None:
         pick["model"] = "preact_resnet" if pick["partition"] != "random_blocks" else "blocks_mlp"
     if draw.random() < 0.9:
         pick["server_data"] = "in_domain"
-    if pick["partition"] == "by_user":
+    if pick["partition"] == "natural":
         pick["dataset"] = "synthetic"
 
 

@@ -41,7 +41,7 @@ def test_the_cosines_are_those_of_the_updates_of_a_round_in_which_all_take_part(
     fed, built = federation(SIZES), algorithm("fedavg")
     before = built.init(fed)
     fed.begin(0, 1.0)
-    updates = fed.dispatch((before.params,)).train(before.params) - before.params
+    updates = fed.start_cohort((before.params,)).train(before.params) - before.params
     step = run(built, federation(SIZES), 1).params - before.params
     cosines = F.cosine_similarity(updates, step, dim=1)
     assert seen["analysis/update_cosine_mean"] == pytest.approx(float(cosines.mean()), abs=1e-12)
@@ -82,7 +82,10 @@ def test_the_true_update_has_all_clients_however_many_are_measured() -> None:
 def test_identical_clients_agree() -> None:
     """One gradient step over all examples of each of two clients that have the same examples."""
     fed = federation([20, 20], training=local(epochs=1, batch_size=20))
-    fed.population.inputs[20:], fed.population.targets[20:] = fed.population.inputs[:20], fed.population.targets[:20]
+    fed.client_data.inputs[20:], fed.client_data.targets[20:] = (
+        fed.client_data.inputs[:20],
+        fed.client_data.targets[:20],
+    )
     built = algorithm("fedavg")
     fed.begin(0, 1.0)
     _, seen = UpdateCosines(1, None).observe({}, built.init(fed), built, fed)
@@ -228,8 +231,8 @@ def test_the_direction_is_the_gradient_of_the_coefficients() -> None:
         assert data is not None
         part = slice(0, 60)
         c = (1 / len(anchors) / scales).requires_grad_()
-        omega = fed.task.init(0) + (c * scales) @ anchors
-        loss = F.cross_entropy(fed.task.evaluate(omega, omega[:0], data.inputs[part]), data.targets[part])
+        omega = fed.family.init(0) + (c * scales) @ anchors
+        loss = F.cross_entropy(fed.family.evaluate(omega, omega[:0], data.inputs[part]), data.targets[part])
         gradients.append(torch.autograd.grad(loss, c)[0])
     cosine = float(F.cosine_similarity(*gradients, dim=0))
     assert fed.collect()["algorithm/probe_cosine_first"] == pytest.approx(cosine, abs=1e-10)

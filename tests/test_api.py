@@ -40,7 +40,7 @@ def test_a_run_from_python_is_the_run_of_the_command_line(tmp_path: Path) -> Non
     runner.run_in(tmp_path / "other", composed(*overrides))
     assert files(result.folder) == files(tmp_path / "other")
     fed = result.federation
-    predicted = fed.task.predict(result.models[0], result.simulation.test.inputs).argmax(-1)
+    predicted = fed.family.predict(result.models[0], result.simulation.test.inputs).argmax(-1)
     accuracy = (predicted == result.simulation.test.targets).double().mean()
     assert float(accuracy) == result.metrics[-1]["test/accuracy"]
 
@@ -82,7 +82,7 @@ def test_the_weights_are_left_where_they_are_asked_for() -> None:
         names = file.keys()
         saved = {name: file.get_tensor(name) for name in names}
         assert file.metadata() == {"round": "2"}
-    wanted = result.federation.task.state_dict(result.models[0])
+    wanted = result.federation.family.state_dict(result.models[0])
     assert saved.keys() == wanted.keys() and all(torch.equal(saved[name], wanted[name]) for name in wanted)
 
 
@@ -92,11 +92,11 @@ def test_several_models_have_numbers(tmp_path: Path) -> None:
     from fedlab_runner.experiment.export import save_models
 
     result = run(compose(*SMALL, "algorithm=fedavg", "rounds=0"))
-    (w,), task = result.models, result.federation.task
-    save_models(tmp_path / "models", [(task, w), (task, 2 * w)], 7)
+    (w,), family = result.models, result.federation.family
+    save_models(tmp_path / "models", [(family, w), (family, 2 * w)], 7)
     saved = load_file(tmp_path / "models")
-    assert len(saved) == 2 * len(task.state_dict(w))
-    assert all(torch.equal(saved[f"1.{name}"], 2 * value) for name, value in task.state_dict(w).items())
+    assert len(saved) == 2 * len(family.state_dict(w))
+    assert all(torch.equal(saved[f"1.{name}"], 2 * value) for name, value in family.state_dict(w).items())
 
 
 def test_the_last_accuracy_on_each_class_is_a_table(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from fedlab_runner.augment.none import NoAugment
 from fedlab_runner.checkpoints.state_packing import pack, unpack
 from fedlab_runner.config.build import build
 from fedlab_runner.core.algorithm import Algorithm
-from fedlab_runner.core.client_data import Plan, Population
+from fedlab_runner.core.client_data import ClientData, Plan
 from fedlab_runner.core.client_losses import client_losses
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.local_training import LocalTraining
@@ -63,8 +63,8 @@ def of_images(
     """Ragged clients with small images, stored as bytes."""
     fed = federation(build=lambda: small(normed), executor=executor, device=device)
     inputs = torch.from_numpy(np.random.default_rng(3).integers(1, 4, (sum(RAGGED), *SHAPE), dtype=np.uint8))
-    split = [fed.population.members(client) for client in EVERYONE.tolist()]
-    fed.trainer.population = Population(inputs, fed.population.targets, split, device, augment=augment)
+    split = [fed.client_data.members(client) for client in EVERYONE.tolist()]
+    fed.trainer.client_data = ClientData(inputs, fed.client_data.targets, split, device, augment=augment)
     return fed
 
 
@@ -128,25 +128,25 @@ def test_every_square_that_is_cut_out_is_torchvisions(size: int) -> None:
 
 def test_a_minibatch_has_the_examples_and_targets_of_its_plan() -> None:
     """Whatever its leading dimensions, and padded with the first example."""
-    population = of_images(CROP_FLIP).population
-    index = torch.tensor([[5, 7, 0], [98, 3, 99]]) * population.num_views + torch.tensor([[3, 49, 0], [12, 0, 24]])
-    inputs, targets = population.minibatch(index)
+    client_data = of_images(CROP_FLIP).client_data
+    index = torch.tensor([[5, 7, 0], [98, 3, 99]]) * client_data.num_views + torch.tensor([[3, 49, 0], [12, 0, 24]])
+    inputs, targets = client_data.minibatch(index)
     for row, view in itertools.product(range(2), range(3)):
-        example, number = divmod(int(index[row, view]), population.num_views)
-        expected = CROP_FLIP.apply(population.inputs[example : example + 1], torch.tensor([number]))
-        assert torch.equal(inputs[row, view], expected[0]) and targets[row, view] == population.targets[example]
+        example, number = divmod(int(index[row, view]), client_data.num_views)
+        expected = CROP_FLIP.apply(client_data.inputs[example : example + 1], torch.tensor([number]))
+        assert torch.equal(inputs[row, view], expected[0]) and targets[row, view] == client_data.targets[example]
 
 
 # Draws
 
 
 def plan(fed: Federation, ids: list[int], round: int = 0, training: LocalTraining | None = None, seed: int = 0) -> Plan:
-    return fed.population.plan(np.array(ids), training or fed.local, seed=seed, round=round, drop_single=False)
+    return fed.client_data.plan(np.array(ids), training or fed.local, seed=seed, round=round, drop_single=False)
 
 
 def drawn(fed: Federation, *how: Any, **more: Any) -> Tensor:
     """The views in a plan [K, T, b]."""
-    return plan(fed, *how, **more).indices % fed.population.num_views
+    return plan(fed, *how, **more).indices % fed.client_data.num_views
 
 
 def test_an_augmentation_leaves_the_minibatches_as_they_are() -> None:
@@ -227,9 +227,9 @@ def test_compiled_steps_see_the_same_views(compiled: Executor) -> None:
 
 
 def test_a_population_takes_its_augmentation_to_other_machines() -> None:
-    population = of_images(CUTOUT).population
-    sent, index = _population(packed_population(population)), torch.tensor([3 * population.num_views + 17])
-    assert sent.augment == CUTOUT and torch.equal(sent.minibatch(index)[0], population.minibatch(index)[0])
+    client_data = of_images(CUTOUT).client_data
+    sent, index = _population(packed_population(client_data)), torch.tensor([3 * client_data.num_views + 17])
+    assert sent.augment == CUTOUT and torch.equal(sent.minibatch(index)[0], client_data.minibatch(index)[0])
 
 
 # Algorithms
@@ -261,24 +261,24 @@ def test_every_algorithm_trains_on_views_in_any_chunks_and_after_a_pause(name: s
 
 def test_models_that_teach_each_other_see_one_view_and_it_is_not_that_of_local_training() -> None:
     fed, seven, training = federation(augment=Rolled()), np.array([7]), local(epochs=2)
-    first, again = (list(client_batches(fed, 7, 2, fed.tasks)) for _ in range(2))
+    first, again = (list(client_batches(fed, 7, 2, fed.families)) for _ in range(2))
     locally, mutually = (
-        fed.population.plan(seven, training, seed=0, round=0, drop_single=False, purpose=purpose).indices[0]
+        fed.client_data.plan(seven, training, seed=0, round=0, drop_single=False, purpose=purpose).indices[0]
         for purpose in (None, Purpose.DISTILLATION)
     )
     for batch, same, index in zip(first, again, mutually, strict=True):
-        assert torch.equal(batch.inputs, same.inputs) and torch.equal(batch.inputs, fed.population.minibatch(index)[0])
+        assert torch.equal(batch.inputs, same.inputs) and torch.equal(batch.inputs, fed.client_data.minibatch(index)[0])
     assert not torch.equal(locally % FEATURES, mutually % FEATURES), "streams of their own"
 
 
 def test_the_servers_examples_and_what_is_evaluated_stay_as_they_are() -> None:
     plain, augmented = federation(), federation(augment=Rolled())
-    x = plain.task.init(0)
-    models = torch.stack([plain.task.init(seed) for seed in EVERYONE])
+    x = plain.family.init(0)
+    models = torch.stack([plain.family.init(seed) for seed in EVERYONE])
     assert torch.equal(train_as_client(plain, x), train_as_client(augmented, x))
     batches = zip(server_batches(plain, 1, 8), server_batches(augmented, 1, 8), strict=True)
     assert all(torch.equal(mine.inputs, theirs.inputs) for mine, theirs in batches)
-    losses = [client_losses(fed.task, fed.population, EVERYONE, models) for fed in (plain, augmented)]
+    losses = [client_losses(fed.family, fed.client_data, EVERYONE, models) for fed in (plain, augmented)]
     assert torch.equal(*losses)
 
 

@@ -45,7 +45,7 @@ def work_of(fed: Federation, **how: Any) -> Work:
             return super().train(work)
 
     fed.trainer.executor = Catching(compile=False)
-    fed.cohort(np.arange(fed.num_clients)).train(fed.task.init(0), **how)
+    fed.cohort(np.arange(fed.num_clients)).train(fed.family.init(0), **how)
     return caught[0]
 
 
@@ -62,7 +62,7 @@ def chosen(folder: Path) -> list[str]:
 def test_short_work_is_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     monkeypatch.setattr(auto, "measure", None)
     for build, name in ((mlp, UNTIMED), (dropping, REFERENCE)):
-        executor = Auto(30.0, 2, compile=True).in_run(tmp_path / name, 100)
+        executor = Auto(30.0, 2, compile=True).bind_run(tmp_path / name, 100)
         executor.train(work_of(federation(build=build)))
         assert chosen(tmp_path / name) == [name]
     assert not cache.exists()
@@ -80,17 +80,17 @@ def test_the_fastest_is_kept_noted_and_remembered(
 
     monkeypatch.setattr(auto, "measure", fake)
     work = work_of(federation())
-    Auto(0.0, 2, compile=True).in_run(tmp_path / "first", 10).train(work)
+    Auto(0.0, 2, compile=True).bind_run(tmp_path / "first", 10).train(work)
     assert measured == [{REFERENCE, UNTIMED, PROCESSES}] and chosen(tmp_path / "first") == [PROCESSES]
     assert f"a round with executor={PROCESSES}" in caplog.text and "for the next 10 rounds" in caplog.text
 
-    Auto(0.0, 2, compile=True).in_run(tmp_path / "second", 10).train(work)
+    Auto(0.0, 2, compile=True).bind_run(tmp_path / "second", 10).train(work)
     assert len(measured) == 1, "remembered for the machine"
     assert chosen(tmp_path / "second") == [PROCESSES]
 
     cache.unlink()
     monkeypatch.setattr(auto, "measure", None)
-    Auto(0.0, 2, compile=True).in_run(tmp_path / "first", 10).train(work)  # noted in the run's folder
+    Auto(0.0, 2, compile=True).bind_run(tmp_path / "first", 10).train(work)  # noted in the run's folder
 
 
 def test_other_code_measures_anew_and_has_its_own_remembered(
@@ -102,7 +102,7 @@ def test_other_code_measures_anew_and_has_its_own_remembered(
         monkeypatch.setattr(memory, "place", lambda code=code: f"{memory.machine()}-{code}")
         slow = {"old": 0.01, "new": 0.09}[code]
         monkeypatch.setattr(auto, "measure", lambda *_, slow=slow: costs(loop=0.05, vectorized=0.06, processes=slow))
-        Auto(0.0, 2, compile=True).in_run(tmp_path / code, 10).train(work)
+        Auto(0.0, 2, compile=True).bind_run(tmp_path / code, 10).train(work)
         known = json.loads(cache.read_text())
         if code == "old":
             cache.write_text(json.dumps({key: known[key] for key in known if "-" in key} | {elsewhere: {}}))
@@ -135,7 +135,7 @@ def test_compiled_steps_are_measured_beside_the_best_of_the_others(
     monkeypatch.setattr(auto, "measure", fake)
     monkeypatch.setattr(auto, "has_compiler", lambda: True)
     work = work_of(federation())
-    Auto(0.0, 2, compile=True).in_run(tmp_path, 10_000).train(work)
+    Auto(0.0, 2, compile=True).bind_run(tmp_path, 10_000).train(work)
     assert measured[1][:2] == [REFERENCE, PROCESSES] and all("compile" in name for name in measured[1][2:])
     assert chosen(tmp_path) == [f"{PROCESSES} executor.inner.compile=true"]
 
@@ -143,7 +143,7 @@ def test_compiled_steps_are_measured_beside_the_best_of_the_others(
 def test_steps_are_recorded_on_a_gpu_alone_and_never_with_dropout() -> None:
     def candidates(build: Any, device: str, *, compiled: bool) -> set[str]:
         work = work_of(federation(build=build))
-        work.task.device = torch.device(device)
+        work.family.device = torch.device(device)
         found = auto._Choosing(Auto(0.0, 2, compile=True), memory.Memory())._fit(work, compiled=compiled)
         return {name for name in found if name.startswith("cuda_graph")}
 
@@ -167,8 +167,8 @@ def test_a_run_begun_on_another_machine_chooses_anew(tmp_path: Path, monkeypatch
     monkeypatch.setattr(auto, "measure", lambda *_: costs(loop=0.01, vectorized=0.02, processes=0.03))
     with monkeypatch.context() as patch:
         patch.setattr(memory, "machine", lambda: "another")
-        Auto(0.0, 2, compile=True).in_run(tmp_path, 10).train(work)
-    Auto(0.0, 2, compile=True).in_run(tmp_path, 10).train(work)
+        Auto(0.0, 2, compile=True).bind_run(tmp_path, 10).train(work)
+    Auto(0.0, 2, compile=True).bind_run(tmp_path, 10).train(work)
     noted = json.loads((tmp_path / "executor.json").read_text())
     assert set(noted) == {"another", memory.machine(), "format", "sha256"} and chosen(tmp_path) == [REFERENCE]
 
@@ -180,7 +180,7 @@ def test_files_that_are_not_ours_are_no_obstacle(content: str, tmp_path: Path, c
         path.write_text(content)
     fed = federation()
     work = work_of(fed)
-    y, _ = Auto(0.0, 2, compile=True).in_run(tmp_path, 2).train(work)
+    y, _ = Auto(0.0, 2, compile=True).bind_run(tmp_path, 2).train(work)
     torch.testing.assert_close(y, Loop(compile=False).train(work)[0], rtol=0, atol=1e-9)
     assert cache.exists() and len(chosen(tmp_path)) == 1
 
@@ -192,19 +192,19 @@ def test_a_damaged_choice_is_said(
     """One letter is enough: without the sum the run would go on with another executor in silence."""
     monkeypatch.setattr(auto, "measure", lambda *_: costs(loop=0.03, vectorized=0.02, processes=0.01))
     work = work_of(federation())
-    Auto(0.0, 2, compile=True).in_run(tmp_path, 10).train(work)
+    Auto(0.0, 2, compile=True).bind_run(tmp_path, 10).train(work)
     for path in (tmp_path / "executor.json", cache):
         whole = path.read_text()
         word = {"PROCESSES": PROCESSES, "loop": memory.machine()}.get(damage, damage)
         path.write_text(whole.replace(word, f"x{word[1:]}"))
         assert path.read_text() != whole
-    Auto(0.0, 2, compile=True).in_run(tmp_path, 10).train(work)
+    Auto(0.0, 2, compile=True).bind_run(tmp_path, 10).train(work)
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert warnings[0].startswith(f"{tmp_path}/executor.json is damaged: executor=auto chooses anew")
     assert warnings[1] == f"{cache} is damaged: executor=auto measures anew" and len(warnings) == 2
     assert chosen(tmp_path) == [PROCESSES]
     caplog.clear()
-    Auto(0.0, 2, compile=True).in_run(tmp_path, 10).train(work)
+    Auto(0.0, 2, compile=True).bind_run(tmp_path, 10).train(work)
     assert not caplog.records
 
 
@@ -212,13 +212,13 @@ def test_what_older_versions_noted_is_kept(tmp_path: Path, cache: Path, caplog: 
     work = work_of(federation())
     noted = {memory.machine(): {memory.kind_of(work): PROCESSES}}
     (tmp_path / "executor.json").write_text(json.dumps(noted, indent=2) + "\n")
-    Auto(0.0, 2, compile=True).in_run(tmp_path, 10).train(work)
+    Auto(0.0, 2, compile=True).bind_run(tmp_path, 10).train(work)
     assert json.loads((tmp_path / "executor.json").read_text()) == noted and not caplog.records and not cache.exists()
 
 
 def test_a_choice_made_by_measuring_is_among_the_candidates(tmp_path: Path, cache: Path) -> None:
     work = work_of(federation(build=normed), correct=lambda g: 0.5 * g)
-    executor = Auto(0.0, 2, compile=True).in_run(tmp_path, 5)
+    executor = Auto(0.0, 2, compile=True).bind_run(tmp_path, 5)
     executor.train(work)
     known = json.loads(cache.read_text())[memory.place()]
     (shape,) = known.values()
@@ -259,7 +259,7 @@ def test_a_sample_is_the_work_of_some_clients() -> None:
     work = work_of(fed, correct=correct, per_client=(own,), per_step=per_step)
     assert sample(work, 0.5) is work
     part = sample(work, 2.5)
-    assert 20 <= len(part.ids) < len(work.ids) and {1, 40} <= set(fed.population.num_examples[part.ids].tolist())
+    assert 20 <= len(part.ids) < len(work.ids) and {1, 40} <= set(fed.client_data.num_examples[part.ids].tolist())
     y, _ = Loop(compile=False).train(part)
     whole, _ = Loop(compile=False).train(work)
     assert torch.equal(y, whole[torch.from_numpy(part.ids)])

@@ -37,12 +37,12 @@ def test_the_plain_loops_do_what_the_executors_do(train: Callable[..., dict[str,
     fed = ALL_AT_ONCE.federation(build)
     work = workloads.work_of(fed)
     y, _ = Loop(compile=False).train(work)
-    expected = fed.task.state_dict(y.mean(0))
+    expected = fed.family.state_dict(y.mean(0))
     found = train(work, build)
     assert found.keys() == expected.keys()
     for name, value in found.items():
         torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-6)
-        assert not torch.equal(value, fed.task.state_dict(work.start)[name])
+        assert not torch.equal(value, fed.family.state_dict(work.start)[name])
 
 
 @pytest.mark.parametrize("train", [plain.train_cohort, plain.train_cohort_lean, plain.train_cohort_stacked])
@@ -51,7 +51,7 @@ def test_plain_loops_have_the_precision_of_the_work(train: Callable[..., dict[st
     found, start = [], {}
     for precision in (torch.bfloat16, torch.float32):
         fed = ALL_AT_ONCE.federation(workloads.mlp, precision=precision)
-        start = fed.task.state_dict(workloads.work_of(fed).start)
+        start = fed.family.state_dict(workloads.work_of(fed).start)
         found.append(train(workloads.work_of(fed), workloads.mlp))
     for name, mixed in found[0].items():
         whole = found[1][name]
@@ -60,19 +60,19 @@ def test_plain_loops_have_the_precision_of_the_work(train: Callable[..., dict[st
 
 def test_the_plain_mutual_learning_does_what_ours_does() -> None:
     fed = ALL_AT_ONCE.federation(workloads.logistic)
-    models = torch.stack([fed.task.init(seed) for seed in range(3)])
+    models = torch.stack([fed.family.init(seed) for seed in range(3)])
     modules = [workloads.logistic() for _ in models]
     for module, w in zip(modules, models, strict=True):
-        module.load_state_dict(fed.task.state_dict(w))
+        module.load_state_dict(fed.family.state_dict(w))
     before = copy.deepcopy(modules[0].state_dict())
     weights = teacher_weights(torch.ones(3))
     (learnt,) = mutual_learning(
-        fed, 0, [Learners(fed.task, models)], 1, lambda z, batch: mutual_losses(z, batch, weights, 0.4, 0.6)
+        fed, 0, [Learners(fed.family, models)], 1, lambda z, batch: mutual_losses(z, batch, weights, 0.4, 0.6)
     )
     plain.learn_mutually(workloads.work_of(fed), 0, modules, 0.6)
     for module, w in zip(modules, learnt, strict=True):
         for name, value in module.state_dict().items():
-            torch.testing.assert_close(value, fed.task.state_dict(w)[name], rtol=0, atol=1e-6)
+            torch.testing.assert_close(value, fed.family.state_dict(w)[name], rtol=0, atol=1e-6)
     assert not torch.equal(before["1.weight"], modules[0].state_dict()["1.weight"])
 
 
@@ -99,7 +99,7 @@ def test_plain_rounds_do_what_ours_do(
     shape = dataclasses.replace(ALL_AT_ONCE, cohort=ALL_AT_ONCE.clients)
     case = round_rows.of_rounds(shape, build, 1, algorithm=algorithm, delay=delay, own=own)
     theirs, ours = (case.contenders[name].call for name in ("plain", "ours"))
-    start, steps = shape.federation(build).task.init(workloads.SEED), []
+    start, steps = shape.federation(build).family.init(workloads.SEED), []
     for round in range(8):
         plainly, here = theirs(round), ours(round)
         assert isinstance(plainly, Tensor) and isinstance(here, Tensor)
@@ -123,8 +123,8 @@ def test_the_plain_matching_is_ours() -> None:
 def test_the_plain_evaluation_is_ours() -> None:
     fed = ALL_AT_ONCE.federation(workloads.mlp)
     work = workloads.work_of(fed)
-    logits = fed.task.predict(work.start, fed.population.inputs)
-    expected = float((logits.argmax(1) == fed.population.targets).float().mean())
+    logits = fed.family.predict(work.start, fed.client_data.inputs)
+    expected = float((logits.argmax(1) == fed.client_data.targets).float().mean())
     assert plain.accuracy(work, workloads.mlp, 7) == pytest.approx(expected)
 
 

@@ -35,7 +35,7 @@ def test_what_is_held_keeps_its_values(hold: object) -> None:
 def test_the_models_of_a_round_outlive_the_next() -> None:
     fed = federation()
     ids = np.arange(4)
-    y = fed.cohort(ids).train(fed.task.init(0))
+    y = fed.cohort(ids).train(fed.family.init(0))
     kept = y.clone()
     fed.begin(1, 1.0)
-    assert not torch.equal(fed.cohort(ids).train(fed.task.init(1)), kept) and torch.equal(y, kept)
+    assert not torch.equal(fed.cohort(ids).train(fed.family.init(1)), kept) and torch.equal(y, kept)

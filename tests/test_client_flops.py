@@ -11,7 +11,7 @@ from toy import ALGORITHMS, CLASSES, FEATURES, RAGGED, algorithm, federation, lo
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.flops import flop_counter
 from fedlab_runner.core.local_training import LocalTraining
-from fedlab_runner.core.model_family import Batch, Model
+from fedlab_runner.core.model_family import Batch, FunctionalModel
 
 KEY = "cost/client_gflops"
 # Of the toy's MLP, 5 - 6 - 3, for one example: forward, the gradients of the weights and of the hidden layer.
@@ -28,7 +28,7 @@ def operations(fed: Federation, **how: Any) -> int:
     """What one training of everyone is said to cost."""
     fed.begin(0, 1.0)
     ids = np.arange(fed.num_clients)
-    fed.cohort(ids).train(fed.task.init(0), **how)
+    fed.cohort(ids).train(fed.family.init(0), **how)
     return round(1e9 * fed.collect()[KEY])
 
 
@@ -42,7 +42,7 @@ def done(fed: Federation, **how: Any) -> int:
 
 def test_a_plain_step_costs_what_it_does_on_paper() -> None:
     assert operations(federation(RAGGED)) == pytest.approx(2 * sum(RAGGED) * STEP)
-    assert federation(RAGGED).task.flops(torch.zeros(1, FEATURES, dtype=torch.float64)) == (FORWARD, STEP)
+    assert federation(RAGGED).family.flops(torch.zeros(1, FEATURES, dtype=torch.float64)) == (FORWARD, STEP)
 
 
 @pytest.mark.parametrize("build", [mlp, normed, convolutional])
@@ -64,13 +64,13 @@ def test_it_is_what_the_loop_does_with_one_example_at_a_time() -> None:
 def test_a_second_gradient_and_what_a_loss_adds_count() -> None:
     more = torch.ones(7, FEATURES, dtype=torch.float64)
 
-    def loss(model: Model, batch: Batch) -> Tensor:
-        return model.task.loss(model, batch) + model(more).square().sum()
+    def loss(model: FunctionalModel, batch: Batch) -> Tensor:
+        return model.family.loss(model, batch) + model(more).square().sum()
 
     fed = federation(RAGGED)
     plain = operations(fed)
     assert operations(fed, perturb=lambda g: 0.1 * g) == 2 * plain == done(fed, perturb=lambda g: 0.1 * g)
-    steps = int(fed.population.num_steps(np.arange(len(RAGGED)), fed.local, False).sum())
+    steps = int(fed.client_data.num_steps(np.arange(len(RAGGED)), fed.local, False).sum())
     assert operations(fed, loss=loss) == plain + steps * 7 * STEP == done(fed, loss=loss)
 
 
@@ -80,14 +80,14 @@ def test_what_clients_do_to_report_losses_counts() -> None:
     fed.begin(1, 1.0)
     fed.report_losses()
     ids = np.arange(fed.num_clients)
-    fed.cohort(ids).train(fed.task.init(0))
+    fed.cohort(ids).train(fed.family.init(0))
     assert 1e9 * fed.collect()[KEY] == pytest.approx(plain + sum(RAGGED) * FORWARD)
 
 
 def test_who_takes_no_step_costs_nothing() -> None:
     fed = federation([0, 4])
     fed.begin(0, 1.0)
-    fed.cohort(np.array([0])).train(fed.task.init(0))
+    fed.cohort(np.array([0])).train(fed.family.init(0))
     assert KEY not in fed.collect()
     assert operations(fed) == pytest.approx(2 * 4 * STEP)
 
@@ -121,7 +121,7 @@ def test_counting_leaves_training_as_it_is() -> None:
         if known:
             operations(fed)
         fed.begin(3, 1.0)
-        models.append(fed.cohort(np.arange(2)).train(fed.task.init(0)))
+        models.append(fed.cohort(np.arange(2)).train(fed.family.init(0)))
     assert torch.equal(*models)
 
 
@@ -130,8 +130,8 @@ def test_examples_seen_are_those_of_the_plan() -> None:
         for drop_single in (False, True):
             fed = federation([0, *RAGGED], training=training)
             ids = np.arange(len(RAGGED) + 1)
-            plan = fed.population.plan(ids, training, seed=0, round=0, drop_single=drop_single)
-            seen = fed.population.examples_seen(ids, training, drop_single)
+            plan = fed.client_data.plan(ids, training, seed=0, round=0, drop_single=drop_single)
+            seen = fed.client_data.examples_seen(ids, training, drop_single)
             assert seen.tolist() == plan.sizes.sum(1).tolist()
 
 

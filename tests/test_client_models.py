@@ -13,9 +13,9 @@ from test_evaluation import evaluation
 from toy import algorithm, federation, run
 
 from fedlab_runner.config.build import run_id
-from fedlab_runner.core.client_data import Population, split_off
+from fedlab_runner.core.client_data import ClientData, split_off
 from fedlab_runner.core.federation import Federation
-from fedlab_runner.core.model_family import Task
+from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.datasets.examples import Examples
 from fedlab_runner.evaluation.client_models import ClientModels
 from fedlab_runner.executors.vectorized import Vectorized
@@ -25,7 +25,7 @@ from fedlab_runner.utils.errors import UserError
 
 
 def examined(fed: Federation) -> Examples:
-    inputs, targets = fed.population.inputs[:40], fed.population.targets[:40]
+    inputs, targets = fed.client_data.inputs[:40], fed.client_data.targets[:40]
     return Examples(inputs, targets, targets, None)
 
 
@@ -37,7 +37,9 @@ def plain(fed: Federation) -> list[float]:
     """The accuracy of each client's model."""
     models, test = distinct(fed), examined(fed)
     count = len(models)
-    logits = [fed.tasks[i % count].predict(models[i % count][i // count], test.inputs) for i in range(fed.num_clients)]
+    logits = [
+        fed.families[i % count].predict(models[i % count][i // count], test.inputs) for i in range(fed.num_clients)
+    ]
     return [float((z.argmax(-1) == test.targets).double().mean()) for z in logits]
 
 
@@ -59,19 +61,19 @@ def test_accuracy_on_their_own_examples() -> None:
     fed = mixed()
     models, own = distinct(fed), []
     for i in range(fed.num_clients):
-        rows = torch.from_numpy(fed.population.members(i))
-        logits = fed.tasks[i % 3].predict(models[i % 3][i // 3], fed.population.inputs[rows])
-        own.append(float((logits.argmax(-1) == fed.population.targets[rows]).double().mean()))
+        rows = torch.from_numpy(fed.client_data.members(i))
+        logits = fed.families[i % 3].predict(models[i % 3][i // 3], fed.client_data.inputs[rows])
+        own.append(float((logits.argmax(-1) == fed.client_data.targets[rows]).double().mean()))
     found = scores(fed, clients=True)
     assert found["clients/accuracy_mean"] == pytest.approx(np.mean(own))
     assert found["clients/accuracy_min"] == pytest.approx(min(own))
-    held = [fed.population.members(i)[:2] if i != 3 else np.empty(0, np.int64) for i in range(7)]
-    fed.validation = Population(fed.population.inputs, fed.population.targets, held, fed.task.device)
+    held = [fed.client_data.members(i)[:2] if i != 3 else np.empty(0, np.int64) for i in range(7)]
+    fed.validation = ClientData(fed.client_data.inputs, fed.client_data.targets, held, fed.family.device)
     right = []
     for i in (0, 1, 2, 4, 5, 6):
         rows = torch.from_numpy(held[i])
-        logits = fed.tasks[i % 3].predict(models[i % 3][i // 3], fed.population.inputs[rows])
-        right.append(float((logits.argmax(-1) == fed.population.targets[rows]).double().mean()))
+        logits = fed.families[i % 3].predict(models[i % 3][i // 3], fed.client_data.inputs[rows])
+        right.append(float((logits.argmax(-1) == fed.client_data.targets[rows]).double().mean()))
     assert scores(fed)["validation/accuracy"] == pytest.approx(np.mean(right)), "a client without any does not count"
 
 
@@ -81,13 +83,13 @@ def test_only_models_that_changed_are_evaluated_and_equal_ones_once(executor: An
     asked: list[int] = []
     score = ClientModels._score
 
-    def spy(self: ClientModels, task: Task, models: torch.Tensor, *rest: Any) -> Any:
+    def spy(self: ClientModels, family: ModelFamily, models: torch.Tensor, *rest: Any) -> Any:
         asked.append(len(models))
-        return score(self, task, models, *rest)
+        return score(self, family, models, *rest)
 
     monkeypatch.setattr(ClientModels, "_score", spy)
     judge, models = ClientModels(evaluation(), fed, examined(fed)), distinct(fed)
-    judge.evaluate(models, {"others": (fed.tasks, models)})
+    judge.evaluate(models, {"others": (fed.families, models)})
     assert asked == [3, 2, 2]
     asked.clear()
     changed = (models[0].clone(), *models[1:])
@@ -120,13 +122,13 @@ def test_clients_by_architecture() -> None:
         (1, [4], [1]),
         (2, [5], [1]),
     ]
-    assert [g.task for g in groups] == list(fed.tasks)
+    assert [g.family for g in groups] == list(fed.families)
     assert [g.architecture for g in fed.by_architecture(np.array([2, 5]))] == [2]
 
 
 # Whole runs.
 
-TWO = ("model=mix", "supervision=wsm", "validation=0.2", "server_data=none", "evaluation.every=2")
+TWO = ("model=mix", "loss=wsm", "validation=0.2", "server_data=none", "evaluation.every=2")
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
@@ -190,8 +192,8 @@ def test_what_goes_unused_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixtu
 
 def test_new_keys_at_rest_leave_names_as_they_were_and_others_do_not() -> None:
     plain = run_id(composed())
-    assert run_id(composed("topology=mesh", "supervision=ce", "validation=0.0", "evaluation.target=0.5")) == plain
-    for change in ("topology=ring", "supervision=wsm", "validation=0.1"):
+    assert run_id(composed("topology=mesh", "loss=ce", "validation=0.0", "evaluation.target=0.5")) == plain
+    for change in ("topology=ring", "loss=wsm", "validation=0.1"):
         assert run_id(composed(change)) != plain
 
 
@@ -208,5 +210,5 @@ def test_rounds_to_a_target() -> None:
 
 def test_server_algorithms_see_one_architecture_as_ever() -> None:
     fed = federation([5] * 4)
-    assert fed.tasks == (fed.task,) and fed.neighbours(2).tolist() == [0, 1, 3]
+    assert fed.families == (fed.family,) and fed.neighbours(2).tolist() == [0, 1, 3]
     assert not algorithm("fedavg").heterogeneous and run(algorithm("fedavg"), fed, 1) is not None

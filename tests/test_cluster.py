@@ -19,11 +19,11 @@ from toy import ALGORITHMS, RAGGED, algorithm, federation, normed, run, tensors
 
 from fedlab_runner.config.build import build
 from fedlab_runner.core.work import Work
-from fedlab_runner.executors._pieces import InPieces, Piece
+from fedlab_runner.executors._pieces import Chunk, ChunkedExecutor
 from fedlab_runner.executors._ray.serialization import shares_of
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.processes import Processes
-from fedlab_runner.executors.ray import Cluster
+from fedlab_runner.executors.ray import Ray
 from fedlab_runner.executors.vectorized import Vectorized
 from fedlab_runner.utils.errors import RunFailed, UserError
 
@@ -32,37 +32,37 @@ LOOP = Loop(compile=False)
 
 def test_bad_values() -> None:
     with pytest.raises(ValueError, match=r"^address must be host:port, auto or null, got ray://head$"):
-        Cluster("ray://head", LOOP)
+        Ray("ray://head", LOOP)
     with pytest.raises(ValueError, match=r"^inner must be loop or vectorized, got processes$"):
-        Cluster(None, Processes(2, LOOP))  # type: ignore[arg-type]
-    assert build(composed("executor=ray", "executor.address=10.0.0.1:6379")).executor == Cluster("10.0.0.1:6379", LOOP)
+        Ray(None, Processes(2, LOOP))  # type: ignore[arg-type]
+    assert build(composed("executor=ray", "executor.address=10.0.0.1:6379")).executor == Ray("10.0.0.1:6379", LOOP)
 
 
 def test_without_the_extra_there_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r'^executor=ray needs an extra: pip install "fedlab-runner\[ray\]"$'):
-        Cluster(None, LOOP).in_run(tmp_path, 1)
+        Ray(None, LOOP).bind_run(tmp_path, 1)
     with pytest.raises(UserError, match=r"^executor=ray needs an extra: "):  # where a cluster is to be opened again
-        run(algorithm("fedavg"), federation(executor=Cluster(None, LOOP)), 1)
+        run(algorithm("fedavg"), federation(executor=Ray(None, LOOP)), 1)
 
 
 def test_clients_are_dealt_out_by_their_steps() -> None:
     fed = federation((8, 80, 8, 8, 40, 16, 16, 8))
     ids = np.arange(8)
-    steps = fed.population.num_steps(ids, fed.local, False)
-    work = Work(fed.task, fed.population, ids, steps, fed.local, 0.1, 0, 0, fed.task.init(0))
+    steps = fed.client_data.num_steps(ids, fed.local, False)
+    work = Work(fed.family, fed.client_data, ids, steps, fed.local, 0.1, 0, 0, fed.family.init(0))
     shares = shares_of(work, LOOP.pieces(work), 3)
     assert sorted(row for share in shares for row in share.rows.tolist()) == list(range(8))
     assert [int(share.num_steps.sum()) for share in shares] == [20, 14, 12]  # two epochs of 10; 5 + 2; and the rest
-    whole = shares_of(work, [Piece(np.array([3, 1]), False), Piece(np.array([0]), True)], 1)
+    whole = shares_of(work, [Chunk(np.array([3, 1]), False), Chunk(np.array([0]), True)], 1)
     assert [(piece.rows.tolist(), piece.frozen_norm) for piece in whole[0].pieces] == [([0, 1], False), ([2], True)]
 
 
 @pytest.fixture(scope="module")
-def shared() -> Iterator[Cluster]:
+def shared() -> Iterator[Ray]:
     """One connection for all: to connect takes seconds."""
     with _cluster() as nodes:
-        yield Cluster(nodes.address, LOOP)
+        yield Ray(nodes.address, LOOP)
 
 
 class _cluster:
@@ -103,11 +103,11 @@ class _cluster:
 
 
 @pytest.mark.parametrize("inner", [LOOP, Vectorized(chunk_size=3, compile=False)])
-def test_the_bits_are_the_inner_executors(inner: InPieces, shared: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bits_are_the_inner_executors(inner: ChunkedExecutor, shared: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
     """With closures over tensors, and rows that each client has of its own."""
     monkeypatch.setitem(shared.__dict__, "inner", inner)
-    other, own = federation(build=normed).task.init(1), torch.linspace(0.1, 0.5, len(RAGGED), dtype=torch.float64)
-    starts = torch.stack([federation(build=normed).task.init(seed) for seed in range(len(RAGGED))])
+    other, own = federation(build=normed).family.init(1), torch.linspace(0.1, 0.5, len(RAGGED), dtype=torch.float64)
+    starts = torch.stack([federation(build=normed).family.init(seed) for seed in range(len(RAGGED))])
     for start in (starts[0], starts):
         how: dict[str, Any] = {
             "start": start,
@@ -121,14 +121,14 @@ def test_the_bits_are_the_inner_executors(inner: InPieces, shared: Cluster, monk
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_every_algorithm(name: str, shared: Cluster) -> None:
+def test_every_algorithm(name: str, shared: Ray) -> None:
     built = algorithm(name)
     expected = tensors(run(built, federation(cohort=4, std=1.0), 3))
     result = tensors(run(built, federation(cohort=4, std=1.0, executor=shared), 3))
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(result, expected, strict=True))
 
 
-def test_an_error_in_a_worker_is_the_callers(shared: Cluster) -> None:
+def test_an_error_in_a_worker_is_the_callers(shared: Ray) -> None:
     def loss(model: Any, batch: Any) -> torch.Tensor:
         raise ArithmeticError("no such loss")
 
@@ -137,20 +137,20 @@ def test_an_error_in_a_worker_is_the_callers(shared: Cluster) -> None:
 
 
 @pytest.mark.slow  # new workers take seconds to start
-def test_clients_that_kill_their_workers_end_the_run(shared: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+def test_clients_that_kill_their_workers_end_the_run(shared: Ray, caplog: pytest.LogCaptureFixture) -> None:
     def correct(g: torch.Tensor) -> torch.Tensor:
         os._exit(1)
 
     fed = federation(executor=shared)
     with pytest.raises(RunFailed, match=r"^executor=ray has lost the workers of the same 1 clients again and again"):
-        fed.cohort(np.array([3])).train(fed.task.init(0), correct=correct)
+        fed.cohort(np.array([3])).train(fed.family.init(0), correct=correct)
     assert "a worker is lost, its 1 clients train elsewhere" in caplog.text
 
 
 def test_a_cluster_that_is_not_there(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="the extra [ray] is not installed")
     with pytest.raises(UserError, match=r"^executor.address 127.0.0.1:9 cannot be reached: nothing answers there; is"):
-        Cluster("127.0.0.1:9", LOOP).in_run(tmp_path, 1)
+        Ray("127.0.0.1:9", LOOP).bind_run(tmp_path, 1)
 
 
 def test_a_cluster_of_ones_own_is_a_new_one_wherever_another_is_or_was(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +163,7 @@ def test_a_cluster_of_ones_own_is_a_new_one_wherever_another_is_or_was(monkeypat
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     for named in (None, "127.0.0.1:9"):
         monkeypatch.setenv("RAY_ADDRESS", named) if named else monkeypatch.delenv("RAY_ADDRESS", raising=False)
-        cluster = Cluster(None, LOOP)
+        cluster = Ray(None, LOOP)
         try:
             cluster._session  # noqa: B018  # connects
         finally:

@@ -339,7 +339,12 @@ def test_the_order_of_keys_does_not_count() -> None:
     "overrides",
     [
         ["local.lr=1", "algorithm=fedavg", "~algorithm.server_lr", "delay.std=3", "+logger.note={a: [1, x]}", "seed=2"],
-        ["experiment=feddle/table7", "server_data@leash_data=in_domain", "leash_data.size=5", "model.channels=1"],
+        [
+            "experiment=feddle/table7",
+            "server_data@auxiliary_data=in_domain",
+            "auxiliary_data.size=5",
+            "model.channels=1",
+        ],
         ["hydra.job.chdir=true", "rounds=7", "logger=none", "rounds=8"],
     ],
 )

@@ -15,7 +15,7 @@ from fedlab_runner.augment.base import Augment
 from fedlab_runner.core.losses import WSM
 from fedlab_runner.core.work import Work
 from fedlab_runner.executors import cuda_graph
-from fedlab_runner.executors._pieces import Piece
+from fedlab_runner.executors._pieces import Chunk
 from fedlab_runner.executors.cuda_graph import CudaGraph
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.vectorized import Vectorized
@@ -25,7 +25,7 @@ from fedlab_runner.utils.errors import UserError
 class Here(CudaGraph):
     """The same on a CPU."""
 
-    def pieces(self, work: Work) -> list[Piece]:
+    def pieces(self, work: Work) -> list[Chunk]:
         return Vectorized.pieces(self, work)
 
 
@@ -52,11 +52,11 @@ def test_replayed_steps_equal_the_loop(setting: str, model: str, chunk_size: int
     """Ragged clients, partial minibatches, a rate that changes, models that differ at the start, batch norm."""
     how: dict[str, Any] = {"build": MODELS[model], "training": SETTINGS[setting]}
     fed, plain = federation(**how, executor=Here(chunk_size, compile=False)), federation(**how)
-    starts = torch.stack([fed.task.init(seed) for seed in range(len(RAGGED))])
+    starts = torch.stack([fed.family.init(seed) for seed in range(len(RAGGED))])
     for round, factor in enumerate((1.0, 0.5)):
         for each in (fed, plain):
             each.begin(round, factor)
-        for start in (fed.task.init(3), starts):
+        for start in (fed.family.init(3), starts):
             for mine, theirs in zip(train(fed, start=start), train(plain, start=start), strict=True):
                 torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-9)
 
@@ -90,15 +90,15 @@ def test_a_step_is_recorded_once_for_plain_work_and_anew_for_what_a_round_adds(r
     assert len(recordings) == 1
     for round in range(3):
         fed.begin(round, 1.0)
-        x = fed.task.init(round)
-        train(fed, loss=lambda model, batch, x=x: fed.task.loss(model, batch) + (model.params - x).square().sum())
+        x = fed.family.init(round)
+        train(fed, loss=lambda model, batch, x=x: fed.family.loss(model, batch) + (model.params - x).square().sum())
     assert len(recordings) == 4
     train(fed, EVERYONE[:3])
     assert len(recordings) == 5
 
 
 def test_a_supervision_signal_by_class_and_a_client_with_one_example(recordings: list[int]) -> None:
-    how: dict[str, Any] = {"supervision": WSM(), "build": normed}
+    how: dict[str, Any] = {"loss_function": WSM(), "build": normed}
     fed, plain = federation(**how, executor=WHOLE), federation(**how)
     for mine, theirs in zip(train(fed), train(plain), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-9)
@@ -120,7 +120,7 @@ def test_what_belongs_to_a_client_at_a_step(recordings: list[int]) -> None:
         return (table[rows, step],)
 
     def loss(model: Any, batch: Any, pull: torch.Tensor) -> torch.Tensor:
-        return fed.task.loss(model, batch) + pull * model.params.square().sum()
+        return fed.family.loss(model, batch) + pull * model.params.square().sum()
 
     for executor in (WHOLE, Loop(compile=False)):
         fed = federation(executor=executor)

@@ -245,13 +245,13 @@ from fedlab_runner.experiment import loop as simulation
 from fedlab_runner.experiment import finished
 from fedlab_runner.tracking import recorder
 from fedlab_runner.checkpoints.store import CheckpointStore
-from fedlab_runner.core.client_state import SlotFile
-save, state_dict = CheckpointStore.save, SlotFile.state_dict
+from fedlab_runner.core.client_state import RowFile
+save, state_dict = CheckpointStore.save, RowFile.state_dict
 def without(self, round, fingerprint, payload):
     kept = {key: value for key, value in payload.items() if key not in ("metrics", "examples", "layout", "frozen")}
     return save(self, round, fingerprint, kept)
 CheckpointStore.save = without
-SlotFile.state_dict = lambda self: {key: value for key, value in state_dict(self).items() if key != "sums"}
+RowFile.state_dict = lambda self: {key: value for key, value in state_dict(self).items() if key != "sums"}
 recorder.sealed = lambda summary, digest: recorder.clean(summary)
 """
     work = tmp_path / "work"

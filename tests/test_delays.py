@@ -8,17 +8,28 @@ import pytest
 from scipy.stats import chisquare, halfnorm
 
 from fedlab_runner.core.rng import Purpose, generator
-from fedlab_runner.delays.constant import Constant
-from fedlab_runner.delays.exponential import Exponential
-from fedlab_runner.delays.from_file import FromFile
-from fedlab_runner.delays.half_normal import HalfNormal
+from fedlab_runner.delays.constant import ConstantDelay
+from fedlab_runner.delays.exponential import ExponentialDelay
+from fedlab_runner.delays.from_file import DelayFromFile
+from fedlab_runner.delays.half_normal import HalfNormalDelay
 from fedlab_runner.delays.none import NoDelay
-from fedlab_runner.delays.uniform import Uniform
+from fedlab_runner.delays.uniform import UniformDelay
 from fedlab_runner.utils.errors import UserError
 
 MANY = np.arange(200_000)
-RANDOM = [HalfNormal("client", 5.0), HalfNormal("client", 20.0), Exponential("client", 4.0), Uniform("client", 2, 9)]
-EVERY = [*RANDOM, NoDelay("client"), Constant("client", 3), HalfNormal("client", 0.0), Exponential("client", 0.0)]
+RANDOM = [
+    HalfNormalDelay("client", 5.0),
+    HalfNormalDelay("client", 20.0),
+    ExponentialDelay("client", 4.0),
+    UniformDelay("client", 2, 9),
+]
+EVERY = [
+    *RANDOM,
+    NoDelay("client"),
+    ConstantDelay("client", 3),
+    HalfNormalDelay("client", 0.0),
+    ExponentialDelay("client", 0.0),
+]
 
 
 def draw(delay, clients=MANY, seed=0):
@@ -42,7 +53,7 @@ def test_the_key_decides_and_more_clients_change_nobodys_delay(delay):
 
 @pytest.mark.parametrize("std,mean,never_late", [(5.0, 4.0, 0.159), (20.0, 16.0, 0.040)])
 def test_half_normal_delays_are_those_of_feddle(std, mean, never_late):
-    delays = draw(HalfNormal("client", std))
+    delays = draw(HalfNormalDelay("client", std))
     assert (delays == 0).mean() == pytest.approx(never_late, abs=0.003)
     exact = halfnorm.sf(np.arange(1, 20 * std), scale=std).sum()  # E floor(X) is the sum of P(X >= k)
     assert delays.mean() == pytest.approx(exact, rel=0.01)
@@ -53,26 +64,26 @@ def test_half_normal_delays_are_those_of_feddle(std, mean, never_late):
 
 
 def test_exponential_delays_are_geometric_once_rounded_down():
-    delays = draw(Exponential("client", 4.0))
+    delays = draw(ExponentialDelay("client", 4.0))
     assert (delays == 0).mean() == pytest.approx(1 - np.exp(-1 / 4), abs=0.005)
     assert delays.mean() == pytest.approx(1 / np.expm1(1 / 4), rel=0.01)
 
 
 def test_uniform_delays_include_both_ends_equally():
-    counts = np.bincount(draw(Uniform("client", 2, 9)), minlength=10)
+    counts = np.bincount(draw(UniformDelay("client", 2, 9)), minlength=10)
     assert counts[:2].sum() == 0 and len(counts) == 10
     assert chisquare(counts[2:]).pvalue > 1e-4
-    assert (draw(Uniform("client", 3, 3)) == 3).all()
+    assert (draw(UniformDelay("client", 3, 3)) == 3).all()
 
 
 def test_delays_that_do_not_vary():
     assert not draw(NoDelay("client")).any()
-    assert (draw(Constant("client", 3)) == 3).all()
-    assert not draw(HalfNormal("client", 0.0)).any()
+    assert (draw(ConstantDelay("client", 3)) == 3).all()
+    assert not draw(HalfNormalDelay("client", 0.0)).any()
 
 
 def test_delays_beyond_any_run_can_still_be_added_to_a_round():
-    delays = draw(HalfNormal("client", 1e300), np.arange(10))
+    delays = draw(HalfNormalDelay("client", 1e300), np.arange(10))
     assert (delays > 1e9).all() and (delays + 10**6 > delays).all()
 
 
@@ -80,15 +91,15 @@ def test_delays_beyond_any_run_can_still_be_added_to_a_round():
     "make,message",
     [
         (lambda: NoDelay("round"), "draw must be 'client' or 'dispatch', got 'round'"),
-        (lambda: Constant("x", 1), "draw must be 'client' or 'dispatch', got 'x'"),
-        (lambda: FromFile("x", "delays.csv"), "draw must be 'client' or 'dispatch', got 'x'"),
-        (lambda: Constant("client", -1), "rounds must be >= 0, got -1"),
-        (lambda: HalfNormal("client", -0.5), "std must be finite and >= 0, got -0.5"),
-        (lambda: HalfNormal("client", float("inf")), "std must be finite and >= 0, got inf"),
-        (lambda: Exponential("dispatch", -1.0), "mean must be finite and >= 0, got -1.0"),
-        (lambda: Exponential("dispatch", float("nan")), "mean must be finite and >= 0, got nan"),
-        (lambda: Uniform("client", -1, 3), "low must be >= 0, got -1"),
-        (lambda: Uniform("client", 4, 3), "high must be >= low (4), got 3"),
+        (lambda: ConstantDelay("x", 1), "draw must be 'client' or 'dispatch', got 'x'"),
+        (lambda: DelayFromFile("x", "delays.csv"), "draw must be 'client' or 'dispatch', got 'x'"),
+        (lambda: ConstantDelay("client", -1), "rounds must be >= 0, got -1"),
+        (lambda: HalfNormalDelay("client", -0.5), "std must be finite and >= 0, got -0.5"),
+        (lambda: HalfNormalDelay("client", float("inf")), "std must be finite and >= 0, got inf"),
+        (lambda: ExponentialDelay("dispatch", -1.0), "mean must be finite and >= 0, got -1.0"),
+        (lambda: ExponentialDelay("dispatch", float("nan")), "mean must be finite and >= 0, got nan"),
+        (lambda: UniformDelay("client", -1, 3), "low must be >= 0, got -1"),
+        (lambda: UniformDelay("client", 4, 3), "high must be >= low (4), got 3"),
     ],
 )
 def test_wrong_parameters_are_refused(make, message):
@@ -120,7 +131,7 @@ def write(folder, name, content):
 
 @pytest.mark.parametrize("name", FILES)
 def test_entry_i_is_the_delay_of_client_i(tmp_path, name):
-    delay = FromFile("client", write(tmp_path, name, FILES[name]))
+    delay = DelayFromFile("client", write(tmp_path, name, FILES[name]))
     assert draw(delay, np.arange(4)).tolist() == [3, 0, 7, 2]
     delays = draw(delay, np.array([2, 0, 2]))
     assert delays.tolist() == [7, 3, 7] and delays.dtype == np.int64
@@ -153,7 +164,7 @@ def test_entry_i_is_the_delay_of_client_i(tmp_path, name):
     ],
 )
 def test_a_wrong_file_is_refused_in_one_line(tmp_path, name, content, message):
-    delay = FromFile("client", write(tmp_path, name, content))
+    delay = DelayFromFile("client", write(tmp_path, name, content))
     with pytest.raises(UserError, match=f"^{message}$"):
         draw(delay, np.arange(4))
 
@@ -161,9 +172,9 @@ def test_a_wrong_file_is_refused_in_one_line(tmp_path, name, content, message):
 @pytest.mark.parametrize("name", ["absent.csv", "absent.json", "absent.npy", "."])
 def test_a_file_that_is_not_there_is_named(tmp_path, name):
     with pytest.raises(UserError, match=r"^path must be a readable file, got '[^\n]*': [^\n]*$"):
-        draw(FromFile("client", str(tmp_path / name)), np.arange(4))
+        draw(DelayFromFile("client", str(tmp_path / name)), np.arange(4))
 
 
 def test_huge_entries_are_never_rather_than_an_overflow(tmp_path):
-    delay = FromFile("client", write(tmp_path, "d.json", json.dumps([10**400, 1e300, 5])))
+    delay = DelayFromFile("client", write(tmp_path, "d.json", json.dumps([10**400, 1e300, 5])))
     assert draw(delay, np.arange(3)).tolist() == [2**40, 2**40, 5]

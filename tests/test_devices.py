@@ -99,7 +99,7 @@ def test_every_algorithm_has_them_there_in_the_loop_too(name: str) -> None:
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_every_optimizer_has_its_tensors_there(setting: str, executor: Executor) -> None:
     """With batch norm, and offsets for each client's classes."""
-    how: dict[str, Any] = {"build": normed, "training": SETTINGS[setting], "supervision": WSM(), "executor": executor}
+    how: dict[str, Any] = {"build": normed, "training": SETTINGS[setting], "loss_function": WSM(), "executor": executor}
     expected = train(federation(**how))
     with pretended.gpu() as device:
         found = train(federation(**how, device=device))
@@ -128,7 +128,7 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("model", [mlp, normed])
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_a_recorded_step_has_nothing_of_the_host(setting: str, model: Callable[[], Any]) -> None:
-    how: dict[str, Any] = {"build": model, "training": SETTINGS[setting], "supervision": WSM()}
+    how: dict[str, Any] = {"build": model, "training": SETTINGS[setting], "loss_function": WSM()}
     expected = train(federation(**how))
     with pretended.gpu() as device:
         found = train(federation(**how, device=device, executor=CudaGraph(None, compile=False)))
@@ -159,15 +159,15 @@ RUNS = {
     "images": "algorithm=fedavg model=cnn_small evaluation.per_class=true evaluation.clients=true "
     "evaluation.train=true",
     "batch_norm": "algorithm=fedft model=resnet18 local.steps=1 local.epochs=null participation.cohort_size=2",
-    "on_disk": "algorithm=scaffold algorithm.controls_on=disk delay.std=1",
-    "on_host": "algorithm=fedcda algorithm.warmup=1 algorithm.caches_on=host delay.std=1",
+    "on_disk": "algorithm=scaffold algorithm.store_on=disk delay.std=1",
+    "on_host": "algorithm=fedcda algorithm.warmup=1 algorithm.store_on=host delay.std=1",
     "late": "algorithm=ca2fl delay.std=2 nonfinite=clip local.update_norm=0.1",
     "matched": "algorithm=fedma model=mlp model.hidden=[6]",
     "blocks": "algorithm=hyfem model=blocks_mlp partition=random_blocks partition.num_blocks=4 server_data=none "
     "algorithm.keep_own=true partition.blocks_per_client=2 partition.classes_per_client=2",
     "several_models": "algorithm=dfml model=mix server_data=none validation=0.2 delay=none",
     "submodels": "algorithm=heterofl model=mlp model.hidden=[8]",
-    "signal": "algorithm=dec_fedprox supervision=ace delay=none topology=ring",
+    "signal": "algorithm=dec_fedprox loss=ace delay=none topology=ring",
     "analysis": "algorithm=fedavg analysis=update_cosines server_data@probe_data=in_domain probe_data.size=8",
 }
 TINY = (

@@ -10,8 +10,8 @@ from mixed import KINDS, distinct, mixed
 from torch import Tensor
 from toy import algorithm, evaluate, federation, local, mlp, normed, run, vectors
 
-from fedlab_runner.algorithms.dfml import DFML, State
-from fedlab_runner.algorithms.shared.decentralized import meet, train
+from fedlab_runner.algorithms.dfml import DFML, DFMLState
+from fedlab_runner.algorithms.shared.decentralized import pick_participants, train
 from fedlab_runner.algorithms.shared.mutual_learning import Learners, mutual_learning, mutual_losses, teacher_weights
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.losses import WSM
@@ -27,11 +27,11 @@ def dfml(**changes: Any) -> DFML:
 
 
 def learners(fed: Federation) -> list[Learners]:
-    return [Learners(task, stack) for task, stack in zip(fed.tasks, distinct(fed), strict=True)]
+    return [Learners(family, stack) for family, stack in zip(fed.families, distinct(fed), strict=True)]
 
 
 def learnt(fed: Federation, students: list[Learners], gamma: float, alpha: float, epochs: int = 2) -> list[Tensor]:
-    sizes = torch.tensor([float(s.task.num_params) for s in students for _ in s.models], dtype=torch.float64)
+    sizes = torch.tensor([float(s.family.num_params) for s in students for _ in s.models], dtype=torch.float64)
     weights = teacher_weights(sizes)
 
     def objective(logits: Tensor, batch: Batch) -> Tensor:
@@ -43,10 +43,10 @@ def learnt(fed: Federation, students: list[Learners], gamma: float, alpha: float
 
 def plain_twin(fed: Federation, students: list[Learners], gamma: float, alpha: float, epochs: int) -> list[Tensor]:
     """Modules, torch optimisers, and Eq 1 to 3 written out model by model."""
-    nets = [(s.task, s.task.build().double(), w) for s in students for w in s.models]
-    sizes = [task.num_params for task, _, _ in nets]
-    for task, net, w in nets:
-        net.load_state_dict(task.state_dict(w), strict=False)  # counters are no model's
+    nets = [(s.family, s.family.build().double(), w) for s in students for w in s.models]
+    sizes = [family.num_params for family, _, _ in nets]
+    for family, net, w in nets:
+        net.load_state_dict(family.state_dict(w), strict=False)  # counters are no model's
     setting = fed.local
     optimizers = [
         torch.optim.SGD(net.parameters(), fed.lr, setting.momentum, weight_decay=setting.weight_decay)
@@ -54,11 +54,11 @@ def plain_twin(fed: Federation, students: list[Learners], gamma: float, alpha: f
     ]
     from fedlab_runner.algorithms.shared.mutual_learning import client_batches
 
-    for batch in client_batches(fed, 2, epochs, [task for task, _, _ in nets]):
+    for batch in client_batches(fed, 2, epochs, [family for family, _, _ in nets]):
         logits = [net(batch.inputs) for _, net, _ in nets]
         losses = []
         for n, z in enumerate(logits):
-            counts = torch.bincount(fed.population.targets[fed.population.members(2)], minlength=z.shape[1])
+            counts = torch.bincount(fed.client_data.targets[fed.client_data.members(2)], minlength=z.shape[1])
             beta = counts.double() / counts.sum()
             supervised = (-z[range(len(z)), batch.targets] + torch.log((beta * z.exp()).sum(1))).mean()
             others = [q for q in range(len(nets)) if q != n]
@@ -73,13 +73,13 @@ def plain_twin(fed: Federation, students: list[Learners], gamma: float, alpha: f
             loss.backward()
         for optimizer in optimizers:
             optimizer.step()
-    return [task.vector(net) for task, net, _ in nets]
+    return [family.vector(net) for family, net, _ in nets]
 
 
 @pytest.mark.parametrize("executor", [None, Vectorized(2, compile=False)])
 @pytest.mark.parametrize("alpha", [0.0, 0.4, 1.0])
 def test_mutual_learning_is_its_plain_twin(executor: Any, alpha: float) -> None:
-    how: dict[str, Any] = {"supervision": WSM(), "training": local(momentum=0.9, weight_decay=5e-4)}
+    how: dict[str, Any] = {"loss_function": WSM(), "training": local(momentum=0.9, weight_decay=5e-4)}
     how |= {} if executor is None else {"executor": executor}
     fed = mixed(**how)
     ours = [w for stack in learnt(fed, learners(fed), 1 - alpha, alpha) for w in stack]
@@ -98,8 +98,8 @@ def test_without_distillation_no_model_hears_of_another() -> None:
 
 def test_equal_models_have_nothing_to_teach_each_other() -> None:
     fed = federation([9] * 4)
-    models = fed.task.init(3).repeat(4, 1)
-    (after,) = learnt(fed, [Learners(fed.task, models)], 0.0, 1.0)
+    models = fed.family.init(3).repeat(4, 1)
+    (after,) = learnt(fed, [Learners(fed.family, models)], 0.0, 1.0)
     torch.testing.assert_close(after, models, rtol=0, atol=1e-14)
 
 
@@ -108,7 +108,7 @@ def test_the_order_of_models_does_not_matter() -> None:
     fed = mixed()
     first, second, third = learners(fed)
     one = learnt(fed, [first, second, third], 0.5, 0.5)
-    turned = Learners(first.task, first.models.flip(0))
+    turned = Learners(first.family, first.models.flip(0))
     other = learnt(fed, [third, turned, second], 0.5, 0.5)
     for mine, theirs in zip(one, (other[1].flip(0), other[2], other[0]), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
@@ -146,19 +146,19 @@ def test_the_divergence_is_the_weighted_mean_of_the_teachers() -> None:
 
 
 def test_a_round_is_local_training_then_mutual_learning() -> None:
-    fed, built = mixed(cohort=3, supervision=WSM()), dfml(epochs=2, schedule="fixed", alpha_max=0.3)
+    fed, built = mixed(cohort=3, loss_function=WSM()), dfml(epochs=2, schedule="fixed", alpha_max=0.3)
     state = run(built, fed, 1)
     fed.begin(0, 1.0)
-    meeting = meet(fed, 0)
+    meeting = pick_participants(fed, 0)
     trained = train(fed, built.init(fed).models, meeting.participants)
     fed.begin(1, 1.0)  # another round, so that its minibatches must be this round's
     fed.begin(0, 1.0)
-    sizes = torch.tensor([float(t.group.task.num_params) for t in trained for _ in t.after], dtype=torch.float64)
+    sizes = torch.tensor([float(t.group.family.num_params) for t in trained for _ in t.after], dtype=torch.float64)
     weights = teacher_weights(sizes)
     after = mutual_learning(
         fed,
         meeting.aggregator,
-        [Learners(t.group.task, t.after) for t in trained],
+        [Learners(t.group.family, t.after) for t in trained],
         2,
         lambda logits, batch: mutual_losses(logits, batch, weights, 0.7, 0.3),
     )
@@ -171,7 +171,7 @@ def test_vanilla_distillation_teaches_the_aggregator_alone() -> None:
     fed, built = mixed(cohort=3), dfml(mutual=False, schedule="fixed", alpha_max=0.5, epochs=2)
     state = run(built, fed, 1)
     fed.begin(0, 1.0)
-    meeting = meet(fed, 0)
+    meeting = pick_participants(fed, 0)
     for t in train(fed, built.init(fed).models, meeting.participants):
         rows = state.models[t.group.architecture][t.group.rows]
         same = [torch.equal(a, b) for a, b in zip(rows, t.after, strict=True)]
@@ -235,7 +235,7 @@ def peaks(built: DFML, fed: Federation, rounds: int) -> list[set[int]]:
     for round in range(rounds):
         before = state
         state = run(built, fed, 1, round, state)
-        there = meet(fed, before.aggregator).participants.tolist()
+        there = pick_participants(fed, before.aggregator).participants.tolist()
         for i in there:
             if not torch.equal(before.peaks[0][i], state.peaks[0][i]):
                 assert torch.equal(state.peaks[0][i], state.models[0][i])
@@ -289,11 +289,11 @@ def test_a_fixed_aggregator() -> None:
 def test_the_aggregators_work_and_messages_are_counted() -> None:
     fed, built = federation([16] * 4, cohort=2, training=local(epochs=1)), dfml(epochs=3)
     run(built, fed, 1)
-    metrics, size = fed.collect(), fed.task.size
+    metrics, size = fed.collect(), fed.family.size
     assert metrics["comm/models"] == 4
     assert metrics["comm/upload_mb"] == pytest.approx(2 * size * 4e-6)
     assert metrics["comm/download_mb"] == pytest.approx((2 * size + 2 + 2) * 4e-6)
-    step = fed.task.flops(fed.population.inputs[:1]).step
+    step = fed.family.flops(fed.client_data.inputs[:1]).step
     assert metrics["cost/server_gflops"] == pytest.approx(3 * 16 * 3 * step / 1e9)
 
 
@@ -321,4 +321,4 @@ def test_a_bad_setting_is_refused_by_name(changes: dict[str, Any]) -> None:
 
 
 def test_the_state_has_everything() -> None:
-    assert State._fields == ("models", "peaks", "alphas", "aggregator", "start", "period")
+    assert DFMLState._fields == ("models", "peaks", "alphas", "aggregator", "start", "period")

@@ -47,17 +47,17 @@ def test_every_algorithm_can_be_estimated(name: str) -> None:
 
 
 def test_tables_count_where_they_lie_in_memory() -> None:
-    task = federation().task
-    rows = {"ca2fl": ("updates_on", task.size), "scaffold": ("controls_on", task.num_params)}
+    family = federation().family
+    rows = {"ca2fl": ("store_on", family.size), "scaffold": ("store_on", family.num_params)}
     for name, (field, values) in rows.items():
         assert needs(name)[f"the table of algorithm.{field}"] == N * values * 8
         assert f"the table of algorithm.{field}" not in needs(name, **{field: "disk"})
-    assert needs("ca2fl", {"cohort": 2}, rounds=3)["the table of algorithm.updates_on"] == 3 * 2 * task.size * 8
-    assert needs("fedcda")["the table of algorithm.caches_on"] == algorithm("fedcda").memory * N * task.size * 8  # type: ignore[attr-defined]
+    assert needs("ca2fl", {"cohort": 2}, rounds=3)["the table of algorithm.store_on"] == 3 * 2 * family.size * 8
+    assert needs("fedcda")["the table of algorithm.store_on"] == algorithm("fedcda").memory * N * family.size * 8  # type: ignore[attr-defined]
 
 
 def test_cohorts_late_updates_and_clients_in_training() -> None:
-    model = federation().task.size * 8
+    model = federation().family.size * 8
     assert needs("fedavg")[f"the models of {N} clients"] == N * model
     assert needs("feddf")[f"the models of {N} clients"] == 2 * N * model
     late = needs("fedavg", {"std": 3.0})
@@ -73,7 +73,7 @@ def test_activations_are_counted_from_one_minibatch() -> None:
     """Of the small MLP: its input [8, 5], what tanh gives [8, 6], log-softmax [8, 3]; labels and few scalars."""
     fed = federation()
     least = 8 * (5 + 6 + 3) * 8
-    assert least <= estimate._saved_bytes(fed.task, fed) <= 2 * least
+    assert least <= estimate._saved_bytes(fed.family, fed) <= 2 * least
 
 
 def wide() -> nn.Module:
@@ -88,7 +88,7 @@ def test_a_round_takes_what_was_estimated(name: str) -> None:
     fed = federation([8] * 20, build=wide, cohort=cohort, std=2.0, training=local(epochs=1))
     built = algorithm(name, **QUICK.get(name, {}))
     built.check(fed)
-    model = fed.task.size * 8
+    model = fed.family.size * 8
     estimated = sum(need.bytes for need in estimate._needs(built, fed, rounds)) / model
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run(built, fed, rounds)
@@ -101,7 +101,7 @@ def test_a_round_takes_what_was_estimated(name: str) -> None:
 
 
 def test_models_of_all_clients_count_where_a_state_has_them() -> None:
-    model = federation().task.size * 8
+    model = federation().family.size * 8
     everyone = f"the models of all {N} clients"
     assert needs("standalone")[everyone] == needs("dec_fedavg", {"cohort": 4})[everyone] == 2 * N * model
     assert needs("dfml", {"cohort": 4})[everyone] == 4 * N * model
@@ -112,8 +112,8 @@ def test_models_of_all_clients_count_where_a_state_has_them() -> None:
 def test_it_leaves_nothing_behind() -> None:
     """Autograd's graph of the minibatch that was looked at is gone with the model."""
     fed = federation()
-    layer = weakref.ref(next(fed.task.module.parameters()))
-    estimate._saved_bytes(fed.task, fed)
+    layer = weakref.ref(next(fed.family.module.parameters()))
+    estimate._saved_bytes(fed.family, fed)
     del fed
     gc.collect()
     assert layer() is None
@@ -123,13 +123,13 @@ def test_a_gpu_has_its_own_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables of the host's do not count there. Nobody computes on the device: it only has another name."""
     monkeypatch.setattr(estimate, "WORTH_REFUSING", 0)
     monkeypatch.setattr(estimate, "gpu_bytes", lambda device: (10**9, 2 * 10**9))
-    monkeypatch.setattr(estimate, "_saved_bytes", lambda task, fed: 1000)
+    monkeypatch.setattr(estimate, "_saved_bytes", lambda family, fed: 1000)
     fed = federation()
-    fed.task.device = torch.device("cuda:1")
-    of_host, of_gpu = estimate.check_memory(algorithm("ca2fl", updates_on="host"), fed, 10).split("; ")
+    fed.family.device = torch.device("cuda:1")
+    of_host, of_gpu = estimate.check_memory(algorithm("ca2fl", store_on="host"), fed, 10).split("; ")
     assert of_host.startswith("peak memory about ") and of_gpu == "peak memory of the GPU about 1.5 GB (2.0 GB free)"
-    table = N * fed.task.size * 8
-    found = {place: algorithm("ca2fl", updates_on=place) for place in ("device", "host")}
+    table = N * fed.family.size * 8
+    found = {place: algorithm("ca2fl", store_on=place) for place in ("device", "host")}
     on_host = {
         place: sum(n.bytes for n in estimate._needs(each, fed, 10) if n.on_host) for place, each in found.items()
     }
@@ -147,7 +147,7 @@ def test_a_run_that_cannot_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
         estimate.check_memory(algorithm("ca2fl"), fed, 10)
     line = str(refused.value)
     assert line.startswith("the run needs 0.0 GB more (") and "0.0 GB are free" in line and "\n" not in line
-    assert "set algorithm.updates_on=disk" in line and "lower participation.cohort_size" in line
+    assert "set algorithm.store_on=disk" in line and "lower participation.cohort_size" in line
     monkeypatch.setattr(estimate, "memory_bytes", lambda: None)
     estimate.check_memory(algorithm("ca2fl"), fed, 10)
 

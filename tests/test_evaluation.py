@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from toy import CLASSES, federation, task
+from toy import CLASSES, federation, model_family
 
 from fedlab_runner.datasets.examples import Examples
 from fedlab_runner.evaluation.evaluator import Evaluation
@@ -26,12 +26,12 @@ def evaluation(**changes: object) -> Evaluation:
 
 def test_accuracy_and_loss_are_those_of_all_examples_whatever_the_batch() -> None:
     fed = federation()
-    inputs, targets = fed.population.inputs, fed.population.targets
-    w = fed.task.init(0)
-    logits = fed.task.predict(w, inputs)
+    inputs, targets = fed.client_data.inputs, fed.client_data.targets
+    w = fed.family.init(0)
+    logits = fed.family.predict(w, inputs)
     for batch_size in (1, 7, 1000):
         metrics = evaluation(batch_size=batch_size).evaluate(
-            fed.task, w, Examples(inputs, targets, targets, None), fed.population
+            fed.family, w, Examples(inputs, targets, targets, None), fed.client_data
         )
         assert metrics["test/accuracy"] == pytest.approx((logits.argmax(1) == targets).double().mean().item())
         assert metrics["test/loss"] == pytest.approx(nn.functional.cross_entropy(logits, targets).item())
@@ -39,9 +39,9 @@ def test_accuracy_and_loss_are_those_of_all_examples_whatever_the_batch() -> Non
 
 def test_class_accuracies_average_to_the_whole() -> None:
     fed = federation()
-    inputs, targets = fed.population.inputs, fed.population.targets
+    inputs, targets = fed.client_data.inputs, fed.client_data.targets
     metrics = evaluation(per_class=True).evaluate(
-        fed.task, fed.task.init(0), Examples(inputs, targets, targets, None), fed.population
+        fed.family, fed.family.init(0), Examples(inputs, targets, targets, None), fed.client_data
     )
     counts = torch.bincount(targets, minlength=CLASSES).double()
     classes = torch.tensor([metrics[f"test/accuracy_class/{c}"] for c in range(CLASSES)], dtype=torch.float64)
@@ -52,21 +52,21 @@ def test_a_class_without_test_examples_has_no_accuracy() -> None:
     fed = federation()
     targets = torch.zeros(4, dtype=torch.int64)
     metrics = evaluation(per_class=True).evaluate(
-        fed.task, fed.task.init(0), Examples(fed.population.inputs[:4], targets, targets, None), fed.population
+        fed.family, fed.family.init(0), Examples(fed.client_data.inputs[:4], targets, targets, None), fed.client_data
     )
     assert "test/accuracy_class/0" in metrics and "test/accuracy_class/1" not in metrics
 
 
 def test_the_spread_over_clients_is_that_of_each_clients_own_examples() -> None:
     fed = federation([4, 10, 1])
-    w = fed.task.init(0)
-    right = (fed.task.predict(w, fed.population.inputs).argmax(1) == fed.population.targets).double()
-    each = torch.tensor([right[fed.population.members(i)].mean() for i in range(3)], dtype=torch.float64)
+    w = fed.family.init(0)
+    right = (fed.family.predict(w, fed.client_data.inputs).argmax(1) == fed.client_data.targets).double()
+    each = torch.tensor([right[fed.client_data.members(i)].mean() for i in range(3)], dtype=torch.float64)
     metrics = evaluation(clients=True).evaluate(
-        fed.task,
+        fed.family,
         w,
-        Examples(fed.population.inputs, fed.population.targets, fed.population.targets, None),
-        fed.population,
+        Examples(fed.client_data.inputs, fed.client_data.targets, fed.client_data.targets, None),
+        fed.client_data,
     )
     assert metrics["clients/accuracy_mean"] == pytest.approx(each.mean().item())
     assert metrics["clients/accuracy_std"] == pytest.approx(each.std(correction=0).item())
@@ -75,12 +75,12 @@ def test_the_spread_over_clients_is_that_of_each_clients_own_examples() -> None:
 
 def test_training_examples_are_those_of_all_clients_together() -> None:
     fed = federation([4, 10, 1])
-    w, population = fed.task.init(0), fed.population
-    mine = np.concatenate([population.members(i) for i in range(3)])
-    examples = Examples(population.inputs[mine], population.targets[mine], population.targets[mine], None)
-    expected = evaluation().evaluate(fed.task, w, examples, population)
+    w, client_data = fed.family.init(0), fed.client_data
+    mine = np.concatenate([client_data.members(i) for i in range(3)])
+    examples = Examples(client_data.inputs[mine], client_data.targets[mine], client_data.targets[mine], None)
+    expected = evaluation().evaluate(fed.family, w, examples, client_data)
     for clients in (False, True):
-        metrics = evaluation(train=True, clients=clients).evaluate(fed.task, w, examples, population)
+        metrics = evaluation(train=True, clients=clients).evaluate(fed.family, w, examples, client_data)
         assert metrics["train/accuracy"] == pytest.approx(expected["test/accuracy"])
         assert metrics["train/global_loss"] == pytest.approx(expected["test/loss"])
     assert not {"train/accuracy", "train/global_loss"} & set(expected)
@@ -88,10 +88,10 @@ def test_training_examples_are_those_of_all_clients_together() -> None:
 
 def test_metrics_of_several_models_are_averaged() -> None:
     fed = federation()
-    test = Examples(fed.population.inputs, fed.population.targets, fed.population.targets, None)
-    models = torch.stack([task().init(seed) for seed in range(3)])
-    each = [evaluation().evaluate(fed.task, w, test, fed.population)["test/accuracy"] for w in models]
-    assert evaluation().evaluate(fed.task, models, test, fed.population)["test/accuracy"] == pytest.approx(
+    test = Examples(fed.client_data.inputs, fed.client_data.targets, fed.client_data.targets, None)
+    models = torch.stack([model_family().init(seed) for seed in range(3)])
+    each = [evaluation().evaluate(fed.family, w, test, fed.client_data)["test/accuracy"] for w in models]
+    assert evaluation().evaluate(fed.family, models, test, fed.client_data)["test/accuracy"] == pytest.approx(
         sum(each) / 3
     )
 

@@ -56,15 +56,17 @@ MODELS: dict[str, Callable[[], nn.Module]] = {"mlp": mlp, "normed": normed, "con
 
 def train(fed: Federation, ids: np.ndarray = EVERYONE, **how: Any) -> tuple[Tensor, Tensor]:
     cohort = fed.cohort(ids)
-    y = cohort.train(how.pop("start", fed.task.init(0)), **how)
+    y = cohort.train(how.pop("start", fed.family.init(0)), **how)
     assert cohort.last_loss is not None
     return y, cohort.last_loss
 
 
 def plain_loop(fed: Federation, module: nn.Module, client: int, setting: LocalTraining) -> tuple[Tensor, float]:
     """What a user would write: a module, a torch optimiser, minibatches as the client's key gives them."""
-    module.load_state_dict(fed.task.state_dict(fed.task.init(0)), strict=False)  # it has counters, which are no model's
-    if fed.population.num_examples[client] == 1:
+    module.load_state_dict(
+        fed.family.state_dict(fed.family.init(0)), strict=False
+    )  # it has counters, which are no model's
+    if fed.client_data.num_examples[client] == 1:
         for part in module.modules():
             if isinstance(part, nn.BatchNorm1d | nn.BatchNorm2d):
                 part.eval()
@@ -74,11 +76,11 @@ def plain_loop(fed: Federation, module: nn.Module, client: int, setting: LocalTr
         "adamw": lambda p: torch.optim.AdamW(p, setting.lr, eps=setting.eps, weight_decay=setting.weight_decay),
     }
     optimizer = kinds[setting.optimizer](list(module.parameters()))
-    plan = fed.population.plan(np.array([client]), setting, seed=0, round=0, drop_single=fed.task.has_batch_norm)
+    plan = fed.client_data.plan(np.array([client]), setting, seed=0, round=0, drop_single=fed.family.has_batch_norm)
     losses, weights = [], []
     for t, size in enumerate(plan.sizes[0].tolist()):
         rows = plan.indices[0, t, :size]
-        loss = nn.functional.cross_entropy(module(fed.population.inputs[rows]), fed.population.targets[rows])
+        loss = nn.functional.cross_entropy(module(fed.client_data.inputs[rows]), fed.client_data.targets[rows])
         optimizer.zero_grad()
         loss.backward()
         if setting.clip_norm:
@@ -87,7 +89,7 @@ def plain_loop(fed: Federation, module: nn.Module, client: int, setting: LocalTr
         if t >= plan.last_epoch[0]:
             losses.append(loss.item() * size)
             weights.append(size)
-    return fed.task.vector(module), sum(losses) / sum(weights)
+    return fed.family.vector(module), sum(losses) / sum(weights)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -119,10 +121,10 @@ def test_losses_and_corrections_get_what_belongs_to_each_client(executor: str) -
 
     def outcome(executor: Executor) -> Tensor:
         fed = federation(executor=executor)
-        shared = fed.task.init(1)
+        shared = fed.family.init(1)
 
         def loss(model: Any, batch: Any, pull: Tensor) -> Tensor:
-            return fed.task.loss(model, batch) + pull * (model.params - shared).square().sum()
+            return fed.family.loss(model, batch) + pull * (model.params - shared).square().sum()
 
         return train(fed, ids, loss=loss, correct=lambda g, pull: g - pull * shared, per_client=(own,))[0]
 
@@ -131,7 +133,7 @@ def test_losses_and_corrections_get_what_belongs_to_each_client(executor: str) -
 
 @pytest.mark.parametrize("executor", OTHERS)
 def test_clients_may_start_from_models_of_their_own(executor: str) -> None:
-    starts = torch.stack([federation().task.init(seed) for seed in range(len(RAGGED))])
+    starts = torch.stack([federation().family.init(seed) for seed in range(len(RAGGED))])
     result, _ = train(federation(executor=OTHERS[executor]), start=starts)
     reference, _ = train(federation(), start=starts)
     torch.testing.assert_close(result, reference, rtol=0, atol=1e-10)
@@ -142,7 +144,7 @@ def test_clients_may_start_from_models_of_their_own(executor: str) -> None:
 @pytest.mark.parametrize("executor", [Loop(compile=False), *OTHERS.values()])
 def test_training_leaves_its_inputs_and_the_global_generator_alone(executor: Executor) -> None:
     fed = federation(executor=executor, build=normed)
-    start = fed.task.init(0)
+    start = fed.family.init(0)
     kept, generator = start.clone(), torch.random.get_rng_state()
     train(fed, start=start)
     assert torch.equal(start, kept) and torch.equal(torch.random.get_rng_state(), generator)
@@ -151,7 +153,7 @@ def test_training_leaves_its_inputs_and_the_global_generator_alone(executor: Exe
 @pytest.mark.parametrize("executor", [Loop(compile=False), *OTHERS.values()])
 def test_nobody_may_train(executor: Executor) -> None:
     y, losses = train(federation(executor=executor), np.empty(0, np.int64))
-    assert y.shape == (0, federation().task.size) and losses.shape == (0,)
+    assert y.shape == (0, federation().family.size) and losses.shape == (0,)
 
 
 def dropping() -> nn.Module:
@@ -181,7 +183,7 @@ COMPILED: list[Executor] = [
 def test_compiled_equals_eager(executor: Executor, setting: str) -> None:
     """Ragged clients, partial minibatches, a learning rate that changes, and models that differ at the start."""
     fed, plain = (federation(training=SETTINGS[setting], executor=e) for e in (executor, Loop(compile=False)))
-    starts = torch.stack([fed.task.init(seed) for seed in range(len(RAGGED))])
+    starts = torch.stack([fed.family.init(seed) for seed in range(len(RAGGED))])
     for round, factor in enumerate((1.0, 0.5, 0.1)):
         for each in (fed, plain):
             each.begin(round, factor)
@@ -193,7 +195,7 @@ def test_compiled_equals_eager(executor: Executor, setting: str) -> None:
 @pytest.mark.parametrize("model", MODELS)
 def test_what_is_compiled_side_by_side_is_the_loops_step(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before it is compiled: padding spares the compiler a graph, and must not reach batch norm."""
-    monkeypatch.setattr("fedlab_runner.executors.vectorized.graph_of", lambda step, task: step)
+    monkeypatch.setattr("fedlab_runner.executors.vectorized.graph_of", lambda step, family: step)
     monkeypatch.setattr("fedlab_runner.executors.vectorized.in_layers", lambda work: False)
     reference = train(federation(build=MODELS[model]))
     compiled = train(federation(build=MODELS[model], executor=Vectorized(chunk_size=3, compile=True)))
@@ -207,7 +209,7 @@ def test_compiled_steps_know_the_supervision_signal_and_the_layout_of_images() -
     def images() -> nn.Module:
         return nn.Sequential(nn.Unflatten(1, (1, 5, 1)), nn.Conv2d(1, 3, (3, 1)), nn.Flatten(), nn.Linear(9, CLASSES))
 
-    how = {"build": images, "supervision": WSM()}
+    how = {"build": images, "loss_function": WSM()}
     reference = train(federation(**how))
     for executor in (Loop(compile=True), Vectorized(chunk_size=3, compile=True)):
         for mine, theirs in zip(train(federation(**how, executor=executor)), reference, strict=True):

@@ -20,7 +20,7 @@ EXPERIMENTS = sorted(
     str(path.relative_to(CONF / "experiment").with_suffix("")) for path in (CONF / "experiment").rglob("*.yaml")
 )
 TABLES = sorted(path.relative_to(CONF / "paper") for path in (CONF / "paper").rglob("*.yaml"))
-CHOICES = ("algorithm", "dataset", "model", "server_data", "partition", "delay", "topology", "supervision")
+CHOICES = ("algorithm", "dataset", "model", "server_data", "partition", "delay", "topology", "loss")
 TINY = ("num_clients=12", "participation.cohort_size=3", "local.epochs=1", "rounds=1", "device=cpu")
 
 
@@ -50,7 +50,7 @@ def without_files(cfg: DictConfig) -> DictConfig:
         cfg.evaluation.held_out = min(cfg.evaluation.held_out, 50)
         if "size" in cfg.server_data:
             cfg.server_data.size, cfg.server_data.fraction = 50, None
-        for group in ("server_data", "leash_data"):
+        for group in ("server_data", "auxiliary_data"):
             if "max_images" in cfg[group]:
                 target = "fedlab_runner.server_data.torchvision.OtherDataset"
                 other = load("dataset/synthetic", num_classes=7, num_train=60)
@@ -180,7 +180,7 @@ def test_the_papers_tables_are_there() -> None:
     assert {f"fedwalk/{name}" for name in ("table2", "fig2", "fig3", "fig4", "fig5")} <= set(EXPERIMENTS)
 
 
-WSM, IID, DIRICHLET = "supervision._target_", "partition=iid", "partition=dir_yurochkin"
+WSM, IID, DIRICHLET = "loss._target_", "partition=iid", "partition=dirichlet"
 STATED: list[tuple[str, tuple[str, ...], dict[str, Any]]] = [  # what papers, or codes that they name, say of a setting
     *((f"fedcda/{name}_fedlaw", (), {"algorithm.lr": 0.005}) for name in ("table1", "table1_shards", "table2")),
     *(

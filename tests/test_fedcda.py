@@ -10,10 +10,11 @@ import pytest
 import torch
 from toy import EQUAL, algorithm, federation, local, normed, run, tensors
 
-from fedlab_runner.algorithms.fedcda import MOST, Entry, State, Upload
+from fedlab_runner.algorithms.fedcda import MOST, Entry, FedCDAState, FedCDAUpload
 from fedlab_runner.checkpoints.state_packing import pack, unpack
-from fedlab_runner.core.federation import Arrivals, Federation
+from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.rng import Purpose, generator
+from fedlab_runner.core.updates import Updates
 from fedlab_runner.executors.vectorized import Vectorized
 
 LATE: dict[str, Any] = {"sizes": [6, 3, 9, 1, 12, 8, 5, 7, 2, 10], "cohort": 3, "std": 2.0}
@@ -58,16 +59,16 @@ class Twin:
 def stream(fed: Federation, rounds: int, clients: int, seed: int = 0, offset: float = 0.0) -> Any:
     """For each round some clients, their models around a common point and their losses."""
     rng = np.random.default_rng(seed)
-    base = fed.task.init(0).numpy() + offset
+    base = fed.family.init(0).numpy() + offset
     for _ in range(rounds):
         ids = rng.permutation(clients)[: rng.integers(1, 6)].tolist()
         yield ids, base + 0.3 * rng.normal(size=(len(ids), len(base))), rng.random(len(ids))
 
 
-def arrivals(ids: list[int], models: np.ndarray, losses: np.ndarray) -> Arrivals[Upload]:
+def arrivals(ids: list[int], models: np.ndarray, losses: np.ndarray) -> Updates[FedCDAUpload]:
     sizes = torch.ones(len(ids), dtype=torch.int64)
-    upload = Upload(torch.from_numpy(models), torch.from_numpy(losses).unsqueeze(1))
-    return Arrivals(upload, torch.tensor(ids), sizes, torch.zeros_like(sizes))
+    upload = FedCDAUpload(torch.from_numpy(models), torch.from_numpy(losses).unsqueeze(1))
+    return Updates(upload, torch.tensor(ids), sizes, torch.zeros_like(sizes))
 
 
 def steps(built: Any, fed: Federation, rounds: Any) -> Any:
@@ -94,7 +95,7 @@ def steps(built: Any, fed: Federation, rounds: Any) -> Any:
 def test_the_search_chooses_what_enumeration_chooses(fields: dict[str, Any], build: Any) -> None:
     fed = federation([4] * 7, **({"build": build} if build else {}))
     built = fedcda(**fields)
-    twin = Twin(built, fed.task.num_params)
+    twin = Twin(built, fed.family.num_params)
     places = set()
     rounds = list(stream(fed, 12, 7))
     for round, ids, state in steps(built, fed, rounds):
@@ -120,7 +121,7 @@ def test_7_7_one_batch_is_the_best_of_all_numbers_of_batches() -> None:
     *before, _ = stream(fed, 10, 12, seed=3)
     *_, (*_, state) = steps(fedcda(strategy="newest"), fed, before)
     rng = np.random.default_rng(1)
-    last = (list(range(6)), fed.task.init(0).numpy() + 0.3 * rng.normal(size=(6, fed.task.size)), rng.random(6))
+    last = (list(range(6)), fed.family.init(0).numpy() + 0.3 * rng.normal(size=(6, fed.family.size)), rng.random(6))
     found = {}
     for batches in range(1, 8):
         fed.begin(len(before), 1.0)
@@ -161,7 +162,7 @@ def test_7_7_full_participation_with_a_memory_of_one_is_uniform_fedavg(build: An
 def test_7_7_of_equal_models_the_newest_is_chosen(dtype: type) -> None:
     fed = federation([4] * 9)
     rng = np.random.default_rng(0)
-    models = rng.normal(size=(9, fed.task.size)).astype(dtype).astype(np.float64)
+    models = rng.normal(size=(9, fed.family.size)).astype(dtype).astype(np.float64)
     rounds = [(list(range(9)), models, np.full(9, 0.5))] * 4
     for *_, state in steps(fedcda(batches=1), fed, rounds):
         assert set(state.chosen.values()) == {0}
@@ -206,7 +207,7 @@ def test_nothing_happens_when_nobody_reports() -> None:
 def test_very_many_arrivals_choose_in_more_batches() -> None:
     fed = federation([4] * 40)
     rng = np.random.default_rng(0)
-    rounds = [(list(range(40)), rng.normal(size=(40, fed.task.size)), rng.random(40)) for _ in range(3)]
+    rounds = [(list(range(40)), rng.normal(size=(40, fed.family.size)), rng.random(40)) for _ in range(3)]
     for *_, state in steps(fedcda(batches=1), fed, rounds):
         assert len(state.chosen) == 40 and 0 < fed.collect()["algorithm/combinations"] <= 4 * MOST
 
@@ -240,7 +241,7 @@ def test_the_time_of_the_search_is_a_timing_and_no_metric() -> None:
 def test_7_20_the_payload_is_a_model_and_a_loss() -> None:
     fed = federation(EQUAL, build=normed)
     run(fedcda(), fed, 1)
-    size = fed.task.size
+    size = fed.family.size
     assert fed.collect()["comm/download_mb"] == pytest.approx(4 * size * 4 / 1e6)
     assert fed.collect()["comm/upload_mb"] == pytest.approx(4 * (size + 1) * 4 / 1e6)
     assert fed.collect()["cost/server_cache_mb"] == pytest.approx(5 * size * 4 / 1e6), "four models and their sum"
@@ -250,7 +251,7 @@ def test_what_is_reported_is_the_loss_of_the_last_epoch() -> None:
     fed = federation(EQUAL, training=local(epochs=3))
     built = fedcda()
     fed.begin(0, 1.0)
-    cohort = fed.dispatch((fed.task.init(0),))
+    cohort = fed.start_cohort((fed.family.init(0),))
     upload = built.client_update(built.init(fed), cohort)
     assert cohort.last_loss is not None and torch.equal(upload.losses[:, 0], cohort.last_loss)
 
@@ -270,7 +271,7 @@ def test_it_resumes_bit_for_bit(strategy: str) -> None:
         resumed = unpack(checkpoint["state"], like=built.init(again))
         again.load_state_dict(checkpoint["fed"])
         resumed = run(built, again, 8 - round, first=round, state=resumed)
-        assert isinstance(resumed, State) and resumed.chosen == state.chosen
+        assert isinstance(resumed, FedCDAState) and resumed.chosen == state.chosen
         assert all(torch.equal(a, b) for a, b in zip(tensors(resumed), tensors(state), strict=True))
         assert again.collect() == fed.collect()
 

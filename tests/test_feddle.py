@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from toy import CLASSES, FEATURES, algorithm, federation, local, mlp, normed, run, server_data, tensors
 
-from fedlab_runner.algorithms.feddle import Upload
+from fedlab_runner.algorithms.feddle import FeddleUpload
 from fedlab_runner.algorithms.shared.atlas import Atlas, combine, project
 from fedlab_runner.checkpoints.state_packing import pack, unpack
-from fedlab_runner.core.federation import Arrivals
+from fedlab_runner.core.updates import Updates
 from fedlab_runner.executors.vectorized import Vectorized
 from fedlab_runner.utils.errors import UserError
 
@@ -40,10 +40,10 @@ def atlas_of(anchors: Tensor, scores: list[float] | None = None) -> Atlas:
     return Atlas(anchors, torch.tensor(scores or [INF] * len(anchors), dtype=torch.float64), order, order, order)
 
 
-def arrived(delta: Tensor, staleness: list[int] | None = None, buffers: Tensor | None = None) -> Arrivals[Any]:
+def arrived(delta: Tensor, staleness: list[int] | None = None, buffers: Tensor | None = None) -> Updates[Any]:
     n = len(delta)
-    upload = Upload(delta, delta.new_zeros(n, 0) if buffers is None else buffers)
-    return Arrivals(upload, torch.arange(n), torch.ones(n, dtype=torch.int64), torch.tensor(staleness or [0] * n))
+    upload = FeddleUpload(delta, delta.new_zeros(n, 0) if buffers is None else buffers)
+    return Updates(upload, torch.arange(n), torch.ones(n, dtype=torch.int64), torch.tensor(staleness or [0] * n))
 
 
 # The atlas.
@@ -162,7 +162,7 @@ def probe(monkeypatch: pytest.MonkeyPatch, build: Any, num_classes: int, **overr
     built = feddle(batch_size=30, epochs=1, **overrides)
     state = run(built, fed, 2)
     fed.begin(2, 1.0)
-    deltas = random(3, fed.task.num_params, seed=4)
+    deltas = random(3, fed.family.num_params, seed=4)
     seen: list[tuple[Tensor, Tensor]] = []
     adam = type(__import__("fedlab_runner.core.server_data", fromlist=["ADAM"]).ADAM)
     step = adam.step
@@ -173,20 +173,20 @@ def probe(monkeypatch: pytest.MonkeyPatch, build: Any, num_classes: int, **overr
 
     with monkeypatch.context() as patch:
         patch.setattr(adam, "step", spy)
-        buffers = state.params[fed.task.num_params :].expand(3, -1)
+        buffers = state.params[fed.family.num_params :].expand(3, -1)
         after = built.server_step(state, arrived(deltas, buffers=buffers), fed)
     c, g = seen[-1]
-    atlas, p = after.atlas, fed.task.num_params
+    atlas, p = after.atlas, fed.family.num_params
     normalised = atlas.anchors * atlas.scales(built.anchor_norm).unsqueeze(1)
-    data, layer = fed.server_data, fed.task.classifier
+    data, layer = fed.server_data, fed.family.classifier
     assert data is not None and layer is not None
 
     def plain(c: Tensor) -> Tensor:
         """The loss written out: autograd goes through omega + sum_m c_m a_m."""
         module = build().double()
-        module.load_state_dict(fed.task.state_dict(state.params), strict=False)
+        module.load_state_dict(fed.family.state_dict(state.params), strict=False)
         module.eval()
-        views = fed.task.views(state.params[:p] + c @ normalised)
+        views = fed.family.views(state.params[:p] + c @ normalised)
         if num_classes != CLASSES:
             theta = after.head
             views[f"{layer.name}.weight"] = theta[: num_classes * layer.num_features].view(num_classes, -1)
@@ -198,7 +198,7 @@ def probe(monkeypatch: pytest.MonkeyPatch, build: Any, num_classes: int, **overr
 
 @pytest.mark.parametrize("build", [mlp, normed])
 @pytest.mark.parametrize("num_classes", [CLASSES, 4])
-@pytest.mark.parametrize("switches", [{}, {"anchor_norm": False}, {"anchors_on": "host", "chunk_size": 2}])
+@pytest.mark.parametrize("switches", [{}, {"anchor_norm": False}, {"store_on": "host", "chunk_size": 2}])
 def test_7_11_the_coefficient_gradient_is_autograd_through_the_sum(
     build: Any, num_classes: int, switches: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,7 +248,7 @@ def test_7_11_late_arrivals_count_alike_in_the_fallback() -> None:
     fed.begin(5, 1.0)
     built = feddle(epochs=0, eta_fb=0.5)
     state = built.init(fed)
-    deltas = random(4, fed.task.num_params) * torch.tensor([1.0, 5.0, 0.1, 2.0]).unsqueeze(1)
+    deltas = random(4, fed.family.num_params) * torch.tensor([1.0, 5.0, 0.1, 2.0]).unsqueeze(1)
     after = built.server_step(state, arrived(deltas, [0, 4, 2, 1]), fed)
     close(after.params, state.params + 0.5 * deltas.mean(0))
     assert after.atlas.rounds.tolist() == [5, 1, 3, 4]
@@ -256,7 +256,7 @@ def test_7_11_late_arrivals_count_alike_in_the_fallback() -> None:
 
 def test_an_update_of_no_length_has_no_part_in_an_overflowing_step() -> None:
     fed = federation()
-    built, deltas = feddle(epochs=0, eta_fb=0.5, atlas_size=2), random(4, federation().task.num_params)
+    built, deltas = feddle(epochs=0, eta_fb=0.5, atlas_size=2), random(4, federation().family.num_params)
     deltas[1] = 0.0
     state = built.init(fed)
     after = built.server_step(state, arrived(deltas), fed)
@@ -266,7 +266,7 @@ def test_an_update_of_no_length_has_no_part_in_an_overflowing_step() -> None:
 def test_the_fallback_can_cover_the_whole_atlas() -> None:
     fed = federation()
     built = feddle(epochs=0, fallback="all", atlas_size=10)
-    first, second = random(4, fed.task.num_params), random(2, fed.task.num_params, seed=1)
+    first, second = random(4, fed.family.num_params), random(2, fed.family.num_params, seed=1)
     state = built.server_step(built.init(fed), arrived(first), fed)
     after = built.server_step(state, arrived(second), fed)
     close(after.params, state.params + torch.cat([first, second]).mean(0))
@@ -276,7 +276,7 @@ def test_the_fallback_can_cover_the_whole_atlas() -> None:
 def test_7_11_without_a_search_and_a_fallback_nothing_moves() -> None:
     fed = federation()
     state = run(feddle(epochs=0, fallback="zero"), fed, 4)
-    close(state.params, fed.task.init(0))
+    close(state.params, fed.family.init(0))
     assert state.atlas.scores.abs().sum() == 0
 
 
@@ -285,7 +285,7 @@ def test_7_11_scores_are_the_coefficients_sizes() -> None:
     fed = federation()
     state = run(feddle(), fed, 1)
     normalised = state.atlas.anchors * state.atlas.scales(True).unsqueeze(1)
-    move = (state.params - fed.task.init(0)).unsqueeze(1)
+    move = (state.params - fed.family.init(0)).unsqueeze(1)
     c = torch.linalg.lstsq(normalised.T, move).solution.squeeze(1)
     close(state.atlas.scores, c.abs(), 1e-8)
 
@@ -293,7 +293,7 @@ def test_7_11_scores_are_the_coefficients_sizes() -> None:
 def test_without_arrivals_the_atlas_is_searched_from_zero() -> None:
     fed = federation()
     state = run(feddle(), fed, 2)
-    empty = random(0, fed.task.num_params)
+    empty = random(0, fed.family.num_params)
     for epochs, moves in ((0, False), (1, True)):
         after = feddle(epochs=epochs).server_step(state, arrived(empty), fed)
         assert torch.equal(after.params, state.params) != moves
@@ -304,7 +304,7 @@ def test_without_arrivals_the_atlas_is_searched_from_zero() -> None:
 
 def test_a_single_anchor_is_its_own_median() -> None:
     fed = federation([8])
-    x = fed.task.init(0)
+    x = fed.family.init(0)
     state = run(feddle(epochs=0), fed, 1)
     assert state.atlas.scores.tolist() == [pytest.approx(1.0)] and not torch.equal(state.params, x)
 
@@ -315,20 +315,20 @@ def test_7_12_one_anchor_and_a_convex_loss_never_go_up(sign: float) -> None:
     kinds: dict[str, Any] = {"build": lambda: nn.Sequential(nn.Linear(FEATURES, CLASSES)), "server": server_data(60)}
     fed = federation([60], **kinds)
     assert fed.server_data is not None
-    x = fed.task.init(0)
+    x = fed.family.init(0)
     delta = sign * (run(algorithm("fedavg"), federation([60], training=local(epochs=5), **kinds), 1).params - x)
     losses = []
     for epochs in range(12):
         built = feddle(fallback="zero", epochs=epochs, batch_size=60, lr=0.02)
         state = built.server_step(built.init(fed), arrived(delta[None]), fed)
-        logits = fed.task.predict(state.params, fed.server_data.inputs)
+        logits = fed.family.predict(state.params, fed.server_data.inputs)
         losses.append(float(F.cross_entropy(logits, fed.server_data.targets)))
     assert all(b < a for a, b in pairwise(losses))
 
 
 def test_coefficients_may_be_negative() -> None:
     fed = federation([20], server=server_data(60))
-    x = fed.task.init(0)
+    x = fed.family.init(0)
     good = run(algorithm("fedavg"), federation([60], training=local(epochs=20)), 1).params - x
     built = feddle(fallback="zero", epochs=50, lr=0.05)
     fed.begin(0, 1.0)
@@ -341,16 +341,16 @@ def test_coefficients_may_be_negative() -> None:
 
 def test_the_search_leaves_batch_norm_statistics_to_the_new_arrivals() -> None:
     fed = federation(build=normed, cohort=3)
-    x = fed.task.init(0)
+    x = fed.family.init(0)
     fed.begin(0, 1.0)
-    y = fed.dispatch((x,)).train(x)
+    y = fed.start_cohort((x,)).train(x)
     state = run(feddle(), federation(build=normed, cohort=3), 1)
-    close(state.params[fed.task.num_params :], y[:, fed.task.num_params :].mean(0))
+    close(state.params[fed.family.num_params :], y[:, fed.family.num_params :].mean(0))
 
 
 def test_anchors_on_the_host_in_chunks_give_the_same_numbers() -> None:
     one = run(feddle(), federation(**LATE), 6)
-    other = run(feddle(anchors_on="host", chunk_size=2), federation(**LATE), 6)
+    other = run(feddle(store_on="host", chunk_size=2), federation(**LATE), 6)
     close(one.params, other.params)
 
 
@@ -367,8 +367,8 @@ def test_out_of_domain_the_search_ignores_the_models_own_classifier() -> None:
     """Another classifier in the model changes neither the search nor what it finds for the body."""
     server = server_data(40, num_classes=4)
     fed = federation(server=server)
-    head = fed.task.segments("2")[: fed.task.num_params]
-    deltas = random(4, fed.task.num_params)
+    head = fed.family.segments("2")[: fed.family.num_params]
+    deltas = random(4, fed.family.num_params)
     deltas[:, head] = 0
     built = feddle()
     state = built.init(fed)
@@ -383,9 +383,9 @@ def test_out_of_domain_the_whole_anchor_is_added() -> None:
     fed = federation(server=server_data(40, num_classes=4))
     state = run(feddle(), fed, 1)
     normalised = state.atlas.anchors * state.atlas.scales(True).unsqueeze(1)
-    move = (state.params - fed.task.init(0)).unsqueeze(1)
+    move = (state.params - fed.family.init(0)).unsqueeze(1)
     assert torch.linalg.lstsq(normalised.T, move).residuals.abs().sum() < 1e-16
-    assert move[fed.task.segments("2")].abs().sum() > 0, "the classifier moves with the body"
+    assert move[fed.family.segments("2")].abs().sum() > 0, "the classifier moves with the body"
 
 
 def test_the_head_starts_at_zero_is_trained_at_the_fallback_and_persists() -> None:
@@ -395,9 +395,9 @@ def test_the_head_starts_at_zero_is_trained_at_the_fallback_and_persists() -> No
     built = feddle(batch_size=40, epochs=2, lr=0.01)
     state = built.init(fed)
     assert state.head.shape == (4 * 7,) and not state.head.any()
-    deltas = random(3, fed.task.num_params)
+    deltas = random(3, fed.family.num_params)
     after = built.server_step(state, arrived(deltas), fed)
-    body = fed.task.state_dict(state.params + deltas.mean(0))
+    body = fed.family.state_dict(state.params + deltas.mean(0))
     features = torch.tanh(server.inputs @ body["0.weight"].T + body["0.bias"])
     layer = nn.Linear(6, 4, dtype=torch.float64)
     nn.init.zeros_(layer.weight)
@@ -449,13 +449,13 @@ def test_the_search_takes_as_many_steps_as_it_may(max_steps: int | None, steps: 
     fed = federation([8, 8], server=server_data(90))
     built = feddle(epochs=2, batch_size=50, max_steps=max_steps)
     run(built, fed, 1)
-    flops = fed.task.flops(torch.zeros(1, FEATURES, dtype=torch.float64))
+    flops = fed.family.flops(torch.zeros(1, FEATURES, dtype=torch.float64))
     examples = {4: 180, 3: 140, 0: 0}[steps]
-    anchors = 4 * 2 * fed.task.num_params * steps
-    received = 2 * 2 * fed.task.size
+    anchors = 4 * 2 * fed.family.num_params * steps
+    received = 2 * 2 * fed.family.size
     assert fed.collect()["cost/server_gflops"] == pytest.approx((examples * flops.step + anchors + received) / 1e9)
     cache = fed.collect()["cost/server_cache_mb"] * 1e6 / 4
-    assert cache == 2 * fed.task.num_params + 4 * 2, "two anchors and what is known of them"
+    assert cache == 2 * fed.family.num_params + 4 * 2, "two anchors and what is known of them"
 
 
 @pytest.mark.parametrize(
@@ -470,7 +470,7 @@ def test_the_search_takes_as_many_steps_as_it_may(max_steps: int | None, steps: 
         ({"epochs": -1}, "epochs must be >= 0, got -1"),
         ({"batch_size": 0}, "batch_size must be >= 1, got 0"),
         ({"max_steps": -1}, "max_steps must be >= 0 or null, got -1"),
-        ({"anchors_on": "disk"}, "anchors_on must be device or host, got disk"),
+        ({"store_on": "disk"}, "store_on must be device or host, got disk"),
     ],
 )
 def test_bad_fields_name_themselves(overrides: dict[str, Any], message: str) -> None:

@@ -8,8 +8,9 @@ from torch import Tensor
 from toy import EQUAL, federation
 
 from fedlab_runner.checkpoints.state_packing import pack
-from fedlab_runner.core.federation import Arrivals, Federation
-from fedlab_runner.delays.constant import Constant
+from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.updates import Updates
+from fedlab_runner.delays.constant import ConstantDelay
 
 
 class Upload(NamedTuple):
@@ -17,11 +18,11 @@ class Upload(NamedTuple):
     scalar: Tensor  # [K]
 
 
-def step(fed: Federation, round: int) -> Arrivals[Upload]:
+def step(fed: Federation, round: int) -> Updates[Upload]:
     fed.begin(round, 1.0)
-    cohort = fed.dispatch((torch.zeros(10),))
+    cohort = fed.start_cohort((torch.zeros(10),))
     who = torch.stack([cohort.ids, torch.full_like(cohort.ids, round)], 1)
-    return fed.exchange(cohort, Upload(who, cohort.ids.double()))
+    return fed.collect_updates(cohort, Upload(who, cohort.ids.double()))
 
 
 def test_updates_arrive_once_when_due_and_oldest_first() -> None:
@@ -52,7 +53,7 @@ def test_nothing_is_late_without_delay() -> None:
 
 def test_a_round_without_arrivals_has_empty_tensors_of_the_right_shape() -> None:
     fed = federation(EQUAL)
-    fed._clock._delays = Constant(rounds=2, draw="client").sample(None, range(4))  # type: ignore[arg-type]
+    fed._clock._delays = ConstantDelay(rounds=2, draw="client").sample(None, range(4))  # type: ignore[arg-type]
     arrivals = step(fed, 0)
     assert len(arrivals) == 0 and arrivals.upload.who.shape == (0, 2) and arrivals.upload.scalar.shape == (0,)
     assert arrivals.mean(arrivals.upload.who.double()).tolist() == [0, 0]
@@ -69,7 +70,7 @@ def test_bytes_are_those_of_the_payload() -> None:
 
 
 def test_means_are_weighted_by_examples_or_uniform() -> None:
-    arrivals = Arrivals((torch.zeros(2),), torch.tensor([0, 1]), torch.tensor([1, 3]), torch.tensor([0, 0]))
+    arrivals = Updates((torch.zeros(2),), torch.tensor([0, 1]), torch.tensor([1, 3]), torch.tensor([0, 0]))
     rows = torch.tensor([[0.0, 4.0], [8.0, 0.0]])
     assert arrivals.mean(rows).tolist() == [6, 1] and arrivals.mean(rows, uniform=True).tolist() == [4, 2]
 

@@ -85,7 +85,7 @@ def test_7_8_without_leash_it_is_the_base_bit_for_bit(name: str, off: dict[str, 
 def test_the_models_of_the_base_can_be_replaced(name: str) -> None:
     built: Any = algorithm(name)
     state = run(built, federation(**LATE), 2)
-    other = torch.arange(federation().task.size, dtype=torch.float64)
+    other = torch.arange(federation().family.size, dtype=torch.float64)
     replaced = built.with_server_model(state, other)
     assert type(replaced) is type(state) and torch.equal(built.server_model(replaced), other)
     assert torch.equal(built.broadcast(replaced)[0], other), "it is what clients receive"
@@ -99,14 +99,14 @@ def written_out(
 ) -> nn.Module:
     """Plain PyTorch: the model with the leash's classifier, after SGD over the same minibatches."""
     module = (build or mlp)().double()
-    module.load_state_dict(fed.task.state_dict(start), strict=False)  # batch norm's counter is in no vector
+    module.load_state_dict(fed.family.state_dict(start), strict=False)  # batch norm's counter is in no vector
     body = module[:-1]
     last = nn.Linear(6, 4, dtype=torch.float64)
-    named = named_head(fed.task, head)
+    named = named_head(fed.family, head)
     last.load_state_dict({key.rpartition(".")[2]: value for key, value in named.items()})
     whole = nn.Sequential(body, last).train()
     optimizer = torch.optim.SGD(whole.parameters(), lr)
-    for batch in server_batches(fed, steps, batch_size, data=fed.leash_data, purpose=Purpose.LEASH_BATCHES):
+    for batch in server_batches(fed, steps, batch_size, data=fed.auxiliary_data, purpose=Purpose.AUXILIARY_BATCHES):
         optimizer.zero_grad()
         F.cross_entropy(whole(batch.inputs), batch.targets).backward()
         optimizer.step()
@@ -123,13 +123,13 @@ def test_a_leashed_round_is_plain_sgd_on_a_shared_body(build: Any) -> None:
     averaged: Any = run(algorithm("fedavg", weighting="uniform"), other, 1).params
     whole = written_out(other, averaged, start.head, 2, 0.3, 16, build)
     body, last = whole
-    named = fed.task.state_dict(after.base.params)
-    last_layer = fed.task.classifier.name if fed.task.classifier else ""
+    named = fed.family.state_dict(after.base.params)
+    last_layer = fed.family.classifier.name if fed.family.classifier else ""
     for key, value in body.state_dict().items():
         if key in named:
             close(named[key], value)
     close(after.head, torch.cat([last.weight.flatten(), last.bias]).detach())
-    mine = fed.task.segments(last_layer)
+    mine = fed.family.segments(last_layer)
     assert torch.equal(after.base.params[mine], averaged[mine]), "the clients' classifier is left alone"
     assert not torch.equal(after.base.params[~mine], averaged[~mine])
     loss = F.cross_entropy(whole(LEASH.inputs), LEASH.targets)
@@ -138,7 +138,7 @@ def test_a_leashed_round_is_plain_sgd_on_a_shared_body(build: Any) -> None:
 
 def test_statistics_of_batch_norm_may_stay_the_clients() -> None:
     fed = federation(build=normed)
-    p = fed.task.num_params
+    p = fed.family.num_params
     moved, kept = (run(fedwalk(tau=math.inf, move_statistics=m), federation(build=normed), 1) for m in (True, False))
     base: Any = run(algorithm("fedavg"), fed, 1)
     assert torch.equal(kept.base.params[p:], base.params[p:]) and not torch.equal(
@@ -225,11 +225,11 @@ def test_7_8_the_clients_loss_is_that_of_their_trained_models(beta: float, std: 
     for round in range(8):
         other.begin(round, 1.0)
         x = state.base.params
-        cohort = other.dispatch((x,))
+        cohort = other.start_cohort((x,))
         for n, due, y in zip(cohort.client_ids.tolist(), cohort.due.tolist(), cohort.train(x), strict=True):
-            mine = other.population.members(n)
-            logits = other.task.predict(y, other.population.inputs[mine])
-            loss = F.cross_entropy(logits, other.population.targets[mine])
+            mine = other.client_data.members(n)
+            logits = other.family.predict(y, other.client_data.inputs[mine])
+            loss = F.cross_entropy(logits, other.client_data.targets[mine])
             sent.setdefault(due, {})[n] = float(loss)
         state = run(built, fed, 1, first=round, state=state)
         if arrived := sent.pop(round, {}):
@@ -250,14 +250,14 @@ def test_7_8_a_learning_rate_of_zero_changes_only_the_leash_loss() -> None:
 @pytest.mark.parametrize("build", [None, normed])
 def test_losses_of_clients_are_those_of_one_after_another(build: Any) -> None:
     fed = federation([1, 250, 7, 100, 101, 3] * 3, **({"build": build} if build else {}))
-    rng, population = np.random.default_rng(0), fed.population
+    rng, client_data = np.random.default_rng(0), fed.client_data
     ids = rng.permutation(18)[:15]
-    models = torch.stack([fed.task.init(seed) for seed in range(15)])
-    losses = client_losses(fed.task, population, ids, models)
+    models = torch.stack([fed.family.init(seed) for seed in range(15)])
+    losses = client_losses(fed.family, client_data, ids, models)
     for n, w, loss in zip(ids.tolist(), models, losses, strict=True):
-        mine = population.members(n)
-        logits = fed.task.predict(w, population.inputs[mine])
-        assert float(F.cross_entropy(logits, population.targets[mine])) == pytest.approx(float(loss), abs=1e-12)
+        mine = client_data.members(n)
+        logits = fed.family.predict(w, client_data.inputs[mine])
+        assert float(F.cross_entropy(logits, client_data.targets[mine])) == pytest.approx(float(loss), abs=1e-12)
 
 
 # Before the rounds instead of in them.
@@ -271,11 +271,11 @@ def test_pre_training_is_the_leash_of_all_rounds_at_once_then_the_base() -> None
     other.begin(0, 1.0)
     whole = written_out(other, start.base.params, start.head, 6, 0.2, 16)
     named = {f"{i}.{key}": value for i, layer in enumerate(whole[0]) for key, value in layer.state_dict().items()}
-    leashed = other.task.state_dict(start.base.params) | named
-    module = other.task.module
+    leashed = other.family.state_dict(start.base.params) | named
+    module = other.family.module
     module.load_state_dict(leashed)
     base: Any = algorithm("fedavg")
-    expected = base.round(base.with_server_model(start.base, other.task.vector(module)), other)
+    expected = base.round(base.with_server_model(start.base, other.family.vector(module)), other)
     close(state.base.params, expected.params)
     assert fed.collect()["algorithm/leashed"] == 0 and state.leash_loss == math.inf
     again = run(built, fed, 2, first=1, state=state)
@@ -317,11 +317,11 @@ def test_executors_agree_about_the_losses() -> None:
 def test_7_20_the_payload_is_the_bases_and_a_loss() -> None:
     fed = federation(EQUAL, build=normed)
     run(fedwalk(tau=math.inf), fed, 1)
-    size, metrics = fed.task.size, fed.collect()
+    size, metrics = fed.family.size, fed.collect()
     assert metrics["comm/download_mb"] == pytest.approx(4 * size * 4 / 1e6)
     assert metrics["comm/upload_mb"] == pytest.approx(4 * (size + 1) * 4 / 1e6)
     assert metrics["cost/server_cache_mb"] == pytest.approx((6 + 1) * 4 * 4 / 1e6), "the head of four classes"
-    flops = fed.task.flops(torch.zeros(1, FEATURES, dtype=torch.float64))
+    flops = fed.family.flops(torch.zeros(1, FEATURES, dtype=torch.float64))
     averaging = 2 * 4 * size
     assert metrics["cost/server_gflops"] == pytest.approx((averaging + 70 * (flops.step + flops.forward)) / 1e9)
 
@@ -371,7 +371,7 @@ def build(*overrides: str) -> Components:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ([], r"^algorithm=fedwalk needs a leash task on the server: add server_data@leash_data=tiny_imagenet \("),
+        ([], r"^algorithm=fedwalk needs a leash task on the server: add server_data@auxiliary_data=tiny_imagenet \("),
         (
             ["algorithm@algorithm.base=fedprox", "algorithm.base.mu=-1"],
             r"^algorithm\.base\.mu must be >= 0, got -1\.0$",
@@ -387,27 +387,27 @@ def build(*overrides: str) -> Components:
         ),
         (["algorithm.base=scaffold"], r"^algorithm\.base must be a choice: <group>@algorithm\.base=<name>, got 'sc"),
         (
-            ["algorithm@algorithm.base=fedwalk", "server_data@leash_data=in_domain"],
+            ["algorithm@algorithm.base=fedwalk", "server_data@auxiliary_data=in_domain"],
             r"^algorithm\.base\._target_ must be of the kind .*FedWalk'$",
         ),
         (
-            ["algorithm@algorithm.base=feddle", "server_data=none", "server_data@leash_data=in_domain"],
+            ["algorithm@algorithm.base=feddle", "server_data=none", "server_data@auxiliary_data=in_domain"],
             r"^algorithm@algorithm\.base=feddle needs examples on the server: add server_data=in_domain ",
         ),
         (
             [
                 *("algorithm@algorithm.base=fedcda", "algorithm.base.batches=1", "participation.cohort_size=12"),
-                *("algorithm.base.memory=4", "server_data@leash_data=in_domain"),
+                *("algorithm.base.memory=4", "server_data@auxiliary_data=in_domain"),
             ],
             r"^algorithm\.base\.batches must be >= 2 for 12 clients a round, got 1: 4\^12 combinations a batch",
         ),
         (
-            ["server_data@leash_data=image_folder", "leash_data.root=/nowhere"],
-            r"^leash_data\.root must be a folder of one folder a class, got /nowhere, which does not exist$",
+            ["server_data@auxiliary_data=image_folder", "auxiliary_data.root=/nowhere"],
+            r"^auxiliary_data\.root must be a folder of one folder a class, got /nowhere, which does not exist$",
         ),
         (
-            ["server_data=none", "server_data@leash_data=in_domain", "leash_data.size=359"],
-            r"^leash_data\.size must leave some of the test set's 359 examples, got 359$",
+            ["server_data=none", "server_data@auxiliary_data=in_domain", "auxiliary_data.size=359"],
+            r"^auxiliary_data\.size must leave some of the test set's 359 examples, got 359$",
         ),
     ],
 )
@@ -426,9 +426,14 @@ def test_its_name_says_what_it_is_around() -> None:
 
 def test_server_and_leash_data_are_two_things() -> None:
     fed = runner.prepare(
-        build("server_data=in_domain", "server_data.size=50", "server_data@leash_data=in_domain", "leash_data.size=60")
+        build(
+            "server_data=in_domain",
+            "server_data.size=50",
+            "server_data@auxiliary_data=in_domain",
+            "auxiliary_data.size=60",
+        )
     ).simulation
-    mine, leash = fed.fed.server_data, fed.fed.leash_data
+    mine, leash = fed.fed.server_data, fed.fed.auxiliary_data
     assert mine is not None and leash is not None and (len(mine), len(leash), len(fed.test.targets)) == (50, 60, 249)
     rows = [{tuple(row) for row in data.inputs.flatten(1).tolist()} for data in (mine, leash, fed.test)]
     assert not (rows[0] & rows[1] or rows[0] & rows[2] or rows[1] & rows[2])

@@ -26,14 +26,14 @@ from fedlab_runner.algorithms.matching.graduated_assignment import Graduated
 from fedlab_runner.algorithms.matching.pfnm import PFNM, Neurons, SquaredDistance, match
 from fedlab_runner.config.build import build, conf_dir, run_id
 from fedlab_runner.core.clock import RoundClock
-from fedlab_runner.delays.constant import Constant
-from fedlab_runner.delays.exponential import Exponential
-from fedlab_runner.delays.half_normal import HalfNormal
-from fedlab_runner.delays.uniform import Uniform as UniformDelay
+from fedlab_runner.delays.constant import ConstantDelay
+from fedlab_runner.delays.exponential import ExponentialDelay
+from fedlab_runner.delays.half_normal import HalfNormalDelay
+from fedlab_runner.delays.uniform import UniformDelay
 from fedlab_runner.experiment.run import prepare
 from fedlab_runner.models.mlp import MLP
 from fedlab_runner.participation.over_selection import OverSelection
-from fedlab_runner.participation.uniform import Uniform
+from fedlab_runner.participation.uniform import UniformParticipation
 from fedlab_runner.utils.errors import Diverged, UserError
 
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -47,7 +47,7 @@ HEAVY = {"timm", "resnet18", "resnet18_torchvision", "vit_lora", "vit_small", "p
 GROUPS = {
     group: sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
     for group in (
-        *("algorithm", "server_data", "partition", "delay", "topology", "model", "supervision", "augment"),
+        *("algorithm", "server_data", "partition", "delay", "topology", "model", "loss", "augment"),
         *("participation", "local", "lr_schedule", "executor", "analysis", "pruning", "dataset"),
     )
 }
@@ -194,9 +194,9 @@ def test_the_search_sees_each_outcome() -> None:
 # Clocks
 
 delays = st.one_of(
-    st.builds(Constant, draw=st.just("client"), rounds=st.integers(0, 5)),
-    st.builds(Exponential, draw=st.sampled_from(["client", "dispatch"]), mean=st.floats(0.01, 20)),
-    st.builds(HalfNormal, draw=st.sampled_from(["client", "dispatch"]), std=st.floats(0, 20)),
+    st.builds(ConstantDelay, draw=st.just("client"), rounds=st.integers(0, 5)),
+    st.builds(ExponentialDelay, draw=st.sampled_from(["client", "dispatch"]), mean=st.floats(0.01, 20)),
+    st.builds(HalfNormalDelay, draw=st.sampled_from(["client", "dispatch"]), std=st.floats(0, 20)),
     st.builds(
         UniformDelay, draw=st.sampled_from(["client", "dispatch"]), low=st.integers(0, 2), high=st.integers(2, 9)
     ),
@@ -213,7 +213,9 @@ def test_clocks(data: st.DataObject) -> None:
     n, size, delay = len(num_examples), data.draw(st.integers(1, len(num_examples))), data.draw(delays)
     factor = data.draw(st.sampled_from([1.0, 1.3, n / size]))
     some = (
-        Uniform(size, None) if math.ceil(factor * size) > n or data.draw(st.booleans()) else OverSelection(size, factor)
+        UniformParticipation(size, None)
+        if math.ceil(factor * size) > n or data.draw(st.booleans())
+        else OverSelection(size, factor)
     )
     seed, saved_at = data.draw(st.integers(0, 2**32)), data.draw(st.integers(0, 14))
     clock, resumed = (RoundClock(num_examples, some, delay, seed) for _ in range(2))
@@ -290,8 +292,8 @@ def test_matchings(seed: int, data: st.DataObject) -> None:
 )
 def test_graduated_assignments(seed: int, count: int, scale: float, pairwise: bool) -> None:
     """One to one in every layer, the first model's as they are, and functions stay; for diverged models too."""
-    task, groups, inputs = structure(MLP(None, None, [4, 3]), channels=1, size=3)
-    models = torch.from_numpy(np.random.default_rng(seed).normal(size=(count, task.size))) * scale
+    family, groups, inputs = structure(MLP(None, None, [4, 3]), channels=1, size=3)
+    models = torch.from_numpy(np.random.default_rng(seed).normal(size=(count, family.size))) * scale
     matching = Graduated(0.05, 0.7, 0.005, sinkhorn_steps=5, max_iterations=20, pairwise=pairwise)
     found = matching.assign(models, groups, np.random.default_rng(seed))
     assert found.iterations <= 20 and len(found.orders) == len(groups)
@@ -303,4 +305,4 @@ def test_graduated_assignments(seed: int, count: int, scale: float, pairwise: bo
         assert all(np.array_equal(a, b) for a, b in zip(orders, same, strict=True))
     for k, model in enumerate(models if 0 < scale < 1e9 else ()):
         moved = permuted(model, groups, [orders[k] for orders in found.orders])
-        torch.testing.assert_close(task.predict(moved, inputs), task.predict(model, inputs), rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(family.predict(moved, inputs), family.predict(model, inputs), rtol=1e-9, atol=1e-12)

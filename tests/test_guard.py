@@ -11,14 +11,14 @@ import pytest
 import torch
 from composed import composed, files
 from torch import nn
-from toy import ALGORITHMS, ANY_OPTIMIZER, algorithm, federation, local, normed, run, task, tensors
+from toy import ALGORITHMS, ANY_OPTIMIZER, algorithm, federation, local, model_family, normed, run, tensors
 
 from fedlab_runner.checkpoints.store import CheckpointStore
 from fedlab_runner.config.build import build as build_config
 from fedlab_runner.config.build import fingerprint, run_id
 from fedlab_runner.core.clock import RoundClock, Starts
 from fedlab_runner.core.federation import Federation
-from fedlab_runner.core.model_family import Task
+from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.update_guard import Guard, finite_rows
 from fedlab_runner.core.work import Work
 from fedlab_runner.executors.loop import Loop
@@ -104,18 +104,18 @@ def test_drop_is_a_client_that_did_not_answer(name: str, std: float, monkeypatch
 def test_zero_is_a_client_that_did_not_move() -> None:
     fed = guarded("zero")
     fed.begin(ROUND, 1.0)
-    x = fed.task.init(0)
-    cohort = fed.dispatch((x,))
+    x = fed.family.init(0)
+    cohort = fed.start_cohort((x,))
     y, whole = cohort.train(x), federation()
     whole.begin(ROUND, 1.0)
-    others = whole.dispatch((x,)).train(x)
+    others = whole.start_cohort((x,)).train(x)
     bad = cohort.client_ids == BAD
     assert torch.equal(y[bad], x.expand(1, -1)) and torch.equal(y[~bad], others[~bad])
-    arrivals = fed.exchange(cohort, Update(y - x))
+    arrivals = fed.collect_updates(cohort, Update(y - x))
     assert len(arrivals) == len(cohort) and not arrivals.upload.rows[bad].any()
 
 
-def values(params: int, statistics: int) -> Task:
+def values(params: int, statistics: int) -> ModelFamily:
     """The family of models of so many parameters and statistics."""
 
     class Values(nn.Module):
@@ -124,7 +124,7 @@ def values(params: int, statistics: int) -> Task:
             self.own = nn.Parameter(torch.zeros(params))
             self.register_buffer("running_mean", torch.zeros(statistics))
 
-    return task(Values)
+    return model_family(Values)
 
 
 @pytest.mark.parametrize("start", [torch.zeros(4), torch.tensor([[1.0, 1.0, 1.0, 1.0], [2.0, 2.0, 2.0, 2.0]])])
@@ -247,10 +247,10 @@ def test_an_upload_that_is_not_finite_though_the_model_is() -> None:
     for policy in ("drop", "zero", "clip"):
         fed = guarded(policy, Loop(compile=False))
         fed.begin(0, 1.0)
-        cohort = fed.dispatch(())
+        cohort = fed.start_cohort(())
         rows = torch.ones(len(cohort), 4)
         rows[cohort.client_ids == BAD, 2] = INF
-        arrivals = fed.exchange(cohort, Update(rows))
+        arrivals = fed.collect_updates(cohort, Update(rows))
         assert BAD not in arrivals.ids.tolist() and len(arrivals) == len(cohort) - 1
         assert fed.collect()["updates/not_finite"] == 1
 
@@ -258,8 +258,8 @@ def test_an_upload_that_is_not_finite_though_the_model_is() -> None:
 def test_nobody_answers() -> None:
     fed = guarded("drop")
     fed.begin(0, 1.0)
-    cohort = fed.dispatch(())
-    assert len(fed.exchange(cohort, Update(torch.full((len(cohort), 4), NAN)))) == 0
+    cohort = fed.start_cohort(())
+    assert len(fed.collect_updates(cohort, Update(torch.full((len(cohort), 4), NAN)))) == 0
     assert fed.collect()["updates/not_finite"] == len(cohort) and "train/loss" not in fed.collect()
 
 
@@ -290,10 +290,10 @@ def test_warnings_name_whom_and_end(caplog: pytest.LogCaptureFixture) -> None:
 def test_an_update_is_no_longer_than_its_bound(build: Any) -> None:
     how = {} if build is None else {"build": build}
     free, bound = federation(**how), federation(**how, training=local(update_norm=0.3))
-    x, p = free.task.init(0), free.task.num_params
+    x, p = free.family.init(0), free.family.num_params
     for fed in (free, bound):
         fed.begin(0, 1.0)
-    y, z = (fed.dispatch((x,)).train(x) for fed in (free, bound))
+    y, z = (fed.start_cohort((x,)).train(x) for fed in (free, bound))
     lengths = (y - x)[:, :p].norm(dim=1)
     assert 0 < int((lengths > 0.3).sum()) < len(lengths)
     factor = (0.3 / lengths).clamp(max=1).unsqueeze(1)

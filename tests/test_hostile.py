@@ -35,7 +35,7 @@ from fedlab_runner.config import targets
 from fedlab_runner.config.build import build
 from fedlab_runner.datasets import _archives as archives
 from fedlab_runner.datasets.femnist import NPZ
-from fedlab_runner.delays.from_file import FromFile
+from fedlab_runner.delays.from_file import DelayFromFile
 from fedlab_runner.experiment.run import prepare, run_in
 from fedlab_runner.models._torch import read_weights
 from fedlab_runner.report import cli as report
@@ -213,12 +213,12 @@ def test_an_array_of_any_claimed_size_is_damaged(tmp_path: Path) -> None:
     with zipfile.ZipFile(folder / NPZ, "w") as file:
         for name in ("images", "labels", "writer", "split"):
             file.writestr(f"{name}.npy", npy_header((2**46,)))
-    cfg = composed("dataset=femnist", f"dataset.root={tmp_path}", "partition=by_user", "model=logistic", small=False)
+    cfg = composed("dataset=femnist", f"dataset.root={tmp_path}", "partition=natural", "model=logistic", small=False)
     with pytest.raises(UserError, match="is damaged"):
         build(cfg).dataset.load(0)
     (tmp_path / "delays.npy").write_bytes(npy_header((2**46,)))
     with pytest.raises(UserError, match=r"cannot be read"):
-        FromFile(draw="client", path=str(tmp_path / "delays.npy")).sample(np.random.default_rng(0), np.arange(3))
+        DelayFromFile(draw="client", path=str(tmp_path / "delays.npy")).sample(np.random.default_rng(0), np.arange(3))
 
 
 def test_json_nested_without_end_is_refused(tmp_path: Path) -> None:
@@ -226,12 +226,12 @@ def test_json_nested_without_end_is_refused(tmp_path: Path) -> None:
     for part in ("train", "test"):
         (tmp_path / "femnist" / part).mkdir(parents=True)
         (tmp_path / "femnist" / part / "a.json").write_text(nested)
-    cfg = composed("dataset=femnist", f"dataset.root={tmp_path}", "partition=by_user", "model=logistic", small=False)
+    cfg = composed("dataset=femnist", f"dataset.root={tmp_path}", "partition=natural", "model=logistic", small=False)
     with pytest.raises(UserError, match="is not a json file of LEAF"):
         build(cfg).dataset.load(0)
     (tmp_path / "delays.json").write_text(nested)
     with pytest.raises(UserError, match="nested too deeply"):
-        FromFile(draw="client", path=str(tmp_path / "delays.json")).sample(np.random.default_rng(0), np.arange(3))
+        DelayFromFile(draw="client", path=str(tmp_path / "delays.json")).sample(np.random.default_rng(0), np.arange(3))
 
 
 # Configs

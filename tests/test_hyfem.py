@@ -18,7 +18,8 @@ from fedlab_runner.algorithms.shared.averaging import Models
 from fedlab_runner.algorithms.shared.feature_blocks import Layout, blocks_of, check_blocks, reading, train_on_blocks
 from fedlab_runner.checkpoints.state_packing import pack, unpack
 from fedlab_runner.config.build import build
-from fedlab_runner.core.federation import Arrivals, Federation
+from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.updates import Updates
 from fedlab_runner.executors.vectorized import Vectorized
 from fedlab_runner.experiment.run import prepare
 from fedlab_runner.models._blocks import BlockNetwork
@@ -59,16 +60,16 @@ def hyfem(**changes: Any) -> Any:
 def server_update(fed: Federation, state: Any, rows: Tensor, built: Any = None, ids: Any = None) -> Any:
     """The server's work on models [A, D] of clients `ids` (all)."""
     chosen = torch.arange(len(rows)) if ids is None else torch.tensor(ids)
-    sizes = torch.from_numpy(fed.population.num_examples)[chosen]
+    sizes = torch.from_numpy(fed.client_data.num_examples)[chosen]
     fed.begin(0, 1.0)
-    arrivals = Arrivals(Models(rows), chosen, sizes, torch.zeros_like(chosen))
+    arrivals = Updates(Models(rows), chosen, sizes, torch.zeros_like(chosen))
     return (built or hyfem())._server_update(state, arrivals, fed)
 
 
 def far_apart(fed: Federation, seed: int) -> Tensor:
     """A model whose neurons are not alike, as a client's (without room to grow)."""
     generator = torch.Generator().manual_seed(seed)
-    return 3 * torch.randn(fed.task.size, generator=generator, dtype=fed.task.dtype)
+    return 3 * torch.randn(fed.family.size, generator=generator, dtype=fed.family.dtype)
 
 
 def shuffled(layout: Layout, w: Tensor, blocks: Any, orders: Sequence[np.ndarray]) -> Tensor:
@@ -122,13 +123,13 @@ def test_7_18_of_one_client_the_server_has_the_model() -> None:
     state = run(built, fed, 1)
     alone = federation([9], build=network((6,), (9,)))
     alone.begin(0, 1.0)
-    close(state.params, alone.dispatch(()).train(built.init(fed).params)[0])
+    close(state.params, alone.start_cohort(()).train(built.init(fed).params)[0])
     assert state.places.tolist() == [list(range(6))]
 
 
 def test_7_18_extractors_are_means_over_their_holders() -> None:
     fed, built = hybrid(), hyfem()
-    layout, state = Layout.of(fed.task), built.init(fed)
+    layout, state = Layout.of(fed.family), built.init(fed)
     rows = torch.stack([layout.take(far_apart(fed, m), blocks_of(fed)[m], state.places[m]) for m in range(4)])
     after = server_update(fed, state, rows)
     for block in range(3):
@@ -150,14 +151,14 @@ def test_7_18_the_order_of_a_clients_neurons_does_not_matter(
     """
     fed = hybrid(build=network(hidden, [2 * h for h in hidden]))
     built = hyfem(cost=cost, include_outgoing=include_outgoing, nu=1.0)
-    layout, state, blocks = Layout.of(fed.task), built.init(fed), blocks_of(fed)
+    layout, state, blocks = Layout.of(fed.family), built.init(fed), blocks_of(fed)
     server = far_apart(fed, 3)
     rows = torch.stack([layout.take(server, blocks[m], state.places[m]) for m in range(4)])
     orders = [np.random.default_rng(1).permutation(h) for h in hidden]
     other = rows.clone()
     other[2] = shuffled(layout, rows[2], blocks[2], orders)
-    with reading(fed.task, blocks[2]):
-        close(fed.task.predict(other[2], fed.population.inputs), fed.task.predict(rows[2], fed.population.inputs))
+    with reading(fed.family, blocks[2]):
+        close(fed.family.predict(other[2], fed.client_data.inputs), fed.family.predict(rows[2], fed.client_data.inputs))
     state = state._replace(params=layout.take(server, range(3), state.places[0]))
     same, moved = (server_update(fed, state, each[ids], built, ids) for each in (rows, other))
     assert [a.tolist() for a in layout.by_layer(moved.places[2])] == [np.argsort(o).tolist() for o in orders]
@@ -197,7 +198,7 @@ def test_7_18_l2_spread_never_rises_over_sweeps() -> None:
 def test_7_18_every_neuron_has_its_place_and_every_place_a_client(server_hidden: Any) -> None:
     """Clients with nothing in common: the server grows as far as it may, and what nobody uses is zero."""
     fed, built = hybrid(build=network((6,), server_hidden)), hyfem(sweeps=3)
-    layout, state, blocks = Layout.of(fed.task), built.init(fed), blocks_of(fed)
+    layout, state, blocks = Layout.of(fed.family), built.init(fed), blocks_of(fed)
     rows = torch.stack([layout.take(4 * far_apart(fed, m), blocks[m], state.places[m]) for m in range(4)])
     after = server_update(fed, state, rows, built)
     width, room = int(fed.collect()["algorithm/server_width"]), (server_hidden or (6,))[0]
@@ -211,7 +212,7 @@ def test_7_18_every_neuron_has_its_place_and_every_place_a_client(server_hidden:
 
 def test_7_18_parts_are_taken_and_put_back_exactly() -> None:
     fed = hybrid(build=network((6, 4), (9, 7)))
-    layout, x = Layout.of(fed.task), far_apart(fed, 1)
+    layout, x = Layout.of(fed.family), far_apart(fed, 1)
     places = torch.cat([torch.randperm(9)[:6], torch.randperm(7)[:4]])
     for blocks in ((0, 1, 2), (1,), (0, 2)):
         mine = layout.take(x, blocks, places)
@@ -229,10 +230,10 @@ def test_7_18_parts_are_taken_and_put_back_exactly() -> None:
 def test_training_equals_that_of_a_small_model_with_the_clients_blocks_only(training: Any, executor: Any) -> None:
     """The twin has no other extractors and no room to grow; here what is lacking stays zero without being told."""
     fed = hybrid(build=network((6,), (9,)), training=training, executor=executor)
-    layout = Layout.of(fed.task)
-    x = fed.task.init(0)
+    layout = Layout.of(fed.family)
+    x = fed.family.init(0)
     fed.begin(0, 1.0)
-    cohort = fed.dispatch(())
+    cohort = fed.start_cohort(())
     places = layout.first_places(1, x.device)[0]
     blocks = [blocks_of(fed)[m] for m in cohort.client_ids]
     start = torch.stack([layout.take(x, mine, places) for mine in blocks])
@@ -241,8 +242,8 @@ def test_training_equals_that_of_a_small_model_with_the_clients_blocks_only(trai
         assert not row[~layout.own(x, mine)].any()
         small = federation(SIZES, build=network((6,), None, mine), training=training)
         small.begin(0, 1.0)
-        of_small = Layout.of(small.task)
-        begin = torch.zeros(small.task.size, dtype=torch.float64)
+        of_small = Layout.of(small.family)
+        begin = torch.zeros(small.family.size, dtype=torch.float64)
         for i, block in enumerate(mine):
             for ours, theirs in zip(of_small.extractors[i], layout.extractors[block], strict=True):
                 begin[ours] = x[theirs]
@@ -252,23 +253,23 @@ def test_training_equals_that_of_a_small_model_with_the_clients_blocks_only(trai
             weights = theirs.weights(x)[: ours.outputs]
             ours.weights(begin).copy_(weights[:, columns] if first else weights[:, : ours.inputs])
             ours.biases(begin).copy_(theirs.biases(x)[: ours.outputs])
-        one = small.dispatch(())
+        one = small.start_cohort(())
         z = one.select(np.flatnonzero(one.client_ids == client)).train(begin)[0]
-        inputs = fed.population.inputs
-        torch.testing.assert_close(fed.task.predict(row, inputs), small.task.predict(z, inputs), rtol=0, atol=1e-9)
+        inputs = fed.client_data.inputs
+        torch.testing.assert_close(fed.family.predict(row, inputs), small.family.predict(z, inputs), rtol=0, atol=1e-9)
 
 
 def test_reading_fewer_blocks_changes_nothing_but_the_work() -> None:
     """Also with batch norm, whose statistics of missing blocks stay zero."""
     fed = hybrid(build=with_norm)
-    layout, x = Layout.of(fed.task), fed.task.init(0)
+    layout, x = Layout.of(fed.family), fed.family.init(0)
     mine = layout.take(x, (0, 2), layout.first_places(1, x.device)[0])
-    whole = fed.task.predict(mine, fed.population.inputs)
-    with reading(fed.task, (0, 2)):
-        close(fed.task.predict(mine, fed.population.inputs), whole)
-    close(fed.task.predict(mine, fed.population.inputs), whole)
+    whole = fed.family.predict(mine, fed.client_data.inputs)
+    with reading(fed.family, (0, 2)):
+        close(fed.family.predict(mine, fed.client_data.inputs), whole)
+    close(fed.family.predict(mine, fed.client_data.inputs), whole)
     fed.begin(0, 1.0)
-    cohort = fed.dispatch(())
+    cohort = fed.start_cohort(())
     blocks = [blocks_of(fed)[m] for m in cohort.client_ids]
     start = torch.stack([layout.take(x, each, layout.first_places(1, x.device)[0]) for each in blocks])
     y, z = train_on_blocks(cohort, fed.blocks, start), cohort.train(start)
@@ -301,7 +302,7 @@ def test_executors_agree_and_runs_resume_bit_for_bit(name: str, changes: dict[st
 def test_what_only_a_silent_client_has_stays() -> None:
     """Client 3 alone has block 2 besides client 1: when both are silent, it and their neurons stay as they were."""
     fed, built = hybrid(build=network((6,), (20,))), hyfem(sweeps=3)
-    layout, state, blocks = Layout.of(fed.task), built.init(fed), blocks_of(fed)
+    layout, state, blocks = Layout.of(fed.family), built.init(fed), blocks_of(fed)
     apart = torch.stack([layout.take(4 * far_apart(fed, m), blocks[m], state.places[m]) for m in range(4)])
     state = server_update(fed, state, apart, built)
     fresh = torch.stack(
@@ -335,21 +336,23 @@ def test_clients_send_and_receive_their_parts() -> None:
 
 def test_clients_are_evaluated_with_their_own_blocks() -> None:
     fed = hybrid()
-    built, layout = hyfem(), Layout.of(fed.task)
+    built, layout = hyfem(), Layout.of(fed.family)
     state = run(built, fed, 2)
-    models = list(built.client_models(state, fed))
+    models = list(built.personalized_models(state, fed))
     assert len(models) == 4
     for m, w in enumerate(models):
         assert torch.equal(w, layout.take(state.params, blocks_of(fed)[m], state.places[m]))
-        changed = fed.population.inputs.clone()
+        changed = fed.client_data.inputs.clone()
         for block, columns in enumerate([slice(0, 2), slice(2, 4), slice(4, 5)]):
             if not OWNED[m, block]:
                 changed[:, columns] += 100
-        assert torch.equal(fed.task.predict(w, changed), fed.task.predict(w, fed.population.inputs)), "it cannot see"
+        assert torch.equal(fed.family.predict(w, changed), fed.family.predict(w, fed.client_data.inputs)), (
+            "it cannot see"
+        )
     kept = hyfem(keep_own=True)
     state = run(kept, fed, 2)
-    assert all(torch.equal(w, own) for w, own in zip(kept.client_models(state, fed), state.own, strict=True))
-    network_: Any = fed.task.module
+    assert all(torch.equal(w, own) for w, own in zip(kept.personalized_models(state, fed), state.own, strict=True))
+    network_: Any = fed.family.module
     assert isinstance(network_, BlockNetwork) and network_.read == (0, 1, 2), "all are read again"
 
 
@@ -358,8 +361,8 @@ def test_hyfem_learns_more_than_clients_alone() -> None:
     fed = federation([30, 30, 30], build=network((16,)), training=local(lr=0.2))
     fed.blocks = np.array([[1, 1, 0], [0, 1, 1], [1, 0, 1]], dtype=bool)
     state = run(hyfem(mu1=0.1, mu2=0.1), fed, 30)
-    inputs, targets = fed.population.inputs, fed.population.targets
-    accuracy = lambda w: float((fed.task.predict(w, inputs).argmax(1) == targets).double().mean())  # noqa: E731
+    inputs, targets = fed.client_data.inputs, fed.client_data.targets
+    accuracy = lambda w: float((fed.family.predict(w, inputs).argmax(1) == targets).double().mean())  # noqa: E731
     alone = run(algorithm("standalone"), fed, 30)
     assert accuracy(state.params) > np.mean([accuracy(w) for w in alone.own]) + 0.05
 
@@ -368,7 +371,7 @@ def test_matching_finds_neurons_where_classifiers_are_the_clients_own() -> None:
     """Extractors begin alike all the same; coordinate averaging (no sweep) leaves every neuron where it is."""
     how: dict[str, Any] = {"keep_own": True, "first_classifiers": "own", "sigma": 0.1, "mu1": 0.0, "mu2": 0.0}
     fed = hybrid(build=network((12,)))
-    state, layout = hyfem(**how).init(fed), Layout.of(fed.task)
+    state, layout = hyfem(**how).init(fed), Layout.of(fed.family)
     classifier = layout.in_classifier(state.params)
     for m, blocks in enumerate(blocks_of(fed)):
         mine = layout.take(state.params, blocks, state.places[m])
@@ -436,10 +439,10 @@ def test_where_clients_have_blocks_the_servers_model_is_evaluated_as_theirs(name
     fed = hybrid(SIZES[:1], owned=OWNED[:1], build=network(blocks=(0, 1)))
     built = algorithm(name)
     state = run(built, fed, 1)
-    (model,) = built.client_models(state, fed)
+    (model,) = built.personalized_models(state, fed)
     assert torch.equal(model, state.params)
     fed.blocks = None
-    assert not list(built.client_models(state, fed))
+    assert not list(built.personalized_models(state, fed))
 
 
 @pytest.mark.parametrize(("algorithm", "said"), [("hyfem", 1), ("standalone", 0)])

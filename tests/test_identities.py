@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from toy import EQUAL, RAGGED, algorithm, federation, local, normed, run
 
-from fedlab_runner.core.federation import Arrivals
+from fedlab_runner.core.updates import Updates
 from fedlab_runner.executors.vectorized import Vectorized
 
 
@@ -15,7 +15,7 @@ def close(a: Tensor, b: Tensor) -> None:
     torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
 
 
-def arrivals(rows: Tensor, staleness: list[int], num_examples: list[int] | None = None) -> Arrivals[Any]:
+def arrivals(rows: Tensor, staleness: list[int], num_examples: list[int] | None = None) -> Updates[Any]:
     class Update(NamedTuple):
         rows: Tensor
         statistics: Tensor
@@ -23,7 +23,7 @@ def arrivals(rows: Tensor, staleness: list[int], num_examples: list[int] | None 
 
     n = len(rows)
     sizes = torch.tensor(num_examples or [1] * n)
-    return Arrivals(Update(rows, rows[:, :0], rows), torch.arange(n), sizes, torch.tensor(staleness))
+    return Updates(Update(rows, rows[:, :0], rows), torch.arange(n), sizes, torch.tensor(staleness))
 
 
 def fedavg(**overrides: Any) -> Any:
@@ -38,10 +38,10 @@ def params(name: str, rounds: int = 3, sizes: Any = RAGGED, build: Any = None, *
 
 def test_fedavg_is_the_mean_weighted_by_examples() -> None:
     fed = federation(RAGGED, build=normed)
-    x = fed.task.init(0)
+    x = fed.family.init(0)
     fed.begin(0, 1.0)
-    y = fed.dispatch((x,)).train(x)
-    order = federation(RAGGED).dispatch((x,)).ids
+    y = fed.start_cohort((x,)).train(x)
+    order = federation(RAGGED).start_cohort((x,)).ids
     weights = torch.tensor(RAGGED, dtype=torch.float64)[order]
     close(params("fedavg", 1, build=normed), (weights.unsqueeze(1) * y).sum(0) / weights.sum())
     close(params("fedavg", 1, build=normed, weighting="uniform"), y.mean(0))
@@ -55,7 +55,7 @@ def test_7_1_fedprox_without_pull_is_fedavg() -> None:
 def test_fedprox_pulls_with_mu_times_the_distance() -> None:
     """One full-batch step: the gradient of mu/2 ||w - x||^2 is zero at x and mu (w - x) after it."""
     fed = federation([8], training=local(epochs=2, lr=0.1))
-    x = fed.task.init(0)
+    x = fed.family.init(0)
     after_one = run(fedavg(), federation([8], training=local(epochs=1, lr=0.1)), 1).params
     after_two = run(fedavg(), fed, 1).params
     pulled = run(algorithm("fedprox", mu=0.7), federation([8], training=local(epochs=2, lr=0.1)), 1).params
@@ -65,7 +65,7 @@ def test_fedprox_pulls_with_mu_times_the_distance() -> None:
 def test_fedprox_leaves_batch_norm_statistics_out_of_the_distance() -> None:
     fed = federation([8], build=normed, training=local(epochs=1))
     one_step = params("fedprox", 1, [8], normed, mu=5.0)
-    assert torch.isfinite(one_step[fed.task.num_params :]).all()
+    assert torch.isfinite(one_step[fed.family.num_params :]).all()
     shared = federation([8], build=normed, training=local(epochs=1))
     close(run(algorithm("fedprox", mu=5.0), shared, 1).params, run(fedavg(), fed, 1).params)
 
@@ -92,7 +92,7 @@ def test_7_2_one_client_learns_its_own_gradient() -> None:
     """One full-batch step from x: c_plus = (x - y) / lr = the gradient at x."""
     fed = federation([8], training=local(epochs=1))
     state = run(algorithm("scaffold"), fed, 1)
-    close(state.c_i[0], (fed.task.init(0) - state.params) / 0.1)
+    close(state.c_i[0], (fed.family.init(0) - state.params) / 0.1)
     close(state.c, state.c_i[0])
 
 
@@ -104,7 +104,7 @@ def test_scaffold_steps_are_those_of_line_10() -> None:
     second = run(built, fed, 1, first=1, state=first)
     other = federation([8, 8], training=local(epochs=1))
     other.begin(1, 1.0)
-    cohort = other.dispatch((first.params,))
+    cohort = other.start_cohort((first.params,))
     y = cohort.train(first.params)
     g = (first.params - y) / 0.1
     corrected = first.params - 0.1 * (g - torch.stack([first.c_i[i] for i in cohort.ids.tolist()]) + first.c)
@@ -134,7 +134,7 @@ def test_7_9_fedasync_with_one_fresh_client_and_full_weight_is_that_client() -> 
 
 
 def test_7_13_fedasync_without_weight_does_nothing() -> None:
-    close(params("fedasync", 3, alpha=0.0), federation().task.init(0))
+    close(params("fedasync", 3, alpha=0.0), federation().family.init(0))
 
 
 @pytest.mark.parametrize(
@@ -183,15 +183,15 @@ def test_fedbuff_steps_whenever_the_buffer_is_full_and_keeps_the_rest() -> None:
 def test_fedbuff_without_a_full_buffer_does_not_move() -> None:
     built: Any = algorithm("fedbuff", buffer_size=100)
     state = run(built, federation(EQUAL), 3)
-    assert torch.equal(state.params, federation(EQUAL).task.init(0)) and state.buffer.shape[0] == 12
+    assert torch.equal(state.params, federation(EQUAL).family.init(0)) and state.buffer.shape[0] == 12
 
 
 def test_7_20_payloads_are_those_of_the_table() -> None:
     """Section 5: down and up in values of 4 bytes, per participant."""
     for build in (None, normed):
         more = {"build": build} if build else {}
-        task = federation(EQUAL, **more).task
-        p, d = task.num_params, task.size
+        family = federation(EQUAL, **more).family
+        p, d = family.num_params, family.size
         for name, down, up in (
             ("fedavg", d, d),
             ("fedprox", d, d),

@@ -13,7 +13,7 @@ from toy import EQUAL, FEATURES, RAGGED, algorithm, federation, local, normed, r
 
 from fedlab_runner.algorithms.shared.averaging import LATE_POLICIES, ModelUpdate, Update
 from fedlab_runner.algorithms.shared.server_training import server_batches, train_as_client, train_on_server
-from fedlab_runner.core.federation import Arrivals
+from fedlab_runner.core.updates import Updates
 
 LATE: dict[str, Any] = {"sizes": [6, 3, 9, 1, 12, 8, 5, 7, 2, 10], "cohort": 3, "std": 2.0}
 OUT_OF_DOMAIN = server_data(60, num_classes=4)
@@ -23,9 +23,9 @@ def close(a: Tensor, b: Tensor, atol: float = 1e-10) -> None:
     torch.testing.assert_close(a, b, rtol=0, atol=atol)
 
 
-def arrivals(rows: Tensor, ids: list[int], staleness: list[int] | None = None) -> Arrivals[Any]:
+def arrivals(rows: Tensor, ids: list[int], staleness: list[int] | None = None) -> Updates[Any]:
     ages = torch.tensor(staleness or [0] * len(ids))
-    return Arrivals(Update(rows, rows[:, :0]), torch.tensor(ids), torch.ones(len(ids), dtype=torch.int64), ages)
+    return Updates(Update(rows, rows[:, :0]), torch.tensor(ids), torch.ones(len(ids), dtype=torch.int64), ages)
 
 
 def params(name: str, rounds: int = 3, fed: dict[str, Any] | None = None, **overrides: Any) -> Tensor:
@@ -87,7 +87,7 @@ def test_ca2fl_keeps_one_update_for_each_client() -> None:
     fed = federation(EQUAL)
     run(algorithm("ca2fl", buffer_size=3), fed, 2)
     values = fed.collect()["cost/server_cache_mb"] * 1e6 / 4
-    assert values == pytest.approx((len(EQUAL) + 2) * fed.task.size), "h_i, h and the buffer"
+    assert values == pytest.approx((len(EQUAL) + 2) * fed.family.size), "h_i, h and the buffer"
 
 
 # HFCL.
@@ -107,15 +107,15 @@ def test_hfcl_is_fedavg_with_one_more_client(policy: str) -> None:
     assert fed.server_data is not None
     mine = run(algorithm("hfcl", late_policy=policy), fed, 3).params
     other = federation([8, 20, 40], training=training)
-    other.population.inputs[:28], other.population.targets[:28] = fed.population.inputs, fed.population.targets
-    other.population.inputs[28:], other.population.targets[28:] = fed.server_data.inputs, fed.server_data.targets
+    other.client_data.inputs[:28], other.client_data.targets[:28] = fed.client_data.inputs, fed.client_data.targets
+    other.client_data.inputs[28:], other.client_data.targets[28:] = fed.server_data.inputs, fed.server_data.targets
     close(mine, run(algorithm("fedavg"), other, 3).params)
 
 
 def test_hfcl_moves_by_the_server_alone_when_nobody_reports() -> None:
     fed = federation([8, 8], std=1e6)
     state = run(algorithm("hfcl"), fed, 1)
-    close(state.params, train_as_client(fed, fed.task.init(0)))
+    close(state.params, train_as_client(fed, fed.family.init(0)))
 
 
 # Fed+FT and Center.
@@ -146,7 +146,7 @@ def test_center_is_adam_over_all_its_epochs() -> None:
     for round in range(3):
         fed.begin(round, 1.0)
         batches += list(server_batches(fed, 1, 16))
-    expected = train_on_server(fed, fed.task.init(0), batches, 0.02).model
+    expected = train_on_server(fed, fed.family.init(0), batches, 0.02).model
     for rounds in (3, 5):  # and then it stands still
         state: Any = run(
             algorithm("center", epochs=3, batch_size=16, lr=0.02), federation(server=server_data(40)), rounds
@@ -193,16 +193,16 @@ def test_feddf_is_distillation_written_out(cosine: bool) -> None:
     fed = federation([8, 20], server=server_data(40))
     built: Any = algorithm("feddf", lr=0.01, epochs=3, batch_size=40, temperature=2.0, clip_norm=0.05, cosine=cosine)
     fed.begin(0, 1.0)
-    x = fed.task.init(0)
-    y = fed.dispatch((x,)).train(x)
+    x = fed.family.init(0)
+    y = fed.start_cohort((x,)).train(x)
     other = federation([8, 20], server=server_data(40))
     result = run(built, other, 1).params
-    module = fed.task.module
-    module.load_state_dict(fed.task.state_dict(run(algorithm("fedavg"), federation([8, 20]), 1).params))
+    module = fed.family.module
+    module.load_state_dict(fed.family.state_dict(run(algorithm("fedavg"), federation([8, 20]), 1).params))
     optimizer = torch.optim.Adam(module.parameters(), lr=0.01)
     assert fed.server_data is not None
     inputs = fed.server_data.inputs
-    teacher = torch.stack([federation().task.predict(w, inputs) for w in y]).mean(0)
+    teacher = torch.stack([federation().family.predict(w, inputs) for w in y]).mean(0)
     for t in range(3):
         for group in optimizer.param_groups:
             group["lr"] = 0.01 * ((1 + math.cos(math.pi * t / 3)) / 2 if cosine else 1)
@@ -211,7 +211,7 @@ def test_feddf_is_distillation_written_out(cosine: bool) -> None:
         (p * (p.log() - q)).sum(1).mean().backward()
         torch.nn.utils.clip_grad_norm_(module.parameters(), 0.05)
         optimizer.step()
-    close(result, fed.task.vector(module), atol=1e-6)  # torch adds 1e-6 to the norm that it clips
+    close(result, fed.family.vector(module), atol=1e-6)  # torch adds 1e-6 to the norm that it clips
 
 
 def test_feddf_learns_from_the_models_that_clients_had_not_from_changes() -> None:
@@ -222,11 +222,11 @@ def test_feddf_learns_from_the_models_that_clients_had_not_from_changes() -> Non
     good = run(algorithm("fedavg"), federation([60], training=local(epochs=30)), 1).params
     zero = torch.zeros_like(good).unsqueeze(0)
     upload = ModelUpdate(zero, zero[:, :0], good.unsqueeze(0))
-    late = Arrivals(upload, torch.tensor([0]), torch.tensor([8]), torch.tensor([3]))
+    late = Updates(upload, torch.tensor([0]), torch.tensor([8]), torch.tensor([3]))
     after = built.server_step(state, late, fed)
     assert fed.server_data is not None
     loss = [
-        float(F.kl_div(*(fed.task.predict(w, fed.server_data.inputs).log_softmax(1) for w in (student, good)),
+        float(F.kl_div(*(fed.family.predict(w, fed.server_data.inputs).log_softmax(1) for w in (student, good)),
                        reduction="batchmean", log_target=True))
         for student in (state.params, after.params)
     ]  # fmt: skip
@@ -242,7 +242,7 @@ def test_feddf_ignores_labels() -> None:
 def test_feddf_skips_rounds_without_arrivals() -> None:
     fed = federation([8, 8], std=1e6)
     state = run(algorithm("feddf"), fed, 2)
-    assert torch.equal(state.params, fed.task.init(0))
+    assert torch.equal(state.params, fed.family.init(0))
 
 
 # Payloads and costs.
@@ -255,7 +255,7 @@ def test_7_20_payloads_are_one_model_each_way(name: str, build: Any) -> None:
     run(algorithm(name), fed, 1)
     metrics = fed.collect()
     for way in ("comm/download_mb", "comm/upload_mb"):
-        assert metrics[way] == pytest.approx(4 * fed.task.size * 4 / 1e6), way
+        assert metrics[way] == pytest.approx(4 * fed.family.size * 4 / 1e6), way
 
 
 def test_the_order_of_server_costs_is_table_8s() -> None:
@@ -265,7 +265,7 @@ def test_the_order_of_server_costs_is_table_8s() -> None:
         fed = federation([4] * 20, server=server_data(60))
         run(algorithm(name, **overrides), fed, 3)
         metrics = fed.collect()
-        return metrics["cost/server_gflops"], metrics["cost/server_cache_mb"] * 1e6 / 4 / fed.task.size
+        return metrics["cost/server_gflops"], metrics["cost/server_cache_mb"] * 1e6 / 4 / fed.family.size
 
     search = {"epochs": 4, "batch_size": 60}
     flops, cache = {}, {}
@@ -281,10 +281,10 @@ def test_the_order_of_server_costs_is_table_8s() -> None:
         flops[name], cache[name] = cost(name, **overrides)
     aggregation = flops["fedavg"]
     assert flops["fedasync"] == flops["fedbuff"] == flops["ca2fl"] == aggregation
-    per_example = federation().task.flops(torch.zeros(1, FEATURES, dtype=torch.float64))
+    per_example = federation().family.flops(torch.zeros(1, FEATURES, dtype=torch.float64))
     assert flops["fedft"] - aggregation == pytest.approx(240 * per_example.step / 1e9)
     assert flops["feddf"] - flops["fedft"] == pytest.approx(20 * 240 * per_example.forward / 1e9)
-    params = federation().task.num_params
+    params = federation().family.num_params
     assert flops["feddle"] - flops["fedft"] == pytest.approx(4 * 4 * 40 * params / 1e9)
     assert cache["fedavg"] == cache["fedasync"] == cache["fedft"] == cache["feddf"] == 0
     assert cache["fedbuff"] == 40 and cache["ca2fl"] == pytest.approx(22, abs=0.1)

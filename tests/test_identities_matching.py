@@ -17,9 +17,10 @@ from fedlab_runner.algorithms.matching.neurons import permute
 from fedlab_runner.algorithms.matching.structure import neuron_groups
 from fedlab_runner.algorithms.shared.averaging import Models
 from fedlab_runner.checkpoints.state_packing import pack, unpack
-from fedlab_runner.core.client_data import Population
-from fedlab_runner.core.federation import Arrivals, Federation
-from fedlab_runner.core.model_family import Normalize, Task
+from fedlab_runner.core.client_data import ClientData
+from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.model_family import ModelFamily, Normalize
+from fedlab_runner.core.updates import Updates
 from fedlab_runner.executors.vectorized import Vectorized
 from fedlab_runner.models.cnn_small import SmallCNN
 from fedlab_runner.utils.errors import UserError
@@ -48,21 +49,21 @@ def cnn() -> nn.Module:
 def with_images(build: Callable[[], nn.Module], size: int) -> Federation:
     """A federation that is never trained: for server steps on made-up arrivals."""
     fed = federation([4])
-    fed.task = Task(build, CLASSES, normalize=Normalize(None, None), device=CPU, dtype=torch.float64)
+    fed.family = ModelFamily(build, CLASSES, normalize=Normalize(None, None), device=CPU, dtype=torch.float64)
     inputs = torch.rand(4, 1, size, size, generator=torch.Generator().manual_seed(0))
-    fed.trainer.population = Population(inputs, torch.zeros(4, dtype=torch.int64), [np.arange(4)], CPU)
+    fed.trainer.client_data = ClientData(inputs, torch.zeros(4, dtype=torch.int64), [np.arange(4)], CPU)
     return fed
 
 
-def arrivals(models: Tensor, num_examples: list[int], staleness: list[int] | None = None) -> Arrivals[Any]:
+def arrivals(models: Tensor, num_examples: list[int], staleness: list[int] | None = None) -> Updates[Any]:
     n = len(models)
-    return Arrivals(Models(models), torch.arange(n), torch.tensor(num_examples), torch.tensor(staleness or [0] * n))
+    return Updates(Models(models), torch.arange(n), torch.tensor(num_examples), torch.tensor(staleness or [0] * n))
 
 
 def copies(fed: Federation, n: int) -> tuple[Tensor, Tensor]:
     """A model [D], and it and n copies of it with all neurons in other orders [1 + n, D]."""
-    groups, task = neuron_groups(fed.task, fed.population.inputs), fed.task
-    w = task.init(5) + 0.1 * torch.rand(task.size, dtype=task.dtype, generator=torch.Generator().manual_seed(1))
+    groups, family = neuron_groups(fed.family, fed.client_data.inputs), fed.family
+    w = family.init(5) + 0.1 * torch.rand(family.size, dtype=family.dtype, generator=torch.Generator().manual_seed(1))
     rows, rng = [w], np.random.default_rng(2)
     for _ in range(n):
         row = w
@@ -89,8 +90,10 @@ def test_7_6_the_mean_of_reordered_copies_is_the_model(name: str, which: str) ->
     fed.begin(0, 1.0)
     after = built.server_step(built.init(fed), arrivals(models, [9, 4, 2]), fed).params
     torch.testing.assert_close(after, w, rtol=0, atol=1e-12)
-    inputs = fed.population.inputs
-    torch.testing.assert_close(fed.task.predict(after, inputs), fed.task.predict(models[2], inputs), rtol=1e-9, atol=0)
+    inputs = fed.client_data.inputs
+    torch.testing.assert_close(
+        fed.family.predict(after, inputs), fed.family.predict(models[2], inputs), rtol=1e-9, atol=0
+    )
     metrics = fed.collect()
     assert 0.4 < metrics["algorithm/moved_neurons"] < 0.67 and metrics["cost/server_gflops"] > 0
     averaged = arrivals(models, [9, 4, 2]).mean(models)
@@ -105,7 +108,7 @@ def test_a_single_arrival_is_the_next_model(name: str) -> None:
     x = built.init(fed).params
     y = federation(RAGGED, build=normed, cohort=1)
     y.begin(0, 1.0)
-    close(built.round(built.init(fed), fed).params, y.dispatch((x,)).train(x)[0])
+    close(built.round(built.init(fed), fed).params, y.start_cohort((x,)).train(x)[0])
 
 
 @pytest.mark.parametrize("name", BOTH)
@@ -146,7 +149,7 @@ def test_the_payload_is_the_model(name: str) -> None:
     fed = federation(EQUAL, build=normed)
     run(algorithm(name), fed, 1)
     for key in ("comm/upload_mb", "comm/download_mb"):
-        assert fed.collect()[key] == pytest.approx(4 * fed.task.size * 4 / 1e6)
+        assert fed.collect()[key] == pytest.approx(4 * fed.family.size * 4 / 1e6)
     assert fed.collect()["cost/server_cache_mb"] == 0
 
 
@@ -194,16 +197,16 @@ def test_clients_begin_their_first_round_from_models_of_their_own_if_asked() -> 
         algorithm("fedma", first_models="own"),
     )
     state, seen = built.init(fed), set()
-    own = torch.stack([fed.task.init(fed.seed, 1 + client) for client in range(len(EQUAL))])
-    assert len(own.unique(dim=0)) == len(EQUAL) and torch.equal(state.params, fed.task.init(fed.seed))
+    own = torch.stack([fed.family.init(fed.seed, 1 + client) for client in range(len(EQUAL))])
+    assert len(own.unique(dim=0)) == len(EQUAL) and torch.equal(state.params, fed.family.init(fed.seed))
     for t in range(6):
         fed.begin(t, 1.0)
-        cohort = fed.dispatch(built.broadcast(state))
+        cohort = fed.start_cohort(built.broadcast(state))
         upload = built.client_update(state, cohort)
         for row, client in zip(upload.models, cohort.client_ids.tolist(), strict=True):
             assert torch.equal(row, state.params if client in seen else own[client])
         seen |= set(cohort.client_ids.tolist())
-        state = built.server_step(state, fed.exchange(cohort, upload), fed)
+        state = built.server_step(state, fed.collect_updates(cohort, upload), fed)
     assert seen == set(range(len(EQUAL)))
 
 
@@ -214,8 +217,10 @@ def test_models_that_began_apart_are_matched_and_their_mean_is_better_than_that_
     def after(**how: Any) -> tuple[float, float]:
         built: Any = algorithm("fedma", sigma=0.3, **how)
         state = run(built, fed, 1)
-        logits = fed.task.predict(state.params, fed.population.inputs)
-        return float(F.cross_entropy(logits, fed.population.targets)), fed.collect().get("algorithm/moved_neurons", 0.0)
+        logits = fed.family.predict(state.params, fed.client_data.inputs)
+        return float(F.cross_entropy(logits, fed.client_data.targets)), fed.collect().get(
+            "algorithm/moved_neurons", 0.0
+        )
 
     apart, moved = after(first_models="own")
     coordinates, unmoved = after(first_models="own", matched=False)
@@ -233,7 +238,7 @@ def test_layer_by_layer_a_pass_may_begin_from_models_of_the_clients_own() -> Non
     def starts(state: Any, t: int) -> Tensor:
         fed = federation(EQUAL, build=chain, training=local(lr=1e-300))
         fed.begin(t, 1.0)
-        return built.client_update(state, fed.dispatch(built.broadcast(state))).models
+        return built.client_update(state, fed.start_cohort(built.broadcast(state))).models
 
     fed, built = federation(EQUAL, build=chain, training=local(lr=1e-300)), layerwise(first_models="own")
     state = built.init(fed)
@@ -257,7 +262,7 @@ def layerwise(**changes: Any) -> Any:
 def test_layer_by_layer_a_pass_freezes_what_is_matched_and_begins_again() -> None:
     """Three rounds for three layers, with an optimiser that would move frozen values on its own."""
     fed = federation(RAGGED, build=deep, training=local(momentum=0.5, weight_decay=0.1))
-    first, second = neuron_groups(fed.task, fed.population.inputs)
+    first, second = neuron_groups(fed.family, fed.client_data.inputs)
     x0 = layerwise().init(fed)
     one = run(layerwise(), fed, 1)
     two = run(layerwise(), fed, 1, first=1, state=one)
@@ -273,10 +278,10 @@ def test_layer_by_layer_a_pass_freezes_what_is_matched_and_begins_again() -> Non
     assert not three.frozen.any() and not three.taken.any() and three.told == 0
     assert not torch.equal(three.params[of_first], four.params[of_first])
     metrics, values = fed.collect(), 4 * len(RAGGED) / 1e6
-    assert metrics["comm/upload_mb"] == pytest.approx(values * fed.task.size)
-    assert metrics["comm/download_mb"] == pytest.approx(values * fed.task.size)
+    assert metrics["comm/upload_mb"] == pytest.approx(values * fed.family.size)
+    assert metrics["comm/download_mb"] == pytest.approx(values * fed.family.size)
     run(layerwise(), fed, 1, first=4, state=four)
-    assert fed.collect()["comm/download_mb"] == pytest.approx(values * (fed.task.size + first.size)), "and the order"
+    assert fed.collect()["comm/download_mb"] == pytest.approx(values * (fed.family.size + first.size)), "and the order"
 
 
 def test_layer_by_layer_clients_go_on_with_their_own_upper_layers() -> None:
@@ -299,7 +304,7 @@ def test_layer_by_layer_clients_go_on_with_their_own_upper_layers() -> None:
             return start.clone()
 
     fed.begin(1, 1.0)
-    cohort: Any = Watched(fed.dispatch((one.params,)))
+    cohort: Any = Watched(fed.start_cohort((one.params,)))
     layerwise().client_update(missing, cohort)
     for row, client in enumerate(cohort.client_ids.tolist()):
         upper = one.params if client == 1 else one.models[client]
@@ -312,7 +317,7 @@ def test_layer_by_layer_of_reordered_copies_ends_with_the_model() -> None:
     w, models = copies(fed, 2)
     built = layerwise()
     state = built.init(fed)
-    for round, group in enumerate([*neuron_groups(fed.task, fed.population.inputs), None]):
+    for round, group in enumerate([*neuron_groups(fed.family, fed.client_data.inputs), None]):
         fed.begin(round, 1.0)
         state = built.server_step(state, arrivals(models, [8, 8, 8]), fed)
         if group is not None:  # each client now takes its neurons of this layer in the server's order

@@ -15,10 +15,10 @@ from fedlab_runner.algorithms import fedbe
 from fedlab_runner.algorithms.fednova import accumulated
 from fedlab_runner.algorithms.shared.averaging import LATE_POLICIES, Update
 from fedlab_runner.algorithms.shared.server_training import server_batches
-from fedlab_runner.core.federation import Arrivals
-from fedlab_runner.core.model_family import Batch, Model
+from fedlab_runner.core.model_family import Batch, FunctionalModel
 from fedlab_runner.core.optimizer import SGD, zero_slots
 from fedlab_runner.core.rng import Purpose, generator, generators
+from fedlab_runner.core.updates import Updates
 from fedlab_runner.core.work import Executor
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.vectorized import Vectorized
@@ -41,10 +41,10 @@ def params(name: str, rounds: int = 3, fed: dict[str, Any] | None = None, **over
     return result
 
 
-def arrivals(rows: Tensor, num_examples: list[int] | None = None, statistics: Tensor | None = None) -> Arrivals[Any]:
+def arrivals(rows: Tensor, num_examples: list[int] | None = None, statistics: Tensor | None = None) -> Updates[Any]:
     n = len(rows)
     sizes = torch.tensor(num_examples or [1] * n)
-    return Arrivals(
+    return Updates(
         Update(rows, rows[:, :0] if statistics is None else statistics),
         torch.arange(n),
         sizes,
@@ -69,7 +69,7 @@ def test_7_3_fednova_with_equal_steps_is_fedavg(build: Any, momentum: float, wei
 def test_fednova_with_equal_steps_and_a_proximal_term_goes_as_far_as_its_steps() -> None:
     """tau_eff is Q then, not a: FedProx's change times Q / a."""
     fed = {"training": local(epochs=None, steps=5)}
-    x = federation().task.init(0)
+    x = federation().family.init(0)
     a = (1 - (1 - 0.1 * 0.7) ** 5) / (0.1 * 0.7)
     close(params("fednova", 1, fed, mu=0.7) - x, 5 / a * (params("fedprox", 1, fed, mu=0.7) - x))
 
@@ -100,9 +100,9 @@ def test_7_3_the_work_of_steps_is_the_distance_along_gradients_of_one(nesterov: 
 def test_fednova_is_its_update_written_out() -> None:
     """Clients of 1, 2 and 5 steps; the statistics of batch norm are averaged as they are."""
     sizes, fed = (8, 16, 40), federation((8, 16, 40), build=normed, training=local(epochs=1))
-    x, p = fed.task.init(0), fed.task.num_params
+    x, p = fed.family.init(0), fed.family.num_params
     fed.begin(0, 1.0)
-    cohort = fed.dispatch((x,))
+    cohort = fed.start_cohort((x,))
     delta = cohort.train(x) - x
     weights = torch.tensor(sizes, dtype=torch.float64)[cohort.ids] / sum(sizes)
     expected = x + (weights.unsqueeze(1) * delta).sum(0)
@@ -125,7 +125,7 @@ def test_fednova_refuses_adam() -> None:
 def test_7_4_fedexp_of_changes_that_agree_is_fedavg(eps: float) -> None:
     built: Any = algorithm("fedexp", eps=eps)
     fed = federation()
-    state, delta = built.init(fed), torch.linspace(-1, 1, fed.task.size, dtype=torch.float64)
+    state, delta = built.init(fed), torch.linspace(-1, 1, fed.family.size, dtype=torch.float64)
     for rows in (delta.expand(4, -1), delta.unsqueeze(0)):
         fed.begin(0, 1.0)
         close(built.server_step(state, arrivals(rows), fed).params, state.params + delta)
@@ -136,7 +136,7 @@ def test_7_4_fedexp_of_changes_that_agree_is_fedavg(eps: float) -> None:
 def test_7_4_fedexp_of_orthogonal_changes_steps_half_as_far_as_there_are_clients(m: int) -> None:
     built: Any = algorithm("fedexp", eps=0.0, weighting="uniform")
     fed = federation()
-    state, rows = built.init(fed), 3 * torch.eye(m, fed.task.size, dtype=torch.float64)
+    state, rows = built.init(fed), 3 * torch.eye(m, fed.family.size, dtype=torch.float64)
     after = built.server_step(state, arrivals(rows, list(range(1, m + 1))), fed)
     assert fed.collect()["algorithm/server_lr"] == pytest.approx(max(1, m / 2))
     close(after.params, state.params + max(1, m / 2) * rows.mean(0))
@@ -146,10 +146,10 @@ def test_fedexp_is_its_step_written_out() -> None:
     """Sizes as weights, eps, and batch norm statistics left out of the norms and of the extrapolation."""
     fed = federation(build=normed)
     built: Any = algorithm("fedexp", eps=0.5)
-    p = fed.task.num_params
+    p = fed.family.num_params
     state, rows = built.init(fed), torch.zeros(4, p, dtype=torch.float64)
     rows[:, :4] = 4 * torch.eye(4, dtype=torch.float64)
-    statistics = torch.full((4, fed.task.num_buffers), 7.0, dtype=torch.float64)
+    statistics = torch.full((4, fed.family.num_buffers), 7.0, dtype=torch.float64)
     after = built.server_step(state, arrivals(rows, [1, 2, 2, 3], statistics), fed)
     server_lr = 16 / (2 * (16 * (1 + 4 + 4 + 9) / 64 + 0.5))  # mean change: 4 (1, 2, 2, 3) / 8
     assert server_lr > 1.5
@@ -163,7 +163,7 @@ def test_fedexp_is_its_step_written_out() -> None:
 
 def test_fedexp_of_changes_that_cancel_stays_finite() -> None:
     fed = federation()
-    rows = torch.ones(2, fed.task.size, dtype=torch.float64) * torch.tensor([[1.0], [-1.0]])
+    rows = torch.ones(2, fed.family.size, dtype=torch.float64) * torch.tensor([[1.0], [-1.0]])
     built: Any = algorithm("fedexp", eps=0.0)
     state = built.init(fed)
     assert torch.equal(built.server_step(state, arrivals(rows), fed).params, state.params)
@@ -192,15 +192,15 @@ def test_7_1_fedsam_without_ascent_is_fedavg_bit_for_bit(executor: Executor, bui
 def test_fedsam_is_its_step_written_out(executor: Executor) -> None:
     """One client, two full-batch steps: the statistics are those of the first pass, made of the parameters w."""
     fed = federation([8], build=normed, executor=executor, training=local(epochs=2))
-    p, w = fed.task.num_params, fed.task.init(0)
-    inputs, targets = fed.population.inputs, fed.population.targets
+    p, w = fed.family.num_params, fed.family.init(0)
+    inputs, targets = fed.client_data.inputs, fed.client_data.targets
     mask = torch.ones(8, dtype=torch.float64)
 
     def gradient(params: Tensor, buffers: Tensor) -> tuple[Tensor, Tensor]:
-        fed.task.mode(True)
+        fed.family.mode(True)
         leaf = params.detach().requires_grad_()
-        model = Model(fed.task, leaf, buffers)
-        (g,) = torch.autograd.grad(fed.task.loss(model, Batch(inputs, targets, mask)), leaf)
+        model = FunctionalModel(fed.family, leaf, buffers)
+        (g,) = torch.autograd.grad(fed.family.loss(model, Batch(inputs, targets, mask)), leaf)
         return g, model.buffers
 
     x, buffers = w[:p], w[p:]
@@ -216,9 +216,9 @@ def test_fedsam_is_its_step_written_out(executor: Executor) -> None:
 def test_fedsam_stands_still_where_the_gradient_is_zero(executor: Executor) -> None:
     """A single class and weights that are certain of it."""
     fed = federation([8], executor=executor)
-    fed.population.targets.zero_()
-    x = fed.task.init(0)
-    views = fed.task.views(x)
+    fed.client_data.targets.zero_()
+    x = fed.family.init(0)
+    views = fed.family.views(x)
     views["2.bias"].copy_(torch.tensor([1e4, -1e4, -1e4]))
     built: Any = algorithm("fedsam")
     assert torch.equal(run(built, fed, 1, state=built.init(fed)._replace(params=x)).params, x)
@@ -242,20 +242,20 @@ def test_fedlaw_is_its_optimisation_written_out(build: Any) -> None:
     """
     settings: dict[str, Any] = {"lr": 0.05, "epochs": 4, "batch_size": 20, "lr_decay": 0.5, "lr_decay_epochs": 2}
     fed = federation((4, 8, 20), build=build, server=server_data(40))
-    x, p = fed.task.init(0), fed.task.num_params
+    x, p = fed.family.init(0), fed.family.num_params
     fed.begin(0, 1.0)
-    cohort = fed.dispatch((x,))
+    cohort = fed.start_cohort((x,))
     y = cohort.train(x)
     sizes = cohort.num_examples.double() / 32
     buffers = sizes @ y[:, p:]
     a, b = sizes.log().requires_grad_(), torch.zeros((), dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.Adam([a, b], lr=0.05, betas=(0.5, 0.999))
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
-    fed.task.mode(True)
+    fed.family.mode(True)
     for t, batch in enumerate(server_batches(fed, 4, 20)):
-        model = Model(fed.task, b.exp() * (a.softmax(0) @ y[:, :p]), buffers)
+        model = FunctionalModel(fed.family, b.exp() * (a.softmax(0) @ y[:, :p]), buffers)
         optimizer.zero_grad()
-        fed.task.loss(model, batch).backward()  # type: ignore[no-untyped-call]
+        fed.family.loss(model, batch).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         if t % 2:
             schedule.step()
@@ -275,7 +275,7 @@ def test_fedlaw_lowers_the_loss_on_the_servers_examples() -> None:
     losses = []
     for epochs in (0, 20):
         w = params("fedlaw", 1, {"sizes": (4, 8, 20), "server": server_data(60)}, epochs=epochs)
-        logits = fed.task.predict(w, fed.server_data.inputs)
+        logits = fed.family.predict(w, fed.server_data.inputs)
         losses.append(float(F.cross_entropy(logits, fed.server_data.targets)))
     assert losses[1] < losses[0]
 
@@ -318,19 +318,19 @@ def test_fedbe_is_distillation_written_out(swa_start: int, averaged: tuple[int, 
     settings: dict[str, Any] = {"lr": 0.05, "momentum": 0.8, "weight_decay": 0.01, "epochs": 3, "batch_size": 20}
     settings |= {"num_samples": 0, "swa_start": swa_start, "swa_every": 2}
     fed = federation((8, 20), server=server_data(40))
-    x = fed.task.init(0)
+    x = fed.family.init(0)
     fed.begin(0, 1.0)
-    cohort = fed.dispatch((x,))
+    cohort = fed.start_cohort((x,))
     y = cohort.train(x)
     mean = cohort.num_examples.double() @ y / 28
     student = mean.clone().requires_grad_()
     optimizer = torch.optim.SGD([student], lr=0.05, momentum=0.8, weight_decay=0.01)
     models = []
     for batch in server_batches(fed, 3, 20):
-        teachers = torch.stack([fed.task.evaluate(w, w[:0], batch.inputs).softmax(-1) for w in (*y, mean)]).mean(0)
+        teachers = torch.stack([fed.family.evaluate(w, w[:0], batch.inputs).softmax(-1) for w in (*y, mean)]).mean(0)
         targets = teachers.square() / teachers.square().sum(-1, keepdim=True)
         optimizer.zero_grad()
-        logits = fed.task.forward(fed.task.views(student), batch.inputs)
+        logits = fed.family.forward(fed.family.views(student), batch.inputs)
         F.cross_entropy(logits, targets).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         models.append(student.detach().clone())
@@ -340,18 +340,18 @@ def test_fedbe_is_distillation_written_out(swa_start: int, averaged: tuple[int, 
 
 def samples(y: Tensor, x: Tensor, mean: Tensor, build: Any = mlp, **overrides: Any) -> Tensor:
     built: Any = algorithm("fedbe", **overrides)
-    task = federation(build=build).task
-    return torch.stack([*built._samples(task, x, y, mean, np.random.default_rng(0))])
+    family = federation(build=build).family
+    return torch.stack([*built._samples(family, x, y, mean, np.random.default_rng(0))])
 
 
 def test_gaussian_samples_have_the_mean_and_deviation_of_directions() -> None:
     """By tensor: the mean length times the mean and the deviation of unit changes; statistics are the mean model's."""
-    task = federation(build=normed).task
-    x, mean, p = task.init(0), task.init(9) + 0.5, task.num_params
-    y = torch.stack([task.init(seed) for seed in range(1, 5)])
+    family = federation(build=normed).family
+    x, mean, p = family.init(0), family.init(9) + 0.5, family.num_params
+    y = torch.stack([family.init(seed) for seed in range(1, 5)])
     y[0] = x  # a client that has not moved has no direction
     drawn = samples(y, x, mean, normed, num_samples=4000, noise=2.0)
-    for name, part in task.views(torch.arange(p)).items():
+    for name, part in family.views(torch.arange(p)).items():
         delta = (y - x)[:, part.flatten()]
         length = delta.norm(dim=1, keepdim=True)
         unit = torch.where(length > 0, delta / length, 0.0)
@@ -365,18 +365,18 @@ def test_gaussian_samples_have_the_mean_and_deviation_of_directions() -> None:
 
 
 def test_clients_that_agree_vary_by_the_least_variance() -> None:
-    task = federation().task
-    one = torch.ones(3, task.size, dtype=torch.float64)
-    centre, deviation = fedbe._directions(task, one)
+    family = federation().family
+    one = torch.ones(3, family.size, dtype=torch.float64)
+    centre, deviation = fedbe._directions(family, one)
     close(centre, one[0])
-    for part in task.views(deviation).values():
+    for part in family.views(deviation).values():
         close(part, torch.full_like(part, part.numel() ** 0.5 * 1e-5**0.5))
 
 
 def test_dirichlet_samples_are_means_of_the_clients() -> None:
-    task = federation(build=normed).task
-    x = task.init(0)
-    y = torch.zeros(3, task.size, dtype=torch.float64)
+    family = federation(build=normed).family
+    x = family.init(0)
+    y = torch.zeros(3, family.size, dtype=torch.float64)
     y[:, :3], y[:, -1] = torch.eye(3), 7.0
     drawn = samples(y, x, x, normed, sampler="dirichlet", num_samples=3000, alpha=2.0)
     close(drawn[:, :3].sum(1), torch.ones(3000, dtype=torch.float64))
@@ -429,10 +429,10 @@ def test_fedgen_clients_minimise_the_loss_written_out(executor: Executor, size: 
     rng = next(generators(0, Purpose.ALGORITHM, 1, np.array([0])))
     made_up = torch.from_numpy(rng.integers(CLASSES, size=5))
     noise = torch.from_numpy(rng.random((5 + 8, 4)))
-    index = fed.population.plan(np.array([0]), fed.local, seed=0, round=1, drop_single=False).indices[0, 0, :size]
-    inputs, targets = fed.population.inputs[index], fed.population.targets[index]
+    index = fed.client_data.plan(np.array([0]), fed.local, seed=0, round=1, drop_single=False).indices[0, 0, :size]
+    inputs, targets = fed.client_data.inputs[index], fed.client_data.targets[index]
     w = state.params.clone().requires_grad_()
-    named = fed.task.views(w)
+    named = fed.family.views(w)
     features = torch.tanh(F.linear(inputs, named["0.weight"], named["0.bias"]))
     logits, false, mine = (
         F.linear(z, named["2.weight"], named["2.bias"])
@@ -457,14 +457,14 @@ def test_fedgen_trains_its_generator_as_written_out() -> None:
     kind: dict[str, Any] = {"sizes": (6, 10)}
     built: Any = algorithm("fedgen", lr=0.01, lr_decay=0.5, weight_decay=0.1, eta=2.0)
     fed = federation(**kind)
-    fed.population.targets.clamp_(max=1)
+    fed.client_data.targets.clamp_(max=1)
     state = built.init(fed)
     module = nn.Sequential(nn.Linear(4 + CLASSES, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 6)).double()
     nn.utils.vector_to_parameters(state.generator[:-12].clone(), module.parameters())
     optimizer = torch.optim.Adam(module.parameters(), lr=0.01, weight_decay=0.1)
     for round in range(2):
         fed.begin(round, 1.0)
-        cohort = fed.dispatch(built.broadcast(state))
+        cohort = fed.start_cohort(built.broadcast(state))
         upload = built.client_update(state, cohort)
         assert upload.counts.sum(1).tolist() == cohort.num_examples.tolist()
         assert upload.counts[:, 2].tolist() == [0, 0]
@@ -475,7 +475,7 @@ def test_fedgen_trains_its_generator_as_written_out() -> None:
             z = module(torch.cat([noise, torch.eye(CLASSES, dtype=torch.float64)[y]], 1))
             loss = torch.zeros((), dtype=torch.float64)
             for model, counts in zip(upload.models, upload.counts, strict=True):
-                named = fed.task.views(model)
+                named = fed.family.views(model)
                 errors = F.cross_entropy(F.linear(z, named["2.weight"], named["2.bias"]), y, reduction="none")
                 loss = loss + (counts[y] / upload.counts.sum(0)[y] * errors).mean()
             noises = (noise.unsqueeze(0) - noise.unsqueeze(1)).square().mean(2)
@@ -484,7 +484,7 @@ def test_fedgen_trains_its_generator_as_written_out() -> None:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        state = built.server_step(state, fed.exchange(cohort, upload, built.known), fed)
+        state = built.server_step(state, fed.collect_updates(cohort, upload, built.known), fed)
         optimizer.param_groups[0]["lr"] *= 0.5
         statistics = [module[1].running_mean, module[1].running_var]
         vector = torch.cat([nn.utils.parameters_to_vector(module.parameters()).detach(), *statistics])
@@ -560,7 +560,7 @@ def test_7_20_payloads_are_those_of_the_table(name: str, down: int, more: int, b
     """Section 5: a model each way, and what a method sends on top of it."""
     fed = federation(EQUAL, build=build)
     run(algorithm(name), fed, 1)
-    metrics, size = fed.collect(), fed.task.size
+    metrics, size = fed.collect(), fed.family.size
     assert metrics["comm/download_mb"] == pytest.approx(len(EQUAL) * (size + down) * 4 / 1e6)
     assert metrics["comm/upload_mb"] == pytest.approx(len(EQUAL) * (size + more) * 4 / 1e6)
 
@@ -577,7 +577,7 @@ def test_a_single_participant_is_fedavg(name: str, build: Any) -> None:
 @pytest.mark.parametrize("name", ["fednova", "fedexp", "fedsam", "fedlaw", "fedbe", "fedgen"])
 def test_a_round_without_arrivals_changes_nothing(name: str) -> None:
     fed = {"sizes": RAGGED, "cohort": 2, "std": 1e6}
-    assert torch.equal(params(name, 3, fed), federation().task.init(0))
+    assert torch.equal(params(name, 3, fed), federation().family.init(0))
 
 
 def test_fedlaw_needs_labelled_examples_of_the_clients_classes() -> None:

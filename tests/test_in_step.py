@@ -16,7 +16,7 @@ from fedlab_runner.algorithms.shared.mutual_learning import Learners, mutual_lea
 from fedlab_runner.core.losses import WSM
 from fedlab_runner.core.model_family import Batch
 from fedlab_runner.executors._fork import processes as forks
-from fedlab_runner.executors._fork.lockstep import Table, in_step
+from fedlab_runner.executors._fork.lockstep import SharedRows, in_step
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.processes import Processes
 
@@ -43,9 +43,9 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def learnt(workers: int, *, taught: bool = False, act: Any = lambda: None, **how: Any) -> tuple[list[Tensor], float]:
     """Two epochs of seven models of several architectures, or of the first as taught by the others; and the FLOPs."""
-    how = {"supervision": WSM(), "training": local(momentum=0.9, weight_decay=5e-4, clip_norm=1.0)} | how
+    how = {"loss_function": WSM(), "training": local(momentum=0.9, weight_decay=5e-4, clip_norm=1.0)} | how
     fed = mixed(executor=Processes(workers, LOOP), **how)
-    students = [Learners(task, stack) for task, stack in zip(fed.tasks, distinct(fed), strict=True)]
+    students = [Learners(family, stack) for family, stack in zip(fed.families, distinct(fed), strict=True)]
     teachers = students[1:] if taught else []
     students = students[:1] if taught else students
     count, k = (sum(len(s.models) for s in some) for some in ((*students, *teachers), students))
@@ -121,7 +121,7 @@ def test_each_part_reads_what_all_have_written_in_its_step() -> None:
     parts, steps = 3, 200
     seen = torch.zeros(parts, steps, parts).share_memory_()
 
-    def run(part: int, table: Table) -> None:
+    def run(part: int, table: SharedRows) -> None:
         for step in range(steps):
             mine = torch.full((1, 1 + step % 2), float(100 * step + part))
             seen[part, step] = table.complete(torch.tensor([part]), mine)[:, -1]

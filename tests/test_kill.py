@@ -50,15 +50,15 @@ def rounds_done(folder: Path) -> int:
 
 
 SLOW = (
-    "fedcda algorithm.warmup=5 algorithm.caches_on=disk",
+    "fedcda algorithm.warmup=5 algorithm.store_on=disk",
     "fedavg",
     "fedexp",
     "fedgen",
     "fedasync",
     "fedprox",
     "scaffold",
-    "scaffold algorithm.controls_on=disk",
-    "ca2fl algorithm.updates_on=disk",
+    "scaffold algorithm.store_on=disk",
+    "ca2fl algorithm.store_on=disk",
     "dfml server_data=none",
     "fedma model=mlp model.hidden=[8]",
     "gamf model=mlp model.hidden=[8]",

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from fedlab_runner.datasets.celeba import CelebA
 from fedlab_runner.datasets.examples import Data
 from fedlab_runner.datasets.femnist import FEMNIST
-from fedlab_runner.partitions.by_user import ByUser
+from fedlab_runner.partitions.natural import Natural
 from fedlab_runner.utils.errors import UserError
 
 FEMNIST_FIELDS: dict[str, Any] = {
@@ -130,7 +130,7 @@ def test_drawn_users_are_the_clients_and_the_test_set_is_theirs(tmp_path, count)
     data, other = femnist(tmp_path, num_users=count), femnist(tmp_path, 1, num_users=count)
     assert len(users(data.train)) == count and users(data.train).keys() == users(data.test).keys()
     assert users(data.train) != users(other.train)
-    split = ByUser(1).split(data.train.strata.numpy(), data.train.users.numpy(), count, np.random.default_rng(0))
+    split = Natural(1).split(data.train.strata.numpy(), data.train.users.numpy(), count, np.random.default_rng(0))
     assert sorted(np.concatenate(split).tolist()) == list(range(len(data.train.targets)))
     assert [len(part) for part in split] == list(users(data.train).values())
 
@@ -143,7 +143,7 @@ def test_a_thousand_of_many_users(tmp_path):
     trained = np.bincount(writer[split == 0], minlength=1300)
     eligible = int(((np.bincount(writer) >= 2) & (trained > 0)).sum())
     data = femnist(tmp_path, num_users=eligible)
-    parts = ByUser(1).split(data.train.strata.numpy(), data.train.users.numpy(), eligible, rng)
+    parts = Natural(1).split(data.train.strata.numpy(), data.train.users.numpy(), eligible, rng)
     assert len(parts) == eligible and sum(map(len, parts)) == len(data.train.targets)
     with pytest.raises(ValueError, match=rf"^num_users must be null or at most {eligible}, .* got {eligible + 1}$"):
         femnist(tmp_path, num_users=eligible + 1)

@@ -11,10 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from toy import CPU, local
 
-from fedlab_runner.core.client_data import Population
+from fedlab_runner.core.client_data import ClientData
 from fedlab_runner.core.clock import RoundClock
 from fedlab_runner.core.federation import Federation
-from fedlab_runner.core.model_family import Normalize, Task
+from fedlab_runner.core.model_family import ModelFamily, Normalize
 from fedlab_runner.core.work import Executor
 from fedlab_runner.delays.none import NoDelay
 from fedlab_runner.executors.loop import Loop
@@ -22,7 +22,7 @@ from fedlab_runner.executors.vectorized import Vectorized
 from fedlab_runner.models._lora import LoRALinear, add_lora
 from fedlab_runner.models.timm import Timm
 from fedlab_runner.models.vit_lora import ViTLoRA
-from fedlab_runner.participation.uniform import Uniform
+from fedlab_runner.participation.uniform import UniformParticipation
 from fedlab_runner.utils.errors import UserError
 
 CLASSES = 5
@@ -33,8 +33,10 @@ def vit(name="test_vit", pretrained=False, weights=None, rank=4, alpha=8.0) -> V
     return ViTLoRA(3, 32, name, pretrained, weights, rank, alpha)
 
 
-def task(dtype: torch.dtype = torch.float64) -> Task:
-    return Task(lambda: vit().build(3, 32, CLASSES), CLASSES, normalize=Normalize(None, None), device=CPU, dtype=dtype)
+def model_family(dtype: torch.dtype = torch.float64) -> ModelFamily:
+    return ModelFamily(
+        lambda: vit().build(3, 32, CLASSES), CLASSES, normalize=Normalize(None, None), device=CPU, dtype=dtype
+    )
 
 
 def lora_layers(model: nn.Module) -> dict[str, LoRALinear]:
@@ -128,9 +130,9 @@ def test_the_model_starts_as_the_frozen_one_with_the_same_head():
 
 
 def test_only_lora_and_the_head_are_in_the_vector_and_the_backbone_is_the_same_for_all():
-    first = task()
+    first = model_family()
     torch.rand(1)  # another state of the global generator, as in another process
-    second = task()
+    second = model_family()
     trained = {name for name, p in first.module.named_parameters() if p.requires_grad}
     assert first.num_buffers == 0
     assert first.size == sum(first.module.get_parameter(name).numel() for name in trained)
@@ -145,16 +147,16 @@ def test_only_lora_and_the_head_are_in_the_vector_and_the_backbone_is_the_same_f
     torch.testing.assert_close(loaded(inputs), first.predict(w, inputs))
 
 
-def train(executor: Executor, dtype: torch.dtype, clients: int = 4) -> tuple[torch.Tensor, torch.Tensor, Task]:
+def train(executor: Executor, dtype: torch.dtype, clients: int = 4) -> tuple[torch.Tensor, torch.Tensor, ModelFamily]:
     """Some clients of two to five images each."""
-    rng, model = np.random.default_rng(0), task(dtype)
+    rng, model = np.random.default_rng(0), model_family(dtype)
     sizes = [2 + i % 4 for i in range(clients)]
     inputs = torch.from_numpy(rng.normal(size=(sum(sizes), 3, 32, 32))).to(dtype)
     targets = torch.from_numpy(rng.integers(CLASSES, size=sum(sizes)))
-    population = Population(inputs, targets, np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1]), CPU)
-    clock = RoundClock(population.num_examples, Uniform(clients, None), NoDelay("client"), 0)
+    client_data = ClientData(inputs, targets, np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1]), CPU)
+    clock = RoundClock(client_data.num_examples, UniformParticipation(clients, None), NoDelay("client"), 0)
     setting = local(lr=0.05, epochs=1, batch_size=3)
-    fed = Federation(task=model, population=population, clock=clock, executor=executor, local=setting, seed=0)
+    fed = Federation(family=model, client_data=client_data, clock=clock, executor=executor, local=setting, seed=0)
     cohort = fed.cohort(np.arange(clients))
     return model.init(0), cohort.train(model.init(0)), model
 

@@ -4,32 +4,32 @@ import re
 
 import pytest
 
-from fedlab_runner.lr_schedules.constant import Constant
-from fedlab_runner.lr_schedules.cosine import Cosine
-from fedlab_runner.lr_schedules.drop_to import DropTo
-from fedlab_runner.lr_schedules.exponential import Exponential
-from fedlab_runner.lr_schedules.piecewise import Piecewise
-from fedlab_runner.lr_schedules.step import Step
-from fedlab_runner.lr_schedules.warmup_cosine import WarmupCosine
+from fedlab_runner.lr_schedules.constant import ConstantLR
+from fedlab_runner.lr_schedules.cosine import CosineLR
+from fedlab_runner.lr_schedules.drop_to import DropToLR
+from fedlab_runner.lr_schedules.exponential import ExponentialLR
+from fedlab_runner.lr_schedules.piecewise import PiecewiseLR
+from fedlab_runner.lr_schedules.step import StepLR
+from fedlab_runner.lr_schedules.warmup_cosine import WarmupCosineLR
 
 
 @pytest.mark.parametrize(
     "schedule,factors",
     [
-        (Constant(), {0: 1.0, 10**6: 1.0}),
-        (Step(10, 0.5), {0: 1.0, 9: 1.0, 10: 0.5, 19: 0.5, 20: 0.25, 100: 0.5**10}),
-        (Step(1, 1.0), {0: 1.0, 50: 1.0}),
-        (Exponential(0.9), {0: 1.0, 1: 0.9, 2: 0.81, 10**6: 0.0}),
-        (Cosine(100, 0.0), {0: 1.0, 50: 0.5, 25: 0.8535534, 100: 0.0, 500: 0.0}),
-        (Cosine(100, 0.2), {0: 1.0, 50: 0.6, 100: 0.2, 101: 0.2}),
-        (Cosine(1, 0.0), {0: 1.0, 1: 0.0}),
-        (Piecewise([100], [1.0, 1e-3]), {0: 1.0, 99: 1.0, 100: 1e-3, 299: 1e-3}),
-        (Piecewise([2, 5], [0.1, 1.0, 0.01]), {0: 0.1, 1: 0.1, 2: 1.0, 4: 1.0, 5: 0.01, 6: 0.01}),
-        (DropTo(100, 1e-5, 1e-2), {0: 1.0, 99: 1.0, 100: 1e-3, 299: 1e-3}),
-        (DropTo(0, 1e-3, 1e-4), {0: 10.0, 5: 10.0}),
-        (Piecewise([], [0.5]), {0: 0.5, 9: 0.5}),
-        (WarmupCosine(4, 24, 0.1), {0: 0.2, 1: 0.4, 3: 0.8, 4: 1.0, 14: 0.55, 24: 0.1, 99: 0.1}),
-        (WarmupCosine(0, 10, 0.0), {0: 1.0, 5: 0.5, 10: 0.0}),
+        (ConstantLR(), {0: 1.0, 10**6: 1.0}),
+        (StepLR(10, 0.5), {0: 1.0, 9: 1.0, 10: 0.5, 19: 0.5, 20: 0.25, 100: 0.5**10}),
+        (StepLR(1, 1.0), {0: 1.0, 50: 1.0}),
+        (ExponentialLR(0.9), {0: 1.0, 1: 0.9, 2: 0.81, 10**6: 0.0}),
+        (CosineLR(100, 0.0), {0: 1.0, 50: 0.5, 25: 0.8535534, 100: 0.0, 500: 0.0}),
+        (CosineLR(100, 0.2), {0: 1.0, 50: 0.6, 100: 0.2, 101: 0.2}),
+        (CosineLR(1, 0.0), {0: 1.0, 1: 0.0}),
+        (PiecewiseLR([100], [1.0, 1e-3]), {0: 1.0, 99: 1.0, 100: 1e-3, 299: 1e-3}),
+        (PiecewiseLR([2, 5], [0.1, 1.0, 0.01]), {0: 0.1, 1: 0.1, 2: 1.0, 4: 1.0, 5: 0.01, 6: 0.01}),
+        (DropToLR(100, 1e-5, 1e-2), {0: 1.0, 99: 1.0, 100: 1e-3, 299: 1e-3}),
+        (DropToLR(0, 1e-3, 1e-4), {0: 10.0, 5: 10.0}),
+        (PiecewiseLR([], [0.5]), {0: 0.5, 9: 0.5}),
+        (WarmupCosineLR(4, 24, 0.1), {0: 0.2, 1: 0.4, 3: 0.8, 4: 1.0, 14: 0.55, 24: 0.1, 99: 0.1}),
+        (WarmupCosineLR(0, 10, 0.0), {0: 1.0, 5: 0.5, 10: 0.0}),
     ],
     ids=repr,
 )
@@ -40,7 +40,9 @@ def test_values(schedule, factors):
         assert value == pytest.approx(factor, rel=1e-6, abs=1e-12), f"round {round}"
 
 
-@pytest.mark.parametrize("schedule", [Cosine(50, 0.0), WarmupCosine(5, 50, 0.0), WarmupCosine(49, 50, 0.0)], ids=repr)
+@pytest.mark.parametrize(
+    "schedule", [CosineLR(50, 0.0), WarmupCosineLR(5, 50, 0.0), WarmupCosineLR(49, 50, 0.0)], ids=repr
+)
 def test_no_round_of_the_run_has_the_factor_0(schedule):
     factors = [schedule.factor(round) for round in range(50)]
     assert all(0 < factor <= 1 for factor in factors)
@@ -51,23 +53,23 @@ def test_no_round_of_the_run_has_the_factor_0(schedule):
 @pytest.mark.parametrize(
     "make,message",
     [
-        (lambda: Step(0, 0.5), "every must be >= 1, got 0"),
-        (lambda: Step(5, 0.0), "decay must be > 0 and <= 1, got 0.0"),
-        (lambda: Step(5, float("nan")), "decay must be > 0 and <= 1, got nan"),
-        (lambda: Exponential(1.5), "decay must be > 0 and <= 1, got 1.5"),
-        (lambda: Exponential(-0.1), "decay must be > 0 and <= 1, got -0.1"),
-        (lambda: Cosine(0, 0.0), "rounds must be >= 1, got 0"),
-        (lambda: Cosine(10, -0.1), "final must be >= 0 and <= 1, got -0.1"),
-        (lambda: Cosine(10, 1.1), "final must be >= 0 and <= 1, got 1.1"),
-        (lambda: Piecewise([100, 50], [1.0, 0.5, 0.1]), "boundaries must be >= 1 and increase, got [100, 50]"),
-        (lambda: Piecewise([0], [1.0, 0.5]), "boundaries must be >= 1 and increase, got [0]"),
-        (lambda: Piecewise([100], [1.0]), "factors must be 2, one more than boundaries, got [1.0]"),
-        (lambda: Piecewise([100], [1.0, 0.0]), "factors must be finite and > 0, got [1.0, 0.0]"),
-        (lambda: Piecewise([100], [1.0, float("inf")]), "factors must be finite and > 0, got [1.0, inf]"),
-        (lambda: WarmupCosine(10, 10, 0.0), "warmup must be >= 0 and < rounds (10), got 10"),
-        (lambda: WarmupCosine(-1, 10, 0.0), "warmup must be >= 0 and < rounds (10), got -1"),
-        (lambda: WarmupCosine(0, 0, 0.0), "rounds must be >= 1, got 0"),
-        (lambda: WarmupCosine(1, 10, 2.0), "final must be >= 0 and <= 1, got 2.0"),
+        (lambda: StepLR(0, 0.5), "every must be >= 1, got 0"),
+        (lambda: StepLR(5, 0.0), "decay must be > 0 and <= 1, got 0.0"),
+        (lambda: StepLR(5, float("nan")), "decay must be > 0 and <= 1, got nan"),
+        (lambda: ExponentialLR(1.5), "decay must be > 0 and <= 1, got 1.5"),
+        (lambda: ExponentialLR(-0.1), "decay must be > 0 and <= 1, got -0.1"),
+        (lambda: CosineLR(0, 0.0), "rounds must be >= 1, got 0"),
+        (lambda: CosineLR(10, -0.1), "final must be >= 0 and <= 1, got -0.1"),
+        (lambda: CosineLR(10, 1.1), "final must be >= 0 and <= 1, got 1.1"),
+        (lambda: PiecewiseLR([100, 50], [1.0, 0.5, 0.1]), "boundaries must be >= 1 and increase, got [100, 50]"),
+        (lambda: PiecewiseLR([0], [1.0, 0.5]), "boundaries must be >= 1 and increase, got [0]"),
+        (lambda: PiecewiseLR([100], [1.0]), "factors must be 2, one more than boundaries, got [1.0]"),
+        (lambda: PiecewiseLR([100], [1.0, 0.0]), "factors must be finite and > 0, got [1.0, 0.0]"),
+        (lambda: PiecewiseLR([100], [1.0, float("inf")]), "factors must be finite and > 0, got [1.0, inf]"),
+        (lambda: WarmupCosineLR(10, 10, 0.0), "warmup must be >= 0 and < rounds (10), got 10"),
+        (lambda: WarmupCosineLR(-1, 10, 0.0), "warmup must be >= 0 and < rounds (10), got -1"),
+        (lambda: WarmupCosineLR(0, 0, 0.0), "rounds must be >= 1, got 0"),
+        (lambda: WarmupCosineLR(1, 10, 2.0), "final must be >= 0 and <= 1, got 2.0"),
     ],
 )
 def test_wrong_parameters_are_refused(make, message):

@@ -11,10 +11,10 @@ from toy import CLASSES, CPU, FEATURES, federation
 
 from fedlab_runner.algorithms.matching.assignment import hungarian
 from fedlab_runner.algorithms.matching.graduated_assignment import Graduated, sinkhorn
-from fedlab_runner.algorithms.matching.neurons import Group, permute
+from fedlab_runner.algorithms.matching.neurons import NeuronGroup, permute
 from fedlab_runner.algorithms.matching.pfnm import PFNM, Gain, Neurons, Server, SquaredDistance, match
 from fedlab_runner.algorithms.matching.structure import neuron_groups, require_groups
-from fedlab_runner.core.model_family import Normalize, Task
+from fedlab_runner.core.model_family import ModelFamily, Normalize
 from fedlab_runner.models.cnn_feddle import FeddleCNN
 from fedlab_runner.models.cnn_mcmahan import McMahanCNN
 from fedlab_runner.models.cnn_small import SmallCNN
@@ -27,33 +27,35 @@ from fedlab_runner.models.vit_lora import ViTLoRA
 from fedlab_runner.utils.errors import UserError
 
 
-def task_of(build: Callable[[], nn.Module], dtype: torch.dtype = torch.float64) -> Task:
-    return Task(build, CLASSES, normalize=Normalize(None, None), device=CPU, dtype=dtype)
+def task_of(build: Callable[[], nn.Module], dtype: torch.dtype = torch.float64) -> ModelFamily:
+    return ModelFamily(build, CLASSES, normalize=Normalize(None, None), device=CPU, dtype=dtype)
 
 
 def images(channels: int, size: int) -> Tensor:
     return torch.rand(2, channels, size, size, generator=torch.Generator().manual_seed(0))
 
 
-def structure(model: Any, channels: int = 3, size: int = 16) -> tuple[Task, list[Group], Tensor]:
-    task, inputs = task_of(lambda: model.build(channels, size, CLASSES)), images(channels, size)
-    return task, neuron_groups(task, inputs), inputs
+def structure(model: Any, channels: int = 3, size: int = 16) -> tuple[ModelFamily, list[NeuronGroup], Tensor]:
+    family, inputs = task_of(lambda: model.build(channels, size, CLASSES)), images(channels, size)
+    return family, neuron_groups(family, inputs), inputs
 
 
-def shuffled(groups: list[Group], seed: int) -> list[np.ndarray]:
+def shuffled(groups: list[NeuronGroup], seed: int) -> list[np.ndarray]:
     rng = np.random.default_rng(seed)
     return [rng.permutation(group.size) for group in groups]
 
 
-def permuted(w: Tensor, groups: list[Group], orders: list[np.ndarray]) -> Tensor:
+def permuted(w: Tensor, groups: list[NeuronGroup], orders: list[np.ndarray]) -> Tensor:
     for group, order in zip(groups, orders, strict=True):
         w = permute(w, group, order)
     return w
 
 
-def away_from_initial(task: Task) -> Tensor:
+def away_from_initial(family: ModelFamily) -> Tensor:
     """A model whose norms' parameters and statistics differ from channel to channel."""
-    return task.init(0) + 0.1 * torch.rand(task.size, dtype=task.dtype, generator=torch.Generator().manual_seed(1))
+    return family.init(0) + 0.1 * torch.rand(
+        family.size, dtype=family.dtype, generator=torch.Generator().manual_seed(1)
+    )
 
 
 BLOCKS = [f"layer{stage}.{block}.conv1" for stage in (1, 2, 3, 4) for block in (0, 1)]
@@ -72,12 +74,12 @@ KNOWN = [
 
 @pytest.mark.parametrize(("model", "sizes"), KNOWN, ids=lambda value: type(value).__name__)
 def test_hidden_neurons_change_places_and_the_logits_stay(model: Any, sizes: list[int]) -> None:
-    task, groups, inputs = structure(model)
+    family, groups, inputs = structure(model)
     assert [group.size for group in groups] == sizes
-    w = away_from_initial(task)
+    w = away_from_initial(family)
     other = permuted(w, groups, shuffled(groups, 0))
     assert all(not torch.equal(g.incoming(w), g.incoming(other)) for g in groups), "each group has moved"
-    before, after = task.predict(w, inputs), task.predict(other, inputs)
+    before, after = family.predict(w, inputs), family.predict(other, inputs)
     torch.testing.assert_close(after, before, rtol=1e-11, atol=1e-11)
 
 
@@ -91,8 +93,8 @@ def test_of_a_residual_network_the_channels_inside_the_blocks_move_with_their_no
 
 
 def test_permuting_there_and_back_is_exact_and_works_on_many_models_at_once() -> None:
-    task, groups, _ = structure(SmallCNN(None, None))
-    w = torch.stack([away_from_initial(task), task.init(3)])
+    family, groups, _ = structure(SmallCNN(None, None))
+    w = torch.stack([away_from_initial(family), family.init(3)])
     order = np.random.default_rng(0).permutation(16)
     there = permute(w, groups[0], order)
     assert torch.equal(there[1], permute(w[1], groups[0], order))
@@ -152,7 +154,7 @@ class Clever(nn.Module):
 )
 def test_only_what_is_known_for_certain_may_move(build: Callable[[], nn.Module], names: list[str]) -> None:
     fed = federation([4], build=build)
-    assert [group.name for group in neuron_groups(fed.task, fed.population.inputs)] == names
+    assert [group.name for group in neuron_groups(fed.family, fed.client_data.inputs)] == names
 
 
 @pytest.mark.parametrize(
@@ -165,14 +167,14 @@ def test_only_what_is_known_for_certain_may_move(build: Callable[[], nn.Module],
     ids=lambda model: type(model).__name__,
 )
 def test_a_model_without_known_groups_is_refused_in_one_line(model: Any) -> None:
-    task, groups, _ = structure(model)
+    family, groups, _ = structure(model)
     assert groups == []
 
     class Fed:
-        population = federation([2]).population
+        client_data = federation([2]).client_data
 
     fed: Any = Fed()
-    fed.task = task
+    fed.family = family
     with pytest.raises(UserError, match=r"^algorithm=.* finds none in this \w+ that may change places: use a") as error:
         require_groups(model, fed)
     assert "\n" not in str(error.value)
@@ -355,8 +357,8 @@ def test_sinkhorn_is_doubly_stochastic_and_sharp_when_cold() -> None:
 @pytest.mark.parametrize("pairwise", [False, True])
 @pytest.mark.parametrize("model", [MLP(None, None, [9, 8]), SmallCNN(None, None)], ids=lambda m: type(m).__name__)
 def test_graph_matching_recovers_permutations_of_all_layers(model: Any, pairwise: bool) -> None:
-    task, groups, inputs = structure(model, channels=1, size=4)
-    w, orders = away_from_initial(task), [shuffled(groups, seed) for seed in (1, 2)]
+    family, groups, inputs = structure(model, channels=1, size=4)
+    w, orders = away_from_initial(family), [shuffled(groups, seed) for seed in (1, 2)]
     models = torch.stack([w, *(permuted(w, groups, order) for order in orders)])
     models = models + 0.01 * torch.randn(models.shape, generator=torch.Generator().manual_seed(3), dtype=models.dtype)
     found = graduated(pairwise=pairwise).assign(models, groups, np.random.default_rng(0))
@@ -366,14 +368,14 @@ def test_graph_matching_recovers_permutations_of_all_layers(model: Any, pairwise
         for k, order in enumerate(orders):
             assert per_model[1 + k].tolist() == np.argsort(order[g]).tolist()
     again = permuted(models[1], groups, [per_model[1] for per_model in found.orders])
-    torch.testing.assert_close(task.predict(again, inputs), task.predict(models[1], inputs), rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(family.predict(again, inputs), family.predict(models[1], inputs), rtol=1e-11, atol=1e-11)
 
 
 def test_graph_matching_of_one_model_does_nothing_and_a_cap_still_gives_permutations() -> None:
-    task, groups, _ = structure(MLP(None, None, [9, 8]), channels=1, size=4)
-    alone = graduated().assign(task.init(0).unsqueeze(0), groups, np.random.default_rng(0))
+    family, groups, _ = structure(MLP(None, None, [9, 8]), channels=1, size=4)
+    alone = graduated().assign(family.init(0).unsqueeze(0), groups, np.random.default_rng(0))
     assert alone.iterations == 0 and all(order[0].tolist() == sorted(order[0]) for order in alone.orders)
-    models = torch.stack([task.init(seed) for seed in range(3)])
+    models = torch.stack([family.init(seed) for seed in range(3)])
     capped = graduated(max_iterations=2).assign(models, groups, np.random.default_rng(0))
     assert capped.iterations == 2
     assert all(sorted(order) == list(range(len(order))) for of_group in capped.orders for order in of_group)

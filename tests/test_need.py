@@ -10,12 +10,12 @@ from fedlab_runner.utils.errors import UserError
 
 
 def train(fed: Federation) -> None:
-    fed.cohort(np.arange(len(RAGGED))).train(fed.task.init(0))
+    fed.cohort(np.arange(len(RAGGED))).train(fed.family.init(0))
 
 
 def test_a_round_that_cannot_fit_is_refused_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(need, "WORTH_ASKING", 0)
-    model = federation().task.size * 8
+    model = federation().family.size * 8
     monkeypatch.setattr(need, "memory_bytes", lambda: 2 * 3 * model)
     with pytest.raises(
         UserError, match=r"^a round needs 0.0 GB for the models of 8 clients .*cohort_size to 3 or less"

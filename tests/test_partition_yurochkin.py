@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from fedlab_runner.core.rng import Purpose, generator
-from fedlab_runner.partitions import dir_lin
+from fedlab_runner.partitions import dirichlet_equal_size
 from fedlab_runner.partitions._common import cut, dirichlet
 from fedlab_runner.partitions._yurochkin import balanced_counts
-from fedlab_runner.partitions.dir_lin import DirLin
-from fedlab_runner.partitions.dir_plain import DirPlain
-from fedlab_runner.partitions.dir_yurochkin import DirYurochkin
+from fedlab_runner.partitions.dirichlet import Dirichlet
+from fedlab_runner.partitions.dirichlet_equal_size import DirichletEqualSize
+from fedlab_runner.partitions.dirichlet_unbounded import DirichletUnbounded
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -91,17 +91,17 @@ def test_how_often_every_client_gets_ten(num_classes, num_clients, alpha, succes
 def test_redraws_until_everyone_has_the_minimum():
     strata = np.arange(5000) % 10
     for seed in range(10):
-        split = DirYurochkin(alpha=0.1, min_size=10, max_tries=1000, min_floor=0).split(strata, None, 30, rng(seed))
+        split = Dirichlet(alpha=0.1, min_size=10, max_tries=1000, min_floor=0).split(strata, None, 30, rng(seed))
         assert sizes(split).min() >= 10
-    single = [DirYurochkin(0.1, 10, 1, 0).split(strata, None, 30, rng(seed)) for seed in range(10)]
+    single = [Dirichlet(0.1, 10, 1, 0).split(strata, None, 30, rng(seed)) for seed in range(10)]
     assert min(sizes(split).min() for split in single) < 10  # so the test above had something to do
 
 
 def test_repairs_what_cannot_be():
     """A-F13: 500 clients, ten classes, alpha 0.1: no draw reaches 10 samples each, and some clients are empty."""
     strata = np.arange(50_000) % 10
-    bare = DirYurochkin(0.1, 10, 50, 0).split(strata, None, 500, rng())
-    repaired = DirYurochkin(0.1, 10, 50, 5).split(strata, None, 500, rng())
+    bare = Dirichlet(0.1, 10, 50, 0).split(strata, None, 500, rng())
+    repaired = Dirichlet(0.1, 10, 50, 5).split(strata, None, 500, rng())
     before, after = sizes(bare), sizes(repaired)
     assert before.min() < 5
     np.testing.assert_array_equal(after[before < 5], 5)
@@ -116,25 +116,25 @@ def test_repairs_what_cannot_be():
 
 def test_minimum_that_the_samples_cannot_fill():
     strata = np.arange(100) % 10
-    split = DirYurochkin(1e-3, 10**6, 10**9, 4).split(strata, None, 25, rng())
+    split = Dirichlet(1e-3, 10**6, 10**9, 4).split(strata, None, 25, rng())
     np.testing.assert_array_equal(sizes(split), 4)
     with pytest.raises(ValueError, match=r"^min_floor must be at most 4 "):
-        DirYurochkin(1e-3, 10**6, 1, 5).split(strata, None, 25, rng())
+        Dirichlet(1e-3, 10**6, 1, 5).split(strata, None, 25, rng())
 
 
 def test_closes_clients_at_the_mean():
     """With one client's worth left at most, nobody exceeds the mean by more than the class that overfilled it."""
     strata = np.arange(20_000) % 100
-    split = DirYurochkin(0.01, 0, 1, 0).split(strata, None, 10, rng())
+    split = Dirichlet(0.01, 0, 1, 0).split(strata, None, 10, rng())
     assert sizes(split).max() < 20_000 / 10 + 200
-    plain = DirPlain(0.01).split(strata, None, 10, rng())
+    plain = DirichletUnbounded(0.01).split(strata, None, 10, rng())
     assert sizes(plain).max() > 20_000 / 10 + 200
 
 
 def test_dir_lin_groups_share_nothing():
     """Each ten clients draw from their own random part, so no class is concentrated over all clients."""
     strata = np.arange(10_000) % 10
-    counts = class_counts(DirLin(0.01, 1000).split(strata, None, 50, rng()), strata)
+    counts = class_counts(DirichletEqualSize(0.01, 1000).split(strata, None, 50, rng()), strata)
     by_group = counts.reshape(5, 10, 10).sum(1)
     assert (np.abs(by_group - 200) < 80).all()
     assert counts.max() > 100  # while within a group they are
@@ -149,8 +149,8 @@ def test_dir_lin_draws_again_what_is_too_uneven(monkeypatch):
         calls.append(counts.sum(1).min(1))
         return counts
 
-    monkeypatch.setattr(dir_lin, "balanced_counts", recorded)
-    DirLin(0.3, 1000).split(np.arange(10_000) % 10, None, 100, rng())
+    monkeypatch.setattr(dirichlet_equal_size, "balanced_counts", recorded)
+    DirichletEqualSize(0.3, 1000).split(np.arange(10_000) % 10, None, 100, rng())
     assert len(calls[0]) == 10 and len(calls) > 1
     for smallest, again in zip(calls, [*calls[1:], []], strict=True):
         assert len(again) == (smallest < 50).sum()
@@ -158,9 +158,9 @@ def test_dir_lin_draws_again_what_is_too_uneven(monkeypatch):
 
 def test_a_least_size_that_is_not_met_is_said(caplog: pytest.LogCaptureFixture) -> None:
     strata = np.repeat(np.arange(3), 20)
-    DirYurochkin(alpha=10.0, min_size=2, max_tries=50, min_floor=1).split(strata, None, 6, rng())
+    Dirichlet(alpha=10.0, min_size=2, max_tries=50, min_floor=1).split(strata, None, 6, rng())
     assert not caplog.records
-    least = sizes(DirYurochkin(alpha=0.1, min_size=15, max_tries=50, min_floor=1).split(strata, None, 6, rng())).min()
+    least = sizes(Dirichlet(alpha=0.1, min_size=15, max_tries=50, min_floor=1).split(strata, None, 6, rng())).min()
     (record,) = caplog.records
     wanted = f"partition.min_size=15 is not met after 1 draws: the smallest of 6 clients has {least} examples"
     assert record.getMessage() == wanted

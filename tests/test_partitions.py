@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from fedlab_runner.core.rng import Purpose, generator
-from fedlab_runner.partitions.by_user import ByUser
-from fedlab_runner.partitions.dir_client import DirClient
-from fedlab_runner.partitions.dir_lin import DirLin
-from fedlab_runner.partitions.dir_plain import DirPlain
+from fedlab_runner.partitions.dirichlet_equal_size import DirichletEqualSize
+from fedlab_runner.partitions.dirichlet_per_client import DirichletPerClient
+from fedlab_runner.partitions.dirichlet_unbounded import DirichletUnbounded
 from fedlab_runner.partitions.iid import IID
+from fedlab_runner.partitions.natural import Natural
 from fedlab_runner.partitions.quantity_skew import QuantitySkew
 from fedlab_runner.partitions.shards import Shards
 from fedlab_runner.utils.errors import UserError
@@ -23,7 +23,7 @@ from fedlab_runner.utils.errors import UserError
 ROOT = Path(__file__).parents[1]
 BLOCKS = {"assigned_blocks", "random_blocks"}  # clients share examples: see test_blocks
 NAMES = sorted({path.stem for path in (ROOT / "conf/partition").glob("*.yaml")} - BLOCKS)
-EXACT = [name for name in NAMES if name != "by_user"]
+EXACT = [name for name in NAMES if name != "natural"]
 
 
 def partition(name: str, **changes: Any) -> Any:
@@ -65,7 +65,7 @@ problems = st.integers(1, 60).flatmap(
 @given(problem=problems)
 def test_disjoint_exact_cover_and_determinism(name, problem):
     strata, num_clients, seed, alpha = problem
-    changes: dict[str, Any] = {"max_tries": 10} if name in ("dir_yurochkin", "dir_lin") else {}
+    changes: dict[str, Any] = {"max_tries": 10} if name in ("dirichlet", "dirichlet_equal_size") else {}
     if "dir" in name or name == "quantity_skew":
         changes["alpha"] = alpha
     if name == "quantity_skew":
@@ -90,7 +90,7 @@ def test_disjoint_exact_cover_and_determinism(name, problem):
 def test_by_user_gives_whole_users(users, num_clients, min_samples, seed):
     users = np.array(users)
     counts = np.unique(users, return_counts=True)[1]
-    component, strata = partition("by_user", min_samples=min_samples), np.zeros(len(users), int)
+    component, strata = partition("natural", min_samples=min_samples), np.zeros(len(users), int)
     if (counts >= min_samples).sum() < num_clients:
         with pytest.raises(UserError, match=r"^num_clients must be at most"):
             component.split(strata, users, num_clients, rng(seed))
@@ -184,13 +184,13 @@ BAD_FIELDS = [
     *[(name, "alpha", value) for name in NAMES if "dir" in name for value in (0.0, -1.0, float("nan"), float("inf"))],
     ("quantity_skew", "alpha", 0.0),
     ("quantity_skew", "min_size", -1),
-    ("dir_yurochkin", "min_size", -1),
-    ("dir_yurochkin", "max_tries", 0),
-    ("dir_yurochkin", "min_floor", -1),
-    ("dir_yurochkin", "min_floor", 11),
-    ("dir_lin", "max_tries", 0),
+    ("dirichlet", "min_size", -1),
+    ("dirichlet", "max_tries", 0),
+    ("dirichlet", "min_floor", -1),
+    ("dirichlet", "min_floor", 11),
+    ("dirichlet_equal_size", "max_tries", 0),
     ("shards", "shards_per_client", 0),
-    ("by_user", "min_samples", 0),
+    ("natural", "min_samples", 0),
 ]
 
 
@@ -230,12 +230,12 @@ def test_shards_more_than_samples():
 
 def test_dir_plain_has_no_minimum():
     strata = np.arange(1000) % 10
-    split = DirPlain(0.01).split(strata, None, 50, rng())
+    split = DirichletUnbounded(0.01).split(strata, None, 50, rng())
     assert sizes(split).min() == 0
     assert class_counts(split, strata).sum(0).tolist() == [100] * 10
 
 
-@pytest.mark.parametrize("name", ["dir_yurochkin", "dir_plain", "dir_client", "dir_lin"])
+@pytest.mark.parametrize("name", ["dirichlet", "dirichlet_unbounded", "dirichlet_per_client", "dirichlet_equal_size"])
 def test_alpha_goes_from_one_class_to_iid(name):
     strata = rng(9).permutation(np.arange(20_000) % 10)
     shares = {}
@@ -243,14 +243,14 @@ def test_alpha_goes_from_one_class_to_iid(name):
         counts = class_counts(partition(name, alpha=alpha).split(strata, None, 20, rng()), strata)
         shares[alpha] = np.mean(counts.max(1) / np.maximum(counts.sum(1), 1))
         if alpha == 1e6:
-            assert np.abs(counts - 100).mean() < 15  # dir_client's last client takes what is left
+            assert np.abs(counts - 100).mean() < 15  # dirichlet_per_client's last client takes what is left
     assert shares[0.05] > 0.35 > shares[1e6] and shares[0.05] > shares[1.0] > shares[1e6]
 
 
 @pytest.mark.parametrize("num_clients", [3, 10, 20, 33, 100])
-@pytest.mark.parametrize("component", [DirLin(alpha=0.1, max_tries=50), DirClient(alpha=0.3)])
+@pytest.mark.parametrize("component", [DirichletEqualSize(alpha=0.1, max_tries=50), DirichletPerClient(alpha=0.3)])
 def test_equal_sizes(component, num_clients):
-    """7.19: dir_lin sizes all equal, and those of Hsu's clients."""
+    """7.19: dirichlet_equal_size sizes all equal, and those of Hsu's clients."""
     strata = np.arange(3300) % 10
     split_sizes = sizes(component.split(strata, None, num_clients, rng()))
     assert split_sizes.max() - split_sizes.min() == (3300 % num_clients > 0)
@@ -260,7 +260,9 @@ def test_dir_client_class_shares_are_dirichlet():
     """The first client's share of class 0 is Beta(alpha p, alpha (1 - p)): variance p (1 - p) / (alpha + 1)."""
     strata = (np.arange(40_000) % 4 > 0).astype(int)
     alpha, p = 3.0, 0.25
-    first = [np.mean(strata[DirClient(alpha).split(strata, None, 40, rng(seed))[0]] == 0) for seed in range(400)]
+    first = [
+        np.mean(strata[DirichletPerClient(alpha).split(strata, None, 40, rng(seed))[0]] == 0) for seed in range(400)
+    ]
     variance = p * (1 - p) / (alpha + 1)
     assert abs(np.mean(first) - p) < 4 * np.sqrt(variance / 400)
     assert abs(np.var(first) / variance - 1) < 0.25
@@ -278,10 +280,10 @@ def test_quantity_skew():
 
 def test_by_user():
     users = np.repeat([5, 9, 100, 7, 40], [3, 1, 4, 2, 2])[np.random.default_rng(0).permutation(12)]
-    split = ByUser(2).split(np.zeros(12, int), users, 4, rng())
+    split = Natural(2).split(np.zeros(12, int), users, 4, rng())
     assert [np.unique(users[part]).tolist() for part in split] == [[5], [7], [40], [100]]
     assert sizes(split).tolist() == [3, 2, 2, 4]
-    drawn = {tuple(users[part[0]] for part in ByUser(1).split(users, users, 2, rng(seed))) for seed in range(60)}
+    drawn = {tuple(users[part[0]] for part in Natural(1).split(users, users, 2, rng(seed))) for seed in range(60)}
     assert len(drawn) == 10  # all pairs of five, each in ascending order
     assert all(first < second for first, second in drawn)
 
@@ -289,11 +291,11 @@ def test_by_user():
 def test_by_user_refusals():
     users = np.array([0, 0, 1, 2])
     with pytest.raises(UserError, match="needs a data set with users"):
-        ByUser(1).split(users, None, 1, rng())
+        Natural(1).split(users, None, 1, rng())
     with pytest.raises(UserError, match=r"^num_clients must be at most 1, the number of users with at least 2 samples"):
-        ByUser(2).split(users, users, 2, rng())
+        Natural(2).split(users, users, 2, rng())
     with pytest.raises(ValueError, match=r"^num_clients must be at least 1"):
-        ByUser(2).split(users, users, 0, rng())
+        Natural(2).split(users, users, 0, rng())
 
 
 @pytest.mark.parametrize("name", NAMES)

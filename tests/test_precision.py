@@ -10,8 +10,8 @@ from timm.layers import BatchNormAct2d
 from torch import Tensor, nn
 from toy import CPU, local
 
-from fedlab_runner.core.client_data import Population
-from fedlab_runner.core.model_family import Normalize, Task
+from fedlab_runner.core.client_data import ClientData
+from fedlab_runner.core.model_family import ModelFamily, Normalize
 from fedlab_runner.core.work import Executor, Work
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.processes import Processes
@@ -46,14 +46,14 @@ def trained(
     build: Callable[[], nn.Module], shape: tuple[int, ...], executor: Executor, autocast: torch.dtype | None
 ) -> Tensor:
     """How a step of each client changes its parameters, [K, P]."""
-    task = Task(build, CLASSES, normalize=Normalize(None, None), device=CPU, autocast=autocast)
+    family = ModelFamily(build, CLASSES, normalize=Normalize(None, None), device=CPU, autocast=autocast)
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randn(CLIENTS * EXAMPLES, *shape, generator=generator)
     targets = torch.randint(CLASSES, (len(inputs),), generator=generator)
-    population = Population(inputs, targets, np.split(np.arange(len(inputs)), CLIENTS), CPU)
-    training, start = local(lr=1e-3, epochs=None, steps=1, batch_size=EXAMPLES), task.init(0)
-    work = Work(task, population, np.arange(CLIENTS), np.ones(CLIENTS, np.int64), training, 1e-3, 0, 0, start)
-    return (executor.train(work)[0] - start)[:, : task.num_params]
+    client_data = ClientData(inputs, targets, np.split(np.arange(len(inputs)), CLIENTS), CPU)
+    training, start = local(lr=1e-3, epochs=None, steps=1, batch_size=EXAMPLES), family.init(0)
+    work = Work(family, client_data, np.arange(CLIENTS), np.ones(CLIENTS, np.int64), training, 1e-3, 0, 0, start)
+    return (executor.train(work)[0] - start)[:, : family.num_params]
 
 
 def distance(one: Tensor, other: Tensor) -> float:
@@ -92,5 +92,7 @@ def test_norms_in_compiled_steps(norm: str) -> None:
 
 @pytest.mark.parametrize("given", [torch.float32, torch.bfloat16])
 def test_a_norm_gives_as_many_digits_as_it_is_given(given: torch.dtype) -> None:
-    task = Task(lambda: nn.BatchNorm1d(3), 3, normalize=Normalize(None, None), device=CPU, autocast=torch.bfloat16)
-    assert task.module(torch.randn(4, 3, dtype=given)).dtype == given
+    family = ModelFamily(
+        lambda: nn.BatchNorm1d(3), 3, normalize=Normalize(None, None), device=CPU, autocast=torch.bfloat16
+    )
+    assert family.module(torch.randn(4, 3, dtype=given)).dtype == given

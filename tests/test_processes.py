@@ -24,7 +24,7 @@ from fedlab_runner.core.work import Executor
 from fedlab_runner.executors import processes
 from fedlab_runner.executors._fork import pool as crew
 from fedlab_runner.executors._fork import processes as forks
-from fedlab_runner.executors._pieces import InPieces
+from fedlab_runner.executors._pieces import ChunkedExecutor
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.processes import Processes
 from fedlab_runner.executors.vectorized import Vectorized
@@ -35,7 +35,7 @@ LOOP = Loop(compile=False)
 
 def train(fed: Federation, start: Tensor | None = None, **how: Any) -> tuple[Tensor, Tensor]:
     cohort = fed.cohort(np.arange(len(RAGGED)))
-    y = cohort.train(fed.task.init(0) if start is None else start, **how)
+    y = cohort.train(fed.family.init(0) if start is None else start, **how)
     assert cohort.last_loss is not None
     return y, cohort.last_loss
 
@@ -72,9 +72,9 @@ def nobody_is_left(forked: list[int]) -> bool:
 
 @pytest.mark.parametrize("workers", [1, 2, 5, 50])
 @pytest.mark.parametrize("inner", [LOOP, Vectorized(chunk_size=3, compile=False)])
-def test_the_bits_are_the_inner_executors(inner: InPieces, workers: int, forked: list[int]) -> None:
+def test_the_bits_are_the_inner_executors(inner: ChunkedExecutor, workers: int, forked: list[int]) -> None:
     """With closures over tensors, which the workers were never sent."""
-    shared, own = federation(build=normed).task.init(1), torch.linspace(0.1, 0.5, len(RAGGED), dtype=torch.float64)
+    shared, own = federation(build=normed).family.init(1), torch.linspace(0.1, 0.5, len(RAGGED), dtype=torch.float64)
     how: dict[str, Any] = {"correct": lambda g, pull: g - pull * shared[: len(g)], "per_client": (own,)}
     expected = train(federation(executor=inner, build=normed), **how)
     result = train(federation(executor=Processes(workers, inner), build=normed), **how)
@@ -85,7 +85,7 @@ def test_the_bits_are_the_inner_executors(inner: InPieces, workers: int, forked:
 def rounds(executor: Executor, cohorts: Sequence[Sequence[int]], **how: Any) -> list[Tensor]:
     """The models of cohorts in rounds of their own, each trained from the mean of those before."""
     fed = federation(executor=executor, **how)
-    w, found = fed.task.init(0), []
+    w, found = fed.family.init(0), []
     for round, ids in enumerate(cohorts):
         fed.begin(round, 1.0 / (1 + round))
         y = fed.cohort(np.array(ids)).train(w)
@@ -100,7 +100,9 @@ COHORTS = [[0, 1, 2, 3, 4], [5, 6, 7], [7, 1, 3, 0, 2], [4], [2, 3, 4, 5, 6, 7, 
 
 @pytest.mark.parametrize("inner", [LOOP, Vectorized(chunk_size=2, compile=False)])
 @pytest.mark.parametrize("build", [mlp, normed])
-def test_workers_stay_for_plain_training(build: Callable[[], nn.Module], inner: InPieces, forked: list[int]) -> None:
+def test_workers_stay_for_plain_training(
+    build: Callable[[], nn.Module], inner: ChunkedExecutor, forked: list[int]
+) -> None:
     """In rounds of other clients, learning rates and starts, with fewer and with more clients than before."""
     expected = rounds(inner, COHORTS, build=build)
     found = rounds(Processes(3, inner), COHORTS, build=build)
@@ -121,7 +123,7 @@ def test_a_cohort_whose_models_are_kept_takes_nothing_from_the_next(forked: list
 
 def test_waiting_workers_that_die_are_replaced(forked: list[int], caplog: pytest.LogCaptureFixture) -> None:
     expected = rounds(LOOP, COHORTS[:1] * 3)
-    fed, w = federation(executor=Processes(3, LOOP)), federation().task.init(0)
+    fed, w = federation(executor=Processes(3, LOOP)), federation().family.init(0)
     for round in range(3):
         fed.begin(round, 1.0 / (1 + round))
         y = fed.cohort(np.arange(5)).train(w)
@@ -257,7 +259,7 @@ def test_bad_values() -> None:
 
 
 def test_a_gpu_is_refused_in_one_line() -> None:
-    work: Any = SimpleNamespace(task=SimpleNamespace(device=torch.device("cuda")))
+    work: Any = SimpleNamespace(family=SimpleNamespace(device=torch.device("cuda")))
     with pytest.raises(UserError, match=r"^executor=processes needs device=cpu, got cuda: take loop or vectorized$"):
         Processes(2, LOOP).train(work)
 

@@ -149,7 +149,7 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     with pytest.MonkeyPatch.context() as patch:
         pictures.leave_out(patch.setattr)
         mine, others = ("server_data=in_domain", "server_data.size=50"), ("server_data=torchvision", *SYNTHETIC)
-        leashed = ("model=mlp", "server_data@leash_data=in_domain", "leash_data.size=50")
+        leashed = ("model=mlp", "server_data@auxiliary_data=in_domain", "auxiliary_data.size=50")
         runs = [(f"algorithm={name}", *mine, *leashed) for name in ALGORITHMS]
         runs.append(("algorithm=feddle", "model=mlp", *others))
         runs.append((*runs[-1], "server_data@probe_data=in_domain"))

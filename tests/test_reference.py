@@ -24,14 +24,14 @@ def drawn(fed: Federation) -> reference.Problem:
     work = []
     for round in range(ROUNDS):
         fed.begin(round, 1.0)
-        cohort = fed.dispatch(())
-        plan = fed.population.plan(cohort.client_ids, fed.local, seed=fed.seed, round=round, drop_single=False)
+        cohort = fed.start_cohort(())
+        plan = fed.client_data.plan(cohort.client_ids, fed.local, seed=fed.seed, round=round, drop_single=False)
         for k, (client, arrival) in enumerate(zip(cohort.client_ids.tolist(), cohort.due.tolist(), strict=True)):
             steps = [(plan.indices[k, i, :size].numpy(), size) for i, size in enumerate(plan.sizes[k])]
             batches = [rows for rows, size in steps if size]
-            examples = int(fed.population.num_examples[client])
+            examples = int(fed.client_data.num_examples[client])
             work.append(reference.Dispatch(client, round, arrival, examples, batches))
-    inputs, targets = fed.population.inputs.numpy(), fed.population.targets.numpy()
+    inputs, targets = fed.client_data.inputs.numpy(), fed.client_data.targets.numpy()
     return reference.Problem(inputs, targets, HIDDEN, CLASSES, work, ROUNDS, LR)
 
 
@@ -68,7 +68,7 @@ def test_the_curve_is_that_of_plain_loops(case: str, executor: str) -> None:
         return federation(cohort=3, std=std, training=local(lr=LR), executor=EXECUTORS[executor])
 
     fed = fresh()
-    problem, start = drawn(fresh()), fed.task.init(fed.seed).numpy()
+    problem, start = drawn(fresh()), fed.family.init(fed.seed).numpy()
     mine, theirs = models(case.partition(",")[0], fed, **changes), plain(problem, start)
     for round, (one, other) in enumerate(zip(mine, theirs, strict=True)):
         np.testing.assert_allclose(one, other, rtol=0, atol=TOLERANCE, err_msg=f"round {round}")
@@ -84,17 +84,17 @@ def test_the_reference_sees_a_difference() -> None:
     fed = federation(cohort=3, std=4.0, training=local(lr=LR))
     problem = drawn(federation(cohort=3, std=4.0, training=local(lr=LR)))
     mine = models("fedbuff", fed, buffer_size=3, server_lr=0.7, staleness_exp=0.5)
-    theirs = reference.fedbuff(problem, federation().task.init(0).numpy(), 0.7, 3, 0.501)
+    theirs = reference.fedbuff(problem, federation().family.init(0).numpy(), 0.7, 3, 0.501)
     assert max(np.abs(a - b).max() for a, b in zip(mine, theirs, strict=True)) > 100 * TOLERANCE
 
 
 def test_the_gradient_written_by_hand_is_that_of_autograd() -> None:
     fed = federation()
-    problem, w = drawn(fed), fed.task.init(3)
+    problem, w = drawn(fed), fed.family.init(3)
     rows = np.arange(10)
     params = w.clone().requires_grad_()
-    logits = fed.task.forward(fed.task.views(params), fed.population.inputs[rows])
-    torch.nn.functional.cross_entropy(logits, fed.population.targets[rows]).backward()
+    logits = fed.family.forward(fed.family.views(params), fed.client_data.inputs[rows])
+    torch.nn.functional.cross_entropy(logits, fed.client_data.targets[rows]).backward()
     assert params.grad is not None
     np.testing.assert_allclose(reference.gradient(problem, w.numpy(), rows), params.grad.numpy(), rtol=0, atol=1e-14)
 

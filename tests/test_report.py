@@ -20,7 +20,7 @@ from scipy import stats as scipy_stats
 from fedlab_runner.report import build, cli, html, markdown, stats, tables
 from fedlab_runner.report import plots as pictures
 from fedlab_runner.report import published as paper
-from fedlab_runner.report.content import Section, Table, cell
+from fedlab_runner.report.content import ReportTable, Section, cell
 from fedlab_runner.report.folders import find
 from fedlab_runner.report.grouping import group
 from fedlab_runner.utils.errors import UserError
@@ -444,7 +444,7 @@ def test_a_damaged_run_is_said_and_its_number_does_not_count(tmp_path: Path) -> 
 
 
 def test_keys_of_a_method_are_told_in_small_print_and_long_errors_are_cut(tmp_path: Path) -> None:
-    table = Table(
+    table = ReportTable(
         ["method", "x"], [[cell("fedavg local.lr=0.1 local.epochs=2"), cell("1")], [cell("delay.std=5"), cell("2")]]
     )
     text = html._table(table)
@@ -469,7 +469,7 @@ def test_pictures_of_the_markdown_are_there(outputs: Path) -> None:
 
 
 def test_words_of_users_cannot_break_the_page() -> None:
-    table = Table(["a|b", "x"], [[cell("<b>"), cell("1", "*2*")]], title="<t>")
+    table = ReportTable(["a|b", "x"], [[cell("<b>"), cell("1", "*2*")]], title="<t>")
     section = Section("One", ["a & <b>"], [table], code=["x < y"])
     assert "<b>" not in html._section(section) and "&lt;b&gt;" in html._section(section)
     assert "| a\\|b | x |" in markdown._section(section) and "1<br>\\*2\\*" in markdown._section(section)

@@ -365,7 +365,7 @@ def test_an_argument_of_any_length_is_one_line(capsys: pytest.CaptureFixture[str
 def test_names_of_a_mixed_folder_fit_a_file_system(tmp_path: Path) -> None:
     """Runs that share little: each condition is told by all the keys in which any two differ."""
     mixed = (
-        ("dataset=digits", "partition=dir_yurochkin", "partition.alpha=0.1", "delay=half_normal", "delay.std=5"),
+        ("dataset=digits", "partition=dirichlet", "partition.alpha=0.1", "delay=half_normal", "delay.std=5"),
         ("dataset=fashion_mnist", "partition=shards", "num_clients=7", "participation.cohort_size=3", "delay=none"),
         ("dataset=cifar10", "partition=iid", "train_fraction=0.5", "label_noise=0.1", "precision=bfloat16"),
         ("dataset=herigraph", "partition=assigned_blocks", "model=mlp", "drop_empty=false", "evaluation.last=3"),

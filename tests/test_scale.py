@@ -16,7 +16,7 @@ from fedlab_runner.core.rng import Purpose, generator
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["iid", "dir_client", "dir_plain", "shards", "quantity_skew"])
+@pytest.mark.parametrize("name", ["iid", "dirichlet_per_client", "dirichlet_unbounded", "shards", "quantity_skew"])
 def test_a_million_examples_are_dealt_out_in_seconds(name: str) -> None:
     labels = np.random.default_rng(0).integers(10, size=1_000_000)
     partition = hydra.utils.instantiate(OmegaConf.load(conf_dir() / "partition" / f"{name}.yaml"), _convert_="all")
@@ -66,7 +66,7 @@ def test_a_hundred_thousand_clients(words: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", ["ca2fl algorithm.updates_on=disk", "scaffold algorithm.controls_on=disk"])
+@pytest.mark.parametrize("words", ["ca2fl algorithm.store_on=disk", "scaffold algorithm.store_on=disk"])
 def test_a_table_of_44_gigabytes(words: str, tmp_path: Path) -> None:
     """A ResNet-18 for each of a thousand clients: the file has the rows that were written, the process a cohort's."""
     held = peak(tmp_path, f"algorithm={words} {LARGE}", rounds=12)

@@ -10,7 +10,7 @@ from composed import composed
 from omegaconf import OmegaConf
 from PIL import Image
 from torchvision_files import write_mnist
-from toy import federation, local, mlp, normed, server_data, task
+from toy import federation, local, mlp, model_family, normed, server_data
 
 from fedlab_runner.algorithms.shared.server_training import (
     server_batches,
@@ -510,10 +510,10 @@ def test_steps_are_counted_as_they_come(n: int, epochs: int, cap: int | None, no
 @pytest.mark.parametrize("norm", [False, True])
 def test_training_is_that_of_torch(norm: bool) -> None:
     fed = federation(server=server_data(21), **({"build": normed} if norm else {}))
-    x = fed.task.init(0)
+    x = fed.family.init(0)
     trained = train_on_server(fed, x, server_batches(fed, 3, 8), 0.01)
-    module = task(normed if norm else mlp).module
-    module.load_state_dict(fed.task.state_dict(x), strict=False)
+    module = model_family(normed if norm else mlp).module
+    module.load_state_dict(fed.family.state_dict(x), strict=False)
     optimizer = torch.optim.Adam(module.parameters(), lr=0.01)
     module.train()
     for batch in server_batches(fed, 3, 8):
@@ -521,12 +521,12 @@ def test_training_is_that_of_torch(norm: bool) -> None:
         torch.nn.functional.cross_entropy(module(batch.inputs), batch.targets).backward()
         optimizer.step()
     # the bias before batch norm has a gradient of rounding errors only, and Adam makes steps of them
-    torch.testing.assert_close(trained.model, fed.task.vector(module), rtol=0, atol=1e-8 if norm else 1e-12)
+    torch.testing.assert_close(trained.model, fed.family.vector(module), rtol=0, atol=1e-8 if norm else 1e-12)
 
 
 def test_training_goes_on_where_it_stopped() -> None:
     fed = federation(server=server_data(24))
-    x, batches = fed.task.init(0), list(server_batches(fed, 2, 8))
+    x, batches = fed.family.init(0), list(server_batches(fed, 2, 8))
     whole = train_on_server(fed, x, batches, 0.01)
     half = train_on_server(fed, x, batches[:4], 0.01)
     rest = train_on_server(fed, half.model, batches[4:], 0.01, slots=half.slots, first_step=4)
@@ -538,25 +538,25 @@ def test_the_server_as_a_client_trains_as_clients_do() -> None:
     training = local(momentum=0.5, epochs=3, batch_size=30)
     fed = federation(server=server_data(30), training=training)
     fed.begin(2, 0.5)
-    x = fed.task.init(0)
-    module = fed.task.module
+    x = fed.family.init(0)
+    module = fed.family.module
     y = train_as_client(fed, x)
-    module.load_state_dict(fed.task.state_dict(x))
+    module.load_state_dict(fed.family.state_dict(x))
     optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.5)
     assert fed.server_data is not None
     for _ in range(3):
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(module(fed.server_data.inputs), fed.server_data.targets).backward()
         optimizer.step()
-    torch.testing.assert_close(y, fed.task.vector(module), rtol=0, atol=1e-12)
+    torch.testing.assert_close(y, fed.family.vector(module), rtol=0, atol=1e-12)
 
 
 def test_server_work_is_counted() -> None:
     """The toy's matrices have 5 x 6 + 6 x 3 entries; the first layer needs no gradient of its inputs."""
     fed = federation(server=server_data(21))
     fed.begin(0, 1.0)
-    x = fed.task.init(0)
-    counted = fed.task.flops(next(server_batches(fed, 1, 8)).inputs)
+    x = fed.family.init(0)
+    counted = fed.family.flops(next(server_batches(fed, 1, 8)).inputs)
     assert counted == (2 * 48, 2 * 48 + 2 * 48 + 2 * 18)
     train_on_server(fed, x, server_batches(fed, 2, 8), 0.01)
     assert fed.collect()["cost/server_gflops"] == pytest.approx(42 * counted.step / 1e9)

@@ -13,11 +13,18 @@ from toy import ALGORITHMS, CLASSES, EQUAL, FEATURES, algorithm, evaluate, feder
 from fedlab_runner.algorithms.def_kt import DefKT
 from fedlab_runner.algorithms.fedrolex import ORDERS
 from fedlab_runner.algorithms.fml import FML
-from fedlab_runner.algorithms.shared.decentralized import Clients, cluster_means, initial_models, meet, train, updated
+from fedlab_runner.algorithms.shared.decentralized import (
+    Clients,
+    cluster_means,
+    initial_models,
+    pick_participants,
+    train,
+    updated,
+)
 from fedlab_runner.algorithms.shared.width_slicing import check_sliceable, places
 from fedlab_runner.checkpoints.state_packing import pack, unpack
 from fedlab_runner.core.federation import Federation
-from fedlab_runner.core.model_family import Normalize, Task
+from fedlab_runner.core.model_family import ModelFamily, Normalize
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.executors.vectorized import Vectorized
 from fedlab_runner.models.dfml_cnn import DFMLCNN
@@ -47,7 +54,7 @@ def test_a_meeting_is_the_aggregator_and_some_of_its_neighbours() -> None:
     aggregator, seen = 0, set()
     for round in range(30):
         fed.begin(round, 1.0)
-        meeting = meet(fed, aggregator)
+        meeting = pick_participants(fed, aggregator)
         assert meeting.aggregator == aggregator and aggregator not in meeting.senders
         assert len(set(meeting.senders.tolist())) == 4 and meeting.next != aggregator
         assert meeting.participants.tolist() == sorted({aggregator, *meeting.senders.tolist()})
@@ -63,7 +70,7 @@ def test_only_neighbours_send_and_succeed(topology: Any) -> None:
     aggregator = 0
     for round in range(20):
         fed.begin(round, 1.0)
-        meeting = meet(fed, aggregator)
+        meeting = pick_participants(fed, aggregator)
         assert linked[aggregator, meeting.senders].all() and linked[aggregator, meeting.next]
         assert len(meeting.senders) == min(4, linked[aggregator].sum())
         aggregator = meeting.next
@@ -75,7 +82,7 @@ def test_clients_without_examples_stay_out() -> None:
     assert state.aggregator == 1
     for round in range(8):
         fed.begin(round, 1.0)
-        meeting = meet(fed, 1)
+        meeting = pick_participants(fed, 1)
         assert set(meeting.participants.tolist()) <= {1, 2, 4} and meeting.next in (2, 4)
 
 
@@ -105,7 +112,7 @@ def test_those_who_are_not_there_keep_their_models(name: str) -> None:
     state = run(built, fed, 3)
     before, (after,) = state.models[0], run(built, fed, 1, 3, state).models
     changed = {i for i in range(8) if not torch.equal(before[i], after[i])}
-    there = set(meet(fed, state.aggregator).participants.tolist())
+    there = set(pick_participants(fed, state.aggregator).participants.tolist())
     assert changed and (changed <= there if name != "def_kt" else len(changed) <= 4)
 
 
@@ -153,9 +160,9 @@ def test_what_is_sent_is_counted() -> None:
     fed = mixed(cohort=3)
     fed.begin(0, 1.0)
     state = algorithm("dec_fedavg").init(fed)
-    meeting = meet(fed, state.aggregator)
+    meeting = pick_participants(fed, state.aggregator)
     algorithm("dec_fedavg").round(state, fed)
-    megabytes = sum(fed.tasks[i % 3].size for i in meeting.senders.tolist()) * 4 / 1e6
+    megabytes = sum(fed.families[i % 3].size for i in meeting.senders.tolist()) * 4 / 1e6
     metrics = fed.collect()
     assert metrics["comm/models"] == 6
     assert metrics["comm/upload_mb"] == metrics["comm/download_mb"] == pytest.approx(megabytes)
@@ -167,13 +174,13 @@ def test_the_training_loss_is_that_of_all_architectures() -> None:
     train(fed, distinct(fed), np.arange(7))
     every = []
     for group in fed.by_architecture(np.arange(7)):
-        cohort = fed.cohort(group.ids, group.task)
+        cohort = fed.cohort(group.ids, group.family)
         cohort.train(distinct(fed)[group.architecture][group.rows])
         assert cohort.last_loss is not None
         every.append((cohort.last_loss * cohort.num_examples).sum())
     fed.begin(0, 1.0)
     train(fed, distinct(fed), np.arange(7))
-    assert fed.collect()["train/loss"] == pytest.approx(float(sum(every)) / fed.population.num_examples.sum())
+    assert fed.collect()["train/loss"] == pytest.approx(float(sum(every)) / fed.client_data.num_examples.sum())
 
 
 # Partial training.
@@ -185,9 +192,9 @@ CUTS = {
 }
 
 
-def families(models: Any) -> list[Task]:
+def families(models: Any) -> list[ModelFamily]:
     return [
-        Task(
+        ModelFamily(
             lambda model=model: model.build(2, 8, 3),
             3,
             normalize=Normalize(None, None),
@@ -204,11 +211,13 @@ def test_a_cut_of_channels_is_a_cut_of_every_tensor(kind: str) -> None:
     wide, *narrow = families(CUTS[kind])
     w = wide.init(0)
     whole = wide.views(w[: wide.num_params]) | wide.buffer_views(w[wide.num_params :])
-    for task in narrow:
-        index = places(task, wide, lambda label, k, of: torch.arange(k))
-        assert len(index) == task.size and len(index.unique()) == task.size
+    for family in narrow:
+        index = places(family, wide, lambda label, k, of: torch.arange(k))
+        assert len(index) == family.size and len(index.unique()) == family.size
         part = w[index]
-        for name, value in (task.views(part[: task.num_params]) | task.buffer_views(part[task.num_params :])).items():
+        for name, value in (
+            family.views(part[: family.num_params]) | family.buffer_views(part[family.num_params :])
+        ).items():
             if name == "head.weight" and kind == "cnn":
                 continue  # a flattened map: its corner is below
             assert torch.equal(value, whole[name][tuple(slice(n) for n in value.shape)]), name
@@ -256,14 +265,14 @@ def test_shared_values_are_the_mean_of_those_who_have_them(name: str) -> None:
     fed, built = mixed(builds=(*WIDTHS, sliceable(2, norm=False)), cohort=4), algorithm(name)
     fed.begin(3, 1.0)
     state = built.init(fed)._replace(models=distinct(fed), aggregator=0)
-    meeting, after = meet(fed, 0), {}
+    meeting, after = pick_participants(fed, 0), {}
     for group, _, rows in train(fed, state.models, meeting.participants):
-        after |= {int(i): (group.task, row) for i, row in zip(group.ids, rows, strict=True)}
-    wide = max((task for task, _ in after.values()), key=lambda task: task.num_params)
+        after |= {int(i): (group.family, row) for i, row in zip(group.ids, rows, strict=True)}
+    wide = max((family for family, _ in after.values()), key=lambda family: family.num_params)
 
     def channels(client: int) -> dict[str, list[int]]:
-        task = after[client][0]
-        k, of = task.views(after[client][1])["a.bias"].numel(), wide.views(wide.init(0))["a.bias"].numel()
+        family = after[client][0]
+        k, of = family.views(after[client][1])["a.bias"].numel(), wide.views(wide.init(0))["a.bias"].numel()
         rng = generator(fed.seed, Purpose.SUBMODEL, fed.round, client)
         sets = {}
         for label, n, j in (("one", k, of), ("two", 2 * k, 2 * of)):
@@ -278,7 +287,7 @@ def test_shared_values_are_the_mean_of_those_who_have_them(name: str) -> None:
     total = {k: torch.zeros_like(v) for k, v in wide.views(wide.init(0)).items()}
     count = {k: torch.zeros_like(v) for k, v in total.items()}
     grids = {}
-    for client, (task, row) in after.items():
+    for client, (family, row) in after.items():
         s = channels(client)
         ix = {
             "a.weight": np.ix_(s["one"], range(FEATURES)),
@@ -289,13 +298,13 @@ def test_shared_values_are_the_mean_of_those_who_have_them(name: str) -> None:
             "c.bias": (list(range(CLASSES)),),
         }
         grids[client] = ix
-        for key, value in task.views(row).items():
+        for key, value in family.views(row).items():
             total[key][ix[key]] += value
             count[key][ix[key]] += 1
     assert all((c >= 1).all() for c in count.values()), "every value of the widest model is covered"
     new = built.round(state, fed).models
-    for client, (task, _) in after.items():
-        mine = task.views(new[client % 4][client // 4])
+    for client, (family, _) in after.items():
+        mine = family.views(new[client % 4][client // 4])
         for key, value in mine.items():
             expected = (total[key] / count[key])[grids[client][key]]
             torch.testing.assert_close(value, expected, rtol=0, atol=1e-12)
@@ -318,26 +327,26 @@ def test_fedrolex_puts_models_back_where_they_were_cut_from() -> None:
     which a client met last. By the indices of one round alone the widest model would be stirred.
     """
     fed = mixed(builds=WIDTHS, cohort=4, training=local(lr=1e-300))
-    wide = max(fed.tasks, key=lambda task: task.num_params)
+    wide = max(fed.families, key=lambda family: family.num_params)
     built, whole = algorithm("fedrolex", order="returned"), wide.init(5)
 
-    def part(task: Any, t: int) -> torch.Tensor:
-        return whole[places(task, wide, lambda label, k, of: ((t + torch.arange(k)) % of).sort().values)]
+    def part(family: Any, t: int) -> torch.Tensor:
+        return whole[places(family, wide, lambda label, k, of: ((t + torch.arange(k)) % of).sort().values)]
 
     state = built.init(fed)
     state = state._replace(
-        models=tuple(part(task, 0).repeat(len(w), 1) for task, w in zip(fed.tasks, state.models, strict=True))
+        models=tuple(part(family, 0).repeat(len(w), 1) for family, w in zip(fed.families, state.models, strict=True))
     )
     last = [0] * fed.num_clients
     for t in range(7):
         fed.begin(t, 1.0)
-        for client in meet(fed, state.aggregator).participants.tolist():
+        for client in pick_participants(fed, state.aggregator).participants.tolist():
             last[client] = t
         state = built.round(state, fed)
         for client, when in enumerate(last):
-            count = len(fed.tasks)
+            count = len(fed.families)
             model = state.models[client % count][client // count]
-            torch.testing.assert_close(model, part(fed.tasks[client % count], when), rtol=0, atol=1e-12)
+            torch.testing.assert_close(model, part(fed.families[client % count], when), rtol=0, atol=1e-12)
     assert len(set(last)) > 1
 
 
@@ -347,11 +356,11 @@ def test_a_channel_that_nobody_at_the_meeting_has_is_kept() -> None:
         mixed([5] * 6, builds=WIDTHS, cohort=1, training=local(lr=1e-300)),
         algorithm("fedrolex", order="returned"),
     )
-    wide, narrow = fed.tasks[:2]
+    wide, narrow = fed.families[:2]
 
     def narrow_ones_meet(t: int) -> bool:
         fed.begin(t, 1.0)
-        return set(meet(fed, 1).participants.tolist()) == {1, 4}
+        return set(pick_participants(fed, 1).participants.tolist()) == {1, 4}
 
     t = next(t for t in range(1, 400, 4) if narrow_ones_meet(t))  # of 4 channels the second and third
     state = built.init(fed)._replace(aggregator=1)
@@ -395,7 +404,7 @@ def test_the_layer_that_cannot_be_cut_is_named() -> None:
             r"layer1\.qkv\.weight cannot be cut from",
         ),
     ):
-        fed.tasks = tuple(families(models))
+        fed.families = tuple(families(models))
         with pytest.raises(UserError, match=layer):
             check_sliceable(algorithm("heterofl"), fed)
 
@@ -412,7 +421,7 @@ def test_fml_with_labels_alone_is_local_training_beside_decentralised_fedavg_of_
     models, aggregator = initial_models(twin), 0
     for round in range(3):
         twin.begin(round, 1.0)
-        meeting = meet(twin, aggregator)
+        meeting = pick_participants(twin, aggregator)
         models = updated(models, [(t.group, t.after) for t in train(twin, models, meeting.participants)])
         aggregator = meeting.next
     # drop_single of a pair follows both of its models, so clients whose sizes leave one example are not in this toy
@@ -424,7 +433,9 @@ def test_fml_pulls_the_two_models_together() -> None:
         fed = federation([12] * 4, cohort=3)
         algo = FML(alpha=alpha, beta=alpha, meme=None)
         state = run(algo, fed, 6)._replace()
-        logits = [fed.task.predict(w, fed.population.inputs).softmax(-1) for w in (state.models[0][1], state.memes[1])]
+        logits = [
+            fed.family.predict(w, fed.client_data.inputs).softmax(-1) for w in (state.models[0][1], state.memes[1])
+        ]
         return float((logits[0] - logits[1]).abs().mean())
 
     assert distance(0.2) < distance(1.0)
@@ -434,7 +445,7 @@ def test_only_memes_travel_and_both_kinds_are_evaluated() -> None:
     fed = mixed(cohort=3)
     built = FML(alpha=0.5, beta=0.5, meme=None)
     state = run(built, fed, 2)
-    assert fed.collect()["comm/upload_mb"] == pytest.approx(3 * fed.task.size * 4 / 1e6)
+    assert fed.collect()["comm/upload_mb"] == pytest.approx(3 * fed.family.size * 4 / 1e6)
     assert {"test/accuracy", "meme/accuracy", "meme/loss"} <= evaluate(built, state, fed).keys()
 
 
@@ -454,16 +465,16 @@ def def_kt_twin(fed: Federation, models: Tensor, senders: list[int], receivers: 
         models[client] = fed.cohort(np.array([client])).train(models[client])[0]
     new = models.clone()
     for sender, receiver in zip(senders, receivers, strict=True):
-        nets = [fed.task.build().double() for _ in range(2)]
+        nets = [fed.family.build().double() for _ in range(2)]
         for net, w in zip(nets, (models[sender], models[receiver]), strict=True):
-            net.load_state_dict(fed.task.state_dict(w))
+            net.load_state_dict(fed.family.state_dict(w))
         optimizers = [torch.optim.SGD(net.parameters(), fed.lr) for net in nets]
-        plan = fed.population.plan(
+        plan = fed.client_data.plan(
             np.array([receiver]), local(epochs=epochs), seed=fed.seed, round=fed.round, drop_single=False
         )
         for t, size in enumerate(plan.sizes[0].tolist()):
             rows = plan.indices[0, t, :size]
-            x, y = fed.population.inputs[rows], fed.population.targets[rows]
+            x, y = fed.client_data.inputs[rows], fed.client_data.targets[rows]
             p = [net(x) for net in nets]
             for i in (0, 1):
                 own, other = p[i].log_softmax(-1), p[1 - i].detach().softmax(-1)
@@ -472,7 +483,7 @@ def def_kt_twin(fed: Federation, models: Tensor, senders: list[int], receivers: 
                 loss.backward()
             for optimizer in optimizers:
                 optimizer.step()
-        new[receiver] = fed.task.vector(nets[0])
+        new[receiver] = fed.family.vector(nets[0])
     return new
 
 

@@ -82,7 +82,7 @@ def test_a_run_leaves_its_folder(tmp_path: Path) -> None:
 def test_a_minibatch_that_nobody_can_fill_costs_nothing(executor: str, tmp_path: Path) -> None:
     """A billion examples, planned for as they are asked for, would be eight gigabytes of indices a step."""
     how = ("algorithm=fedavg", "server_data=none", "rounds=2", f"executor={executor}")
-    largest = int(prepare(build(composed(*how))).simulation.fed.population.num_examples.max())
+    largest = int(prepare(build(composed(*how))).simulation.fed.client_data.num_examples.max())
     for size in (largest, 10**9):
         run_in(tmp_path / str(size), composed(*how, f"local.batch_size={size}"))
     one, other = (rows(tmp_path / str(size)) for size in (largest, 10**9))
@@ -96,7 +96,7 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(name: str, tmp_path: Path, monk
     """
     overrides = (f"algorithm={name}", "rounds=9", EVERY, "delay.std=3", "server_data=in_domain", "server_data.size=60")
     if name == "fedwalk":
-        overrides += ("model=mlp", "server_data@leash_data=in_domain", "leash_data.size=60")
+        overrides += ("model=mlp", "server_data@auxiliary_data=in_domain", "auxiliary_data.size=60")
     if name in ("fedma", "gamf"):  # which match hidden neurons
         overrides += ("model=mlp", "model.hidden=[8]")
     run_in(tmp_path / "whole", composed(*overrides))
@@ -301,7 +301,7 @@ def test_label_noise_and_precision_reach_the_run(tmp_path: Path) -> None:
 
 
 def test_clients_without_examples_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    overrides = ["partition=dir_plain", "partition.alpha=0.05", "num_clients=60", "rounds=2"]
+    overrides = ["partition=dirichlet_unbounded", "partition.alpha=0.05", "num_clients=60", "rounds=2"]
     run_in(tmp_path / "dropped", composed(*overrides))
     assert "got no examples and take no part" in caplog.text
     dropped = len((tmp_path / "dropped" / "partition.csv").read_text().splitlines()) - 1
@@ -331,7 +331,7 @@ def test_methods_with_and_without_server_data_can_share_a_test_set() -> None:
     [
         (["model=resnet18", "local.batch_size=1"], r"^local\.batch_size must be > 1 for a model with batch norm"),
         (["num_clients=5000"], r"^num_clients"),
-        (["partition=by_user"], r"^partition=by_user needs"),
+        (["partition=natural"], r"^partition=natural needs"),
         (["dataset=fashion_mnist", "dataset.root=/nowhere"], r"/nowhere"),
         (["dataset=synthetic", "dataset.features=6", "model=cnn_small"], r"^model\."),
         (["evaluation.metric=test/acc"], r"^evaluation\.metric must be one of test/accuracy, test/loss, got test/acc$"),
@@ -339,7 +339,12 @@ def test_methods_with_and_without_server_data_can_share_a_test_set() -> None:
         (["model=timm", "model.name=resnet1000"], r"^model\.name .*resnet"),
         (["participation.cohort_size=50"], r"^participation\.cohort_size"),
         (
-            ["partition=dir_plain", "partition.alpha=0.001", "num_clients=60", "participation.cohort_size=60"],
+            [
+                "partition=dirichlet_unbounded",
+                "partition.alpha=0.001",
+                "num_clients=60",
+                "participation.cohort_size=60",
+            ],
             r"^participation\.",
         ),
     ],

@@ -13,11 +13,11 @@ from fedlab_runner.algorithms import fedavg
 from fedlab_runner.algorithms.shared.averaging import LATE_POLICIES, MODEL_POLICIES
 from fedlab_runner.core.algorithm import ServerAlgorithm
 from fedlab_runner.core.federation import Federation
-from fedlab_runner.core.updates import Arrivals
+from fedlab_runner.core.updates import Updates
 from fedlab_runner.core.work import Work
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.experiment.loop import Simulation, Snapshot
-from fedlab_runner.lr_schedules.constant import Constant
+from fedlab_runner.lr_schedules.constant import ConstantLR
 from fedlab_runner.utils.errors import Diverged
 
 SERVED = [name for name in ALGORITHMS if not algorithm(name).serverless and name not in ("center", "standalone")]
@@ -34,7 +34,7 @@ class Watched(Loop):
 
     def train(self, work: Work) -> tuple[Tensor, Tensor]:
         y, losses = super().train(work)
-        self.seen.extend(y[:, work.task.num_params :].clone())
+        self.seen.extend(y[:, work.family.num_params :].clone())
         return y, losses
 
 
@@ -56,8 +56,8 @@ def test_the_servers_statistics_are_means_of_what_clients_had(name: str, std: fl
     """Each lies between the least and the greatest that any client has reported, or that the server began with."""
     built, watched = still(name, late_policy=policy), Watched(compile=False)
     fed = federation(**LATE | {"std": std, "executor": watched})
-    state, p = built.init(fed), fed.task.num_params
-    watched.seen.append(fed.task.init(0)[p:])
+    state, p = built.init(fed), fed.family.num_params
+    watched.seen.append(fed.family.init(0)[p:])
     moved = False
     for round in range(20):
         state = run(built, fed, 1, first=round, state=state)
@@ -67,19 +67,19 @@ def test_the_servers_statistics_are_means_of_what_clients_had(name: str, std: fl
     assert moved or policy == "discard"
 
 
-def arriving(fed: Federation, statistics: Tensor, upload: Any, staleness: list[int]) -> Arrivals[Any]:
+def arriving(fed: Federation, statistics: Tensor, upload: Any, staleness: list[int]) -> Updates[Any]:
     """Updates that are alike but for their statistics [A, B]."""
-    a, p = len(statistics), fed.task.num_params
+    a, p = len(statistics), fed.family.num_params
     own = {"statistics": statistics, "models": torch.cat([statistics.new_ones(a, p), statistics], 1)}
     rows = [own.get(name, statistics.new_full((a, p), 1e-3)) for name in upload._fields]
     sizes = torch.arange(1, a + 1)
-    return Arrivals(upload(*rows), torch.arange(a), sizes, torch.tensor(staleness))
+    return Updates(upload(*rows), torch.arange(a), sizes, torch.tensor(staleness))
 
 
 def upload_of(built: ServerAlgorithm[Any, Any], fed: Federation) -> Any:
     fed.begin(0, 1.0)
     state = built.init(fed)
-    return type(built.client_update(state, fed.dispatch(built.broadcast(state))))
+    return type(built.client_update(state, fed.start_cohort(built.broadcast(state))))
 
 
 @pytest.mark.parametrize(
@@ -97,20 +97,20 @@ def test_which_mean(name: str, weights: list[int]) -> None:
     """By the weights of the rule; buffers of two: of those that make a buffer full, however late (here three come)."""
     built, fed = still(name, buffer_size=2, server_lr=0.3, staleness_exp=1.0), federation(**LATE)
     count = 3 if 0 in weights else 4
-    statistics = torch.arange(1.0, 1 + count * fed.task.num_buffers, dtype=torch.float64).view(count, -1)
+    statistics = torch.arange(1.0, 1 + count * fed.family.num_buffers, dtype=torch.float64).view(count, -1)
     arrivals = arriving(fed, statistics, upload_of(built, fed), [5, 0, 3, 1][:count])
     after = built.server_step(built.init(fed), arrivals, fed).params
     w = torch.tensor(weights[:count], dtype=torch.float64)
     expected = w / w.sum() @ statistics
-    torch.testing.assert_close(after[fed.task.num_params :], expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(after[fed.family.num_params :], expected, rtol=0, atol=1e-10)
 
 
 def test_learned_weights_average_statistics_too() -> None:
     """FedLAW's lambda, which is far from the clients' sizes after some steps."""
     fed, built = federation(**LATE), algorithm("fedlaw", epochs=20, lr=0.3)
-    state, p = built.init(fed), fed.task.num_params
+    state, p = built.init(fed), fed.family.num_params
     fed.begin(0, 1.0)
-    cohort = fed.dispatch((state.params,))
+    cohort = fed.start_cohort((state.params,))
     y = cohort.train(state.params)[cohort.due == 0]
     if not len(y):
         pytest.fail("the toy has someone in time")
@@ -124,10 +124,10 @@ def test_what_is_exported_is_what_was_evaluated() -> None:
     fed = federation(**LATE)
     w = run(algorithm("fedbuff", buffer_size=3), fed, 20).params
     plain = normed().double()
-    plain.load_state_dict(fed.task.state_dict(w))
+    plain.load_state_dict(fed.family.state_dict(w))
     plain.eval()
-    inputs = fed.population.inputs
-    assert torch.equal(plain(inputs), fed.task.predict(w, inputs))
+    inputs = fed.client_data.inputs
+    assert torch.equal(plain(inputs), fed.family.predict(w, inputs))
 
 
 def test_an_algorithm_that_steps_statistics_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +137,7 @@ def test_an_algorithm_that_steps_statistics_is_stopped(monkeypatch: pytest.Monke
     fed, built = federation(build=normed), algorithm("fedavg")
     monkeypatch.setattr(fedavg, "average", wrong)
     unused: Any = None
-    simulation = Simulation(built, fed, unused, unused, unused, Constant(), 1, "")
+    simulation = Simulation(built, fed, unused, unused, unused, ConstantLR(), 1, "")
     with pytest.raises(Diverged, match=r"diverged in round 1 .*running variance of batch norm below zero"):
         simulation._round(Snapshot(0, built.init(fed), fed.state_dict(), None))
 
@@ -149,13 +149,13 @@ def test_discarded_updates_teach_nothing(name: str) -> None:
     fed = federation([8, 9, 10], build=normed)
     fed.begin(0, 1.0)
     state = built.init(fed)
-    cohort = fed.dispatch(built.broadcast(state))
+    cohort = fed.start_cohort(built.broadcast(state))
     upload = built.client_update(state, cohort)
     late = torch.tensor([True, False, False])
-    everyone = Arrivals(upload, cohort.ids, cohort.num_examples, 4 * late.long())
+    everyone = Updates(upload, cohort.ids, cohort.num_examples, 4 * late.long())
     steps = [built.server_step(copy.deepcopy(state), each, fed) for each in (everyone, everyone.select(~late))]
     kept = built.server_step(
-        copy.deepcopy(state), Arrivals(upload, cohort.ids, cohort.num_examples, 0 * late.long()), fed
+        copy.deepcopy(state), Updates(upload, cohort.ids, cohort.num_examples, 0 * late.long()), fed
     )
     assert all(torch.equal(a, b) for a, b in zip(*map(tensors, steps), strict=True))
     assert not torch.equal(kept.params, steps[0].params), "it would have"
@@ -171,7 +171,7 @@ def test_scaffolds_controls_are_gradients(option: int) -> None:
     after = run(built, fed, 1)
     leaf = x.clone().requires_grad_()
     for i in range(len(RAGGED)):
-        inputs, targets = fed.population.examples(torch.from_numpy(fed.population.members(i)))
-        logits = fed.task.forward(fed.task.views(leaf), inputs)
+        inputs, targets = fed.client_data.examples(torch.from_numpy(fed.client_data.members(i)))
+        logits = fed.family.forward(fed.family.views(leaf), inputs)
         (g,) = torch.autograd.grad(torch.nn.functional.cross_entropy(logits, targets), leaf)
         torch.testing.assert_close(after.c_i[i], g, rtol=0, atol=1e-10)

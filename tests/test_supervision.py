@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from toy import ALGORITHMS, CLASSES, RAGGED, algorithm, federation, run, tensors
 
 from fedlab_runner.core.losses import ACE, CE, WSM, losses
-from fedlab_runner.core.model_family import Batch, Model
+from fedlab_runner.core.model_family import Batch, FunctionalModel
 from fedlab_runner.executors.vectorized import Vectorized
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -72,18 +72,18 @@ def test_cross_entropy_adds_nothing() -> None:
 
 
 def test_each_client_has_its_own_shares() -> None:
-    fed = federation(RAGGED, supervision=WSM())
+    fed = federation(RAGGED, loss_function=WSM())
     seen: list[torch.Tensor] = []
 
-    def loss(model: Model, batch: Batch) -> torch.Tensor:
+    def loss(model: FunctionalModel, batch: Batch) -> torch.Tensor:
         assert batch.offsets is not None
         seen.append(batch.offsets)
-        return model.task.loss(model, batch)
+        return model.family.loss(model, batch)
 
     for client in range(fed.num_clients):
         seen.clear()
-        fed.cohort(np.array([client])).train(fed.task.init(0), loss=loss)
-        targets = fed.population.targets[fed.population.members(client)]
+        fed.cohort(np.array([client])).train(fed.family.init(0), loss=loss)
+        targets = fed.client_data.targets[fed.client_data.members(client)]
         shares = torch.bincount(targets, minlength=CLASSES).double() / len(targets)
         assert seen and all(torch.allclose(each.exp(), shares, rtol=0, atol=1e-12) for each in seen)
 
@@ -93,8 +93,8 @@ def test_every_algorithm_trains_with_the_chosen_signal_in_every_executor(name: s
     def outcome(**how) -> list[torch.Tensor]:
         return tensors(run(algorithm(name), federation([9, 4, 12, 7], cohort=2, **how), 2))
 
-    plain, wsm = outcome(), outcome(supervision=WSM())
-    together = outcome(supervision=WSM(), executor=Vectorized(2, compile=False))
+    plain, wsm = outcome(), outcome(loss_function=WSM())
+    together = outcome(loss_function=WSM(), executor=Vectorized(2, compile=False))
     assert any(not torch.equal(a, b) for a, b in zip(plain, wsm, strict=True))
     for mine, theirs in zip(wsm, together, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-9)

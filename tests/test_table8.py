@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from toy import CLASSES, FEATURES, algorithm, federation, local, run, server_data
 
 from fedlab_runner.config.build import conf_dir
-from fedlab_runner.core.model_family import Flops, Normalize, Task
+from fedlab_runner.core.model_family import Flops, ModelFamily, Normalize
 from fedlab_runner.models._lora import LoRALinear
 from fedlab_runner.models.vit_lora import ViTLoRA
 
@@ -28,7 +28,7 @@ PAPER = {
 
 
 @cache
-def vit(dense: bool = False) -> Task:
+def vit(dense: bool = False) -> ModelFamily:
     """ViT-B/16 with LoRA on q, k, v, o; `dense`: gradients of the whole matrices too, as Eq 15 and 16 have them."""
     choice = ViTLoRA(3, 224, "vit_base_patch16_224", pretrained=False, weights=None, rank=4, alpha=8.0)
 
@@ -40,7 +40,7 @@ def vit(dense: bool = False) -> Task:
                 layer.base.weight.requires_grad_(True)
         return model
 
-    return Task(build, CLASSES_10, normalize=Normalize(None, None), device=META)
+    return ModelFamily(build, CLASSES_10, normalize=Normalize(None, None), device=META)
 
 
 def per_image(dense: bool = False) -> Flops:
@@ -72,10 +72,10 @@ def costs(name: str, rounds: int = 2, **overrides: Any) -> tuple[float, float]:
     fed = federation(
         [2] * 100, cohort=COHORT, build=Stand, training=local(epochs=1, batch_size=2), server=server_data(SAMPLES)
     )
-    fed.task.flops = lambda inputs: per_image()  # type: ignore[method-assign]
+    fed.family.flops = lambda inputs: per_image()  # type: ignore[method-assign]
     run(algorithm(name, **overrides), fed, rounds)
     metrics = fed.collect()
-    adding = 2 * COHORT * fed.task.num_params / 1e9  # what arrives, once whatever the epochs
+    adding = 2 * COHORT * fed.family.num_params / 1e9  # what arrives, once whatever the epochs
     return EPOCHS * (metrics["cost/server_gflops"] - adding) + adding, metrics["cost/server_cache_mb"]
 
 
@@ -152,7 +152,7 @@ def test_ca2fls_cache_scales_with_the_number_of_clients() -> None:
     def cache_of(clients: int) -> float:
         fed = federation([2] * clients, training=local(epochs=1, batch_size=2))
         run(algorithm("ca2fl", buffer_size=100), fed, 1)
-        return fed.collect()["cost/server_cache_mb"] / (fed.task.num_params * 4 / 1e6)
+        return fed.collect()["cost/server_cache_mb"] / (fed.family.num_params * 4 / 1e6)
 
     assert cache_of(200) - cache_of(100) == pytest.approx(100)
     assert cache_of(100) == pytest.approx(100, abs=3)

@@ -12,16 +12,16 @@ import torch
 from toy import algorithm, federation, run, tensors
 
 from fedlab_runner.checkpoints.state_packing import pack, unpack
-from fedlab_runner.core.client_state import PLACES, SlotFile, Tables
+from fedlab_runner.core.client_state import PLACES, ClientStateStore, RowFile
 from fedlab_runner.utils.errors import RunFailed
 
 CPU = torch.device("cpu")
 ALL = slice(None)
 LATE: dict[str, Any] = {"sizes": [6, 3, 9, 1, 12, 8, 5, 7, 2, 10], "cohort": 3, "std": 2.0}
 KEEPERS: dict[str, dict[str, Any]] = {
-    "fedcda": {"field": "caches_on", "warmup": 2},
-    "scaffold": {"field": "controls_on"},
-    "ca2fl": {"field": "updates_on", "buffer_size": 3},
+    "fedcda": {"field": "store_on", "warmup": 2},
+    "scaffold": {"field": "store_on"},
+    "ca2fl": {"field": "store_on", "buffer_size": 3},
 }
 
 
@@ -38,7 +38,7 @@ def same(a: Any, b: Any) -> bool:
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("on_disk", [True, False])
 def test_a_row_comes_back_and_is_a_copy(place: str, dtype: torch.dtype, on_disk: bool, tmp_path: Path) -> None:
-    rows = Tables(tmp_path if on_disk else None, CPU).rows(place, 5, dtype)
+    rows = ClientStateStore(tmp_path if on_disk else None, CPU).rows(place, 5, dtype)
     row = torch.randn(2, 5, dtype=dtype)[1]  # a view: not the start of its memory
     wanted, kept, other = row.clone(), rows.put(row), rows.put(row + 1)
     row.zero_()
@@ -48,7 +48,7 @@ def test_a_row_comes_back_and_is_a_copy(place: str, dtype: torch.dtype, on_disk:
 
 
 def test_a_slot_is_used_again_when_neither_the_state_nor_a_checkpoint_has_it() -> None:
-    file = SlotFile(None, 1, torch.float64)
+    file = RowFile(None, 1, torch.float64)
     file.begin(0)
     first = file.put(torch.zeros(1))
     file.begin(1)
@@ -65,7 +65,7 @@ def test_a_slot_is_used_again_when_neither_the_state_nor_a_checkpoint_has_it() -
 def test_a_killed_run_finds_every_row_of_every_checkpoint() -> None:
     """Random rounds, checkpoints of which two are kept, kills, and a newest checkpoint that is damaged."""
     rng = np.random.default_rng(0)
-    file, round, held = SlotFile(None, 3, torch.float64), 0, {}
+    file, round, held = RowFile(None, 3, torch.float64), 0, {}
     saved: dict[int, Any] = {}  # by rounds done: what the clients hold, and the file's state
 
     def check(held: dict[int, tuple[int, float]]) -> None:
@@ -105,7 +105,7 @@ def test_a_killed_run_finds_every_row_of_every_checkpoint() -> None:
 
 
 def test_rows_that_were_never_put_take_no_room(tmp_path: Path) -> None:
-    tables = Tables(tmp_path, CPU)
+    tables = ClientStateStore(tmp_path, CPU)
     rows = tables.rows("disk", 10**6, torch.float32)
     assert not (tmp_path / "tables").exists()
     rows.put(torch.ones(10**6))
@@ -114,10 +114,10 @@ def test_rows_that_were_never_put_take_no_room(tmp_path: Path) -> None:
 
 
 def test_a_lost_file_is_said_in_one_line(tmp_path: Path) -> None:
-    tables = Tables(tmp_path, CPU)
+    tables = ClientStateStore(tmp_path, CPU)
     kept, state = tables.rows("disk", 4, torch.float32).put(torch.ones(4)), tables.state_dict()
     (tmp_path / "tables" / "rows_4_float32.bin").unlink()
-    again = Tables(tmp_path, CPU)
+    again = ClientStateStore(tmp_path, CPU)
     again.load_state_dict(state)
     message = f"{tmp_path}/tables/rows_4_float32.bin has not the rows that the run needs: the same command goes on "
     with pytest.raises(RunFailed, match=rf"^{re.escape(message)}from the last checkpoint whose rows are whole$"):
@@ -127,7 +127,7 @@ def test_a_lost_file_is_said_in_one_line(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "tables" / "rows_4_float32.bin").mkdir(parents=True)
     with pytest.raises(IsADirectoryError, match=r"rows_4_float32\.bin'$"):
-        Tables(tmp_path, CPU).rows("disk", 4, torch.float32).put(torch.ones(4))
+        ClientStateStore(tmp_path, CPU).rows("disk", 4, torch.float32).put(torch.ones(4))
 
 
 @pytest.mark.parametrize("name", KEEPERS)
@@ -153,12 +153,12 @@ def test_on_disk_a_resumed_run_equals_the_whole_bit_for_bit(name: str, tmp_path:
             state = run(built, fed, 1, first=round, state=state)
             if round + 1 in (3, 5):
                 saved[round + 1] = pack({"state": state, "fed": fed.state_dict()})
-                fed.tables.retain(saved)
+                fed.client_state.retain(saved)
         run(built, fed, 2, first=last, state=state)  # lost
         fed = federation(**LATE, folder=folder)
         again = unpack(saved[resumed]["state"], like=built.init(fed))
         fed.load_state_dict(saved[resumed]["fed"])
-        fed.tables.retain(saved)
+        fed.client_state.retain(saved)
         again = run(built, fed, 9 - resumed, first=resumed, state=again)
         assert torch.equal(built.models(again), built.models(expected)) and fed.collect() == whole.collect()
 
@@ -189,7 +189,7 @@ from toy import CLASSES, FEATURES, algorithm, federation, local, run
 def wide():
     return nn.Sequential(nn.Linear(FEATURES, 60_000), nn.Tanh(), nn.Linear(60_000, CLASSES))
 
-built = algorithm("fedcda", warmup=2, caches_on=sys.argv[1])
+built = algorithm("fedcda", warmup=2, store_on=sys.argv[1])
 kinds = {"build": wide, "cohort": 6, "training": local(epochs=1)}
 run(built, federation([4] * 60, folder=Path(sys.argv[2]), **kinds), 3)  # all that is loaded once is loaded
 megabytes = lambda key: int(next(l for l in open("/proc/self/status") if l.startswith(key)).split()[1]) // 1024

@@ -232,7 +232,7 @@ def test_rows_of_strangers_are_no_rows(row: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError):
         decode(row.encode())
     (tmp_path / "metrics.jsonl").write_text(row + "\n")
-    assert JsonLines(tmp_path / "metrics.jsonl").lacks(0, None)
+    assert JsonLines(tmp_path / "metrics.jsonl").find_damage(0, None)
     assert sweep_plots._metrics(tmp_path) == [] == giving_up._rows(tmp_path / "metrics.jsonl")
 
 

@@ -13,20 +13,20 @@ from torch import nn
 from fedlab_runner.augment.base import Augment
 from fedlab_runner.config.build import conf_dir
 from fedlab_runner.core.algorithm import Algorithm
-from fedlab_runner.core.client_data import Population
+from fedlab_runner.core.client_data import ClientData
 from fedlab_runner.core.clock import Participation, RoundClock
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.local_training import LocalTraining
-from fedlab_runner.core.losses import Supervision
-from fedlab_runner.core.model_family import Normalize, Task
+from fedlab_runner.core.losses import LossFunction
+from fedlab_runner.core.model_family import ModelFamily, Normalize
 from fedlab_runner.core.server_data import ServerData
 from fedlab_runner.core.work import Executor
 from fedlab_runner.datasets.examples import Examples
-from fedlab_runner.delays.half_normal import HalfNormal
+from fedlab_runner.delays.half_normal import HalfNormalDelay
 from fedlab_runner.evaluation.client_models import ClientModels
 from fedlab_runner.evaluation.evaluator import Evaluation
 from fedlab_runner.executors.loop import Loop
-from fedlab_runner.participation.uniform import Uniform
+from fedlab_runner.participation.uniform import UniformParticipation
 
 FEATURES, CLASSES = 5, 3
 RAGGED = (1, 2, 7, 8, 9, 20, 13, 40)
@@ -104,13 +104,15 @@ def server_data(n: int, seed: int = 11, num_classes: int = CLASSES) -> ServerDat
     return ServerData(torch.from_numpy(inputs), torch.from_numpy(targets), num_classes, num_classes == CLASSES)
 
 
-def task(
+def model_family(
     build: Callable[[], nn.Module] = mlp,
     dtype: torch.dtype = torch.float64,
-    supervision: Supervision | None = None,
+    loss_function: LossFunction | None = None,
     device: torch.device = CPU,
-) -> Task:
-    return Task(build, CLASSES, normalize=Normalize(None, None), device=device, dtype=dtype, supervision=supervision)
+) -> ModelFamily:
+    return ModelFamily(
+        build, CLASSES, normalize=Normalize(None, None), device=device, dtype=dtype, loss_function=loss_function
+    )
 
 
 def federation(
@@ -127,7 +129,7 @@ def federation(
     leash: ServerData | None = None,
     folder: Path | None = None,
     builds: Sequence[Callable[[], nn.Module]] = (),
-    supervision: Supervision | None = None,
+    loss_function: LossFunction | None = None,
     topology: np.ndarray | None = None,
     device: torch.device = CPU,
     augment: Augment | None = None,
@@ -139,19 +141,19 @@ def federation(
     """
     inputs, targets = examples(sum(sizes))
     split = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
-    population = Population(inputs, targets, split, device, augment=augment)
-    chosen = participation or Uniform(cohort or len(sizes), None)
-    clock = RoundClock(population.num_examples, chosen, HalfNormal(std=std, draw="client"), seed)
+    client_data = ClientData(inputs, targets, split, device, augment=augment)
+    chosen = participation or UniformParticipation(cohort or len(sizes), None)
+    clock = RoundClock(client_data.num_examples, chosen, HalfNormalDelay(std=std, draw="client"), seed)
     return Federation(
-        task=[task(each, supervision=supervision, device=device) for each in builds or (build,)],
-        population=population,
+        family=[model_family(each, loss_function=loss_function, device=device) for each in builds or (build,)],
+        client_data=client_data,
         clock=clock,
         executor=executor or Loop(compile=False),
         local=training or local(),
         seed=seed,
         server_data=(server_data(90) if server is None else server).to(device),
         topology=topology,
-        leash_data=(server_data(70, seed=13, num_classes=4) if leash is None else leash).to(device),
+        auxiliary_data=(server_data(70, seed=13, num_classes=4) if leash is None else leash).to(device),
         folder=folder,
     )
 
@@ -172,13 +174,13 @@ def vectors(models: Any) -> torch.Tensor:
 
 def evaluate(built: Algorithm[Any], state: Any, fed: Federation) -> dict[str, float]:
     """Metrics of what an algorithm evaluates, on all the clients' examples."""
-    inputs, targets = fed.population.inputs, fed.population.targets
+    inputs, targets = fed.client_data.inputs, fed.client_data.targets
     test = Examples(inputs, targets, targets, None)
     evaluation = Evaluation(1, 100, False, False, False, "test/accuracy", "best", 1, 0, None)
     models = built.models(state)
     if isinstance(models, torch.Tensor):
-        return evaluation.evaluate(fed.task, models, test, fed.population)
-    return ClientModels(evaluation, fed, test).evaluate(models, built.more_models(state, fed))
+        return evaluation.evaluate(fed.family, models, test, fed.client_data)
+    return ClientModels(evaluation, fed, test).evaluate(models, built.extra_eval_models(state, fed))
 
 
 def tensors(value: Any) -> list[torch.Tensor]:

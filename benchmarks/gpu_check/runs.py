@@ -19,14 +19,14 @@ from fedlab_runner.tracking.recorder import METRICS, Recorder
 
 # For every algorithm, whether it asks for it or not: examples on the server, a leash task, late clients.
 EVERYONE = (
-    *("dataset=synthetic", "dataset.noise=0.5", "partition=dir_yurochkin", "delay.std=1", "evaluation.every=1"),
-    *("server_data=in_domain", "server_data@leash_data=in_domain"),
+    *("dataset=synthetic", "dataset.noise=0.5", "partition=dirichlet", "delay.std=1", "evaluation.every=1"),
+    *("server_data=in_domain", "server_data@auxiliary_data=in_domain"),
     *("logger=none", "logger.progress=false", "checkpoint.seconds=null"),
 )
 SIZES = ("dataset.num_train=2000", "dataset.num_test=500", "num_clients=20", "participation.cohort_size=6")
 TINY = (
     *("dataset.num_train=200", "dataset.num_test=100", "num_clients=6", "participation.cohort_size=3"),
-    *("server_data.size=20", "leash_data.size=20", "local.epochs=1"),
+    *("server_data.size=20", "auxiliary_data.size=20", "local.epochs=1"),
 )
 
 
@@ -41,7 +41,7 @@ class Run(NamedTuple):
     def go(self) -> list[Row]:
         """Its metrics, once it has ended."""
         c, fed = self.components, self.simulation.fed
-        fed.trainer.executor = fed.executor.in_run(self.folder, c.rounds)
+        fed.trainer.executor = fed.executor.bind_run(self.folder, c.rounds)
         how: dict[str, Any] = {"run_id": "check", "config": {}, "rounds": c.rounds, "job_type": "check", "commit": None}
         with Recorder(self.folder, c.logger, **how) as recorder:
             store = CheckpointStore(self.folder, c.checkpoint.keep)

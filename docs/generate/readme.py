@@ -55,7 +55,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "participation": lambda: choices("participation"),
     "lr_schedules": lambda: choices("lr_schedule"),
     "topologies": lambda: choices("topology"),
-    "supervisions": lambda: choices("supervision"),
+    "losses": lambda: choices("loss"),
     "augmentations": lambda: choices("augment", origin=True),
     "executors": lambda: choices("executor"),
     "analyses": lambda: choices("analysis", origin=True),

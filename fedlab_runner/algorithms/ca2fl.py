@@ -10,17 +10,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlab_runner.algorithms.shared.averaging import Update, outgoing, stepped
-from fedlab_runner.core.algorithm import Footprint, Load, ServerAlgorithm, table
-from fedlab_runner.core.client_state import Kept, check_place
-from fedlab_runner.core.federation import Arrivals, Cohort, Federation
+from fedlab_runner.algorithms.shared.averaging import Update, make_update, stepped
+from fedlab_runner.core.algorithm import CohortLoad, Footprint, ServerAlgorithm, table
+from fedlab_runner.core.client_state import RowRef, check_place
+from fedlab_runner.core.cohort import Cohort
+from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.updates import Updates
 
 
-class State(NamedTuple):
+class CA2FLState(NamedTuple):
     """The server's model, the last update of every client, and the buffer."""
 
     params: Tensor  # x   [D]
-    h_i: dict[int, Kept]  # each [P], by client; zero for a client that has never reported
+    h_i: dict[int, RowRef]  # each [P], by client; zero for a client that has never reported
     h: Tensor  # [P], the mean of h_i over all N clients when the buffer was last emptied
     buffer: Tensor  # [P], the sum of Delta_i - h_i since then
     statistics: Tensor  # [B], the sum of the batch norm statistics that came with them
@@ -28,39 +30,39 @@ class State(NamedTuple):
 
 
 @dataclass(frozen=True)
-class CA2FL(ServerAlgorithm[State, Update]):
+class CA2FL(ServerAlgorithm[CA2FLState, Update]):
     """At every `buffer_size` updates the server steps by the mean of what each changes of its client's last one, plus
     the mean of the last updates of all clients, times `server_lr`. Those updates are kept on the `device`, the `host`
-    or `disk` (`updates_on`). Batch norm's statistics become the mean of those that came with the buffered updates.
+    or `disk` (`store_on`). Batch norm's statistics become the mean of those that came with the buffered updates.
     """
 
     buffer_size: int
     server_lr: float
-    updates_on: str
+    store_on: str
 
     def __post_init__(self) -> None:
         if self.buffer_size < 1:
             raise ValueError(f"buffer_size must be >= 1, got {self.buffer_size}")
         if not self.server_lr > 0:
             raise ValueError(f"server_lr must be > 0, got {self.server_lr}")
-        check_place("updates_on", self.updates_on)
+        check_place("store_on", self.store_on)
 
-    def footprint(self, fed: Federation, load: Load) -> Footprint:
-        held = table("updates_on", self.updates_on, load.ever * fed.task.num_params)
-        return Footprint(self.copies, self.sent, held)
+    def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
+        held = table("store_on", self.store_on, load.ever * fed.family.num_params)
+        return Footprint(self.model_copies, self.payload_copies, held)
 
-    def init(self, fed: Federation) -> State:
-        x = fed.task.init(fed.seed)
-        p = fed.task.num_params
-        return State(x, {}, x.new_zeros(p), buffer=x.new_zeros(p), statistics=x.new_zeros(len(x) - p), buffered=0)
+    def init(self, fed: Federation) -> CA2FLState:
+        x = fed.family.init(fed.seed)
+        p = fed.family.num_params
+        return CA2FLState(x, {}, x.new_zeros(p), buffer=x.new_zeros(p), statistics=x.new_zeros(len(x) - p), buffered=0)
 
-    def client_update(self, state: State, cohort: Cohort) -> Update:
+    def client_update(self, state: CA2FLState, cohort: Cohort) -> Update:
         x = state.params
-        return outgoing(cohort.task, x, cohort.train(x), "delta")
+        return make_update(cohort.family, x, cohort.train(x), "delta")
 
-    def server_step(self, state: State, arrivals: Arrivals[Update], fed: Federation) -> State:
+    def server_step(self, state: CA2FLState, arrivals: Updates[Update], fed: Federation) -> CA2FLState:
         x, h_i, h, buffer, statistics, buffered = state
-        h_i, rows = dict(h_i), fed.rows(self.updates_on, len(h))
+        h_i, rows = dict(h_i), fed.row_store(self.store_on, len(h))
         for i, delta, its in zip(arrivals.ids.tolist(), *arrivals.upload, strict=True):
             buffer, statistics = buffer + (delta - rows.get(h_i[i]) if i in h_i else delta), statistics + its
             if i in h_i:
@@ -73,12 +75,12 @@ class CA2FL(ServerAlgorithm[State, Update]):
                 h = h + buffer / fed.num_clients  # the buffer is how much the sum of h_i has changed
                 buffer, statistics, buffered = torch.zeros_like(buffer), torch.zeros_like(statistics), 0
         fed.metrics.report(buffered=buffered, cached_clients=len(h_i))
-        return State(x, h_i, h, buffer, statistics, buffered)
+        return CA2FLState(x, h_i, h, buffer, statistics, buffered)
 
-    def models(self, state: State) -> Tensor:
+    def models(self, state: CA2FLState) -> Tensor:
         return state.params
 
-    def cached(self, state: State) -> int:
+    def cached(self, state: CA2FLState) -> int:
         return len(state.h) * (len(state.h_i) + 2) + len(state.statistics)  # h_i, h and the buffer
 
     def stands_still(self, arriving: Sequence[np.ndarray]) -> str | None:

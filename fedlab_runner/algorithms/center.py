@@ -18,7 +18,7 @@ from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.optimizer import zero_slots
 
 
-class State(NamedTuple):
+class CenterState(NamedTuple):
     """The model and Adam's state, which lasts for the whole training."""
 
     params: Tensor  # x [D]
@@ -27,7 +27,7 @@ class State(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Center(Algorithm[State]):
+class Center(Algorithm[CenterState]):
     """Adam on in-domain server data: one epoch a round until `epochs` (or `max_steps`) are done, then nothing."""
 
     lr: float
@@ -35,8 +35,8 @@ class Center(Algorithm[State]):
     batch_size: int
     max_steps: int | None
 
-    copies: ClassVar[int] = 0  # nobody trains but the server
-    sent: ClassVar[int] = 0
+    model_copies: ClassVar[int] = 0  # nobody trains but the server
+    payload_copies: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         check_server_training(self.lr, self.epochs, self.batch_size, self.max_steps)
@@ -44,21 +44,21 @@ class Center(Algorithm[State]):
     def check(self, fed: Federation) -> None:
         require_server_data(self, fed, in_domain=True)
 
-    def init(self, fed: Federation) -> State:
+    def init(self, fed: Federation) -> CenterState:
         self.check(fed)
-        x = fed.task.init(fed.seed)
-        return State(x, zero_slots(ADAM, x[: fed.task.num_params]), 0)
+        x = fed.family.init(fed.seed)
+        return CenterState(x, zero_slots(ADAM, x[: fed.family.num_params]), 0)
 
-    def round(self, state: State, fed: Federation) -> State:
+    def round(self, state: CenterState, fed: Federation) -> CenterState:
         if fed.round >= self.epochs:
             return state
         left = None if self.max_steps is None else self.max_steps - state.steps
         batches = list(server_batches(fed, 1, self.batch_size, left))
         x, slots = train_on_server(fed, state.params, batches, self.lr, slots=state.slots, first_step=state.steps)
-        return State(x, slots, state.steps + len(batches))
+        return CenterState(x, slots, state.steps + len(batches))
 
     def operations(self, fed: Federation, local: float) -> float:
         return training_operations(fed, 1, self.batch_size, self.max_steps)  # no client trains
 
-    def models(self, state: State) -> Tensor:
+    def models(self, state: CenterState) -> Tensor:
         return state.params

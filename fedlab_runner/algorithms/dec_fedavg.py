@@ -7,24 +7,24 @@ from fedlab_runner.algorithms.shared.decentralized import (
     cluster_means,
     first_aggregator,
     initial_models,
-    meet,
+    pick_participants,
     record_exchange,
     train,
     updated,
 )
-from fedlab_runner.core.algorithm import ServerlessAlgorithm, Stacks
+from fedlab_runner.core.algorithm import DecentralizedAlgorithm, Stacks
 from fedlab_runner.core.federation import Federation
 
 
 @dataclass(frozen=True)
-class DecFedAvg(ServerlessAlgorithm[Clients]):
+class DecFedAvg(DecentralizedAlgorithm[Clients]):
     """One of the clients averages the models that others send it, those of one architecture with each other."""
 
     def init(self, fed: Federation) -> Clients:
         return Clients(initial_models(fed), first_aggregator(fed))
 
     def round(self, state: Clients, fed: Federation) -> Clients:
-        meeting = meet(fed, state.aggregator)
+        meeting = pick_participants(fed, state.aggregator)
         trained = train(fed, state.models, meeting.participants)
         record_exchange(fed, [t.group for t in trained], meeting.aggregator)
         return Clients(updated(state.models, cluster_means(fed, trained)), meeting.next)

@@ -9,18 +9,18 @@ from fedlab_runner.algorithms.shared.decentralized import (
     cluster_means,
     first_aggregator,
     initial_models,
-    meet,
+    pick_participants,
     record_exchange,
     train,
     updated,
 )
-from fedlab_runner.core.algorithm import ServerlessAlgorithm, Stacks
+from fedlab_runner.core.algorithm import DecentralizedAlgorithm, Stacks
 from fedlab_runner.core.federation import Federation
-from fedlab_runner.core.model_family import Batch, Model
+from fedlab_runner.core.model_family import Batch, FunctionalModel
 
 
 @dataclass(frozen=True)
-class DecFedProx(ServerlessAlgorithm[Clients]):
+class DecFedProx(DecentralizedAlgorithm[Clients]):
     """Decentralised FedAvg whose clients also minimise mu/2 ||W - W~||^2, the squared distance to the model that they
     had before the round: there is no global one.
     """
@@ -35,10 +35,10 @@ class DecFedProx(ServerlessAlgorithm[Clients]):
         return Clients(initial_models(fed), first_aggregator(fed))
 
     def round(self, state: Clients, fed: Federation) -> Clients:
-        meeting = meet(fed, state.aggregator)
+        meeting = pick_participants(fed, state.aggregator)
 
-        def loss(model: Model, batch: Batch, start: Tensor) -> Tensor:
-            return model.task.loss(model, batch) + self.mu / 2 * (model.params - start).square().sum()
+        def loss(model: FunctionalModel, batch: Batch, start: Tensor) -> Tensor:
+            return model.family.loss(model, batch) + self.mu / 2 * (model.params - start).square().sum()
 
         trained = train(fed, state.models, meeting.participants, loss)
         record_exchange(fed, [t.group for t in trained], meeting.aggregator)

@@ -9,16 +9,17 @@ from torch import Tensor
 
 from fedlab_runner.algorithms.shared.decentralized import Clients, first_aggregator, initial_models, train
 from fedlab_runner.algorithms.shared.model_pairs import Pair, pair_loss
-from fedlab_runner.core.algorithm import ServerlessAlgorithm, Stacks
-from fedlab_runner.core.federation import Cohort, Federation
-from fedlab_runner.core.model_family import Batch, Model
+from fedlab_runner.core.algorithm import DecentralizedAlgorithm, Stacks
+from fedlab_runner.core.cohort import Cohort
+from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.model_family import Batch, FunctionalModel
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.core.round_cost import epoch_operations
 from fedlab_runner.utils.errors import UserError
 
 
 @dataclass(frozen=True)
-class DefKT(ServerlessAlgorithm[Clients]):
+class DefKT(DecentralizedAlgorithm[Clients]):
     """Senders train and each sends its model to another client, which lets it and its own teach each other on its
     examples for `epochs`, and goes on with the one that it was sent.
 
@@ -27,14 +28,14 @@ class DefKT(ServerlessAlgorithm[Clients]):
 
     epochs: int
 
-    copies: ClassVar[int] = 4  # before, trained, taught and put together
+    model_copies: ClassVar[int] = 4  # before, trained, taught and put together
 
     def __post_init__(self) -> None:
         if self.epochs < 0:
             raise ValueError(f"epochs must be >= 0, got {self.epochs}")
 
     def check(self, fed: Federation) -> None:
-        if len(fed.tasks) > 1:
+        if len(fed.families) > 1:
             raise UserError("algorithm=def_kt replaces a client's model by one that it is sent: use one architecture")
         if 2 * fed.cohort_size > fed.num_clients:
             raise UserError(
@@ -50,15 +51,15 @@ class DefKT(ServerlessAlgorithm[Clients]):
         if not len(senders):
             return state
         (trained,) = train(fed, state.models, senders)
-        pair, ids = Pair(fed.task, fed.task), torch.from_numpy(receivers).to(fed.task.device)
+        pair, ids = Pair(fed.family, fed.family), torch.from_numpy(receivers).to(fed.family.device)
 
-        def loss(model: Model, batch: Batch) -> Tensor:
+        def loss(model: FunctionalModel, batch: Batch) -> Tensor:
             return pair_loss(model, batch, (1.0, 1.0), (1.0, 1.0))
 
         (models,) = state.models
         models = models.index_copy(0, trained.group.rows, trained.after)
         if self.epochs:
-            cohort = fed.cohort(receivers, pair.task, replace(fed.local, epochs=self.epochs, steps=None))
+            cohort = fed.cohort(receivers, pair.family, replace(fed.local, epochs=self.epochs, steps=None))
             received, _ = pair.part(cohort.train(pair.join(trained.after, models[ids]), loss=loss, counted=False))
             fed.metrics.report(mutual_loss=_mean_loss(cohort))
         else:
@@ -82,8 +83,8 @@ def _mean_loss(cohort: Cohort) -> float:
 
 def _pairs(fed: Federation) -> tuple[np.ndarray, np.ndarray]:
     """Who sends to whom: senders in the order of sampling, each to one of its neighbours that nobody else has."""
-    clients = np.flatnonzero(fed.population.num_examples)
-    senders = fed.ask(clients)[: len(clients) // 2]
+    clients = np.flatnonzero(fed.client_data.num_examples)
+    senders = fed.sample_clients(clients)[: len(clients) // 2]
     rng, free = generator(fed.seed, Purpose.AGGREGATOR, fed.round), np.setdiff1d(clients, senders)
     pairs = []
     for sender in senders.tolist():

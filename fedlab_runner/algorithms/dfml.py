@@ -10,18 +10,18 @@ from torch import Tensor
 
 from fedlab_runner.algorithms.shared.decentralized import (
     Meeting,
-    Trained,
+    TrainedGroup,
     first_aggregator,
     initial_models,
-    meet,
+    pick_participants,
     record_exchange,
     train,
     updated,
 )
 from fedlab_runner.algorithms.shared.mutual_learning import Learners, mutual_learning, mutual_losses, teacher_weights
-from fedlab_runner.core.algorithm import Footprint, Load, ServerlessAlgorithm, Stacks, own_models
+from fedlab_runner.core.algorithm import CohortLoad, DecentralizedAlgorithm, Footprint, Stacks, own_models
 from fedlab_runner.core.federation import Federation
-from fedlab_runner.core.model_family import Batch, Task
+from fedlab_runner.core.model_family import Batch, ModelFamily
 from fedlab_runner.core.round_cost import epoch_operations
 from fedlab_runner.utils.errors import UserError
 
@@ -30,7 +30,7 @@ SCHEDULED = ("opposite", "supervision", "distillation", "both")
 ADAPTIVE = ("none", "wsl")
 
 
-class State(NamedTuple):
+class DFMLState(NamedTuple):
     """All clients' models and peak models, and where the cycle is."""
 
     models: Stacks  # W_n
@@ -42,7 +42,7 @@ class State(NamedTuple):
 
 
 @dataclass(frozen=True)
-class DFML(ServerlessAlgorithm[State]):
+class DFML(DecentralizedAlgorithm[DFMLState]):
     """Senders and aggregator teach each other, on the aggregator's examples, under (1 - alpha) L_supervision + alpha
     L_KL; alpha rises from `alpha_min` to `alpha_max` in every period and each client keeps a peak model.
 
@@ -70,7 +70,7 @@ class DFML(ServerlessAlgorithm[State]):
     fixed_aggregator: int | None
     regular: bool
 
-    copies: ClassVar[int] = 4  # the models before, trained, taught, and the new peaks
+    model_copies: ClassVar[int] = 4  # the models before, trained, taught, and the new peaks
 
     def __post_init__(self) -> None:
         for name in ("alpha_min", "alpha_max"):
@@ -98,21 +98,21 @@ class DFML(ServerlessAlgorithm[State]):
                 f"got {self.fixed_aggregator}"
             )
 
-    def footprint(self, fed: Federation, load: Load) -> Footprint:
-        return Footprint(self.copies, self.sent, own_models(fed, 2))
+    def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
+        return Footprint(self.model_copies, self.payload_copies, own_models(fed, 2))
 
-    def init(self, fed: Federation) -> State:
+    def init(self, fed: Federation) -> DFMLState:
         models = initial_models(fed)
-        alphas = torch.zeros(fed.num_clients, dtype=torch.float64, device=fed.task.device)
+        alphas = torch.zeros(fed.num_clients, dtype=torch.float64, device=fed.family.device)
         aggregator = first_aggregator(fed) if self.fixed_aggregator is None else self.fixed_aggregator
-        return State(models, models, alphas, aggregator, start=0, period=self.period)
+        return DFMLState(models, models, alphas, aggregator, start=0, period=self.period)
 
-    def round(self, state: State, fed: Federation) -> State:
+    def round(self, state: DFMLState, fed: Federation) -> DFMLState:
         start, period = state.start, state.period
         if fed.round - start == period:
             start, period = fed.round, period + self.growth
         alpha = self.alpha(fed.round, start, period)
-        meeting = meet(fed, state.aggregator)
+        meeting = pick_participants(fed, state.aggregator)
         trained = train(fed, state.models, meeting.participants)
         record_exchange(fed, [t.group for t in trained], meeting.aggregator)
         fed.metrics.count_payload(download=len(meeting.senders) + 2)  # alpha; t and start to the next
@@ -128,12 +128,14 @@ class DFML(ServerlessAlgorithm[State]):
             alphas[ids] = alphas[ids].clamp_min(alpha)
         fed.metrics.report(alpha=alpha)
         successor = meeting.next if self.fixed_aggregator is None else self.fixed_aggregator
-        return State(updated(state.models, new), peaks, alphas, successor, start, period)
+        return DFMLState(updated(state.models, new), peaks, alphas, successor, start, period)
 
-    def _aggregate(self, fed: Federation, meeting: Meeting, trained: Sequence[Trained], alpha: float) -> list[Tensor]:
+    def _aggregate(
+        self, fed: Federation, meeting: Meeting, trained: Sequence[TrainedGroup], alpha: float
+    ) -> list[Tensor]:
         """The models of each group of participants after K epochs at the aggregator (Eq 1) [k, D_a] each."""
         gamma, alpha = self.scales(alpha)
-        learners = [Learners(t.group.task, t.after) for t in trained]
+        learners = [Learners(t.group.family, t.after) for t in trained]
         if self.mutual:
             weights = self._weights(learners)
 
@@ -142,8 +144,10 @@ class DFML(ServerlessAlgorithm[State]):
 
             return mutual_learning(fed, meeting.aggregator, learners, self.epochs, objective)
         own = [torch.from_numpy(t.group.ids == meeting.aggregator).to(t.after.device) for t in trained]
-        student = next(Learners(x.task, x.models[mine]) for x, mine in zip(learners, own, strict=True) if mine.any())
-        teachers = [Learners(x.task, x.models[~mine]) for x, mine in zip(learners, own, strict=True) if not mine.all()]
+        student = next(Learners(x.family, x.models[mine]) for x, mine in zip(learners, own, strict=True) if mine.any())
+        teachers = [
+            Learners(x.family, x.models[~mine]) for x, mine in zip(learners, own, strict=True) if not mine.all()
+        ]
         of_student = self._weights([student, *teachers])[:1]
 
         def vanilla(logits: Tensor, batch: Batch) -> Tensor:
@@ -157,7 +161,7 @@ class DFML(ServerlessAlgorithm[State]):
 
     def _weights(self, learners: Sequence[Learners]) -> Tensor:
         """How much each model teaches each other [M, M] float64."""
-        sizes = [float(x.task.num_params) if self.weighted else 1.0 for x in learners for _ in range(len(x.models))]
+        sizes = [float(x.family.num_params) if self.weighted else 1.0 for x in learners for _ in range(len(x.models))]
         return teacher_weights(torch.tensor(sizes, dtype=torch.float64))
 
     def alpha(self, round: int, start: int, period: int) -> float:
@@ -195,8 +199,8 @@ class DFML(ServerlessAlgorithm[State]):
     def operations(self, fed: Federation, local: float) -> float:
         return super().operations(fed, local) + epoch_operations(fed, self.epochs, fed.cohort_size + 1)
 
-    def models(self, state: State) -> Stacks:
+    def models(self, state: DFMLState) -> Stacks:
         return state.peaks
 
-    def more_models(self, state: State, fed: Federation) -> dict[str, tuple[Sequence[Task], Stacks]]:
-        return {"regular": (fed.tasks, state.models)} if self.regular else {}
+    def extra_eval_models(self, state: DFMLState, fed: Federation) -> dict[str, tuple[Sequence[ModelFamily], Stacks]]:
+        return {"regular": (fed.families, state.models)} if self.regular else {}

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from fedlab_runner.algorithms.shared.averaging import Models, Params
 from fedlab_runner.core.algorithm import ServerAlgorithm
-from fedlab_runner.core.federation import Arrivals, Cohort, Federation
+from fedlab_runner.core.cohort import Cohort
+from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.updates import Updates
 from fedlab_runner.core.work import proximal
 
 # s(tau) of section 5.2; the hinge is 1 up to b
@@ -35,7 +37,7 @@ class FedAsync(ServerAlgorithm[Params, Models]):
     b: float
     rho: float
 
-    copies: ClassVar[int] = 1  # what is sent takes the place of what was trained
+    model_copies: ClassVar[int] = 1  # what is sent takes the place of what was trained
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha <= 1:
@@ -47,13 +49,13 @@ class FedAsync(ServerAlgorithm[Params, Models]):
                 raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
 
     def init(self, fed: Federation) -> Params:
-        return Params(fed.task.init(fed.seed))
+        return Params(fed.family.init(fed.seed))
 
     def client_update(self, state: Params, cohort: Cohort) -> Models:
         x = state.params
-        return Models(cohort.train(x, loss=proximal(cohort.task, x, self.rho) if self.rho else None))
+        return Models(cohort.train(x, loss=proximal(cohort.family, x, self.rho) if self.rho else None))
 
-    def server_step(self, state: Params, arrivals: Arrivals[Models], fed: Federation) -> Params:
+    def server_step(self, state: Params, arrivals: Updates[Models], fed: Federation) -> Params:
         x = state.params
         alphas = self.alpha * STALENESS[self.staleness](arrivals.staleness.to(x.dtype), self.a, self.b)
         for y, alpha in zip(arrivals.upload.models, alphas, strict=True):

@@ -7,9 +7,18 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from fedlab_runner.algorithms.shared.averaging import Params, Update, all_discarded, average, check_averaging, outgoing
+from fedlab_runner.algorithms.shared.averaging import (
+    Params,
+    Update,
+    all_discarded,
+    average,
+    check_averaging,
+    make_update,
+)
 from fedlab_runner.core.algorithm import ServerAlgorithm
-from fedlab_runner.core.federation import Arrivals, Cohort, Federation
+from fedlab_runner.core.cohort import Cohort
+from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.updates import Updates
 
 
 @dataclass(frozen=True)
@@ -24,19 +33,19 @@ class FedAvg(ServerAlgorithm[Params, Update]):
     weighting: str
     server_lr: float
 
-    copies: ClassVar[int] = 1  # what is sent takes the place of what was trained
+    model_copies: ClassVar[int] = 1  # what is sent takes the place of what was trained
 
     def __post_init__(self) -> None:
         check_averaging(self.late_policy, self.weighting, self.server_lr)
 
     def init(self, fed: Federation) -> Params:
-        return Params(fed.task.init(fed.seed))
+        return Params(fed.family.init(fed.seed))
 
     def client_update(self, state: Params, cohort: Cohort) -> Update:
         x = state.params
-        return outgoing(cohort.task, x, cohort.train(x), self.late_policy)
+        return make_update(cohort.family, x, cohort.train(x), self.late_policy)
 
-    def server_step(self, state: Params, arrivals: Arrivals[Update], fed: Federation) -> Params:
+    def server_step(self, state: Params, arrivals: Updates[Update], fed: Federation) -> Params:
         return Params(average(state.params, arrivals, self.late_policy, self.weighting, self.server_lr))
 
     def models(self, state: Params) -> Tensor:

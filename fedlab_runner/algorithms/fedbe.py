@@ -9,7 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedlab_runner.algorithms.shared.averaging import ModelUpdate, Params, average, check_averaging, in_time, outgoing
+from fedlab_runner.algorithms.shared.averaging import (
+    ModelUpdate,
+    Params,
+    average,
+    check_averaging,
+    in_time,
+    make_update,
+)
 from fedlab_runner.algorithms.shared.server_training import (
     answering_operations,
     check_server_training,
@@ -21,10 +28,12 @@ from fedlab_runner.algorithms.shared.server_training import (
     training_operations,
 )
 from fedlab_runner.core.algorithm import ServerAlgorithm
-from fedlab_runner.core.federation import Arrivals, Cohort, Federation
-from fedlab_runner.core.model_family import Batch, Model, Task
+from fedlab_runner.core.cohort import Cohort
+from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.model_family import Batch, FunctionalModel, ModelFamily
 from fedlab_runner.core.optimizer import SGD
 from fedlab_runner.core.rng import Purpose, generator
+from fedlab_runner.core.updates import Updates
 
 SAMPLERS = ("gaussian", "dirichlet")
 LEAST_VARIANCE = 1e-5  # of a coordinate of unit directions: one client, or clients that agree, vary too
@@ -42,8 +51,8 @@ class FedBE(ServerAlgorithm[Params, ModelUpdate]):
     """
 
     known: ClassVar[tuple[str, ...]] = ("models",)
-    copies: ClassVar[int] = 4  # y, y - x, the directions and the sampled models
-    sent: ClassVar[int] = 2
+    model_copies: ClassVar[int] = 4  # y, y - x, the directions and the sampled models
+    payload_copies: ClassVar[int] = 2
 
     sampler: str
     num_samples: int
@@ -83,34 +92,36 @@ class FedBE(ServerAlgorithm[Params, ModelUpdate]):
 
     def init(self, fed: Federation) -> Params:
         self.check(fed)
-        return Params(fed.task.init(fed.seed))
+        return Params(fed.family.init(fed.seed))
 
     def client_update(self, state: Params, cohort: Cohort) -> ModelUpdate:
         x = state.params
         y = cohort.train(x)
-        return ModelUpdate(*outgoing(cohort.task, x, y, self.late_policy, keep=True), y)
+        return ModelUpdate(*make_update(cohort.family, x, y, self.late_policy, keep=True), y)
 
-    def server_step(self, state: Params, arrivals: Arrivals[ModelUpdate], fed: Federation) -> Params:
+    def server_step(self, state: Params, arrivals: Updates[ModelUpdate], fed: Federation) -> Params:
         arrivals = in_time(arrivals, self.late_policy)
         x = average(state.params, arrivals, self.late_policy, self.weighting, server_lr=1.0)
         if not len(arrivals) or not server_steps(fed, self.epochs, self.batch_size, self.max_steps):
             return Params(x)
         rng, y = generator(fed.seed, Purpose.ALGORITHM, fed.round), arrivals.upload.models
-        teachers = [*y, x, *self._samples(fed.task, state.params, y, x, rng)]
+        teachers = [*y, x, *self._samples(fed.family, state.params, y, x, rng)]
         p = mean_answers(fed, teachers, self.batch_size, lambda logits: F.softmax(logits, -1))
         p = p ** (1 / self.temperature)
         return Params(self._taught(fed, x, p / p.sum(-1, keepdim=True)))
 
-    def _samples(self, task: Task, x: Tensor, y: Tensor, mean: Tensor, rng: np.random.Generator) -> Iterator[Tensor]:
+    def _samples(
+        self, family: ModelFamily, x: Tensor, y: Tensor, mean: Tensor, rng: np.random.Generator
+    ) -> Iterator[Tensor]:
         """Models [D] drawn around those of the clients [A, D], which had started from x [D]; their `mean` [D] has the
         batch norm statistics.
         """
-        p = task.num_params
+        p = family.num_params
         if self.sampler == "dirichlet":
             for weights in rng.dirichlet(np.full(len(y), self.alpha), self.num_samples):
                 yield torch.from_numpy(weights).to(y) @ y
             return
-        centre, deviation = _directions(task, y[:, :p] - x[:p])
+        centre, deviation = _directions(family, y[:, :p] - x[:p])
         for _ in range(self.num_samples):
             noise = torch.from_numpy(rng.standard_normal(p)).to(x)
             yield torch.cat([x[:p] + centre + self.noise * deviation * noise, mean[p:]])
@@ -139,10 +150,10 @@ class FedBE(ServerAlgorithm[Params, ModelUpdate]):
         return state.params
 
 
-def _directions(task: Task, deltas: Tensor) -> tuple[Tensor, Tensor]:
+def _directions(family: ModelFamily, deltas: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and deviation of clients' changes [A, P], tensor by tensor: of their directions, times their mean length."""
     centres, deviations = [], []
-    for part in torch.split(deltas, [t.numel() for t in task.views(deltas[0]).values()], dim=1):
+    for part in torch.split(deltas, [t.numel() for t in family.views(deltas[0]).values()], dim=1):
         lengths = torch.linalg.vector_norm(part, dim=1, keepdim=True)
         unit = part / lengths.clamp_min(torch.finfo(part.dtype).tiny)
         variance = (unit.square().mean(0) - unit.mean(0).square()).clamp_min(LEAST_VARIANCE)
@@ -151,6 +162,6 @@ def _directions(task: Task, deltas: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat(centres), torch.cat(deviations)
 
 
-def _divergence(model: Model, batch: Batch) -> Tensor:
+def _divergence(model: FunctionalModel, batch: Batch) -> Tensor:
     """KL(teachers || student); the targets are probabilities [b, C]."""
     return F.kl_div(F.log_softmax(model(batch.inputs), dim=-1), batch.targets, reduction="batchmean")

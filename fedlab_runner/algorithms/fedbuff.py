@@ -8,12 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlab_runner.algorithms.shared.averaging import Update, outgoing, stepped
-from fedlab_runner.core.algorithm import Footprint, Held, Load, ServerAlgorithm
-from fedlab_runner.core.federation import Arrivals, Cohort, Federation
+from fedlab_runner.algorithms.shared.averaging import Update, make_update, stepped
+from fedlab_runner.core.algorithm import CohortLoad, Footprint, MemoryItem, ServerAlgorithm
+from fedlab_runner.core.cohort import Cohort
+from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.updates import Updates
 
 
-class State(NamedTuple):
+class FedBuffState(NamedTuple):
     """The server's model and the updates that wait until the buffer is full."""
 
     params: Tensor  # x [D]
@@ -22,7 +24,7 @@ class State(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedBuff(ServerAlgorithm[State, Update]):
+class FedBuff(ServerAlgorithm[FedBuffState, Update]):
     """The server collects updates and steps by the mean of every `buffer_size` of them, times `server_lr`.
 
     An update of staleness tau counts (1 + tau)^-staleness_exp; 0 weights all alike, as Feddle's formula does, and 0.5
@@ -34,7 +36,7 @@ class FedBuff(ServerAlgorithm[State, Update]):
     server_lr: float
     staleness_exp: float
 
-    copies: ClassVar[int] = 1  # what is sent takes the place of what was trained
+    model_copies: ClassVar[int] = 1  # what is sent takes the place of what was trained
 
     def __post_init__(self) -> None:
         if self.buffer_size < 1:
@@ -44,20 +46,20 @@ class FedBuff(ServerAlgorithm[State, Update]):
         if self.staleness_exp < 0:
             raise ValueError(f"staleness_exp must be >= 0, got {self.staleness_exp}")
 
-    def footprint(self, fed: Federation, load: Load) -> Footprint:
-        held = Held(2 * self.buffer_size * fed.task.size, "the buffer", "lower algorithm.buffer_size", False)
-        return Footprint(self.copies, self.sent, [held])
+    def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
+        held = MemoryItem(2 * self.buffer_size * fed.family.size, "the buffer", "lower algorithm.buffer_size", False)
+        return Footprint(self.model_copies, self.payload_copies, [held])
 
-    def init(self, fed: Federation) -> State:
-        x = fed.task.init(fed.seed)
-        p = fed.task.num_params
-        return State(x, buffer=x.new_zeros(0, p), statistics=x.new_zeros(0, len(x) - p))
+    def init(self, fed: Federation) -> FedBuffState:
+        x = fed.family.init(fed.seed)
+        p = fed.family.num_params
+        return FedBuffState(x, buffer=x.new_zeros(0, p), statistics=x.new_zeros(0, len(x) - p))
 
-    def client_update(self, state: State, cohort: Cohort) -> Update:
+    def client_update(self, state: FedBuffState, cohort: Cohort) -> Update:
         x = state.params
-        return outgoing(cohort.task, x, cohort.train(x), "delta")
+        return make_update(cohort.family, x, cohort.train(x), "delta")
 
-    def server_step(self, state: State, arrivals: Arrivals[Update], fed: Federation) -> State:
+    def server_step(self, state: FedBuffState, arrivals: Updates[Update], fed: Federation) -> FedBuffState:
         x, m = state.params, self.buffer_size
         weights = (1 + arrivals.staleness.to(x.dtype)) ** -self.staleness_exp
         buffer = torch.cat([state.buffer, weights.unsqueeze(1) * arrivals.upload.rows])  # line 8
@@ -66,12 +68,12 @@ class FedBuff(ServerAlgorithm[State, Update]):
             x = stepped(x, self.server_lr * buffer[:m].mean(0), statistics[:m].mean(0))  # lines 11 to 13
             buffer, statistics = buffer[m:], statistics[m:]
         fed.metrics.report(buffered=len(buffer))
-        return State(x, buffer.clone(), statistics.clone())
+        return FedBuffState(x, buffer.clone(), statistics.clone())
 
-    def models(self, state: State) -> Tensor:
+    def models(self, state: FedBuffState) -> Tensor:
         return state.params
 
-    def cached(self, state: State) -> int:
+    def cached(self, state: FedBuffState) -> int:
         return self.buffer_size * state.params.numel()  # the buffer when it is full
 
     def stands_still(self, arriving: Sequence[np.ndarray]) -> str | None:

@@ -12,10 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlab_runner.core.algorithm import Footprint, Load, ServerAlgorithm, table
-from fedlab_runner.core.client_state import Kept, Rows, check_place
-from fedlab_runner.core.federation import Arrivals, Cohort, Federation
+from fedlab_runner.core.algorithm import CohortLoad, Footprint, ServerAlgorithm, table
+from fedlab_runner.core.client_state import RowRef, RowStore, check_place
+from fedlab_runner.core.cohort import Cohort
+from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.rng import Purpose, generator
+from fedlab_runner.core.updates import Updates
 
 _log = logging.getLogger(__name__)
 
@@ -25,7 +27,7 @@ TIE = 1e-12  # of the size of the terms: objectives closer than this differ by r
 BLOCK = 2**23  # values of the models that are compared at a time, in float64
 
 
-class Upload(NamedTuple):
+class FedCDAUpload(NamedTuple):
     """A client's model, and its mean loss in its last local epoch."""
 
     models: Tensor  # w^n [K, D]
@@ -35,13 +37,13 @@ class Upload(NamedTuple):
 class Entry(NamedTuple):
     """One cached model."""
 
-    model: Kept  # w [D]
+    model: RowRef  # w [D]
     loss: float  # F_n(w)
     square: float  # ||w||^2 over the parameters
     round: int  # in which the client had received the server's model
 
 
-class State(NamedTuple):
+class FedCDAState(NamedTuple):
     """The server's model, and of each client that has ever reported its last models and which of them is in use."""
 
     params: Tensor  # w [D]
@@ -51,7 +53,7 @@ class State(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedCDA(ServerAlgorithm[State, Upload]):
+class FedCDA(ServerAlgorithm[FedCDAState, FedCDAUpload]):
     """The server keeps the last `memory` (K) models of every client and averages, over all clients that have ever
     reported, one of each: those with small losses and little divergence.
 
@@ -59,7 +61,7 @@ class FedCDA(ServerAlgorithm[State, Upload]):
     `strategy` says how: approximate (Eq 8: the clients that report choose again, in `batches` (B) random groups, all
     combinations within a group), optimal (Eq 5: all clients, all combinations), newest or random (no search: what
     reports takes its newest or any cached model). Of equal combinations the newest models win. The first `warmup`
-    rounds are FedAvg's, with caching. The cached models are kept on the `device`, the `host` or `disk` (`caches_on`).
+    rounds are FedAvg's, with caching. The cached models are kept on the `device`, the `host` or `disk` (`store_on`).
     """
 
     memory: int
@@ -67,7 +69,7 @@ class FedCDA(ServerAlgorithm[State, Upload]):
     warmup: int
     smoothness: float
     strategy: str
-    caches_on: str
+    store_on: str
 
     def __post_init__(self) -> None:
         for name in ("memory", "batches"):
@@ -79,7 +81,7 @@ class FedCDA(ServerAlgorithm[State, Upload]):
             raise ValueError(f"smoothness must be >= 0, got {self.smoothness}")
         if self.strategy not in STRATEGIES:
             raise ValueError(f"strategy must be one of {', '.join(STRATEGIES)}, got {self.strategy}")
-        check_place("caches_on", self.caches_on)
+        check_place("store_on", self.store_on)
 
     def check(self, fed: Federation) -> None:
         clients, most = fed.cohort_size, self._largest_batch
@@ -95,23 +97,23 @@ class FedCDA(ServerAlgorithm[State, Upload]):
         if self.batches > clients:
             _log.warning("algorithm.batches %d: %d a round, as there are clients", self.batches, clients)
 
-    def footprint(self, fed: Federation, load: Load) -> Footprint:
-        held = table("caches_on", self.caches_on, self.memory * load.ever * fed.task.size)
-        return Footprint(self.copies, self.sent, held)
+    def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
+        held = table("store_on", self.store_on, self.memory * load.ever * fed.family.size)
+        return Footprint(self.model_copies, self.payload_copies, held)
 
-    def init(self, fed: Federation) -> State:
-        x = fed.task.init(fed.seed)
-        return State(x, torch.zeros_like(x, dtype=torch.float64), {}, {})
+    def init(self, fed: Federation) -> FedCDAState:
+        x = fed.family.init(fed.seed)
+        return FedCDAState(x, torch.zeros_like(x, dtype=torch.float64), {}, {})
 
-    def client_update(self, state: State, cohort: Cohort) -> Upload:
+    def client_update(self, state: FedCDAState, cohort: Cohort) -> FedCDAUpload:
         y = cohort.train(state.params)
         assert cohort.last_loss is not None
-        return Upload(y, cohort.last_loss.unsqueeze(1))
+        return FedCDAUpload(y, cohort.last_loss.unsqueeze(1))
 
-    def server_step(self, state: State, arrivals: Arrivals[Upload], fed: Federation) -> State:
+    def server_step(self, state: FedCDAState, arrivals: Updates[FedCDAUpload], fed: Federation) -> FedCDAState:
         if not len(arrivals):
             return state
-        rows = fed.rows(self.caches_on, fed.task.size)
+        rows = fed.row_store(self.store_on, fed.family.size)
         ids, warmed_up = arrivals.ids.tolist(), fed.round >= self.warmup
         caches = {n: [Entry(*entry) for entry in cache] for n, cache in state.caches.items()}
         free = list(caches) if warmed_up and self.strategy == "optimal" else [n for n in ids if n in caches]
@@ -135,15 +137,17 @@ class FedCDA(ServerAlgorithm[State, Upload]):
             with fed.metrics.timed("selection"):  # line 9
                 tried = self._select(state.params, total, caches, chosen, self._groups(free, fed), rows, fed)
         fed.metrics.report(
-            objective=self._objective(total, caches, chosen, fed.task.num_params),
+            objective=self._objective(total, caches, chosen, fed.family.num_params),
             not_newest=sum(place > 0 for place in chosen.values()),
             combinations=tried,
             cached_clients=len(caches),
         )
         mean = (total / len(chosen)).to(state.params.dtype)  # line 10
-        return State(mean if warmed_up else arrivals.mean(arrivals.upload.models), total, caches, chosen)
+        return FedCDAState(mean if warmed_up else arrivals.mean(arrivals.upload.models), total, caches, chosen)
 
-    def _without(self, state: State, caches: Mapping[int, Sequence[Entry]], free: Sequence[int], rows: Rows) -> Tensor:
+    def _without(
+        self, state: FedCDAState, caches: Mapping[int, Sequence[Entry]], free: Sequence[int], rows: RowStore
+    ) -> Tensor:
         """The sum of the models in use [D] without those of the clients that choose anew."""
         if len(free) == len(caches):
             return torch.zeros_like(state.total)
@@ -152,11 +156,13 @@ class FedCDA(ServerAlgorithm[State, Upload]):
             total -= rows.get(caches[n][state.chosen[n]].model)
         return total
 
-    def _push(self, caches: dict[int, list[Entry]], arrivals: Arrivals[Upload], rows: Rows, fed: Federation) -> None:
+    def _push(
+        self, caches: dict[int, list[Entry]], arrivals: Updates[FedCDAUpload], rows: RowStore, fed: Federation
+    ) -> None:
         """Puts what has arrived in front of its clients' caches, and drops the oldest models beyond K."""
         sent = (fed.round - arrivals.staleness).tolist()
         for n, w, loss, round in zip(arrivals.ids.tolist(), *arrivals.upload, sent, strict=True):
-            square = float(w[: fed.task.num_params].double().square().sum())
+            square = float(w[: fed.family.num_params].double().square().sum())
             caches[n] = [Entry(rows.put(w), float(loss), square, round), *caches.get(n, ())]
             for entry in caches[n][self.memory :]:
                 rows.drop(entry.model)
@@ -182,7 +188,7 @@ class FedCDA(ServerAlgorithm[State, Upload]):
         caches: Mapping[int, Sequence[Entry]],
         chosen: dict[int, int],
         groups: Sequence[Sequence[int]],
-        rows: Rows,
+        rows: RowStore,
         fed: Federation,
     ) -> int:
         """Chooses batch by batch (Eq 8), adding to `total` and `chosen`; the number of combinations tried."""
@@ -190,8 +196,8 @@ class FedCDA(ServerAlgorithm[State, Upload]):
         for group in groups:
             sizes = [len(caches[n]) for n in group]
             entries = [entry for n in group for entry in caches[n]]
-            gram, cross = _products([e.model for e in entries], x, total, len(chosen), fed.task.num_params, rows)
-            fed.metrics.count_server_flops(2 * fed.task.num_params * len(entries) * (len(entries) + 1))
+            gram, cross = _products([e.model for e in entries], x, total, len(chosen), fed.family.num_params, rows)
+            fed.metrics.count_server_flops(2 * fed.family.num_params * len(entries) * (len(entries) + 1))
             losses = np.array([e.loss for e in entries])
             places = search(gram, cross, losses, sizes, fixed=len(chosen), smoothness=self.smoothness)
             for n, place in zip(group, places, strict=True):
@@ -209,10 +215,10 @@ class FedCDA(ServerAlgorithm[State, Upload]):
         divergence = sum(e.square for e in used) / len(used) - square
         return sum(e.loss for e in used) / len(used) + self.smoothness / 2 * max(divergence, 0.0)
 
-    def models(self, state: State) -> Tensor:
+    def models(self, state: FedCDAState) -> Tensor:
         return state.params
 
-    def cached(self, state: State) -> int:
+    def cached(self, state: FedCDAState) -> int:
         return len(state.params) * (sum(map(len, state.caches.values())) + 1)  # the models and their sum
 
 
@@ -255,7 +261,7 @@ def _along(values: np.ndarray, axes: tuple[int, ...], of: int) -> np.ndarray:
 
 
 def _products(
-    models: Sequence[Kept], x: Tensor, total: Tensor, fixed: int, num_params: int, rows: Rows
+    models: Sequence[RowRef], x: Tensor, total: Tensor, fixed: int, num_params: int, rows: RowStore
 ) -> tuple[np.ndarray, np.ndarray]:
     """Inner products of M models with each other [M, M] and with the sum `total` of `fixed` others [M], in float64.
 

@@ -8,7 +8,14 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedlab_runner.algorithms.shared.averaging import ModelUpdate, Params, average, check_averaging, in_time, outgoing
+from fedlab_runner.algorithms.shared.averaging import (
+    ModelUpdate,
+    Params,
+    average,
+    check_averaging,
+    in_time,
+    make_update,
+)
 from fedlab_runner.algorithms.shared.server_training import (
     answering_operations,
     check_server_training,
@@ -21,8 +28,10 @@ from fedlab_runner.algorithms.shared.server_training import (
     training_operations,
 )
 from fedlab_runner.core.algorithm import ServerAlgorithm
-from fedlab_runner.core.federation import Arrivals, Cohort, Federation
-from fedlab_runner.core.model_family import Batch, Model
+from fedlab_runner.core.cohort import Cohort
+from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.model_family import Batch, FunctionalModel
+from fedlab_runner.core.updates import Updates
 
 
 @dataclass(frozen=True)
@@ -35,7 +44,7 @@ class FedDF(ServerAlgorithm[Params, ModelUpdate]):
     """
 
     known: ClassVar[tuple[str, ...]] = ("models",)
-    sent: ClassVar[int] = 2
+    payload_copies: ClassVar[int] = 2
 
     lr: float
     epochs: int
@@ -61,14 +70,14 @@ class FedDF(ServerAlgorithm[Params, ModelUpdate]):
 
     def init(self, fed: Federation) -> Params:
         self.check(fed)
-        return Params(fed.task.init(fed.seed))
+        return Params(fed.family.init(fed.seed))
 
     def client_update(self, state: Params, cohort: Cohort) -> ModelUpdate:
         x = state.params
         y = cohort.train(x)
-        return ModelUpdate(*outgoing(cohort.task, x, y, self.late_policy, keep=True), y)
+        return ModelUpdate(*make_update(cohort.family, x, y, self.late_policy, keep=True), y)
 
-    def server_step(self, state: Params, arrivals: Arrivals[ModelUpdate], fed: Federation) -> Params:
+    def server_step(self, state: Params, arrivals: Updates[ModelUpdate], fed: Federation) -> Params:
         arrivals = in_time(arrivals, self.late_policy)
         if not len(arrivals):
             return state
@@ -82,7 +91,7 @@ class FedDF(ServerAlgorithm[Params, ModelUpdate]):
         def lr(t: int) -> float:
             return self.lr * (0.5 * (1 + math.cos(math.pi * t / steps)) if self.cosine else 1.0)
 
-        def loss(model: Model, batch: Batch) -> Tensor:
+        def loss(model: FunctionalModel, batch: Batch) -> Tensor:
             """KL(teachers || student); the targets are the teachers' mean logits."""
             student = F.log_softmax(model(batch.inputs) / self.temperature, dim=-1)
             return F.kl_div(student, F.softmax(batch.targets / self.temperature, dim=-1), reduction="batchmean")

@@ -18,10 +18,12 @@ from fedlab_runner.algorithms.shared.server_training import (
     server_steps,
     training_operations,
 )
-from fedlab_runner.core.algorithm import Footprint, Held, Load, ServerAlgorithm
-from fedlab_runner.core.federation import Arrivals, Cohort, Federation
+from fedlab_runner.core.algorithm import CohortLoad, Footprint, MemoryItem, ServerAlgorithm
+from fedlab_runner.core.cohort import Cohort
+from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.model_family import Batch
 from fedlab_runner.core.optimizer import zero_slots
+from fedlab_runner.core.updates import Updates
 from fedlab_runner.utils.errors import UserError
 
 FALLBACKS = ("fedbuff", "all", "zero")
@@ -29,14 +31,14 @@ QUARTILES = (0.25, 0.5, 0.75)  # of the coefficients that are reported
 HEAD, SEARCH, PROBE = 0, 1, 2  # the uses of the server's data in a round
 
 
-class Upload(NamedTuple):
+class FeddleUpload(NamedTuple):
     """A client's change of the parameters, and its batch norm statistics as they are."""
 
     delta: Tensor  # Delta_j [K, P]
     statistics: Tensor  # [K, B]
 
 
-class State(NamedTuple):
+class FeddleState(NamedTuple):
     """The server's model, its atlas and, with out-of-domain data, the classifier of those data's classes."""
 
     params: Tensor  # omega [D]
@@ -53,7 +55,7 @@ class Found(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Feddle(ServerAlgorithm[State, Upload]):
+class Feddle(ServerAlgorithm[FeddleState, FeddleUpload]):
     """The server keeps the clients' updates as anchors and searches, on its own data, for the coefficients (of either
     sign) with which it adds them to its model.
 
@@ -61,7 +63,7 @@ class Feddle(ServerAlgorithm[State, Upload]):
     atlas. The search starts from and is drawn to (`lam`; null: 0 in-domain, 0.01 out-of-domain) the `fallback`: the
     step of FedBuff with learning rate `eta_fb` over the new arrivals (fedbuff) or the whole atlas (all), or no step
     (zero). Adam with `lr`, `epochs`, `batch_size`, `max_steps` does it, and the same trains the classifier of
-    out-of-domain data before. Anchors live on the device or the host (`anchors_on`) and pass in chunks of `chunk_size`.
+    out-of-domain data before. Anchors live on the device or the host (`store_on`) and pass in chunks of `chunk_size`.
 
     Where there is probe data, the cosine between the coefficients' gradients on it and on the server's own data is
     reported, at the start and at the end of the search (Eq 7).
@@ -77,7 +79,7 @@ class Feddle(ServerAlgorithm[State, Upload]):
     epochs: int
     batch_size: int
     max_steps: int | None
-    anchors_on: str
+    store_on: str
     chunk_size: int | None
 
     def __post_init__(self) -> None:
@@ -91,8 +93,8 @@ class Feddle(ServerAlgorithm[State, Upload]):
             raise ValueError(f"eta_fb must be >= 0, got {self.eta_fb}")
         if self.lam is not None and self.lam < 0:
             raise ValueError(f"lam must be >= 0 or null, got {self.lam}")
-        if self.anchors_on not in ("device", "host"):
-            raise ValueError(f"anchors_on must be device or host, got {self.anchors_on}")
+        if self.store_on not in ("device", "host"):
+            raise ValueError(f"store_on must be device or host, got {self.store_on}")
         check_server_training(self.lr, self.epochs, self.batch_size, self.max_steps)
 
     def check(self, fed: Federation) -> None:
@@ -101,45 +103,45 @@ class Feddle(ServerAlgorithm[State, Upload]):
                 "algorithm=feddle compares with in-domain examples: use server_data@probe_data=in_domain or none"
             )
         if not require_server_data(self, fed).in_domain:
-            require_body("algorithm=feddle on out-of-domain data", fed.task)
+            require_body("algorithm=feddle on out-of-domain data", fed.family)
 
-    def footprint(self, fed: Federation, load: Load) -> Footprint:
-        anchors = 2 * self._size(fed) * fed.task.num_params  # a round makes the next atlas beside this one
-        held = Held(anchors, "the atlas", "lower algorithm.atlas_size", self.anchors_on == "host")
-        return Footprint(self.copies, self.sent, [held])
+    def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
+        anchors = 2 * self._size(fed) * fed.family.num_params  # a round makes the next atlas beside this one
+        held = MemoryItem(anchors, "the atlas", "lower algorithm.atlas_size", self.store_on == "host")
+        return Footprint(self.model_copies, self.payload_copies, [held])
 
     def _size(self, fed: Federation) -> int:
         return self.atlas_size or 2 * fed.cohort_size
 
-    def init(self, fed: Federation) -> State:
+    def init(self, fed: Federation) -> FeddleState:
         self.check(fed)
-        data, x = require_server_data(self, fed), fed.task.init(fed.seed)
-        like = x[: fed.task.num_params]
-        layer = None if data.in_domain else fed.task.classifier
+        data, x = require_server_data(self, fed), fed.family.init(fed.seed)
+        like = x[: fed.family.num_params]
+        layer = None if data.in_domain else fed.family.classifier
         size = 0 if layer is None else head_size(layer, data.num_classes)
-        return State(x, Atlas.empty(like.to("cpu") if self.anchors_on == "host" else like), x.new_zeros(size))
+        return FeddleState(x, Atlas.empty(like.to("cpu") if self.store_on == "host" else like), x.new_zeros(size))
 
-    def client_update(self, state: State, cohort: Cohort) -> Upload:
-        x, p = state.params, cohort.task.num_params
+    def client_update(self, state: FeddleState, cohort: Cohort) -> FeddleUpload:
+        x, p = state.params, cohort.family.num_params
         y = cohort.train(x)
-        return Upload(y[:, :p] - x[:p], y[:, p:])
+        return FeddleUpload(y[:, :p] - x[:p], y[:, p:])
 
-    def server_step(self, state: State, arrivals: Arrivals[Upload], fed: Federation) -> State:
-        task, data = fed.task, require_server_data(self, fed)
-        x, buffers = state.params[: task.num_params], state.params[task.num_params :]
+    def server_step(self, state: FeddleState, arrivals: Updates[FeddleUpload], fed: Federation) -> FeddleState:
+        family, data = fed.family, require_server_data(self, fed)
+        x, buffers = state.params[: family.num_params], state.params[family.num_params :]
         atlas = state.atlas.add(  # line 9
             arrivals.upload.delta,
             arrivals.ids.tolist(),
             (fed.round - arrivals.staleness).tolist(),
             size=self._size(fed),
             by_score=self.importance_score,
-            device=torch.device("cpu") if self.anchors_on == "host" else task.device,
+            device=torch.device("cpu") if self.store_on == "host" else family.device,
         )
         if not len(atlas.anchors):
             return state
         if len(arrivals):
             buffers = arrivals.upload.statistics.mean(0)
-        scales = atlas.scales(self.anchor_norm).to(task.device)  # line 22, Eq 4: a_m times its scale
+        scales = atlas.scales(self.anchor_norm).to(family.device)  # line 22, Eq 4: a_m times its scale
         beyond = self._beyond(fed, atlas, arrivals.upload.delta)
         fallback, share = self._fallback(atlas, scales, len(beyond))  # line 23
         base = x + share * beyond.sum(0) if len(beyond) else x
@@ -158,7 +160,7 @@ class Feddle(ServerAlgorithm[State, Upload]):
             cosines = (self._agreement(fed, atlas, scales, at(point), buffers, head) for point in (fallback, c))
             fed.metrics.report(**dict(zip(("probe_cosine_first", "probe_cosine_last"), cosines, strict=True)))
         scores = c.abs().to("cpu", torch.float64)  # line 12
-        return State(torch.cat([omega, buffers]), atlas._replace(scores=scores), head)
+        return FeddleState(torch.cat([omega, buffers]), atlas._replace(scores=scores), head)
 
     def _beyond(self, fed: Federation, atlas: Atlas, deltas: Tensor) -> Tensor:
         """Those of the round's updates [A, P] that FedBuff's step has and the atlas has no room for, the oldest."""
@@ -189,15 +191,15 @@ class Feddle(ServerAlgorithm[State, Upload]):
         head: Tensor,
     ) -> Tensor:
         """c [M] that minimises the loss on the server's data plus lam/2 |c - c'|^2 (Eq 5, 9 and 10)."""
-        task, named = fed.task, named_head(fed.task, head)
+        family, named = fed.family, named_head(fed.family, head)
         lam = self.lam if self.lam is not None else (0.01 if len(head) else 0.0)
         cost = 4 * atlas.anchors.numel()
 
         def gradient(c: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
             omega = at(c).requires_grad_()  # Eq 15: anchors are outside the graph
-            loss = F.cross_entropy(task.evaluate(omega, buffers, batch.inputs, named), batch.targets)
+            loss = F.cross_entropy(family.evaluate(omega, buffers, batch.inputs, named), batch.targets)
             (g,) = torch.autograd.grad(loss, omega)
-            fed.metrics.count_server_flops(len(batch.mask) * task.flops(batch.inputs).step + cost)
+            fed.metrics.count_server_flops(len(batch.mask) * family.flops(batch.inputs).step + cost)
             return loss, scales * project(g, atlas.anchors, self.chunk_size) + lam * (c - fallback)  # Eq 16
 
         found = self._minimise(fed, fallback, gradient, SEARCH)
@@ -210,16 +212,16 @@ class Feddle(ServerAlgorithm[State, Upload]):
         """The cosine between the gradients with respect to the coefficients, without the pull to the fallback, on the
         probe data and on as many of the server's (Eq 7).
         """
-        task, probe = fed.task, fed.probe_data
+        family, probe = fed.family, fed.probe_data
         assert probe is not None
         parts = zip(*(torch.split(t, self.batch_size) for t in (probe.inputs, probe.targets)), strict=True)
         mine = server_batches(fed, 1, self.batch_size, -(-len(probe) // self.batch_size), stage=PROBE, training=False)
-        theirs = (task.batch(inputs, targets, torch.ones_like(targets)) for inputs, targets in parts)
+        theirs = (family.batch(inputs, targets, torch.ones_like(targets)) for inputs, targets in parts)
         directions = []
-        for batches, named in ((mine, named_head(task, head)), (theirs, {})):
+        for batches, named in ((mine, named_head(family, head)), (theirs, {})):
             total, leaf = torch.zeros_like(omega), omega.detach().requires_grad_()
             for batch in batches:
-                logits = task.evaluate(leaf, buffers, batch.inputs, named)
+                logits = family.evaluate(leaf, buffers, batch.inputs, named)
                 (g,) = torch.autograd.grad(F.cross_entropy(logits, batch.targets, reduction="sum"), leaf)
                 total += g
             directions.append(scales * project(total, atlas.anchors, self.chunk_size))
@@ -228,14 +230,14 @@ class Feddle(ServerAlgorithm[State, Upload]):
 
     def _train_head(self, fed: Federation, omega: Tensor, buffers: Tensor, head: Tensor) -> Tensor:
         """theta after training on the features of a fixed body (Eq 8)."""
-        task = fed.task
+        family = fed.family
 
         def gradient(theta: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
             leaf = theta.detach().requires_grad_()
-            logits = task.evaluate(omega, buffers, batch.inputs, named_head(task, leaf))
+            logits = family.evaluate(omega, buffers, batch.inputs, named_head(family, leaf))
             loss = F.cross_entropy(logits, batch.targets)
             (g,) = torch.autograd.grad(loss, leaf)
-            fed.metrics.count_server_flops(len(batch.mask) * task.flops(batch.inputs).forward)
+            fed.metrics.count_server_flops(len(batch.mask) * family.flops(batch.inputs).forward)
             return loss, g
 
         found = self._minimise(fed, head, gradient, HEAD)
@@ -270,7 +272,7 @@ class Feddle(ServerAlgorithm[State, Upload]):
         steps = server_steps(fed, self.epochs, self.batch_size, self.max_steps)
         search = training_operations(fed, self.epochs, self.batch_size, self.max_steps)
         head = 0.0 if require_server_data(self, fed).in_domain else search / 3  # forward passes
-        return local + search + head + 4 * steps * self._size(fed) * fed.task.num_params
+        return local + search + head + 4 * steps * self._size(fed) * fed.family.num_params
 
-    def models(self, state: State) -> Tensor:
+    def models(self, state: FeddleState) -> Tensor:
         return state.params

@@ -6,18 +6,18 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedlab_runner.algorithms.shared.decentralized import Clients, first_aggregator, initial_models, meet
+from fedlab_runner.algorithms.shared.decentralized import Clients, first_aggregator, initial_models, pick_participants
 from fedlab_runner.algorithms.shared.width_slicing import Choose, check_sliceable, partial_training
-from fedlab_runner.core.algorithm import ServerlessAlgorithm, Stacks
+from fedlab_runner.core.algorithm import DecentralizedAlgorithm, Stacks
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.rng import Purpose, generator
 
 
 @dataclass(frozen=True)
-class FederatedDropout(ServerlessAlgorithm[Clients]):
+class FederatedDropout(DecentralizedAlgorithm[Clients]):
     """HeteroFL with channels drawn at random for each client and layer in each round, in ascending order."""
 
-    copies: ClassVar[int] = 4  # the models, their parts, trained, and the means
+    model_copies: ClassVar[int] = 4  # the models, their parts, trained, and the means
 
     def check(self, fed: Federation) -> None:
         super().check(fed)
@@ -35,7 +35,7 @@ class FederatedDropout(ServerlessAlgorithm[Clients]):
 
             return some
 
-        return partial_training(state, meet(fed, state.aggregator), fed, choose, alike=False)
+        return partial_training(state, pick_participants(fed, state.aggregator), fed, choose, alike=False)
 
     def models(self, state: Clients) -> Stacks:
         return state.models

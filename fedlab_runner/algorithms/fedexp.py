@@ -6,12 +6,14 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from fedlab_runner.algorithms.shared.averaging import Update, check_averaging, outgoing, stepped
+from fedlab_runner.algorithms.shared.averaging import Update, check_averaging, make_update, stepped
 from fedlab_runner.core.algorithm import ServerAlgorithm
-from fedlab_runner.core.federation import Arrivals, Cohort, Federation
+from fedlab_runner.core.cohort import Cohort
+from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.updates import Updates
 
 
-class State(NamedTuple):
+class FedExPState(NamedTuple):
     """The server's model and the one before it."""
 
     params: Tensor  # x [D]
@@ -19,7 +21,7 @@ class State(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedExP(ServerAlgorithm[State, Update]):
+class FedExP(ServerAlgorithm[FedExPState, Update]):
     """FedAvg whose server extrapolates, the more the less the clients' changes agree: by max(1, mean of |Delta_j|^2 /
     2 (|mean Delta_j|^2 + eps)) over the trainable parameters.
 
@@ -31,25 +33,25 @@ class FedExP(ServerAlgorithm[State, Update]):
     eval_avg_last2: bool
     weighting: str
 
-    copies: ClassVar[int] = 2  # what is sent, and its squares
+    model_copies: ClassVar[int] = 2  # what is sent, and its squares
 
     def __post_init__(self) -> None:
         if self.eps < 0:
             raise ValueError(f"eps must be >= 0, got {self.eps}")
         check_averaging("delta", self.weighting, server_lr=1.0)
 
-    def init(self, fed: Federation) -> State:
-        x = fed.task.init(fed.seed)
-        return State(x, previous=x)
+    def init(self, fed: Federation) -> FedExPState:
+        x = fed.family.init(fed.seed)
+        return FedExPState(x, previous=x)
 
-    def broadcast(self, state: State) -> Sequence[Tensor]:
+    def broadcast(self, state: FedExPState) -> Sequence[Tensor]:
         return (state.params,)
 
-    def client_update(self, state: State, cohort: Cohort) -> Update:
+    def client_update(self, state: FedExPState, cohort: Cohort) -> Update:
         x = state.params
-        return outgoing(cohort.task, x, cohort.train(x), "delta")
+        return make_update(cohort.family, x, cohort.train(x), "delta")
 
-    def server_step(self, state: State, arrivals: Arrivals[Update], fed: Federation) -> State:
+    def server_step(self, state: FedExPState, arrivals: Updates[Update], fed: Federation) -> FedExPState:
         if not len(arrivals):
             return state
         x, uniform = state.params, self.weighting == "uniform"
@@ -58,7 +60,7 @@ class FedExP(ServerAlgorithm[State, Update]):
         denominator = 2 * (float(mean.square().sum()) + self.eps)
         server_lr = max(1.0, spread / denominator) if denominator else 1.0
         fed.metrics.report(server_lr=server_lr)
-        return State(stepped(x, server_lr * mean, statistics), previous=x)
+        return FedExPState(stepped(x, server_lr * mean, statistics), previous=x)
 
-    def models(self, state: State) -> Tensor:
+    def models(self, state: FedExPState) -> Tensor:
         return (state.params + state.previous) / 2 if self.eval_avg_last2 else state.params

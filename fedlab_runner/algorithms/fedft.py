@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedlab_runner.algorithms.shared.averaging import Params, Update, average, check_averaging, outgoing
+from fedlab_runner.algorithms.shared.averaging import Params, Update, average, check_averaging, make_update
 from fedlab_runner.algorithms.shared.server_training import (
     check_server_training,
     require_server_data,
@@ -14,7 +14,9 @@ from fedlab_runner.algorithms.shared.server_training import (
     training_operations,
 )
 from fedlab_runner.core.algorithm import ServerAlgorithm
-from fedlab_runner.core.federation import Arrivals, Cohort, Federation
+from fedlab_runner.core.cohort import Cohort
+from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.updates import Updates
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class FedFT(ServerAlgorithm[Params, Update]):
     late_policy: str
     weighting: str
 
-    copies: ClassVar[int] = 1  # what is sent takes the place of what was trained
+    model_copies: ClassVar[int] = 1  # what is sent takes the place of what was trained
 
     def __post_init__(self) -> None:
         check_server_training(self.lr, self.epochs, self.batch_size, self.max_steps)
@@ -42,13 +44,13 @@ class FedFT(ServerAlgorithm[Params, Update]):
 
     def init(self, fed: Federation) -> Params:
         self.check(fed)
-        return Params(fed.task.init(fed.seed))
+        return Params(fed.family.init(fed.seed))
 
     def client_update(self, state: Params, cohort: Cohort) -> Update:
         x = state.params
-        return outgoing(cohort.task, x, cohort.train(x), self.late_policy)
+        return make_update(cohort.family, x, cohort.train(x), self.late_policy)
 
-    def server_step(self, state: Params, arrivals: Arrivals[Update], fed: Federation) -> Params:
+    def server_step(self, state: Params, arrivals: Updates[Update], fed: Federation) -> Params:
         x = average(state.params, arrivals, self.late_policy, self.weighting, server_lr=1.0)
         batches = server_batches(fed, self.epochs, self.batch_size, self.max_steps)
         return Params(train_on_server(fed, x, batches, self.lr).model)

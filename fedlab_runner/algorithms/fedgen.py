@@ -9,20 +9,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedlab_runner.algorithms.shared.averaging import average, check_averaging, in_time, outgoing
+from fedlab_runner.algorithms.shared.averaging import average, check_averaging, in_time, make_update
 from fedlab_runner.core.algorithm import ServerAlgorithm
-from fedlab_runner.core.federation import Arrivals, Cohort, Federation
+from fedlab_runner.core.cohort import Cohort
+from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.losses import losses
-from fedlab_runner.core.model_family import Batch, Classifier, Model, Normalize, Task
+from fedlab_runner.core.model_family import Batch, Classifier, FunctionalModel, ModelFamily, Normalize
 from fedlab_runner.core.optimizer import Adam, zero_slots
 from fedlab_runner.core.rng import Purpose, generator, torch_seed
+from fedlab_runner.core.updates import Updates
 from fedlab_runner.core.work import Loss, PerStep
 from fedlab_runner.utils.errors import UserError
 
 FLOOR = 1e-4  # where alpha and beta stop falling, in the authors' code
 
 
-class Upload(NamedTuple):
+class FedGENUpload(NamedTuple):
     """What is averaged, the client's model, which the server has from it, and how many examples it has of a class."""
 
     rows: Tensor  # y - x or y [K, P]
@@ -31,7 +33,7 @@ class Upload(NamedTuple):
     counts: Tensor  # [K, C]
 
 
-class State(NamedTuple):
+class FedGENState(NamedTuple):
     """The server's model, its generator and the state of the generator's Adam."""
 
     params: Tensor  # x [D]
@@ -41,7 +43,7 @@ class State(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedGEN(ServerAlgorithm[State, Upload]):
+class FedGEN(ServerAlgorithm[FedGENState, FedGENUpload]):
     """FedAvg whose server learns to generate, from `noise_size` uniform numbers and a label, what enters the clients'
     classifiers, by `steps` minibatches of `batch_size` a round: the clients' own classifiers should see the label,
     each as far as it has examples of it, and generated features should differ (`eta`). Adam has `lr`, times `lr_decay`
@@ -53,7 +55,7 @@ class FedGEN(ServerAlgorithm[State, Upload]):
     """
 
     known: ClassVar[tuple[str, ...]] = ("models",)
-    sent: ClassVar[int] = 2
+    payload_copies: ClassVar[int] = 2
 
     alpha: float
     beta: float
@@ -86,38 +88,42 @@ class FedGEN(ServerAlgorithm[State, Upload]):
         check_averaging(self.late_policy, self.weighting, server_lr=1.0)
 
     def check(self, fed: Federation) -> None:
-        _classifier(fed.task)
+        _classifier(fed.family)
 
-    def init(self, fed: Federation) -> State:
+    def init(self, fed: Federation) -> FedGENState:
         self.check(fed)
-        task = self._generator(fed.task)
+        family = self._generator(fed.family)
         seed = torch_seed(fed.seed, Purpose.ALGORITHM) >> 15  # of 48 bits; no client draws in the first round
-        start = task.init(seed)
-        return State(fed.task.init(fed.seed), start, zero_slots(self._optimizer(), start[: task.num_params]), 0)
+        start = family.init(seed)
+        return FedGENState(
+            fed.family.init(fed.seed), start, zero_slots(self._optimizer(), start[: family.num_params]), 0
+        )
 
-    def broadcast(self, state: State) -> Sequence[Tensor]:
+    def broadcast(self, state: FedGENState) -> Sequence[Tensor]:
         return state.params, state.generator
 
-    def client_update(self, state: State, cohort: Cohort) -> Upload:
+    def client_update(self, state: FedGENState, cohort: Cohort) -> FedGENUpload:
         x = state.params
         if state.steps and (self.alpha or self.beta):
             y = cohort.train(x, loss=self._loss(state, cohort), per_step=self._draws(cohort))
         else:
             y = cohort.train(x)
-        return Upload(*outgoing(cohort.task, x, y, self.late_policy, keep=True), y, cohort.label_counts.to(x))
+        return FedGENUpload(
+            *make_update(cohort.family, x, y, self.late_policy, keep=True), y, cohort.label_counts.to(x)
+        )
 
-    def _loss(self, state: State, cohort: Cohort) -> Loss:
+    def _loss(self, state: FedGENState, cohort: Cohort) -> Loss:
         """CE on the client's examples, alpha CE on generated features and beta KL between the two, with draws of
         `_draws`.
         """
-        task, n = cohort.task, self.gen_batch_size
+        family, n = cohort.family, self.gen_batch_size
         alpha, beta = (min(w, max(FLOOR, w * self.decay**cohort.round)) for w in (self.alpha, self.beta))
-        generate = self._generate(task, state.generator)
+        generate = self._generate(family, state.generator)
 
-        def loss(model: Model, batch: Batch, noise: Tensor, labels: Tensor, active: Tensor) -> Tensor:
+        def loss(model: FunctionalModel, batch: Batch, noise: Tensor, labels: Tensor, active: Tensor) -> Tensor:
             logits = model(batch.inputs)
             y = torch.cat([labels, batch.targets])
-            weight, bias = _head(task, model.params)
+            weight, bias = _head(family, model.params)
             guesses = F.linear(generate(noise[: len(y)], y), weight, bias)
             invented = F.cross_entropy(guesses[:n], labels)
             wanted = F.softmax(guesses[n:], -1).detach()
@@ -132,45 +138,45 @@ class FedGEN(ServerAlgorithm[State, Upload]):
         """For each client and step: noise, of generated labels and then of the client's [k, n + b, z], the labels
         [k, n], and whether it still uses them [k].
         """
-        task, n, streams, batch_size = cohort.task, self.gen_batch_size, cohort.streams, cohort.local.batch_size
+        family, n, streams, batch_size = cohort.family, self.gen_batch_size, cohort.streams, cohort.local.batch_size
         until = self.gen_epochs * cohort.steps_per_epoch
 
         def draws(rows: np.ndarray, step: int) -> tuple[Tensor, ...]:
             noise = np.empty((len(rows), n + batch_size, self.noise_size))
             labels = np.empty((len(rows), n), np.int64)
             for k, rng in enumerate(streams(rows, step)):
-                labels[k] = rng.integers(task.num_classes, size=n)
+                labels[k] = rng.integers(family.num_classes, size=n)
                 noise[k] = rng.random(noise[k].shape)
-            arrays = (noise, task.dtype), (labels, torch.int64), (step < until[rows], task.dtype)
-            return tuple(torch.from_numpy(array).to(task.device, dtype) for array, dtype in arrays)
+            arrays = (noise, family.dtype), (labels, torch.int64), (step < until[rows], family.dtype)
+            return tuple(torch.from_numpy(array).to(family.device, dtype) for array, dtype in arrays)
 
         return draws
 
-    def server_step(self, state: State, arrivals: Arrivals[Upload], fed: Federation) -> State:
+    def server_step(self, state: FedGENState, arrivals: Updates[FedGENUpload], fed: Federation) -> FedGENState:
         arrivals = in_time(arrivals, self.late_policy)
         if not len(arrivals):
             return state
         x = average(state.params, arrivals, self.late_policy, self.weighting, server_lr=1.0)
         return self._train_generator(fed, state, arrivals.upload)._replace(params=x)
 
-    def _train_generator(self, fed: Federation, state: State, upload: Upload) -> State:
+    def _train_generator(self, fed: Federation, state: FedGENState, upload: FedGENUpload) -> FedGENState:
         """The generator after its steps of this round, with the diversity loss of the authors' code."""
-        task, p, clients = self._generator(fed.task), fed.task.num_params, len(upload.models)
-        heads = [_head(fed.task, y[:p]) for y in upload.models]
+        family, p, clients = self._generator(fed.family), fed.family.num_params, len(upload.models)
+        heads = [_head(fed.family, y[:p]) for y in upload.models]
         weight = torch.stack([w for w, _ in heads])  # [A, C, F]
         bias = torch.stack([w.new_zeros(len(w)) if b is None else b for w, b in heads])  # [A, C]
         share = upload.counts / upload.counts.sum(0).clamp_min(1)  # [A, C]
         present = upload.counts.sum(0).nonzero().squeeze(1).cpu().numpy()
         rng, optimizer = generator(fed.seed, Purpose.SERVER_BATCHES, fed.round), self._optimizer()
-        params, buffers = state.generator[: task.num_params].clone(), state.generator[task.num_params :]
+        params, buffers = state.generator[: family.num_params].clone(), state.generator[family.num_params :]
         slots, losses = tuple(s.clone() for s in state.slots), []
         for t in range(state.steps, state.steps + self.steps):
-            y = torch.from_numpy(rng.choice(present, self.batch_size)).to(task.device)
+            y = torch.from_numpy(rng.choice(present, self.batch_size)).to(family.device)
             noise = torch.from_numpy(rng.random((self.batch_size, self.noise_size))).to(params)
-            inputs = torch.cat([noise, _one_hot(y, fed.task)], 1)
-            task.mode(True)
+            inputs = torch.cat([noise, _one_hot(y, fed.family)], 1)
+            family.mode(True)
             leaf = params.detach().requires_grad_()
-            model = Model(task, leaf, buffers)
+            model = FunctionalModel(family, leaf, buffers)
             features = model(inputs)
             logits = torch.einsum("bf,acf->abc", features, weight) + bias.unsqueeze(1)
             errors = F.cross_entropy(logits.flatten(0, 1), y.repeat(clients), reduction="none").view(clients, -1)
@@ -179,55 +185,55 @@ class FedGEN(ServerAlgorithm[State, Upload]):
             (g,) = torch.autograd.grad(loss, leaf)
             buffers = model.buffers.detach()
             optimizer.step(params, g, slots, self.lr * self.lr_decay**fed.round, t)
-            fed.metrics.count_server_flops(self.batch_size * (task.flops(inputs).step + 4 * weight.numel()))
+            fed.metrics.count_server_flops(self.batch_size * (family.flops(inputs).step + 4 * weight.numel()))
             losses.append(float(taught.detach()))
         fed.metrics.report(**({"teacher_loss_first": losses[0], "teacher_loss_last": losses[-1]} if losses else {}))
-        return State(state.params, torch.cat([params, buffers]), slots, state.steps + self.steps)
+        return FedGENState(state.params, torch.cat([params, buffers]), slots, state.steps + self.steps)
 
-    def _generator(self, task: Task) -> Task:
+    def _generator(self, family: ModelFamily) -> ModelFamily:
         """The generator's family of models: noise and a one-hot label to what enters the classifier."""
-        classes, features = task.num_classes, _classifier(task).num_features
+        classes, features = family.num_classes, _classifier(family).num_features
 
         def build() -> nn.Module:
             first, last = nn.Linear(self.noise_size + classes, self.hidden), nn.Linear(self.hidden, features)
             return nn.Sequential(first, nn.BatchNorm1d(self.hidden), nn.ReLU(), last)
 
-        return Task(build, classes, normalize=Normalize(None, None), device=task.device, dtype=task.dtype)
+        return ModelFamily(build, classes, normalize=Normalize(None, None), device=family.device, dtype=family.dtype)
 
-    def _generate(self, task: Task, w: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    def _generate(self, family: ModelFamily, w: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
         """(noise [n, z], labels [n]) -> features [n, F], of a generator [G] in evaluation mode."""
-        made = self._generator(task)
+        made = self._generator(family)
         made.mode(False)
         values = made.views(w[: made.num_params]) | made.buffer_views(w[made.num_params :])
-        return lambda noise, labels: made.forward(values, torch.cat([noise, _one_hot(labels, task)], 1))
+        return lambda noise, labels: made.forward(values, torch.cat([noise, _one_hot(labels, family)], 1))
 
     def _optimizer(self) -> Adam:
         return Adam(0.9, 0.999, 1e-8, self.weight_decay, decoupled=False)
 
     def operations(self, fed: Federation, local: float) -> float:
-        task, classifier = self._generator(fed.task), _classifier(fed.task)
-        weights = fed.task.num_classes * classifier.num_features
-        generator = 6 * task.num_params + 4 * fed.cohort_size * weights
+        family, classifier = self._generator(fed.family), _classifier(fed.family)
+        weights = fed.family.num_classes * classifier.num_features
+        generator = 6 * family.num_params + 4 * fed.cohort_size * weights
         return local + self.steps * self.batch_size * generator
 
-    def models(self, state: State) -> Tensor:
+    def models(self, state: FedGENState) -> Tensor:
         return state.params
 
 
-def _classifier(task: Task) -> Classifier:
-    if task.classifier is None:
+def _classifier(family: ModelFamily) -> Classifier:
+    if family.classifier is None:
         raise UserError("algorithm=fedgen needs a model that ends in a linear classifier, and trains it")
-    return task.classifier
+    return family.classifier
 
 
-def _head(task: Task, params: Tensor) -> tuple[Tensor, Tensor | None]:
+def _head(family: ModelFamily, params: Tensor) -> tuple[Tensor, Tensor | None]:
     """Weight [C, F] and bias [C] of the classifier of a model with these parameters [P]."""
-    named, name = task.views(params), _classifier(task).name
+    named, name = family.views(params), _classifier(family).name
     return named[f"{name}.weight"], named.get(f"{name}.bias")
 
 
-def _one_hot(labels: Tensor, task: Task) -> Tensor:
-    return torch.eye(task.num_classes, dtype=task.dtype, device=task.device)[labels]
+def _one_hot(labels: Tensor, family: ModelFamily) -> Tensor:
+    return torch.eye(family.num_classes, dtype=family.dtype, device=family.device)[labels]
 
 
 def _sameness(noise: Tensor, features: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedlab_runner.algorithms.shared.averaging import Params, Update, outgoing
+from fedlab_runner.algorithms.shared.averaging import Params, Update, make_update
 from fedlab_runner.algorithms.shared.server_training import (
     check_server_training,
     require_server_data,
@@ -16,8 +16,10 @@ from fedlab_runner.algorithms.shared.server_training import (
     training_operations,
 )
 from fedlab_runner.core.algorithm import ServerAlgorithm
-from fedlab_runner.core.federation import Arrivals, Cohort, Federation
+from fedlab_runner.core.cohort import Cohort
+from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.optimizer import Adam
+from fedlab_runner.core.updates import Updates
 
 ADAM = Adam(0.5, 0.999, 1e-8, 0.0, decoupled=False)  # what the authors' code learns the weights with
 
@@ -39,7 +41,7 @@ class FedLAW(ServerAlgorithm[Params, Update]):
     lr_decay: float
     lr_decay_epochs: int
 
-    copies: ClassVar[int] = 1  # what is sent takes the place of what was trained
+    model_copies: ClassVar[int] = 1  # what is sent takes the place of what was trained
 
     def __post_init__(self) -> None:
         check_server_training(self.lr, self.epochs, self.batch_size, self.max_steps)
@@ -53,13 +55,13 @@ class FedLAW(ServerAlgorithm[Params, Update]):
 
     def init(self, fed: Federation) -> Params:
         self.check(fed)
-        return Params(fed.task.init(fed.seed))
+        return Params(fed.family.init(fed.seed))
 
     def client_update(self, state: Params, cohort: Cohort) -> Update:
         x = state.params
-        return outgoing(cohort.task, x, cohort.train(x), "model")
+        return make_update(cohort.family, x, cohort.train(x), "model")
 
-    def server_step(self, state: Params, arrivals: Arrivals[Update], fed: Federation) -> Params:
+    def server_step(self, state: Params, arrivals: Updates[Update], fed: Federation) -> Params:
         if not len(arrivals):
             return state
         y, statistics = arrivals.upload
@@ -86,7 +88,7 @@ class FedLAW(ServerAlgorithm[Params, Update]):
 
     def operations(self, fed: Federation, local: float) -> float:
         combining = (
-            server_steps(fed, self.epochs, self.batch_size, self.max_steps) * 4 * fed.cohort_size * fed.task.size
+            server_steps(fed, self.epochs, self.batch_size, self.max_steps) * 4 * fed.cohort_size * fed.family.size
         )
         return local + training_operations(fed, self.epochs, self.batch_size, self.max_steps) + combining
 

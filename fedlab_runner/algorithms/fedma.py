@@ -8,20 +8,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlab_runner.algorithms.matching.neurons import Group, permute
+from fedlab_runner.algorithms.matching.neurons import NeuronGroup, permute
 from fedlab_runner.algorithms.matching.pfnm import PFNM, Neurons, match
 from fedlab_runner.algorithms.matching.structure import require_groups
 from fedlab_runner.algorithms.shared.averaging import MODEL_POLICIES, Models, check_averaging, in_time
-from fedlab_runner.core.algorithm import Footprint, Load, ServerAlgorithm, own_models
-from fedlab_runner.core.federation import Arrivals, Cohort, Federation
-from fedlab_runner.core.model_family import Batch, Model
+from fedlab_runner.core.algorithm import CohortLoad, Footprint, ServerAlgorithm, own_models
+from fedlab_runner.core.cohort import Cohort
+from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.model_family import Batch, FunctionalModel
 from fedlab_runner.core.rng import Purpose, generator
+from fedlab_runner.core.updates import Updates
 from fedlab_runner.utils.errors import UserError
 
 FIRST_MODELS = ("same", "own")
 
 
-class State(NamedTuple):
+class FedMAState(NamedTuple):
     """The server's model, and what clients go on with instead of it, which they keep themselves: their first models
     (`first_models`), and layer by layer their last ones.
     """
@@ -35,7 +37,7 @@ class State(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedMA(ServerAlgorithm[State, Models]):
+class FedMA(ServerAlgorithm[FedMAState, Models]):
     """The server's model is the mean of the clients' models after their neurons were matched by PFNM: `sigma`, `sigma0`
     and the prior means `mu0` of weights and `mu0_bias` of biases, `sweeps` over the clients.
 
@@ -69,7 +71,7 @@ class FedMA(ServerAlgorithm[State, Models]):
     late_policy: str
     weighting: str
 
-    copies: ClassVar[int] = 4  # y, and the models before and after a layer is put in order
+    model_copies: ClassVar[int] = 4  # y, and the models before and after a layer is put in order
 
     def __post_init__(self) -> None:
         for name in ("sigma", "sigma0"):
@@ -90,48 +92,48 @@ class FedMA(ServerAlgorithm[State, Models]):
         if self.layerwise and not _is_chain(fed, groups):
             raise UserError(
                 "algorithm=fedma with layerwise=true needs a chain of layers with neurons of their own up to the "
-                f"classifier (mlp, cnn_small, cnn_mcmahan, ...), which this {type(fed.task.module).__name__} is not: "
+                f"classifier (mlp, cnn_small, cnn_mcmahan, ...), which this {type(fed.family.module).__name__} is not: "
                 "set algorithm.layerwise=false"
             )
 
-    def footprint(self, fed: Federation, load: Load) -> Footprint:
-        return Footprint(self.copies, self.sent, own_models(fed, 1) if self._keeps_models else [])
+    def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
+        return Footprint(self.model_copies, self.payload_copies, own_models(fed, 1) if self._keeps_models else [])
 
     @property
     def _keeps_models(self) -> bool:
         return self.layerwise or self.first_models == "own"
 
-    def init(self, fed: Federation) -> State:
+    def init(self, fed: Federation) -> FedMAState:
         self.check(fed)
-        x, own = fed.task.init(fed.seed), self.first_models == "own"
+        x, own = fed.family.init(fed.seed), self.first_models == "own"
         n = fed.num_clients if self._keeps_models else 0
         models = x.expand(n, -1).clone()
         for client in range(n if own else 0):
-            models[client] = fed.task.init(fed.seed, 1 + client)
-        return State(
+            models[client] = fed.family.init(fed.seed, 1 + client)
+        return FedMAState(
             x, 0, 0, torch.zeros_like(x, dtype=torch.bool), models, models.new_full((n,), own, dtype=torch.bool)
         )
 
-    def broadcast(self, state: State) -> Sequence[Tensor]:
+    def broadcast(self, state: FedMAState) -> Sequence[Tensor]:
         return state.params, state.params.new_empty(state.told)
 
-    def client_update(self, state: State, cohort: Cohort) -> Models:
-        x, frozen, task = state.params, state.frozen, cohort.task
+    def client_update(self, state: FedMAState, cohort: Cohort) -> Models:
+        x, frozen, family = state.params, state.frozen, cohort.family
         if not self._keeps_models:
             return Models(cohort.train(x))
         own = state.taken[cohort.ids].unsqueeze(1) & ~frozen
-        start, p = torch.where(own, state.models[cohort.ids], x), task.num_params
+        start, p = torch.where(own, state.models[cohort.ids], x), family.num_params
         if not self.layerwise:
             return Models(cohort.train(start))
 
-        def loss(model: Model, batch: Batch) -> Tensor:
+        def loss(model: FunctionalModel, batch: Batch) -> Tensor:
             """The task's, with the layers below held still, whatever the optimiser does to them."""
             model.params = torch.where(frozen[:p], x[:p], model.params)
-            return task.loss(model, batch)
+            return family.loss(model, batch)
 
         return Models(torch.where(frozen, x, cohort.train(start, loss=loss)))
 
-    def server_step(self, state: State, arrivals: Arrivals[Models], fed: Federation) -> State:
+    def server_step(self, state: FedMAState, arrivals: Updates[Models], fed: Federation) -> FedMAState:
         if self._keeps_models and not self.layerwise:
             state = state._replace(taken=state.taken.index_fill(0, arrivals.ids, False))  # they have begun
         arrivals = in_time(arrivals, self.late_policy)
@@ -145,12 +147,14 @@ class FedMA(ServerAlgorithm[State, Models]):
         if not self.layerwise:
             return state._replace(params=x)
         if not chosen:  # the last layer: the pass is over
-            return State(x, 0, 0, state.frozen & False, state.models, state.taken & False)
+            return FedMAState(x, 0, 0, state.frozen & False, state.models, state.taken & False)
         taken = torch.zeros_like(state.taken).index_fill_(0, arrivals.ids, True)
         models = state.models.index_copy(0, arrivals.ids, aligned)
-        return State(x, state.layer + 1, chosen[0].size, state.frozen | chosen[0].own(x), models, taken)
+        return FedMAState(x, state.layer + 1, chosen[0].size, state.frozen | chosen[0].own(x), models, taken)
 
-    def _aligned(self, arrivals: Arrivals[Models], groups: Sequence[Group], fed: Federation) -> tuple[Tensor, float]:
+    def _aligned(
+        self, arrivals: Updates[Models], groups: Sequence[NeuronGroup], fed: Federation
+    ) -> tuple[Tensor, float]:
         """The arrived models [A, D] in one order, that of the largest client, and the share of neurons that moved.
 
         Layer after layer, since what a layer reads has to be in order before it is compared.
@@ -178,7 +182,7 @@ class FedMA(ServerAlgorithm[State, Models]):
             total += len(models) * group.size
         return models, moved / max(total, 1)
 
-    def _prior_mean(self, group: Group, rows: Tensor) -> Tensor:
+    def _prior_mean(self, group: NeuronGroup, rows: Tensor) -> Tensor:
         """[r]: `mu0_bias` for what the names call a bias, `mu0` for the rest."""
         return torch.cat(
             [
@@ -187,18 +191,18 @@ class FedMA(ServerAlgorithm[State, Models]):
             ]
         )
 
-    def models(self, state: State) -> Tensor:
+    def models(self, state: FedMAState) -> Tensor:
         return state.params
 
-    def cached(self, state: State) -> int:
+    def cached(self, state: FedMAState) -> int:
         return 0  # the clients keep their own
 
 
-def _is_chain(fed: Federation, groups: Sequence[Group]) -> bool:
+def _is_chain(fed: Federation, groups: Sequence[NeuronGroup]) -> bool:
     """Whether all parameters but the classifier's belong to a group's neurons."""
-    last = fed.task.classifier
+    last = fed.family.classifier
     if last is None:
         return False
-    x = fed.task.vector(fed.task.module)
+    x = fed.family.vector(fed.family.module)
     owned = torch.stack([group.own(x) for group in groups]).any(0)
-    return torch.equal(~owned, fed.task.segments(last.name))
+    return torch.equal(~owned, fed.family.segments(last.name))

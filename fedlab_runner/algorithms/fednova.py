@@ -8,13 +8,15 @@ from torch import Tensor
 
 from fedlab_runner.algorithms.shared.averaging import Params, check_averaging, stepped
 from fedlab_runner.core.algorithm import ServerAlgorithm
-from fedlab_runner.core.federation import Arrivals, Cohort, Federation
+from fedlab_runner.core.cohort import Cohort
+from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.optimizer import SGD
+from fedlab_runner.core.updates import Updates
 from fedlab_runner.core.work import proximal
 from fedlab_runner.utils.errors import UserError
 
 
-class Upload(NamedTuple):
+class FedNovaUpload(NamedTuple):
     """A client's change by unit of normalised work, its batch norm statistics, and how much work it did."""
 
     d: Tensor  # d_j = (x - y_j) / a_j [K, P]
@@ -23,7 +25,7 @@ class Upload(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedNova(ServerAlgorithm[Params, Upload]):
+class FedNova(ServerAlgorithm[Params, FedNovaUpload]):
     """Each client's change counts by unit of its local work a_j, which the number of its steps, their momentum and the
     proximal term `mu` decide; the server goes tau_eff, the mean work, along the mean of them.
 
@@ -33,7 +35,7 @@ class FedNova(ServerAlgorithm[Params, Upload]):
     mu: float
     weighting: str
 
-    copies: ClassVar[int] = 4  # y, y - x by parts and together
+    model_copies: ClassVar[int] = 4  # y, y - x by parts and together
 
     def __post_init__(self) -> None:
         if self.mu < 0:
@@ -46,14 +48,14 @@ class FedNova(ServerAlgorithm[Params, Upload]):
 
     def init(self, fed: Federation) -> Params:
         self.check(fed)
-        return Params(fed.task.init(fed.seed))
+        return Params(fed.family.init(fed.seed))
 
-    def client_update(self, state: Params, cohort: Cohort) -> Upload:
-        x, p = state.params, cohort.task.num_params
-        y = cohort.train(x, loss=proximal(cohort.task, x, self.mu) if self.mu else None)
+    def client_update(self, state: Params, cohort: Cohort) -> FedNovaUpload:
+        x, p = state.params, cohort.family.num_params
+        y = cohort.train(x, loss=proximal(cohort.family, x, self.mu) if self.mu else None)
         a = self._work(cohort).to(x)
         tau = cohort.num_steps.to(x) if self.mu else a  # the authors' code, for a proximal term
-        return Upload((x[:p] - y[:, :p]) / a.unsqueeze(1), y[:, p:], tau)
+        return FedNovaUpload((x[:p] - y[:, :p]) / a.unsqueeze(1), y[:, p:], tau)
 
     def _work(self, cohort: Cohort) -> Tensor:
         """a_j, the sum of the weights with which a client's gradients are in its change [K]."""
@@ -62,7 +64,7 @@ class FedNova(ServerAlgorithm[Params, Upload]):
         after = accumulated(optimizer, cohort.lr * self.mu, max(steps, default=0))
         return torch.tensor([after[n] for n in steps], dtype=torch.float64)
 
-    def server_step(self, state: Params, arrivals: Arrivals[Upload], fed: Federation) -> Params:
+    def server_step(self, state: Params, arrivals: Updates[FedNovaUpload], fed: Federation) -> Params:
         if not len(arrivals):
             return state
         d, statistics, tau_eff = (arrivals.mean(each, uniform=self.weighting == "uniform") for each in arrivals.upload)

@@ -7,9 +7,18 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from fedlab_runner.algorithms.shared.averaging import Params, Update, all_discarded, average, check_averaging, outgoing
+from fedlab_runner.algorithms.shared.averaging import (
+    Params,
+    Update,
+    all_discarded,
+    average,
+    check_averaging,
+    make_update,
+)
 from fedlab_runner.core.algorithm import ServerAlgorithm
-from fedlab_runner.core.federation import Arrivals, Cohort, Federation
+from fedlab_runner.core.cohort import Cohort
+from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.updates import Updates
 from fedlab_runner.core.work import proximal
 
 
@@ -26,7 +35,7 @@ class FedProx(ServerAlgorithm[Params, Update]):
     weighting: str
     server_lr: float
 
-    copies: ClassVar[int] = 1  # what is sent takes the place of what was trained
+    model_copies: ClassVar[int] = 1  # what is sent takes the place of what was trained
 
     def __post_init__(self) -> None:
         if self.mu < 0:
@@ -34,14 +43,14 @@ class FedProx(ServerAlgorithm[Params, Update]):
         check_averaging(self.late_policy, self.weighting, self.server_lr)
 
     def init(self, fed: Federation) -> Params:
-        return Params(fed.task.init(fed.seed))
+        return Params(fed.family.init(fed.seed))
 
     def client_update(self, state: Params, cohort: Cohort) -> Update:
         x = state.params
-        y = cohort.train(x, loss=proximal(cohort.task, x, self.mu))  # Eq 2
-        return outgoing(cohort.task, x, y, self.late_policy)
+        y = cohort.train(x, loss=proximal(cohort.family, x, self.mu))  # Eq 2
+        return make_update(cohort.family, x, y, self.late_policy)
 
-    def server_step(self, state: Params, arrivals: Arrivals[Update], fed: Federation) -> Params:
+    def server_step(self, state: Params, arrivals: Updates[Update], fed: Federation) -> Params:
         return Params(average(state.params, arrivals, self.late_policy, self.weighting, self.server_lr))
 
     def models(self, state: Params) -> Tensor:

@@ -6,15 +6,15 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fedlab_runner.algorithms.shared.decentralized import Clients, first_aggregator, initial_models, meet
+from fedlab_runner.algorithms.shared.decentralized import Clients, first_aggregator, initial_models, pick_participants
 from fedlab_runner.algorithms.shared.width_slicing import Choose, check_sliceable, partial_training
-from fedlab_runner.core.algorithm import ServerlessAlgorithm, Stacks
+from fedlab_runner.core.algorithm import DecentralizedAlgorithm, Stacks
 from fedlab_runner.core.federation import Federation
 
 ORDERS = ("rolled", "sorted", "returned")
 
 
-class State(NamedTuple):
+class FedRolexState(NamedTuple):
     """The clients' models, and when each was cut last."""
 
     models: Stacks  # W_n, for each architecture [N_a, D_a]
@@ -23,7 +23,7 @@ class State(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedRolex(ServerlessAlgorithm[State]):
+class FedRolex(DecentralizedAlgorithm[FedRolexState]):
     """HeteroFL with a window of channels that starts one further in each round.
 
     `order`: rolled takes channels in the order of the window, so that a model's first channel meets the first channel
@@ -35,7 +35,7 @@ class FedRolex(ServerlessAlgorithm[State]):
 
     order: str
 
-    copies: ClassVar[int] = 3  # the models, their parts and those trained
+    model_copies: ClassVar[int] = 3  # the models, their parts and those trained
 
     def __post_init__(self) -> None:
         if self.order not in ORDERS:
@@ -45,10 +45,12 @@ class FedRolex(ServerlessAlgorithm[State]):
         super().check(fed)
         check_sliceable(self, fed)
 
-    def init(self, fed: Federation) -> State:
-        return State(initial_models(fed), first_aggregator(fed), torch.zeros(fed.num_clients, dtype=torch.int64))
+    def init(self, fed: Federation) -> FedRolexState:
+        return FedRolexState(
+            initial_models(fed), first_aggregator(fed), torch.zeros(fed.num_clients, dtype=torch.int64)
+        )
 
-    def round(self, state: State, fed: Federation) -> State:
+    def round(self, state: FedRolexState, fed: Federation) -> FedRolexState:
         def window(start: int) -> Choose:
             def channels(label: str, k: int, of: int) -> Tensor:
                 rolled = (start + torch.arange(k)) % of  # Eq 9
@@ -56,11 +58,11 @@ class FedRolex(ServerlessAlgorithm[State]):
 
             return channels
 
-        meeting = meet(fed, state.aggregator)
+        meeting = pick_participants(fed, state.aggregator)
         last = (lambda client: window(int(state.cut[client]))) if self.order == "returned" else None
         clients = Clients(state.models, state.aggregator)
         clients = partial_training(clients, meeting, fed, lambda client: window(fed.round), alike=True, cut_from=last)
-        return State(*clients, state.cut.index_fill(0, torch.from_numpy(meeting.participants), fed.round))
+        return FedRolexState(*clients, state.cut.index_fill(0, torch.from_numpy(meeting.participants), fed.round))
 
-    def models(self, state: State) -> Stacks:
+    def models(self, state: FedRolexState) -> Stacks:
         return state.models

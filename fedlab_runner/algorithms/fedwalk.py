@@ -13,9 +13,9 @@ from torch import Tensor
 
 from fedlab_runner.algorithms.shared.classifier_head import named_head, new_head, require_body
 from fedlab_runner.algorithms.shared.server_training import server_batches
-from fedlab_runner.core.algorithm import Algorithm, Footprint, Load, ServerAlgorithm
+from fedlab_runner.core.algorithm import Algorithm, CohortLoad, Footprint, ServerAlgorithm
 from fedlab_runner.core.federation import Federation
-from fedlab_runner.core.model_family import Batch, Model
+from fedlab_runner.core.model_family import Batch, FunctionalModel
 from fedlab_runner.core.optimizer import SGD
 from fedlab_runner.core.rng import Purpose, torch_seed
 from fedlab_runner.core.server_data import ServerData
@@ -27,7 +27,7 @@ UNITS = ("epoch", "step")
 EVALUATED = 500  # leash examples in one call; memory, not results
 
 
-class State(NamedTuple):
+class FedWalkState(NamedTuple):
     """The base's State, the server's classifier of the leash task, and the two losses of the log loss ratio."""
 
     base: Any
@@ -37,7 +37,7 @@ class State(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedWalk(Algorithm[State]):
+class FedWalk(Algorithm[FedWalkState]):
     """Any algorithm with a server, `base`, whose server trains its model on a task of its own, the leash, wherever
     that is not learned well compared to the clients' task.
 
@@ -72,7 +72,7 @@ class FedWalk(Algorithm[State]):
 
     def check(self, fed: Federation) -> None:
         _leash_data(fed)
-        require_body("algorithm=fedwalk", fed.task)
+        require_body("algorithm=fedwalk", fed.family)
         try:
             self.base.check(fed)
         except UserError as error:
@@ -80,17 +80,17 @@ class FedWalk(Algorithm[State]):
         except ValueError as error:
             raise ValueError(f"base.{error}") from error
 
-    def footprint(self, fed: Federation, load: Load) -> Footprint:
+    def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
         found: Footprint = self.base.footprint(fed, load)
-        names = [(h.what.replace("algorithm.", BASE), h.way_out.replace("algorithm.", BASE)) for h in found.held]
-        held = [h._replace(what=what, way_out=way) for h, (what, way) in zip(found.held, names, strict=True)]
-        return found._replace(copies=found.copies + 1, held=held)  # their losses are asked for
+        names = [(h.what.replace("algorithm.", BASE), h.remedy.replace("algorithm.", BASE)) for h in found.held]
+        held = [h._replace(what=what, remedy=way) for h, (what, way) in zip(found.held, names, strict=True)]
+        return found._replace(model_copies=found.model_copies + 1, held=held)  # their losses are asked for
 
-    def init(self, fed: Federation) -> State:
-        classes, layer = _leash_data(fed).num_classes, require_body("algorithm=fedwalk", fed.task)
-        return State(self.base.init(fed), new_head(fed.task, layer, classes, fed.seed), 0.0, math.inf)
+    def init(self, fed: Federation) -> FedWalkState:
+        classes, layer = _leash_data(fed).num_classes, require_body("algorithm=fedwalk", fed.family)
+        return FedWalkState(self.base.init(fed), new_head(fed.family, layer, classes, fed.seed), 0.0, math.inf)
 
-    def round(self, state: State, fed: Federation) -> State:
+    def round(self, state: FedWalkState, fed: Federation) -> FedWalkState:
         base, head, client_loss, leash_loss = state
         if self.pretrain and fed.round == 0:
             base, head = self._leash(base, head, fed, self.pretrain * self.steps)
@@ -107,7 +107,7 @@ class FedWalk(Algorithm[State]):
         fed.metrics.report(leashed=int(leashed), client_loss=client_loss)
         finite = {"log_loss_ratio": ratio, "leash_loss": leash_loss}
         fed.metrics.report(**{name: value for name, value in finite.items() if math.isfinite(value)})
-        after = State(base, head, client_loss, leash_loss)
+        after = FedWalkState(base, head, client_loss, leash_loss)
         fed.metrics.record_server_cache(self.cached(after))
         return after
 
@@ -118,51 +118,51 @@ class FedWalk(Algorithm[State]):
 
     def _train(self, fed: Federation, start: Tensor, head: Tensor, steps: int) -> tuple[Tensor, Tensor]:
         """The model [D] and the head after SGD on the leash data; the model's own classifier stays as it is."""
-        task, lr = fed.task, fed.lr if self.lr is None else self.lr
-        p = task.num_params
+        family, lr = fed.family, fed.lr if self.lr is None else self.lr
+        p = family.num_params
         values, buffers = torch.cat([start[:p], head]), start[p:]
-        with torch.random.fork_rng(devices=[task.device] if task.device.type == "cuda" else []):
-            torch.manual_seed(torch_seed(fed.seed, Purpose.LEASH_BATCHES, fed.round))
+        with torch.random.fork_rng(devices=[family.device] if family.device.type == "cuda" else []):
+            torch.manual_seed(torch_seed(fed.seed, Purpose.AUXILIARY_BATCHES, fed.round))
             for t, batch in enumerate(self._batches(fed, steps)):
-                task.mode(True, frozen_norm=len(batch.mask) == 1)
+                family.mode(True, frozen_norm=len(batch.mask) == 1)
                 leaf = values.detach().requires_grad_()
-                model = Model(task, leaf[:p], buffers)
-                logits = model(batch.inputs, named_head(task, leaf[p:]))
+                model = FunctionalModel(family, leaf[:p], buffers)
+                logits = model(batch.inputs, named_head(family, leaf[p:]))
                 (g,) = torch.autograd.grad(F.cross_entropy(logits, batch.targets), leaf)
                 buffers = model.buffers.detach()
                 PLAIN.step(values, g, (), lr, t)
-                fed.metrics.count_server_flops(len(batch.mask) * task.flops(batch.inputs).step)
+                fed.metrics.count_server_flops(len(batch.mask) * family.flops(batch.inputs).step)
         return torch.cat([values[:p], buffers if self.move_statistics else start[p:]]), values[p:].clone()
 
     def _batches(self, fed: Federation, steps: int) -> Iterator[Batch]:
         most = steps if self.unit == "step" else None  # an epoch has a minibatch at least
-        how: dict[str, Any] = {"data": _leash_data(fed), "purpose": Purpose.LEASH_BATCHES}
+        how: dict[str, Any] = {"data": _leash_data(fed), "purpose": Purpose.AUXILIARY_BATCHES}
         return server_batches(fed, steps, self.batch_size, most, **how)
 
     @torch.no_grad()
     def _loss(self, fed: Federation, model: Tensor, head: Tensor) -> float:
         """L^s: the mean cross entropy over all leash data, in evaluation mode."""
-        task, data, p = fed.task, _leash_data(fed), fed.task.num_params
-        named, total = named_head(task, head), 0.0
+        family, data, p = fed.family, _leash_data(fed), fed.family.num_params
+        named, total = named_head(family, head), 0.0
         for inputs, targets in zip(*(torch.split(t, EVALUATED) for t in (data.inputs, data.targets)), strict=True):
-            normal = task.normalize(inputs, task.dtype)
-            logits = task.evaluate(model[:p], model[p:], normal, named)
+            normal = family.normalize(inputs, family.dtype)
+            logits = family.evaluate(model[:p], model[p:], normal, named)
             total += float(F.cross_entropy(logits.double(), targets, reduction="sum"))
-            fed.metrics.count_server_flops(len(targets) * task.flops(normal).forward)
+            fed.metrics.count_server_flops(len(targets) * family.flops(normal).forward)
         return total / len(data)
 
     def operations(self, fed: Federation, local: float) -> float:
-        n, task = len(_leash_data(fed)), fed.task
-        example = task.flops(task.normalize(_leash_data(fed).inputs[:1].to(task.device), task.dtype))
+        n, family = len(_leash_data(fed)), fed.family
+        example = family.flops(family.normalize(_leash_data(fed).inputs[:1].to(family.device), family.dtype))
         seen = self.steps * (min(n, self.batch_size) if self.unit == "step" else n)
         own: float = self.base.operations(fed, local)
         return own + seen * example.step + n * example.forward
 
-    def models(self, state: State) -> Tensor:
+    def models(self, state: FedWalkState) -> Tensor:
         models: Tensor = self.base.models(state.base)
         return models
 
-    def cached(self, state: State) -> int:
+    def cached(self, state: FedWalkState) -> int:
         return int(self.base.cached(state.base)) + state.head.numel()
 
 
@@ -176,7 +176,7 @@ def log_ratio(client_loss: float, leash_loss: float) -> float:
 
 
 def _leash_data(fed: Federation) -> ServerData:
-    if fed.leash_data is None:
-        choice = "server_data@leash_data=tiny_imagenet (or imagenet_lh, image_folder, torchvision, ...)"
+    if fed.auxiliary_data is None:
+        choice = "server_data@auxiliary_data=tiny_imagenet (or imagenet_lh, image_folder, torchvision, ...)"
         raise UserError(f"algorithm=fedwalk needs a leash task on the server: add {choice}")
-    return fed.leash_data
+    return fed.auxiliary_data

@@ -7,15 +7,15 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fedlab_runner.algorithms.shared.decentralized import first_aggregator, initial_models, meet, updated
+from fedlab_runner.algorithms.shared.decentralized import first_aggregator, initial_models, pick_participants, updated
 from fedlab_runner.algorithms.shared.model_pairs import Pair, pair_loss
-from fedlab_runner.core.algorithm import Footprint, Held, Load, ServerlessAlgorithm, Stacks, own_models
+from fedlab_runner.core.algorithm import CohortLoad, DecentralizedAlgorithm, Footprint, MemoryItem, Stacks, own_models
 from fedlab_runner.core.federation import Federation
-from fedlab_runner.core.model_family import Batch, Model, Task
-from fedlab_runner.models.base import Model as Architecture
+from fedlab_runner.core.model_family import Batch, FunctionalModel, ModelFamily
+from fedlab_runner.models.base import Architecture
 
 
-class State(NamedTuple):
+class FMLState(NamedTuple):
     """Each client's own model and its meme model."""
 
     models: Stacks
@@ -24,7 +24,7 @@ class State(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FML(ServerlessAlgorithm[State]):
+class FML(DecentralizedAlgorithm[FMLState]):
     """Each client's own model and a meme model, the same for all, teach each other on its examples; only memes travel
     and are averaged, weighted by examples.
 
@@ -36,52 +36,54 @@ class FML(ServerlessAlgorithm[State]):
     beta: float
     meme: Architecture | None
 
-    copies: ClassVar[int] = 5  # both models before and after, and what is averaged
+    model_copies: ClassVar[int] = 5  # both models before and after, and what is averaged
 
     def __post_init__(self) -> None:
         for name in ("alpha", "beta"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be in [0, 1], got {getattr(self, name)}")
 
-    def footprint(self, fed: Federation, load: Load) -> Footprint:
-        memes = Held(2 * fed.num_clients * self._meme(fed).size, "their memes", "take a smaller algorithm.meme", False)
-        return Footprint(self.copies, self.sent, [*own_models(fed, 1), memes])
+    def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
+        memes = MemoryItem(
+            2 * fed.num_clients * self._meme(fed).size, "their memes", "take a smaller algorithm.meme", False
+        )
+        return Footprint(self.model_copies, self.payload_copies, [*own_models(fed, 1), memes])
 
-    def init(self, fed: Federation) -> State:
+    def init(self, fed: Federation) -> FMLState:
         memes = self._meme(fed).init(fed.seed).repeat(fed.num_clients, 1)
-        return State(initial_models(fed), memes, first_aggregator(fed))
+        return FMLState(initial_models(fed), memes, first_aggregator(fed))
 
-    def round(self, state: State, fed: Federation) -> State:
-        meeting, meme = meet(fed, state.aggregator), self._meme(fed)
+    def round(self, state: FMLState, fed: Federation) -> FMLState:
+        meeting, meme = pick_participants(fed, state.aggregator), self._meme(fed)
         models, memes = state.models, state.memes
         weights = (self.alpha, self.beta), (1 - self.alpha, 1 - self.beta)
 
-        def loss(model: Model, batch: Batch) -> Tensor:
+        def loss(model: FunctionalModel, batch: Batch) -> Tensor:
             return pair_loss(model, batch, *weights)
 
         for group in fed.by_architecture(meeting.participants):
-            pair, ids = Pair(group.task, meme), torch.from_numpy(group.ids).to(memes.device)
+            pair, ids = Pair(group.family, meme), torch.from_numpy(group.ids).to(memes.device)
             start = pair.join(models[group.architecture][group.rows], memes[ids])
-            own, learnt = pair.part(fed.cohort(group.ids, pair.task).train(start, loss=loss))
+            own, learnt = pair.part(fed.cohort(group.ids, pair.family).train(start, loss=loss))
             models, memes = updated(models, [(group, own)]), memes.index_copy(0, ids, learnt)
         ids = torch.from_numpy(meeting.participants).to(memes.device)
-        sizes = torch.from_numpy(fed.population.num_examples[meeting.participants]).to(memes)
+        sizes = torch.from_numpy(fed.client_data.num_examples[meeting.participants]).to(memes)
         mean = torch.tensordot(sizes / sizes.sum(), memes[ids], 1)
         sent = len(meeting.senders) * meme.size
         fed.metrics.count_payload(upload=sent, download=sent, models=2 * len(meeting.senders))
         fed.metrics.count_server_flops(2 * len(ids) * meme.size)
-        return State(models, memes.index_copy(0, ids, mean.expand(len(ids), -1)), meeting.next)
+        return FMLState(models, memes.index_copy(0, ids, mean.expand(len(ids), -1)), meeting.next)
 
     def operations(self, fed: Federation, local: float) -> float:
-        example = fed.task.normalize(fed.population.inputs[:1], fed.task.dtype)
-        own = sum(task.flops(example).step for task in fed.tasks) / len(fed.tasks)
+        example = fed.family.normalize(fed.client_data.inputs[:1], fed.family.dtype)
+        own = sum(family.flops(example).step for family in fed.families) / len(fed.families)
         return super().operations(fed, local) * (1 + self._meme(fed).flops(example).step / own)
 
-    def models(self, state: State) -> Stacks:
+    def models(self, state: FMLState) -> Stacks:
         return state.models
 
-    def more_models(self, state: State, fed: Federation) -> dict[str, tuple[Sequence[Task], Stacks]]:
+    def extra_eval_models(self, state: FMLState, fed: Federation) -> dict[str, tuple[Sequence[ModelFamily], Stacks]]:
         return {"meme": ((self._meme(fed),), (state.memes,))}
 
-    def _meme(self, fed: Federation) -> Task:
-        return fed.task if self.meme is None else fed.family(self.meme)
+    def _meme(self, fed: Federation) -> ModelFamily:
+        return fed.family if self.meme is None else fed.family_of(self.meme)

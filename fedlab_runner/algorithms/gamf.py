@@ -11,9 +11,11 @@ from fedlab_runner.algorithms.matching.graduated_assignment import Graduated, ch
 from fedlab_runner.algorithms.matching.neurons import permute
 from fedlab_runner.algorithms.matching.structure import require_groups
 from fedlab_runner.algorithms.shared.averaging import MODEL_POLICIES, Models, Params, check_averaging, in_time
-from fedlab_runner.core.algorithm import Footprint, Held, Load, ServerAlgorithm
-from fedlab_runner.core.federation import Arrivals, Cohort, Federation
+from fedlab_runner.core.algorithm import CohortLoad, Footprint, MemoryItem, ServerAlgorithm
+from fedlab_runner.core.cohort import Cohort
+from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.rng import Purpose, generator
+from fedlab_runner.core.updates import Updates
 
 KERNELS = 7  # numbers at once for each two neurons of a layer, of all models together
 
@@ -45,19 +47,23 @@ class GAMF(ServerAlgorithm[Params, Models]):
     def check(self, fed: Federation) -> None:
         require_groups(self, fed)
 
-    def footprint(self, fed: Federation, load: Load) -> Footprint:
+    def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
         pairs = max((load.arriving * group.size) ** 2 for group in require_groups(self, fed))
         fewer = "lower participation.cohort_size or take a narrower model"
-        return Footprint(self.copies, self.sent, [Held(KERNELS * pairs, "comparing their neurons", fewer, False)])
+        return Footprint(
+            self.model_copies,
+            self.payload_copies,
+            [MemoryItem(KERNELS * pairs, "comparing their neurons", fewer, False)],
+        )
 
     def init(self, fed: Federation) -> Params:
         self.check(fed)
-        return Params(fed.task.init(fed.seed))
+        return Params(fed.family.init(fed.seed))
 
     def client_update(self, state: Params, cohort: Cohort) -> Models:
         return Models(cohort.train(state.params))
 
-    def server_step(self, state: Params, arrivals: Arrivals[Models], fed: Federation) -> Params:
+    def server_step(self, state: Params, arrivals: Updates[Models], fed: Federation) -> Params:
         arrivals = in_time(arrivals, self.late_policy)
         if not len(arrivals):
             return state

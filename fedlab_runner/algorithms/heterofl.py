@@ -6,20 +6,20 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedlab_runner.algorithms.shared.decentralized import Clients, first_aggregator, initial_models, meet
+from fedlab_runner.algorithms.shared.decentralized import Clients, first_aggregator, initial_models, pick_participants
 from fedlab_runner.algorithms.shared.width_slicing import check_sliceable, partial_training
-from fedlab_runner.core.algorithm import ServerlessAlgorithm, Stacks
+from fedlab_runner.core.algorithm import DecentralizedAlgorithm, Stacks
 from fedlab_runner.core.federation import Federation
 
 
 @dataclass(frozen=True)
-class HeteroFL(ServerlessAlgorithm[Clients]):
+class HeteroFL(DecentralizedAlgorithm[Clients]):
     """Each model is the first channels of the widest one at the meeting, layer by layer; shared values are averaged.
 
     Without the original's scaling of activations, static batch norm and masked classifier, as DFML compares it.
     """
 
-    copies: ClassVar[int] = 3  # the models, their parts and those trained
+    model_copies: ClassVar[int] = 3  # the models, their parts and those trained
 
     def check(self, fed: Federation) -> None:
         super().check(fed)
@@ -32,7 +32,7 @@ class HeteroFL(ServerlessAlgorithm[Clients]):
         def first(label: str, k: int, of: int) -> Tensor:
             return torch.arange(k)  # Eq 8
 
-        return partial_training(state, meet(fed, state.aggregator), fed, lambda client: first, alike=True)
+        return partial_training(state, pick_participants(fed, state.aggregator), fed, lambda client: first, alike=True)
 
     def models(self, state: Clients) -> Stacks:
         return state.models

@@ -6,10 +6,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedlab_runner.algorithms.shared.averaging import Params, Update, average, check_averaging, outgoing
+from fedlab_runner.algorithms.shared.averaging import Params, Update, average, check_averaging, make_update
 from fedlab_runner.algorithms.shared.server_training import require_server_data, train_as_client, training_operations
 from fedlab_runner.core.algorithm import ServerAlgorithm
-from fedlab_runner.core.federation import Arrivals, Cohort, Federation
+from fedlab_runner.core.cohort import Cohort
+from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.updates import Updates
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class HFCL(ServerAlgorithm[Params, Update]):
     late_policy: str
     weighting: str
 
-    copies: ClassVar[int] = 2  # y and what is sent
+    model_copies: ClassVar[int] = 2  # y and what is sent
 
     def __post_init__(self) -> None:
         check_averaging(self.late_policy, self.weighting, server_lr=1.0)
@@ -33,17 +35,17 @@ class HFCL(ServerAlgorithm[Params, Update]):
 
     def init(self, fed: Federation) -> Params:
         self.check(fed)
-        return Params(fed.task.init(fed.seed))
+        return Params(fed.family.init(fed.seed))
 
     def client_update(self, state: Params, cohort: Cohort) -> Update:
         x = state.params
-        return outgoing(cohort.task, x, cohort.train(x), self.late_policy)
+        return make_update(cohort.family, x, cohort.train(x), self.late_policy)
 
-    def server_step(self, state: Params, arrivals: Arrivals[Update], fed: Federation) -> Params:
+    def server_step(self, state: Params, arrivals: Updates[Update], fed: Federation) -> Params:
         x = state.params
-        mine = outgoing(fed.task, x, train_as_client(fed, x).unsqueeze(0), self.late_policy)
+        mine = make_update(fed.family, x, train_as_client(fed, x).unsqueeze(0), self.late_policy)
         size = len(require_server_data(self, fed, in_domain=True))
-        everyone = Arrivals(
+        everyone = Updates(
             Update(*(torch.cat(pair) for pair in zip(arrivals.upload, mine, strict=True))),
             torch.cat([arrivals.ids, arrivals.ids.new_full((1,), -1)]),
             torch.cat([arrivals.num_examples, arrivals.num_examples.new_full((1,), size)]),

@@ -12,17 +12,19 @@ from torch import Tensor
 from fedlab_runner.algorithms.matching.pfnm import PFNM, Gain, Neurons, SquaredDistance, match
 from fedlab_runner.algorithms.shared.averaging import WEIGHTINGS, Models
 from fedlab_runner.algorithms.shared.feature_blocks import Layout, blocks_of, reading, train_on_blocks
-from fedlab_runner.core.algorithm import Algorithm, Footprint, Load, own_models
-from fedlab_runner.core.federation import Arrivals, Cohort, Federation
-from fedlab_runner.core.model_family import Batch, Model
+from fedlab_runner.core.algorithm import Algorithm, CohortLoad, Footprint, own_models
+from fedlab_runner.core.cohort import Cohort
+from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.model_family import Batch, FunctionalModel
 from fedlab_runner.core.rng import Purpose, generator
+from fedlab_runner.core.updates import Updates
 
 _log = logging.getLogger("fedlab_runner")
 COSTS = ("pfnm", "l2")
 FIRST_CLASSIFIERS = ("same", "own")
 
 
-class State(NamedTuple):
+class HyFEMState(NamedTuple):
     """The server's model, the places of the clients' hidden neurons in it, and the clients' own models if kept."""
 
     params: Tensor  # Theta_0 and w_0 [D]
@@ -31,7 +33,7 @@ class State(NamedTuple):
 
 
 @dataclass(frozen=True)
-class HyFEM(Algorithm[State]):
+class HyFEM(Algorithm[HyFEMState]):
     """Clients with different feature blocks train extractors and a classifier near the server's parts of them (`mu1`,
     `mu2`); the server averages the extractors and matches the classifiers' hidden neurons layer by layer, by the
     Hungarian method in `sweeps` over the clients.
@@ -90,50 +92,50 @@ class HyFEM(Algorithm[State]):
                 "assigned_blocks, and a model of blocks"
             )
 
-    def footprint(self, fed: Federation, load: Load) -> Footprint:
-        return Footprint(self.copies, self.sent, own_models(fed, 1) if self.keep_own else [])
+    def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
+        return Footprint(self.model_copies, self.payload_copies, own_models(fed, 1) if self.keep_own else [])
 
-    def init(self, fed: Federation) -> State:
-        layout, x = Layout.of(fed.task), fed.task.init(fed.seed)
+    def init(self, fed: Federation) -> HyFEMState:
+        layout, x = Layout.of(fed.family), fed.family.init(fed.seed)
         places = layout.first_places(fed.num_clients, x.device)
         if not self.keep_own:
-            return State(x, places, x.new_zeros(0, len(x)))
+            return HyFEMState(x, places, x.new_zeros(0, len(x)))
         drawn = [self._first(fed, client, x) for client in range(fed.num_clients)]
         own = [layout.take(w, blocks, mine) for w, blocks, mine in zip(drawn, blocks_of(fed), places, strict=True)]
-        return State(x, places, torch.stack(own))
+        return HyFEMState(x, places, torch.stack(own))
 
     def _first(self, fed: Federation, client: int, x: Tensor) -> Tensor:
         """The model that a client's first one is cut from."""
         if self.first_classifiers == "same":
             return x
-        return fed.task.init(fed.seed, 1 + client).where(Layout.of(fed.task).in_classifier(x), x)
+        return fed.family.init(fed.seed, 1 + client).where(Layout.of(fed.family).in_classifier(x), x)
 
-    def round(self, state: State, fed: Federation) -> State:
-        cohort = fed.dispatch(())
+    def round(self, state: HyFEMState, fed: Federation) -> HyFEMState:
+        cohort = fed.start_cohort(())
         rows, sizes = self._client_update(state, cohort, fed), self._sizes(fed)
         if self.keep_own:
             state = state._replace(own=state.own.index_copy(0, cohort.ids, rows))
         asked = self._server_size(state, fed) if self.send_all else sizes[cohort.client_ids]
         fed.metrics.count_payload(download=int(np.sum(np.broadcast_to(asked, len(cohort)) + state.places.shape[1])))
-        arrivals = fed.exchange(cohort, Models(rows), known=("models",))
+        arrivals = fed.collect_updates(cohort, Models(rows), known=("models",))
         sent = int(sizes[arrivals.ids.cpu().numpy()].sum())
         fed.metrics.count_payload(upload=sent)
         fed.metrics.count_server_flops(2 * sent)
         fed.metrics.record_server_cache(0)
         return self._server_update(state, arrivals, fed) if len(arrivals) else state
 
-    def _client_update(self, state: State, cohort: Cohort, fed: Federation) -> Tensor:
+    def _client_update(self, state: HyFEMState, cohort: Cohort, fed: Federation) -> Tensor:
         """Algorithm 2, lines 1 to 7: the clients' models after local training [K, D]."""
-        layout, x, p = Layout.of(fed.task), state.params, fed.task.num_params
+        layout, x, p = Layout.of(fed.family), state.params, fed.family.num_params
         blocks = blocks_of(fed)
         parts = [layout.take(x, blocks[m], state.places[m]) for m in cohort.client_ids.tolist()]
         start = torch.stack(parts) if parts else x.new_zeros(0, len(x))
         mu = torch.full_like(x, self.mu1).masked_fill_(layout.in_classifier(x), self.mu2)[:p]
-        task = fed.task
+        family = fed.family
 
-        def loss(model: Model, batch: Batch, anchor: Tensor) -> Tensor:
+        def loss(model: FunctionalModel, batch: Batch, anchor: Tensor) -> Tensor:
             """f_m + mu1/2 ||Theta - P_m Theta_0||^2 + mu2/2 ||w - Pi_m w_0||^2 (Eq 8)."""
-            return task.loss(model, batch) + (mu / 2 * (model.params - anchor).square()).sum()
+            return family.loss(model, batch) + (mu / 2 * (model.params - anchor).square()).sum()
 
         begin = state.own[cohort.ids] if self.keep_own else start
         y = train_on_blocks(cohort, fed.blocks, begin, loss, per_client=(start[:, :p],))
@@ -141,9 +143,9 @@ class HyFEM(Algorithm[State]):
             row[~layout.own(x, blocks[m])] = 0  # batch norm of what a client lacks
         return y
 
-    def _server_update(self, state: State, arrivals: Arrivals[Models], fed: Federation) -> State:
+    def _server_update(self, state: HyFEMState, arrivals: Updates[Models], fed: Federation) -> HyFEMState:
         """Algorithm 1, lines 7 and 8."""
-        layout, x, blocks = Layout.of(fed.task), state.params, blocks_of(fed)
+        layout, x, blocks = Layout.of(fed.family), state.params, blocks_of(fed)
         ids = arrivals.ids.tolist()
         arrived = dict(zip(ids, arrivals.upload.models, strict=True))
         models = [
@@ -170,7 +172,7 @@ class HyFEM(Algorithm[State]):
         self, places: Tensor, models: Sequence[Tensor], weights: Tensor, ids: Sequence[int], fed: Federation
     ) -> Tensor:
         """ModelMatching (Algorithms 2 and 3): the new places [N, sum of h] of all clients' hidden neurons."""
-        layout, blocks, device = Layout.of(fed.task), blocks_of(fed), places.device
+        layout, blocks, device = Layout.of(fed.family), blocks_of(fed), places.device
         if not layout.layers:
             return places
         new: list[Tensor] = []
@@ -225,27 +227,27 @@ class HyFEM(Algorithm[State]):
 
     def _sizes(self, fed: Federation) -> np.ndarray:
         """How many values each client's model has [N]."""
-        layout, x = Layout.of(fed.task), fed.task.vector(fed.task.module)
+        layout, x = Layout.of(fed.family), fed.family.vector(fed.family.module)
         return np.array([int(layout.own(x, blocks).sum()) for blocks in blocks_of(fed)])
 
-    def _server_size(self, state: State, fed: Federation) -> int:
+    def _server_size(self, state: HyFEMState, fed: Federation) -> int:
         """How many values the server's model has that some client has."""
-        layout, used = Layout.of(fed.task), torch.zeros_like(state.params)
+        layout, used = Layout.of(fed.family), torch.zeros_like(state.params)
         for blocks, places in zip(blocks_of(fed), state.places, strict=True):
             layout.put(used, 1.0, blocks, places)
         return int((used > 0).sum())
 
-    def models(self, state: State) -> Tensor:
+    def models(self, state: HyFEMState) -> Tensor:
         return state.params
 
-    def client_models(self, state: State, fed: Federation) -> Iterator[Tensor]:
+    def personalized_models(self, state: HyFEMState, fed: Federation) -> Iterator[Tensor]:
         if fed.blocks is None:
             return
-        layout = Layout.of(fed.task)
+        layout = Layout.of(fed.family)
         for m, blocks in enumerate(blocks_of(fed)):
             w = state.own[m] if self.keep_own else layout.take(state.params, blocks, state.places[m])
-            with reading(fed.task, blocks):  # while the one who asked evaluates it
+            with reading(fed.family, blocks):  # while the one who asked evaluates it
                 yield w
 
-    def cached(self, state: State) -> int:
+    def cached(self, state: HyFEMState) -> int:
         return 0  # the places are the clients' too

@@ -6,15 +6,17 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from fedlab_runner.algorithms.shared.averaging import outgoing, stepped
-from fedlab_runner.core.algorithm import Footprint, Load, ServerAlgorithm, table
-from fedlab_runner.core.client_state import Kept, check_place
-from fedlab_runner.core.federation import Arrivals, Cohort, Federation
+from fedlab_runner.algorithms.shared.averaging import make_update, stepped
+from fedlab_runner.core.algorithm import CohortLoad, Footprint, ServerAlgorithm, table
+from fedlab_runner.core.client_state import RowRef, check_place
+from fedlab_runner.core.cohort import Cohort
+from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.optimizer import SGD
+from fedlab_runner.core.updates import Updates
 from fedlab_runner.utils.errors import UserError
 
 
-class Upload(NamedTuple):
+class ScaffoldUpload(NamedTuple):
     """The changes of a client's parameters and of its control variate, and its batch norm statistics."""
 
     delta_y: Tensor  # [K, P]
@@ -22,38 +24,38 @@ class Upload(NamedTuple):
     statistics: Tensor  # [K, B]
 
 
-class State(NamedTuple):
+class ScaffoldState(NamedTuple):
     """The server's model and all control variates, zero at the start; c is the mean of the c_i after every round
     without late updates.
     """
 
     params: Tensor  # x    [D]
     c: Tensor  # c    [P]
-    c_i: dict[int, Kept]  # c_i, each [P], by client; zero for a client that has never reported
+    c_i: dict[int, RowRef]  # c_i, each [P], by client; zero for a client that has never reported
 
 
 @dataclass(frozen=True)
-class SCAFFOLD(ServerAlgorithm[State, Upload]):
+class SCAFFOLD(ServerAlgorithm[ScaffoldState, ScaffoldUpload]):
     """Clients correct their gradients by how theirs differ from everyone's: g - c_i + c. `server_lr` is the paper's
     eta_g.
 
     A client's next control variate is its gradient at the server's model over all its examples (`option` 1, one pass
     over them more), or the mean gradient of its local steps (`option` 2), which is read off the distance travelled, so
     that the local optimiser must be SGD without momentum. The clients' control variates are kept on the `device`, the
-    `host` or `disk` (`controls_on`).
+    `host` or `disk` (`store_on`).
     """
 
     option: int
     server_lr: float
-    controls_on: str
+    store_on: str
 
-    copies: ClassVar[int] = 3  # c_i, and the changes of both
-    sent: ClassVar[int] = 2
+    model_copies: ClassVar[int] = 3  # c_i, and the changes of both
+    payload_copies: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         if self.option not in (1, 2):
             raise ValueError(f"option must be 1 or 2, got {self.option}")
-        check_place("controls_on", self.controls_on)
+        check_place("store_on", self.store_on)
         if not self.server_lr > 0:
             raise ValueError(f"server_lr must be > 0, got {self.server_lr}")
 
@@ -67,55 +69,55 @@ class SCAFFOLD(ServerAlgorithm[State, Upload]):
         if fed.local.update_norm is not None:
             raise UserError(f"{wanted}: set local.update_norm=null, or algorithm.option=1")
 
-    def footprint(self, fed: Federation, load: Load) -> Footprint:
-        held = table("controls_on", self.controls_on, load.ever * fed.task.num_params)
-        return Footprint(self.copies, self.sent, held)
+    def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
+        held = table("store_on", self.store_on, load.ever * fed.family.num_params)
+        return Footprint(self.model_copies, self.payload_copies, held)
 
-    def init(self, fed: Federation) -> State:
+    def init(self, fed: Federation) -> ScaffoldState:
         self.check(fed)
-        x = fed.task.init(fed.seed)
-        c = x.new_zeros(fed.task.num_params)
-        return State(x, c, c_i={})
+        x = fed.family.init(fed.seed)
+        c = x.new_zeros(fed.family.num_params)
+        return ScaffoldState(x, c, c_i={})
 
-    def broadcast(self, state: State) -> Sequence[Tensor]:
+    def broadcast(self, state: ScaffoldState) -> Sequence[Tensor]:
         return state.params, state.c
 
-    def client_update(self, state: State, cohort: Cohort) -> Upload:
+    def client_update(self, state: ScaffoldState, cohort: Cohort) -> ScaffoldUpload:
         x, c, known = state.params, state.c, state.c_i
-        rows, c_i = cohort.rows(self.controls_on, len(c)), c.new_zeros(len(cohort), len(c))
+        rows, c_i = cohort.row_store(self.store_on, len(c)), c.new_zeros(len(cohort), len(c))
         for own, i in zip(c_i, cohort.client_ids.tolist(), strict=True):
             if i in known:
                 own.copy_(rows.get(known[i]))
         y = cohort.train(x, correct=lambda g, c_i: (g - c_i).add_(c), per_client=(c_i,))  # line 10
-        delta_y, statistics = outgoing(cohort.task, x, y, "delta")
+        delta_y, statistics = make_update(cohort.family, x, y, "delta")
         if self.option == 1:
             delta_c = cohort.gradients(x).sub_(c_i)  # line 12, (i): c_plus - c_i
         else:
             delta_c = delta_y / cohort.num_steps.unsqueeze(1)
             delta_c.div_(cohort.lr).add_(c).neg_()  # (ii)
-        return Upload(delta_y, delta_c, statistics)
+        return ScaffoldUpload(delta_y, delta_c, statistics)
 
-    def server_step(self, state: State, arrivals: Arrivals[Upload], fed: Federation) -> State:
+    def server_step(self, state: ScaffoldState, arrivals: Updates[ScaffoldUpload], fed: Federation) -> ScaffoldState:
         if not len(arrivals):
             return state
         delta_y, delta_c, statistics = arrivals.upload
         step = self.server_lr * arrivals.mean(delta_y, uniform=True)
         x = stepped(state.params, step, arrivals.mean(statistics, uniform=True))  # line 17
         c = state.c + delta_c.sum(0) / fed.num_clients
-        rows, c_i = fed.rows(self.controls_on, len(c)), dict(state.c_i)
+        rows, c_i = fed.row_store(self.store_on, len(c)), dict(state.c_i)
         for i, delta in zip(arrivals.ids.tolist(), delta_c, strict=True):
             if i in c_i:
                 delta = rows.get(c_i[i]) + delta
                 rows.drop(c_i[i])
             c_i[i] = rows.put(delta)
-        return State(x, c, c_i)
+        return ScaffoldState(x, c, c_i)
 
     def operations(self, fed: Federation, local: float) -> float:
         passes = 0.0 if self.option == 2 else 1 / (fed.local.epochs or 1)  # over a client's examples, besides training
         return local * (1 + passes)
 
-    def models(self, state: State) -> Tensor:
+    def models(self, state: ScaffoldState) -> Tensor:
         return state.params
 
-    def cached(self, state: State) -> int:
+    def cached(self, state: ScaffoldState) -> int:
         return state.c.numel()  # the clients keep their own

@@ -8,18 +8,18 @@ from torch import Tensor
 
 from fedlab_runner.algorithms.shared.averaging import Models
 from fedlab_runner.algorithms.shared.feature_blocks import Layout, blocks_of, train_on_blocks
-from fedlab_runner.core.algorithm import Algorithm, Footprint, Load, own_models
+from fedlab_runner.core.algorithm import Algorithm, CohortLoad, Footprint, own_models
 from fedlab_runner.core.federation import Federation
 
 
-class State(NamedTuple):
+class StandaloneState(NamedTuple):
     """The clients' models."""
 
     own: Tensor  # [N, D]
 
 
 @dataclass(frozen=True)
-class Standalone(Algorithm[State]):
+class Standalone(Algorithm[StandaloneState]):
     """Clients train their own models, all from one start, and send nothing; test metrics are means over the clients.
 
     A client with some feature blocks has the part of the model that reads them. One that is late goes on from what it
@@ -27,21 +27,21 @@ class Standalone(Algorithm[State]):
     """
 
     holds_blocks: ClassVar[bool] = True
-    copies: ClassVar[int] = 1
+    model_copies: ClassVar[int] = 1
 
-    def footprint(self, fed: Federation, load: Load) -> Footprint:
-        return Footprint(self.copies, self.sent, own_models(fed, 1))
+    def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
+        return Footprint(self.model_copies, self.payload_copies, own_models(fed, 1))
 
-    def init(self, fed: Federation) -> State:
-        layout, x = Layout.of(fed.task), fed.task.init(fed.seed)
+    def init(self, fed: Federation) -> StandaloneState:
+        layout, x = Layout.of(fed.family), fed.family.init(fed.seed)
         places = layout.first_places(1, x.device)[0]
-        return State(torch.stack([layout.take(x, blocks, places) for blocks in blocks_of(fed)]))
+        return StandaloneState(torch.stack([layout.take(x, blocks, places) for blocks in blocks_of(fed)]))
 
-    def round(self, state: State, fed: Federation) -> State:
-        cohort = fed.dispatch(())
+    def round(self, state: StandaloneState, fed: Federation) -> StandaloneState:
+        cohort = fed.start_cohort(())
         y = train_on_blocks(cohort, fed.blocks, state.own[cohort.ids])
-        arrivals = fed.exchange(cohort, Models(y), known=("models",))  # when the work is done
-        return State(state.own.index_copy(0, arrivals.ids, arrivals.upload.models))
+        arrivals = fed.collect_updates(cohort, Models(y), known=("models",))  # when the work is done
+        return StandaloneState(state.own.index_copy(0, arrivals.ids, arrivals.upload.models))
 
-    def models(self, state: State) -> Tensor:
+    def models(self, state: StandaloneState) -> Tensor:
         return state.own

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedlab_runner.core.algorithm import Algorithm, ServerAlgorithm
-from fedlab_runner.core.federation import Cohort, Federation
+from fedlab_runner.core.cohort import Cohort
+from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.metric_names import TRUE_COSINE_PREFIX
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.utils.errors import UserError
@@ -24,7 +25,7 @@ class _Watched(Cohort):
 
     def train(self, start: Tensor, **how: Any) -> Tensor:
         y = super().train(start, **how)
-        self.updates = (y - start)[:, : self.task.num_params]
+        self.updates = (y - start)[:, : self.family.num_params]
         return y
 
 
@@ -50,7 +51,7 @@ class UpdateCosines:
 
     def check(self, algorithm: Algorithm[Any], fed: Federation) -> None:
         if not isinstance(algorithm, ServerAlgorithm):
-            name = type(algorithm).__module__.rpartition(".")[2]
+            name = algorithm.name
             raise UserError(f"analysis=update_cosines needs clients that start from a server's model, not {name}'s")
 
     def init(self) -> dict[int, Tensor]:
@@ -63,10 +64,10 @@ class UpdateCosines:
         if fed.round % self.every:
             return memory, {}
         assert isinstance(algorithm, ServerAlgorithm)
-        ids = np.flatnonzero(fed.population.num_examples > 0)
+        ids = np.flatnonzero(fed.client_data.num_examples > 0)
         size = min(self.clients or len(ids), len(ids))
         chosen = np.isin(ids, generator(fed.seed, Purpose.ANALYSIS, fed.round).choice(ids, size, replace=False))
-        weights = fed.population.num_examples[ids] / fed.population.num_examples[ids].sum()
+        weights = fed.client_data.num_examples[ids] / fed.client_data.num_examples[ids].sum()
         true: Tensor | None = None
         rows = []
         for part in np.array_split(np.arange(len(ids)), -(-len(ids) // max(1, fed.cohort_size))):
@@ -89,7 +90,7 @@ class UpdateCosines:
 
 def _updates(algorithm: ServerAlgorithm[Any, Any], state: Any, fed: Federation, ids: np.ndarray) -> Tensor:
     """How these clients' work in this round would change their parameters [K, P]."""
-    cohort = _Watched(fed.trainer, fed.task, fed.local, ids, np.full(len(ids), fed.round), fed.round, fed.lr)
+    cohort = _Watched(fed.trainer, fed.family, fed.local, ids, np.full(len(ids), fed.round), fed.round, fed.lr)
     algorithm.client_update(state, cohort)
     if cohort.updates is None:
         raise UserError("analysis=update_cosines needs an algorithm whose clients train")

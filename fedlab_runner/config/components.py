@@ -8,13 +8,13 @@ from fedlab_runner.augment.base import Augment
 from fedlab_runner.checkpoints.store import Checkpointing
 from fedlab_runner.core.algorithm import Algorithm
 from fedlab_runner.core.local_training import LocalTraining
-from fedlab_runner.core.losses import Supervision
+from fedlab_runner.core.losses import LossFunction
 from fedlab_runner.core.work import Executor
 from fedlab_runner.datasets.base import Dataset
 from fedlab_runner.delays.base import Delay
 from fedlab_runner.evaluation.evaluator import Evaluation
 from fedlab_runner.lr_schedules.base import LRSchedule
-from fedlab_runner.models.base import Model
+from fedlab_runner.models.base import Architecture
 from fedlab_runner.models.mix import Mix
 from fedlab_runner.participation.base import Participation
 from fedlab_runner.partitions.base import Partition
@@ -42,13 +42,13 @@ class Components:
     algorithm: Algorithm[Any]
     dataset: Dataset
     server_data: ServerDataSource
-    leash_data: ServerDataSource
+    auxiliary_data: ServerDataSource
     probe_data: ServerDataSource
     partition: Partition
     delay: Delay
     topology: Topology
-    model: Model | Mix
-    supervision: Supervision
+    model: Architecture | Mix
+    loss: LossFunction
     augment: Augment
     participation: Participation
     local: LocalTraining

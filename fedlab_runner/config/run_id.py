@@ -7,7 +7,7 @@ from typing import Any
 from fedlab_runner.utils.digest import digest
 
 # What may change between two calls that continue one run: how far, how fast, where, and what is written down.
-SERVER_DATA = ("server_data", "probe_data", "leash_data")  # the nodes of the group `server_data`
+SERVER_DATA = ("server_data", "probe_data", "auxiliary_data")  # the nodes of the group `server_data`
 VOLATILE = (
     *("rounds", "executor", "logger", "device", "threads", "checkpoint", "pruning", "dataset.root", "dataset.download"),
     *(f"{node}.{key}" for node in SERVER_DATA for key in ("root", "cache", "dataset.root", "dataset.download")),

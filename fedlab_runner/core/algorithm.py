@@ -7,8 +7,10 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast
 import numpy as np
 from torch import Tensor
 
-from fedlab_runner.core.federation import Arrivals, Cohort, Federation
-from fedlab_runner.core.model_family import Task
+from fedlab_runner.core.cohort import Cohort
+from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.model_family import ModelFamily
+from fedlab_runner.core.updates import Updates
 from fedlab_runner.utils.errors import UserError
 
 Stacks = tuple[Tensor, ...]  # the models of all clients: for each architecture a stack [N_a, D_a], a row a client
@@ -16,16 +18,16 @@ State = TypeVar("State", bound=tuple[Any, ...])
 Upload = TypeVar("Upload", bound=tuple[Tensor, ...])
 
 
-class Held(NamedTuple):
+class MemoryItem(NamedTuple):
     """What an algorithm has in memory beside the server's model and a cohort's, at most."""
 
     values: int
     what: str
-    way_out: str  # how to have less of it
+    remedy: str  # how to have less of it
     on_host: bool  # wherever the models are
 
 
-class Load(NamedTuple):
+class CohortLoad(NamedTuple):
     """The most clients of any round that a run will have."""
 
     starting: int
@@ -37,9 +39,9 @@ class Load(NamedTuple):
 class Footprint(NamedTuple):
     """What a round takes of memory."""
 
-    copies: int  # of a cohort's models at once: what was trained (y), and what is sent or made of it
-    sent: int  # of these, what an update on its way has
-    held: list[Held]
+    model_copies: int  # of a cohort's models at once: what was trained (y), and what is sent or made of it
+    payload_copies: int  # of these, what an update on its way has
+    held: list[MemoryItem]
 
 
 class Algorithm(ABC, Generic[State]):
@@ -51,18 +53,23 @@ class Algorithm(ABC, Generic[State]):
     """
 
     heterogeneous: ClassVar[bool] = False  # whether clients may hold models of different architectures
-    serverless: ClassVar[bool] = False  # whether clients meet among themselves, over the links of a topology
+    decentralized: ClassVar[bool] = False  # whether clients meet among themselves, over the links of a topology
     holds_blocks: ClassVar[bool] = False  # whether clients may hold different feature blocks
-    copies: ClassVar[int] = 2  # these two as in Footprint: y and y - x
-    sent: ClassVar[int] = 1
+    model_copies: ClassVar[int] = 2  # these two as in Footprint: y and y - x
+    payload_copies: ClassVar[int] = 1
+
+    @property
+    def name(self) -> str:
+        """The name on the command line, which is that of the module."""
+        return type(self).__module__.rpartition(".")[2]
 
     def check(self, fed: Federation) -> None:
         """Raises UserError, one line, where the federation lacks what the algorithm needs."""
         return
 
-    def footprint(self, fed: Federation, load: Load) -> Footprint:
+    def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
         """What a round takes of memory at most, for the estimate before a run."""
-        return Footprint(self.copies, self.sent, own_models(fed, 1) if self.heterogeneous else [])
+        return Footprint(self.model_copies, self.payload_copies, own_models(fed, 1) if self.heterogeneous else [])
 
     def operations(self, fed: Federation, local: float) -> float:
         """About the floating-point operations of a round, for the estimate before a run, where plain local training of
@@ -82,11 +89,11 @@ class Algorithm(ABC, Generic[State]):
     def models(self, state: State) -> Tensor | Stacks:
         """What is evaluated: one model [D], several [n, D] whose metrics are averaged, or those of all clients."""
 
-    def more_models(self, state: State, fed: Federation) -> dict[str, tuple[Sequence[Task], Stacks]]:
+    def extra_eval_models(self, state: State, fed: Federation) -> dict[str, tuple[Sequence[ModelFamily], Stacks]]:
         """Other models of all clients and their families, evaluated under `<name>/accuracy` and `<name>/loss`."""
         return {}
 
-    def client_models(self, state: State, fed: Federation) -> Iterator[Tensor]:
+    def personalized_models(self, state: State, fed: Federation) -> Iterator[Tensor]:
         """The clients' own models, each [D], where they are evaluated beside the server's; one at a time."""
         yield from ()
 
@@ -114,7 +121,7 @@ class ServerAlgorithm(Algorithm[State], Generic[State, Upload]):
         """What each client of the cohort sends: a NamedTuple of tensors [K, ...], exactly its payload."""
 
     @abstractmethod
-    def server_step(self, state: State, arrivals: Arrivals[Upload], fed: Federation) -> State:
+    def server_step(self, state: State, arrivals: Updates[Upload], fed: Federation) -> State:
         """What the server does with the updates of this round, of which there may be none."""
 
     def broadcast(self, state: State) -> Sequence[Tensor]:
@@ -127,7 +134,7 @@ class ServerAlgorithm(Algorithm[State], Generic[State, Upload]):
         """
         return None
 
-    def client_models(self, state: State, fed: Federation) -> Iterator[Tensor]:
+    def personalized_models(self, state: State, fed: Federation) -> Iterator[Tensor]:
         """Where clients hold feature blocks, those that all have: the server's model is the model of each, so it is
         given once.
         """
@@ -144,21 +151,21 @@ class ServerAlgorithm(Algorithm[State], Generic[State, Upload]):
         return cast(State, cast(Any, state)._replace(params=model))
 
     def round(self, state: State, fed: Federation) -> State:
-        cohort = fed.dispatch(self.broadcast(state))
+        cohort = fed.start_cohort(self.broadcast(state))
         upload = self.client_update(state, cohort)
-        state = self.server_step(state, fed.exchange(cohort, upload, self.known), fed)
+        state = self.server_step(state, fed.collect_updates(cohort, upload, self.known), fed)
         fed.metrics.record_server_cache(self.cached(state))
         return state
 
 
-class ServerlessAlgorithm(Algorithm[State], Generic[State]):
+class DecentralizedAlgorithm(Algorithm[State], Generic[State]):
     """An algorithm without a server: in each round some clients meet at one of them, which aggregates.
 
     `participation` says how many send (they must be neighbours of the one that aggregates); nobody is late.
     """
 
     heterogeneous: ClassVar[bool] = True
-    serverless: ClassVar[bool] = True
+    decentralized: ClassVar[bool] = True
 
     def check(self, fed: Federation) -> None:
         if fed.cohort_size >= fed.num_clients:
@@ -175,17 +182,19 @@ class ServerlessAlgorithm(Algorithm[State], Generic[State]):
         """What is evaluated: the models of all clients."""
 
 
-def own_models(fed: Federation, sets: int) -> list[Held]:
+def own_models(fed: Federation, sets: int) -> list[MemoryItem]:
     """So many models of each client, of which a round makes the next ones beside them."""
     return [
-        Held(2 * sets * fed.client_values, f"the models of all {fed.num_clients} clients", "lower num_clients", False)
+        MemoryItem(
+            2 * sets * fed.client_values, f"the models of all {fed.num_clients} clients", "lower num_clients", False
+        )
     ]
 
 
-def table(field: str, place: str, values: int) -> list[Held]:
+def table(field: str, place: str, values: int) -> list[MemoryItem]:
     """A table that a field puts on the device, the host or disk."""
-    what, way_out = f"the table of algorithm.{field}", f"set algorithm.{field}=disk"
-    return [] if place == "disk" else [Held(values, what, way_out, place == "host")]
+    what, remedy = f"the table of algorithm.{field}", f"set algorithm.{field}=disk"
+    return [] if place == "disk" else [MemoryItem(values, what, remedy, place == "host")]
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -10,25 +10,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlab_runner.core.model_family import Task
-from fedlab_runner.models.base import Model
+from fedlab_runner.core.model_family import ModelFamily
+from fedlab_runner.models.base import Architecture
 
 
-class Group(NamedTuple):
+class ClientGroup(NamedTuple):
     """Clients that hold models of one architecture."""
 
     architecture: int
-    task: Task
+    family: ModelFamily
     ids: np.ndarray  # [k]
     rows: Tensor  # [k], their rows in the stack of the architecture
 
 
-def by_architecture(tasks: Sequence[Task], ids: np.ndarray) -> list[Group]:
+def by_architecture(families: Sequence[ModelFamily], ids: np.ndarray) -> list[ClientGroup]:
     """Clients `ids` by architecture, in their order; only architectures that occur."""
-    groups = [(a, task, ids[ids % len(tasks) == a]) for a, task in enumerate(tasks)]
+    groups = [(a, family, ids[ids % len(families) == a]) for a, family in enumerate(families)]
     return [
-        Group(a, task, of_a, torch.from_numpy(of_a // len(tasks)).to(task.device))
-        for a, task, of_a in groups
+        ClientGroup(a, family, of_a, torch.from_numpy(of_a // len(families)).to(family.device))
+        for a, family, of_a in groups
         if len(of_a)
     ]
 
@@ -38,7 +38,7 @@ def shape_of(inputs: Tensor) -> tuple[int, int]:
     return (inputs.shape[1], inputs.shape[2]) if inputs.dim() == 4 else (inputs.shape[1], 1)
 
 
-def family(model: Model, like: Task, inputs: Tensor) -> Task:
+def family_of(model: Architecture, like: ModelFamily, inputs: Tensor) -> ModelFamily:
     """The models of another architecture on the same data, of which `inputs` [n, ...] are stored examples."""
     channels, image_size = shape_of(inputs)
     return like.like(lambda: model.build(channels, image_size, like.num_classes))

@@ -9,14 +9,14 @@ from torch import Tensor
 
 from fedlab_runner.augment.base import Augment
 from fedlab_runner.core.local_training import LocalTraining
-from fedlab_runner.core.losses import Supervision
+from fedlab_runner.core.losses import LossFunction
 from fedlab_runner.core.rng import Purpose, generators
 
 
 class Plan(NamedTuple):
     """The minibatches of K clients; client k has `(sizes[k] > 0).sum()` steps and the rest is padding."""
 
-    indices: Tensor  # [K, T, b] int64, what `Population.minibatch` takes; 0 where padded
+    indices: Tensor  # [K, T, b] int64, what `ClientData.minibatch` takes; 0 where padded
     sizes: np.ndarray  # [K, T] int64, real examples in each minibatch
     last_epoch: np.ndarray  # [K] int64, the first step of the last epoch
 
@@ -42,7 +42,7 @@ def split_off(split: Sequence[np.ndarray], share: float, seed: int) -> tuple[lis
     return kept, taken
 
 
-class Population:
+class ClientData:
     """The clients' examples: immutable, resident, stored as they came (uint8 images stay uint8).
 
     `augment` is what happens to them in minibatches (None: nothing); ValueError where that cannot happen to them.
@@ -91,9 +91,9 @@ class Population:
         own = self.targets[torch.from_numpy(members).to(self.targets.device)]
         return torch.bincount(owners * num_classes + own, minlength=len(ids) * num_classes).view(-1, num_classes)
 
-    def offsets(self, supervision: Supervision, ids: np.ndarray, num_classes: int) -> Tensor | None:
+    def offsets(self, loss_function: LossFunction, ids: np.ndarray, num_classes: int) -> Tensor | None:
         """What a supervision signal makes of the classes of clients `ids` [K, C]; None: it does not ask for them."""
-        return supervision.offsets(self.label_counts(ids, num_classes)) if supervision.by_class else None
+        return loss_function.offsets(self.label_counts(ids, num_classes)) if loss_function.by_class else None
 
     @property
     def assignment(self) -> tuple[np.ndarray, np.ndarray]:

@@ -6,43 +6,43 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
 
-from fedlab_runner.core.client_data import Population
-from fedlab_runner.core.model_family import Task
+from fedlab_runner.core.client_data import ClientData
+from fedlab_runner.core.model_family import ModelFamily
 
 CLIENTS, EXAMPLES = 10, 100  # evaluated in one call, for the sake of memory: clients, examples of each
 
 
 @torch.no_grad()
-def client_losses(task: Task, population: Population, ids: np.ndarray, models: Tensor) -> Tensor:
+def client_losses(family: ModelFamily, client_data: ClientData, ids: np.ndarray, models: Tensor) -> Tensor:
     """The mean cross entropy of each client's model (models [K, D]) over all its examples, in evaluation mode: [K]
     float64, zero for a client without examples.
     """
-    sizes = population.num_examples[ids]
-    losses = torch.zeros(len(ids), dtype=torch.float64, device=task.device)
+    sizes = client_data.num_examples[ids]
+    losses = torch.zeros(len(ids), dtype=torch.float64, device=family.device)
     order = np.argsort(-sizes, kind="stable")  # clients of like size together: little padding
     for chunk in np.split(order, range(CLIENTS, len(order), CLIENTS)):
-        rows = torch.from_numpy(chunk).to(task.device)
-        losses[rows] = _chunk_losses(task, population, ids[chunk], models[rows])
+        rows = torch.from_numpy(chunk).to(family.device)
+        losses[rows] = _chunk_losses(family, client_data, ids[chunk], models[rows])
     return losses
 
 
-def _chunk_losses(task: Task, population: Population, ids: np.ndarray, models: Tensor) -> Tensor:
-    sizes = population.num_examples[ids]
-    params, buffers = models[:, : task.num_params], models[:, task.num_params :]
+def _chunk_losses(family: ModelFamily, client_data: ClientData, ids: np.ndarray, models: Tensor) -> Tensor:
+    sizes = client_data.num_examples[ids]
+    params, buffers = models[:, : family.num_params], models[:, family.num_params :]
 
     def one(params: Tensor, buffers: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(task.evaluate(params, buffers, inputs), targets, reduction="none")
+        return F.cross_entropy(family.evaluate(params, buffers, inputs), targets, reduction="none")
 
-    total = torch.zeros(len(ids), dtype=torch.float64, device=task.device)
+    total = torch.zeros(len(ids), dtype=torch.float64, device=family.device)
     for begin in range(0, int(sizes.max(initial=0)), EXAMPLES):
         present = int((sizes > begin).sum())  # the first ones: sizes fall
         width = min(EXAMPLES, int(sizes[0]) - begin)
         index, mask = np.zeros((present, width), np.int64), np.zeros((present, width))
         for k in range(present):
-            part = population.members(int(ids[k]))[begin : begin + width]
+            part = client_data.members(int(ids[k]))[begin : begin + width]
             index[k, : len(part)], mask[k, : len(part)] = part, 1.0
-        chosen, counted = torch.from_numpy(index).to(task.device), torch.from_numpy(mask).to(task.device)
-        inputs, targets = population.examples(chosen)
-        each = vmap(one)(params[:present], buffers[:present], task.normalize(inputs, task.dtype), targets)
+        chosen, counted = torch.from_numpy(index).to(family.device), torch.from_numpy(mask).to(family.device)
+        inputs, targets = client_data.examples(chosen)
+        each = vmap(one)(params[:present], buffers[:present], family.normalize(inputs, family.dtype), targets)
         total[:present] += (each.double() * counted).sum(1)
-    return total / torch.from_numpy(sizes).to(task.device).clamp_min(1)
+    return total / torch.from_numpy(sizes).to(family.device).clamp_min(1)

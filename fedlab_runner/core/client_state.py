@@ -1,10 +1,10 @@
 """Rows that an algorithm keeps for its clients (models, control variates, updates), in memory or in a file of the run
 folder when they are too many for it.
 
-A State holds what `Rows.put` gives: the row itself, or the number of its slot in the file. A slot is written once. It
-is used again only when neither the State that the current round starts from nor a checkpoint that still lies in the run
-folder has it, so that a round never spoils what a killed run goes on from. Rows that were never put cost nothing: the
-file is sparse.
+A State holds what `RowStore.put` gives: the row itself, or the number of its slot in the file. A slot is written once.
+It is used again only when neither the State that the current round starts from nor a checkpoint that still lies in
+the run folder has it, so that a round never spoils what a killed run goes on from. The file is sparse: rows
+that were never put cost nothing.
 """
 
 import logging
@@ -28,7 +28,7 @@ PLACES = ("device", "host", "disk")
 FOLDER = "tables"
 LIVE = np.iinfo(np.int64).max
 UNKNOWN = -1  # the checksum of a row that an older version wrote
-Kept = Tensor | int  # a row in memory, or its slot
+RowRef = Tensor | int  # a row in memory, or its slot
 ALL = slice(None)
 AGAIN = "the same command goes on from the last checkpoint whose rows are whole"
 _log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ def check_place(name: str, place: str) -> None:
         raise ValueError(f"{name} must be one of {', '.join(PLACES)}, got {place}")
 
 
-class SlotFile:
+class RowFile:
     """Rows of one length and type, at fixed places in one file; reads and writes are by position, so that no row stays
     in memory.
 
@@ -152,7 +152,7 @@ class SlotFile:
         self._sums = np.full_like(self._born, UNKNOWN) if sums is None else sums.cpu().numpy().copy()
         self._free = None
 
-    def lacks(self, round: int) -> str | None:
+    def find_damage(self, round: int) -> str | None:
         """What is wrong with the rows of the State after `round`: each is read once. None if nothing is."""
         for slot in np.flatnonzero((self._born <= round) & (round < self._gone)).tolist():
             try:
@@ -191,41 +191,41 @@ class SlotFile:
         return self._descriptor
 
 
-class Rows:
+class RowStore:
     """Where an algorithm keeps rows of one length: on the `device`, on the `host`, or on `disk`."""
 
-    def __init__(self, place: str, file: SlotFile, device: torch.device) -> None:
+    def __init__(self, place: str, file: RowFile, device: torch.device) -> None:
         self._place, self._file, self._device = place, file, device
 
-    def put(self, row: Tensor) -> Kept:
+    def put(self, row: Tensor) -> RowRef:
         """Keeps a copy of a row [length], for a State."""
         if self._place == "disk":
             return self._file.put(row)
         return row.detach().to("cpu" if self._place == "host" else self._device, copy=True)
 
-    def get(self, kept: Kept, columns: slice = ALL) -> Tensor:
+    def get(self, kept: RowRef, columns: slice = ALL) -> Tensor:
         """The row, or consecutive columns of it, on the device; not to be written into."""
         if isinstance(kept, Tensor):
             return kept[columns].to(self._device)
         return self._file.get(kept, columns, self._device)
 
-    def drop(self, kept: Kept) -> None:
+    def drop(self, kept: RowRef) -> None:
         """The next State does not hold this row: its slot may be used again when nothing else needs it."""
         if not isinstance(kept, Tensor):
             self._file.drop(kept)
 
 
-class Tables:
+class ClientStateStore:
     """The row files of a run, one for each length and type; without a folder they are temporary."""
 
     def __init__(self, folder: Path | None, device: torch.device) -> None:
         self._folder, self._device = None if folder is None else folder / FOLDER, device
-        self._files: dict[str, SlotFile] = {}
+        self._files: dict[str, RowFile] = {}
         self._round, self._retained = 0, frozenset[int]()
 
-    def rows(self, place: str, length: int, dtype: torch.dtype) -> Rows:
+    def rows(self, place: str, length: int, dtype: torch.dtype) -> RowStore:
         """A place for rows of this length and type."""
-        return Rows(place, self._file(f"{length}_{str(dtype).removeprefix('torch.')}"), self._device)
+        return RowStore(place, self._file(f"{length}_{str(dtype).removeprefix('torch.')}"), self._device)
 
     def begin(self, round: int) -> None:
         """A round starts."""
@@ -253,16 +253,16 @@ class Tables:
         for name, each in state.items():
             self._file(name).load_state_dict(each)
 
-    def lacks(self, round: int, state: dict[str, Any]) -> str | None:
+    def find_damage(self, round: int, state: dict[str, Any]) -> str | None:
         """What is wrong with the rows that the State after `round` has by a saved state; None if nothing is."""
         for name, each in state.items():
             file = self._new(name)
             file.load_state_dict(each)
-            if (missing := file.lacks(round)) is not None:
+            if (missing := file.find_damage(round)) is not None:
                 return missing
         return None
 
-    def _file(self, name: str) -> SlotFile:
+    def _file(self, name: str) -> RowFile:
         if name not in self._files:
             file = self._new(name)
             file.begin(self._round)
@@ -270,7 +270,7 @@ class Tables:
             self._files[name] = file
         return self._files[name]
 
-    def _new(self, name: str) -> SlotFile:
+    def _new(self, name: str) -> RowFile:
         length, dtype = name.split("_")
         path = None if self._folder is None else self._folder / f"rows_{name}.bin"
-        return SlotFile(path, int(length), getattr(torch, dtype))
+        return RowFile(path, int(length), getattr(torch, dtype))

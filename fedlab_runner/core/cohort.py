@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlab_runner.core.client_state import Rows
+from fedlab_runner.core.client_state import RowStore
 from fedlab_runner.core.local_training import LocalTraining
-from fedlab_runner.core.model_family import Batch, Model, Task
+from fedlab_runner.core.model_family import Batch, FunctionalModel, ModelFamily
 from fedlab_runner.core.rng import Purpose, generators
 from fedlab_runner.core.trainer import LocalTrainer
 from fedlab_runner.core.work import Correct, Loss, PerStep, Perturb, Work
@@ -33,18 +33,18 @@ class Cohort:
     def __init__(
         self,
         trainer: LocalTrainer,
-        task: Task,
+        family: ModelFamily,
         local: LocalTraining,
         ids: np.ndarray,
         due: np.ndarray,
         round: int,
         lr: float,
     ) -> None:
-        self._trainer, self.task, self.client_ids, self.due = trainer, task, ids, due
-        population, device = trainer.population, task.device
-        self._num_steps = population.num_steps(ids, local, task.has_batch_norm)
+        self._trainer, self.family, self.client_ids, self.due = trainer, family, ids, due
+        client_data, device = trainer.client_data, family.device
+        self._num_steps = client_data.num_steps(ids, local, family.has_batch_norm)
         self.ids = torch.from_numpy(ids).to(device)  # [K]
-        self.num_examples = torch.from_numpy(population.num_examples[ids]).to(device)  # [K]
+        self.num_examples = torch.from_numpy(client_data.num_examples[ids]).to(device)  # [K]
         self.num_steps = torch.from_numpy(self._num_steps).to(device)  # [K]
         self.round, self.local, self.lr = round, local, lr
         # After training: each client's mean minibatch loss over its last local epoch [K].
@@ -55,19 +55,19 @@ class Cohort:
     def __len__(self) -> int:
         return len(self.client_ids)
 
-    def rows(self, place: str, length: int) -> Rows:
-        """As `Federation.rows`."""
-        return self._trainer.tables.rows(place, length, self.task.dtype)
+    def row_store(self, place: str, length: int) -> RowStore:
+        """As `Federation.row_store`."""
+        return self._trainer.client_state.rows(place, length, self.family.dtype)
 
     @property
     def label_counts(self) -> Tensor:
         """How many examples of each class each client has [K, C] int64."""
-        return self._trainer.population.label_counts(self.client_ids, self.task.num_classes)
+        return self._trainer.client_data.label_counts(self.client_ids, self.family.num_classes)
 
     @property
     def steps_per_epoch(self) -> np.ndarray:
         """Local steps of each client in one epoch [K]."""
-        return self._trainer.population.steps_per_epoch(self.client_ids, self.local, self.task.has_batch_norm)
+        return self._trainer.client_data.steps_per_epoch(self.client_ids, self.local, self.family.has_batch_norm)
 
     @property
     def streams(self) -> ClientStreams:
@@ -80,22 +80,22 @@ class Cohort:
 
     def _with(self, local: LocalTraining, rows: np.ndarray | slice = slice(None)) -> "Cohort":
         ids, due = self.client_ids[rows], self.due[rows]
-        return Cohort(self._trainer, self.task, local, ids, due, self.round, self.lr)
+        return Cohort(self._trainer, self.family, local, ids, due, self.round, self.lr)
 
     def gradients(self, x: Tensor) -> Tensor:
         """The gradient at x [D] of each client's mean loss over its examples [K, P]: one pass over them, without weight
         decay or clipping.
         """
-        p, population = self.task.num_params, self._trainer.population
+        p, client_data = self.family.num_params, self._trainer.client_data
 
-        def loss(model: Model, batch: Batch, share: Tensor) -> Tensor:
+        def loss(model: FunctionalModel, batch: Batch, share: Tensor) -> Tensor:
             """A minibatch's part of the mean, at x wherever the parameters are."""
             model.params = x[:p] + (model.params - model.params.detach())
-            return self.task.loss(model, batch) * batch.mask.sum() * share
+            return self.family.loss(model, batch) * batch.mask.sum() * share
 
         local = self.local.one_plain_epoch()
         once = self._with(local)
-        seen = population.examples_seen(self.client_ids, local, self.task.has_batch_norm)
+        seen = client_data.examples_seen(self.client_ids, local, self.family.has_batch_norm)
         start = torch.cat([torch.zeros_like(x[:p]), x[p:]])  # from zero, the distance is the gradient to the last bit
         y = once.train(start, loss=loss, per_client=(1 / torch.from_numpy(seen).to(x),), counted=False)
         return y[:, :p].neg_().div_(self.lr)
@@ -121,8 +121,8 @@ class Cohort:
         for a second training of the round, on another objective.
         """
         work = Work(
-            task=self.task,
-            population=self._trainer.population,
+            family=self.family,
+            client_data=self._trainer.client_data,
             ids=self.client_ids,
             num_steps=self._num_steps,
             local=self.local,

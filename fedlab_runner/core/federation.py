@@ -8,22 +8,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlab_runner.core.architectures import Group, by_architecture, family
-from fedlab_runner.core.client_data import Population
-from fedlab_runner.core.client_state import Rows, Tables
+from fedlab_runner.core.architectures import ClientGroup, by_architecture, family_of
+from fedlab_runner.core.client_data import ClientData
+from fedlab_runner.core.client_state import ClientStateStore, RowStore
 from fedlab_runner.core.clock import RoundClock, Starts
 from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.local_training import LocalTraining
-from fedlab_runner.core.model_family import Task
+from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.round_metrics import RoundMetrics
 from fedlab_runner.core.server_data import ServerData
 from fedlab_runner.core.trainer import LocalTrainer
 from fedlab_runner.core.update_guard import Guard
-from fedlab_runner.core.updates import Arrivals, Flight, Upload, like, names, staleness_metrics
+from fedlab_runner.core.updates import PendingUpdate, Updates, Upload, like, names, staleness_metrics
 from fedlab_runner.core.work import Executor
-from fedlab_runner.models.base import Model
-
-__all__ = ["Arrivals", "Cohort", "Federation", "Flight"]
+from fedlab_runner.models.base import Architecture
 
 
 class Federation:
@@ -32,40 +30,41 @@ class Federation:
     def __init__(
         self,
         *,
-        task: Task | Sequence[Task],
-        population: Population,
+        family: ModelFamily | Sequence[ModelFamily],
+        client_data: ClientData,
         clock: RoundClock,
         executor: Executor,
         local: LocalTraining,
         seed: int,
         server_data: ServerData | None = None,
         probe_data: ServerData | None = None,
-        leash_data: ServerData | None = None,
+        auxiliary_data: ServerData | None = None,
         folder: Path | None = None,
         blocks: np.ndarray | None = None,
         topology: np.ndarray | None = None,
-        validation: Population | None = None,
+        validation: ClientData | None = None,
         nonfinite: str = "stop",
     ) -> None:
-        """Client i has number i mod A of the A families of models in `task`; `topology` [N, N] says who can reach whom
-        (None: all); `validation` are the examples that clients do not train on; `nonfinite` is a policy of `Guard`.
+        """Client i has number i mod A of the A families of models in `family`; `topology` [N, N] says who can
+        reach whom (None: all); `validation` are the examples that clients do not train on;
+        `nonfinite` is a policy of `Guard`.
         """
-        self.tasks = (task,) if isinstance(task, Task) else tuple(task)
-        self.task, self.validation = self.tasks[0], validation
-        self.server_data, self.leash_data = server_data, leash_data
+        self.families = (family,) if isinstance(family, ModelFamily) else tuple(family)
+        self.family, self.validation = self.families[0], validation
+        self.server_data, self.auxiliary_data = server_data, auxiliary_data
         self.probe_data = probe_data  # examples for diagnostics: nothing is learned from them
         self.blocks = blocks  # [N, d0] bool, which feature blocks each client holds; None: everything
         self.metrics = RoundMetrics()
         self.trainer = LocalTrainer(
-            population, executor, Guard(nonfinite), self.metrics, Tables(folder, self.task.device), seed
+            client_data, executor, Guard(nonfinite), self.metrics, ClientStateStore(folder, self.family.device), seed
         )
         self.local, self.seed = local, seed
-        self.num_clients = population.num_clients
+        self.num_clients = client_data.num_clients
         self._clock = clock
         self.topology = topology  # [N, N] bool; None: everyone reaches everyone
         self.round, self.lr = 0, local.lr
-        self._in_flight: dict[int, list[Flight]] = {}  # by the round of arrival
-        self._families: list[tuple[Model, Task]] = []
+        self._in_flight: dict[int, list[PendingUpdate]] = {}  # by the round of arrival
+        self._known_families: list[tuple[Architecture, ModelFamily]] = []
         self.arrived_losses: list[float] = []
 
     def begin(self, round: int, lr_factor: float) -> None:
@@ -81,36 +80,36 @@ class Federation:
         """
         self.trainer.losses_reported = True
 
-    def dispatch(self, broadcast: Sequence[Tensor]) -> Cohort:
+    def start_cohort(self, broadcast: Sequence[Tensor]) -> Cohort:
         """The clients that receive `broadcast` and train now."""
         starts = self._clock.start(self.round)
         self.metrics.count_payload(download=starts.asked * sum(t.numel() for t in broadcast))
-        return self._cohort(starts.ids, starts.due, self.task, self.local)
+        return self._cohort(starts.ids, starts.due, self.family, self.local)
 
-    def cohort(self, ids: np.ndarray, task: Task | None = None, local: LocalTraining | None = None) -> Cohort:
-        """Clients that train now and answer at once; without a `task`, with models of the one architecture."""
-        return self._cohort(ids, np.full(len(ids), self.round), task or self.task, local or self.local)
+    def cohort(self, ids: np.ndarray, family: ModelFamily | None = None, local: LocalTraining | None = None) -> Cohort:
+        """Clients that train now and answer at once; without a `family`, with models of the one architecture."""
+        return self._cohort(ids, np.full(len(ids), self.round), family or self.family, local or self.local)
 
-    def by_architecture(self, ids: np.ndarray) -> list[Group]:
+    def by_architecture(self, ids: np.ndarray) -> list[ClientGroup]:
         """Clients `ids` by the architecture of their models, in their order; only architectures that occur."""
-        return by_architecture(self.tasks, ids)
+        return by_architecture(self.families, ids)
 
-    def family(self, model: Model) -> Task:
+    def family_of(self, model: Architecture) -> ModelFamily:
         """The Task of another architecture on the clients' data; the same object whenever it is asked for."""
-        if not any(model == known for known, _ in self._families):
-            self._families.append((model, family(model, self.task, self.population.inputs)))
-        return next(task for known, task in self._families if model == known)
+        if not any(model == known for known, _ in self._known_families):
+            self._known_families.append((model, family_of(model, self.family, self.client_data.inputs)))
+        return next(family for known, family in self._known_families if model == known)
 
     def neighbours(self, client: int) -> np.ndarray:
         """The other clients that `client` can reach and that have examples, in ascending order."""
         reached = np.arange(self.num_clients) != client if self.topology is None else self.topology[client]
-        return np.flatnonzero(reached & (self.population.num_examples > 0))
+        return np.flatnonzero(reached & (self.client_data.num_examples > 0))
 
-    def ask(self, clients: np.ndarray) -> np.ndarray:
+    def sample_clients(self, clients: np.ndarray) -> np.ndarray:
         """Those of `clients` that take part in this round, as `participation` says."""
         return self._clock.sample(self.round, clients)
 
-    def exchange(self, cohort: Cohort, upload: Upload, known: Collection[str] = ()) -> Arrivals[Upload]:
+    def collect_updates(self, cohort: Cohort, upload: Upload, known: Collection[str] = ()) -> Updates[Upload]:
         """Sends the cohort's updates (tensors [K, ...]) on their way and receives those due in this round.
 
         Fields of the upload that are `known` to the server already, such as the model that a client had received, are
@@ -118,7 +117,7 @@ class Federation:
         """
         answered = self.guard.answered(cohort.client_ids, upload)
         self._send_late(cohort, upload, answered)
-        now = torch.from_numpy(answered & (cohort.due == self.round)).to(self.task.device)
+        now = torch.from_numpy(answered & (cohort.due == self.round)).to(self.family.device)
         ids, num_examples, staleness = cohort.ids[now], cohort.num_examples[now], torch.zeros_like(cohort.ids[now])
         losses = [] if cohort.final_loss is None else cohort.final_loss[now].tolist()
         if not bool(now.all()):
@@ -131,7 +130,7 @@ class Federation:
             pairs = zip(old, upload, strict=True)
             upload = like(upload, (torch.cat([*(row.unsqueeze(0) for row in rows), new]) for rows, new in pairs))
             losses = [f.loss for f in late if f.loss is not None] + losses
-        arrivals = Arrivals(upload, ids, num_examples, staleness)
+        arrivals = Updates(upload, ids, num_examples, staleness)
         self.arrived_losses += losses
         values = sum(rows.numel() for name, rows in zip(names(upload), upload, strict=True) if name not in known)
         self.metrics.count_payload(upload=values + len(losses))
@@ -147,16 +146,16 @@ class Federation:
             client = int(cohort.client_ids[k])
             row = tuple(rows[k].clone() for rows in upload)  # a view would keep the whole cohort in memory
             loss = None if cohort.final_loss is None else float(cohort.final_loss[k])
-            flight = Flight(client, self.round, int(self.population.num_examples[client]), row, loss)
+            flight = PendingUpdate(client, self.round, int(self.client_data.num_examples[client]), row, loss)
             self._in_flight.setdefault(int(cohort.due[k]), []).append(flight)
 
-    def _cohort(self, ids: np.ndarray, due: np.ndarray, task: Task, local: LocalTraining) -> Cohort:
-        return Cohort(self.trainer, task, local, ids, due, self.round, self.lr)
+    def _cohort(self, ids: np.ndarray, due: np.ndarray, family: ModelFamily, local: LocalTraining) -> Cohort:
+        return Cohort(self.trainer, family, local, ids, due, self.round, self.lr)
 
     @property
-    def population(self) -> Population:
+    def client_data(self) -> ClientData:
         """Who has which examples."""
-        return self.trainer.population
+        return self.trainer.client_data
 
     @property
     def executor(self) -> Executor:
@@ -169,9 +168,9 @@ class Federation:
         return self.trainer.guard
 
     @property
-    def tables(self) -> Tables:
+    def client_state(self) -> ClientStateStore:
         """The rows that an algorithm keeps for its clients."""
-        return self.trainer.tables
+        return self.trainer.client_state
 
     @property
     def cohort_size(self) -> int:
@@ -181,15 +180,15 @@ class Federation:
     @property
     def client_values(self) -> int:
         """How many values one model of each client has."""
-        return sum(self.tasks[i % len(self.tasks)].size for i in range(self.num_clients))
+        return sum(self.families[i % len(self.families)].size for i in range(self.num_clients))
 
     def ahead(self, rounds: int) -> Iterator[Starts]:
         """Who will start in each of so many rounds, from the current one on."""
         return self._clock.ahead(self.round, rounds)
 
-    def rows(self, place: str, length: int) -> Rows:
+    def row_store(self, place: str, length: int) -> RowStore:
         """Where an algorithm keeps rows [length] of the models' type for a State: device, host or disk."""
-        return self.tables.rows(place, length, self.task.dtype)
+        return self.client_state.rows(place, length, self.family.dtype)
 
     def collect(self) -> dict[str, float]:
         """This round's metrics."""
@@ -200,21 +199,24 @@ class Federation:
         return {
             "clock": self._clock.state_dict(),
             "in_flight": {due: list(flights) for due, flights in self._in_flight.items()},
-            "tables": self.tables.state_dict(),
+            "client_state": self.client_state.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues from a saved state."""
         self._clock.load_state_dict(state["clock"])
         self._in_flight = {
-            due: [Flight(client, dispatched, n, tuple(upload), loss) for client, dispatched, n, upload, loss in flights]
+            due: [
+                PendingUpdate(client, dispatched, n, tuple(upload), loss)
+                for client, dispatched, n, upload, loss in flights
+            ]
             for due, flights in state["in_flight"].items()
         }
         for flight in (flight for flights in self._in_flight.values() for flight in flights):
             known = isinstance(flight.client, int) and 0 <= flight.client < self.num_clients
             if not known or not all(isinstance(each, Tensor) for each in flight.upload):
                 raise ValueError("what is in flight is no client's update")
-        self.tables.load_state_dict(state["tables"])
+        self.client_state.load_state_dict(state["client_state"])
 
     def _behind(self, earlier: list[int], later: Tensor) -> Tensor:
         return torch.cat([torch.tensor(earlier, dtype=later.dtype, device=later.device), later])

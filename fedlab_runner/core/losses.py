@@ -14,7 +14,7 @@ from torch import Tensor
 ABSENT = -1e9  # exp of it is 0 in every precision, and so is the gradient of the logit that it is added to
 
 
-class Supervision(Protocol):
+class LossFunction(Protocol):
     """A supervision signal; `by_class`: it asks for a client's classes."""
 
     by_class: ClassVar[bool]

@@ -8,16 +8,17 @@ COPIES = 2  # of a cohort's models: what clients send (y - x) is made beside wha
 WORTH_ASKING = 2**28  # bytes; the system is not asked about less
 
 
-def check_memory(work: Work) -> None:
+def check_cohort_memory(work: Work) -> None:
     """UserError where the models of a cohort cannot fit into what is free, with the numbers and the way out."""
-    model = work.task.size * work.task.dtype.itemsize
+    model = work.family.size * work.family.dtype.itemsize
     needed = COPIES * len(work.ids) * model
-    if needed < WORTH_ASKING or work.task.device.type != "cpu":
+    if needed < WORTH_ASKING or work.family.device.type != "cpu":
         return
     free = memory_bytes()
     if free is not None and needed > free:
+        fitting = free // (COPIES * model)
         raise UserError(
-            f"a round needs {needed / 1e9:.1f} GB for the models of {len(work.ids)} clients ({work.task.size:,} values "
-            f"each), and {free / 1e9:.1f} GB are free: lower participation.cohort_size to {free // (COPIES * model)} "
-            "or less, or take a smaller model"
+            f"a round needs {needed / 1e9:.1f} GB for the models of {len(work.ids)} clients ({work.family.size:,} "
+            f"values each), and {free / 1e9:.1f} GB are free: lower participation.cohort_size to {fitting} or less, or "
+            "take a smaller model"
         )

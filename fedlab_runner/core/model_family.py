@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedlab_runner.core.flops import flop_counter
 from fedlab_runner.core.layers.norms import prepare_norms
 from fedlab_runner.core.layers.replacement import prepare
-from fedlab_runner.core.losses import CE, Supervision, losses
+from fedlab_runner.core.losses import CE, LossFunction, losses
 from fedlab_runner.core.rng import Purpose, torch_seed
 
 
@@ -73,34 +73,34 @@ class Classifier(NamedTuple):
     has_bias: bool
 
 
-class Model:
+class FunctionalModel:
     """One model while it is being applied: a vector seen as a module.
 
     `params` [P] is what a loss may regularise; `buffers` [B] holds, after a forward pass in training mode, the
     updated statistics.
     """
 
-    def __init__(self, task: "Task", params: Tensor, buffers: Tensor) -> None:
+    def __init__(self, family: "ModelFamily", params: Tensor, buffers: Tensor) -> None:
         self.params, self.buffers = params, buffers
-        self.task = task
+        self.family = family
 
     def __call__(self, inputs: Tensor, instead: dict[str, Tensor] | None = None) -> Tensor:
         """Logits [b, C]; `instead` replaces parameters by name."""
-        task = self.task
-        values = task.views(self.params) | (instead or {})
-        if not task.num_buffers:
-            return task.forward(values, inputs)
+        family = self.family
+        values = family.views(self.params) | (instead or {})
+        if not family.num_buffers:
+            return family.forward(values, inputs)
         # Batch norm writes into its statistics. Each needs memory of its own: under vmap a write into a strided view
         # is lost without a word.
         buffers = {
-            k: b.clone(memory_format=torch.contiguous_format) for k, b in task.buffer_views(self.buffers).items()
+            k: b.clone(memory_format=torch.contiguous_format) for k, b in family.buffer_views(self.buffers).items()
         }
-        logits = task.forward(values | buffers, inputs)
+        logits = family.forward(values | buffers, inputs)
         self.buffers = torch.cat([b.reshape(-1) for b in buffers.values()])
         return logits
 
 
-class Task:
+class ModelFamily:
     """A model family, its loss and its precision; every model of it is one vector of length `size` = P + B.
 
     Parameters that do not require a gradient stay in the template: they are shared by all models and belong to no
@@ -116,9 +116,9 @@ class Task:
         device: torch.device,
         dtype: torch.dtype = torch.float32,
         autocast: torch.dtype | None = None,
-        supervision: Supervision | None = None,
+        loss_function: LossFunction | None = None,
     ) -> None:
-        self._build, self.num_classes, self.supervision = build, num_classes, supervision or CE()
+        self._build, self.num_classes, self.loss_function = build, num_classes, loss_function or CE()
         self.normalize, self.device, self.dtype, self.autocast = normalize, device, dtype, autocast
         with torch.random.fork_rng(devices=[]):
             self.module = self._prepared()
@@ -225,20 +225,20 @@ class Task:
             for value, before in zip(self._own, kept, strict=True):
                 value.data = before
 
-    def loss(self, model: Model, batch: Batch) -> Tensor:
+    def loss(self, model: FunctionalModel, batch: Batch) -> Tensor:
         """The supervision signal's mean over the real examples of a minibatch."""
         return batch.mean(losses(model(batch.inputs), batch.targets, batch.offsets))
 
-    def like(self, build: Callable[[], nn.Module]) -> "Task":
+    def like(self, build: Callable[[], nn.Module]) -> "ModelFamily":
         """The same data, classes, precision and supervision with another family of models."""
-        return Task(
+        return ModelFamily(
             build,
             self.num_classes,
             normalize=self.normalize,
             device=self.device,
             dtype=self.dtype,
             autocast=self.autocast,
-            supervision=self.supervision,
+            loss_function=self.loss_function,
         )
 
     def build(self) -> nn.Module:

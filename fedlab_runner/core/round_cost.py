@@ -19,9 +19,9 @@ def epoch_operations(fed: Federation, epochs: int, models: int) -> float:
 
 
 def _of_a_client(fed: Federation, local: LocalTraining) -> float:
-    trained = np.flatnonzero(fed.population.num_examples)
+    trained = np.flatnonzero(fed.client_data.num_examples)
     if not len(trained):
         return 0.0
-    seen = fed.population.examples_seen(trained, local, fed.task.has_batch_norm).mean()
-    example = fed.task.normalize(fed.population.inputs[:1], fed.task.dtype)
-    return float(seen * np.mean([task.flops(example).step for task in fed.tasks]))
+    seen = fed.client_data.examples_seen(trained, local, fed.family.has_batch_norm).mean()
+    example = fed.family.normalize(fed.client_data.inputs[:1], fed.family.dtype)
+    return float(seen * np.mean([family.flops(example).step for family in fed.families]))

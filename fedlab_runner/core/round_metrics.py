@@ -50,8 +50,8 @@ class RoundMetrics:
             return
         flops = self._step_costs.of(work).of(work)
         if losses_reported:
-            example = work.task.normalize(work.population.inputs[:1], work.task.dtype)
-            flops += int(work.population.num_examples[work.ids].sum()) * work.task.flops(example).forward
+            example = work.family.normalize(work.client_data.inputs[:1], work.family.dtype)
+            flops += int(work.client_data.num_examples[work.ids].sum()) * work.family.flops(example).forward
         self._add("cost/client_gflops", flops / 1e9)
 
     def record_server_cache(self, values: int) -> None:

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from fedlab_runner.core.client_data import Population
+from fedlab_runner.core.client_data import ClientData
 from fedlab_runner.core.client_losses import client_losses
-from fedlab_runner.core.client_state import Tables
-from fedlab_runner.core.memory_check import check_memory
+from fedlab_runner.core.client_state import ClientStateStore
+from fedlab_runner.core.memory_check import check_cohort_memory
 from fedlab_runner.core.round_metrics import RoundMetrics
 from fedlab_runner.core.update_guard import Guard
 from fedlab_runner.core.work import Executor, Work
@@ -18,21 +18,21 @@ class LocalTrainer:
 
     def __init__(
         self,
-        population: Population,
+        client_data: ClientData,
         executor: Executor,
         guard: Guard,
         metrics: RoundMetrics,
-        tables: Tables,
+        client_state: ClientStateStore,
         seed: int,
     ) -> None:
-        self.population, self.executor, self.guard = population, executor, guard
-        self.metrics, self.tables, self.seed = metrics, tables, seed
+        self.client_data, self.executor, self.guard = client_data, executor, guard
+        self.metrics, self.client_state, self.seed = metrics, client_state, seed
         self.losses_reported = False  # whether clients report, in this round, the loss of what they have trained
 
     def begin(self, round: int) -> None:
         """A round starts (counted from 0)."""
         self.losses_reported = False
-        self.tables.begin(round)
+        self.client_state.begin(round)
         self.guard.begin(round)
 
     def train(self, work: Work, *, counted: bool) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -41,18 +41,18 @@ class LocalTrainer:
 
         Raises UserError where the memory cannot hold the cohort, Diverged where the guard's policy is `stop`.
         """
-        check_memory(work)
+        check_cohort_memory(work)
         self.metrics.count_client_flops(work, losses_reported=self.losses_reported)
         attempt.at("local training", work.round + 1)
         y, losses = self.executor.train(work)
         attempt.at("algorithm")
-        y, good = self.guard.trained(work.ids, work.start, y, losses, work.task, work.local.update_norm)
+        y, good = self.guard.trained(work.ids, work.start, y, losses, work.family, work.local.update_norm)
         if counted:
             self._record_loss(work, losses, good)
         reported = self.losses_reported and counted
-        return y, losses, client_losses(work.task, self.population, work.ids, y) if reported else None
+        return y, losses, client_losses(work.family, self.client_data, work.ids, y) if reported else None
 
     def _record_loss(self, work: Work, losses: Tensor, good: Tensor) -> None:
-        sizes = torch.from_numpy(self.population.num_examples[work.ids]).to(losses.device)[good]
+        sizes = torch.from_numpy(self.client_data.num_examples[work.ids]).to(losses.device)[good]
         if total := int(sizes.sum()):
             self.metrics.record_loss(float(losses[good] @ sizes.to(losses.dtype) / total), total)

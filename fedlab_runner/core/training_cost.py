@@ -9,7 +9,7 @@ import torch
 from torch.func import grad
 
 from fedlab_runner.core.flops import flop_counter
-from fedlab_runner.core.model_family import Task
+from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.work import Work, own_generator
 
 
@@ -21,7 +21,7 @@ class StepCost(NamedTuple):
 
     def of(self, work: Work) -> int:
         """The operations of a cohort's local training."""
-        seen = work.population.examples_seen(work.ids, work.local, work.task.has_batch_norm)
+        seen = work.client_data.examples_seen(work.ids, work.local, work.family.has_batch_norm)
         return self.step * int(work.num_steps.sum()) + self.example * int(seen.sum())
 
 
@@ -31,11 +31,11 @@ class StepCosts:
     """
 
     def __init__(self) -> None:
-        self._known: WeakKeyDictionary[Task, dict[Hashable, StepCost]] = WeakKeyDictionary()
+        self._known: WeakKeyDictionary[ModelFamily, dict[Hashable, StepCost]] = WeakKeyDictionary()
 
     def of(self, work: Work) -> StepCost:
         """The cost of a step of this work, in which at least one client trains."""
-        kinds, kind = self._known.setdefault(work.task, {}), _kind(work)
+        kinds, kind = self._known.setdefault(work.family, {}), _kind(work)
         if kind not in kinds:
             kinds[kind] = _counted(work)
         return kinds[kind]
@@ -44,11 +44,11 @@ class StepCosts:
 def _kind(work: Work) -> Hashable:
     """What the cost of a step depends on, for one family of models."""
     return (
-        work.population.inputs.shape[1:],
+        work.client_data.inputs.shape[1:],
         work.local.batch_size == 1,
         *map(_code, (work.loss, work.perturb, work.correct)),
         tuple(t.shape[1:] for t in work.per_client),
-        getattr(work.task.module, "cost_kind", None),
+        getattr(work.family.module, "cost_kind", None),
     )
 
 
@@ -66,12 +66,12 @@ def _counted(work: Work) -> StepCost:
 
 
 def _operations(work: Work, row: np.ndarray, size: int) -> int:
-    task, population = work.task, work.population
-    index = torch.from_numpy(population.members(int(work.ids[row[0]]))[[0] * size]).to(task.device)
+    family, client_data = work.family, work.client_data
+    index = torch.from_numpy(client_data.members(int(work.ids[row[0]]))[[0] * size]).to(family.device)
     params, buffers = (part[0] for part in work.start_of(row))
     with own_generator(work):
-        task.mode(True, frozen_norm=True)  # batch norm costs no products, and refuses to train on one example
-        batch = task.batch(*population.examples(index), params.new_ones(size))
+        family.mode(True, frozen_norm=True)  # batch norm costs no products, and refuses to train on one example
+        batch = family.batch(*client_data.examples(index), params.new_ones(size))
         own = (o[0] for o in work.own(row, 0))
         with flop_counter() as counter:
             work.followed(grad(work.objective(), has_aux=True))(params, buffers, *batch[:3], *own)

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlab_runner.core.model_family import Task
+from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.utils.errors import Diverged
 
 NAMED = 5  # clients in a message
@@ -39,7 +39,7 @@ class Guard:
         self._round, self._failed, self._clipped = round, set(), None
 
     def trained(
-        self, ids: np.ndarray, start: Tensor, y: Tensor, losses: Tensor, task: Task, norm: float | None
+        self, ids: np.ndarray, start: Tensor, y: Tensor, losses: Tensor, family: ModelFamily, norm: float | None
     ) -> tuple[Tensor, Tensor]:
         """The models [K, D] of clients `ids` that went from `start` [D] or [K, D] to y [K, D] with `losses` [K], as the
         policy wants them, and which of them may count [K] bool.
@@ -47,8 +47,8 @@ class Guard:
         Changes of the parameters longer than `norm` are scaled down to it; batch norm's statistics, which are no steps,
         stay.
         """
-        num_params = task.num_params
-        astray = task.bad_statistics(y[:, num_params:])
+        num_params = family.num_params
+        astray = family.bad_statistics(y[:, num_params:])
         good = finite_rows([y, losses]) & ~astray
         if not bool(good.all()):
             bad = ~good

@@ -11,7 +11,7 @@ from fedlab_runner.core.metric_names import COUNT_PREFIX
 Upload = TypeVar("Upload", bound=tuple[Tensor, ...])
 
 
-class Arrivals(Generic[Upload]):
+class Updates(Generic[Upload]):
     """The updates that reach the server in this round, oldest dispatch first, then in the order of sampling."""
 
     def __init__(self, upload: Upload, ids: Tensor, num_examples: Tensor, staleness: Tensor) -> None:
@@ -23,10 +23,10 @@ class Arrivals(Generic[Upload]):
     def __len__(self) -> int:
         return len(self.ids)
 
-    def select(self, rows: Tensor) -> "Arrivals[Upload]":
+    def select(self, rows: Tensor) -> "Updates[Upload]":
         """Some of the arrivals: a mask or indices [A]."""
         upload = like(self.upload, (t[rows] for t in self.upload))
-        return Arrivals(upload, self.ids[rows], self.num_examples[rows], self.staleness[rows])
+        return Updates(upload, self.ids[rows], self.num_examples[rows], self.staleness[rows])
 
     def mean(self, rows: Tensor, *, uniform: bool = False) -> Tensor:
         """The mean of rows [A, ...] weighted by number of examples, or uniform; zero when nothing has arrived."""
@@ -37,7 +37,7 @@ class Arrivals(Generic[Upload]):
         return mean
 
 
-class Flight(NamedTuple):
+class PendingUpdate(NamedTuple):
     """One late update on its way."""
 
     client: int

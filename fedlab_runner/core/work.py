@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlab_runner.core.client_data import Plan, Population
+from fedlab_runner.core.client_data import ClientData, Plan
 from fedlab_runner.core.local_training import LocalTraining
-from fedlab_runner.core.model_family import Batch, Model, Task
+from fedlab_runner.core.model_family import Batch, FunctionalModel, ModelFamily
 from fedlab_runner.core.rng import torch_seeds
 
 Loss = Callable[..., Tensor]  # loss(model, batch, *own) -> scalar, written for one client
@@ -30,8 +30,8 @@ PerStep = Callable[[np.ndarray, int], tuple[Tensor, ...]]  # (rows [k], step) ->
 class Work:
     """K clients, each training from its start: a function of these fields alone."""
 
-    task: Task
-    population: Population
+    family: ModelFamily
+    client_data: ClientData
     ids: np.ndarray  # [K]
     num_steps: np.ndarray  # [K]
     local: LocalTraining
@@ -78,46 +78,46 @@ class Work:
         return self._plan(self.ids) if size <= MOST_PLANNED else None
 
     def _plan(self, ids: np.ndarray) -> Plan:
-        return self.population.plan(
-            ids, self.local, seed=self.seed, round=self.round, drop_single=self.task.has_batch_norm
+        return self.client_data.plan(
+            ids, self.local, seed=self.seed, round=self.round, drop_single=self.family.has_batch_norm
         )
 
     def start_of(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
         """Fresh copies of the models that some of the clients start from: parameters [k, P] and buffers [k, B]."""
         start = self.start.expand(len(rows), -1) if self.start.dim() == 1 else self.start[rows]
-        return start[:, : self.task.num_params].clone(), start[:, self.task.num_params :].clone()
+        return start[:, : self.family.num_params].clone(), start[:, self.family.num_params :].clone()
 
     def groups(self) -> list[tuple[bool, np.ndarray]]:
         """Rows that train in one mode, longest work first: (batch norm frozen, rows).
 
         A client with a single example cannot train batch norm, so it uses the stored statistics.
         """
-        examples = self.population.num_examples[self.ids]
+        examples = self.client_data.num_examples[self.ids]
         order = np.lexsort((np.arange(len(self.ids)), -examples, -self.num_steps))
-        frozen = self.task.has_batch_norm & (examples[order] == 1)
+        frozen = self.family.has_batch_norm & (examples[order] == 1)
         return [(mode, order[frozen == mode]) for mode in (False, True) if (frozen == mode).any()]
 
     @cached_property
     def offsets(self) -> Tensor | None:
         """What the supervision signal makes of each client's classes [K, C]."""
-        offsets = self.population.offsets(self.task.supervision, self.ids, self.task.num_classes)
-        return None if offsets is None else offsets.to(self.task.dtype)
+        offsets = self.client_data.offsets(self.family.loss_function, self.ids, self.family.num_classes)
+        return None if offsets is None else offsets.to(self.family.dtype)
 
     def objective(self) -> Objective:
         """(params, buffers, inputs, targets, mask, *own) -> loss, (its value, updated buffers), for one client."""
-        task, loss, supervised = self.task, self.loss or self._plain_loss, self.offsets is not None
+        family, loss, supervised = self.family, self.loss or self._plain_loss, self.offsets is not None
 
         def objective(
             params: Tensor, buffers: Tensor, inputs: Tensor, targets: Tensor, mask: Tensor, *own: Tensor
         ) -> Any:
-            model, offsets = Model(task, params, buffers), own[0] if supervised else None
+            model, offsets = FunctionalModel(family, params, buffers), own[0] if supervised else None
             value = loss(model, Batch(inputs, targets, mask, offsets), *own[supervised:])
             return value, (value.detach(), model.buffers)
 
         return objective
 
-    def _plain_loss(self, model: Model, batch: Batch, *own: Tensor) -> Tensor:
-        return self.task.loss(model, batch)
+    def _plain_loss(self, model: FunctionalModel, batch: Batch, *own: Tensor) -> Tensor:
+        return self.family.loss(model, batch)
 
     def followed(self, gradient: Gradient) -> Gradient:
         """What the optimiser follows, given the objective's gradient: taken at the perturbed parameters, clipped,
@@ -145,12 +145,12 @@ class Work:
 
     @cached_property
     def _torch_seeds(self) -> list[int]:
-        return list(torch_seeds(self.seed, self.population.streams.dropout, self.round, self.ids))
+        return list(torch_seeds(self.seed, self.client_data.streams.dropout, self.round, self.ids))
 
     def seed_torch(self, row: int) -> None:
         """Seeds what torch draws itself (dropout) for the client of this row and those that train beside it."""
         seed = self._torch_seeds[row]
-        if self.task.device.type == "cpu":
+        if self.family.device.type == "cpu":
             torch.default_generator.manual_seed(seed)  # torch.manual_seed asks every backend: 0.1 ms
         else:
             torch.manual_seed(seed)
@@ -159,11 +159,11 @@ class Work:
 class Executor(Protocol):
     """A way to train a cohort."""
 
-    def in_run(self, folder: Path, rounds: int) -> "Executor":
+    def bind_run(self, folder: Path, rounds: int) -> "Executor":
         """The executor for a run of so many rounds, which may keep notes in its folder."""
         ...
 
-    def at_once(self, clients: int) -> int:
+    def max_parallel_clients(self, clients: int) -> int:
         """How many of so many clients are in training at the same time, in the memory of this machine."""
         ...
 
@@ -175,7 +175,7 @@ class Executor(Protocol):
         """The models after local work [K, D], and each client's mean loss over its last epoch [K]."""
         ...
 
-    def each(self, task: Task, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
+    def map_models(self, family: ModelFamily, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
         """`function`, written for one model of a task, for each of n: of tensors [n, ...] row by row, results stacked.
 
         `fill` promises that what one row gives does not depend, to the bit, on how many others there are.
@@ -192,7 +192,7 @@ def one_by_one(function: OfOne, *rows: Tensor) -> list[Tensor]:
 @contextmanager
 def own_generator(work: Work) -> Iterator[None]:
     """Leaves torch's global generators as they were."""
-    with torch.random.fork_rng(devices=[work.task.device] if work.task.device.type == "cuda" else []):
+    with torch.random.fork_rng(devices=[work.family.device] if work.family.device.type == "cuda" else []):
         yield
 
 
@@ -202,11 +202,11 @@ def clip_rows(g: Tensor, norm: float) -> Tensor:
     return g * (norm / lengths.clamp_min(norm))
 
 
-def proximal(task: Task, x: Tensor, mu: float) -> Loss:
+def proximal(family: ModelFamily, x: Tensor, mu: float) -> Loss:
     """The task's loss plus mu/2 ||w - x||^2 over the trainable parameters; x is [D]."""
-    anchor = x[: task.num_params]
+    anchor = x[: family.num_params]
 
-    def loss(model: Model, batch: Batch) -> Tensor:
-        return task.loss(model, batch) + mu / 2 * (model.params - anchor).square().sum()
+    def loss(model: FunctionalModel, batch: Batch) -> Tensor:
+        return family.loss(model, batch) + mu / 2 * (model.params - anchor).square().sum()
 
     return loss

@@ -8,7 +8,7 @@ from fedlab_runner.delays.base import Delay
 
 
 @dataclass(frozen=True)
-class Constant(Delay):
+class ConstantDelay(Delay):
     """Every update arrives `rounds` rounds after its dispatch."""
 
     rounds: int

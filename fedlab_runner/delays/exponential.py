@@ -9,7 +9,7 @@ from fedlab_runner.delays.base import Delay, _whole
 
 
 @dataclass(frozen=True)
-class Exponential(Delay):
+class ExponentialDelay(Delay):
     """Exponential with the given mean, in rounds before they are rounded down."""
 
     mean: float

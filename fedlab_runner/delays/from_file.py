@@ -14,7 +14,7 @@ from fedlab_runner.utils.errors import UserError
 
 
 @dataclass(frozen=True)
-class FromFile(Delay):
+class DelayFromFile(Delay):
     """Entry i of a file's list is the delay of client i, in rounds, rounded down if it is not whole.
 
     `path` is a .json array, a .npy vector, or a text or CSV file with one number a line, or all in one line separated

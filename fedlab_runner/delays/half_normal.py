@@ -9,7 +9,7 @@ from fedlab_runner.delays.base import Delay, _whole
 
 
 @dataclass(frozen=True)
-class HalfNormal(Delay):
+class HalfNormalDelay(Delay):
     """|N(0, std)| rounded down: on average 3.5 rounds for std 5 and 15.5 for std 20 (4.0 and 16.0 before rounding)."""
 
     std: float

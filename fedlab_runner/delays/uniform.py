@@ -8,7 +8,7 @@ from fedlab_runner.delays.base import Delay
 
 
 @dataclass(frozen=True)
-class Uniform(Delay):
+class UniformDelay(Delay):
     """A whole number of rounds from `low` to `high`, both included, all equally likely."""
 
     low: int

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedlab_runner.core.client_data import Population
-from fedlab_runner.core.model_family import Task
+from fedlab_runner.core.client_data import ClientData
+from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.datasets.examples import Examples
 from fedlab_runner.tracking.summary import RULES
 
@@ -51,27 +51,31 @@ class Evaluation:
         """Whether the models are evaluated after this round (0: before the first)."""
         return round % self.every == 0 or round == rounds
 
-    def evaluate(self, task: Task, models: Tensor, test: Examples, population: Population) -> dict[str, float]:
+    def evaluate(
+        self, family: ModelFamily, models: Tensor, test: Examples, client_data: ClientData
+    ) -> dict[str, float]:
         """Metrics of one model [D], or the mean of those of several [n, D]."""
-        every = [self._evaluate_one(task, w, test, population) for w in models.view(-1, task.size)]
+        every = [self._evaluate_one(family, w, test, client_data) for w in models.view(-1, family.size)]
         metrics = {key: sum(m[key] for m in every) / len(every) for key in every[0]}
         return metrics | (_over_models([m["test/accuracy"] for m in every]) if models.dim() > 1 else {})
 
-    def evaluate_clients(self, task: Task, models: Iterable[Tensor], test: Examples) -> dict[str, float]:
+    def evaluate_clients(self, family: ModelFamily, models: Iterable[Tensor], test: Examples) -> dict[str, float]:
         """The spread of the clients' own models over the test set; nothing when there are none."""
-        accuracies = [float(self._score(task, w, test.inputs, test.targets)[0].mean()) for w in models]
+        accuracies = [float(self._score(family, w, test.inputs, test.targets)[0].mean()) for w in models]
         return _over_models(accuracies) if accuracies else {}
 
-    def _evaluate_one(self, task: Task, w: Tensor, test: Examples, population: Population) -> dict[str, float]:
-        correct, losses = self._score(task, w, test.inputs, test.targets)
+    def _evaluate_one(
+        self, family: ModelFamily, w: Tensor, test: Examples, client_data: ClientData
+    ) -> dict[str, float]:
+        correct, losses = self._score(family, w, test.inputs, test.targets)
         metrics = {"test/accuracy": float(correct.mean()), "test/loss": float(losses.mean())}
         if self.per_class:
-            metrics |= per_class(correct, test.targets, task.num_classes)
+            metrics |= per_class(correct, test.targets, family.num_classes)
         if self.clients or self.train:
-            correct, losses = self._score(task, w, population.inputs, population.targets)
-            members, owners = (torch.from_numpy(a).to(task.device) for a in population.assignment)
+            correct, losses = self._score(family, w, client_data.inputs, client_data.targets)
+            members, owners = (torch.from_numpy(a).to(family.device) for a in client_data.assignment)
             if self.clients:
-                metrics |= over_clients(_by_client(correct[members], owners, population))
+                metrics |= over_clients(_by_client(correct[members], owners, client_data))
             if self.train:
                 metrics |= {
                     "train/accuracy": float(correct[members].mean()),
@@ -79,21 +83,21 @@ class Evaluation:
                 }
         return metrics
 
-    def _score(self, task: Task, w: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def _score(self, family: ModelFamily, w: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Whether each example is classified correctly (0 or 1), and its cross entropy: [n] float64 each."""
-        correct = torch.empty(len(targets), dtype=torch.float64, device=task.device)
+        correct = torch.empty(len(targets), dtype=torch.float64, device=family.device)
         losses = torch.empty_like(correct)
         for begin in range(0, len(targets), self.batch_size):
             part = slice(begin, begin + self.batch_size)
-            logits = task.predict(w, inputs[part])
+            logits = family.predict(w, inputs[part])
             correct[part] = (logits.argmax(-1) == targets[part]).double()
             losses[part] = F.cross_entropy(logits, targets[part], reduction="none").double()
         return correct, losses
 
 
-def _by_client(correct: Tensor, owners: Tensor, population: Population) -> Tensor:
+def _by_client(correct: Tensor, owners: Tensor, client_data: ClientData) -> Tensor:
     """The accuracy of each client that has examples, from what is right [n] and whose it is [n]."""
-    sizes = torch.from_numpy(population.num_examples).to(correct.device)
+    sizes = torch.from_numpy(client_data.num_examples).to(correct.device)
     right = torch.zeros(len(sizes), dtype=torch.float64, device=correct.device).index_add_(0, owners, correct)
     return (right / sizes)[sizes > 0]
 

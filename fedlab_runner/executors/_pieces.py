@@ -8,43 +8,43 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlab_runner.core.model_family import Task
+from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.work import OfOne, Work, own_generator
 from fedlab_runner.executors._fork.buffers import PRIVATE
 
 
-class Piece(NamedTuple):
+class Chunk(NamedTuple):
     """Clients that train together: rows of the cohort [k], and whether batch norm keeps its stored statistics."""
 
     rows: np.ndarray
     frozen_norm: bool
 
 
-class Unchanging:
+class SingleProcessExecutor:
     """An executor that is the same in every run, and one process."""
 
-    def in_run(self, folder: Path, rounds: int) -> Self:
+    def bind_run(self, folder: Path, rounds: int) -> Self:
         return self
 
     def num_processes(self) -> int:
         return 1
 
 
-class InPieces(Unchanging, ABC):
+class ChunkedExecutor(SingleProcessExecutor, ABC):
     """An executor that says which clients train together and how; `compile` compiles what a step computes."""
 
     compile: bool  # a field of each of them
 
     @abstractmethod
-    def at_once(self, clients: int) -> int:
+    def max_parallel_clients(self, clients: int) -> int:
         """As in `Executor`."""
 
     @abstractmethod
-    def pieces(self, work: Work) -> list[Piece]:
+    def pieces(self, work: Work) -> list[Chunk]:
         """All clients of the cohort, longest work first. A piece's result depends on its own clients alone."""
 
     @abstractmethod
-    def each(self, task: Task, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
+    def map_models(self, family: ModelFamily, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
         """As in `Executor`."""
 
     @abstractmethod
@@ -52,7 +52,7 @@ class InPieces(Unchanging, ABC):
         """Those of the pieces, by number, whose training compiles what they and the others need."""
 
     @abstractmethod
-    def train_piece(self, work: Work, piece: Piece, y: Tensor, losses: Tensor) -> None:
+    def train_piece(self, work: Work, piece: Chunk, y: Tensor, losses: Tensor) -> None:
         """Writes the models and mean losses of the piece's clients into their rows of y [K, D] and losses [K]."""
 
     def train(self, work: Work) -> tuple[Tensor, Tensor]:
@@ -66,10 +66,10 @@ class InPieces(Unchanging, ABC):
 
 def new_models(work: Work) -> Tensor:
     """Room for the models of a cohort [K, D]."""
-    task, count = work.task, len(work.ids)
-    if task.device.type == "cpu":
-        return PRIVATE.take(count, task.size, task.dtype)
-    return torch.empty(count, task.size, device=task.device, dtype=task.dtype)
+    family, count = work.family, len(work.ids)
+    if family.device.type == "cpu":
+        return PRIVATE.take(count, family.size, family.dtype)
+    return torch.empty(count, family.size, device=family.device, dtype=family.dtype)
 
 
 def wait_for(device: torch.device) -> None:

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fedlab_runner.core.model_family import Task
+from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.work import Executor, OfOne, Work
 from fedlab_runner.executors._autotune.cache import Memory, kind_of, shape_of
 from fedlab_runner.executors._autotune.measure import expected_seconds, measure, sample
-from fedlab_runner.executors._pieces import Unchanging
+from fedlab_runner.executors._pieces import SingleProcessExecutor
 from fedlab_runner.executors.compiled import has_compiler, in_layers
 from fedlab_runner.executors.cuda_graph import CudaGraph
 from fedlab_runner.executors.loop import Loop
@@ -59,13 +59,13 @@ class Auto:
         if self.workers is not None and self.workers < 1:
             raise ValueError(f"workers must be >= 1 or null, got {self.workers}")
 
-    def in_run(self, folder: Path, rounds: int) -> Executor:
+    def bind_run(self, folder: Path, rounds: int) -> Executor:
         """The same for one run: it notes its choices there and knows how many rounds are left."""
         memory = Memory()
         memory.open(folder, rounds)
         return _Choosing(self, memory)
 
-    def at_once(self, clients: int) -> int:
+    def max_parallel_clients(self, clients: int) -> int:
         return min(clients, CHUNK)
 
     def num_processes(self) -> int:
@@ -75,12 +75,12 @@ class Auto:
         """Outside of a run: chosen anew, by what is remembered for the machine."""
         return _Choosing(self, Memory()).train(work)
 
-    def each(self, task: Task, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
+    def map_models(self, family: ModelFamily, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
         # Without a choice: what is no local training does not depend on what was measured.
-        return Vectorized(chunk_size=CHUNK, compile=False).each(task, function, *rows, fill=fill)
+        return Vectorized(chunk_size=CHUNK, compile=False).map_models(family, function, *rows, fill=fill)
 
 
-class _Choosing(Unchanging):
+class _Choosing(SingleProcessExecutor):
     """The executor of one run, which is chosen when its first cohort comes."""
 
     def __init__(self, settings: Auto, memory: Memory) -> None:
@@ -95,11 +95,11 @@ class _Choosing(Unchanging):
             self._chosen[kind] = self._choose(work, kind)
         return self._chosen[kind].train(work)
 
-    def each(self, task: Task, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
-        return self._settings.each(task, function, *rows, fill=fill)
+    def map_models(self, family: ModelFamily, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
+        return self._settings.map_models(family, function, *rows, fill=fill)
 
-    def at_once(self, clients: int) -> int:
-        return self._settings.at_once(clients)
+    def max_parallel_clients(self, clients: int) -> int:
+        return self._settings.max_parallel_clients(clients)
 
     def num_processes(self) -> int:
         return self._settings.num_processes()
@@ -109,7 +109,7 @@ class _Choosing(Unchanging):
         name = self._memory.choice(kind)
         if name not in candidates:
             if expected_seconds(work) * rounds < self._settings.seconds:
-                name = REFERENCE if work.task.has_dropout else UNTIMED
+                name = REFERENCE if work.family.has_dropout else UNTIMED
             else:
                 name = self._fastest(work, rounds)
             self._memory.choose(kind, name)
@@ -156,11 +156,11 @@ class _Choosing(Unchanging):
 
     def _fit(self, work: Work, *, compiled: bool) -> dict[str, Executor]:
         """Those that may be of use for this work, compiled ones or the others."""
-        few, dropout = len(work.ids) <= CHUNK, work.task.has_dropout
+        few, dropout = len(work.ids) <= CHUNK, work.family.has_dropout
         workers = min(self.num_processes(), len(work.ids))
-        shareable = workers > 1 and work.task.device.type == "cpu"
+        shareable = workers > 1 and work.family.device.type == "cpu"
         compilable = self._settings.compile and in_layers(work) and has_compiler()
-        recordable = work.task.device.type == "cuda" and not dropout
+        recordable = work.family.device.type == "cuda" and not dropout
         return {
             name: each.executor
             for name, each in self._candidates().items()

@@ -16,7 +16,7 @@ from torch.func import grad_and_value, vmap
 
 from fedlab_runner.core.client_data import Plan
 from fedlab_runner.core.losses import losses
-from fedlab_runner.core.model_family import Batch, Task
+from fedlab_runner.core.model_family import Batch, ModelFamily
 from fedlab_runner.core.optimizer import Optimizer
 from fedlab_runner.core.work import Work
 from fedlab_runner.utils.signals import deferred
@@ -33,7 +33,7 @@ def in_layers(work: Work) -> bool:
     """
     added = (work.loss, work.perturb, work.correct, work.per_step, work.local.clip_norm)
     plain = all(each is None for each in added) and not work.per_client
-    return plain and not work.task.num_buffers and not work.task.has_dropout
+    return plain and not work.family.num_buffers and not work.family.has_dropout
 
 
 def has_compiler() -> bool:
@@ -41,7 +41,7 @@ def has_compiler() -> bool:
     return any(map(shutil.which, ("c++", "g++", "clang++")))
 
 
-def graph_of(function: Step, task: Task, *, layer_by_layer: bool = False) -> Step:
+def graph_of(function: Step, family: ModelFamily, *, layer_by_layer: bool = False) -> Step:
     """torch.compile of a step of the task's models, so that processes can still be forked."""
     from fedlab_runner.executors import _compiler_passes as passes  # which imports the compiler, for a second
 
@@ -60,7 +60,7 @@ def graph_of(function: Step, task: Task, *, layer_by_layer: bool = False) -> Ste
 
 def is_ready(work: Work, clients: int) -> bool:
     """Whether the graph for so many clients side by side, or for one by one (0), has been asked for before."""
-    return _key(work, width(clients)) in work.task.compiled
+    return _key(work, width(clients)) in work.family.compiled
 
 
 def width(clients: int) -> int:
@@ -92,10 +92,10 @@ def train_chunk(work: Work, rows: np.ndarray, y: Tensor, values: Tensor) -> None
     start = work.start.expand(len(rows), -1) if work.start.dim() == 1 else work.start[rows]
     layers = [
         start[:, begin : begin + shape.numel()].reshape(-1, *shape).clone(memory_format=torch.contiguous_format)
-        for begin, shape in work.task.layout.values()
+        for begin, shape in work.family.layout.values()
     ]
     feed, at = _feed(work, rows)
-    most, places = int(feed.steps[at[0]]), torch.from_numpy(at).to(work.task.device)
+    most, places = int(feed.steps[at[0]]), torch.from_numpy(at).to(work.family.device)
     indices, masks, weights = (part[places, :most] for part in (feed.indices, feed.masks, feed.weights))
     own = () if work.offsets is None else (work.offsets[rows],)
     active = (feed.steps[at, None] > np.arange(most + 1)).sum(0).tolist()  # who take a step more than 0, 1, ...
@@ -136,14 +136,14 @@ def _batches(work: Work, indices: Tensor, masks: Tensor) -> Iterator[tuple[Tenso
     """Inputs, targets and mask of each step. Small examples are gathered for several steps: a call costs more than the
     copy of a few kilobytes.
     """
-    task, population = work.task, work.population
-    size = population.inputs[:1].numel() * indices[:1].numel() * task.dtype.itemsize  # bytes of a step
+    family, client_data = work.family, work.client_data
+    size = client_data.inputs[:1].numel() * indices[:1].numel() * family.dtype.itemsize  # bytes of a step
     ahead = max(1, GATHERED // max(1, size))
     for some, mask in zip(torch.split(indices, ahead), torch.split(masks, ahead), strict=True):
         if some.dim() > 2:
-            yield from zip(*task.batch(*population.minibatch(some), mask)[:3], strict=True)
+            yield from zip(*family.batch(*client_data.minibatch(some), mask)[:3], strict=True)
         else:  # one client: its minibatches are laid out as images
-            batch = task.batch(*population.minibatch(some.flatten()), mask)
+            batch = family.batch(*client_data.minibatch(some.flatten()), mask)
             yield from zip(*(torch.split(x, some.shape[1]) for x in batch[:2]), mask, strict=True)
 
 
@@ -163,9 +163,9 @@ class _Feed(NamedTuple):
         sizes, b = plan.sizes, work.local.batch_size
         masks = np.arange(b) < np.where(sizes, sizes, b)[:, :, None]
         weights = sizes * (np.arange(sizes.shape[1]) >= plan.last_epoch[:, None])
-        real, counted = (torch.from_numpy(part).to(work.task.device, work.task.dtype) for part in (masks, weights))
+        real, counted = (torch.from_numpy(part).to(work.family.device, work.family.dtype) for part in (masks, weights))
         times = torch.arange(sizes.shape[1], dtype=torch.float64).unbind()
-        lr = torch.tensor(work.lr, dtype=work.task.dtype)
+        lr = torch.tensor(work.lr, dtype=work.family.dtype)
         return _Feed(plan.indices, real, counted, plan.last_epoch, steps, times, lr)
 
 
@@ -181,24 +181,24 @@ def _feed(work: Work, rows: np.ndarray) -> tuple[_Feed, np.ndarray]:
 
 def _compiled(work: Work, models: int) -> Step:
     key = _key(work, models)
-    if key not in work.task.compiled:
-        step = _step(work.task, work.local.make_optimizer(), stacked=models > 0)
+    if key not in work.family.compiled:
+        step = _step(work.family, work.local.make_optimizer(), stacked=models > 0)
         # The compiler counts its graphs by code object and gives up after eight: to each task its own.
         step.__code__ = step.__code__.replace()
-        work.task.compiled[key] = graph_of(step, work.task, layer_by_layer=True)
-    return work.task.compiled[key]
+        work.family.compiled[key] = graph_of(step, work.family, layer_by_layer=True)
+    return work.family.compiled[key]
 
 
 def _key(work: Work, models: int) -> tuple[Optimizer, int, bool, int]:
     return work.local.make_optimizer(), work.local.batch_size, work.offsets is not None, models
 
 
-def _step(task: Task, optimizer: Optimizer, *, stacked: bool) -> Step:
-    names = list(task.layout)
+def _step(family: ModelFamily, optimizer: Optimizer, *, stacked: bool) -> Step:
+    names = list(family.layout)
 
     def loss(layers: Layers, inputs: Tensor, targets: Tensor, mask: Tensor, *offsets: Tensor) -> Tensor:
         batch = Batch(inputs, targets, mask, *offsets)
-        logits = task.forward(dict(zip(names, layers, strict=True)), inputs)
+        logits = family.forward(dict(zip(names, layers, strict=True)), inputs)
         return batch.mean(losses(logits, targets, batch.offsets))
 
     gradient = vmap(grad_and_value(loss), randomness="error") if stacked else grad_and_value(loss)

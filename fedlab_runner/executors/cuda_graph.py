@@ -15,7 +15,7 @@ from torch.func import grad, vmap
 
 from fedlab_runner.core.optimizer import Optimizer, zero_slots
 from fedlab_runner.core.work import Gradient, Work
-from fedlab_runner.executors._pieces import Piece
+from fedlab_runner.executors._pieces import Chunk
 from fedlab_runner.executors.compiled import graph_of, width
 from fedlab_runner.executors.vectorized import Vectorized, blocks
 from fedlab_runner.utils.errors import UserError
@@ -33,10 +33,10 @@ class CudaGraph(Vectorized):
     dropout is trained as `vectorized` does it.
     """
 
-    def pieces(self, work: Work) -> list[Piece]:
-        if work.task.device.type != "cuda":
+    def pieces(self, work: Work) -> list[Chunk]:
+        if work.family.device.type != "cuda":
             raise UserError(
-                f"executor=cuda_graph needs a GPU (device=cuda), got {work.task.device}: take loop, vectorized or "
+                f"executor=cuda_graph needs a GPU (device=cuda), got {work.family.device}: take loop, vectorized or "
                 "processes"
             )
         return super().pieces(work)
@@ -44,33 +44,33 @@ class CudaGraph(Vectorized):
     def compiling(self, work: Work) -> list[int]:
         return [0] if self.compile else []
 
-    def train_piece(self, work: Work, piece: Piece, y: Tensor, losses: Tensor) -> None:
-        if work.task.has_dropout or not work.num_steps[piece.rows].any():
+    def train_piece(self, work: Work, piece: Chunk, y: Tensor, losses: Tensor) -> None:
+        if work.family.has_dropout or not work.num_steps[piece.rows].any():
             super().train_piece(work, piece, y, losses)
             return
-        work.task.mode(True, frozen_norm=piece.frozen_norm)
+        work.family.mode(True, frozen_norm=piece.frozen_norm)
         step = self._recorded(work, piece)
         rows = np.concatenate([piece.rows[:1].repeat(step.models - len(piece.rows)), piece.rows])
         found = step.train(work, rows)
         y[piece.rows], losses[piece.rows] = (each[-len(piece.rows) :] for each in found)
 
-    def _recorded(self, work: Work, piece: Piece) -> "RecordedStep":
+    def _recorded(self, work: Work, piece: Chunk) -> "RecordedStep":
         """The step for so many clients, recorded now if it was not before."""
         added = (work.loss, work.perturb, work.correct)
         lasts = all(each is None for each in added) and not work.per_client and work.per_step is None
-        notes = work.population.notes if lasts else work.notes
+        notes = work.client_data.notes if lasts else work.notes
         optimizer, models, frozen = work.local.make_optimizer(), width(len(piece.rows)), piece.frozen_norm
         how = optimizer, work.local.batch_size, work.local.clip_norm, work.offsets is not None
-        key = work.task, models, frozen, self.compile, *how
+        key = work.family, models, frozen, self.compile, *how
         if key not in notes:
             gradient = self._of_all(work.select(piece.rows[:1]))  # a part of it: what is kept keeps it
-            notes[key] = RecordedStep(work, models, gradient, padded=frozen or not work.task.has_batch_norm)
+            notes[key] = RecordedStep(work, models, gradient, padded=frozen or not work.family.has_batch_norm)
         recorded: RecordedStep = notes[key]
         return recorded
 
     def _of_all(self, work: Work) -> Gradient:
         step = vmap(work.followed(grad(work.objective(), has_aux=True)), randomness="error")
-        return graph_of(step, work.task) if self.compile else step
+        return graph_of(step, work.family) if self.compile else step
 
 
 class RecordedStep:
@@ -80,9 +80,9 @@ class RecordedStep:
     """
 
     def __init__(self, work: Work, models: int, gradient: Gradient, *, padded: bool) -> None:
-        rows, task, device = np.zeros(models, dtype=np.int64), work.task, work.task.device
+        rows, family, device = np.zeros(models, dtype=np.int64), work.family, work.family.device
         self.models, self._padded, self._gradient = models, padded, gradient
-        self._task, self._population = task, work.population
+        self._task, self._population = family, work.client_data
         self._optimizer: Optimizer = work.local.make_optimizer()
         self._params, self._buffers = (part.contiguous() for part in work.start_of(rows))
         self._slots = zero_slots(self._optimizer, self._params)
@@ -90,8 +90,8 @@ class RecordedStep:
         self._sizes = torch.full((models, 1), work.local.batch_size, dtype=torch.int64, device=device)
         self._places = torch.arange(work.local.batch_size, device=device)
         self._own = tuple(each.clone(memory_format=torch.contiguous_format) for each in work.own(rows, 0))
-        self._lr, self._t = (torch.zeros((), dtype=dtype, device=device) for dtype in (task.dtype, torch.float64))
-        self._loss = torch.zeros(models, dtype=task.dtype, device=device)
+        self._lr, self._t = (torch.zeros((), dtype=dtype, device=device) for dtype in (family.dtype, torch.float64))
+        self._loss = torch.zeros(models, dtype=family.dtype, device=device)
         self._replay = record(self._launch, device)
 
     def train(self, work: Work, rows: np.ndarray) -> tuple[Tensor, Tensor]:
@@ -99,12 +99,12 @@ class RecordedStep:
 
         All take as many steps as the first; what a client does beyond its own is not looked at.
         """
-        task, plan = self._task, work.plan(rows)
+        family, plan = self._task, work.plan(rows)
         self._begin(work, rows)
-        sizes = torch.from_numpy(plan.sizes).to(task.device)
+        sizes = torch.from_numpy(plan.sizes).to(family.device)
         masked = sizes.where(sizes > 0, work.local.batch_size).unsqueeze(2)  # a mean needs an example
         in_last_epoch = np.arange(plan.sizes.shape[1]) >= plan.last_epoch[:, None]
-        weights = torch.from_numpy(plan.sizes * in_last_epoch).to(task.device, task.dtype)
+        weights = torch.from_numpy(plan.sizes * in_last_epoch).to(family.device, family.dtype)
         y = torch.cat([self._params, self._buffers], 1)
         losses = [torch.zeros_like(self._loss)]
         for t in range(plan.sizes.shape[1]):

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedlab_runner.core.model_family import Task
+from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.optimizer import zero_slots
 from fedlab_runner.core.work import Gradient, Objective, OfOne, Work, one_by_one
 from fedlab_runner.executors._fork.buffers import ONE
-from fedlab_runner.executors._pieces import InPieces, Piece
+from fedlab_runner.executors._pieces import Chunk, ChunkedExecutor
 from fedlab_runner.executors.compiled import graph_of, in_layers, is_ready, train_one
 
 _ROOM = "room"  # in a cohort's notes
@@ -19,26 +19,26 @@ Move = Callable[..., Tensor]  # (step, inputs, targets, mask, *own) -> the loss:
 
 
 @dataclass(frozen=True)
-class Loop(InPieces):
+class Loop(ChunkedExecutor):
     """Plain autograd, one client and one minibatch at a time; `compile` compiles the steps with torch.compile."""
 
     compile: bool
 
-    def at_once(self, clients: int) -> int:
+    def max_parallel_clients(self, clients: int) -> int:
         return min(1, clients)
 
-    def pieces(self, work: Work) -> list[Piece]:
-        return [Piece(rows[k : k + 1], frozen) for frozen, rows in work.groups() for k in range(len(rows))]
+    def pieces(self, work: Work) -> list[Chunk]:
+        return [Chunk(rows[k : k + 1], frozen) for frozen, rows in work.groups() for k in range(len(rows))]
 
     def compiling(self, work: Work) -> list[int]:
         return [0] if self.compile and not (in_layers(work) and is_ready(work, 0)) else []
 
-    def each(self, task: Task, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
+    def map_models(self, family: ModelFamily, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
         return one_by_one(function, *rows)
 
-    def train_piece(self, work: Work, piece: Piece, y: Tensor, losses: Tensor) -> None:
-        task, population, row = work.task, work.population, int(piece.rows[0])
-        task.mode(True, frozen_norm=piece.frozen_norm)
+    def train_piece(self, work: Work, piece: Chunk, y: Tensor, losses: Tensor) -> None:
+        family, client_data, row = work.family, work.client_data, int(piece.rows[0])
+        family.mode(True, frozen_norm=piece.frozen_norm)
         w, layers = _room(work)  # not the row itself: how it is aligned, and so the last bits, would depend on it
         w.copy_(work.start if work.start.dim() == 1 else work.start[row])
         if self.compile and in_layers(work):
@@ -51,7 +51,7 @@ class Loop(InPieces):
             move = self._move(work, w, stack)
             for t, size in enumerate(plan.sizes[0, : work.num_steps[row]].tolist()):
                 index = plan.indices[0, t, :size]
-                batch = task.batch(*population.minibatch(index), w.new_ones(size))
+                batch = family.batch(*client_data.minibatch(index), w.new_ones(size))
                 loss = move(t, *batch[:3], *(o[0] for o in work.own(piece.rows, t)))
                 if t >= plan.last_epoch[0]:
                     weighted_loss, seen = weighted_loss + loss * size, seen + size
@@ -59,17 +59,17 @@ class Loop(InPieces):
 
     def _move(self, work: Work, w: Tensor, stack: ExitStack) -> Move:
         """The local step of a client's model w [D]."""
-        task, optimizer = work.task, work.local.make_optimizer()
-        params, buffers = w[: task.num_params], w[task.num_params :]
+        family, optimizer = work.family, work.local.make_optimizer()
+        params, buffers = w[: family.num_params], w[family.num_params :]
         slots = zero_slots(optimizer, params)
         if work.loss is None and work.perturb is None and not self.compile:
-            leaves = stack.enter_context(task.bound(w))
+            leaves = stack.enter_context(family.bound(w))
             if work.local.clip_norm is None and work.correct is None and not optimizer.slots:
                 return _by_layers(work, leaves)
             gradient = work.followed(_module_gradient(work, leaves, buffers))
         else:
             objective = work.objective()
-            gradient = work.followed(_gradient(graph_of(objective, task) if self.compile else objective))
+            gradient = work.followed(_gradient(graph_of(objective, family) if self.compile else objective))
 
         def move(t: int, *batch: Tensor) -> Tensor:
             g, (loss, updated) = gradient(params, buffers, *batch)
@@ -84,12 +84,12 @@ class Loop(InPieces):
 def _room(work: Work) -> tuple[Tensor, list[Tensor]]:
     """For one model [D], the same for all clients of a cohort, and its trainable parameters."""
     if _ROOM not in work.notes:
-        task = work.task
-        if task.device.type == "cpu":
-            w = ONE.take(1, task.size, task.dtype)[0]
+        family = work.family
+        if family.device.type == "cpu":
+            w = ONE.take(1, family.size, family.dtype)[0]
         else:
-            w = torch.empty(task.size, device=task.device, dtype=task.dtype)
-        work.notes[_ROOM] = w, list(task.views(w[: task.num_params]).values())
+            w = torch.empty(family.size, device=family.device, dtype=family.dtype)
+        work.notes[_ROOM] = w, list(family.views(w[: family.num_params]).values())
     room: tuple[Tensor, list[Tensor]] = work.notes[_ROOM]
     return room
 
@@ -110,10 +110,10 @@ def _by_layers(work: Work, leaves: list[Tensor]) -> Move:
     """The step of a model that the module is bound to, where nothing needs the gradient as one vector: to make one
     costs as much as a small layer.
     """
-    task, optimizer, supervised = work.task, work.local.make_optimizer(), work.offsets is not None
+    family, optimizer, supervised = work.family, work.local.make_optimizer(), work.offsets is not None
 
     def move(t: int, inputs: Tensor, targets: Tensor, mask: Tensor, *own: Tensor) -> Tensor:
-        value = task.bound_loss(inputs, targets, own[0] if supervised else None)
+        value = family.bound_loss(inputs, targets, own[0] if supervised else None)
         for leaf, g in zip(leaves, torch.autograd.grad(value, leaves, materialize_grads=True), strict=True):
             optimizer.step(leaf.data, g, (), work.lr, t)
         return value.detach()
@@ -126,12 +126,12 @@ def _module_gradient(work: Work, leaves: list[Tensor], buffers: Tensor) -> Gradi
 
     The steps that make the parameters views of a vector, and their gradients a vector again, cost as much as a layer.
     """
-    task, supervised = work.task, work.offsets is not None
+    family, supervised = work.family, work.offsets is not None
 
     def gradient(
         params: Tensor, _: Tensor, inputs: Tensor, targets: Tensor, mask: Tensor, *own: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        value = task.bound_loss(inputs, targets, own[0] if supervised else None)
+        value = family.bound_loss(inputs, targets, own[0] if supervised else None)
         grads = torch.autograd.grad(value, leaves, materialize_grads=True)
         return torch.cat([g.reshape(-1) for g in grads]), (value.detach(), buffers)
 

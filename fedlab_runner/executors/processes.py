@@ -12,25 +12,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlab_runner.core.client_data import Population
-from fedlab_runner.core.model_family import Task
+from fedlab_runner.core.client_data import ClientData
+from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.work import OfOne, Work, own_generator
 from fedlab_runner.executors._fork.buffers import SHARED, shared_zeros
-from fedlab_runner.executors._fork.pool import Crew, Share
+from fedlab_runner.executors._fork.pool import ForkPool, PoolWork
 from fedlab_runner.executors._fork.processes import one_thread
-from fedlab_runner.executors._pieces import InPieces, Unchanging
+from fedlab_runner.executors._pieces import ChunkedExecutor, SingleProcessExecutor
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.system import resident_bytes, usable_cores
 
 _log = logging.getLogger(__name__)
 # Workers that stay keep what was in memory when they were forked, also what is replaced later: no more than this.
 MOST_KEPT = 2e9
-_lasting: list["Desk"] = []  # at most one
-_watched: weakref.WeakSet[Population] = weakref.WeakSet()
+_lasting: "list[WorkerSession]" = []  # at most one
+_watched: weakref.WeakSet[ClientData] = weakref.WeakSet()
 
 
 @dataclass(frozen=True)
-class Processes(Unchanging):
+class Processes(SingleProcessExecutor):
     """Shares what `inner` does among `workers` processes (null: as many as there are usable cores) of one thread each;
     the result is the inner executor's, bit for bit.
 
@@ -39,27 +39,27 @@ class Processes(Unchanging):
     """
 
     workers: int | None
-    inner: InPieces
+    inner: ChunkedExecutor
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
             raise ValueError(f"workers must be >= 1 or null, got {self.workers}")
-        if not isinstance(self.inner, InPieces):
+        if not isinstance(self.inner, ChunkedExecutor):
             raise ValueError(f"inner must be loop or vectorized, got {type(self.inner).__name__.lower()}")
 
-    def at_once(self, clients: int) -> int:
-        return min(clients, self.num_processes() * self.inner.at_once(clients))
+    def max_parallel_clients(self, clients: int) -> int:
+        return min(clients, self.num_processes() * self.inner.max_parallel_clients(clients))
 
     def num_processes(self) -> int:
         return self.workers or usable_cores()
 
-    def each(self, task: Task, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
-        return self.inner.each(task, function, *rows, fill=fill)
+    def map_models(self, family: ModelFamily, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
+        return self.inner.map_models(family, function, *rows, fill=fill)
 
     def train(self, work: Work) -> tuple[Tensor, Tensor]:
-        if work.task.device.type != "cpu":
-            raise UserError(f"executor=processes needs device=cpu, got {work.task.device}: take loop or vectorized")
-        y = SHARED.take(len(work.ids), work.task.size, work.task.dtype)
+        if work.family.device.type != "cpu":
+            raise UserError(f"executor=processes needs device=cpu, got {work.family.device}: take loop or vectorized")
+        y = SHARED.take(len(work.ids), work.family.size, work.family.dtype)
         if not len(work.ids):
             return y, y.new_zeros(0)
         desk = _desk(self.inner, self.num_processes(), work)
@@ -68,29 +68,29 @@ class Processes(Unchanging):
         return y, desk.losses[: len(work.ids)].clone()
 
 
-class Desk:
+class WorkerSession:
     """What a process and its workers share for cohorts of up to K clients: the order, in numbers, and the results."""
 
-    def __init__(self, inner: InPieces, workers: int, work: Work) -> None:
+    def __init__(self, inner: ChunkedExecutor, workers: int, work: Work) -> None:
         self._inner, self._workers, self._work = inner, workers, _terms(work)
-        self._whose = weakref.ref(work.task), weakref.ref(work.population)
+        self._whose = weakref.ref(work.family), weakref.ref(work.client_data)
         self.lasts = _is_plain(work) and (resident_bytes() or MOST_KEPT) < MOST_KEPT
-        clients, dtype = len(work.ids), work.task.dtype
+        clients, dtype = len(work.ids), work.family.dtype
         self.losses = shared_zeros((clients,), dtype)
         self._done = shared_zeros((clients,), torch.uint8).numpy()  # by piece: there are at most as many
         self._order = shared_zeros((2, clients + 1), torch.int64).numpy()  # count, ids; round, steps
         self._lr = shared_zeros((1,), torch.float64).numpy()
-        self._start = shared_zeros((work.task.size if self.lasts else 0,), dtype)
+        self._start = shared_zeros((work.family.size if self.lasts else 0,), dtype)
         self._memory = SHARED.number
-        self._crew: Crew | None = None
+        self._crew: ForkPool | None = None
 
-    def serves(self, inner: InPieces, workers: int, work: Work) -> bool:
+    def serves(self, inner: ChunkedExecutor, workers: int, work: Work) -> bool:
         """Whether its workers, as they are, can do this work."""
         return (
             _is_plain(work)
             and (self._inner, self._workers, self._work) == (inner, workers, _terms(work))
-            and self._whose[0]() is work.task
-            and self._whose[1]() is work.population
+            and self._whose[0]() is work.family
+            and self._whose[1]() is work.client_data
             and len(work.ids) <= len(self.losses)
             and self._memory == SHARED.number  # else they would write where nobody looks
             and (self._crew is None or self._crew.is_whole())
@@ -111,7 +111,9 @@ class Desk:
             self._lr[0] = work.lr
             self._start.copy_(work.start)
         helpers = min(self._workers, len(self.losses) if self.lasts else int((done == 0).sum())) - 1
-        self._crew = self._crew or Crew(max(0, helpers), (lambda: self._next(work)) if self.lasts else lambda: share)
+        self._crew = self._crew or ForkPool(
+            max(0, helpers), (lambda: self._next(work)) if self.lasts else lambda: share
+        )
         self._crew.work(share, done)
         if not self.lasts:
             self.dismiss()
@@ -130,21 +132,21 @@ class Desk:
             self._crew.dismiss()
         self._crew = None
 
-    def _next(self, like: Work) -> Share:
+    def _next(self, like: Work) -> PoolWork:
         """In a worker: the order that lies there, of work that is else like the first."""
         (clients, round), rest = self._order[:, 0].tolist(), self._order[:, 1:]
         ids, steps = rest[:, :clients].copy()
         work = replace(like, ids=ids, num_steps=steps, round=round, lr=float(self._lr[0]), start=self._start)
-        return self._share(work, SHARED.again(clients, work.task.size, work.task.dtype))
+        return self._share(work, SHARED.again(clients, work.family.size, work.family.dtype))
 
-    def _share(self, work: Work, y: Tensor) -> Share:
+    def _share(self, work: Work, y: Tensor) -> PoolWork:
         pieces = self._inner.pieces(work)
 
         def train(number: int) -> None:
             self._inner.train_piece(work, pieces[number], y, self.losses)
             self._done[number] = 1
 
-        return Share(train, len(pieces))
+        return PoolWork(train, len(pieces))
 
 
 def dismiss() -> None:
@@ -153,17 +155,17 @@ def dismiss() -> None:
         _lasting.pop().dismiss()
 
 
-def _desk(inner: InPieces, workers: int, work: Work) -> Desk:
+def _desk(inner: ChunkedExecutor, workers: int, work: Work) -> WorkerSession:
     """The one whose workers wait, if they can do this; else a new one."""
     if _lasting and _lasting[0].serves(inner, workers, work):
         return _lasting[0]
-    desk = Desk(inner, workers, work)
+    desk = WorkerSession(inner, workers, work)
     if desk.lasts:
         dismiss()
         _lasting.append(desk)
-        if work.population not in _watched:
-            _watched.add(work.population)
-            weakref.finalize(work.population, _after_run)
+        if work.client_data not in _watched:
+            _watched.add(work.client_data)
+            weakref.finalize(work.client_data, _after_run)
     return desk
 
 

@@ -21,9 +21,9 @@ from typing import IO, Any, Self
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from fedlab_runner.core.model_family import Task
+from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.work import OfOne, Work
-from fedlab_runner.executors._pieces import InPieces, new_models
+from fedlab_runner.executors._pieces import ChunkedExecutor, new_models
 from fedlab_runner.executors._ray.driver import Done, Failed, Gone, Keep, Lost, Ready, Train, receive, send
 from fedlab_runner.executors._ray.serialization import own_tensors, packed_population, pickled, shares_of
 from fedlab_runner.utils.errors import RunFailed, UserError
@@ -35,7 +35,7 @@ END_SECONDS = 15.0
 
 
 @dataclass(frozen=True)
-class Cluster:
+class Ray:
     """Shares what `inner` does among all cores of a Ray cluster at `address` (null: one on this machine), one thread
     each; the result is the inner executor's, bit for bit where the machines have the same processor.
 
@@ -45,31 +45,31 @@ class Cluster:
     """
 
     address: str | None
-    inner: InPieces
+    inner: ChunkedExecutor
 
     def __post_init__(self) -> None:
         if self.address is not None and not re.fullmatch(r"auto|[^/\s]+:\d+", self.address):
             raise ValueError(f"address must be host:port, auto or null, got {self.address}")
-        if not isinstance(self.inner, InPieces):
+        if not isinstance(self.inner, ChunkedExecutor):
             raise ValueError(f"inner must be loop or vectorized, got {type(self.inner).__name__.lower()}")
 
-    def in_run(self, folder: Path, rounds: int) -> Self:
+    def bind_run(self, folder: Path, rounds: int) -> Self:
         """Connects: a cluster that cannot be reached is said before the run begins."""
         _ = self._session
         return self
 
-    def at_once(self, clients: int) -> int:
-        return min(clients, usable_cores() * self.inner.at_once(clients))
+    def max_parallel_clients(self, clients: int) -> int:
+        return min(clients, usable_cores() * self.inner.max_parallel_clients(clients))
 
     def num_processes(self) -> int:
         return usable_cores()
 
-    def each(self, task: Task, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
-        return self.inner.each(task, function, *rows, fill=fill)
+    def map_models(self, family: ModelFamily, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
+        return self.inner.map_models(family, function, *rows, fill=fill)
 
     def train(self, work: Work) -> tuple[Tensor, Tensor]:
-        if work.task.device.type != "cpu":
-            raise UserError(f"executor=ray needs device=cpu, got {work.task.device}: take loop or vectorized")
+        if work.family.device.type != "cpu":
+            raise UserError(f"executor=ray needs device=cpu, got {work.family.device}: take loop or vectorized")
         y = new_models(work)
         losses = y.new_zeros(len(work.ids))
         try:
@@ -118,12 +118,12 @@ class _Session:
         self._ready = answer
         _log.info("Ray cluster at %s with %d cores", answer.head, answer.cores)
 
-    def train(self, work: Work, inner: InPieces, y: Tensor, losses: Tensor) -> None:
+    def train(self, work: Work, inner: ChunkedExecutor, y: Tensor, losses: Tensor) -> None:
         """Writes models and mean losses of the whole cohort into y [K, D] and losses [K]."""
         pieces = inner.pieces(work)
         shares = shares_of(work, pieces, min(len(pieces), SHARES_A_CORE * self._ready.cores))
-        population = self._kept(work.population, lambda: packed_population(work.population))
-        numbers = [population, self._kept(work.task.module, lambda: own_tensors(work))]
+        client_data = self._kept(work.client_data, lambda: packed_population(work.client_data))
+        numbers = [client_data, self._kept(work.family.module, lambda: own_tensors(work))]
         self._send(Train(inner, pickled(work), numbers, set(self._numbers.values()), shares))
         while not isinstance(answer := self._receive(), Ready):
             if isinstance(answer, Done):

@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from fedlab_runner.core.model_family import Task
+from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.optimizer import zero_slots
 from fedlab_runner.core.work import Gradient, OfOne, Work, one_by_one
-from fedlab_runner.executors._pieces import InPieces, Piece
+from fedlab_runner.executors._pieces import Chunk, ChunkedExecutor
 from fedlab_runner.executors.compiled import graph_of, in_layers, is_ready, train_chunk, width
 
 CHUNK = 10  # where a size must be fixed and none is given
 
 
 @dataclass(frozen=True)
-class Vectorized(InPieces):
+class Vectorized(ChunkedExecutor):
     """Trains up to `chunk_size` clients at a time (null: the whole cohort); `compile` compiles the step with
     torch.compile.
 
@@ -34,18 +34,18 @@ class Vectorized(InPieces):
         if self.chunk_size is not None and self.chunk_size < 1:
             raise ValueError(f"chunk_size must be >= 1 or null, got {self.chunk_size}")
 
-    def at_once(self, clients: int) -> int:
+    def max_parallel_clients(self, clients: int) -> int:
         return min(self.chunk_size or clients, clients)
 
-    def pieces(self, work: Work) -> list[Piece]:
+    def pieces(self, work: Work) -> list[Chunk]:
         return [
-            Piece(chunk, frozen)
+            Chunk(chunk, frozen)
             for frozen, rows in work.groups()
             for chunk in np.array_split(rows, -(-len(rows) // (self.chunk_size or len(rows))))
         ]
 
-    def train_piece(self, work: Work, piece: Piece, y: Tensor, losses: Tensor) -> None:
-        work.task.mode(True, frozen_norm=piece.frozen_norm)
+    def train_piece(self, work: Work, piece: Chunk, y: Tensor, losses: Tensor) -> None:
+        work.family.mode(True, frozen_norm=piece.frozen_norm)
         if self.compile and in_layers(work):
             train_chunk(work, piece.rows, y, losses)  # nothing is drawn in it
         else:
@@ -63,8 +63,8 @@ class Vectorized(InPieces):
                 first.setdefault(width(len(rows)), number)
         return list(first.values())
 
-    def each(self, task: Task, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
-        if task.device.type == "cpu" and task.has_convolution:  # vmap makes grouped convolutions: 1.6 times as slow
+    def map_models(self, family: ModelFamily, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
+        if family.device.type == "cpu" and family.has_convolution:  # vmap makes grouped convolutions: 1.6 times as slow
             return one_by_one(function, *rows)
         n = len(rows[0])
         size = self.chunk_size or (CHUNK if fill else n)
@@ -79,25 +79,25 @@ class Vectorized(InPieces):
     def _step(self, work: Work) -> Gradient:
         """(params [A, P], buffers [A, B], batch, *own) -> gradient [A, P], (loss [A], buffers [A, B])."""
         step = vmap(work.followed(grad(work.objective(), has_aux=True)), randomness="different")
-        return graph_of(step, work.task) if self.compile else step
+        return graph_of(step, work.family) if self.compile else step
 
 
 def _train_chunk(work: Work, chunk: np.ndarray, step: Gradient, full_width: bool) -> tuple[Tensor, Tensor]:
-    task, population = work.task, work.population
+    family, client_data = work.family, work.client_data
     plan, optimizer = work.plan(chunk), work.local.make_optimizer()
     params, buffers = work.start_of(chunk)
     slots, weighted_loss = zero_slots(optimizer, params), params.new_zeros(len(chunk))
     in_last_epoch = np.arange(plan.sizes.shape[1]) >= plan.last_epoch[:, None]
-    sizes = torch.from_numpy(plan.sizes).to(task.device)
-    weights = torch.from_numpy(plan.sizes * in_last_epoch).to(task.device, task.dtype)
-    places = torch.arange(work.local.batch_size, device=task.device)
+    sizes = torch.from_numpy(plan.sizes).to(family.device)
+    weights = torch.from_numpy(plan.sizes * in_last_epoch).to(family.device, family.dtype)
+    places = torch.arange(work.local.batch_size, device=family.device)
     for t in range(plan.sizes.shape[1]):
-        for rows, most in blocks(plan.sizes[:, t], task.has_batch_norm):
-            if full_width and not task.has_batch_norm:  # constant shapes spare the compiler
+        for rows, most in blocks(plan.sizes[:, t], family.has_batch_norm):
+            if full_width and not family.has_batch_norm:  # constant shapes spare the compiler
                 most = work.local.batch_size
             index = plan.indices[rows, t, :most]
-            mask = (places[:most] < sizes[rows, t, None]).to(task.dtype)
-            batch = task.batch(*population.minibatch(index), mask)
+            mask = (places[:most] < sizes[rows, t, None]).to(family.dtype)
+            batch = family.batch(*client_data.minibatch(index), mask)
             block = params[rows]
             g, (loss, updated) = step(block, buffers[rows], *batch[:3], *work.own(chunk[rows], t))
             block_slots = tuple(s[rows] for s in slots)

@@ -29,7 +29,7 @@ CONFIG = "config.yaml"
 LOGGED_CLIENTS = 1000  # of the clients x classes table that goes to W&B
 
 
-class Leaving:
+class RunArtifacts:
     """All that one run leaves. `record` notes by which command it was started."""
 
     def __init__(

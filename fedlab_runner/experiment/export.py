@@ -5,13 +5,13 @@ from pathlib import Path
 
 from torch import Tensor
 
-from fedlab_runner.core.model_family import Task
+from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.utils.files import write_atomically
 
 FILE = "model.safetensors"
 
 
-def save_models(path: Path, models: Sequence[tuple[Task, Tensor]], round: int) -> None:
+def save_models(path: Path, models: Sequence[tuple[ModelFamily, Tensor]], round: int) -> None:
     """Writes models [D], each with its family, under PyTorch's names, frozen parameters included;
     `<i>.<name>` where there are several.
 
@@ -19,7 +19,7 @@ def save_models(path: Path, models: Sequence[tuple[Task, Tensor]], round: int) -
     """
     from safetensors.torch import save
 
-    named = [task.state_dict(w) for task, w in models]
+    named = [family.state_dict(w) for family, w in models]
     tensors = {
         name if len(named) == 1 else f"{i}.{name}": value.cpu().contiguous()
         for i, values in enumerate(named)

@@ -17,13 +17,13 @@ from fedlab_runner.checkpoints.store import Checkpointing, CheckpointStore
 from fedlab_runner.config.run_id import stopping
 from fedlab_runner.core.algorithm import Algorithm
 from fedlab_runner.core.federation import Federation
-from fedlab_runner.core.model_family import Task
+from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.update_guard import finite_rows
 from fedlab_runner.datasets.examples import Examples, digest_of
 from fedlab_runner.evaluation.client_models import ClientModels
 from fedlab_runner.evaluation.evaluator import Evaluation
 from fedlab_runner.experiment.code_hash import Code, code_of
-from fedlab_runner.experiment.resource_estimate import check_memory, seconds_a_round
+from fedlab_runner.experiment.resource_estimate import check_run_memory, seconds_a_round
 from fedlab_runner.experiment.resuming import FAILED, STRANGE, check_beginning, understood
 from fedlab_runner.experiment.standstill import foreseen
 from fedlab_runner.tracking.recorder import Recorder
@@ -82,10 +82,10 @@ class Simulation:
         """
         code = code_of(fingerprint)
         lacks = partial(self._lacks, recorder, checkpointing, code)
-        saved = store.load(fingerprint, self.fed.task.device, lacks, also=[stopping(fingerprint)])
-        memory = check_memory(self.algorithm, self.fed, self.rounds)
+        saved = store.load(fingerprint, self.fed.family.device, lacks, also=[stopping(fingerprint)])
+        memory = check_run_memory(self.algorithm, self.fed, self.rounds)
         now, wall = self._resume(*saved) if saved else (self._initial(), 0.0)
-        self.fed.tables.retain(store.rounds())
+        self.fed.client_state.retain(store.rounds())
         began = time.monotonic() - wall
         first, saved_round, saved_at, saving = now.round, now.round, time.monotonic(), 0.0
         written = True  # all that there is: before its first evaluation a run has nothing to go on from
@@ -100,14 +100,14 @@ class Simulation:
                 attempt.at("checkpoint", now.round)
                 began_saving = time.monotonic()
                 recorder.sync()  # a checkpoint must not outrun its metrics
-                self.fed.tables.sync()  # nor its rows
+                self.fed.client_state.sync()  # nor its rows
                 state, federation = pack(now.state), pack(now.federation)
                 payload = {"state": state, "federation": federation, "analysis": pack(now.analysis)}
                 payload |= {"wall": time.monotonic() - began, "metrics": recorder.digest(now.round)}
                 payload |= {"examples": self.examples, "layout": layout(now.state), "frozen": self._frozen}
                 payload["code"] = code
                 store.save(now.round, fingerprint, payload)
-                self.fed.tables.retain(store.rounds())
+                self.fed.client_state.retain(store.rounds())
                 written, saved_round, saved_at = True, now.round, time.monotonic()
                 saving = saved_at - began_saving
 
@@ -198,7 +198,8 @@ class Simulation:
         if not (math.isfinite(loss) and all(bool(finite_rows([each]).all()) for each in rows)):
             raise Diverged(f"{diagnosis}): lower local.lr or set local.clip_norm")
         if any(
-            bool(task.bad_statistics(w[:, task.num_params :]).any()) for task, w in zip(fed.tasks, rows, strict=False)
+            bool(family.bad_statistics(w[:, family.num_params :]).any())
+            for family, w in zip(fed.families, rows, strict=False)
         ):
             raise Diverged(
                 f"{diagnosis}): the algorithm left a running variance of batch norm below zero; statistics are to be "
@@ -212,18 +213,18 @@ class Simulation:
         attempt.at("evaluation", round)
         fed, models = self.fed, self.algorithm.models(state)
         if not isinstance(models, Tensor):
-            return self._client_models.evaluate(models, self.algorithm.more_models(state, fed))
-        metrics = self.evaluation.evaluate(fed.task, models, self.test, fed.population)
-        own = self.algorithm.client_models(state, fed)
-        return metrics | self.evaluation.evaluate_clients(fed.task, own, self.test)
+            return self._client_models.evaluate(models, self.algorithm.extra_eval_models(state, fed))
+        metrics = self.evaluation.evaluate(fed.family, models, self.test, fed.client_data)
+        own = self.algorithm.personalized_models(state, fed)
+        return metrics | self.evaluation.evaluate_clients(fed.family, own, self.test)
 
-    def evaluated(self, state: Any) -> list[tuple[Task, Tensor]]:
+    def evaluated(self, state: Any) -> list[tuple[ModelFamily, Tensor]]:
         """Each model [D] that is evaluated, with its family; where each client has one, in the order of the clients."""
         fed, models = self.fed, self.algorithm.models(state)
         if isinstance(models, Tensor):
-            return [(fed.task, w) for w in models.view(-1, fed.task.size)]
+            return [(fed.family, w) for w in models.view(-1, fed.family.size)]
         count = len(models)
-        return [(fed.tasks[i % count], models[i % count][i // count]) for i in range(fed.num_clients)]
+        return [(fed.families[i % count], models[i % count][i // count]) for i in range(fed.num_clients)]
 
     @cached_property
     def _client_models(self) -> ClientModels:
@@ -245,14 +246,14 @@ class Simulation:
         """
         with understood(round, STRANGE):
             check_beginning(payload, checkpointing, examples=self.examples, code=code, frozen=self._frozen)
-            return recorder.lacks(round, payload.get("metrics")) or self.fed.tables.lacks(
+            return recorder.find_damage(round, payload.get("metrics")) or self.fed.client_state.find_damage(
                 round, payload["federation"]["tables"]
             )
 
     @cached_property
     def _frozen(self) -> str:
         """A digest of the models' weights that are not trained, which are in no State."""
-        modules = [task.module for task in self.fed.tasks]
+        modules = [family.module for family in self.fed.families]
         return digest_of(p.detach() for module in modules for p in module.parameters() if not p.requires_grad)
 
     def _resume(self, round: int, payload: dict[str, Any]) -> tuple[Snapshot, float]:

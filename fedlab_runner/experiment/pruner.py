@@ -26,7 +26,7 @@ FILE = "pruned.json"
 _log = logging.getLogger("fedlab_runner")
 
 
-class Watch:
+class Pruner:
     """Compares one run with those that its sweep has finished; outside of a sweep it never says a word."""
 
     def __init__(self, folder: Path, pruning: Pruning, evaluation: Evaluation, rounds: int) -> None:

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlab_runner.core.algorithm import Algorithm, Load
+from fedlab_runner.core.algorithm import Algorithm, CohortLoad
 from fedlab_runner.core.federation import Federation
-from fedlab_runner.core.model_family import Task
+from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.round_cost import local_operations
 from fedlab_runner.core.work import Work
 from fedlab_runner.executors._pieces import wait_for
@@ -34,19 +34,19 @@ class Need(NamedTuple):
 
     bytes: float
     what: str
-    way_out: str
+    remedy: str
     on_host: bool  # beside a GPU; without one all is
 
 
-def check_memory(algorithm: Algorithm[Any], fed: Federation, rounds: int) -> str:
+def check_run_memory(algorithm: Algorithm[Any], fed: Federation, rounds: int) -> str:
     """The most memory that a run of so many rounds will hold, in words; UserError where that is more than is free."""
     needs = [need for need in _needs(algorithm, fed, rounds) if need.bytes]
     of_host = [need for need in needs if need.on_host]
     words = _fitting(of_host, "", resident_bytes() or 0, memory_bytes(), REST)
-    if fed.task.device.type == "cpu":
+    if fed.family.device.type == "cpu":
         return words
     of_gpu = [need for need in needs if not need.on_host]
-    return f"{words}; {_fitting(of_gpu, ' of the GPU', *gpu_bytes(fed.task.device), GPU_REST)}"
+    return f"{words}; {_fitting(of_gpu, ' of the GPU', *gpu_bytes(fed.family.device), GPU_REST)}"
 
 
 def _fitting(needs: Sequence[Need], where: str, now: int, free: int | None, rest: float) -> str:
@@ -54,7 +54,7 @@ def _fitting(needs: Sequence[Need], where: str, now: int, free: int | None, rest
     if free is not None and more > max(free, WORTH_REFUSING):
         largest = sorted(needs, key=lambda need: -need.bytes)
         parts = ", ".join(f"{need.bytes / 1e9:.1f} GB for {need.what}" for need in largest)
-        ways = "; or ".join(dict.fromkeys(need.way_out for need in largest if need.bytes > 0.1 * more))
+        ways = "; or ".join(dict.fromkeys(need.remedy for need in largest if need.bytes > 0.1 * more))
         raise UserError(
             f"the run needs {more / 1e9:.1f} GB more{where} ({parts}), and {free / 1e9:.1f} GB are free: {ways}"
         )
@@ -72,17 +72,17 @@ def expected_bytes(algorithm: Algorithm[Any], fed: Federation, rounds: int) -> f
     """What a run of so many rounds will come to hold on its device beside what is there, without the libraries'
     workspaces.
     """
-    beside_a_gpu = fed.task.device.type != "cpu"
+    beside_a_gpu = fed.family.device.type != "cpu"
     return sum(need.bytes for need in _needs(algorithm, fed, rounds) if not (beside_a_gpu and need.on_host))
 
 
 def _needs(algorithm: Algorithm[Any], fed: Federation, rounds: int) -> list[Need]:
-    task, cpu = max(fed.tasks, key=lambda task: task.size), fed.task.device.type == "cpu"
-    nobody_is_late = Load(fed.cohort_size, 0, 0, fed.num_clients)
+    family, cpu = max(fed.families, key=lambda family: family.size), fed.family.device.type == "cpu"
+    nobody_is_late = CohortLoad(fed.cohort_size, 0, 0, fed.num_clients)
     load = nobody_is_late if algorithm.heterogeneous else _most_at_once(fed, rounds)
     copies, sent, held = algorithm.footprint(fed, load)
-    value, model = task.dtype.itemsize, task.size * task.dtype.itemsize
-    side, slots = fed.executor.at_once(load.starting), fed.local.make_optimizer().slots
+    value, model = family.dtype.itemsize, family.size * family.dtype.itemsize
+    side, slots = fed.executor.max_parallel_clients(load.starting), fed.local.make_optimizer().slots
     fewer = "lower participation.cohort_size"
     # Of those that arrive the late ones are there, and all are put together from those and the ones that are not late.
     late = (load.late + 2 * load.arriving) * sent if load.late else 0
@@ -91,14 +91,14 @@ def _needs(algorithm: Algorithm[Any], fed: Federation, rounds: int) -> list[Need
         (late * model, f"{load.late} late updates", f"{fewer} or the delay"),
         # Of each client that trains: its model, gradient in parts and in one, the update and the optimiser's slots.
         ((4 + slots) * side * model, f"{side} clients in training", "lower executor.chunk_size or workers"),
-        (side * _saved_bytes(task, fed), "their activations", "lower local.batch_size or executor.chunk_size"),
+        (side * _saved_bytes(family, fed), "their activations", "lower local.batch_size or executor.chunk_size"),
     ]
     return [Need(*each, cpu) for each in found] + [
-        Need(each.values * value, each.what, each.way_out, cpu or each.on_host) for each in held
+        Need(each.values * value, each.what, each.remedy, cpu or each.on_host) for each in held
     ]
 
 
-def _most_at_once(fed: Federation, rounds: int) -> Load:
+def _most_at_once(fed: Federation, rounds: int) -> CohortLoad:
     """As in the rounds that come next."""
     starting = late = arriving = 0
     due = np.empty(0, np.int64)
@@ -106,10 +106,10 @@ def _most_at_once(fed: Federation, rounds: int) -> Load:
         due = np.concatenate([due[due >= round], starts.due])
         now = int((due == round).sum())
         starting, late, arriving = max(starting, len(starts.ids)), max(late, len(due) - now), max(arriving, now)
-    return Load(starting, late, arriving, min(fed.num_clients, rounds * starting))
+    return CohortLoad(starting, late, arriving, min(fed.num_clients, rounds * starting))
 
 
-def _saved_bytes(task: Task, fed: Federation) -> int:
+def _saved_bytes(family: ModelFamily, fed: Federation) -> int:
     """What a step keeps of one minibatch for its backward pass."""
     seen: dict[int, int] = {}
 
@@ -119,13 +119,13 @@ def _saved_bytes(task: Task, fed: Federation) -> int:
         return saved.detach()  # the tensor itself may lead back to its node: the two would never be freed
 
     size = fed.local.batch_size
-    inputs, targets = fed.population.inputs[:size].clone(), fed.population.targets[:size]
-    own = torch.random.fork_rng(devices=[task.device] if task.device.type == "cuda" else [])
-    with task.bound(task.init(fed.seed)) as leaves:
+    inputs, targets = fed.client_data.inputs[:size].clone(), fed.client_data.targets[:size]
+    own = torch.random.fork_rng(devices=[family.device] if family.device.type == "cuda" else [])
+    with family.bound(family.init(fed.seed)) as leaves:
         known = {leaf.untyped_storage().data_ptr() for leaf in leaves}
-        task.mode(True, frozen_norm=True)
+        family.mode(True, frozen_norm=True)
         with torch.autograd.graph.saved_tensors_hooks(note, lambda saved: saved), own:
-            task.bound_loss(task.normalize(inputs, task.dtype), targets, None)
+            family.bound_loss(family.normalize(inputs, family.dtype), targets, None)
     return sum(size for place, size in seen.items() if place not in known)
 
 
@@ -133,28 +133,28 @@ def seconds_a_round(algorithm: Algorithm[Any], fed: Federation) -> float:
     """Of all that clients and server compute, one after another in this process, at the speed of a few steps of local
     training of the client with the most examples.
     """
-    client = np.array([int(fed.population.num_examples.argmax())])
-    if not fed.population.num_examples[client[0]]:
+    client = np.array([int(fed.client_data.num_examples.argmax())])
+    if not fed.client_data.num_examples[client[0]]:
         return 0.0
     a_step = []
-    for task in fed.tasks:
-        _timed(_steps_of(task, fed, client, 1))  # warms up
-        once = _timed(_steps_of(task, fed, client, 1))
+    for family in fed.families:
+        _timed(_steps_of(family, fed, client, 1))  # warms up
+        once = _timed(_steps_of(family, fed, client, 1))
         steps = int(np.clip(SAMPLE_SECONDS / max(once, 1e-6), 1, MOST_STEPS))
-        a_step.append(_timed(_steps_of(task, fed, client, steps)) / steps)
-    trained = np.flatnonzero(fed.population.num_examples)
-    steps = fed.population.num_steps(trained, fed.local, fed.task.has_batch_norm).mean()
+        a_step.append(_timed(_steps_of(family, fed, client, steps)) / steps)
+    trained = np.flatnonzero(fed.client_data.num_examples)
+    steps = fed.client_data.num_steps(trained, fed.local, fed.family.has_batch_norm).mean()
     training, local = float(np.mean(a_step) * steps * fed.cohort_size), local_operations(fed)
     return training * algorithm.operations(fed, local) / local if local else training
 
 
-def _steps_of(task: Task, fed: Federation, client: np.ndarray, steps: int) -> Work:
+def _steps_of(family: ModelFamily, fed: Federation, client: np.ndarray, steps: int) -> Work:
     local = fed.local.for_steps(steps)
-    return Work(task, fed.population, client, np.array([steps]), local, fed.lr, fed.seed, 0, task.init(fed.seed))
+    return Work(family, fed.client_data, client, np.array([steps]), local, fed.lr, fed.seed, 0, family.init(fed.seed))
 
 
 def _timed(work: Work) -> float:
     began = time.perf_counter()
     Loop(compile=False).train(work)
-    wait_for(work.task.device)
+    wait_for(work.family.device)
     return time.perf_counter() - began

@@ -13,12 +13,12 @@ from fedlab_runner.checkpoints.store import CheckpointStore
 from fedlab_runner.config.build import Checked, check
 from fedlab_runner.config.components import Components
 from fedlab_runner.experiment import provenance
-from fedlab_runner.experiment.artifacts import Leaving
+from fedlab_runner.experiment.artifacts import RunArtifacts
 from fedlab_runner.experiment.code_hash import code_of, digest_of_code
 from fedlab_runner.experiment.finished import CODE, objective_of_finished
 from fedlab_runner.experiment.lock import RunLock
 from fedlab_runner.experiment.loop import Simulation
-from fedlab_runner.experiment.pruner import Watch
+from fedlab_runner.experiment.pruner import Pruner
 from fedlab_runner.experiment.setup import Prepared, prepare
 from fedlab_runner.tracking.jsonl import Row
 from fedlab_runner.tracking.metric_direction import check_direction
@@ -95,14 +95,14 @@ def _run_locked(
     """Runs to the end in a run folder, and leaves there the config, the summary and the plots; Pruned if `pruning` in a
     sweep wants no more of it.
     """
-    watch = Watch(folder, c.pruning, c.evaluation, c.rounds)
+    watch = Pruner(folder, c.pruning, c.evaluation, c.rounds)
     remove_leftovers(folder, folder / "checkpoints")
     watch.start()
     fed = prepared.simulation.fed
-    fed.trainer.executor = fed.executor.in_run(folder, c.rounds)
+    fed.trainer.executor = fed.executor.bind_run(folder, c.rounds)
     code = code_of(checked.fingerprint)
     record = partial(provenance.record, folder, command, torch.get_num_threads(), code)
-    leaving = Leaving(folder, name, checked.values, prepared, record)
+    leaving = RunArtifacts(folder, name, checked.values, prepared, record)
     recorder = Recorder(
         folder,
         c.logger,

@@ -15,17 +15,17 @@ from fedlab_runner.algorithms.shared.feature_blocks import check_blocks
 from fedlab_runner.config.components import Components
 from fedlab_runner.config.run_id import SERVER_DATA
 from fedlab_runner.core.architectures import shape_of
-from fedlab_runner.core.client_data import Population, split_off
+from fedlab_runner.core.client_data import ClientData, split_off
 from fedlab_runner.core.clock import RoundClock
 from fedlab_runner.core.federation import Federation
-from fedlab_runner.core.model_family import Normalize, Task
+from fedlab_runner.core.model_family import ModelFamily, Normalize
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.core.server_data import ServerData
 from fedlab_runner.datasets.examples import Data, Examples, digest_of
 from fedlab_runner.datasets.label_noise import add_label_noise
 from fedlab_runner.executors.threads import set_threads
 from fedlab_runner.experiment.loop import Simulation
-from fedlab_runner.models.base import Model
+from fedlab_runner.models.base import Architecture
 from fedlab_runner.partitions.blocks import BlockPartition, with_their_blocks
 from fedlab_runner.topologies.base import describe
 from fedlab_runner.topologies.mesh import Mesh
@@ -73,21 +73,23 @@ def prepare(components: Components, folder: Path | None = None) -> Prepared:
         split = [part for part in split if len(part)]
     device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if c.device == "auto" else c.device)
     with _faults("model", c.model):
-        tasks = model_families(c, data, device, len(split))
-    if any(task.has_batch_norm for task in tasks) and c.local.batch_size == 1:
+        families = model_families(c, data, device, len(split))
+    if any(family.has_batch_norm for family in families) and c.local.batch_size == 1:
         raise UserError("local.batch_size must be > 1 for a model with batch norm, got 1")
     trained_on, kept_back = split_off(split, c.validation, c.seed) if c.validation else (split, None)
     with _faults("augment", c.augment):
-        population = Population(train.inputs, train.targets, trained_on, device, augment=c.augment)
-    validation = None if kept_back is None else Population(train.inputs, train.targets, kept_back, device)
+        client_data = ClientData(train.inputs, train.targets, trained_on, device, augment=c.augment)
+    validation = None if kept_back is None else ClientData(train.inputs, train.targets, kept_back, device)
     with _faults("participation", c.participation), _faults("delay", c.delay):
-        clock = RoundClock(population.num_examples, c.participation, c.delay, c.seed)
+        clock = RoundClock(client_data.num_examples, c.participation, c.delay, c.seed)
     with _faults("topology", c.topology):
-        topology = draw_topology(c, population.num_clients)
-    most = max([*population.num_examples, *(len(each) for each in server_data.values() if each is not None)], default=0)
+        topology = draw_topology(c, client_data.num_clients)
+    most = max(
+        [*client_data.num_examples, *(len(each) for each in server_data.values() if each is not None)], default=0
+    )
     fed = Federation(
-        task=tasks,
-        population=population,
+        family=families,
+        client_data=client_data,
         clock=clock,
         executor=c.executor,
         local=c.local.at_most(int(most)),
@@ -107,9 +109,9 @@ def prepare(components: Components, folder: Path | None = None) -> Prepared:
     test = data.test._replace(inputs=data.test.inputs.to(device), targets=data.test.targets.to(device))
     examples = _digest(train, data.test, split, server_data)
     simulation = Simulation(c.algorithm, fed, test, c.evaluation, c.analysis, c.lr_schedule, c.rounds, examples)
-    sizes = " or ".join(f"{task.size:,}" for task in tasks)
+    sizes = " or ".join(f"{family.size:,}" for family in families)
     where = f"{device}" if threads == 1 else f"{device}, {threads} threads"
-    _log.info("%d clients, %s values a model, on %s", population.num_clients, sizes, where)
+    _log.info("%d clients, %s values a model, on %s", client_data.num_clients, sizes, where)
     return Prepared(simulation, data, split)
 
 
@@ -143,38 +145,38 @@ def _tested(held_out: int, data: Data, rest: Data, seed: int) -> Data:
     return data.hold_out(held_out, seed)[1] if held_out > size - len(rest.test.targets) else rest
 
 
-def model_families(c: Components, data: Data, device: torch.device, num_clients: int) -> list[Task]:
+def model_families(c: Components, data: Data, device: torch.device, num_clients: int) -> list[ModelFamily]:
     """One family of models for each architecture."""
     dtype = torch.float64 if c.precision == "float64" else torch.float32
     num_classes, models = len(data.class_names), c.model.architectures()
     if len(models) > num_clients:
         raise ValueError(f"models must be at most as many as the {num_clients} clients, got {len(models)}")
     if len(models) > 1 and not c.algorithm.heterogeneous:
-        name = type(c.algorithm).__module__.rpartition(".")[2]
+        name = c.algorithm.name
         raise UserError(
             f"algorithm={name} needs one architecture for all clients, got {len(models)}: choose another model, or "
             "algorithm=dfml, dec_fedavg, fml"
         )
     channels, image_size = shape_of(data.train.inputs)
 
-    def task(model: Model) -> Task:
-        return Task(
+    def family(model: Architecture) -> ModelFamily:
+        return ModelFamily(
             lambda: model.build(channels, image_size, num_classes),
             num_classes,
             normalize=Normalize.of(data.mean, data.std, dtype, device),
             device=device,
             dtype=dtype,
             autocast=torch.bfloat16 if c.precision == "bfloat16" else None,
-            supervision=c.supervision,
+            loss_function=c.loss,
         )
 
-    return [task(model) for model in models]
+    return [family(model) for model in models]
 
 
 def draw_topology(c: Components, num_clients: int) -> np.ndarray | None:
     """Who can reach whom, drawn from the seed and logged, where there is no server; what goes unused is said."""
-    name = type(c.algorithm).__module__.rpartition(".")[2]
-    if not c.algorithm.serverless:
+    name = c.algorithm.name
+    if not c.algorithm.decentralized:
         if not isinstance(c.topology, Mesh):
             _log.warning("algorithm=%s has a server: the topology is not used", name)
         return None

@@ -6,7 +6,7 @@ from fedlab_runner.lr_schedules.base import LRSchedule
 
 
 @dataclass(frozen=True)
-class Constant(LRSchedule):
+class ConstantLR(LRSchedule):
     """1 in every round."""
 
     def factor(self, round: int) -> float:

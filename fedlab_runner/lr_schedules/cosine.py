@@ -7,7 +7,7 @@ from fedlab_runner.lr_schedules.base import LRSchedule
 
 
 @dataclass(frozen=True)
-class Cosine(LRSchedule):
+class CosineLR(LRSchedule):
     """Half a cosine from 1 in round 0 to `final` in round `rounds`, the first that is not run; `final` from there on.
 
     So no round that is run has the factor 0, even if `final` is 0.

@@ -6,7 +6,7 @@ from fedlab_runner.lr_schedules.base import LRSchedule
 
 
 @dataclass(frozen=True)
-class DropTo(LRSchedule):
+class DropToLR(LRSchedule):
     """The learning rate `lr` before round `round`, and `final_lr`, whatever it was, from that round on."""
 
     round: int

@@ -6,7 +6,7 @@ from fedlab_runner.lr_schedules.base import LRSchedule
 
 
 @dataclass(frozen=True)
-class Exponential(LRSchedule):
+class ExponentialLR(LRSchedule):
     """Multiplied by `decay` after every round."""
 
     decay: float

@@ -6,7 +6,7 @@ from fedlab_runner.lr_schedules.base import LRSchedule
 
 
 @dataclass(frozen=True)
-class Step(LRSchedule):
+class StepLR(LRSchedule):
     """Multiplied by `decay` after every `every` rounds."""
 
     every: int

@@ -7,7 +7,7 @@ from fedlab_runner.lr_schedules.base import LRSchedule
 
 
 @dataclass(frozen=True)
-class WarmupCosine(LRSchedule):
+class WarmupCosineLR(LRSchedule):
     """Rises linearly to 1 in round `warmup`, then half a cosine to `final` in round `rounds`; `final` from there on.
 
     Round 0 has the factor 1 / (warmup + 1), so that no round that is run has the factor 0.

@@ -3,6 +3,6 @@
 Each choice is one file with one frozen dataclass; `base.py` is the contract.
 """
 
-from fedlab_runner.models.base import Model
+from fedlab_runner.models.base import Architecture
 
-__all__ = ["Model"]
+__all__ = ["Architecture"]

@@ -10,7 +10,7 @@ if TYPE_CHECKING:  # reading a model's fields must not load torch
 
 
 @dataclass(frozen=True)
-class Model(ABC):
+class Architecture(ABC):
     """An architecture and the inputs that it wants; null means as the data set has them.
 
     `image_size` is the side of a square image in pixels. A vector of n features is an image of n channels and size 1.
@@ -24,7 +24,7 @@ class Model(ABC):
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be null or >= 1, got {value}")
 
-    def architectures(self) -> "Sequence[Model]":
+    def architectures(self) -> "Sequence[Architecture]":
         """What the clients have: client i number i modulo their number. Here all have this one."""
         return (self,)
 

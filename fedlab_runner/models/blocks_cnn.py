@@ -8,11 +8,11 @@ from itertools import pairwise
 from torch import nn
 
 from fedlab_runner.models._blocks import BlockNetwork, Grid, check_grid, check_widths, side_by_side
-from fedlab_runner.models.base import Model
+from fedlab_runner.models.base import Architecture
 
 
 @dataclass(frozen=True)
-class BlocksCNN(Model):
+class BlocksCNN(Architecture):
     """Images cut into `rows` x `columns` tiles of `block_channels` channels (null: all), a small CNN for each block and
     an MLP of `hidden` layers on their features.
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from fedlab_runner.models._blocks import BlockNetwork, check_widths, chosen
-from fedlab_runner.models.base import Model
+from fedlab_runner.models.base import Architecture
 
 
 @dataclass(frozen=True)
-class BlocksMLP(Model):
+class BlocksMLP(Architecture):
     """Inputs cut into blocks of `sizes` values, an MLP of `widths` for each block and an MLP of `hidden` layers on
     their features.
 

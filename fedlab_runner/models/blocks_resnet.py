@@ -8,14 +8,14 @@ from torch import nn
 
 from fedlab_runner.models._blocks import BlockNetwork, Grid, check_grid, check_widths
 from fedlab_runner.models._torch import for_vmap
-from fedlab_runner.models.base import Model
+from fedlab_runner.models.base import Architecture
 
 DEPTHS = (18, 34)
 STEMS = ("small", "imagenet")
 
 
 @dataclass(frozen=True)
-class BlocksResNet(Model):
+class BlocksResNet(Architecture):
     """Images cut into `rows` x `columns` tiles of `block_channels` channels (null: all), the convolutions and the
     pooling of a ResNet of `depth` (18, 34) for each block and an MLP of `hidden` layers on their 512 features each.
 

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from fedlab_runner.models.base import Model
+from fedlab_runner.models.base import Architecture
 
 
 @dataclass(frozen=True)
-class FeddleCNN(Model):
+class FeddleCNN(Architecture):
     """Three 3x3 convolutions (32, 64, 64) with ReLU, 2x2 max pooling, a hidden layer of 128 and the classifier.
 
     The paper lists one pooling layer but not its place: `pool` puts it after `each` convolution (8 million

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from fedlab_runner.models.base import Model
+from fedlab_runner.models.base import Architecture
 
 
 @dataclass(frozen=True)
-class McMahanCNN(Model):
+class McMahanCNN(Architecture):
     """Two 5x5 convolutions (32, 64), each with ReLU and 2x2 max pooling, a hidden layer of 512 and the classifier.
 
     Padding keeps the size, which gives the paper's 1,663,370 parameters for 28x28 grey images and 10 classes.

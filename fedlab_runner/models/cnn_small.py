@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from fedlab_runner.models.base import Model
+from fedlab_runner.models.base import Architecture
 
 
 @dataclass(frozen=True)
-class SmallCNN(Model):
+class SmallCNN(Architecture):
     """Two 3x3 convolutions (16, 32), each with ReLU and 2x2 max pooling, and a linear layer.
 
     9,930 parameters for 16x16 grey images and 10 classes: trains in seconds on a CPU.

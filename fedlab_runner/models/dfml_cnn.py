@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from torch import nn
 
 from fedlab_runner.models._widths import Axes, Axis, Sliceable
-from fedlab_runner.models.base import Model
+from fedlab_runner.models.base import Architecture
 
 
 @dataclass(frozen=True)
-class DFMLCNN(Model):
+class DFMLCNN(Architecture):
     """For each width a 5x5 convolution, ReLU, 2x2 max pooling and layer normalisation; then the classifier.
 
     Padding of 2, without which four layers would not fit 32 pixels. The norm is GroupNorm(1, width), whose weights

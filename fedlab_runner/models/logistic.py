@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from fedlab_runner.models.base import Model
+from fedlab_runner.models.base import Architecture
 
 
 @dataclass(frozen=True)
-class Logistic(Model):
+class Logistic(Architecture):
     """One linear layer on the flattened input; with cross-entropy, a convex problem."""
 
     def build(self, channels: int, image_size: int, num_classes: int) -> nn.Module:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedlab_runner.models.base import Model
+from fedlab_runner.models.base import Architecture
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Mix:
 
     channels: int | None
     image_size: int | None
-    models: list[Model]
+    models: list[Architecture]
 
     def __post_init__(self) -> None:
         if not self.models:
@@ -28,6 +28,6 @@ class Mix:
                 if (of_model := getattr(model, name)) not in (None, wanted):
                     raise ValueError(f"{name} must be null in models[{i}] or {wanted} as for all, got {of_model}")
 
-    def architectures(self) -> Sequence[Model]:
+    def architectures(self) -> Sequence[Architecture]:
         """What the clients have."""
         return self.models

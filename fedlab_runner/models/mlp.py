@@ -5,11 +5,11 @@ from itertools import pairwise
 
 from torch import nn
 
-from fedlab_runner.models.base import Model
+from fedlab_runner.models.base import Architecture
 
 
 @dataclass(frozen=True)
-class MLP(Model):
+class MLP(Architecture):
     """Fully connected layers with ReLU between them, on the flattened input."""
 
     hidden: list[int]

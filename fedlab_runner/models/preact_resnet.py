@@ -6,11 +6,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedlab_runner.models._widths import Axes, Axis, Sliceable
-from fedlab_runner.models.base import Model
+from fedlab_runner.models.base import Architecture
 
 
 @dataclass(frozen=True)
-class PreActResNet(Model):
+class PreActResNet(Architecture):
     """A 3x3 convolution, for each width a stage of two blocks, batch norm, ReLU, average pooling and the classifier;
     with the default widths it is ResNet-18. Stages but the first start with stride 2.
 

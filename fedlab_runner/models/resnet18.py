@@ -6,11 +6,11 @@ from functools import partial
 from torch import nn
 
 from fedlab_runner.models._torch import for_vmap
-from fedlab_runner.models.base import Model
+from fedlab_runner.models.base import Architecture
 
 
 @dataclass(frozen=True)
-class ResNet18(Model):
+class ResNet18(Architecture):
     """torchvision's ResNet-18 with the stem used for CIFAR: one 3x3 convolution of stride 1 and no pooling.
 
     `norm` is `batch`, or `group`: 32 groups, for clients whose batches are small or skewed (Hsieh et al., ICML 2020).

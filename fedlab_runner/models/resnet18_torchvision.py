@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from fedlab_runner.models._torch import for_vmap, read_weights
-from fedlab_runner.models.base import Model
+from fedlab_runner.models.base import Architecture
 from fedlab_runner.utils.errors import UserError
 
 HINT = "torchvision's own is https://download.pytorch.org/models/resnet18-f37072fd.pth"
 
 
 @dataclass(frozen=True)
-class TorchvisionResNet18(Model):
+class TorchvisionResNet18(Architecture):
     """torchvision's ResNet-18, from scratch or from a local state dict file; 11,176,512 + 513 C parameters.
 
     `weights` is a path such as resnet18-f37072fd.pth (nothing is ever downloaded). The file's classifier is kept if it

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from fedlab_runner.models._torch import find_weights, for_vmap, read_weights
-from fedlab_runner.models.base import Model
+from fedlab_runner.models.base import Architecture
 from fedlab_runner.utils.errors import UserError
 
 HINT = "timm's own are at https://huggingface.co/timm"
@@ -24,7 +24,7 @@ RESERVED |= {"num_classes", "in_chans", "img_size", "drop_rate"}  # these have t
 
 
 @dataclass(frozen=True)
-class Timm(Model):
+class Timm(Architecture):
     """The model that `timm.create_model(name)` makes, for the data's channels, image size and classes.
 
     `pretrained` downloads timm's weights; `weights` is a local .safetensors or torch state dict of the same

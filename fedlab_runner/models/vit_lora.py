@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fedlab_runner.models._lora import add_lora
-from fedlab_runner.models.base import Model
+from fedlab_runner.models.base import Architecture
 from fedlab_runner.models.timm import Timm
 from fedlab_runner.utils.errors import UserError
 
@@ -20,7 +20,7 @@ _log = logging.getLogger("fedlab_runner")
 
 
 @dataclass(frozen=True)
-class ViTLoRA(Model):
+class ViTLoRA(Architecture):
     """timm's ViT with LoRA of `rank` and scale alpha / rank on q, k, v and the attention output of every block.
 
     The backbone is frozen: it is shared by all models and belongs to no model's vector, which for ViT-B/16 and rank 4

@@ -9,14 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedlab_runner.models._widths import Axes, Axis, Sliceable
-from fedlab_runner.models.base import Model
+from fedlab_runner.models.base import Architecture
 
 DIAGONAL = ((-1, -1), (-1, 1), (1, -1), (1, 1))
 CARDINAL = ((0, -1), (0, 1), (-1, 0), (1, 0))
 
 
 @dataclass(frozen=True)
-class SmallViT(Model):
+class SmallViT(Architecture):
     """`depth` layers of `width` channels on patches of `patch_size` pixels, `heads` of `head_width`, MLPs of twice the
     width.
 

@@ -6,7 +6,7 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class Fixed:
+class FixedParticipation:
     """Asks the idle ones of a fixed list of clients, in its order."""
 
     clients: list[int]

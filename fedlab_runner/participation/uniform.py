@@ -6,7 +6,7 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class Uniform:
+class UniformParticipation:
     """Samples `cohort_size` idle clients, or a `fraction` of all clients, without replacement; all idle ones if there
     are fewer.
     """

@@ -7,9 +7,9 @@ from types import MappingProxyType
 from fedlab_runner.report import plots as pictures
 from fedlab_runner.report import published as papers
 from fedlab_runner.report import tables
-from fedlab_runner.report.content import Report, Section, Table, cell
+from fedlab_runner.report.content import Report, ReportTable, Section, cell
 from fedlab_runner.report.formatting import judged, times, value
-from fedlab_runner.report.grouping import Differences, Group, group
+from fedlab_runner.report.grouping import Differences, SeedGroup, group
 from fedlab_runner.report.runs import Run
 from fedlab_runner.report.stats import FEWEST, LEVEL
 from fedlab_runner.utils.errors import UserError
@@ -23,7 +23,7 @@ TOLD = (
 MOST_NAMED = 12  # jobs to come
 
 
-def select(runs: Iterable[Run], experiment: str | None) -> list[Group]:
+def select(runs: Iterable[Run], experiment: str | None) -> list[SeedGroup]:
     """The runs by setting; of an experiment only those that it started or that its published table has a cell for.
 
     Raises UserError where the experiment has none of them.
@@ -44,7 +44,7 @@ def select(runs: Iterable[Run], experiment: str | None) -> list[Group]:
 
 
 def report(
-    groups: Sequence[Group],
+    groups: Sequence[SeedGroup],
     experiment: str | None,
     wanted: Sequence[float],
     to_come: Sequence[str] = (),
@@ -72,7 +72,7 @@ def report(
     )
 
 
-def _overview(groups: Sequence[Group], runs: Sequence[Run], to_come: Sequence[str]) -> Section:
+def _overview(groups: Sequence[SeedGroup], runs: Sequence[Run], to_come: Sequence[str]) -> Section:
     settings = [each.setting for each in groups]
     first = settings[0]
     shared = [key for key in TOLD if key in first and all(each.get(key) == first[key] for each in settings)]
@@ -93,7 +93,7 @@ def _overview(groups: Sequence[Group], runs: Sequence[Run], to_come: Sequence[st
     return Section("Overview", notes)
 
 
-def _published(paper: papers.Paper, groups: Sequence[Group]) -> Section:
+def _published(paper: papers.Paper, groups: Sequence[SeedGroup]) -> Section:
     notes = [
         f"The published table gives {paper.unit}. A difference is ours minus the paper's; ± is {papers.meant(paper)}; "
         "the best of ours in each column is in bold."
@@ -103,14 +103,14 @@ def _published(paper: papers.Paper, groups: Sequence[Group]) -> Section:
     return Section(f"Beside the paper: {paper.name}", notes, [papers.beside(paper, groups)])
 
 
-def _compared(groups: Sequence[Group], also: bool) -> Section:
+def _compared(groups: Sequence[SeedGroup], also: bool) -> Section:
     notes = ["Mean ± standard deviation (n - 1) over seeds, accuracies in percent; the best of each column in bold."]
     if also:
         notes.append("These runs have no cell in a published table.")
     return Section("Comparison", notes, [tables.comparison(groups)])
 
 
-def _curves(groups: Sequence[Group]) -> Section | None:
+def _curves(groups: Sequence[SeedGroup]) -> Section | None:
     drawn = pictures.convergence(groups)
     note = (
         "Lines are means over the finished seeds, bands one standard deviation; dashed where no seed is finished yet."
@@ -118,7 +118,7 @@ def _curves(groups: Sequence[Group]) -> Section | None:
     return Section("Convergence and cost", [note], pictures=drawn) if drawn else None
 
 
-def _targets(groups: Sequence[Group], wanted: Sequence[float]) -> Section | None:
+def _targets(groups: Sequence[SeedGroup], wanted: Sequence[float]) -> Section | None:
     found = [table for each in tables.by_condition(groups).values() if (table := tables.to_target(each, wanted))]
     if not found:
         return None
@@ -130,7 +130,7 @@ def _targets(groups: Sequence[Group], wanted: Sequence[float]) -> Section | None
     return Section("Rounds and bytes to a target", [note] if wanted else [note, chosen], found)
 
 
-def _costs(groups: Sequence[Group]) -> Section:
+def _costs(groups: Sequence[SeedGroup]) -> Section:
     note = (
         "Sums over the rounds on file, means over seeds. 1 MB is 10^6 bytes, a multiplication and an addition are two "
         "operations. Clients: products of matrices, convolutions and attention in local training; server: also the "
@@ -139,7 +139,7 @@ def _costs(groups: Sequence[Group]) -> Section:
     return Section("What it cost", [note], [tables.costs(each) for each in tables.by_condition(groups).values()])
 
 
-def _significance(groups: Sequence[Group]) -> Section | None:
+def _significance(groups: Sequence[SeedGroup]) -> Section | None:
     table, notes = tables.significance(groups)
     if table is None and not notes:
         return None
@@ -155,19 +155,19 @@ def _significance(groups: Sequence[Group]) -> Section | None:
     return Section("Are the differences real?", notes, [table] if table else [])
 
 
-def _staleness(groups: Sequence[Group]) -> Section | None:
+def _staleness(groups: Sequence[SeedGroup]) -> Section | None:
     drawn = pictures.staleness(groups)
     note = "From the start of a client to the arrival of its update; of the method with the most updates on file."
     return Section("How late updates were", [note], pictures=drawn) if drawn else None
 
 
-def _partitions(groups: Sequence[Group]) -> Section | None:
+def _partitions(groups: Sequence[SeedGroup]) -> Section | None:
     drawn, left_out = pictures.partitions(groups)
     notes = [f"{left_out} more are not shown: each run has its own in plots/partition.png."] if left_out else []
     return Section("Who had which examples", notes, pictures=drawn) if drawn else None
 
 
-def _runs(groups: Sequence[Group]) -> Section:
+def _runs(groups: Sequence[SeedGroup]) -> Section:
     """Where each number comes from, and how to get it again."""
     rows, code = [], []
     for each in groups:
@@ -178,7 +178,7 @@ def _runs(groups: Sequence[Group]) -> Section:
             rows.append([*words, cell(commit or "not recorded"), cell(str(run.seed)), cell(number)])
             code += [f"# {run.name}", *(run.commands or ["# started by a program, see its config.yaml"])]
     header = ["run", "condition", "method", "status", "commit", "seed", "result"]
-    return Section("Runs, commits and commands", tables=[Table(header, rows, names=5)], code=code)
+    return Section("Runs, commits and commands", tables=[ReportTable(header, rows, names=5)], code=code)
 
 
 def _unreadable(folders: Mapping[str, str]) -> Section | None:
@@ -186,4 +186,4 @@ def _unreadable(folders: Mapping[str, str]) -> Section | None:
         return None
     note = "Nothing of these is in the tables; all other folders are."
     rows = [[cell(folder), cell(fault)] for folder, fault in folders.items()]
-    return Section("Folders that cannot be read", [note], [Table(["folder", "why"], rows, names=2)])
+    return Section("Folders that cannot be read", [note], [ReportTable(["folder", "why"], rows, names=2)])

@@ -14,7 +14,7 @@ class Cell(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Table:
+class ReportTable:
     """The first `names` columns are texts, the others numbers."""
 
     header: Sequence[str]
@@ -39,7 +39,7 @@ class Section:
 
     title: str
     notes: Sequence[str] = ()
-    tables: Sequence[Table] = ()
+    tables: Sequence[ReportTable] = ()
     pictures: Sequence[Picture] = ()
     code: Sequence[str] = field(default_factory=tuple)  # lines to be copied
 

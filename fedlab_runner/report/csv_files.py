@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedlab_runner.report.grouping import Group
+from fedlab_runner.report.grouping import SeedGroup
 from fedlab_runner.report.published import Paper, comma_rows
 from fedlab_runner.report.stats import mean, reached, std, total
 from fedlab_runner.report.tables import CACHE, SUMS, by_condition, finished, targets
@@ -12,7 +12,7 @@ from fedlab_runner.tracking.summary import RULES
 from fedlab_runner.utils.escaping import comma_separated
 
 
-def files(groups: Sequence[Group], papers: Sequence[Paper], wanted: Sequence[float]) -> dict[str, str]:
+def files(groups: Sequence[SeedGroup], papers: Sequence[Paper], wanted: Sequence[float]) -> dict[str, str]:
     """The files by name."""
     found = {"runs.csv": _text(_runs(groups, wanted)), "settings.csv": _text([_setting(group) for group in groups])}
     if papers:
@@ -20,7 +20,7 @@ def files(groups: Sequence[Group], papers: Sequence[Paper], wanted: Sequence[flo
     return found
 
 
-def _runs(groups: Sequence[Group], wanted: Sequence[float]) -> list[dict[str, Any]]:
+def _runs(groups: Sequence[SeedGroup], wanted: Sequence[float]) -> list[dict[str, Any]]:
     """A row a run, with its summaries and what it cost; `rounds to <target>` for each target of its condition."""
     rows = []
     for condition, members in by_condition(groups).items():
@@ -44,7 +44,7 @@ def _runs(groups: Sequence[Group], wanted: Sequence[float]) -> list[dict[str, An
     return rows
 
 
-def _setting(group: Group) -> dict[str, Any]:
+def _setting(group: SeedGroup) -> dict[str, Any]:
     values = finished([group])
     return {
         "condition": group.condition,

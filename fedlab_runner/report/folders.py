@@ -32,14 +32,14 @@ LONGEST_ERROR = 500  # characters
 _AGE = "[0-9]{1,9}"
 
 
-class Found(NamedTuple):
+class FoundRuns(NamedTuple):
     """The runs, and what is wrong with the folders that cannot be read, by their paths."""
 
     runs: list[Run]
     unreadable: dict[str, str]
 
 
-def find(paths: Iterable[Path]) -> Found:
+def find(paths: Iterable[Path]) -> FoundRuns:
     """The runs in folders of runs (at any depth), in single run folders, and of sweeps (`outputs/sweeps/<id>`).
 
     A run that is found twice counts once, where it is longest. Raises UserError where there is none.
@@ -63,7 +63,7 @@ def find(paths: Iterable[Path]) -> Found:
         raise UserError(
             f"no runs in {', '.join(map(str, paths))}: a run's folder has a config.yaml and a metrics.jsonl{why}"
         )
-    return Found(list(found.values()), unreadable)
+    return FoundRuns(list(found.values()), unreadable)
 
 
 def to_come(paths: Iterable[Path]) -> list[str]:
@@ -192,8 +192,8 @@ def _choices(hydra: Mapping[str, Any]) -> dict[str, str]:
 def _started(hydra: Mapping[str, Any]) -> list[str]:
     """The command as Hydra has it, of a run that has not noted its own."""
     overrides = hydra.get("overrides")
-    task = overrides.get("task") if isinstance(overrides, dict) else None
-    return [shlex.join(["fedlab", *task])] if untrusted.are_texts(task) else []
+    family = overrides.get("task") if isinstance(overrides, dict) else None
+    return [shlex.join(["fedlab", *family])] if untrusted.are_texts(family) else []
 
 
 def _texts(starts: Iterable[Mapping[str, Any]], key: str) -> list[str]:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from textwrap import shorten
 
-from fedlab_runner.report.grouping import Group
+from fedlab_runner.report.grouping import SeedGroup
 from fedlab_runner.report.runs import Run
 from fedlab_runner.report.stats import mean, std
 
@@ -67,7 +67,7 @@ def judged(run: Run) -> str:
     return rules.get(run.rule, f"{run.rule} of {run.metric}")
 
 
-def remarks(groups: Sequence[Group]) -> tuple[str, ...]:
+def remarks(groups: Sequence[SeedGroup]) -> tuple[str, ...]:
     """What is to be said of the runs of a cell: seeds that failed, or are on their way, or warn of their result."""
     runs = [run for each in groups for run in each.runs if not run.finished]
     failed = [run for run in runs if run.error is not None]

@@ -21,7 +21,7 @@ Setting = Mapping[str, str]  # every key that decides a run's numbers, but for t
 
 
 @dataclass(frozen=True)
-class Group:
+class SeedGroup:
     """The runs of one setting, one a seed."""
 
     setting: Setting
@@ -40,7 +40,7 @@ def setting(run: Run) -> dict[str, str]:
     return dict(_flat(without_volatile(run.config), "", run.choices)) | {"rounds": text(run.config.get("rounds"))}
 
 
-def group(runs: Iterable[Run]) -> list[Group]:
+def group(runs: Iterable[Run]) -> list[SeedGroup]:
     """The runs by setting, with names that tell them apart, conditions first."""
     found: dict[tuple[tuple[str, str], ...], list[Run]] = {}
     for run in runs:
@@ -51,7 +51,7 @@ def group(runs: Iterable[Run]) -> list[Group]:
         keys = differences.of(one)
         condition = label(one, filter(is_condition, keys))
         method = label(one, ["algorithm", *(key for key in keys if key != "algorithm" and not is_condition(key))])
-        groups.append(Group(one, condition, method, _one_a_seed(members)))
+        groups.append(SeedGroup(one, condition, method, _one_a_seed(members)))
     return sorted(groups, key=lambda each: (natural([each.condition]), natural([each.method])))
 
 

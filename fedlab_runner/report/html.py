@@ -4,7 +4,7 @@ import base64
 import re
 from html import escape as escape_html
 
-from fedlab_runner.report.content import Cell, Picture, Report, Section, Table
+from fedlab_runner.report.content import Cell, Picture, Report, ReportTable, Section
 from fedlab_runner.utils.escaping import visible
 
 _STYLE = """
@@ -60,7 +60,7 @@ def _section(section: Section) -> str:
     return "".join(parts)
 
 
-def _table(table: Table) -> str:
+def _table(table: ReportTable) -> str:
     head = "".join(
         f'<th class="name">{escape(name)}</th>' if i < table.names else f"<th>{_broken(name)}</th>"
         for i, name in enumerate(table.header)

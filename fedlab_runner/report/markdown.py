@@ -1,6 +1,6 @@
 """A report as markdown, its pictures in files beside it."""
 
-from fedlab_runner.report.content import Cell, Report, Section, Table
+from fedlab_runner.report.content import Cell, Report, ReportTable, Section
 from fedlab_runner.utils.escaping import fenced
 from fedlab_runner.utils.escaping import markdown as _escape
 
@@ -22,7 +22,7 @@ def _section(section: Section) -> str:
     return "".join(f"\n{part}\n" for part in parts)
 
 
-def _table(table: Table) -> str:
+def _table(table: ReportTable) -> str:
     lines = [
         [_escape(name) for name in table.header],
         ["---" if i < table.names else "---:" for i in range(len(table.header))],

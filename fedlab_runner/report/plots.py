@@ -12,7 +12,7 @@ from fedlab_runner.plots.curves import staleness_counts, staleness_histogram
 from fedlab_runner.plots.style import GREY, STYLE, new_figure
 from fedlab_runner.report.content import Picture
 from fedlab_runner.report.formatting import is_share, times
-from fedlab_runner.report.grouping import Group
+from fedlab_runner.report.grouping import SeedGroup
 from fedlab_runner.report.runs import Run
 from fedlab_runner.report.stats import cumulative, mean, std
 from fedlab_runner.report.tables import best, by_condition
@@ -50,7 +50,7 @@ COSTS = (
 )
 
 
-def convergence(groups: Sequence[Group]) -> list[Picture]:
+def convergence(groups: Sequence[SeedGroup]) -> list[Picture]:
     """For each condition, the metric over rounds and over what was spent, a line a method."""
     found = []
     for condition, members in by_condition(groups).items():
@@ -67,7 +67,7 @@ def convergence(groups: Sequence[Group]) -> list[Picture]:
     return found
 
 
-def curve_of(group: Group) -> Curve:
+def curve_of(group: SeedGroup) -> Curve:
     """The curve over the finished seeds; while there is none, over the others."""
     done = [run for run in group.runs if run.finished]
     runs = done or [run for run in group.runs if _points(run)]
@@ -86,7 +86,7 @@ def curve_of(group: Group) -> Curve:
     )
 
 
-def staleness(groups: Sequence[Group]) -> list[Picture]:
+def staleness(groups: Sequence[SeedGroup]) -> list[Picture]:
     """For each condition, how many updates were how late, from the runs of the method with the most of them."""
     found: dict[str, Picture] = {}
     for condition, members in by_condition(groups).items():
@@ -102,7 +102,7 @@ def staleness(groups: Sequence[Group]) -> list[Picture]:
     return list(found.values())
 
 
-def partitions(groups: Sequence[Group]) -> tuple[list[Picture], int]:
+def partitions(groups: Sequence[SeedGroup]) -> tuple[list[Picture], int]:
     """Each different partition of the smallest seeds, as the runs have drawn it; and how many are left out."""
     found: dict[str, Picture] = {}
     for condition, members in by_condition(groups).items():
@@ -128,11 +128,11 @@ def _points(run: Run) -> dict[int, float]:
     return {round: value for round, value in values.items() if math.isfinite(value)}
 
 
-def _most_interesting(groups: Sequence[Group]) -> list[Group]:
+def _most_interesting(groups: Sequence[SeedGroup]) -> list[SeedGroup]:
     """As many as can be told apart: the best, in the order in which they stand."""
     if len(groups) <= MOST_LINES:
         return list(groups)
-    left, kept = list(groups), list[Group]()
+    left, kept = list(groups), list[SeedGroup]()
     while left and len(kept) < MOST_LINES:
         kept.append(best(left) or left[0])
         left.remove(kept[-1])

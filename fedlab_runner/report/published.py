@@ -8,9 +8,9 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from fedlab_runner.config.build import conf_dir
-from fedlab_runner.report.content import Cell, Table, cell
+from fedlab_runner.report.content import Cell, ReportTable, cell
 from fedlab_runner.report.formatting import amount, difference, remarks, spread, times
-from fedlab_runner.report.grouping import Differences, Group, label, text
+from fedlab_runner.report.grouping import Differences, SeedGroup, label, text
 from fedlab_runner.report.runs import Run
 from fedlab_runner.report.stats import mean, std
 from fedlab_runner.report.tables import finished, result
@@ -40,7 +40,7 @@ class Paper:
         """What ours are multiplied by to have the table's unit."""
         return 100 if IN_PERCENT in self.unit else 1
 
-    def has(self, group: Group) -> bool:
+    def has(self, group: SeedGroup) -> bool:
         """Whether any cell is about this setting."""
         return any(fits(group, {**column, **row["choice"]}) for row in self.rows for column in self.columns)
 
@@ -67,7 +67,7 @@ def papers(runs: Iterable[Run]) -> list[Paper]:
     return [found[name] for name in sorted(found)]
 
 
-def fits(group: Group, wanted: Mapping[str, Any]) -> bool:
+def fits(group: SeedGroup, wanted: Mapping[str, Any]) -> bool:
     """Whether a setting is the one of a cell: the column's keys and the row's choice."""
     for key, value in wanted.items():
         place = key.rpartition("@")[2]
@@ -83,10 +83,10 @@ def fits(group: Group, wanted: Mapping[str, Any]) -> bool:
     return True
 
 
-def beside(paper: Paper, groups: Sequence[Group]) -> Table:
+def beside(paper: Paper, groups: Sequence[SeedGroup]) -> ReportTable:
     """The paper's table with ours in it; a row has several lines where it was run in several ways."""
     columns = [i for i, column in enumerate(paper.columns) if _runs_of(paper, column, groups)]
-    lines: list[tuple[str, list[list[Group]], Mapping[str, Any]]] = []
+    lines: list[tuple[str, list[list[SeedGroup]], Mapping[str, Any]]] = []
     for row in paper.rows:
         mine = [group for group in groups if any(fits(group, {**c, **row["choice"]}) for c in paper.columns)]
         names = _variants(paper, mine)
@@ -107,7 +107,7 @@ def beside(paper: Paper, groups: Sequence[Group]) -> Table:
         for name, cells, row in lines
     ]
     names_of = _names(paper.columns)
-    return Table(["method", *(names_of[i] for i in columns)], body, title=f"\N{PLUS-MINUS SIGN} {meant(paper)}")
+    return ReportTable(["method", *(names_of[i] for i in columns)], body, title=f"\N{PLUS-MINUS SIGN} {meant(paper)}")
 
 
 def meant(paper: Paper) -> str:
@@ -118,17 +118,17 @@ def meant(paper: Paper) -> str:
     return ours if paper.spread == SEEDS else f"{ours}; the paper has none"
 
 
-def not_run(paper: Paper, groups: Sequence[Group]) -> list[str]:
+def not_run(paper: Paper, groups: Sequence[SeedGroup]) -> list[str]:
     """The columns of the paper's table that none of our runs belongs to."""
     names = zip(_names(paper.columns), paper.columns, strict=True)
     return [name for name, column in names if not _runs_of(paper, column, groups)]
 
 
-def _runs_of(paper: Paper, column: Mapping[str, Any], groups: Sequence[Group]) -> bool:
+def _runs_of(paper: Paper, column: Mapping[str, Any], groups: Sequence[SeedGroup]) -> bool:
     return any(fits(group, {**column, **row["choice"]}) for group in groups for row in paper.rows)
 
 
-def _variants(paper: Paper, groups: Sequence[Group]) -> dict[int, str]:
+def _variants(paper: Paper, groups: Sequence[SeedGroup]) -> dict[int, str]:
     """What tells each setting of a row from the others, though the paper's table does not say it; by id."""
     said = {key for column in paper.columns for key in column} | {"algorithm", "server_data"}
     differences = Differences([group.setting for group in groups])
@@ -139,7 +139,7 @@ def _variants(paper: Paper, groups: Sequence[Group]) -> dict[int, str]:
 
 
 def _cell(
-    paper: Paper, column: Mapping[str, Any], groups: Sequence[Group], theirs: Any, spread_of: Any, top: float | None
+    paper: Paper, column: Mapping[str, Any], groups: Sequence[SeedGroup], theirs: Any, spread_of: Any, top: float | None
 ) -> Cell:
     """Ours, theirs and the difference; the best of ours in bold."""
     ours = _ours(groups, column)
@@ -157,7 +157,7 @@ def _cell(
     return result(groups, bold=bold, more=more, deviation=deviation)
 
 
-def _deviation(paper: Paper, groups: Sequence[Group], column: Mapping[str, Any], ours: Sequence[float]) -> float:
+def _deviation(paper: Paper, groups: Sequence[SeedGroup], column: Mapping[str, Any], ours: Sequence[float]) -> float:
     """Ours, over what the paper's is over."""
     if paper.spread != ROUNDS:
         return std(ours)
@@ -173,7 +173,7 @@ def _over_rounds(run: Run, key: str) -> float:
     return float(summarise(rows, key, run.rule, LAST, run.evaluation.get("every", 1), run.rounds)["std_of_last"])
 
 
-def _ours(groups: Sequence[Group], column: Mapping[str, Any]) -> list[float]:
+def _ours(groups: Sequence[SeedGroup], column: Mapping[str, Any]) -> list[float]:
     """The objective of each finished seed, or the metric that the column names: of a cost the mean over rounds (of a
     cache the largest), which runs on their way have too, of others the value in the best round of a finished run.
     """
@@ -191,12 +191,12 @@ def _metric(run: Run, key: str) -> float:
     return (max(values) if key.endswith("cache_mb") else mean(values)) if values else math.nan
 
 
-def _metric_of(column: Mapping[str, Any], groups: Sequence[Group]) -> str:
+def _metric_of(column: Mapping[str, Any], groups: Sequence[SeedGroup]) -> str:
     """What a column's numbers are of."""
     return str(column.get("metric", groups[0].runs[0].metric if groups else "test/accuracy"))
 
 
-def _rank(number: float, column: Mapping[str, Any], groups: Sequence[Group]) -> float:
+def _rank(number: float, column: Mapping[str, Any], groups: Sequence[SeedGroup]) -> float:
     """The larger the better, as it is shown, so that equal ones are equally bold; the least where there is none."""
     sign = -1 if lower_is_better(_metric_of(column, groups)) else 1
     return -math.inf if math.isnan(number) else sign * round(number, 3)
@@ -222,12 +222,12 @@ def _equal(have: str | None, value: float) -> bool:
         return False
 
 
-def comma_rows(paper: Paper, groups: Sequence[Group]) -> list[dict[str, Any]]:
+def comma_rows(paper: Paper, groups: Sequence[SeedGroup]) -> list[dict[str, Any]]:
     """A row for each cell of the paper's table and each of our settings in it (or none), in the paper's unit."""
     found = []
     for row in paper.rows:
         for i, column in enumerate(paper.columns):
-            cells: list[Group | None] = [g for g in groups if fits(g, {**column, **row["choice"]})]
+            cells: list[SeedGroup | None] = [g for g in groups if fits(g, {**column, **row["choice"]})]
             for group in cells or [None]:
                 ours = [] if group is None else _ours([group], column)
                 values = [paper.scale * each for each in ours]

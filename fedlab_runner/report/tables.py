@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
-from fedlab_runner.report.content import Cell, Table, cell
+from fedlab_runner.report.content import Cell, ReportTable, cell
 from fedlab_runner.report.formatting import (
     NONE,
     amount,
@@ -16,7 +16,7 @@ from fedlab_runner.report.formatting import (
     times,
     value,
 )
-from fedlab_runner.report.grouping import Group
+from fedlab_runner.report.grouping import SeedGroup
 from fedlab_runner.report.runs import Run
 from fedlab_runner.report.stats import FEWEST, LEVEL, Difference, holm, mean, paired, reached, total
 
@@ -29,20 +29,20 @@ SUMS = (  # what is added up over the rounds: metric key, heading
 CACHE = "cost/server_cache_mb"
 
 
-def by_condition(groups: Iterable[Group]) -> dict[str, list[Group]]:
+def by_condition(groups: Iterable[SeedGroup]) -> dict[str, list[SeedGroup]]:
     """The methods that were run under each condition."""
-    found: dict[str, list[Group]] = {}
+    found: dict[str, list[SeedGroup]] = {}
     for group in groups:
         found.setdefault(group.condition, []).append(group)
     return found
 
 
-def finished(groups: Iterable[Group]) -> list[float]:
+def finished(groups: Iterable[SeedGroup]) -> list[float]:
     """The finite objectives of some groups."""
     return [each for group in groups for each in group.finished.values() if math.isfinite(each)]
 
 
-def best(groups: Iterable[Group]) -> Group | None:
+def best(groups: Iterable[SeedGroup]) -> SeedGroup | None:
     """The method with the best mean objective; None where nothing is finished."""
     known = [group for group in groups if finished([group])]
     if not known:
@@ -51,7 +51,7 @@ def best(groups: Iterable[Group]) -> Group | None:
     return max(known, key=lambda group: sign * mean(finished([group])))
 
 
-def comparison(groups: Sequence[Group]) -> Table:
+def comparison(groups: Sequence[SeedGroup]) -> ReportTable:
     """Methods down, conditions across: mean and standard deviation over seeds, the best of each column in bold."""
     columns = by_condition(groups)
     winners = [best(members) for members in columns.values()]
@@ -67,11 +67,11 @@ def comparison(groups: Sequence[Group]) -> Table:
         ]
         for method in methods
     ]
-    return Table(["method", *(condition or groups[0].runs[0].metric for condition in columns)], rows)
+    return ReportTable(["method", *(condition or groups[0].runs[0].metric for condition in columns)], rows)
 
 
 def result(
-    groups: Sequence[Group], bold: bool = False, more: Sequence[str] = (), deviation: float | None = None
+    groups: Sequence[SeedGroup], bold: bool = False, more: Sequence[str] = (), deviation: float | None = None
 ) -> Cell:
     """Mean and standard deviation of the finished seeds (or another deviation), and what is missing."""
     if not groups:
@@ -90,14 +90,14 @@ def _all_ended(runs: Iterable[Run]) -> bool:
     return all(run.ended for run in runs)
 
 
-def targets(groups: Sequence[Group], wanted: Sequence[float]) -> list[float]:
+def targets(groups: Sequence[SeedGroup], wanted: Sequence[float]) -> list[float]:
     """The target values of a condition: those wanted, or else 80 % and 95 % of the best mean, in whole percent."""
     if wanted or (top := best(groups)) is None or not is_share(top.runs[0].metric) or top.runs[0].lower_is_better:
         return list(wanted)
     return sorted({math.floor(share * 100 * mean(finished([top]))) / 100 for share in (0.8, 0.95)})
 
 
-def to_target(groups: Sequence[Group], wanted: Sequence[float]) -> Table | None:
+def to_target(groups: Sequence[SeedGroup], wanted: Sequence[float]) -> ReportTable | None:
     """Rounds and uploaded bytes until each target was reached, by method; None without targets."""
     goals = targets(groups, wanted)
     if not goals:
@@ -115,7 +115,7 @@ def to_target(groups: Sequence[Group], wanted: Sequence[float]) -> Table | None:
             rounds = counts[i, goal]
             row += _reached(group, rounds, bold=_rounds(rounds) == fewest[goal] < math.inf)
         rows.append(row)
-    return Table(header, rows, title=groups[0].condition)
+    return ReportTable(header, rows, title=groups[0].condition)
 
 
 def _rounds(counts: Sequence[int | None]) -> float:
@@ -123,7 +123,7 @@ def _rounds(counts: Sequence[int | None]) -> float:
     return mean([each for each in counts if each is not None]) if counts and None not in counts else math.inf
 
 
-def _reached(group: Group, rounds: Sequence[int | None], bold: bool) -> list[Cell]:
+def _reached(group: SeedGroup, rounds: Sequence[int | None], bold: bool) -> list[Cell]:
     pairs = [(run, each) for run, each in zip(group.runs, rounds, strict=True) if each is not None]
     short = [run for run, each in zip(group.runs, rounds, strict=True) if each is None]
     missing = [
@@ -141,7 +141,7 @@ def _reached(group: Group, rounds: Sequence[int | None], bold: bool) -> list[Cel
     return [cell(amount(mean([each for _, each in pairs])), *missing, bold=bold), cell(amount(mean(uploaded)))]
 
 
-def costs(groups: Sequence[Group]) -> Table:
+def costs(groups: Sequence[SeedGroup]) -> ReportTable:
     """What the rounds that are on file cost, the mean over seeds."""
     runs = [run for group in groups for run in group.runs]
     sums = [(key, name) for key, name in SUMS if any(key in row for run in runs for row in run.rows)]
@@ -154,14 +154,14 @@ def costs(groups: Sequence[Group]) -> Table:
         row.append(cell(amount(_mean(group, _largest_cache))))
         row.append(cell(amount(_mean(group, _seconds))))
         rows.append(row)
-    return Table(header, rows, title=groups[0].condition)
+    return ReportTable(header, rows, title=groups[0].condition)
 
 
-def _all_finished(group: Group) -> bool:
+def _all_finished(group: SeedGroup) -> bool:
     return all(run.finished for run in group.runs)
 
 
-def _mean(group: Group, of: Callable[[Run], float]) -> float:
+def _mean(group: SeedGroup, of: Callable[[Run], float]) -> float:
     """The mean over the runs that have the number."""
     return mean([number for run in group.runs if not math.isnan(number := of(run))])
 
@@ -178,7 +178,7 @@ def _seconds(run: Run) -> float:
     return mean([row["time/round"] for row in run.timings if "time/round" in row])
 
 
-def significance(groups: Sequence[Group]) -> tuple[Table | None, list[str]]:
+def significance(groups: Sequence[SeedGroup]) -> tuple[ReportTable | None, list[str]]:
     """Each method against the best of its condition, paired over seeds; and what cannot be said, in sentences."""
     rows: list[list[Cell]] = []
     few: dict[str, int] = {}
@@ -195,10 +195,10 @@ def significance(groups: Sequence[Group]) -> tuple[Table | None, list[str]]:
         for group, each, p in zip(others, found, adjusted, strict=True):
             rows.append([cell(condition or "all"), cell(group.method), cell(top.method), *_verdict(each, p, top)])
     header = ["condition", "method", "against the best", "seeds", "difference", "95 % interval", "p", "p, Holm", ""]
-    return (Table(header, rows, names=3) if rows else None), _too_few(few)
+    return (ReportTable(header, rows, names=3) if rows else None), _too_few(few)
 
 
-def _verdict(each: Difference, adjusted: float, top: Group) -> list[Cell]:
+def _verdict(each: Difference, adjusted: float, top: SeedGroup) -> list[Cell]:
     metric = top.runs[0].metric
     if each.seeds < FEWEST:
         said = "too few seeds"

@@ -92,7 +92,7 @@ class JsonLines:
             os.ftruncate(self._descriptor, self._size)
         sync_folder(self.path.parent)
 
-    def lacks(self, round: int, digest: str | None) -> str | None:
+    def find_damage(self, round: int, digest: str | None) -> str | None:
         """What is wrong with the file for going on after `round`: it must hold the rounds 0 to it, and they must have
         the digest (None: any); None where nothing is.
         """

@@ -108,9 +108,9 @@ class Recorder:
         self._metrics.sync()
         self._timings.sync()
 
-    def lacks(self, round: int, digest: str | None) -> str | None:
+    def find_damage(self, round: int, digest: str | None) -> str | None:
         """What keeps a run from going on after `round`, whose rows had this digest; None if nothing does."""
-        return self._metrics.lacks(round, digest)
+        return self._metrics.find_damage(round, digest)
 
     def digest(self, round: int) -> str:
         """The SHA-256 of `metrics.jsonl` up to a round."""

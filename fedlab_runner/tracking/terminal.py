@@ -131,7 +131,7 @@ class _Latest(ProgressColumn):
         super().__init__()
         self._values = latest
 
-    def render(self, task: Task) -> Text:
+    def render(self, family: Task) -> Text:
         parts = _parts(self._values)
         room = get_console().width - 42
         while len(parts) > 1 and len("  ".join(parts)) > room:
@@ -142,8 +142,8 @@ class _Latest(ProgressColumn):
 class _Speed(ProgressColumn):
     """How fast it goes."""
 
-    def render(self, task: Task) -> Text:
-        speed = task.finished_speed or task.speed
+    def render(self, family: Task) -> Text:
+        speed = family.finished_speed or family.speed
         if not speed:
             return Text("- rounds/s", style="magenta", no_wrap=True)
         return Text(_rate(speed), style="magenta", no_wrap=True)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedlab_runner.algorithms.matching.assignment import hungarian
-from fedlab_runner.algorithms.matching.neurons import Group, Piece
+from fedlab_runner.algorithms.matching.neurons import NeuronGroup, NeuronSlice
 
 PATIENCE = 50  # iterations at one temperature, at most (the authors' code)
 STILL = 2e-3  # squared change of a model's assignments below which the temperature falls (the authors' code)
@@ -41,7 +41,7 @@ class Graduated:
     max_iterations: int
     pairwise: bool
 
-    def assign(self, models: Tensor, groups: Sequence[Group], rng: np.random.Generator) -> Assignment:
+    def assign(self, models: Tensor, groups: Sequence[NeuronGroup], rng: np.random.Generator) -> Assignment:
         """Brings models [m, D] into the order of the first.
 
         X_i [n, n] of model i says which of its neurons (rows) is which of the first model's (columns); X_1 = I, and so
@@ -67,7 +67,9 @@ class Graduated:
                 sharp, tau, rested = tau <= self.tau_min, tau * self.tau_decay, 0
         return Assignment([[_order(one) for one in of_group] for of_group in x], iterations, flops)
 
-    def _affinities(self, models: Tensor, groups: Sequence[Group], x: Sequence[Tensor], others: Tensor) -> list[Tensor]:
+    def _affinities(
+        self, models: Tensor, groups: Sequence[NeuronGroup], x: Sequence[Tensor], others: Tensor
+    ) -> list[Tensor]:
         """A_i of each group [m, n, n]."""
         columns_moved, rows_moved = models.clone(), models.clone()
         for group, of_group in zip(groups, x, strict=True):
@@ -114,7 +116,7 @@ def _start(models: Tensor, n: int, rng: np.random.Generator) -> Tensor:
     return x
 
 
-def _mix(moved: Tensor, models: Tensor, piece: Piece, x: Tensor) -> None:
+def _mix(moved: Tensor, models: Tensor, piece: NeuronSlice, x: Tensor) -> None:
     """Writes a piece of models [m, D] into `moved` with its neurons in the order that x [m, n, n] gives."""
     piece.view(moved).copy_(torch.einsum("monr,mnp->mopr", piece.view(models), x))
 
@@ -141,7 +143,7 @@ def _change(new: Sequence[Tensor], x: Sequence[Tensor], older: Sequence[Tensor])
     return float(torch.stack(pairs).sum(0).mean())
 
 
-def _flops(group: Group, m: int, steps: int) -> int:
+def _flops(group: NeuronGroup, m: int, steps: int) -> int:
     """Of one iteration: kernels (three products of matrices), mixing, the sum over models, Sinkhorn."""
     n = group.size
     features = sum(p.outer * p.inner for p in group.rows + group.columns)

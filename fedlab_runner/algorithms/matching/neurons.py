@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-class Piece(NamedTuple):
+class NeuronSlice(NamedTuple):
     """A stretch of a model's vector, [outer, n, inner], whose middle axis is a group's n neurons."""
 
     name: str  # of the parameter or buffer
@@ -25,7 +25,7 @@ class Piece(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Group:
+class NeuronGroup:
     """Neurons (channels) that can change places: the rows that make them and the columns that read them.
 
     Rows are a layer's weights, its bias and the parameters of a norm behind it; columns are the next layers' weights,
@@ -34,9 +34,9 @@ class Group:
 
     name: str  # of the layer
     size: int  # n
-    rows: tuple[Piece, ...]
-    columns: tuple[Piece, ...]
-    statistics: tuple[Piece, ...]
+    rows: tuple[NeuronSlice, ...]
+    columns: tuple[NeuronSlice, ...]
+    statistics: tuple[NeuronSlice, ...]
 
     def incoming(self, w: Tensor) -> Tensor:
         """What makes each neuron of models w [..., D]: its trainable rows [..., n, r]."""
@@ -47,7 +47,7 @@ class Group:
         return _features(self.columns, w)
 
     @property
-    def pieces(self) -> tuple[Piece, ...]:
+    def pieces(self) -> tuple[NeuronSlice, ...]:
         """All that moves when the neurons change places."""
         return self.rows + self.columns + self.statistics
 
@@ -59,7 +59,7 @@ class Group:
         return mask
 
 
-def permute(w: Tensor, group: Group, order: np.ndarray | Tensor) -> Tensor:
+def permute(w: Tensor, group: NeuronGroup, order: np.ndarray | Tensor) -> Tensor:
     """The same models [..., D] with their neurons in another order: new neuron i is the old neuron order[i].
 
     Their function does not change.
@@ -71,5 +71,5 @@ def permute(w: Tensor, group: Group, order: np.ndarray | Tensor) -> Tensor:
     return permuted
 
 
-def _features(pieces: Sequence[Piece], w: Tensor) -> Tensor:
+def _features(pieces: Sequence[NeuronSlice], w: Tensor) -> Tensor:
     return torch.cat([piece.view(w).transpose(-3, -2).flatten(-2) for piece in pieces], -1)

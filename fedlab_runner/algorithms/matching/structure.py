@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from fedlab_runner.algorithms.matching.neurons import Group, Piece, permute
+from fedlab_runner.algorithms.matching.neurons import NeuronGroup, NeuronSlice, permute
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.layers.pooling import Pooling
 from fedlab_runner.core.layers.replacement import CONVOLUTIONS, OURS
-from fedlab_runner.core.model_family import Task
+from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.utils.errors import UserError
 
 TOLERANCE = 0.05  # of the range of the logits, when a structure is tried out: bfloat16 is that coarse
@@ -31,15 +31,16 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *CONVOLUTIONS)
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
-_found: "WeakKeyDictionary[Task, list[Group]]" = WeakKeyDictionary()  # a structure is asked for in each round
+# A round asks for the structure each time.
+_found: "WeakKeyDictionary[ModelFamily, list[NeuronGroup]]" = WeakKeyDictionary()
 
 
-def require_groups(algorithm: Any, fed: Federation) -> list[Group]:
+def require_groups(algorithm: Any, fed: Federation) -> list[NeuronGroup]:
     """The groups of the federation's model; UserError when it has none that is known for certain."""
-    groups = neuron_groups(fed.task, fed.population.inputs[:1])
+    groups = neuron_groups(fed.family, fed.client_data.inputs[:1])
     if not groups:
-        name = type(algorithm).__module__.rpartition(".")[2]
-        model = type(fed.task.module).__name__
+        name = algorithm.name
+        model = type(fed.family.module).__name__
         raise UserError(
             f"algorithm={name} matches hidden neurons, and finds none in this {model} that may change places: use a "
             "model such as mlp, cnn_small or resnet18 (with norm: batch)"
@@ -47,36 +48,36 @@ def require_groups(algorithm: Any, fed: Federation) -> list[Group]:
     return groups
 
 
-def neuron_groups(task: Task, inputs: Tensor) -> list[Group]:
+def neuron_groups(family: ModelFamily, inputs: Tensor) -> list[NeuronGroup]:
     """The groups of a task's models, in the order of computation; none where the structure is not known for certain.
 
     The structure is read off the graph of the computation (torch.fx); what the graph does to channels and this module
     does not know keeps them in place, and so does an addition: residual streams are not permuted. The outcome is tried
     out on stored `inputs` [b, ...]: it counts only if the logits stay.
     """
-    if task in _found:
-        return _found[task]
-    finder = _Finder(task, _input_ranks(task, inputs))
-    finder.search(task.module, "")
+    if family in _found:
+        return _found[family]
+    finder = _Finder(family, _input_ranks(family, inputs))
+    finder.search(family.module, "")
     groups = [space.group() for space in finder.spaces if space.is_free()]
-    _found[task] = groups if _preserves_logits(task, groups, inputs) else []
-    return _found[task]
+    _found[family] = groups if _preserves_logits(family, groups, inputs) else []
+    return _found[family]
 
 
 @torch.no_grad()
-def _preserves_logits(task: Task, groups: list[Group], inputs: Tensor) -> bool:
+def _preserves_logits(family: ModelFamily, groups: list[NeuronGroup], inputs: Tensor) -> bool:
     """Whether a model with random values (positive ones: variances are among them) computes the same, permuted."""
     generator = torch.Generator().manual_seed(0)
-    noise = torch.rand(task.size, generator=generator).to(task.device, task.dtype)
-    w = task.vector(task.module) + 0.1 * noise
+    noise = torch.rand(family.size, generator=generator).to(family.device, family.dtype)
+    w = family.vector(family.module) + 0.1 * noise
     permuted = w
     for group in groups:
         permuted = permute(permuted, group, torch.randperm(group.size, generator=generator))
-    before, after = task.predict(w, inputs), task.predict(permuted, inputs)
+    before, after = family.predict(w, inputs), family.predict(permuted, inputs)
     return bool((before - after).abs().max() <= TOLERANCE * (before.max() - before.min()))
 
 
-def _input_ranks(task: Task, inputs: Tensor) -> dict[str, int]:
+def _input_ranks(family: ModelFamily, inputs: Tensor) -> dict[str, int]:
     """The number of dimensions that each module receives when the model is applied; 0 if it is not called just once."""
     ranks: dict[str, int] = {}
 
@@ -87,9 +88,9 @@ def _input_ranks(task: Task, inputs: Tensor) -> dict[str, int]:
 
         return hook
 
-    handles = [m.register_forward_pre_hook(note(name)) for name, m in task.module.named_modules()]
+    handles = [m.register_forward_pre_hook(note(name)) for name, m in family.module.named_modules()]
     try:
-        task.predict(task.vector(task.module), inputs[:1])
+        family.predict(family.vector(family.module), inputs[:1])
     finally:
         for handle in handles:
             handle.remove()
@@ -102,16 +103,16 @@ class _Space:
 
     name: str
     size: int
-    rows: list[Piece] = field(default_factory=list)
-    columns: list[Piece] = field(default_factory=list)
-    statistics: list[Piece] = field(default_factory=list)
+    rows: list[NeuronSlice] = field(default_factory=list)
+    columns: list[NeuronSlice] = field(default_factory=list)
+    statistics: list[NeuronSlice] = field(default_factory=list)
     pinned: bool = False  # something depends on the order
 
     def is_free(self) -> bool:
         return not self.pinned and bool(self.columns) and self.size > 1
 
-    def group(self) -> Group:
-        return Group(self.name, self.size, tuple(self.rows), tuple(self.columns), tuple(self.statistics))
+    def group(self) -> NeuronGroup:
+        return NeuronGroup(self.name, self.size, tuple(self.rows), tuple(self.columns), tuple(self.statistics))
 
 
 class _Value(NamedTuple):
@@ -132,11 +133,11 @@ class _Tracer(fx.Tracer):
 class _Finder:
     """Reads graphs of computation; where a module cannot be traced, those of its parts."""
 
-    def __init__(self, task: Task, ranks: dict[str, int]) -> None:
+    def __init__(self, family: ModelFamily, ranks: dict[str, int]) -> None:
         self.spaces: list[_Space] = []
-        self._layout, self._ranks = task.layout, ranks
+        self._layout, self._ranks = family.layout, ranks
         names: dict[int, list[str]] = {}
-        for name, parameter in task.module.named_parameters(remove_duplicate=False):
+        for name, parameter in family.module.named_parameters(remove_duplicate=False):
             names.setdefault(id(parameter), []).append(name)
         self._shared = {name for several in names.values() if len(several) > 1 for name in several}
 
@@ -203,13 +204,13 @@ class _Finder:
         if value is not None and value.last == is_linear:
             n = value.space.size
             if shape[1] == n or (value.flattened and shape[1] % n == 0):
-                value.space.columns.append(Piece(f"{name}.weight", start, made, n, inner // n))
+                value.space.columns.append(NeuronSlice(f"{name}.weight", start, made, n, inner // n))
                 handled = True
-        space = _Space(name, made, [Piece(f"{name}.weight", start, 1, made, inner)])
+        space = _Space(name, made, [NeuronSlice(f"{name}.weight", start, 1, made, inner)])
         if module.bias is not None:
             bias = self._at(f"{name}.bias")
             assert bias is not None
-            space.rows.append(Piece(f"{name}.bias", bias[0], 1, made, 1))
+            space.rows.append(NeuronSlice(f"{name}.bias", bias[0], 1, made, 1))
         self.spaces.append(space)
         return handled, _Value(space, last=is_linear)
 
@@ -222,7 +223,7 @@ class _Finder:
             place = self._at(f"{name}.{part}")
             if place is None or place[1].numel() % space.size:
                 return False, None
-            piece = Piece(f"{name}.{part}", place[0], 1, space.size, place[1].numel() // space.size)
+            piece = NeuronSlice(f"{name}.{part}", place[0], 1, space.size, place[1].numel() // space.size)
             (space.statistics if part.startswith("running") else space.rows).append(piece)
         return True, value
 

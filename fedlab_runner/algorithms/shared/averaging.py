@@ -7,9 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlab_runner.core.federation import Arrivals
-from fedlab_runner.core.model_family import Task
-from fedlab_runner.core.updates import Upload
+from fedlab_runner.core.model_family import ModelFamily
+from fedlab_runner.core.updates import Updates, Upload
 
 LATE_POLICIES = ("delta", "model", "discard")
 MODEL_POLICIES = ("model", "discard")  # of methods that combine whole models, not changes
@@ -66,9 +65,9 @@ def all_discarded(late_policy: str, arriving: Sequence[np.ndarray]) -> str | Non
     return "every update is late, and algorithm.late_policy=discard drops it: take delta, or lower the delay"
 
 
-def outgoing(task: Task, x: Tensor, y: Tensor, late_policy: str, *, keep: bool = False) -> Update:
+def make_update(family: ModelFamily, x: Tensor, y: Tensor, late_policy: str, *, keep: bool = False) -> Update:
     """What clients that went from x [D] to y [K, D] send; y is used up in it, unless the caller wants to `keep` it."""
-    start, rows, statistics = x[: task.num_params], y[:, : task.num_params], y[:, task.num_params :]
+    start, rows, statistics = x[: family.num_params], y[:, : family.num_params], y[:, family.num_params :]
     if late_policy == "model":
         return Update(rows, statistics)
     return Update(rows - start if keep else rows.sub_(start), statistics)
@@ -86,12 +85,12 @@ def stepped(x: Tensor, step: Tensor, statistics: Tensor) -> Tensor:
     return torch.cat([moved, statistics]) if len(statistics) else moved
 
 
-def in_time(arrivals: Arrivals[Upload], late_policy: str) -> Arrivals[Upload]:
+def in_time(arrivals: Updates[Upload], late_policy: str) -> Updates[Upload]:
     """The arrivals that count under the policy."""
     return arrivals.select(arrivals.staleness == 0) if late_policy == "discard" else arrivals
 
 
-def average(x: Tensor, arrivals: Arrivals[Any], late_policy: str, weighting: str, server_lr: float) -> Tensor:
+def average(x: Tensor, arrivals: Updates[Any], late_policy: str, weighting: str, server_lr: float) -> Tensor:
     """The server's next model [D]: its parameters move by the weighted mean of the `rows` that have arrived, and the
     mean of the `statistics` that have arrived, by the same weights, replaces its own; x itself when nothing has.
 

@@ -5,15 +5,15 @@ import math
 import torch
 from torch import Tensor
 
-from fedlab_runner.core.model_family import Classifier, Task
+from fedlab_runner.core.model_family import Classifier, ModelFamily
 from fedlab_runner.core.rng import Purpose, torch_seed
 from fedlab_runner.utils.errors import UserError
 
 
-def require_body(what: str, task: Task) -> Classifier:
+def require_body(what: str, family: ModelFamily) -> Classifier:
     """The model's last layer; UserError, beginning with `what`, when it has none or no trained body before it."""
-    layer = task.classifier
-    if layer is None or bool(task.segments(layer.name)[: task.num_params].all()):
+    layer = family.classifier
+    if layer is None or bool(family.segments(layer.name)[: family.num_params].all()):
         raise UserError(f"{what} needs a model with a body before a linear classifier")
     return layer
 
@@ -23,19 +23,19 @@ def head_size(layer: Classifier, num_classes: int) -> int:
     return num_classes * (layer.num_features + layer.has_bias)
 
 
-def new_head(task: Task, layer: Classifier, num_classes: int, seed: int) -> Tensor:
+def new_head(family: ModelFamily, layer: Classifier, num_classes: int, seed: int) -> Tensor:
     """A fresh head [num_classes (features + bias)], as torch initialises a linear layer; a function of the seed."""
     rng = torch.Generator().manual_seed(torch_seed(seed, Purpose.LEASH_HEAD))
     bound = 1 / math.sqrt(layer.num_features)
     values = torch.rand(head_size(layer, num_classes), generator=rng, dtype=torch.float64)
-    return ((2 * values - 1) * bound).to(task.device, task.dtype)
+    return ((2 * values - 1) * bound).to(family.device, family.dtype)
 
 
-def named_head(task: Task, head: Tensor) -> dict[str, Tensor]:
+def named_head(family: ModelFamily, head: Tensor) -> dict[str, Tensor]:
     """A head [C (F + 1)] of C classes and F features under the names of the model's classifier; nothing if it is
     empty.
     """
-    layer = task.classifier
+    layer = family.classifier
     if not len(head) or layer is None:
         return {}
     classes = len(head) // (layer.num_features + layer.has_bias)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedlab_runner.core.algorithm import Stacks
-from fedlab_runner.core.architectures import Group
+from fedlab_runner.core.architectures import ClientGroup
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.core.work import Loss
@@ -30,35 +30,35 @@ class Meeting(NamedTuple):
     next: int  # the aggregator of the next round
 
 
-class Trained(NamedTuple):
+class TrainedGroup(NamedTuple):
     """Participants of one architecture after local training."""
 
-    group: Group
+    group: ClientGroup
     before: Tensor  # [k, D_a]
     after: Tensor  # [k, D_a]
 
 
 def first_aggregator(fed: Federation) -> int:
     """The lowest id (DFML, section 3.1) of those that have examples."""
-    return int(np.flatnonzero(fed.population.num_examples)[0])
+    return int(np.flatnonzero(fed.client_data.num_examples)[0])
 
 
 def initial_models(fed: Federation) -> Stacks:
     """Models of all clients; those of one architecture are equal (DFML, Algorithm 2)."""
-    count = len(fed.tasks)
+    count = len(fed.families)
     sizes = [len(range(a, fed.num_clients, count)) for a in range(count)]
-    return tuple(task.init(fed.seed).repeat(n, 1) for task, n in zip(fed.tasks, sizes, strict=True))
+    return tuple(family.init(fed.seed).repeat(n, 1) for family, n in zip(fed.families, sizes, strict=True))
 
 
-def meet(fed: Federation, aggregator: int) -> Meeting:
+def pick_participants(fed: Federation, aggregator: int) -> Meeting:
     """The aggregator's neighbours that send in this round, and the one of them all that it names as its successor."""
     neighbours = fed.neighbours(aggregator)
-    senders = fed.ask(neighbours)
+    senders = fed.sample_clients(neighbours)
     named = generator(fed.seed, Purpose.AGGREGATOR, fed.round).choice(neighbours) if len(neighbours) else aggregator
     return Meeting(aggregator, senders, np.sort(np.append(senders, aggregator)), int(named))
 
 
-def train(fed: Federation, models: Stacks, ids: np.ndarray, loss: Loss | None = None) -> list[Trained]:
+def train(fed: Federation, models: Stacks, ids: np.ndarray, loss: Loss | None = None) -> list[TrainedGroup]:
     """Local training of clients `ids`, all of one architecture together.
 
     `loss(model, batch, start)` replaces the task's and is given the parameters [P] that the client starts from.
@@ -66,13 +66,13 @@ def train(fed: Federation, models: Stacks, ids: np.ndarray, loss: Loss | None = 
     done = []
     for group in fed.by_architecture(ids):
         before = models[group.architecture][group.rows]
-        start = () if loss is None else (before[:, : group.task.num_params],)
-        after = fed.cohort(group.ids, group.task).train(before, loss=loss, per_client=start)
-        done.append(Trained(group, before, after))
+        start = () if loss is None else (before[:, : group.family.num_params],)
+        after = fed.cohort(group.ids, group.family).train(before, loss=loss, per_client=start)
+        done.append(TrainedGroup(group, before, after))
     return done
 
 
-def updated(models: Stacks, new: Iterable[tuple[Group, Tensor]]) -> Stacks:
+def updated(models: Stacks, new: Iterable[tuple[ClientGroup, Tensor]]) -> Stacks:
     """The models of all clients with new ones [k, D_a], or one [D_a] for all of them, for the clients of groups."""
     stacks = list(models)
     for group, rows in new:
@@ -81,16 +81,16 @@ def updated(models: Stacks, new: Iterable[tuple[Group, Tensor]]) -> Stacks:
     return tuple(stacks)
 
 
-def record_exchange(fed: Federation, groups: Iterable[Group], aggregator: int) -> None:
+def record_exchange(fed: Federation, groups: Iterable[ClientGroup], aggregator: int) -> None:
     """Notes that all clients of the groups but the aggregator send their models and get them back."""
-    sizes = [(int((group.ids != aggregator).sum()), group.task.size) for group in groups]
+    sizes = [(int((group.ids != aggregator).sum()), group.family.size) for group in groups]
     values, models = sum(n * size for n, size in sizes), sum(n for n, _ in sizes)
     fed.metrics.count_payload(upload=values, download=values, models=2 * models)
 
 
-def cluster_means(fed: Federation, trained: Iterable[Trained]) -> Iterator[tuple[Group, Tensor]]:
+def cluster_means(fed: Federation, trained: Iterable[TrainedGroup]) -> Iterator[tuple[ClientGroup, Tensor]]:
     """For each architecture the mean [D_a] of its participants' models, weighted by examples (DFML, Eq 5)."""
     for group, _, after in trained:
-        weights = torch.from_numpy(fed.population.num_examples[group.ids]).to(after)
+        weights = torch.from_numpy(fed.client_data.num_examples[group.ids]).to(after)
         fed.metrics.count_server_flops(2 * after.numel())
         yield group, torch.tensordot(weights / weights.sum(), after, 1)

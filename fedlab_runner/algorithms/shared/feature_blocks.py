@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlab_runner.core.federation import Cohort, Federation
-from fedlab_runner.core.model_family import Task
+from fedlab_runner.core.cohort import Cohort
+from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.work import Loss
 from fedlab_runner.models._blocks import BlockNetwork
 from fedlab_runner.partitions.blocks import by_blocks, common_blocks
@@ -31,13 +32,13 @@ def check_blocks(algorithm: "Algorithm[Any]", fed: Federation) -> None:
     """Raises UserError where the model would read feature blocks that not all clients have, and cannot tell."""
     if fed.blocks is None:
         return
-    if fed.population.num_views > 1:
+    if fed.client_data.num_views > 1:
         raise UserError(
             "augment must be none where clients hold feature blocks: in a moved or mirrored example a client would see "
             "what is in the blocks of others"
         )
-    network, d0 = fed.task.module, fed.blocks.shape[1]
-    name, common = type(algorithm).__module__.rpartition(".")[2], common_blocks(fed.blocks)
+    network, d0 = fed.family.module, fed.blocks.shape[1]
+    name, common = algorithm.name, common_blocks(fed.blocks)
     if not isinstance(network, BlockNetwork):
         raise UserError(
             f"model must have an extractor for each of the partition's {d0} feature blocks, got "
@@ -57,7 +58,7 @@ def check_blocks(algorithm: "Algorithm[Any]", fed: Federation) -> None:
         )
 
 
-class Layer(NamedTuple):
+class BlockLayer(NamedTuple):
     """A linear layer of the classifier in a model's vector."""
 
     weight: int  # where it begins
@@ -80,22 +81,22 @@ class Layout:
 
     size: int  # D
     extractors: list[list[slice]]  # of each block, of parameters and of buffers
-    layers: list[Layer]  # of the classifier
+    layers: list[BlockLayer]  # of the classifier
     hidden: tuple[int, ...]  # h of each hidden layer
     num_features: int  # of a block
 
     @staticmethod
-    def of(task: Task) -> "Layout":
+    def of(family: ModelFamily) -> "Layout":
         """The layout of a task's models; one that is no BlockNetwork is one extractor that gives the logits."""
-        network = task.module
+        network = family.module
         if not isinstance(network, BlockNetwork):
-            return Layout(task.size, [[slice(0, task.size)]], [], (), 0)
-        extractors = [_spans(task, f"extractors.{block}.") for block in range(network.num_blocks)]
-        where, layers = task.layout, []
+            return Layout(family.size, [[slice(0, family.size)]], [], (), 0)
+        extractors = [_spans(family, f"extractors.{block}.") for block in range(network.num_blocks)]
+        where, layers = family.layout, []
         for name, (start, shape) in where.items():
             if name.startswith("classifier.") and name.endswith("weight"):
-                layers.append(Layer(start, where[name.removesuffix("weight") + "bias"][0], shape[1], shape[0]))
-        return Layout(task.size, extractors, layers, network.hidden, network.num_features)
+                layers.append(BlockLayer(start, where[name.removesuffix("weight") + "bias"][0], shape[1], shape[0]))
+        return Layout(family.size, extractors, layers, network.hidden, network.num_features)
 
     def first_places(self, num_clients: int, device: torch.device) -> Tensor:
         """Everyone's neurons in the same places [M, sum of h]: the first ones."""
@@ -150,7 +151,7 @@ class Layout:
         for block in blocks:
             yield from self.extractors[block]
 
-    def _parts(self, blocks: Sequence[int], places: Tensor) -> Iterator[tuple[Layer, "_Part", "_Part"]]:
+    def _parts(self, blocks: Sequence[int], places: Tensor) -> Iterator[tuple[BlockLayer, "_Part", "_Part"]]:
         """Each layer with what of it the client has, in its own vector and in the server's."""
         if not self.layers:
             return
@@ -173,12 +174,14 @@ class _Part(NamedTuple):
         return self.rows.unsqueeze(1), self.columns
 
 
-def _spans(task: Task, prefix: str) -> list[slice]:
+def _spans(family: ModelFamily, prefix: str) -> list[slice]:
     """The stretches of a model's vector that hold a submodule: of its parameters, and of its buffers."""
-    places = [(start, start + shape.numel()) for name, (start, shape) in task.layout.items() if name.startswith(prefix)]
+    places = [
+        (start, start + shape.numel()) for name, (start, shape) in family.layout.items() if name.startswith(prefix)
+    ]
     spans = []
     for buffers in (False, True):
-        part = [place for place in places if (place[0] >= task.num_params) == buffers]
+        part = [place for place in places if (place[0] >= family.num_params) == buffers]
         if part:
             spans.append(slice(min(start for start, _ in part), max(end for _, end in part)))
     return spans
@@ -186,14 +189,14 @@ def _spans(task: Task, prefix: str) -> list[slice]:
 
 def blocks_of(fed: Federation) -> list[tuple[int, ...]]:
     """The feature blocks of each client's model."""
-    count = fed.task.module.num_blocks if isinstance(fed.task.module, BlockNetwork) else 1
+    count = fed.family.module.num_blocks if isinstance(fed.family.module, BlockNetwork) else 1
     everything = np.ones((fed.num_clients, count), dtype=bool)
     return [tuple(np.flatnonzero(mine).tolist()) for mine in (everything if fed.blocks is None else fed.blocks)]
 
 
-def reading(task: Task, blocks: Sequence[int]) -> AbstractContextManager[None]:
+def reading(family: ModelFamily, blocks: Sequence[int]) -> AbstractContextManager[None]:
     """A context in which the task's models do without the extractors of other blocks, which must be zero in them."""
-    network = task.module
+    network = family.module
     return network.only(blocks) if isinstance(network, BlockNetwork) else nullcontext()
 
 
@@ -211,6 +214,6 @@ def train_on_blocks(
         return cohort.train(start, loss=loss, per_client=per_client)
     y = start.clone()
     for blocks, rows in by_blocks(owned[cohort.client_ids]):
-        with reading(cohort.task, blocks):
+        with reading(cohort.family, blocks):
             y[rows] = cohort.select(rows).train(start[rows], loss=loss, per_client=tuple(t[rows] for t in per_client))
     return y

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedlab_runner.core.losses import losses
-from fedlab_runner.core.model_family import Batch, Model, Task
+from fedlab_runner.core.model_family import Batch, FunctionalModel, ModelFamily
 
 
 class _Both(nn.Module):
@@ -18,11 +18,11 @@ class _Both(nn.Module):
 
 
 class Pair:
-    """Pairs of models of two families, as models [k, D1 + D2] of a `task` that any executor trains."""
+    """Pairs of models of two families, as models [k, D1 + D2] of a `family` that any executor trains."""
 
-    def __init__(self, first: Task, second: Task) -> None:
+    def __init__(self, first: ModelFamily, second: ModelFamily) -> None:
         self._first, self._second = first, second
-        self.task = first.like(lambda: _Both(first.build(), second.build()))
+        self.family = first.like(lambda: _Both(first.build(), second.build()))
 
     def join(self, first: Tensor, second: Tensor) -> Tensor:
         """[k, D1] and [k, D2] as [k, D1 + D2]: parameters first, as in every vector."""
@@ -37,7 +37,9 @@ class Pair:
         return torch.cat([p, b], 1), torch.cat([q, c], 1)
 
 
-def pair_loss(model: Model, batch: Batch, supervision: tuple[float, float], divergence: tuple[float, float]) -> Tensor:
+def pair_loss(
+    model: FunctionalModel, batch: Batch, supervision: tuple[float, float], divergence: tuple[float, float]
+) -> Tensor:
     """The sum of both models' losses, each a weight of the supervision signal and one of KL(other || own).
 
     The other's predictions are constants, so that each model gets the gradient of its own loss alone.

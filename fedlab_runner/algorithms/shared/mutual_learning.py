@@ -13,13 +13,13 @@ from torch import Tensor
 
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.losses import losses
-from fedlab_runner.core.model_family import Batch, Model, Task
+from fedlab_runner.core.model_family import Batch, FunctionalModel, ModelFamily
 from fedlab_runner.core.optimizer import zero_slots
 from fedlab_runner.core.rng import Purpose, torch_seed
 from fedlab_runner.core.work import clip_rows
 from fedlab_runner.executors._autotune.measure import FLOPS_A_SECOND
 from fedlab_runner.executors._fork.buffers import shared_zeros
-from fedlab_runner.executors._fork.lockstep import Table, in_step
+from fedlab_runner.executors._fork.lockstep import SharedRows, in_step
 
 # (logits [M, b, C] of all models, students first; minibatch) -> the loss of each student, which has no gradient with
 # respect to the logits of any other model
@@ -32,7 +32,7 @@ WORTH_SHARING = 1.0  # seconds that it takes; forks cost less than a tenth of it
 class Learners(NamedTuple):
     """Models of one architecture."""
 
-    task: Task
+    family: ModelFamily
     models: Tensor  # [k, D]
 
 
@@ -70,15 +70,15 @@ def _shared(
     """The same with the models shared out among processes; None if one of them has died."""
     learnt = [shared_zeros(s.models.shape, s.models.dtype) for s in students]
 
-    def run(part: int, table: Table) -> None:
+    def run(part: int, table: SharedRows) -> None:
         def whole(rows: Tensor, logits: Tensor) -> Tensor:
             return table.complete(rows, logits).index_copy(0, rows, logits)
 
         for room, rows, models in zip(learnt, parts[part], learn(parts[part], whole), strict=False):
             room[rows] = models
 
-    table = (sum(len(s.models) for s in groups), fed.local.batch_size, fed.task.num_classes)
-    return learnt if in_step(len(parts), table, fed.task.dtype, run) else None
+    table = (sum(len(s.models) for s in groups), fed.local.batch_size, fed.family.num_classes)
+    return learnt if in_step(len(parts), table, fed.family.dtype, run) else None
 
 
 def _operations(
@@ -87,12 +87,12 @@ def _operations(
     """What mutual learning costs, by model: students first."""
     if not epochs:
         return [0 for s in (*students, *teachers) for _ in s.models]
-    example = fed.task.normalize(fed.population.inputs[:1], fed.task.dtype)
+    example = fed.family.normalize(fed.client_data.inputs[:1], fed.family.dtype)
     local = replace(fed.local, epochs=epochs, steps=None)
-    drop_single = any(s.task.has_batch_norm for s in (*students, *teachers))
-    seen = int(fed.population.examples_seen(np.array([client]), local, drop_single)[0])
-    learning = [seen * s.task.flops(example).step for s in students for _ in s.models]
-    return learning + [seen * s.task.flops(example).forward for s in teachers for _ in s.models]
+    drop_single = any(s.family.has_batch_norm for s in (*students, *teachers))
+    seen = int(fed.client_data.examples_seen(np.array([client]), local, drop_single)[0])
+    learning = [seen * s.family.flops(example).step for s in students for _ in s.models]
+    return learning + [seen * s.family.flops(example).forward for s in teachers for _ in s.models]
 
 
 def _parts(fed: Federation, groups: Sequence[Learners], operations: Sequence[int], students: int) -> list[Rows]:
@@ -100,7 +100,7 @@ def _parts(fed: Federation, groups: Sequence[Learners], operations: Sequence[int
     process takes all where that is a matter of a second, or where dropout draws from one stream.
     """
     count = min(fed.executor.num_processes(), students)
-    alone = fed.task.device.type != "cpu" or any(s.task.has_dropout for s in groups)
+    alone = fed.family.device.type != "cpu" or any(s.family.has_dropout for s in groups)
     if count < 2 or alone or sum(operations) < WORTH_SHARING * FLOPS_A_SECOND:
         return [[torch.arange(len(s.models)) for s in groups]]
     places = [(g, row) for g, s in enumerate(groups) for row in range(len(s.models))]
@@ -126,24 +126,26 @@ def _learn(
     """The models of those students after it whose rows `own` has, for each group of students and then of teachers;
     `whole` makes of their logits and places among all models the logits of all.
     """
-    groups, tasks = len(students), [s.task for s in (*students, *teachers)]
+    groups, families = len(students), [s.family for s in (*students, *teachers)]
     chosen = [s.models[rows] for s, rows in zip((*students, *teachers), own, strict=True)]
     first = itertools.accumulate((len(s.models) for s in (*students, *teachers)), initial=0)
     places = torch.cat([begin + rows for begin, rows in zip(first, own, strict=False)])
     movable = places[: sum(map(len, own[:groups]))]
-    split = [task.num_params for task in tasks]
+    split = [family.num_params for family in families]
     params = [w[:, :p].clone() for w, p in zip(chosen, split, strict=True)]
     buffers = [w[:, p:].clone() for w, p in zip(chosen, split, strict=True)]
     optimizer, clip = fed.local.make_optimizer(), fed.local.clip_norm
     slots = [zero_slots(optimizer, w) for w in params]
-    device = fed.task.device
+    device = fed.family.device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(torch_seed(fed.seed, Purpose.DISTILLATION_DROPOUT, fed.round, client))
-        for t, batch in enumerate(client_batches(fed, client, epochs, tasks)):
+        for t, batch in enumerate(client_batches(fed, client, epochs, families)):
             with torch.no_grad():
-                taught = [_logits(fed, tasks[g], params[g], buffers[g], batch)[0] for g in range(groups, len(tasks))]
+                taught = [
+                    _logits(fed, families[g], params[g], buffers[g], batch)[0] for g in range(groups, len(families))
+                ]
             leaves = [w.detach().requires_grad_() for w in params[:groups]]
-            seen = [_logits(fed, tasks[g], leaf, buffers[g], batch) for g, leaf in enumerate(leaves)]
+            seen = [_logits(fed, families[g], leaf, buffers[g], batch) for g, leaf in enumerate(leaves)]
             loss = objective(whole(places, torch.cat([*(logits for logits, _ in seen), *taught])), batch)[movable]
             for g, gradient in enumerate(torch.autograd.grad(loss.sum(), leaves, materialize_grads=True)):
                 gradient = gradient if clip is None else clip_rows(gradient, clip)
@@ -152,38 +154,38 @@ def _learn(
     return [torch.cat(pair, 1) for pair in zip(params[:groups], buffers[:groups], strict=True)]
 
 
-def _logits(fed: Federation, task: Task, params: Tensor, buffers: Tensor, batch: Batch) -> list[Tensor]:
+def _logits(fed: Federation, family: ModelFamily, params: Tensor, buffers: Tensor, batch: Batch) -> list[Tensor]:
     """Logits [k, b, C] of models in training mode, and their buffers [k, B] after it."""
-    task.mode(True, frozen_norm=len(batch.targets) == 1)
+    family.mode(True, frozen_norm=len(batch.targets) == 1)
     if not len(params):
-        return [params.new_zeros(0, len(batch.targets), task.num_classes), buffers]
+        return [params.new_zeros(0, len(batch.targets), family.num_classes), buffers]
 
     def one(params: Tensor, buffers: Tensor) -> tuple[Tensor, Tensor]:
-        model = Model(task, params, buffers)
+        model = FunctionalModel(family, params, buffers)
         return model(batch.inputs), model.buffers
 
-    return fed.executor.each(task, one, params, buffers)
+    return fed.executor.map_models(family, one, params, buffers)
 
 
-def client_batches(fed: Federation, client: int, epochs: int, tasks: Sequence[Task]) -> Iterator[Batch]:
+def client_batches(fed: Federation, client: int, epochs: int, families: Sequence[ModelFamily]) -> Iterator[Batch]:
     """Minibatches of one client's examples for all the tasks, in an order of their own for this round."""
-    population, task, ids = fed.population, fed.task, np.array([client])
+    client_data, family, ids = fed.client_data, fed.family, np.array([client])
     if not epochs:
         return
-    plan = population.plan(
+    plan = client_data.plan(
         ids,
         replace(fed.local, epochs=epochs, steps=None),
         seed=fed.seed,
         round=fed.round,
-        drop_single=any(task.has_batch_norm for task in tasks),
+        drop_single=any(family.has_batch_norm for family in families),
         purpose=Purpose.DISTILLATION,
     )
-    offsets = population.offsets(task.supervision, ids, task.num_classes)
+    offsets = client_data.offsets(family.loss_function, ids, family.num_classes)
     for t, size in enumerate(plan.sizes[0].tolist()):
         rows = plan.indices[0, t, :size]
-        mask = torch.ones(size, dtype=task.dtype, device=task.device)
-        batch = task.batch(*population.minibatch(rows), mask)
-        yield batch._replace(offsets=None if offsets is None else offsets[0].to(task.dtype))
+        mask = torch.ones(size, dtype=family.dtype, device=family.device)
+        batch = family.batch(*client_data.minibatch(rows), mask)
+        yield batch._replace(offsets=None if offsets is None else offsets[0].to(family.dtype))
 
 
 def teacher_weights(sizes: Tensor) -> Tensor:

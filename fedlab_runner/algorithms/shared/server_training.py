@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlab_runner.core.client_data import Population, Streams
+from fedlab_runner.core.client_data import ClientData, Streams
 from fedlab_runner.core.federation import Federation
-from fedlab_runner.core.model_family import Batch, Flops, Model
+from fedlab_runner.core.model_family import Batch, Flops, FunctionalModel
 from fedlab_runner.core.optimizer import Adam, Optimizer, zero_slots
 from fedlab_runner.core.rng import Purpose, generator, torch_seed
 from fedlab_runner.core.server_data import ServerData
@@ -20,7 +20,7 @@ SERVER_STREAMS = Streams(Purpose.SERVER_BATCHES, Purpose.SERVER_DROPOUT)
 ADAM = Adam(0.9, 0.999, 1e-8, 0.0, decoupled=False)  # what the server trains with (Feddle, appendix D)
 
 
-class Trained(NamedTuple):
+class TrainedModel(NamedTuple):
     """A model [D] after training, and its optimiser's state."""
 
     model: Tensor
@@ -41,7 +41,7 @@ def check_server_training(lr: float, epochs: int, batch_size: int, max_steps: in
 
 def require_server_data(algorithm: Any, fed: Federation, *, in_domain: bool = False) -> ServerData:
     """The server's data; UserError when the algorithm has not the kind that it needs."""
-    name, data = type(algorithm).__module__.rpartition(".")[2], fed.server_data
+    name, data = algorithm.name, fed.server_data
     if data is None:
         choice = "server_data=in_domain" if in_domain else "server_data=in_domain (or tiny_imagenet, image_folder, ...)"
         raise UserError(f"algorithm={name} needs examples on the server: add {choice}")
@@ -72,7 +72,7 @@ def server_batches(
     assert data is not None
     rng = generator(fed.seed, purpose, fed.round, stage)
     labels, n, steps = data.targets if targets is None else targets, len(data), 0
-    drop_single = training and fed.task.has_batch_norm and n > 1
+    drop_single = training and fed.family.has_batch_norm and n > 1
     for _ in range(epochs):
         order = torch.from_numpy(rng.permutation(n)).to(data.inputs.device)
         for index in torch.split(order, batch_size):
@@ -81,16 +81,16 @@ def server_batches(
             if max_steps is not None and steps >= max_steps:
                 return
             steps += 1
-            device = fed.task.device
-            ones = torch.ones(len(index), dtype=fed.task.dtype, device=device)
-            yield fed.task.batch(data.inputs.index_select(0, index).to(device), labels[index].to(device), ones)
+            device = fed.family.device
+            ones = torch.ones(len(index), dtype=fed.family.dtype, device=device)
+            yield fed.family.batch(data.inputs.index_select(0, index).to(device), labels[index].to(device), ones)
 
 
 def server_steps(fed: Federation, epochs: int, batch_size: int, max_steps: int | None) -> int:
     """How many minibatches `server_batches` gives for training."""
     n = 0 if fed.server_data is None else len(fed.server_data)
     whole, rest = divmod(n, batch_size)
-    single = fed.task.has_batch_norm and rest == 1 and n > 1
+    single = fed.family.has_batch_norm and rest == 1 and n > 1
     steps = epochs * (whole + (rest > 0 and not single))
     return steps if max_steps is None else min(steps, max_steps)
 
@@ -114,7 +114,7 @@ def _seen(fed: Federation, epochs: int, batch_size: int, max_steps: int | None) 
 def example_flops(fed: Federation) -> Flops:
     """What one of the server's examples costs a model."""
     assert fed.server_data is not None
-    return fed.task.flops(fed.task.normalize(fed.server_data.inputs[:1].to(fed.task.device), fed.task.dtype))
+    return fed.family.flops(fed.family.normalize(fed.server_data.inputs[:1].to(fed.family.device), fed.family.dtype))
 
 
 def train_on_server(
@@ -130,7 +130,7 @@ def train_on_server(
     first_step: int = 0,
     params_of: Callable[[Tensor], Tensor] | None = None,
     watch: Callable[[int, Tensor], bool] | None = None,
-) -> Trained:
+) -> TrainedModel:
     """The model [D] after one step on each minibatch, from `start` [D].
 
     `loss(model, batch)` replaces the task's; `lr` may be a function of the step, which counts from `first_step`;
@@ -138,24 +138,24 @@ def train_on_server(
     is trained, which then stands in their place before the buffers. `watch` is told the steps done and the model after
     each, and ends the training by True.
     """
-    task = fed.task
-    params, buffers = start[: len(start) - task.num_buffers].clone(), start[len(start) - task.num_buffers :]
+    family = fed.family
+    params, buffers = start[: len(start) - family.num_buffers].clone(), start[len(start) - family.num_buffers :]
     slots = zero_slots(optimizer, params) if slots is None else tuple(s.clone() for s in slots)
-    with torch.random.fork_rng(devices=[task.device] if task.device.type == "cuda" else []):
+    with torch.random.fork_rng(devices=[family.device] if family.device.type == "cuda" else []):
         torch.manual_seed(torch_seed(fed.seed, Purpose.SERVER_DROPOUT, fed.round))
         for t, batch in enumerate(batches, first_step):
-            task.mode(True, frozen_norm=len(batch.mask) == 1)
+            family.mode(True, frozen_norm=len(batch.mask) == 1)
             leaf = params.detach().requires_grad_()
-            model = Model(task, leaf if params_of is None else params_of(leaf), buffers)
-            (g,) = torch.autograd.grad((loss or task.loss)(model, batch), leaf)
+            model = FunctionalModel(family, leaf if params_of is None else params_of(leaf), buffers)
+            (g,) = torch.autograd.grad((loss or family.loss)(model, batch), leaf)
             buffers = model.buffers.detach()
             if clip_norm is not None:
                 g = clip_rows(g, clip_norm)
             optimizer.step(params, g, slots, lr(t) if callable(lr) else lr, t)
-            fed.metrics.count_server_flops(len(batch.mask) * task.flops(batch.inputs).step)
+            fed.metrics.count_server_flops(len(batch.mask) * family.flops(batch.inputs).step)
             if watch is not None and watch(t + 1, torch.cat([params, buffers])):
                 break
-    return Trained(torch.cat([params, buffers]), slots)
+    return TrainedModel(torch.cat([params, buffers]), slots)
 
 
 @torch.no_grad()
@@ -168,10 +168,10 @@ def mean_answer(
     """The mean over teachers [D] of their logits [b, C], or of `answer(logits)`, on normalised inputs, in evaluation
     mode.
     """
-    task = fed.task
-    p = task.num_params
-    fed.metrics.count_server_flops(len(teachers) * len(inputs) * task.flops(inputs).forward)
-    logits = (task.evaluate(y[:p], y[p:], inputs) for y in teachers)
+    family = fed.family
+    p = family.num_params
+    fed.metrics.count_server_flops(len(teachers) * len(inputs) * family.flops(inputs).forward)
+    logits = (family.evaluate(y[:p], y[p:], inputs) for y in teachers)
     return torch.stack([z if answer is None else answer(z) for z in logits]).mean(0)
 
 
@@ -182,24 +182,24 @@ def mean_answers(
     answer: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """The same on all of the server's examples [n, C]."""
-    data, task = fed.server_data, fed.task
+    data, family = fed.server_data, fed.family
     assert data is not None
-    parts = (part.to(task.device) for part in torch.split(data.inputs, batch_size))
-    return torch.cat([mean_answer(fed, teachers, task.normalize(part, task.dtype), answer) for part in parts])
+    parts = (part.to(family.device) for part in torch.split(data.inputs, batch_size))
+    return torch.cat([mean_answer(fed, teachers, family.normalize(part, family.dtype), answer) for part in parts])
 
 
 def train_as_client(fed: Federation, start: Tensor) -> Tensor:
     """The model [D] that a client with the server's examples would send: the clients' optimiser, epochs and batches."""
-    data, task = fed.server_data, fed.task
+    data, family = fed.server_data, fed.family
     assert data is not None
     everyone = [np.arange(len(data))]
-    population = Population(data.inputs, data.targets, everyone, task.device, SERVER_STREAMS)
+    client_data = ClientData(data.inputs, data.targets, everyone, family.device, SERVER_STREAMS)
     ids = np.zeros(1, dtype=np.int64)
     work = Work(
-        task=task,
-        population=population,
+        family=family,
+        client_data=client_data,
         ids=ids,
-        num_steps=population.num_steps(ids, fed.local, task.has_batch_norm),
+        num_steps=client_data.num_steps(ids, fed.local, family.has_batch_norm),
         local=fed.local,
         lr=fed.lr,
         seed=fed.seed,
@@ -209,5 +209,5 @@ def train_as_client(fed: Federation, start: Tensor) -> Tensor:
     y, _ = fed.executor.train(work)
     examples = int(work.plan(ids).sizes.sum())
     if examples:
-        fed.metrics.count_server_flops(examples * task.flops(task.normalize(data.inputs[:1], task.dtype)).step)
+        fed.metrics.count_server_flops(examples * family.flops(family.normalize(data.inputs[:1], family.dtype)).step)
     return y[0]

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from fedlab_runner.algorithms.shared.decentralized import Clients, Meeting, record_exchange, train, updated
-from fedlab_runner.core.architectures import Group
+from fedlab_runner.core.architectures import ClientGroup
 from fedlab_runner.core.federation import Federation
-from fedlab_runner.core.model_family import Task
+from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.utils.errors import UserError
 
 _log = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 Choose = Callable[[str, int, int], Tensor]
 
 
-class Layer(NamedTuple):
+class SlicedLayer(NamedTuple):
     """One tensor of a model's vector."""
 
     name: str
@@ -29,29 +29,29 @@ class Layer(NamedTuple):
     axes: tuple[Any, ...]  # models._widths.Axis or None, one a dimension
 
 
-def layers(task: Task) -> list[Layer] | None:
+def layers(family: ModelFamily) -> list[SlicedLayer] | None:
     """All tensors of a model's vector in order; None where the network does not say how it can be cut."""
-    axes: Mapping[str, Any] | None = getattr(task.module, "axes", None)
+    axes: Mapping[str, Any] | None = getattr(family.module, "axes", None)
     if axes is None:
         return None
-    return [Layer(name, tuple(shape), axes[name]) for name, (_, shape) in task.layout.items()]
+    return [SlicedLayer(name, tuple(shape), axes[name]) for name, (_, shape) in family.layout.items()]
 
 
 def check_sliceable(algorithm: Any, fed: Federation) -> None:
     """Raises UserError that names the layer where one client's model is not a part of a wider client's; says so where
     all are alike and there is nothing to cut.
     """
-    name = type(algorithm).__module__.rpartition(".")[2]
-    if len(fed.tasks) == 1:
+    name = algorithm.name
+    if len(fed.families) == 1:
         _log.warning("algorithm=%s averages whole models where all have one width (several: model=dfml/h1_cnn)", name)
-    ordered = sorted(fed.tasks, key=lambda task: task.num_params)
+    ordered = sorted(fed.families, key=lambda family: family.num_params)
     for small, wide in itertools.pairwise(ordered):
         fault = _fault(layers(small), layers(wide))
         if fault:
             raise UserError(f"algorithm={name} needs models that differ in width alone: {fault}")
 
 
-def _fault(small: list[Layer] | None, wide: list[Layer] | None) -> str | None:
+def _fault(small: list[SlicedLayer] | None, wide: list[SlicedLayer] | None) -> str | None:
     if small is None or wide is None:
         return (
             "use model=dfml_cnn, preact_resnet or vit_small, which can be cut, in a mix of widths (model=dfml/h1_cnn)"
@@ -66,7 +66,7 @@ def _fault(small: list[Layer] | None, wide: list[Layer] | None) -> str | None:
     return None
 
 
-def places(small: Task, wide: Task, choose: Choose) -> Tensor:
+def places(small: ModelFamily, wide: ModelFamily, choose: Choose) -> Tensor:
     """Where each value of a model of `small` is in the vector of one of `wide`: int64 [D_small]."""
     mine, its = layers(small), layers(wide)
     if mine is None or its is None:  # of one architecture, as check_sliceable has seen
@@ -108,8 +108,8 @@ def partial_training(
     """
     trained = train(fed, state.models, meeting.participants)
     record_exchange(fed, [t.group for t in trained], meeting.aggregator)
-    shapes = fed.tasks if cut_from else [t.group.task for t in trained]
-    wide = max(shapes, key=lambda task: task.num_params)
+    shapes = fed.families if cut_from else [t.group.family for t in trained]
+    wide = max(shapes, key=lambda family: family.num_params)
     total = torch.zeros(wide.size, dtype=wide.dtype, device=wide.device)
     owners, parts = torch.zeros_like(total), []
     for group, _, after in trained:
@@ -127,8 +127,8 @@ def partial_training(
     return Clients(updated(state.models, new), meeting.next)
 
 
-def _places_of(group: Group, wide: Task, choose: Callable[[int], Choose], alike: bool) -> list[Tensor]:
+def _places_of(group: ClientGroup, wide: ModelFamily, choose: Callable[[int], Choose], alike: bool) -> list[Tensor]:
     """`places` of each client of a group."""
     if alike:
-        return [places(group.task, wide, choose(int(group.ids[0])))] * len(group.ids)
-    return [places(group.task, wide, choose(int(client))) for client in group.ids]
+        return [places(group.family, wide, choose(int(group.ids[0])))] * len(group.ids)
+    return [places(group.family, wide, choose(int(client))) for client in group.ids]

@@ -95,13 +95,15 @@ def kind_of(work: Work) -> str:
     """Work of one kind is carried out in one way throughout a run: model, minibatch and functions, but not how many
     clients happen to train, or how long.
     """
-    task, local = work.task, work.local
+    family, local = work.family, work.local
     own = [f is not None for f in (work.loss, work.perturb, work.correct, work.per_step, work.offsets)]
-    sizes = [task.num_params, task.num_buffers, task.has_batch_norm, len(work.per_client), len(work.ids) == 1]
-    layers = [list(p.shape) for p in task.module.parameters()]
-    examples = work.population
-    inputs = [list(examples.inputs.shape[1:]), str(examples.inputs.dtype), str(task.dtype), str(examples.augment)]
-    return digest([own, sizes, layers, inputs, str(task.autocast), local.batch_size, local.optimizer, str(task.device)])
+    sizes = [family.num_params, family.num_buffers, family.has_batch_norm, len(work.per_client), len(work.ids) == 1]
+    layers = [list(p.shape) for p in family.module.parameters()]
+    examples = work.client_data
+    inputs = [list(examples.inputs.shape[1:]), str(examples.inputs.dtype), str(family.dtype), str(examples.augment)]
+    return digest(
+        [own, sizes, layers, inputs, str(family.autocast), local.batch_size, local.optimizer, str(family.device)]
+    )
 
 
 def shape_of(work: Work) -> str:

@@ -25,8 +25,8 @@ AUTOCAST_TOLERANCE = 0.2
 
 def expected_seconds(work: Work) -> float:
     """A guess of what a cohort costs, to the order of magnitude, without measuring."""
-    example = work.task.normalize(work.population.inputs[:1], work.task.dtype)
-    step = work.task.flops(example).step * work.local.batch_size / FLOPS_A_SECOND
+    example = work.family.normalize(work.client_data.inputs[:1], work.family.dtype)
+    step = work.family.flops(example).step * work.local.batch_size / FLOPS_A_SECOND
     return float(work.num_steps.sum()) * max(step, STEP_SECONDS)
 
 
@@ -46,7 +46,7 @@ def sample(work: Work, seconds: float) -> Work:
     order = np.concatenate([rows for _, rows in work.groups()])
     rows = np.sort(order[np.linspace(0, len(order) - 1, count).astype(np.int64)])
     part = work.select(rows)
-    return replace(part, local=local, num_steps=work.population.num_steps(part.ids, local, work.task.has_batch_norm))
+    return replace(part, local=local, num_steps=work.client_data.num_steps(part.ids, local, work.family.has_batch_norm))
 
 
 def measure(work: Work, executors: Mapping[str, Executor]) -> dict[str, Cost]:
@@ -82,7 +82,7 @@ def measure(work: Work, executors: Mapping[str, Executor]) -> dict[str, Cost]:
 def _trained(executor: Executor, work: Work) -> Tensor:
     """The models, once they are there, of a cohort that nothing has been worked out for, as that of each round."""
     y, _ = executor.train(replace(work))
-    wait_for(work.task.device)
+    wait_for(work.family.device)
     return y
 
 
@@ -90,7 +90,7 @@ def _agree(work: Work, y: Tensor, reference: Tensor) -> bool:
     """Whether models [K, D] are the same but for rounding, which training can blow up in a few of the clients."""
     if torch.equal(y, reference):
         return True
-    tolerance = TOLERANCE[work.task.dtype] if work.task.autocast is None else AUTOCAST_TOLERANCE
+    tolerance = TOLERANCE[work.family.dtype] if work.family.autocast is None else AUTOCAST_TOLERANCE
     moved = torch.linalg.vector_norm(reference - work.start, dim=-1)
     apart = torch.linalg.vector_norm(y - reference, dim=-1) / moved.clamp_min(torch.finfo(y.dtype).tiny)
     return bool(apart.median() <= tolerance)

@@ -20,7 +20,7 @@ class HelperLost(Exception):
     """A helper has died."""
 
 
-class Table:
+class SharedRows:
     """Rows of which every part fills its own in every step, and then reads all."""
 
     def __init__(self, memory: Tensor, meet: Callable[[], None]) -> None:
@@ -39,7 +39,7 @@ class Table:
         return room
 
 
-def in_step(parts: int, shape: Sequence[int], dtype: torch.dtype, run: Callable[[int, Table], None]) -> bool:
+def in_step(parts: int, shape: Sequence[int], dtype: torch.dtype, run: Callable[[int, SharedRows], None]) -> bool:
     """Calls `run(part, table)` for each part, the first here and the others in forks, whose results must be written
     into shared memory; the table has the given shape [M, places, ...]. False if a fork has died: nothing is whole then.
     """
@@ -48,7 +48,7 @@ def in_step(parts: int, shape: Sequence[int], dtype: torch.dtype, run: Callable[
 
     def the_part(part: int) -> Callable[[socket.socket], None]:
         def run_part(line: socket.socket) -> None:
-            run(part, Table(memory, lambda: _follow(line)))
+            run(part, SharedRows(memory, lambda: _follow(line)))
             line.send(_STEP)
 
         return run_part
@@ -57,7 +57,7 @@ def in_step(parts: int, shape: Sequence[int], dtype: torch.dtype, run: Callable[
         with one_thread():
             for part in range(1, parts):
                 fork(helpers, the_part(part))
-            run(0, Table(memory, lambda: _lead(helpers)))
+            run(0, SharedRows(memory, lambda: _lead(helpers)))
             _gather(helpers)
     except HelperLost as lost:
         _log.warning("%s: the work is done again in one process", lost)

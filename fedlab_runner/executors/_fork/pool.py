@@ -23,7 +23,7 @@ _GO, _DONE = b"g", b"d"
 _ending: list[int] = []  # helpers that have been dismissed and only have to be collected
 
 
-class Share(NamedTuple):
+class PoolWork(NamedTuple):
     """A round's pieces, by number, and what carries one out."""
 
     train: Callable[[int], None]
@@ -35,13 +35,13 @@ class Share(NamedTuple):
         return [np.arange(first, self.pieces, count) for first in range(count)]
 
 
-class Crew:
+class ForkPool:
     """So many helpers; `begin` is called in each of them at the start of a round and says what there is to do.
 
     It is a fork: what `begin` refers to, they have as it was when the crew was made.
     """
 
-    def __init__(self, helpers: int, begin: Callable[[], Share]) -> None:
+    def __init__(self, helpers: int, begin: Callable[[], PoolWork]) -> None:
         collect()
         self._owner = os.getpid()
         self._queue, self._fill = os.pipe()
@@ -61,7 +61,7 @@ class Crew:
             return False
         return not any(select.select([each.line], [], [], 0)[0] for each in self._helpers)
 
-    def work(self, share: Share, done: np.ndarray) -> None:
+    def work(self, share: PoolWork, done: np.ndarray) -> None:
         """Carries out the pieces that are not done yet, in this process and in the helpers; what a helper that dies had
         taken is left.
         """
@@ -98,7 +98,7 @@ class Crew:
                 os.close(descriptor)
         self._queue = self._fill = -1
 
-    def _take(self, share: Share, tickets: list[np.ndarray]) -> None:
+    def _take(self, share: PoolWork, tickets: list[np.ndarray]) -> None:
         while True:
             try:
                 ticket = os.read(self._queue, _NUMBER.size)
@@ -107,7 +107,7 @@ class Crew:
             for number in tickets[_NUMBER.unpack(ticket)[0]].tolist():
                 share.train(number)
 
-    def _serve(self, begin: Callable[[], Share], line: socket.socket) -> None:
+    def _serve(self, begin: Callable[[], PoolWork], line: socket.socket) -> None:
         """In a helper: rounds, one after another, as long as the parent asks."""
         while line.recv(1):
             share = begin()

@@ -15,8 +15,8 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-from fedlab_runner.executors._pieces import InPieces
-from fedlab_runner.executors._ray.serialization import Round, Share, train_share
+from fedlab_runner.executors._pieces import ChunkedExecutor
+from fedlab_runner.executors._ray.serialization import ClientShare, Round, train_share
 from fedlab_runner.utils.system import die_with_parent, usable_cores
 
 LOOK_SECONDS = 2.0  # how often the cluster is looked at while nothing comes
@@ -34,11 +34,11 @@ class Keep(NamedTuple):
 class Train(NamedTuple):
     """Train a cohort; what is in the store under other numbers than these is not needed any more."""
 
-    inner: InPieces
+    inner: ChunkedExecutor
     work: bytes
     lasting: list[int]
     in_use: set[int]
-    shares: list[Share]
+    shares: list[ClientShare]
 
 
 class Ready(NamedTuple):

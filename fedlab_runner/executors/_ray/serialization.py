@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from fedlab_runner.augment.base import Augment
-from fedlab_runner.core.client_data import Population, Streams
+from fedlab_runner.core.client_data import ClientData, Streams
 from fedlab_runner.core.work import Work, own_generator
-from fedlab_runner.executors._pieces import InPieces, Piece
+from fedlab_runner.executors._pieces import Chunk, ChunkedExecutor
 from fedlab_runner.utils.system import keep_freed_memory
 
 Ref = Any  # where something lies in the cluster's object store
@@ -32,7 +32,7 @@ class Round(NamedTuple):
     lasting: list[Ref]  # the population, the module's own tensors
 
 
-class Share(NamedTuple):
+class ClientShare(NamedTuple):
     """What some of the clients have of their own."""
 
     rows: np.ndarray  # [k] of the cohort
@@ -40,19 +40,19 @@ class Share(NamedTuple):
     num_steps: np.ndarray  # [k]
     start: Tensor | None  # [k, D]; None: they start from the round's model
     per_client: tuple[Tensor, ...]  # each [k, ...]
-    pieces: list[Piece]  # rows of the share
+    pieces: list[Chunk]  # rows of the share
 
 
-def packed_population(population: Population) -> "Packed":
+def packed_population(client_data: ClientData) -> "Packed":
     """For the object store."""
-    members, _ = population.assignment
-    inputs, targets = population.inputs.numpy(), population.targets.numpy()
-    return Packed(inputs, targets, members, population.num_examples, population.streams, population.augment)
+    members, _ = client_data.assignment
+    inputs, targets = client_data.inputs.numpy(), client_data.targets.numpy()
+    return Packed(inputs, targets, members, client_data.num_examples, client_data.streams, client_data.augment)
 
 
 def own_tensors(work: Work) -> list[Tensor]:
     """The values that the module has beside those of the models, for the object store."""
-    module = work.task.module
+    module = work.family.module
     return [*module.parameters(), *module.buffers()]
 
 
@@ -61,7 +61,7 @@ def pickled(work: Work) -> bytes:
     sent with the code that they need.
     """
     places: dict[int, Any] = {id(tensor): number for number, tensor in enumerate(own_tensors(work))}
-    places[id(work.population)] = "population"
+    places[id(work.client_data)] = "population"
     base: Any = importlib.import_module("ray.cloudpickle").Pickler
 
     class Pickler(base):  # type: ignore[misc]  # of a library that may be missing
@@ -73,9 +73,9 @@ def pickled(work: Work) -> bytes:
     return file.getvalue()
 
 
-def shares_of(work: Work, pieces: list[Piece], count: int) -> list[Share]:
+def shares_of(work: Work, pieces: list[Chunk], count: int) -> list[ClientShare]:
     """The pieces (longest first) dealt out to so many shares that have nearly the same number of local steps."""
-    loads, dealt = np.zeros(count), [list[Piece]() for _ in range(count)]
+    loads, dealt = np.zeros(count), [list[Chunk]() for _ in range(count)]
     for piece in pieces:
         least = int(loads.argmin())
         loads[least] += work.num_steps[piece.rows].sum()
@@ -83,14 +83,16 @@ def shares_of(work: Work, pieces: list[Piece], count: int) -> list[Share]:
     return [_share(work, dealt[i]) for i in np.argsort(-loads, kind="stable").tolist() if dealt[i]]
 
 
-def _share(work: Work, pieces: list[Piece]) -> Share:
+def _share(work: Work, pieces: list[Chunk]) -> ClientShare:
     rows = np.concatenate([piece.rows for piece in pieces])
     part, ends = work.select(rows), np.cumsum([len(piece.rows) for piece in pieces]).tolist()
-    own = [Piece(np.arange(end - len(p.rows), end), p.frozen_norm) for p, end in zip(pieces, ends, strict=True)]
-    return Share(rows, part.ids, part.num_steps, part.start if part.start.dim() == 2 else None, part.per_client, own)
+    own = [Chunk(np.arange(end - len(p.rows), end), p.frozen_norm) for p, end in zip(pieces, ends, strict=True)]
+    return ClientShare(
+        rows, part.ids, part.num_steps, part.start if part.start.dim() == 2 else None, part.per_client, own
+    )
 
 
-def train_share(inner: InPieces, round: Round, share: Share) -> tuple[np.ndarray, np.ndarray]:
+def train_share(inner: ChunkedExecutor, round: Round, share: ClientShare) -> tuple[np.ndarray, np.ndarray]:
     """In a worker process: the models [k, D] and mean losses [k] of a share's clients."""
     torch.set_num_threads(1)
     keep_freed_memory()
@@ -104,7 +106,7 @@ def train_share(inner: InPieces, round: Round, share: Share) -> tuple[np.ndarray
         per_client=share.per_client,
         per_step=None if per_step is None else lambda some, step: per_step(share.rows[some], step),
     )
-    y = torch.empty(len(share.ids), work.task.size, dtype=work.task.dtype)
+    y = torch.empty(len(share.ids), work.family.size, dtype=work.family.dtype)
     losses = y.new_zeros(len(share.ids))
     with own_generator(work):
         for piece in share.pieces:
@@ -136,20 +138,20 @@ class Packed(NamedTuple):
     augment: Augment | None
 
 
-def _population(packed: Packed) -> Population:
+def _population(packed: Packed) -> ClientData:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that the arrays may not be written into: nobody does
         inputs, targets = torch.from_numpy(packed.inputs), torch.from_numpy(packed.targets)
     split = np.split(packed.members, np.cumsum(packed.num_examples)[:-1])
-    return Population(inputs, targets, split, torch.device("cpu"), packed.streams, packed.augment)
+    return ClientData(inputs, targets, split, torch.device("cpu"), packed.streams, packed.augment)
 
 
 def _unpickled(content: bytes, lasting: list[Ref]) -> Work:
-    population, tensors = _received(lasting[0], _population), _received(lasting[1], lambda found: found)
+    client_data, tensors = _received(lasting[0], _population), _received(lasting[1], lambda found: found)
 
     class Unpickler(pickle.Unpickler):
         def persistent_load(self, place: Any) -> Any:
-            return population if place == "population" else tensors[place]
+            return client_data if place == "population" else tensors[place]
 
     work: Work = Unpickler(io.BytesIO(content)).load()
     return work

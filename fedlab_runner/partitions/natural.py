@@ -9,7 +9,7 @@ from fedlab_runner.utils.errors import UserError
 
 
 @dataclass(frozen=True)
-class ByUser:
+class Natural:
     """num_clients users with at least min_samples samples, drawn without replacement, in ascending order of user.
 
     Covers the samples of the drawn users, not those of the others.
@@ -24,7 +24,7 @@ class ByUser:
         self, strata: np.ndarray, users: np.ndarray | None, num_clients: int, rng: np.random.Generator
     ) -> list[np.ndarray]:
         if users is None:
-            raise UserError("partition=by_user needs a data set with users, and this one has none")
+            raise UserError("partition=natural needs a data set with users, and this one has none")
         _common.check_at_least("num_clients", num_clients, 1)
         _, user, sizes = np.unique(users, return_inverse=True, return_counts=True)
         eligible = np.flatnonzero(sizes >= self.min_samples)

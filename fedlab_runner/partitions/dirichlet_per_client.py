@@ -10,7 +10,7 @@ BLOCK = 1024  # clients whose class distributions are drawn at a time
 
 
 @dataclass(frozen=True)
-class DirClient:
+class DirichletPerClient:
     """Client after client draws its class distribution from Dirichlet(alpha * frequencies of the classes), then that
     many samples without replacement; a class that runs out drops out, its share going to the others in proportion.
 

@@ -14,7 +14,7 @@ GROUP = 10  # auxiliary clients, at most, that share out one part of the samples
 
 
 @dataclass(frozen=True)
-class DirLin:
+class DirichletEqualSize:
     """Random equal parts of the samples, one for every ten clients, are each shared out as Yurochkin et al. do; then
     all lists are joined and cut anew into equal lists, so sizes differ by at most one and neighbours mix a little.
 

@@ -16,7 +16,7 @@ _log = logging.getLogger("fedlab_runner")
 
 
 @dataclass(frozen=True)
-class DirYurochkin:
+class Dirichlet:
     """Each class is shared out by Dirichlet(alpha) among the clients below the mean size; all is drawn again until
     every client has min_size samples.
 

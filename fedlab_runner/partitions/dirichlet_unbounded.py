@@ -11,7 +11,7 @@ from fedlab_runner.partitions import _common
 
 
 @dataclass(frozen=True)
-class DirPlain:
+class DirichletUnbounded:
     """Each class is shared out by its own Dirichlet(alpha) vector, counts rounded; the last client takes the rest.
 
     Sizes differ widely and clients may be empty. With samples of a class few for the clients, rounding leaves most of
