@@ -85,7 +85,7 @@ def combination(number: int) -> list[str]:
     cohort = draw.choice([1, 1, 2, clients])
     if pick["participation"] == "over_selection":
         cohort = max(1, min(cohort, int(clients / 1.3)))
-    if _class(pick["algorithm"]).serverless:
+    if _class(pick["algorithm"]).decentralized:
         cohort = min(cohort, clients - 1)
     said = [f"{group}={name}" for group, name in pick.items()]
     said += draw.choice(SHRUNK.get(pick["model"], [()]))

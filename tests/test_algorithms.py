@@ -98,7 +98,7 @@ def test_it_stays_finite_when_all_are_late_and_when_nobody_ever_reports(name: st
         assert all(torch.isfinite(t).all() for t in tensors(state) if t.is_floating_point())
     untouched = built.models(built.init(fed))
     assert fed.collect().get("late/in_flight", len(RAGGED)) == len(RAGGED), "nobody has reported"
-    waits = not built.serverless and name not in TRAINS_ON_THE_SERVER
+    waits = not built.decentralized and name not in TRAINS_ON_THE_SERVER
     assert torch.equal(vectors(built.models(state)), vectors(untouched)) == waits
 
 

@@ -235,7 +235,7 @@ def test_a_population_takes_its_augmentation_to_other_machines() -> None:
 # Algorithms
 
 LATE: dict[str, Any] = {"cohort": 3, "std": 1.5}
-LEARNING = [name for name in ALGORITHMS if algorithm(name).copies]  # where clients train
+LEARNING = [name for name in ALGORITHMS if algorithm(name).model_copies]  # where clients train
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

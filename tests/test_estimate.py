@@ -96,7 +96,7 @@ def test_a_round_takes_what_was_estimated(name: str) -> None:
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
     events.sort(key=lambda event: event.start_ns())
     held = np.cumsum([event.nbytes() for event in events]).max() / model
-    held += cohort if built.copies else 0  # what the executor hands back is no memory of torch's
+    held += cohort if built.model_copies else 0  # what the executor hands back is no memory of torch's
     assert (estimated - 10) / 1.5 < held < 1.5 * estimated + 10, f"{held:.1f} models, estimated {estimated:.1f}"
 
 

@@ -29,7 +29,7 @@ from fedlab_runner.utils.errors import Diverged, UserError
 BAD, ROUND = 3, 2  # the client, and the round counted from 0
 NAN, INF = float("nan"), float("inf")
 TRAINING = [name for name in ALGORITHMS if name != "center"]  # whose clients train
-SERVED = [name for name in TRAINING if not algorithm(name).serverless]
+SERVED = [name for name in TRAINING if not algorithm(name).decentralized]
 
 
 @dataclass(frozen=True)

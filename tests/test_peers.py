@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from benchmarks import workloads
-from benchmarks.peers import environments, family, ours, plain, run
+from benchmarks.peers import environments, ours, plain, run, task
 from benchmarks.peers.table import Run, Turn, speeds, standings, table
 from fedlab_runner.algorithms.fedavg import FedAvg
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.utils.errors import UserError
 
 HERE = Path(sys.executable)
-TINY = family.Workload(clients=3, examples=4, cohort=3, batch=4)
+TINY = task.Workload(clients=3, examples=4, cohort=3, batch=4)
 
 
 def ran(contender: str, *seconds: float, others: float | None = None) -> Run:
@@ -28,15 +28,15 @@ def ran(contender: str, *seconds: float, others: float | None = None) -> Run:
 
 def test_all_train_the_same_model_on_the_same_data() -> None:
     shapes = {"W1": workloads.W1, "W2": workloads.W2}
-    assert {name: workloads.Shape(*workload) for name, workload in family.WORKLOADS.items()} == shapes
-    peers, own = family.cnn().state_dict(), workloads.cnn().state_dict()
+    assert {name: workloads.Shape(*workload) for name, workload in task.WORKLOADS.items()} == shapes
+    peers, own = task.cnn().state_dict(), workloads.cnn().state_dict()
     assert {k: v.shape for k, v in peers.items()} == {k: v.shape for k, v in own.items()}
     assert sum(v.numel() for v in peers.values()) == 582_026
-    client_data = workloads.Shape(*TINY).federation(workloads.cnn).client_data
-    for k, dataset in enumerate(family.datasets(TINY)):
-        rows = torch.from_numpy(client_data.members(k))
+    population = workloads.Shape(*TINY).federation(workloads.cnn).population
+    for k, dataset in enumerate(task.datasets(TINY)):
+        rows = torch.from_numpy(population.members(k))
         inputs, targets = dataset.tensors
-        assert torch.equal(inputs, client_data.inputs[rows]) and torch.equal(targets, client_data.targets[rows])
+        assert torch.equal(inputs, population.inputs[rows]) and torch.equal(targets, population.targets[rows])
 
 
 def test_a_round_of_the_plain_loop_is_a_round_of_fedavg() -> None:
@@ -44,12 +44,12 @@ def test_a_round_of_the_plain_loop_is_a_round_of_fedavg() -> None:
     fed = workloads.Shape(*TINY).federation(workloads.cnn, Loop(compile=False))
     algorithm = FedAvg(late_policy="delta", weighting="size", server_lr=1.0)
     state = algorithm.init(fed)
-    server = family.cnn()
-    server.load_state_dict(fed.family.state_dict(state.params))
+    server = task.cnn()
+    server.load_state_dict(fed.task.state_dict(state.params))
     before = torch.nn.utils.parameters_to_vector(server.parameters()).detach().clone()
-    plain.train_round(server, family.datasets(TINY), TINY.batch)
+    plain.train_round(server, task.datasets(TINY), TINY.batch)
     fed.begin(0, 1.0)
-    own = fed.family.state_dict(algorithm.round(state, fed).params)
+    own = fed.task.state_dict(algorithm.round(state, fed).params)
     after = torch.nn.utils.parameters_to_vector(server.parameters())
     assert (after - before).abs().max() > 1e-3
     for name, value in server.state_dict().items():
@@ -60,7 +60,7 @@ def test_a_round_of_the_plain_loop_is_a_round_of_fedavg() -> None:
 def test_a_contender_reports_each_round(
     module: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(family.WORKLOADS, "W0", TINY)
+    monkeypatch.setitem(task.WORKLOADS, "W0", TINY)
     monkeypatch.setattr(sys, "argv", ["contender", "W0", "3"])
     module.main()
     shown = capsys.readouterr().out

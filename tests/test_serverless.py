@@ -35,7 +35,7 @@ from fedlab_runner.topologies.star import Star
 from fedlab_runner.topologies.two_groups import TwoGroups
 from fedlab_runner.utils.errors import UserError
 
-SERVERLESS = [name for name in ALGORITHMS if algorithm(name).serverless]
+SERVERLESS = [name for name in ALGORITHMS if algorithm(name).decentralized]
 MIXED = sorted(set(SERVERLESS) - {"def_kt", "heterofl", "fedrolex", "federated_dropout"})
 PARTIAL = ["heterofl", "fedrolex", "federated_dropout"]
 WIDTHS = (sliceable(4), sliceable(2), sliceable(1))

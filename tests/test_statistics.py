@@ -20,7 +20,7 @@ from fedlab_runner.experiment.loop import Simulation, Snapshot
 from fedlab_runner.lr_schedules.constant import ConstantLR
 from fedlab_runner.utils.errors import Diverged
 
-SERVED = [name for name in ALGORITHMS if not algorithm(name).serverless and name not in ("center", "standalone")]
+SERVED = [name for name in ALGORITHMS if not algorithm(name).decentralized and name not in ("center", "standalone")]
 LATE: dict[str, Any] = {"sizes": [6, 3, 9, 1, 12, 8, 5, 7, 2, 10], "cohort": 3, "std": 4.0, "build": normed}
 # Nothing but the clients' work moves statistics then; and every step is larger than the mean of what arrives.
 STILL: dict[str, Any] = {"epochs": 0, "steps": 0, "server_lr": 2.0, "buffer_size": 3}

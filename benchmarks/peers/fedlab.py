@@ -4,7 +4,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from benchmarks.peers.family import LR, Stopwatch, Workload, asked, cnn, datasets
+from benchmarks.peers.task import LR, Stopwatch, Workload, asked, cnn, datasets
 
 
 def main() -> None:

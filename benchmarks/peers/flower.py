@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from benchmarks.peers.family import Stopwatch, Workload, asked, cnn, datasets, fit
+from benchmarks.peers.task import Stopwatch, Workload, asked, cnn, datasets, fit
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """This package: rounds of FedAvg with two worker processes of one thread each."""
 
-from benchmarks.peers.family import Stopwatch, asked
+from benchmarks.peers.task import Stopwatch, asked
 from benchmarks.workloads import Shape, cnn
 from fedlab_runner.algorithms.fedavg import FedAvg
 from fedlab_runner.executors.loop import Loop

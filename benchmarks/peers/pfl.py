@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.peers.family import LR, Stopwatch, Workload, asked, cnn, datasets
+from benchmarks.peers.task import LR, Stopwatch, Workload, asked, cnn, datasets
 
 
 class Classifier(nn.Module):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from benchmarks.peers.family import Stopwatch, asked, cnn, datasets, fit
+from benchmarks.peers.task import Stopwatch, asked, cnn, datasets, fit
 
 
 @torch.no_grad()

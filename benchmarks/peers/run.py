@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.peers.environments import PINNED, cause, python_of
-from benchmarks.peers.family import WORKLOADS
 from benchmarks.peers.table import OURS, Run, Turn, speeds, table
+from benchmarks.peers.task import WORKLOADS
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.files import write_text_atomically
 
