@@ -27,7 +27,7 @@ test-all: $(VENV)/.installed-test ## run the suite with the slow tests (minutes,
 	@$(BIN)/python -m pytest -n auto -m "slow or not slow" $(ARGS)
 
 smoke: $(VENV)/.installed-test ## run random combinations of all choices; more: make smoke ARGS="--count 300 --seed 7"
-	@$(BIN)/python tests/smoke.py $(ARGS)
+	@$(BIN)/python tests/helpers/smoke.py $(ARGS)
 
 bench: $(VENV)/.installed ## time the package beside a plain PyTorch loop; more: make bench ARGS="--only W2 --out bench.json"
 	@OMP_NUM_THREADS=1 GOMP_SPINCOUNT=10000 $(BIN)/python -m benchmarks.run $(ARGS)
@@ -39,7 +39,7 @@ gpu-check: $(VENV)/.installed-test ## prove the package on a GPU in ten minutes;
 	@$(BIN)/python -m benchmarks.gpu_check $(ARGS)
 
 golden: $(VENV)/.installed-test ## rewrite the recorded curves in tests/golden; look at the diff before committing it
-	@FEDLAB_REWRITE_GOLDEN=1 $(BIN)/python -m pytest -q tests/test_golden.py
+	@FEDLAB_REWRITE_GOLDEN=1 $(BIN)/python -m pytest -q tests/algorithms/test_golden.py
 
 lint: $(VENV)/.installed-test ## check style and format
 	@$(BIN)/ruff check .

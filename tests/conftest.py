@@ -5,8 +5,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import pictures
 import pytest
+
+from tests.helpers import pictures
 
 # Before anything imports torch, and inherited by subprocesses: the workers of `pytest -n` are the parallelism.
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from composed import SMALL, composed, files
 
 import fedlab_runner
 from fedlab_runner import api, compose, run
 from fedlab_runner.experiment import run as runner
 from fedlab_runner.utils.errors import UserError
+from tests.helpers.composed import SMALL, composed, files
 
 
 @pytest.fixture(autouse=True)

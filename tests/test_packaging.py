@@ -11,8 +11,8 @@ import pytest
 
 from fedlab_runner import __version__
 from fedlab_runner.config import build as config
+from tests.helpers.paths import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
@@ -23,12 +23,12 @@ def test_the_config_folder_of_the_repository_is_found() -> None:
 def test_the_config_folder_inside_the_package_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(ROOT / "conf", tmp_path / "fedlab_runner" / "conf")
     shutil.copytree(ROOT / "conf", tmp_path / "conf")
-    monkeypatch.setattr(config, "__file__", str(tmp_path / "fedlab_runner" / "config.py"))
+    monkeypatch.setattr(config, "__file__", str(tmp_path / "fedlab_runner" / "config" / "build.py"))
     assert config.conf_dir() == tmp_path / "fedlab_runner" / "conf"
 
 
 def test_a_package_without_its_configs_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config, "__file__", str(tmp_path / "fedlab_runner" / "config.py"))
+    monkeypatch.setattr(config, "__file__", str(tmp_path / "fedlab_runner" / "config" / "build.py"))
     with pytest.raises(config.UserError, match=r"no conf/train\.yaml in .*: install the package again"):
         config.conf_dir()
 

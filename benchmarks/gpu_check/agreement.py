@@ -48,7 +48,7 @@ def normed() -> nn.Module:
 
 def tests(setting: Setting) -> Iterator[tuple[str, Case]]:
     """Those of the suite that wait for a GPU."""
-    yield "executor=cuda_graph", partial(_pytest, "tests/test_cuda_graph.py", "-k", "gpu")
+    yield "executor=cuda_graph", partial(_pytest, "tests/executors/test_cuda_graph.py", "-k", "gpu")
 
 
 def _pytest(*words: str) -> Iterator[Finding]:

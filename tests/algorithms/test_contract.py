@@ -1,0 +1,128 @@
+"""What every algorithm must do, over all that exist: a new file in conf/algorithm is tested without a line here."""
+
+import ast
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fedlab_runner.algorithms
+from fedlab_runner.checkpoints.state_packing import pack, unpack
+from fedlab_runner.executors.vectorized import Vectorized
+from tests.helpers.toy import (
+    ALGORITHMS,
+    ANY_OPTIMIZER,
+    RAGGED,
+    algorithm,
+    evaluate,
+    federation,
+    local,
+    normed,
+    run,
+    tensors,
+    vectors,
+)
+
+TRAINS_ON_THE_SERVER = {"center", "fedft", "fedwalk", "hfcl"}  # with or without clients
+SOURCES = sorted(Path(fedlab_runner.algorithms.__path__[0]).glob("[a-z]*.py"))
+LATE: dict[str, Any] = {"sizes": [6, 3, 9, 1, 12, 8, 5, 7, 2, 10], "cohort": 3, "std": 2.0}
+
+
+def test_every_algorithm_has_one_file_and_one_config() -> None:
+    assert [path.stem for path in SOURCES] == ALGORITHMS
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_it_is_hyperparameters_and_nothing_else(name: str) -> None:
+    built: Any = algorithm(name)
+    assert built.__dataclass_params__.frozen
+    assert {f.name for f in fields(built)} == set(vars(built))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+def test_it_imports_no_other_algorithm(path: Path) -> None:
+    imported = [node.module or "" for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+    assert not [module for module in imported if module.startswith("fedlab_runner.algorithms.")]
+
+
+# What the toy needs to get anywhere: the defaults are for hundreds of steps.
+FASTER: dict[str, dict[str, Any]] = {"center": {"lr": 0.02}}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_it_learns(name: str) -> None:
+    fed = federation([20] * 6, cohort=4, std=1.0)
+    built = algorithm(name, **FASTER.get(name, {}))
+    state = run(built, fed, 25)
+    before, after = (evaluate(built, each, fed)["test/accuracy"] for each in (built.init(fed), state))
+    assert after > max(0.7, before)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("setting", ["momentum", "batch_norm"])
+def test_vectorised_equals_the_loop(name: str, setting: str) -> None:
+    kinds: dict[str, dict[str, Any]] = {
+        "momentum": {"training": local(momentum=0.5, weight_decay=0.01)},
+        "batch_norm": {"build": normed},
+    }
+    built = algorithm(name, **ANY_OPTIMIZER.get(name, {}))
+    one = run(built, federation(**LATE, **kinds[setting]), 6)
+    other = run(built, federation(**LATE, **kinds[setting], executor=Vectorized(2, compile=False)), 6)
+    for mine, theirs in zip(tensors(one), tensors(other), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_round_changes_nothing_in_its_state(name: str) -> None:
+    built, fed = algorithm(name), federation(**LATE)
+    state = run(built, fed, 4)
+    before = [t.clone() for t in tensors(state)]
+    run(built, fed, 2, first=4, state=state)
+    assert all(torch.equal(old, t) for old, t in zip(before, tensors(state), strict=True))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_resumed_equals_uninterrupted_bit_for_bit(name: str) -> None:
+    """Through a checkpoint's plain values, with clients in flight, at every round."""
+    whole_fed = federation(**LATE)
+    whole = algorithm(name).init(whole_fed)
+    saved = []
+    for round in range(7):
+        saved.append(pack({"state": whole, "fed": whole_fed.state_dict()}))
+        whole = run(algorithm(name), whole_fed, 1, first=round, state=whole)
+    for round, checkpoint in enumerate(saved):
+        fed = federation(**LATE)
+        state = unpack(checkpoint["state"], like=algorithm(name).init(fed))
+        fed.load_state_dict(checkpoint["fed"])
+        state = run(algorithm(name), fed, 7 - round, first=round, state=state)
+        assert type(state) is type(whole)
+        assert all(torch.equal(a, b) for a, b in zip(tensors(state), tensors(whole), strict=True)), f"from {round}"
+        assert fed.collect() == whole_fed.collect()
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_it_stays_finite_when_all_are_late_and_when_nobody_ever_reports(name: str) -> None:
+    for std in (6.0, 1e6):
+        built, fed = algorithm(name), federation(RAGGED, build=normed, cohort=2, std=std)
+        state = run(built, fed, 12)
+        assert all(torch.isfinite(t).all() for t in tensors(state) if t.is_floating_point())
+    untouched = built.models(built.init(fed))
+    assert fed.collect().get("late/in_flight", len(RAGGED)) == len(RAGGED), "nobody has reported"
+    waits = not built.decentralized and name not in TRAINS_ON_THE_SERVER
+    assert torch.equal(vectors(built.models(state)), vectors(untouched)) == waits
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_single_client_is_enough(name: str) -> None:
+    built, fed = algorithm(name), federation([5])
+    state = run(built, fed, 3)
+    assert torch.isfinite(vectors(built.models(state))).all() and fed.collect().get("late/arrived", 1) == 1
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_two_runs_are_equal_and_another_seed_is_not(name: str) -> None:
+    one, again, other = (run(algorithm(name), federation(**LATE, seed=seed), 8) for seed in (0, 0, 1))
+    assert all(torch.equal(a, b) for a, b in zip(tensors(one), tensors(again), strict=True))
+    assert not torch.equal(vectors(algorithm(name).models(one)), vectors(algorithm(name).models(other)))

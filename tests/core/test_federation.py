@@ -1,0 +1,104 @@
+"""Updates on their way: order, staleness, conservation, bytes, and a saved federation that goes on."""
+
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedlab_runner.checkpoints.state_packing import pack
+from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.updates import Updates
+from fedlab_runner.delays.constant import ConstantDelay
+from tests.helpers.toy import EQUAL, federation
+
+
+class Upload(NamedTuple):
+    who: Tensor  # [K, 2]: the client and its round of dispatch
+    scalar: Tensor  # [K]
+
+
+def step(fed: Federation, round: int) -> Updates[Upload]:
+    fed.begin(round, 1.0)
+    cohort = fed.start_cohort((torch.zeros(10),))
+    who = torch.stack([cohort.ids, torch.full_like(cohort.ids, round)], 1)
+    return fed.collect_updates(cohort, Upload(who, cohort.ids.double()))
+
+
+def test_updates_arrive_once_when_due_and_oldest_first() -> None:
+    fed, dispatched, arrived = federation([3] * 20, cohort=5, std=4.0), 0, 0
+    seen: set[tuple[int, int]] = set()
+    for round in range(40):
+        arrivals = step(fed, round)
+        metrics = fed.collect()
+        dispatched, arrived = dispatched + int(metrics["late/dispatched"]), arrived + int(metrics["late/arrived"])
+        assert dispatched == arrived + metrics["late/in_flight"]
+        pairs = [tuple(pair) for pair in arrivals.upload.who.tolist()]
+        assert not seen & set(pairs)
+        seen |= set(pairs)
+        assert [client for client, _ in pairs] == arrivals.ids.tolist() == arrivals.upload.scalar.long().tolist()
+        assert [round - sent for _, sent in pairs] == arrivals.staleness.tolist()
+        assert sorted(pairs, key=lambda pair: pair[1]) == pairs, "oldest dispatch first"
+        assert arrivals.num_examples.tolist() == [3] * len(arrivals)
+        counts = {k: v for k, v in metrics.items() if k.startswith("late/staleness_count/")}
+        assert sum(counts.values()) == len(arrivals)
+    assert arrived > 100 and max(round - sent for _, sent in seen) >= 0
+
+
+def test_nothing_is_late_without_delay() -> None:
+    arrivals = step(federation(EQUAL), 0)
+    assert len(arrivals) == 4 and not arrivals.staleness.any()
+    assert arrivals.upload.who[:, 0].tolist() == arrivals.ids.tolist()
+
+
+def test_a_round_without_arrivals_has_empty_tensors_of_the_right_shape() -> None:
+    fed = federation(EQUAL)
+    fed._clock._delays = ConstantDelay(rounds=2, draw="client").sample(None, range(4))  # type: ignore[arg-type]
+    arrivals = step(fed, 0)
+    assert len(arrivals) == 0 and arrivals.upload.who.shape == (0, 2) and arrivals.upload.scalar.shape == (0,)
+    assert arrivals.mean(arrivals.upload.who.double()).tolist() == [0, 0]
+    assert "late/staleness_mean" not in fed.collect()
+    assert len(step(fed, 1)) == 0 and len(step(fed, 2)) == 4
+
+
+def test_bytes_are_those_of_the_payload() -> None:
+    """10 floats down and 2 + 1 values up for each of four clients, 4 bytes a value."""
+    fed = federation(EQUAL)
+    step(fed, 0)
+    assert fed.collect()["comm/download_mb"] == pytest.approx(4 * 10 * 4 / 1e6)
+    assert fed.collect()["comm/upload_mb"] == pytest.approx(4 * 3 * 4 / 1e6)
+
+
+def test_means_are_weighted_by_examples_or_uniform() -> None:
+    arrivals = Updates((torch.zeros(2),), torch.tensor([0, 1]), torch.tensor([1, 3]), torch.tensor([0, 0]))
+    rows = torch.tensor([[0.0, 4.0], [8.0, 0.0]])
+    assert arrivals.mean(rows).tolist() == [6, 1] and arrivals.mean(rows, uniform=True).tolist() == [4, 2]
+
+
+def test_arrivals_can_be_selected() -> None:
+    fed = federation([3] * 20, cohort=8, std=2.0)
+    arrivals = [step(fed, round) for round in range(4)][-1]
+    fresh = arrivals.select(arrivals.staleness == 0)
+    assert 0 < len(fresh) < len(arrivals) and (fresh.upload.who[:, 1] == 3).all() and type(fresh.upload) is Upload
+
+
+def test_a_saved_federation_goes_on_with_clients_in_flight() -> None:
+    first, second = (federation([3] * 20, cohort=5, std=4.0) for _ in range(2))
+    for round in range(9):
+        step(first, round)
+    saved: dict[str, Any] = pack(first.state_dict())
+    assert first.collect()["late/in_flight"] > 0
+    second.load_state_dict(saved)
+    for round in range(9, 25):
+        a, b = step(first, round), step(second, round)
+        assert a.upload.who.tolist() == b.upload.who.tolist() and a.staleness.tolist() == b.staleness.tolist()
+
+
+def test_a_snapshot_does_not_change_with_the_run() -> None:
+    fed = federation([3] * 20, cohort=5, std=4.0)
+    step(fed, 0)
+    snapshot = fed.state_dict()
+    before = repr(snapshot)
+    for round in range(1, 6):
+        step(fed, round)
+    assert repr(snapshot) == before

@@ -1,0 +1,102 @@
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from fedlab_runner.config.build import build
+from fedlab_runner.core.local_training import ADAM_KEYS, OPTIMIZERS, SGD_KEYS
+from fedlab_runner.core.optimizer import zero_slots
+from fedlab_runner.utils.errors import UserError
+from tests.helpers.composed import composed
+from tests.helpers.toy import local
+
+REFERENCES: dict[str, tuple[dict[str, Any], Callable[[list[torch.Tensor]], torch.optim.Optimizer]]] = {
+    "sgd": ({}, lambda p: torch.optim.SGD(p, lr=0.1)),
+    "decay": ({"weight_decay": 0.01}, lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.01)),
+    "momentum": (
+        {"momentum": 0.9, "weight_decay": 0.01},
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01),
+    ),
+    "nesterov": (
+        {"momentum": 0.9, "nesterov": True},
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+    ),
+    "adam": (
+        {"optimizer": "adam", "betas": [0.8, 0.95], "weight_decay": 0.02},
+        lambda p: torch.optim.Adam(p, lr=0.1, betas=(0.8, 0.95), weight_decay=0.02),
+    ),
+    "adamw": (
+        {"optimizer": "adamw", "weight_decay": 0.02},
+        lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.02),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_rows_move_as_torch_moves_each_alone(name: str) -> None:
+    changes, reference = REFERENCES[name]
+    optimizer = local(**changes).make_optimizer()
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(4, 7, dtype=torch.float64, generator=generator)
+    gradients = torch.randn(6, 4, 7, dtype=torch.float64, generator=generator)
+    steps = [6, 5, 5, 2]  # sorted: rows that are done are sliced off and must not move
+
+    w = start.clone()
+    slots = zero_slots(optimizer, w)
+    for t in range(6):
+        active = sum(t < n for n in steps)
+        optimizer.step(w[:active], gradients[t, :active], tuple(s[:active] for s in slots), 0.1, t)
+
+    for row, n in enumerate(steps):
+        alone = start[row].clone().requires_grad_()
+        torch_optimizer = reference([alone])
+        for t in range(n):
+            alone.grad = gradients[t, row]
+            torch_optimizer.step()
+        torch.testing.assert_close(w[row], alone.detach(), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"optimizer": "lamb"}, "optimizer"),
+        ({"lr": 0.0}, "lr"),
+        ({"lr": float("nan")}, "lr"),
+        ({"epochs": None}, "epochs"),
+        ({"steps": 3}, "epochs"),
+        ({"epochs": 0}, "epochs"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"momentum": 1.0}, "momentum"),
+        ({"nesterov": True}, "nesterov"),
+        ({"optimizer": "adam", "betas": [0.9]}, "betas"),
+        ({"optimizer": "adamw", "eps": -1.0}, "eps"),
+        ({"lr": math.inf}, "lr"),
+        ({"weight_decay": -1.0}, "weight_decay"),
+        ({"weight_decay": math.inf}, "weight_decay"),
+        ({"clip_norm": 0.0}, "clip_norm"),
+    ],
+)
+def test_a_bad_setting_is_refused_by_name(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(ValueError, match=f"^{field} "):
+        local(**changes)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_key_of_another_optimizer_is_refused_and_its_own_are_needed(optimizer: str) -> None:
+    plain = local(optimizer=optimizer)
+    for key in (*SGD_KEYS, *ADAM_KEYS):
+        if key in OPTIMIZERS[optimizer].keys:
+            with pytest.raises(ValueError, match=f"^optimizer={optimizer} needs .*local={optimizer} .* set {key}$"):
+                replace(plain, **{key: None})
+        else:
+            with pytest.raises(ValueError, match=f"^{key} does nothing for optimizer={optimizer}: it must be null"):
+                replace(plain, **{key: {"nesterov": False, "betas": [0.5, 0.5]}.get(key, 0.0)})
+
+
+def test_the_optimizer_alone_does_not_make_another_local_training() -> None:
+    with pytest.raises(UserError, match=r"^local\.optimizer=adam needs other keys, .* choose local=adam instead"):
+        build(composed("local.optimizer=adam", small=False))
+    assert build(composed("local=adam", small=False)).local.lr == 1e-3

@@ -1,0 +1,277 @@
+"""The loop equals a plain PyTorch loop over modules; every other executor equals the loop."""
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.local_training import LocalTraining
+from fedlab_runner.core.losses import WSM
+from fedlab_runner.core.work import Executor
+from fedlab_runner.executors.auto import Auto
+from fedlab_runner.executors.compiled import width
+from fedlab_runner.executors.loop import Loop
+from fedlab_runner.executors.processes import Processes
+from fedlab_runner.executors.vectorized import Vectorized
+from tests.helpers.toy import CLASSES, RAGGED, federation, local, mlp, normed
+
+EVERYONE = np.arange(len(RAGGED))
+SETTINGS: dict[str, LocalTraining] = {
+    "sgd": local(),
+    "momentum": local(momentum=0.9, nesterov=True, weight_decay=0.01),
+    "adam": local(optimizer="adam", lr=0.01, eps=1e-2),
+    "adamw_steps": local(optimizer="adamw", lr=0.01, epochs=None, steps=5, weight_decay=0.1, eps=1e-2),
+    "clipped": local(clip_norm=0.05),
+    "tiny_batches": local(batch_size=3),
+}
+OTHERS: dict[str, Executor] = {
+    "whole_cohort": Vectorized(chunk_size=None, compile=False),
+    "chunks_of_3": Vectorized(chunk_size=3, compile=False),
+    "chunks_of_1": Vectorized(chunk_size=1, compile=False),
+    "processes": Processes(workers=2, inner=Loop(compile=False)),
+    "auto": Auto(seconds=30.0, workers=2, compile=False),
+}
+
+
+def convolutional() -> nn.Module:
+    """Batch norm and convolutions, read from feature vectors."""
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 5, 1)),
+        nn.Conv2d(1, 3, (3, 1)),
+        nn.BatchNorm2d(3),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(9, CLASSES),
+    )
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {"mlp": mlp, "normed": normed, "convolutional": convolutional}
+
+
+def train(fed: Federation, ids: np.ndarray = EVERYONE, **how: Any) -> tuple[Tensor, Tensor]:
+    cohort = fed.cohort(ids)
+    y = cohort.train(how.pop("start", fed.family.init(0)), **how)
+    assert cohort.last_loss is not None
+    return y, cohort.last_loss
+
+
+def plain_loop(fed: Federation, module: nn.Module, client: int, setting: LocalTraining) -> tuple[Tensor, float]:
+    """What a user would write: a module, a torch optimiser, minibatches as the client's key gives them."""
+    module.load_state_dict(
+        fed.family.state_dict(fed.family.init(0)), strict=False
+    )  # it has counters, which are no model's
+    if fed.client_data.num_examples[client] == 1:
+        for part in module.modules():
+            if isinstance(part, nn.BatchNorm1d | nn.BatchNorm2d):
+                part.eval()
+    kinds = {
+        "sgd": lambda p: torch.optim.SGD(p, setting.lr, setting.momentum, 0, setting.weight_decay, setting.nesterov),
+        "adam": lambda p: torch.optim.Adam(p, setting.lr, eps=setting.eps, weight_decay=setting.weight_decay),
+        "adamw": lambda p: torch.optim.AdamW(p, setting.lr, eps=setting.eps, weight_decay=setting.weight_decay),
+    }
+    optimizer = kinds[setting.optimizer](list(module.parameters()))
+    plan = fed.client_data.plan(np.array([client]), setting, seed=0, round=0, drop_single=fed.family.has_batch_norm)
+    losses, weights = [], []
+    for t, size in enumerate(plan.sizes[0].tolist()):
+        rows = plan.indices[0, t, :size]
+        loss = nn.functional.cross_entropy(module(fed.client_data.inputs[rows]), fed.client_data.targets[rows])
+        optimizer.zero_grad()
+        loss.backward()
+        if setting.clip_norm:
+            nn.utils.clip_grad_norm_(module.parameters(), setting.clip_norm)
+        optimizer.step()
+        if t >= plan.last_epoch[0]:
+            losses.append(loss.item() * size)
+            weights.append(size)
+    return fed.family.vector(module), sum(losses) / sum(weights)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_the_loop_is_a_plain_pytorch_loop(setting: str, model: str) -> None:
+    fed = federation(build=MODELS[model], training=SETTINGS[setting])
+    y, losses = train(fed)
+    for client in EVERYONE.tolist():
+        vector, loss = plain_loop(fed, MODELS[model]().double(), client, SETTINGS[setting])
+        torch.testing.assert_close(y[client], vector, rtol=0, atol=2e-6 if SETTINGS[setting].clip_norm else 1e-10)
+        assert losses[client].item() == pytest.approx(loss, abs=1e-6)
+
+
+@pytest.mark.parametrize("executor", OTHERS)
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_every_executor_equals_the_loop(setting: str, model: str, executor: str) -> None:
+    """Ragged clients (1 to 40 examples), partial minibatches, batch norm statistics."""
+    reference = train(federation(build=MODELS[model], training=SETTINGS[setting]))
+    result = train(federation(build=MODELS[model], training=SETTINGS[setting], executor=OTHERS[executor]))
+    for mine, theirs in zip(result, reference, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("executor", OTHERS)
+def test_losses_and_corrections_get_what_belongs_to_each_client(executor: str) -> None:
+    ids = np.array([5, 2, 7])
+    own = torch.linspace(0.1, 0.5, 3, dtype=torch.float64)
+
+    def outcome(executor: Executor) -> Tensor:
+        fed = federation(executor=executor)
+        shared = fed.family.init(1)
+
+        def loss(model: Any, batch: Any, pull: Tensor) -> Tensor:
+            return fed.family.loss(model, batch) + pull * (model.params - shared).square().sum()
+
+        return train(fed, ids, loss=loss, correct=lambda g, pull: g - pull * shared, per_client=(own,))[0]
+
+    torch.testing.assert_close(outcome(OTHERS[executor]), outcome(Loop(compile=False)), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("executor", OTHERS)
+def test_clients_may_start_from_models_of_their_own(executor: str) -> None:
+    starts = torch.stack([federation().family.init(seed) for seed in range(len(RAGGED))])
+    result, _ = train(federation(executor=OTHERS[executor]), start=starts)
+    reference, _ = train(federation(), start=starts)
+    torch.testing.assert_close(result, reference, rtol=0, atol=1e-10)
+    alone, _ = train(federation(), np.array([3]), start=starts[3])
+    assert torch.equal(alone[0], reference[3])
+
+
+@pytest.mark.parametrize("executor", [Loop(compile=False), *OTHERS.values()])
+def test_training_leaves_its_inputs_and_the_global_generator_alone(executor: Executor) -> None:
+    fed = federation(executor=executor, build=normed)
+    start = fed.family.init(0)
+    kept, generator = start.clone(), torch.random.get_rng_state()
+    train(fed, start=start)
+    assert torch.equal(start, kept) and torch.equal(torch.random.get_rng_state(), generator)
+
+
+@pytest.mark.parametrize("executor", [Loop(compile=False), *OTHERS.values()])
+def test_nobody_may_train(executor: Executor) -> None:
+    y, losses = train(federation(executor=executor), np.empty(0, np.int64))
+    assert y.shape == (0, federation().family.size) and losses.shape == (0,)
+
+
+def dropping() -> nn.Module:
+    return nn.Sequential(mlp(), nn.Dropout(0.5), nn.Linear(CLASSES, CLASSES))
+
+
+@pytest.mark.parametrize("executor", [Loop(compile=False), *OTHERS.values()])
+def test_dropout_is_a_function_of_the_key(executor: Executor) -> None:
+    fed = federation(build=dropping, executor=executor)
+    first, again = train(fed)[0], train(fed)[0]
+    fed.begin(1, 1.0)
+    assert torch.equal(first, again) and not torch.allclose(first[7], train(fed)[0][7])
+
+
+COMPILED: list[Executor] = [
+    Loop(compile=True),
+    Vectorized(chunk_size=None, compile=True),
+    Vectorized(chunk_size=3, compile=True),
+    Processes(workers=2, inner=Loop(compile=True)),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", ["sgd", "momentum", "adam", "adamw_steps", "clipped"])
+@pytest.mark.parametrize("executor", COMPILED, ids=["loop", "cohort", "chunks", "processes"])
+@pytest.mark.filterwarnings("ignore")  # what torch's compiler warns about is not ours
+def test_compiled_equals_eager(executor: Executor, setting: str) -> None:
+    """Ragged clients, partial minibatches, a learning rate that changes, and models that differ at the start."""
+    fed, plain = (federation(training=SETTINGS[setting], executor=e) for e in (executor, Loop(compile=False)))
+    starts = torch.stack([fed.family.init(seed) for seed in range(len(RAGGED))])
+    for round, factor in enumerate((1.0, 0.5, 0.1)):
+        for each in (fed, plain):
+            each.begin(round, factor)
+        for how in ({}, {"start": starts}):
+            for mine, theirs in zip(train(fed, **how), train(plain, **how), strict=True):
+                torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_what_is_compiled_side_by_side_is_the_loops_step(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it is compiled: padding spares the compiler a graph, and must not reach batch norm."""
+    monkeypatch.setattr("fedlab_runner.executors.vectorized.graph_of", lambda step, family: step)
+    monkeypatch.setattr("fedlab_runner.executors.vectorized.in_layers", lambda work: False)
+    reference = train(federation(build=MODELS[model]))
+    compiled = train(federation(build=MODELS[model], executor=Vectorized(chunk_size=3, compile=True)))
+    for mine, theirs in zip(compiled, reference, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_steps_know_the_supervision_signal_and_the_layout_of_images() -> None:
+    def images() -> nn.Module:
+        return nn.Sequential(nn.Unflatten(1, (1, 5, 1)), nn.Conv2d(1, 3, (3, 1)), nn.Flatten(), nn.Linear(9, CLASSES))
+
+    how = {"build": images, "loss_function": WSM()}
+    reference = train(federation(**how))
+    for executor in (Loop(compile=True), Vectorized(chunk_size=3, compile=True)):
+        for mine, theirs in zip(train(federation(**how, executor=executor)), reference, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_one_graph_serves_all_rounds_and_each_task_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._dynamo.utils import counters
+
+    for _ in range(10):  # more than the compiler's limit for one function
+        fed = federation(executor=Loop(compile=True))
+        train(fed)
+        counters.clear()
+        for round in (1, 2):
+            fed.begin(round, 1.0 / (1 + round))
+            train(fed)
+        assert not counters["stats"], "nothing is compiled in later rounds"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_workers_are_never_left_to_compile(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fork that comes to a cohort or a chunk of a new size can wait for ever for the compiler's threads."""
+    from torch._dynamo.utils import counters
+
+    train_piece, here = Vectorized.train_piece, os.getpid()
+
+    def watched(self: Vectorized, *how: Any) -> None:
+        time.sleep(0.3 * (os.getpid() == here))  # the worker takes its share
+        counters.clear()
+        train_piece(self, *how)
+        assert os.getpid() == here or not counters["stats"], "compiled in a worker"
+
+    monkeypatch.setattr(Vectorized, "train_piece", watched)
+    training = local(epochs=None, steps=3)  # what is asked for in later rounds is plain work: workers stay
+    inner = Vectorized(chunk_size=3, compile=True)
+    fed = federation(executor=Processes(workers=2, inner=inner), training=training)
+    alone, ragged = federation(executor=inner, training=training), federation(executor=Processes(2, inner))
+    for round, ids in enumerate((EVERYONE, EVERYONE[:5], EVERYONE[:1], EVERYONE[2:], EVERYONE)):
+        for each in (fed, alone, ragged):
+            each.begin(round, 1.0)
+        for mine, theirs in zip(train(fed, ids), train(alone, ids), strict=True):
+            assert torch.equal(mine, theirs)
+        train(ragged, ids)
+    given_up = [record for record in caplog.records if record.name.startswith("fedlab_runner")]
+    assert not given_up
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_chunks_need_few_graphs() -> None:
+    from torch._dynamo.utils import counters
+
+    counters.clear()
+    fed = federation(executor=Vectorized(chunk_size=None, compile=True))
+    for size in (len(RAGGED), len(RAGGED) - 1, len(RAGGED)):
+        train(fed, EVERYONE[:size])
+    assert counters["stats"]["unique_graphs"] == len({width(len(RAGGED)), width(len(RAGGED) - 1)})
+
+
+def test_chunks_of_like_size_share_a_graph() -> None:
+    assert all(width(n) == n for n in range(16))
+    assert [width(n) for n in (16, 17, 31, 33, 50, 100, 1000)] == [16, 18, 32, 36, 52, 104, 1024]

@@ -1,0 +1,131 @@
+"""Mutual learning shared among processes: the bits of one process, and no less when a worker dies."""
+
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedlab_runner.algorithms.shared import mutual_learning as distillation
+from fedlab_runner.algorithms.shared.mutual_learning import Learners, mutual_learning, mutual_losses, teacher_weights
+from fedlab_runner.core.losses import WSM
+from fedlab_runner.core.model_family import Batch
+from fedlab_runner.executors._fork import processes as forks
+from fedlab_runner.executors._fork.lockstep import SharedRows, in_step
+from fedlab_runner.executors.loop import Loop
+from fedlab_runner.executors.processes import Processes
+from tests.helpers.mixed import KINDS, distinct, mixed
+from tests.helpers.toy import local, mlp
+
+LOOP = Loop(compile=False)
+
+
+@pytest.fixture(autouse=True)
+def _worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distillation, "WORTH_SHARING", 0.0)
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The workers of a test."""
+    fork, pids = os.fork, list[int]()
+
+    def noted() -> int:
+        pids.append(fork())
+        return pids[-1]
+
+    monkeypatch.setattr(os, "fork", noted)
+    return pids
+
+
+def learnt(workers: int, *, taught: bool = False, act: Any = lambda: None, **how: Any) -> tuple[list[Tensor], float]:
+    """Two epochs of seven models of several architectures, or of the first as taught by the others; and the FLOPs."""
+    how = {"loss_function": WSM(), "training": local(momentum=0.9, weight_decay=5e-4, clip_norm=1.0)} | how
+    fed = mixed(executor=Processes(workers, LOOP), **how)
+    students = [Learners(family, stack) for family, stack in zip(fed.families, distinct(fed), strict=True)]
+    teachers = students[1:] if taught else []
+    students = students[:1] if taught else students
+    count, k = (sum(len(s.models) for s in some) for some in ((*students, *teachers), students))
+    weights = teacher_weights(torch.arange(1.0, 1.0 + count, dtype=torch.float64))[:k]
+
+    def objective(logits: Tensor, batch: Batch) -> Tensor:
+        act()
+        return mutual_losses(logits, batch, weights, 0.6, 0.4, weigh_samples=True)
+
+    fed.begin(1, 1.0)
+    return mutual_learning(fed, 2, students, 2, objective, teachers), fed.collect()["cost/server_gflops"]
+
+
+@pytest.mark.parametrize("workers", [2, 3, 20])
+@pytest.mark.parametrize("taught", [False, True])
+def test_the_bits_are_those_of_one_process(taught: bool, workers: int, forked: list[int]) -> None:
+    expected, operations = learnt(1, taught=taught)
+    assert not forked
+    found, counted = learnt(workers, taught=taught)
+    assert forked and all(torch.equal(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
+    assert counted == operations
+    for pid in forked:
+        with pytest.raises(ChildProcessError):  # it has been waited for
+            os.waitpid(pid, os.WNOHANG)
+
+
+def in_workers_only(act: Any) -> Any:
+    parent = os.getpid()
+    return lambda: act() if os.getpid() != parent else None
+
+
+@pytest.mark.parametrize("end", ["killed", "error", "hangs"])
+def test_what_a_dead_worker_leaves_is_learnt_again(
+    end: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def act() -> None:
+        if end == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        assert end != "error", "of the worker's own"
+        time.sleep(60)
+
+    monkeypatch.setattr(forks, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(forks, "STUCK_SECONDS", 0.5)
+    expected, _ = learnt(1)
+    found, _ = learnt(3, act=in_workers_only(act))
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
+    said = {"killed": "was killed by SIGKILL", "error": "of the worker's own", "hangs": "has stood still"}
+    assert said[end] in caplog.text and "done again in one process" in caplog.text
+
+
+def test_an_error_of_the_objective_is_the_callers(forked: list[int]) -> None:
+    def act() -> None:
+        raise ArithmeticError("no such loss")
+
+    with pytest.raises(ArithmeticError, match="no such loss"):
+        learnt(2, act=act)
+    assert forked
+
+
+def test_dropout_draws_from_one_stream_in_one_process(forked: list[int]) -> None:
+    builds = (*KINDS[:2], lambda: nn.Sequential(mlp(), nn.Dropout(0.1)))
+    learnt(3, builds=builds)
+    assert not forked
+
+
+def test_what_takes_no_time_is_not_shared(forked: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distillation, "WORTH_SHARING", 1.0)
+    learnt(3)
+    assert not forked
+
+
+def test_each_part_reads_what_all_have_written_in_its_step() -> None:
+    parts, steps = 3, 200
+    seen = torch.zeros(parts, steps, parts).share_memory_()
+
+    def run(part: int, table: SharedRows) -> None:
+        for step in range(steps):
+            mine = torch.full((1, 1 + step % 2), float(100 * step + part))
+            seen[part, step] = table.complete(torch.tensor([part]), mine)[:, -1]
+
+    assert in_step(parts, (parts, 2), torch.float32, run)
+    expected = 100.0 * torch.arange(steps).unsqueeze(1) + torch.arange(parts)
+    assert torch.equal(seen, expected.expand(parts, -1, -1))

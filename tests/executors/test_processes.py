@@ -1,0 +1,288 @@
+"""Worker processes: the inner executor's bits, whatever happens to a worker, and nothing left behind."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedlab_runner.config.build import build
+from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.work import Executor
+from fedlab_runner.executors import processes
+from fedlab_runner.executors._fork import pool as crew
+from fedlab_runner.executors._fork import processes as forks
+from fedlab_runner.executors._pieces import ChunkedExecutor
+from fedlab_runner.executors.loop import Loop
+from fedlab_runner.executors.processes import Processes
+from fedlab_runner.executors.vectorized import Vectorized
+from fedlab_runner.utils.errors import UserError
+from tests.helpers.composed import composed
+from tests.helpers.paths import ROOT
+from tests.helpers.toy import RAGGED, federation, mlp, normed
+
+LOOP = Loop(compile=False)
+
+
+def train(fed: Federation, start: Tensor | None = None, **how: Any) -> tuple[Tensor, Tensor]:
+    cohort = fed.cohort(np.arange(len(RAGGED)))
+    y = cohort.train(fed.family.init(0) if start is None else start, **how)
+    assert cohort.last_loss is not None
+    return y, cohort.last_loss
+
+
+@pytest.fixture(autouse=True)
+def forked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The workers of a test; others may have left processes of their own, and more memory than workers may keep."""
+    monkeypatch.setattr(processes, "MOST_KEPT", float("inf"))
+    fork, pids = os.fork, list[int]()
+
+    def noted() -> int:
+        pid = fork()
+        pids.append(pid)
+        return pid
+
+    monkeypatch.setattr(os, "fork", noted)
+    return pids
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return True
+    return False
+
+
+def nobody_is_left(forked: list[int]) -> bool:
+    """No worker is there but those that have reported, which the next round collects."""
+    processes.dismiss()
+    crew.collect()
+    return all([is_gone(pid) for pid in forked])
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5, 50])
+@pytest.mark.parametrize("inner", [LOOP, Vectorized(chunk_size=3, compile=False)])
+def test_the_bits_are_the_inner_executors(inner: ChunkedExecutor, workers: int, forked: list[int]) -> None:
+    """With closures over tensors, which the workers were never sent."""
+    shared, own = federation(build=normed).family.init(1), torch.linspace(0.1, 0.5, len(RAGGED), dtype=torch.float64)
+    how: dict[str, Any] = {"correct": lambda g, pull: g - pull * shared[: len(g)], "per_client": (own,)}
+    expected = train(federation(executor=inner, build=normed), **how)
+    result = train(federation(executor=Processes(workers, inner), build=normed), **how)
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(result, expected, strict=True))
+    assert nobody_is_left(forked)
+
+
+def rounds(executor: Executor, cohorts: Sequence[Sequence[int]], **how: Any) -> list[Tensor]:
+    """The models of cohorts in rounds of their own, each trained from the mean of those before."""
+    fed = federation(executor=executor, **how)
+    w, found = fed.family.init(0), []
+    for round, ids in enumerate(cohorts):
+        fed.begin(round, 1.0 / (1 + round))
+        y = fed.cohort(np.array(ids)).train(w)
+        w = y.mean(0)
+        found.append(y.clone())
+        del y  # the memory of a cohort's models is used again
+    return found
+
+
+COHORTS = [[0, 1, 2, 3, 4], [5, 6, 7], [7, 1, 3, 0, 2], [4], [2, 3, 4, 5, 6, 7, 0, 1], [1, 0]]
+
+
+@pytest.mark.parametrize("inner", [LOOP, Vectorized(chunk_size=2, compile=False)])
+@pytest.mark.parametrize("build", [mlp, normed])
+def test_workers_stay_for_plain_training(
+    build: Callable[[], nn.Module], inner: ChunkedExecutor, forked: list[int]
+) -> None:
+    """In rounds of other clients, learning rates and starts, with fewer and with more clients than before."""
+    expected = rounds(inner, COHORTS, build=build)
+    found = rounds(Processes(3, inner), COHORTS, build=build)
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
+    assert len(forked) == 4, "two for the first cohort, two more for the first larger one"
+    assert nobody_is_left(forked)
+
+
+def test_a_cohort_whose_models_are_kept_takes_nothing_from_the_next(forked: list[int]) -> None:
+    fed = federation(executor=Processes(2, LOOP))
+    first, _ = train(fed)
+    kept = first.clone()
+    fed.begin(1, 0.5)
+    second, _ = train(fed)
+    assert torch.equal(first, kept) and not torch.equal(first, second)
+    assert len(forked) == 2 and nobody_is_left(forked)
+
+
+def test_waiting_workers_that_die_are_replaced(forked: list[int], caplog: pytest.LogCaptureFixture) -> None:
+    expected = rounds(LOOP, COHORTS[:1] * 3)
+    fed, w = federation(executor=Processes(3, LOOP)), federation().family.init(0)
+    for round in range(3):
+        fed.begin(round, 1.0 / (1 + round))
+        y = fed.cohort(np.arange(5)).train(w)
+        assert torch.equal(y, expected[round])
+        w = y.mean(0)
+        del y
+        os.kill(forked[-1], signal.SIGKILL)
+        os.waitid(os.P_PID, forked[-1], os.WEXITED | os.WNOWAIT)  # its line is closed by then
+    assert len(forked) == 6 and nobody_is_left(forked) and "trained again" not in caplog.text
+
+
+def test_workers_go_with_the_clients(forked: list[int]) -> None:
+    fed = federation(executor=Processes(3, LOOP))
+    train(fed)
+    assert len(forked) == 2 and not any(is_gone(pid) for pid in forked)
+    del fed
+    gc.collect()
+    crew.collect()
+    assert all(is_gone(pid) for pid in forked)
+
+
+def test_workers_do_not_stay_where_they_would_keep_much(monkeypatch: pytest.MonkeyPatch, forked: list[int]) -> None:
+    monkeypatch.setattr(processes, "MOST_KEPT", 1)
+    rounds(Processes(2, LOOP), COHORTS[:1] * 3)
+    assert len(forked) == 3 and nobody_is_left(forked)
+
+
+def test_more_pieces_than_tickets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crew, "MOST_TICKETS", 3)
+    expected = train(federation())
+    assert torch.equal(train(federation(executor=Processes(2, LOOP)))[0], expected[0])
+
+
+def in_workers_only(act: Callable[[], object]) -> Callable[..., Tensor]:
+    """A correction that changes nothing, but for what a worker does in it."""
+    parent = os.getpid()
+
+    def correct(g: Tensor) -> Tensor:
+        if os.getpid() != parent:
+            act()
+        else:
+            time.sleep(0.01)  # so that the workers get something to do
+        return g
+
+    return correct
+
+
+def test_what_dead_workers_leave_is_trained_again(caplog: pytest.LogCaptureFixture, forked: list[int]) -> None:
+    kill = in_workers_only(lambda: os.kill(os.getpid(), signal.SIGKILL))
+    result = train(federation(executor=Processes(3, LOOP)), correct=kill)
+    assert torch.equal(result[0], train(federation())[0])
+    assert "was killed by SIGKILL in round 1 (local training)" in caplog.text
+    assert "are trained again" in caplog.text and nobody_is_left(forked)
+
+
+def test_a_worker_that_stands_still_is_given_up(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, forked: list[int]
+) -> None:
+    monkeypatch.setattr(forks, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(forks, "STUCK_SECONDS", 0.2)
+    result = train(federation(executor=Processes(2, LOOP)), correct=in_workers_only(lambda: time.sleep(60)))
+    assert torch.equal(result[0], train(federation())[0])
+    assert "has stood still" in caplog.text and nobody_is_left(forked)
+
+
+def test_an_error_in_a_workers_share_is_the_callers(caplog: pytest.LogCaptureFixture, forked: list[int]) -> None:
+    def loss(model: Any, batch: Any) -> Tensor:
+        raise ArithmeticError("no such loss")
+
+    with pytest.raises(ArithmeticError, match="no such loss"):
+        train(federation(executor=Processes(3, LOOP)), loss=loss)
+    assert nobody_is_left(forked)
+
+
+def test_an_error_of_workers_alone_is_told(caplog: pytest.LogCaptureFixture, forked: list[int]) -> None:
+    def fail() -> None:
+        raise ArithmeticError("not here")
+
+    result = train(federation(executor=Processes(2, LOOP)), correct=in_workers_only(fail))
+    assert torch.equal(result[0], train(federation())[0])
+    assert "ended early in round 1 (local training) (ArithmeticError: not here)" in caplog.text and nobody_is_left(
+        forked
+    )
+
+
+PROGRAM = """
+import os, signal, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job begins with it ignored
+from tests.helpers.toy import federation
+from fedlab_runner.executors.loop import Loop
+from fedlab_runner.executors.processes import Processes
+from tests.executors.test_processes import train
+PARENT = os.getpid()
+def correct(g):
+    if os.getpid() != PARENT:  # which also counts the operations of a step, before the others are there
+        os.write(1, b"at work\\n")
+        time.sleep(60)
+    return g
+train(federation(executor=Processes(3, Loop(compile=False))), correct=correct)
+"""
+
+
+SOFTER = (pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGTERM, signal.SIGINT))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, *SOFTER])
+def test_no_worker_outlives_its_parent(number: signal.Signals) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        cwd=ROOT,
+    )
+    assert process.stdout is not None
+    for _ in range(2):  # the third worker is the parent
+        assert process.stdout.readline() == b"at work\n"
+    process.send_signal(number)
+    assert process.wait(30) != 0
+    deadline = time.monotonic() + 30
+    with pytest.raises(ProcessLookupError):  # the group is empty
+        while time.monotonic() < deadline:
+            os.killpg(process.pid, 0)
+            time.sleep(0.05)
+    process.stdout.close()
+
+
+def test_bad_values() -> None:
+    with pytest.raises(ValueError, match=r"^workers must be >= 1 or null, got 0$"):
+        Processes(0, LOOP)
+    with pytest.raises(ValueError, match=r"^inner must be loop or vectorized, got processes$"):
+        Processes(2, Processes(2, LOOP))  # type: ignore[arg-type]
+
+
+def test_a_gpu_is_refused_in_one_line() -> None:
+    work: Any = SimpleNamespace(family=SimpleNamespace(device=torch.device("cuda")))
+    with pytest.raises(UserError, match=r"^executor=processes needs device=cpu, got cuda: take loop or vectorized$"):
+        Processes(2, LOOP).train(work)
+
+
+def test_the_command_line_chooses_what_workers_do() -> None:
+    assert build(composed("executor=processes")).executor == Processes(None, LOOP)
+    words = ("executor=processes", "executor.workers=2", "+executor@executor.inner=vectorized")
+    assert build(composed(*words)).executor == Processes(2, Vectorized(chunk_size=10, compile=False))
+
+
+AFTER_COMPILING = """
+import torch
+from tests.helpers.toy import federation
+from fedlab_runner.executors.loop import Loop
+from fedlab_runner.executors.processes import Processes
+from tests.executors.test_processes import train
+compiled = train(federation(executor=Loop(compile=True)))[0]  # the first gradient of this process
+eager = train(federation(executor=Processes(2, Loop(compile=False))))[0]
+assert torch.allclose(eager, compiled, rtol=0, atol=1e-9)
+"""
+
+
+@pytest.mark.slow
+def test_workers_have_autograd_after_the_compiler_was_at_work() -> None:
+    process = subprocess.run([sys.executable, "-c", AFTER_COMPILING], capture_output=True, text=True, cwd=ROOT)
+    assert process.returncode == 0 and "trained again" not in process.stderr, process.stderr

@@ -1,0 +1,219 @@
+"""A Ray cluster of two nodes on this machine: the inner executor's bits, and what happens when a node dies."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedlab_runner.config.build import build
+from fedlab_runner.core.work import Work
+from fedlab_runner.executors._pieces import Chunk, ChunkedExecutor
+from fedlab_runner.executors._ray.serialization import shares_of
+from fedlab_runner.executors.loop import Loop
+from fedlab_runner.executors.processes import Processes
+from fedlab_runner.executors.ray import Ray
+from fedlab_runner.executors.vectorized import Vectorized
+from fedlab_runner.utils.errors import RunFailed, UserError
+from tests.executors.test_processes import train
+from tests.helpers.composed import composed, files
+from tests.helpers.paths import ROOT
+from tests.helpers.toy import ALGORITHMS, RAGGED, algorithm, federation, normed, run, tensors
+
+LOOP = Loop(compile=False)
+
+
+def test_bad_values() -> None:
+    with pytest.raises(ValueError, match=r"^address must be host:port, auto or null, got ray://head$"):
+        Ray("ray://head", LOOP)
+    with pytest.raises(ValueError, match=r"^inner must be loop or vectorized, got processes$"):
+        Ray(None, Processes(2, LOOP))  # type: ignore[arg-type]
+    assert build(composed("executor=ray", "executor.address=10.0.0.1:6379")).executor == Ray("10.0.0.1:6379", LOOP)
+
+
+def test_without_the_extra_there_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r'^executor=ray needs an extra: pip install "fedlab-runner\[ray\]"$'):
+        Ray(None, LOOP).bind_run(tmp_path, 1)
+    with pytest.raises(UserError, match=r"^executor=ray needs an extra: "):  # where a cluster is to be opened again
+        run(algorithm("fedavg"), federation(executor=Ray(None, LOOP)), 1)
+
+
+def test_clients_are_dealt_out_by_their_steps() -> None:
+    fed = federation((8, 80, 8, 8, 40, 16, 16, 8))
+    ids = np.arange(8)
+    steps = fed.client_data.num_steps(ids, fed.local, False)
+    work = Work(fed.family, fed.client_data, ids, steps, fed.local, 0.1, 0, 0, fed.family.init(0))
+    shares = shares_of(work, LOOP.pieces(work), 3)
+    assert sorted(row for share in shares for row in share.rows.tolist()) == list(range(8))
+    assert [int(share.num_steps.sum()) for share in shares] == [20, 14, 12]  # two epochs of 10; 5 + 2; and the rest
+    whole = shares_of(work, [Chunk(np.array([3, 1]), False), Chunk(np.array([0]), True)], 1)
+    assert [(piece.rows.tolist(), piece.frozen_norm) for piece in whole[0].pieces] == [([0, 1], False), ([2], True)]
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Ray]:
+    """One connection for all: to connect takes seconds."""
+    with _cluster() as nodes:
+        yield Ray(nodes.address, LOOP)
+
+
+class _cluster:
+    """Two nodes in a process of their own, which can be killed one by one."""
+
+    def __enter__(self) -> "_cluster":
+        pytest.importorskip("ray", reason="the extra [ray] is not installed")
+        self.folder = tempfile.mkdtemp(prefix="ray")  # a short name: sockets lie in it
+        paths = os.pathsep.join([*sys.path[:1], str(ROOT), os.environ.get("PYTHONPATH", "")])
+        self.process = subprocess.Popen(
+            [sys.executable, str(ROOT / "tests/helpers/ray_nodes.py"), self.folder],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=os.environ | {"PYTHONPATH": paths, "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"},
+        )
+        self.address = self._answer()
+        return self
+
+    def kill(self, node: str) -> None:
+        """`head` or `other`."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{node}\n")
+        self.process.stdin.flush()
+        assert self._answer() == node
+
+    def _answer(self) -> str:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith("nodes: "):
+                return line.removeprefix("nodes: ").strip()
+        raise AssertionError("the cluster has not started")
+
+    def __exit__(self, *_: object) -> None:
+        self.process.communicate(timeout=60)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@pytest.mark.parametrize("inner", [LOOP, Vectorized(chunk_size=3, compile=False)])
+def test_the_bits_are_the_inner_executors(inner: ChunkedExecutor, shared: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With closures over tensors, and rows that each client has of its own."""
+    monkeypatch.setitem(shared.__dict__, "inner", inner)
+    other, own = federation(build=normed).family.init(1), torch.linspace(0.1, 0.5, len(RAGGED), dtype=torch.float64)
+    starts = torch.stack([federation(build=normed).family.init(seed) for seed in range(len(RAGGED))])
+    for start in (starts[0], starts):
+        how: dict[str, Any] = {
+            "start": start,
+            "correct": lambda g, pull, late: g - (pull + late) * other[: len(g)],
+            "per_client": (own,),
+            "per_step": lambda rows, step: (own[torch.from_numpy(rows)] * step,),
+        }
+        expected = train(federation(executor=inner, build=normed), **how)
+        result = train(federation(executor=shared, build=normed), **how)
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(result, expected, strict=True))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm(name: str, shared: Ray) -> None:
+    built = algorithm(name)
+    expected = tensors(run(built, federation(cohort=4, std=1.0), 3))
+    result = tensors(run(built, federation(cohort=4, std=1.0, executor=shared), 3))
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(result, expected, strict=True))
+
+
+def test_an_error_in_a_worker_is_the_callers(shared: Ray) -> None:
+    def loss(model: Any, batch: Any) -> torch.Tensor:
+        raise ArithmeticError("no such loss")
+
+    with pytest.raises(ArithmeticError, match=r"^no such loss$"):
+        train(federation(executor=shared), loss=loss)
+
+
+@pytest.mark.slow  # new workers take seconds to start
+def test_clients_that_kill_their_workers_end_the_run(shared: Ray, caplog: pytest.LogCaptureFixture) -> None:
+    def correct(g: torch.Tensor) -> torch.Tensor:
+        os._exit(1)
+
+    fed = federation(executor=shared)
+    with pytest.raises(RunFailed, match=r"^executor=ray has lost the workers of the same 1 clients again and again"):
+        fed.cohort(np.array([3])).train(fed.family.init(0), correct=correct)
+    assert "a worker is lost, its 1 clients train elsewhere" in caplog.text
+
+
+def test_a_cluster_that_is_not_there(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="the extra [ray] is not installed")
+    with pytest.raises(UserError, match=r"^executor.address 127.0.0.1:9 cannot be reached: nothing answers there; is"):
+        Ray("127.0.0.1:9", LOOP).bind_run(tmp_path, 1)
+
+
+def test_a_cluster_of_ones_own_is_a_new_one_wherever_another_is_or_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray itself goes to the one that the environment names, or else to the last one of this machine."""
+    pytest.importorskip("ray", reason="the extra [ray] is not installed")
+    folder = tempfile.mkdtemp(prefix="ray")  # a short name: sockets lie in it
+    (Path(folder) / "ray").mkdir()
+    (Path(folder) / "ray" / "ray_current_cluster").write_text("127.0.0.1:9")  # the mark of a cluster that has ended
+    monkeypatch.setenv("RAY_TMPDIR", folder)
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    for named in (None, "127.0.0.1:9"):
+        monkeypatch.setenv("RAY_ADDRESS", named) if named else monkeypatch.delenv("RAY_ADDRESS", raising=False)
+        cluster = Ray(None, LOOP)
+        try:
+            cluster._session  # noqa: B018  # connects
+        finally:
+            if session := cluster.__dict__.get("_session"):
+                session.close()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+PROGRAM = ("algorithm=scaffold", "rounds=100000", "evaluation.every=1000", "checkpoint.rounds=5")
+
+
+def start(folder: Path, *more: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "fedlab_runner.train", *PROGRAM, *more]
+    command += [f"hydra.run.dir={folder}", "logger=none", "model=logistic", "num_clients=20", "device=cpu"]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=folder.parent)
+
+
+def rounds_done(folder: Path) -> int:
+    path = folder / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+@pytest.mark.slow  # a minute and more
+def test_a_killed_node_and_a_killed_head(tmp_path: Path) -> None:
+    """A run goes on without one of two nodes, ends with a checkpoint without the head, and goes on with another
+    executor: the same bytes as a run that never saw a cluster.
+    """
+    folder = tmp_path / "run"
+    with _cluster() as nodes:
+        process = start(folder, "executor=ray", f"executor.address={nodes.address}")
+
+        def reach(rounds: int) -> None:
+            while rounds_done(folder) < rounds:
+                assert process.poll() is None, process.communicate()[1]
+                time.sleep(0.01)
+
+        reach(5)
+        nodes.kill("other")
+        done = rounds_done(folder)
+        reach(done + 5)
+        nodes.kill("head")
+        _, errors = process.communicate(timeout=120)
+    assert process.returncode == 1, errors
+    line = errors.strip().splitlines()[-1]
+    assert line.startswith(f"error: the Ray cluster at {nodes.address} is lost (its "), errors  # head or driver
+    done = rounds_done(folder) - 1
+    assert (folder / "checkpoints" / f"round_{done:06d}.pt").exists()
+    for each in (folder, tmp_path / "whole"):
+        last = start(each, "executor=loop", f"rounds={done + 2}")
+        _, errors = last.communicate(timeout=120)
+        assert last.returncode == 0, errors
+    assert files(folder) == files(tmp_path / "whole")

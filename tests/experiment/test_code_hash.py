@@ -1,0 +1,202 @@
+"""Which code a run is made of: edited code neither continues a run nor hands back its number without a word."""
+
+import importlib
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from fedlab_runner.config.build import fingerprint
+from fedlab_runner.experiment import code_hash as sources
+from fedlab_runner.experiment import provenance
+from fedlab_runner.experiment.code_hash import code_of
+from fedlab_runner.experiment.run import run_in, run_whole
+from fedlab_runner.utils.errors import UserError
+from tests.helpers.composed import composed
+from tests.helpers.toy import ALGORITHMS
+
+ALGORITHM = '''
+"""An algorithm of a user's."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from parts{n}.steps import step
+from fedlab_runner.algorithms.fedavg import FedAvg, Params
+
+if TYPE_CHECKING:
+    import unread{n}
+
+
+class Middle(FedAvg):
+    """A base that is no dataclass of its own."""
+
+
+@dataclass(frozen=True)
+class Mine(Middle):
+    def server_step(self, state, arrivals, fed):
+        return Params(step(state.params, arrivals))
+'''
+FILES = {
+    "mine{n}.py": ALGORITHM,
+    "parts{n}/__init__.py": "",
+    "parts{n}/steps.py": "from . import sign\n\n\ndef step(x, a):\n    return x + sign.SIGN * a.mean(a.upload.rows)\n",
+    "parts{n}/sign.py": "SIGN = 1.0\n",
+    "unread{n}.py": "",
+    "beside{n}.py": "",
+}
+
+
+class User:
+    """A user's own files, with names that no other test has imported, and a run folder."""
+
+    number = 0
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        User.number += 1
+        self.n, self.code, self.run = f"_{os.getpid()}_{User.number}", folder / "code", folder / "run"
+        monkeypatch.syspath_prepend(self.code)
+        for name, text in FILES.items():
+            self.write(name, text)
+
+    def write(self, name: str, text: str) -> None:
+        """As an editor does between two processes, of which the second imports the file anew."""
+        path = self.code / name.format(n=self.n)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text.replace("{n}", self.n))
+        for module in [m for m in sys.modules if self.n in m]:
+            del sys.modules[module]
+
+    def config(self, *overrides: str) -> DictConfig:
+        importlib.import_module(f"mine{self.n}")  # a config may name what its program has imported
+        cfg = composed("algorithm=fedavg", "delay=none", "server_data=none", "evaluation.every=1", *overrides)
+        cfg.algorithm = OmegaConf.create({**cfg.algorithm, "_target_": f"mine{self.n}.Mine"})
+        return cfg
+
+    def names(self) -> set[str]:
+        return {name.replace(self.n, "") for name in code_of(fingerprint(self.config())) if self.n in name}
+
+
+@pytest.fixture
+def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> User:
+    return User(tmp_path, monkeypatch)
+
+
+def test_the_code_is_what_the_classes_need(user: User) -> None:
+    assert user.names() == {"mine", "parts.steps", "parts.sign"}
+    names = set(code_of(fingerprint(user.config())))
+    assert {
+        "fedlab_runner.algorithms.fedavg",
+        "fedlab_runner.core.algorithm",
+        "fedlab_runner.algorithms.shared.averaging",
+    } <= names
+    assert not {name.partition(".")[0] for name in names} & {"torch", "numpy", "abc"}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_code_of_every_algorithm(name: str) -> None:
+    """Its own module and what all rounds are made of; nothing that only shows, keeps or composes."""
+    names = set(code_of(fingerprint(composed(f"algorithm={name}"))))
+    assert {
+        f"fedlab_runner.algorithms.{name}",
+        "fedlab_runner.core.federation",
+        "fedlab_runner.core.client_data",
+    } <= names
+    shown = ("recorder", "recording", "report", "plots", "drawing", "sweep", "readme", "docs", "config", "train")
+    assert not {each for each in names if each.split(".")[1] in shown}
+
+
+EDITS = {
+    "a comment": ("mine{n}.py", ALGORITHM.replace("return Params", "# why\n        return Params"), True),
+    "a docstring": ("mine{n}.py", ALGORITHM.replace("of a user's", "of mine"), True),
+    "layout": ("parts{n}/sign.py", "SIGN = (1.0\n  )\n", True),
+    "what only type checkers read": ("unread{n}.py", "x = 1\n", True),
+    "a file beside": ("beside{n}.py", "x = 1\n", True),
+    "the algorithm": ("mine{n}.py", ALGORITHM.replace("step(state", "2 * step(state"), False),
+    "a base": ("mine{n}.py", ALGORITHM.replace('of its own."""', 'of its own."""\n    sent = 2'), False),
+    "what a helper imports": ("parts{n}/sign.py", "SIGN = -1.0\n", False),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_an_edit_between_two_calls(edit: str, user: User, caplog: pytest.LogCaptureFixture) -> None:
+    """Of a run that goes on, and of a finished one."""
+    name, text, harmless = EDITS[edit]
+    number = run_in(user.run, user.config("rounds=2"))
+    user.write(name, text)
+    if harmless:
+        assert run_in(user.run, user.config("rounds=2")) == number
+        run_in(user.run, user.config("rounds=3"))
+        return
+    module = name.removesuffix(".py").replace("/", ".").format(n=user.n)
+    with pytest.raises(UserError, match=rf"^[^\n]*other code has finished \(changed: {module}\): delete it[^\n]*$"):
+        run_in(user.run, user.config("rounds=2"))
+    with pytest.raises(UserError, match=rf"^the code is not that which [^\n]*\(changed: {module}\): bring it back"):
+        run_in(user.run, user.config("rounds=3"))
+    with pytest.raises(UserError, match=r"^the code is not"):
+        run_whole(user.run, user.config("rounds=2"))
+    caplog.clear()
+    caplog.set_level(logging.WARNING, "fedlab_runner")
+    assert run_in(user.run, user.config("rounds=2", "checkpoint.same_code=false")) == number
+    assert "its number is taken" in caplog.text
+    with pytest.raises(UserError, match="other code"):  # it was taken once
+        run_in(user.run, user.config("rounds=2"))
+    run_in(user.run, user.config("rounds=3", "checkpoint.same_code=false"))
+    assert "it goes on with this" in caplog.text
+    run_in(user.run, user.config("rounds=4"))  # which is its code now
+
+
+def test_a_file_that_is_edited_while_the_process_works_is_what_was_imported(user: User) -> None:
+    before = code_of(fingerprint(user.config()))
+    path = user.code / f"mine{user.n}.py"
+    path.write_text(path.read_text() + "X = 1\n")
+    assert code_of(fingerprint(user.config())) == before
+    user.write("mine{n}.py", ALGORITHM + "X = 1\n")  # imported anew
+    assert code_of(fingerprint(user.config())) != before
+
+
+def test_libraries_inside_a_users_project_are_none_of_his_code(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = user.code / ".venv" / "lib" / "site-packages"
+    user.write(f".venv/lib/site-packages/library{user.n}.py", "")
+    monkeypatch.syspath_prepend(place)
+    user.write("mine{n}.py", "import library{n}\n" + ALGORITHM)
+    assert user.names() == {"mine", "parts.steps", "parts.sign"}
+
+
+def test_the_commit_of_a_users_repository_is_noted(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    who = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
+    for arguments in (["init", "-q"], ["add", "."], [*who, "commit", "-qm", "x"]):
+        subprocess.run(["git", "-C", str(user.code), *arguments], check=True, capture_output=True)
+    commit = subprocess.run(["git", "-C", str(user.code), "rev-parse", "HEAD"], capture_output=True, text=True).stdout
+    run_in(user.run, user.config("rounds=1"))
+    user.write("parts{n}/sign.py", "SIGN = 1.00\n")
+    run_in(user.run, user.config("rounds=2"))
+    starts = [json.loads(line) for line in (user.run / provenance.FILE).read_text().splitlines()]
+    noted = [{Path(path): commit for path, commit in start["own_commits"].items()} for start in starts]
+    assert noted == [{user.code: commit.strip()}, {user.code: commit.strip() + "-dirty"}]
+
+
+def test_what_is_not_ours_to_judge_is_let_pass(user: User) -> None:
+    """A run of a version that wrote no digests; a start whose line is damaged."""
+    run_in(user.run, user.config("rounds=1"))
+    summary = json.loads((user.run / "summary.json").read_text())
+    kept = summary.pop("code_sha256")
+    (user.run / "summary.json").write_text(json.dumps(summary))
+    (user.run / provenance.FILE).write_text('{"code": 3}\n[]\nnonsense\n{"code": {"a": "b"}}\n')
+    run_in(user.run, user.config("rounds=1"))
+    assert json.loads((user.run / "summary.json").read_text())["code_sha256"] == kept
+    assert provenance.codes(user.run) == [{"a": "b"}]
+    user.write("parts{n}/sign.py", "SIGN = -1.0\n")
+    with pytest.raises(UserError, match="other code has finished: delete"):
+        run_in(user.run, user.config("rounds=1"))
+
+
+def test_many_changes_are_counted() -> None:
+    theirs = dict.fromkeys("abcdef", "1")
+    assert sources.changed(theirs, theirs | {"b": "2"}) == "b"
+    assert sources.changed(theirs, {}) == "a, b, c, d and 2 more"

@@ -1,0 +1,362 @@
+"""Whole runs in a folder: what they leave, how they go on, how they fail."""
+
+import json
+import logging
+import os
+import signal
+import threading
+import time
+import weakref
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedlab_runner.checkpoints.store import CheckpointStore
+from fedlab_runner.config import build as config
+from fedlab_runner.config.build import build, fingerprint
+from fedlab_runner.core.federation import Federation
+from fedlab_runner.executors.loop import Loop
+from fedlab_runner.experiment import run as runner
+from fedlab_runner.experiment.loop import Simulation
+from fedlab_runner.experiment.run import prepare, run_in
+from fedlab_runner.utils import signals
+from fedlab_runner.utils.errors import Diverged, Interrupted, UserError
+from tests.helpers.composed import composed, files
+from tests.helpers.toy import ALGORITHMS, tensors
+
+EVERY = "evaluation.every=1"
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def final(folder: Path, *overrides: str) -> tuple[int, Any]:
+    saved = CheckpointStore(folder, 2).load(fingerprint(composed(*overrides)))
+    assert saved is not None
+    saved[1].pop("wall")  # the only part that is not a function of the config
+    return saved
+
+
+def assert_same_run(one: Path, other: Path, *overrides: str) -> None:
+    assert files(one) == files(other)
+    (round, payload), (other_round, other_payload) = final(one, EVERY, *overrides), final(other, EVERY, *overrides)
+    assert round == other_round
+    mine, theirs = tensors(payload), tensors(other_payload)
+    assert len(mine) == len(theirs) and all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
+
+@pytest.mark.pictures
+def test_a_run_leaves_its_folder(tmp_path: Path) -> None:
+    objective = run_in(
+        tmp_path, composed("rounds=7", "evaluation.every=3", "evaluation.per_class=true", "evaluation.clients=true")
+    )
+    assert {path.name for path in tmp_path.iterdir()} >= {
+        "metrics.jsonl",
+        "timings.jsonl",
+        "summary.json",
+        "config.yaml",
+        "checkpoints",
+        "plots",
+        "partition.csv",
+        "partition.md",
+    }
+    pictures = {"partition.png", "curves.png", "staleness.png", "coefficients.png"}
+    assert {path.name for path in (tmp_path / "plots").iterdir()} == pictures
+    assert [row["round"] for row in rows(tmp_path)] == list(range(8))
+    assert [row["round"] for row in rows(tmp_path) if "test/accuracy" in row] == [0, 3, 6, 7]
+    assert {"train/loss", "late/in_flight", "comm/upload_mb", "comm/download_mb", "local/lr"} <= set(rows(tmp_path)[1])
+    assert {"test/accuracy_class/0", "clients/accuracy_mean"} <= set(rows(tmp_path)[3])
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (
+        summary["objective"]
+        == objective
+        == max(row["test/accuracy"] for row in rows(tmp_path)[1:] if "test/accuracy" in row)
+    )
+
+
+@pytest.mark.parametrize("executor", ["loop", "vectorized"])
+def test_a_minibatch_that_nobody_can_fill_costs_nothing(executor: str, tmp_path: Path) -> None:
+    """A billion examples, planned for as they are asked for, would be eight gigabytes of indices a step."""
+    how = ("algorithm=fedavg", "server_data=none", "rounds=2", f"executor={executor}")
+    largest = int(prepare(build(composed(*how))).simulation.fed.client_data.num_examples.max())
+    for size in (largest, 10**9):
+        run_in(tmp_path / str(size), composed(*how, f"local.batch_size={size}"))
+    one, other = (rows(tmp_path / str(size)) for size in (largest, 10**9))
+    assert one == other
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_stopped_run_goes_on_to_the_same_bytes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped by a signal inside round 5's training, with clients in flight; the second half runs in another
+    process's place.
+    """
+    overrides = (f"algorithm={name}", "rounds=9", EVERY, "delay.std=3", "server_data=in_domain", "server_data.size=60")
+    if name == "fedwalk":
+        overrides += ("model=mlp", "server_data@auxiliary_data=in_domain", "auxiliary_data.size=60")
+    if name in ("fedma", "gamf"):  # which match hidden neurons
+        overrides += ("model=mlp", "model.hidden=[8]")
+    run_in(tmp_path / "whole", composed(*overrides))
+
+    train, batches = Loop.train, Federation.server_batches
+
+    def stop(self: Loop, work: Any) -> Any:
+        if work.round == 4:
+            raise Interrupted(15)
+        return train(self, work)
+
+    def stop_server(self: Federation, *args: Any, **how: Any) -> Any:
+        if self.round == 4:
+            raise Interrupted(15)
+        return batches(self, *args, **how)
+
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        patch.setattr(Loop, "train", stop)
+        patch.setattr(Federation, "server_batches", stop_server)
+        run_in(tmp_path / "stopped", composed(*overrides, "executor=loop"))
+    assert not (tmp_path / "stopped" / "summary.json").exists()
+    assert final(tmp_path / "stopped", *overrides)[0] == 4, "the last whole round is checkpointed"
+    run_in(tmp_path / "stopped", composed(*overrides, "executor=loop"))
+    run_in(tmp_path / "loop", composed(*overrides, "executor=loop"))
+    assert_same_run(tmp_path / "loop", tmp_path / "stopped", *overrides)
+    assert rows(tmp_path / "whole")[9]["test/accuracy"] == pytest.approx(
+        rows(tmp_path / "loop")[9]["test/accuracy"], abs=0.01
+    )
+
+
+def test_a_run_that_is_stopped_before_its_first_evaluation_has_nothing_to_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    overrides = ("algorithm=fedavg", "rounds=2", EVERY, "executor=loop")
+
+    def stop(*_: Any) -> Any:
+        raise Interrupted(15)
+
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        patch.setattr(Simulation, "_first_evaluation", stop)
+        run_in(tmp_path / "stopped", composed(*overrides))
+    assert "could not be checkpointed" not in caplog.text
+    run_in(tmp_path / "stopped", composed(*overrides))
+    run_in(tmp_path / "whole", composed(*overrides))
+    assert_same_run(tmp_path / "whole", tmp_path / "stopped", *overrides)
+
+
+def test_a_signal_whose_exception_is_lost_stops_the_run_after_its_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Destructors and some callbacks of libraries print an exception and go on."""
+    overrides = ("algorithm=fedavg", "rounds=9", EVERY, "executor=loop")
+    train = Loop.train
+
+    def swallow(self: Loop, work: Any) -> Any:
+        if work.round == 4:
+            with suppress(Interrupted):
+                os.kill(os.getpid(), signal.SIGTERM)
+        return train(self, work)
+
+    with monkeypatch.context() as patch, signals.raised(), pytest.raises(Interrupted):
+        patch.setattr(Loop, "train", swallow)
+        run_in(tmp_path, composed(*overrides))
+    assert final(tmp_path, *overrides)[0] == 5, "the round in which it came was whole"
+    run_in(tmp_path, composed(*overrides))
+    assert len(rows(tmp_path)) == 10, "a signal of before does not stop the next run"
+
+
+class Dying:
+    def __init__(self, asks: bool) -> None:
+        self.asks = asks
+
+    def __del__(self) -> None:
+        if self.asks:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("callback", [False, True])
+def test_a_signal_that_comes_in_a_destructor_is_raised_again_at_once(
+    callback: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Python prints the exception of a destructor, or of a weak reference's callback, and goes on."""
+    dying = Dying(not callback)
+    seen = weakref.ref(dying, lambda _: os.kill(os.getpid(), signal.SIGTERM)) if callback else None
+    with signals.raised():
+        del dying
+        with pytest.raises(Interrupted):
+            time.sleep(30)
+    del seen
+    signals.check()  # nothing is left of it
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_signal_that_comes_while_a_lost_one_is_looked_at_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine it is raised again before the hook that found it has ended."""
+    start, late = threading.Timer.start, list[bool]()
+
+    def start_and_wait(timer: threading.Timer) -> None:
+        start(timer)
+        if not late:
+            late.append(True)
+            time.sleep(0.2)
+
+    monkeypatch.setattr(threading.Timer, "start", start_and_wait)
+    dying = Dying(True)
+    with signals.raised():
+        del dying
+        with pytest.raises(Interrupted):
+            time.sleep(30)
+    assert late
+
+
+def test_rounds_since_the_last_checkpoint_are_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill leaves metrics beyond the checkpoint and half a line: they are cut off and come back the same."""
+    run_in(tmp_path / "whole", composed("rounds=8", EVERY))
+    folder = tmp_path / "killed"
+    run_in(folder, composed("rounds=5", EVERY))
+    (folder / "summary.json").unlink()
+    later = (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text("".join(later[:7]) + later[7][:20])
+    run_in(folder, composed("rounds=8", EVERY))
+    assert_same_run(tmp_path / "whole", folder)
+
+
+def test_more_rounds_continue_a_finished_run(tmp_path: Path) -> None:
+    run_in(tmp_path / "whole", composed("rounds=8", EVERY))
+    run_in(tmp_path / "longer", composed("rounds=3", EVERY))
+    run_in(tmp_path / "longer", composed("rounds=8", EVERY))
+    assert_same_run(tmp_path / "whole", tmp_path / "longer")
+
+
+def test_a_finished_run_is_only_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first = run_in(tmp_path, composed("rounds=6", EVERY))
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.name != ".lock"}
+    with caplog.at_level(logging.INFO):
+        again = run_in(tmp_path, composed("rounds=6", EVERY))
+    assert again == first and "finished already" in caplog.text
+    assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.name != ".lock"}
+
+
+def test_a_finished_run_with_a_number_that_is_not_finite_is_read_too(tmp_path: Path) -> None:
+    first = run_in(tmp_path, composed("rounds=2", EVERY))
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    lines[1] = json.dumps(json.loads(lines[1]) | {"test/loss": None, "test/accuracy": None})
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    del summary["metrics_sha256"]  # as of a run that wrote these lines, before there were sums
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    assert run_in(tmp_path, composed("rounds=2", EVERY)) == first
+
+
+def test_fewer_rounds_of_a_finished_run_give_what_they_gave(tmp_path: Path) -> None:
+    run_in(tmp_path / "long", composed("rounds=6", EVERY))
+    run_in(tmp_path / "short", composed("rounds=2", EVERY))
+    assert run_in(tmp_path / "long", composed("rounds=2", EVERY)) == run_in(
+        tmp_path / "short", composed("rounds=2", EVERY)
+    )
+
+
+def test_a_folder_of_another_config_is_refused_by_key(tmp_path: Path) -> None:
+    run_in(tmp_path, composed("rounds=2"))
+    with pytest.raises(UserError, match=r"local\.lr \(0\.05 there, 0\.1 here\)"):
+        run_in(tmp_path, composed("rounds=2", "local.lr=0.1"))
+
+
+def test_a_truncated_checkpoint_falls_back_to_the_one_before(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    for folder in (whole, cut):
+        run_in(folder, composed("rounds=6", EVERY, "checkpoint.rounds=2", "checkpoint.seconds=null"))
+    newest = sorted((cut / "checkpoints").glob("*.pt"))[-1]
+    newest.write_bytes(newest.read_bytes()[:-100])
+    (cut / "summary.json").unlink()
+    run_in(cut, composed("rounds=6", EVERY, "checkpoint.rounds=2", "checkpoint.seconds=null"))
+    assert f"{newest} is damaged" in caplog.text and "the run goes on after round 4" in caplog.text
+    assert_same_run(whole, cut)
+
+
+def test_checkpoints_come_every_so_many_rounds(tmp_path: Path) -> None:
+    run_in(tmp_path, composed("rounds=7", "checkpoint.rounds=3", "checkpoint.seconds=null", "checkpoint.keep=9"))
+    assert sorted(path.name for path in (tmp_path / "checkpoints").glob("*.pt")) == [
+        f"round_{round:06d}.pt" for round in (3, 6, 7)
+    ]
+
+
+def test_a_diverged_run_names_its_round_and_keeps_the_last_good_one(tmp_path: Path) -> None:
+    overrides = ("rounds=20", EVERY, "local.lr=1e38", "delay=none")
+    with pytest.raises(Diverged, match=r"diverged in round \d+ .*local\.lr"):
+        run_in(tmp_path, composed(*overrides))
+    round, payload = final(tmp_path, *overrides)
+    assert len(rows(tmp_path)) == round + 1
+    assert all(torch.isfinite(t).all() for t in tensors(payload["state"]))
+    assert not (tmp_path / "summary.json").exists()
+
+
+def test_label_noise_and_precision_reach_the_run(tmp_path: Path) -> None:
+    clean = run_in(tmp_path / "clean", composed("rounds=10", "delay=none", "algorithm=fedavg", "precision=float64"))
+    noisy = run_in(tmp_path / "noisy", composed("rounds=10", "delay=none", "algorithm=fedavg", "label_noise=1.0"))
+    rounded = run_in(tmp_path / "rounded", composed("rounds=2", "precision=bfloat16"))
+    assert noisy < clean - 0.2 and 0 <= rounded <= 1
+    states = final(tmp_path / "clean", "precision=float64", "rounds=10", "delay=none", "algorithm=fedavg")[1]["state"]
+    assert tensors(states)[0].dtype == torch.float64
+
+
+def test_clients_without_examples_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    overrides = ["partition=dirichlet_unbounded", "partition.alpha=0.05", "num_clients=60", "rounds=2"]
+    run_in(tmp_path / "dropped", composed(*overrides))
+    assert "got no examples and take no part" in caplog.text
+    dropped = len((tmp_path / "dropped" / "partition.csv").read_text().splitlines()) - 1
+    run_in(tmp_path / "kept", composed(*overrides, "drop_empty=false"))
+    assert dropped < 60 and len((tmp_path / "kept" / "partition.csv").read_text().splitlines()) - 1 == 60
+
+
+def test_methods_with_and_without_server_data_can_share_a_test_set() -> None:
+    """The examples held out are those that in-domain server data takes, and more of them include the fewer."""
+
+    def test_set(*overrides: str) -> set[bytes]:
+        fed = runner.prepare(config.build(composed("dataset=synthetic", "algorithm=fedavg", *overrides))).simulation
+        return {example.numpy().tobytes() for example in fed.test.inputs}
+
+    whole = test_set("server_data=none")
+    without = test_set("server_data=none", "evaluation.held_out=100")
+    assert len(without) == len(whole) - 100 and without < whole
+    assert without == test_set("server_data=in_domain", "server_data.size=100")
+    assert without == test_set("server_data=in_domain", "server_data.size=40", "evaluation.held_out=100")
+    assert test_set("server_data=in_domain", "server_data.size=140", "evaluation.held_out=100") < without
+    with pytest.raises(UserError, match=r"^evaluation\.held_out must be less than the test set's 500"):
+        test_set("server_data=none", "evaluation.held_out=500")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model=resnet18", "local.batch_size=1"], r"^local\.batch_size must be > 1 for a model with batch norm"),
+        (["num_clients=5000"], r"^num_clients"),
+        (["partition=natural"], r"^partition=natural needs"),
+        (["dataset=fashion_mnist", "dataset.root=/nowhere"], r"/nowhere"),
+        (["dataset=synthetic", "dataset.features=6", "model=cnn_small"], r"^model\."),
+        (["evaluation.metric=test/acc"], r"^evaluation\.metric must be one of test/accuracy, test/loss, got test/acc$"),
+        (["delay=from_file", "delay.path=/nowhere.csv"], r"^delay\.path"),
+        (["model=timm", "model.name=resnet1000"], r"^model\.name .*resnet"),
+        (["participation.cohort_size=50"], r"^participation\.cohort_size"),
+        (
+            [
+                "partition=dirichlet_unbounded",
+                "partition.alpha=0.001",
+                "num_clients=60",
+                "participation.cohort_size=60",
+            ],
+            r"^participation\.",
+        ),
+    ],
+)
+def test_what_does_not_fit_the_data_is_one_line_before_training(
+    overrides: list[str], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        run_in(tmp_path, composed(*overrides))
+    assert "\n" not in str(error.value) and not ((tmp_path / "metrics.jsonl").exists() and rows(tmp_path))
+
+
+def test_the_default_experiment_runs_a_round(tmp_path: Path) -> None:
+    objective = run_in(tmp_path, composed("rounds=1", "logger=none", small=False))
+    assert 0 <= objective <= 1

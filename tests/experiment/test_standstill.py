@@ -1,0 +1,88 @@
+"""Runs in which the server never steps say so: before the first round where that can be known, and at the end."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedlab_runner.core.algorithm import ServerAlgorithm
+from fedlab_runner.experiment.run import run_in
+from fedlab_runner.experiment.standstill import FAR, foreseen
+from fedlab_runner.tracking.summary import standstill as found
+from tests.helpers.composed import composed
+from tests.helpers.toy import ALGORITHMS, algorithm, federation, local
+
+FEW = ("server_data=none", "evaluation.every=1", "rounds=3", "num_clients=12", "participation.cohort_size=3")
+LATE = "delay=constant"
+STILL = {
+    "a buffer that never fills": ("algorithm=fedbuff", "delay=none", "algorithm.buffer_size=10"),
+    "the same of CA2FL": ("algorithm=ca2fl", "delay=none", "algorithm.buffer_size=10"),
+    "a delay beyond the end": ("algorithm=fedavg", LATE, "delay.rounds=3"),
+    "the same of SCAFFOLD": ("algorithm=scaffold", LATE, "delay.rounds=7"),
+    "all is discarded": ("algorithm=fedavg", LATE, "delay.rounds=1", "algorithm.late_policy=discard"),
+    "the same of FedProx": ("algorithm=fedprox", LATE, "delay.rounds=1", "algorithm.late_policy=discard"),
+}
+MOVING = {
+    "the buffer fills in the last round": ("algorithm=fedbuff", "delay=none", "algorithm.buffer_size=9"),
+    "arrivals of the last round": ("algorithm=fedavg", LATE, "delay.rounds=2"),
+    "late ones count": ("algorithm=fedavg", LATE, "delay.rounds=1"),
+    "nobody is late": ("algorithm=fedavg", "delay=none", "algorithm.late_policy=discard"),
+}
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "summary.json").read_text())
+
+
+@pytest.mark.parametrize("case", STILL)
+def test_a_run_that_stands_still_says_so(case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "fedlab_runner")
+    number = run_in(tmp_path, composed(*FEW, *STILL[case]))
+    before, after = (record.message for record in caplog.records if "model" in record.message)
+    assert before.startswith("the server's model will not move: ") and "\n" not in before
+    assert after.startswith("the evaluated model never changed: ") and summary(tmp_path)["warnings"] == [after]
+    bytes = (tmp_path / "summary.json").read_bytes()
+    assert run_in(tmp_path, composed(*FEW, *STILL[case])) == number
+    assert (tmp_path / "summary.json").read_bytes() == bytes, "a finished run keeps what it said"
+
+
+@pytest.mark.parametrize("case", MOVING)
+def test_a_run_that_moves_does_not(case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "fedlab_runner")
+    run_in(tmp_path, composed(*FEW, *MOVING[case]))
+    assert "warnings" not in summary(tmp_path) and not caplog.records
+
+
+def test_a_run_that_stood_still_and_is_asked_for_more(tmp_path: Path) -> None:
+    run_in(tmp_path, composed(*FEW, *STILL["a buffer that never fills"]))
+    run_in(tmp_path, composed(*FEW, *STILL["a buffer that never fills"], "rounds=4"))
+    assert "warnings" not in summary(tmp_path)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_nothing_is_foretold_that_is_not_so(name: str) -> None:
+    """For every algorithm with a server, with clients that are late: where it is said, no round moves the model."""
+    how = algorithm(name)
+    if not isinstance(how, ServerAlgorithm):
+        return
+    for std in (0.0, 3.0):
+        fed = federation(std=std, cohort=2, training=local(epochs=1))
+        rounds = 3
+        if foreseen(how, fed, rounds) is None:
+            continue
+        state = how.init(fed)
+        first = how.server_model(state).clone()
+        for round in range(rounds):
+            fed.begin(round, 1.0)
+            state = how.round(state, fed)
+        assert (how.server_model(state) == first).all()
+
+
+def test_rows_of_which_nothing_can_be_said() -> None:
+    still = [{"round": 0, "test/loss": 1.0}, {"round": 1}, {"round": 2, "test/loss": 1.0}]
+    assert found(still) == "the evaluated model never changed: each evaluation is that of the first model"
+    assert found([]) is None and found(still[:2]) is None and found([{"round": 0}, {"round": 1}]) is None
+    assert found([*still, {"round": 3, "test/loss": 1.5}]) is None
+    assert foreseen(algorithm("fedbuff"), federation(), FAR + 1) is None

@@ -1,0 +1,45 @@
+"""Run folders as a run leaves them, with numbers of a test's choice."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from fedlab_runner.config.build import conf_dir, register_resolvers, run_id
+from tests.helpers.composed import SMALL
+
+
+def write_run(outputs: Path, *overrides: str, rows: Sequence[Mapping[str, Any]], small: bool = True) -> Path:
+    """The folder of a run with these overrides; row i of `metrics.jsonl` is round i."""
+    register_resolvers()
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        whole = compose("train", [*(SMALL if small else ()), *overrides], return_hydra_config=True)
+    cfg = OmegaConf.masked_copy(whole, [str(key) for key in whole if key != "hydra"])
+    folder = outputs / run_id(cfg)
+    OmegaConf.resolve(cfg)
+    (folder / ".hydra").mkdir(parents=True)
+    (folder / "config.yaml").write_text(OmegaConf.to_yaml(cfg))
+    (folder / "metrics.jsonl").write_text(
+        "".join(json.dumps({"round": round} | dict(row)) + "\n" for round, row in enumerate(rows))
+    )
+    told = {"runtime": {"choices": dict(whole.hydra.runtime.choices)}, "overrides": {"task": list(overrides)}}
+    hydra = {"hydra": told}
+    (folder / ".hydra" / "hydra.yaml").write_text(OmegaConf.to_yaml(hydra))
+    return folder
+
+
+def curve(*accuracies: float, **costs: float) -> list[dict[str, float]]:
+    """Rows with an accuracy each, and the same costs in each round but the first."""
+    return [{"test/accuracy": accuracy} | (costs if round else {}) for round, accuracy in enumerate(accuracies)]
+
+
+def write_failed_job(outputs: Path, folder: Path, error: str) -> Path:
+    """A sweep's note that a job failed."""
+    sweep = outputs / "sweeps" / "a-sweep"
+    (sweep / "jobs").mkdir(parents=True, exist_ok=True)
+    job = {"folder": f"outputs/{folder.name}", "status": "failed", "error": error}
+    (sweep / "jobs" / f"{folder.name}.json").write_text(json.dumps(job))
+    return sweep

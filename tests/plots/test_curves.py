@@ -1,0 +1,78 @@
+"""Pictures are drawn of any run, however short or broken, and without a display."""
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from fedlab_runner.plots.curves import plot_curves, plot_staleness, staleness_counts
+from tests.helpers.paths import ROOT
+
+
+def rows(count: int) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for round in range(count):
+        found.append({"round": round, "train/loss": 2 / (round + 1), "late/staleness_count/0": 2.0})
+        if round % 5 == 0:
+            found[-1] |= {"test/accuracy": 1 - 1 / (round + 2), "test/loss": math.nan if round == 5 else 1.0}
+            found[-1] |= {"late/staleness_count/12": 1.0}
+    return found
+
+
+def colours(path: Path) -> int:
+    """How many colours a picture has: an empty page has one."""
+    with Image.open(path) as image:
+        assert min(image.size) > 300
+        return len(image.convert("RGB").getcolors(2**24) or [])
+
+
+@pytest.mark.parametrize("count", [0, 1, 6, 300])
+def test_curves(tmp_path: Path, count: int) -> None:
+    path = tmp_path / "plots" / "curves.png"
+    plot_curves(path, rows(count), "a run")
+    assert colours(path) > 50
+
+
+def test_more_data_is_another_picture_and_the_same_data_the_same(tmp_path: Path) -> None:
+    for name, count in (("one", 50), ("same", 50), ("other", 60)):
+        plot_curves(tmp_path / f"{name}.png", rows(count), "a run")
+    one, same, other = ((tmp_path / f"{name}.png").read_bytes() for name in ("one", "same", "other"))
+    assert one == same and one != other
+
+
+def test_nothing_finite_is_no_error(tmp_path: Path) -> None:
+    plot_curves(tmp_path / "x.png", [{"round": 1, "test/accuracy": math.nan, "train/loss": math.inf}], "a run")
+    assert colours(tmp_path / "x.png") > 10
+
+
+def test_staleness(tmp_path: Path) -> None:
+    assert staleness_counts(rows(11)) == {0: 22.0, 12: 3.0}
+    over_rounds = [{"round": round, "late/staleness_mean": 2.0, "late/staleness_max": 7} for round in range(9)]
+    sizes = []
+    for name, data in (("counts", rows(11)), ("rounds", over_rounds), ("both", rows(11) + over_rounds)):
+        assert plot_staleness(tmp_path / f"{name}.png", data, "a run")
+        assert colours(tmp_path / f"{name}.png") > 50
+        with Image.open(tmp_path / f"{name}.png") as image:
+            sizes.append(image.width)
+    assert sizes[0] == sizes[1] and sizes[2] == 2 * sizes[0], "one panel for each"
+
+
+def test_no_staleness_no_picture(tmp_path: Path) -> None:
+    assert not plot_staleness(tmp_path / "staleness.png", [{"round": 1, "late/in_flight": 2.0}], "a run")
+    assert not (tmp_path / "staleness.png").exists()
+
+
+def test_no_window_system_is_touched(tmp_path: Path) -> None:
+    """In a process of its own: other tests may import what they like."""
+    code = (
+        "import sys; from pathlib import Path; from fedlab_runner.plots.curves import plot_curves\n"
+        "assert not [name for name in sys.modules if name.startswith('matplotlib')]\n"
+        "plot_curves(Path(sys.argv[1]), [], 'a run'); assert 'matplotlib.pyplot' not in sys.modules"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "DISPLAY": ":99"}
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "x.png")], check=True, env=environment)

@@ -1,0 +1,173 @@
+"""Runs of a sweep that are given up: by which rule, what is left of them, and how they go on."""
+
+import json
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedlab_runner.evaluation.evaluator import Evaluation
+from fedlab_runner.experiment import pruner as giving_up
+from fedlab_runner.pruning.median import Median
+from fedlab_runner.pruning.none import NoPruning
+from fedlab_runner.report import cli
+from fedlab_runner.sweep import callback as sweep
+from fedlab_runner.utils.errors import Pruned
+from tests.helpers.report_files import curve, write_run
+
+ACCURACY = Evaluation(1, 100, False, False, False, "test/accuracy", "best", 1, 0, None)
+OTHERS = [{1: 0.2, 2: 0.4}, {1: 0.3, 2: 0.5}, {1: 0.4, 2: 0.9}]
+
+
+@pytest.mark.parametrize(
+    ("own", "ends"),
+    [
+        ({1: 0.29}, True),
+        ({1: 0.3}, False),  # as good as the median
+        ({1: 0.6, 2: 0.1}, False),  # the best so far counts
+        ({1: 0.1, 2: 0.49}, True),
+        ({1: 0.1, 2: math.nan}, True),
+        ({1: math.nan}, True),
+        ({3: 0.0}, False),  # nobody was evaluated there
+        ({}, False),
+    ],
+)
+def test_the_median_rule(own: dict[int, float], ends: bool) -> None:
+    assert (Median(warmup=0, min_runs=3).verdict(own, lambda: OTHERS) is not None) == ends
+    assert NoPruning().verdict(own, lambda: OTHERS) is None
+
+
+def test_neither_early_nor_with_few_others() -> None:
+    rule = Median(warmup=2, min_runs=3)
+    assert rule.verdict({1: 0.0}, lambda: OTHERS) is None and rule.verdict({2: 0.0}, lambda: OTHERS)
+    assert rule.verdict({2: 0.0}, lambda: OTHERS[:2]) is None
+    assert rule.verdict({2: 0.0}, lambda: [*OTHERS[:2], {2: math.nan}, {1: 0.7}]) is None
+    with pytest.raises(ValueError, match=r"^warmup must be >= 0, got -1$"):
+        Median(-1, 1)
+    with pytest.raises(ValueError, match=r"^min_runs must be >= 1, got 0$"):
+        Median(0, 0)
+
+
+def test_without_a_rule_no_file_is_read() -> None:
+    def others() -> list[dict[int, float]]:
+        raise AssertionError
+
+    assert NoPruning().verdict({5: 0.0}, others) is None
+    assert Median(warmup=6, min_runs=1).verdict({5: 0.0}, others) is None
+
+
+def write_sweep(outputs: Path, *accuracies: float, metric: str = "test/accuracy") -> Path:
+    """A sweep of finished runs of three rounds with one accuracy each, and one that has failed."""
+    folder = outputs / "sweeps" / "one"
+    (folder / "jobs").mkdir(parents=True)
+    for i, accuracy in enumerate([*accuracies, 1.0]):
+        run = outputs / f"run-{i}"
+        run.mkdir()
+        (run / "metrics.jsonl").write_text("".join(json.dumps({"round": r, metric: accuracy}) + "\n" for r in range(4)))
+        job = sweep.Job(
+            [f"seed={i}"], i, "failed" if i == len(accuracies) else "finished", accuracy, f"elsewhere/{run.name}"
+        )
+        (folder / "jobs" / f"{i}.json").write_text(json.dumps(job.__dict__))
+    return folder
+
+
+def test_it_compares_with_the_finished_runs_of_its_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(sweep.FOLDER, str(write_sweep(tmp_path, 0.5, 0.6, 0.7)))
+    rows = [{"round": 0, "test/accuracy": 0.9}, {"round": 1, "test/accuracy": 0.55}]
+
+    def look(rounds: int = 3, every: int = 1, folder: str = "mine", least: int = 3) -> None:
+        evaluation = Evaluation(every, 100, False, False, False, "test/accuracy", "best", 1, 0, None)
+        (tmp_path / folder).mkdir(exist_ok=True)
+        giving_up.Watch(tmp_path / folder, Median(0, least), evaluation, rounds).look(lambda: rows, 1)
+
+    look(rounds=1)  # the last round
+    look(every=2)  # not evaluated
+    look(least=4)
+    look(folder="run-2")  # it is not compared with itself
+    with pytest.raises(
+        Pruned, match=r"^given up after round 1: its best so far is worse than the median of 3 finished"
+    ):
+        look()
+    assert giving_up.read(tmp_path / "mine")["objective"] == 0.55
+    monkeypatch.delenv(sweep.FOLDER)
+    look()
+
+
+def test_of_a_loss_less_is_better(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(sweep.FOLDER, str(write_sweep(tmp_path, 0.5, 0.6, 0.7, metric="test/loss")))
+    evaluation = Evaluation(1, 100, False, False, False, "test/loss", "best", 1, 0, None)
+    watch = giving_up.Watch(tmp_path, Median(0, 3), evaluation, 3)
+    watch.look(lambda: [{"round": 1, "test/loss": 0.55}], 1)
+    with pytest.raises(Pruned):
+        watch.look(lambda: [{"round": 1, "test/loss": 0.65}], 1)
+
+
+def test_what_was_given_up_stays_so_under_the_same_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(sweep.FOLDER, str(write_sweep(tmp_path, 0.5, 0.6, 0.7)))
+    with pytest.raises(Pruned):
+        giving_up.Watch(tmp_path, Median(0, 3), ACCURACY, 3).look(lambda: [{"round": 1, "test/accuracy": math.nan}], 1)
+    with pytest.raises(Pruned) as again:
+        giving_up.Watch(tmp_path, Median(0, 3), ACCURACY, 3).start()
+    assert again.value.round == 1 and math.isnan(again.value.objective)
+    giving_up.Watch(tmp_path, Median(2, 3), ACCURACY, 3).start()
+    assert not (tmp_path / giving_up.FILE).exists()
+
+
+@pytest.mark.slow  # commands of the user's, each from its start
+def test_a_sweep_gives_up_and_the_run_can_go_on(tmp_path: Path) -> None:
+    """Three good learning rates, then one that learns nothing: it ends after round 2 of 4, the sweep does not fail."""
+    small = [
+        "model=logistic",
+        "num_clients=4",
+        "participation.cohort_size=2",
+        "logger=none",
+        "device=cpu",
+        "delay=none",
+    ]
+    common = ["algorithm=fedavg", *small, "rounds=4", "evaluation.every=2", "executor=loop"]
+    rule = ["pruning=median", "pruning.warmup=0", "pruning.min_runs=3"]
+
+    def fedlab(*arguments: str) -> subprocess.CompletedProcess[str]:
+        start = [sys.executable, "-m", "fedlab_runner", *arguments, *common]
+        ran = subprocess.run(start, cwd=tmp_path, capture_output=True, text=True)
+        assert ran.returncode == 0, ran.stderr
+        return ran
+
+    command = ["-m", "local.lr=0.1,0.2,0.3,1e-9", *rule]
+    assert re.search(r"given up after round 2: its best so far is worse than", fedlab(*command).stdout)
+    (note,) = tmp_path.glob("outputs/*/pruned.json")
+    rows = (note.parent / "metrics.jsonl").read_text().splitlines()
+    assert len(rows) == 3 and json.loads(note.read_text())["objective"] == json.loads(rows[2])["test/accuracy"]
+    (table,) = tmp_path.glob("outputs/sweeps/*/table.csv")
+    assert sorted(line.split(",")[1:3] for line in table.read_text().splitlines()[1:]) == [["0", "0"]] + 3 * [
+        ["1", "0"]
+    ]
+    again = fedlab(*command).stdout
+    assert again.count("is finished already") == 3 and "given up after round 2" in again
+    page, _ = cli.write([table.parent])
+    assert "| given up<br>seed 0: given up, round 2 of 4," in (page.parent / "report.md").read_text()
+    fedlab("local.lr=1e-9")
+    assert len((note.parent / "metrics.jsonl").read_text().splitlines()) == 5 and not note.exists()
+
+
+def test_a_report_says_that_a_run_was_given_up(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        folder = write_run(tmp_path, f"seed={seed}", "rounds=3", "evaluation.every=1", rows=curve(0.1, 0.2))
+        (folder / "pruned.json").write_text('{"round": 1}')
+    text = (cli.write([tmp_path])[0].parent / "report.md").read_text()
+    assert "given up<br>seed 0: given up, round 1 of 3, 20.0 so far<br>seed 1: given up, round 1 of 3" in text
+
+
+def test_pruning_outside_of_a_sweep_is_said_to_do_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv(sweep.FOLDER, raising=False)
+    giving_up.Watch(tmp_path, NoPruning(), ACCURACY, 3).start()
+    assert not caplog.records
+    giving_up.Watch(tmp_path, Median(0, 3), ACCURACY, 3).start()
+    assert [record.getMessage() for record in caplog.records] == [
+        "pruning compares the runs of a sweep, and this is none (no -m): it does nothing"
+    ]

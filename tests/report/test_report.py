@@ -1,0 +1,515 @@
+"""Reports: every number is that of the runs' own files, and whatever is missing is said."""
+
+import csv
+import hashlib
+import json
+import math
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+from scipy import stats as scipy_stats
+
+from fedlab_runner.report import build, cli, html, markdown, stats, tables
+from fedlab_runner.report import plots as pictures
+from fedlab_runner.report import published as paper
+from fedlab_runner.report.content import ReportTable, Section, cell
+from fedlab_runner.report.folders import find
+from fedlab_runner.report.grouping import group
+from fedlab_runner.utils.errors import UserError
+from tests.helpers.report_files import curve, write_failed_job, write_run
+
+EVERY = ("evaluation.every=1", "rounds=3")
+
+
+def written(outputs: Path, **options: object) -> dict[str, str]:
+    """The files of a report on a folder."""
+    page, _ = cli.write([outputs], **options)  # type: ignore[arg-type]
+    return {path.name: path.read_text() for path in page.parent.iterdir() if path.is_file()}
+
+
+def column(text: str, method: str, i: int = 1) -> list[str]:
+    """The lines of a cell of the first table in a markdown report that has a row of that name."""
+    (line,) = [line for line in text.split("\n## ")[2].splitlines() if line.startswith(f"| {method} |")]
+    return [each.strip() for each in line.strip("| ").split(" | ")[i].split("<br>")]
+
+
+def records(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(text.splitlines()))
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """FedAvg and FedBuff on four seeds, of which one FedBuff has failed, and FedProx half way."""
+    folder = tmp_path_factory.mktemp("work") / "outputs"
+    for seed, (one, other) in enumerate([(0.5, 0.61), (0.52, 0.64), (0.48, 0.63), (0.5, 0.9)]):
+        upload = {"comm/upload_mb": 1.5, "cost/server_gflops": 0.25, "cost/server_cache_mb": seed + 1.0}
+        write_run(folder, "algorithm=fedavg", f"seed={seed}", *EVERY, rows=curve(0.1, 0.3, 0.4, one, **upload))
+        rows = curve(0.1, 0.45, 0.5, other, **upload)
+        late = write_run(folder, "algorithm=fedbuff", f"seed={seed}", *EVERY, rows=rows[: 2 if seed == 3 else 4])
+    write_failed_job(folder, late, "the run diverged in round 2")
+    half = write_run(folder, "algorithm=fedprox", "seed=0", *EVERY, rows=curve(0.1, 0.2))
+    with (half / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 2, "test/accu')  # as it is being written
+    return folder
+
+
+def test_the_table_has_mean_and_std_of_the_seeds_with_the_best_in_bold(outputs: Path) -> None:
+    text = written(outputs)["report.md"]
+    values = [0.61, 0.64, 0.63]
+    best = f"**{100 * statistics.mean(values):.1f} ± {100 * statistics.stdev(values):.1f}**"
+    assert column(text, "fedbuff") == [best, "3 seeds", "1 seed failed: the run diverged in round 2"]
+    values = [0.5, 0.52, 0.48, 0.5]
+    assert column(text, "fedavg") == [
+        f"{100 * statistics.mean(values):.1f} ± {100 * statistics.stdev(values):.1f}",
+        "4 seeds",
+    ]
+    assert column(text, "fedprox") == ["unfinished", "seed 0: round 1 of 3, 20.0 so far"]
+
+
+def test_the_csv_has_the_numbers_unrounded(outputs: Path) -> None:
+    files = written(outputs)
+    rows = {(row["method"], row["seed"]): row for row in records(files["runs.csv"])}
+    assert len(rows) == 9
+    for (method, seed), row in rows.items():
+        (folder,) = outputs.glob(row["run"])
+        logged = [
+            json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines() if line.endswith("}")
+        ]
+        assert row["command"] == f"fedlab algorithm={method} seed={seed} evaluation.every=1 rounds=3"
+        assert int(row["rounds"]) == logged[-1]["round"]
+        if row["status"] == "finished":
+            assert float(row["objective"]) == max(each["test/accuracy"] for each in logged[1:])
+            assert float(row["comm/upload_mb"]) == math.fsum(each.get("comm/upload_mb", 0) for each in logged) == 4.5
+            assert float(row["cost/server_cache_mb"]) == int(seed) + 1
+        else:
+            assert row["objective"] == ""
+    (fedbuff,) = [row for row in records(files["settings.csv"]) if row["method"] == "fedbuff"]
+    assert float(fedbuff["mean"]) == statistics.fmean([0.61, 0.64, 0.63]) and fedbuff["seeds finished"] == "3"
+
+
+def test_rounds_and_bytes_to_a_target(outputs: Path) -> None:
+    groups = group(find([outputs]).runs)
+    table = tables.to_target(groups, [0.5, 0.55])
+    assert table is not None and table.header[1:3] == ["rounds to 50\xa0%", "MB uploaded to 50\xa0%"]
+    found = {row[0].lines[0]: row[1:] for row in table.rows}
+    assert found["fedavg"][0].lines == ("3", "1 seed did not") and not found["fedavg"][0].bold
+    assert found["fedavg"][1].lines == ("4.5",)
+    assert found["fedbuff"][0].lines == ("2", "1 seed did not")
+    assert found["fedavg"][2].lines == ("never",) and found["fedprox"][2].lines == ("not yet",)
+    assert tables.targets(groups, []) == [0.5, 0.59]  # of 0.6267
+
+
+def test_costs_are_sums_of_what_each_round_logged(outputs: Path) -> None:
+    table = tables.costs(group(find([outputs]).runs))
+    header = ["method", "rounds", "uploaded, MB", "server, GFLOPs", "largest cache, MB", "seconds a round"]
+    assert list(table.header) == header
+    found = {row[0].lines[0]: [each.lines for each in row[1:]] for row in table.rows}
+    assert found["fedavg"] == [("3",), ("4.5",), ("0.75",), ("2.5",), ("\N{EN DASH}",)]
+    assert found["fedprox"][0] == ("1", "unfinished")
+
+
+def test_differences_are_tested_over_the_seeds_that_both_have(outputs: Path) -> None:
+    table, notes = tables.significance(group(find([outputs]).runs))
+    assert table is not None and notes == []
+    ((_, method, against, seeds, difference, interval, p, adjusted, said),) = table.rows
+    assert (method.lines, against.lines, seeds.lines) == (("fedavg",), ("fedbuff",), ("3",))
+    one, other = [0.5, 0.52, 0.48], [0.61, 0.64, 0.63]
+    wanted = scipy_stats.ttest_rel(one, other)
+    found = stats.paired(dict(enumerate([*one, 0.5])), dict(enumerate(other)))
+    assert found.p == pytest.approx(wanted.pvalue)
+    assert found.mean == pytest.approx(statistics.fmean(a - b for a, b in zip(one, other, strict=True)))
+    assert (found.low, found.high) == pytest.approx(wanted.confidence_interval(0.95))
+    assert difference.lines == ("\N{MINUS SIGN}12.7",) and p.lines == adjusted.lines == (f"{found.p:.3f}",)
+    assert said.lines == ("significant",) and interval.lines[0].startswith("\N{MINUS SIGN}17.8 ")
+
+
+def test_too_few_seeds_are_said_plainly(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        write_run(tmp_path, "algorithm=fedavg", f"seed={seed}", *EVERY, rows=curve(0.1, 0.2, 0.3, 0.4))
+        write_run(tmp_path, "algorithm=fedbuff", f"seed={seed}", *EVERY, rows=curve(0.1, 0.2, 0.3, 0.5))
+    text = written(tmp_path)["report.md"]
+    assert "No difference is tested: methods share at most 2 finished seeds there, and at least 3 are needed." in text
+
+
+def test_holm_is_what_the_books_say() -> None:
+    assert stats.holm([0.01, 0.04, math.nan, 0.03]) == pytest.approx([0.03, 0.06, math.nan, 0.06], nan_ok=True)
+    assert stats.holm([0.9, 0.8]) == [1.0, 1.0]
+
+
+def test_equal_seeds_have_no_p() -> None:
+    same = stats.paired({0: 1.0, 1: 2.0, 2: 3.0}, {0: 0.5, 1: 1.5, 2: 2.5})
+    assert same.mean == 0.5 and math.isnan(same.p) and (same.low, same.high) == (0.5, 0.5)
+
+
+def test_a_loss_is_better_when_it_is_smaller(tmp_path: Path) -> None:
+    wanted = (*EVERY, "evaluation.metric=test/loss", "evaluation.summary=last", "seed=0")
+    for name, loss in (("fedavg", 0.5), ("fedbuff", 0.75)):
+        write_run(tmp_path, f"algorithm={name}", *wanted, rows=[{"test/loss": value} for value in (3, 2, 1, loss)])
+    assert column(written(tmp_path)["report.md"], "fedavg")[0] == "**0.5**"
+    assert stats.reached(find([tmp_path]).runs[0], 1.0) == 2
+
+
+@pytest.mark.parametrize(
+    ("metric", "winner"), [("test/loss", "fedavg"), ("clients/accuracy_std", "fedavg"), ("mine/score", "fedbuff")]
+)
+def test_every_metric_is_better_in_its_own_direction(metric: str, winner: str, tmp_path: Path) -> None:
+    """FedAvg's values are the smaller ones: what is bold, what others are held against, who is first to a target."""
+    wanted = (*EVERY, f"evaluation.metric={metric}", "evaluation.summary=last")
+    for name, shift in (("fedavg", 0.0), ("fedbuff", 1.0)):
+        for seed in range(3):
+            values = (9, 2 + shift, 1 + shift + seed / 10, 1.5 + shift + seed / 10)
+            rows = [{metric: value} for value in values]
+            write_run(tmp_path, f"algorithm={name}", *wanted, f"seed={seed}", rows=rows)
+    groups = {each.method: each for each in group(find([tmp_path]).runs)}
+    (other,) = groups.keys() - {winner}
+    assert tables.best(groups.values()) is groups[winner]
+    text = written(tmp_path, targets=[2.0])["report.md"]
+    assert column(text, winner)[0].startswith("**") and not column(text, other)[0].startswith("**")
+    verdict, _ = tables.significance(list(groups.values()))
+    assert verdict is not None and [each.lines[0] for each in verdict.rows[0][1:3]] == [other, winner]
+    rounds = {name: [stats.reached(run, 2.0) for run in each.runs] for name, each in groups.items()}
+    assert rounds == {"fedavg": [1, 1, 1], "fedbuff": [1, 1, 1] if winner == "fedbuff" else [2, None, None]}
+
+
+def test_what_a_run_warns_of_stands_beside_its_number(tmp_path: Path) -> None:
+    """Unless it has gone on since."""
+    rows = curve(0.1, 0.2, 0.3, 0.4)
+    folders = [write_run(tmp_path, "algorithm=fedavg", f"seed={seed}", *EVERY, rows=rows) for seed in range(3)]
+    warning = "the server never stepped: <10 updates> came"
+    for folder, rounds in ((folders[0], 3), (folders[1], 2)):
+        (folder / "summary.json").write_text(json.dumps({"rounds": rounds, "warnings": [warning]}))
+    (folders[2] / "summary.json").write_text(json.dumps({"rounds": 3}))
+    runs = sorted(find([tmp_path]).runs, key=lambda run: int(run.seed))
+    assert [list(run.warnings) for run in runs] == [[warning], [], []]
+    files = written(tmp_path)
+    shown = "the server never stepped: &lt;10 updates&gt; came"
+    assert "1 run ended with a warning" in files["report.md"]
+    assert column(files["report.md"], "fedavg")[1:] == ["3 seeds", f"seed 0: {shown}"]
+    assert files["report.md"].count(shown) == 2 and files["index.html"].count(f"<small>{shown}</small>") == 1
+    assert [row["warnings"] for row in records(files["runs.csv"])].count(warning) == 1
+
+
+# Names.
+
+
+def test_settings_are_named_by_what_tells_them_apart(tmp_path: Path) -> None:
+    rows = curve(0.1, 0.2, 0.3, 0.4)
+    for delay in ("5", "20"):
+        write_run(tmp_path, "algorithm=fedavg", f"delay.std={delay}", *EVERY, rows=rows)
+        for size in ("2", "3"):
+            choice = ("algorithm=fedbuff", f"algorithm.buffer_size={size}", "local.lr=0.5")
+            write_run(tmp_path, *choice, f"delay.std={delay}", *EVERY, rows=rows)
+    groups = group(find([tmp_path]).runs)
+    names = ["fedavg", "fedbuff algorithm.buffer_size=2", "fedbuff algorithm.buffer_size=3"]
+    assert [(each.condition, each.method) for each in groups] == [
+        (f"delay.std={delay}", name) for delay in ("5", "20") for name in names
+    ]
+    assert "Algorithms differ in local.lr: fedavg 0.05; fedbuff 0.5." in written(tmp_path)["report.md"]
+
+
+def test_the_longest_run_of_a_seed_counts_wherever_it_lies(tmp_path: Path) -> None:
+    short = write_run(tmp_path / "a", "algorithm=fedavg", *EVERY, rows=curve(0.1, 0.2))
+    shutil.copytree(short, tmp_path / "b" / short.name)
+    with (short / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 2, "test/accuracy": 0.5}\n{"round": 3, "test/accuracy": 0.4}\n')
+    (run,) = find([tmp_path / "b", tmp_path / "a"]).runs
+    assert run.finished and run.objective == 0.5
+
+
+# Beside a paper.
+
+
+@pytest.fixture(scope="module")
+def table7(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("table7") / "outputs"
+    column = ("experiment=feddle/table7", "dataset=fashion_mnist", "rounds=1", "evaluation.every=1")
+    for seed in (0, 1):
+        for name, accuracy in (("feddle", 0.85), ("fedavg", 0.6), ("hfcl", 0.9)):
+            choice = (*column, f"algorithm={name}", f"seed={seed}")
+            write_run(folder, *choice, rows=curve(0.1, accuracy + seed / 100), small=False)
+    choice = (*column, "algorithm=feddle", "seed=0", "local.epochs=2")
+    write_run(folder, *choice, rows=curve(0.1, 0.7), small=False)
+    write_run(folder, *column, "algorithm=feddle", "server_data=tiny_imagenet", rows=curve(0.1, 0.5), small=False)
+    return folder
+
+
+def test_ours_stand_beside_the_papers_with_the_difference(table7: Path) -> None:
+    text = written(table7, experiment="feddle/table7")["report.md"]
+    std = 100 * statistics.stdev([0.85, 0.86])
+    assert column(text, "Feddle-ID local.epochs=5") == [
+        f"85.5 ± {std:.1f}",
+        "paper 86.5 ± 0.2",
+        "difference \N{MINUS SIGN}1.0",
+        "2 seeds",
+    ]
+    assert column(text, "Feddle-ID local.epochs=2")[:3] == ["70.0", "paper 86.5 ± 0.2", "difference \N{MINUS SIGN}16.5"]
+    assert column(text, "HFCL")[0] == "**90.5 ± 0.7**"
+    assert column(text, "FedAsync") == ["not run", "paper 78.4 ± 2.2"]
+    assert column(text, "Feddle-OOD")[1] == "paper 81.4 ± 2.4"
+    assert "Not run, and left out of the table: dataset=cifar10 partition.alpha=0.1 delay.std=20;" in text
+    assert "## Comparison" not in text  # all of them have a cell
+
+
+def test_the_papers_numbers_in_the_csv_are_those_of_its_file(table7: Path) -> None:
+    rows = records(written(table7)["paper.csv"])
+    published = paper.load("feddle/table7")
+    assert published is not None and len(rows) == 11 * 12 + 1
+    (fedavg,) = [row for row in rows if row["row"] == "FedAvg" and row["seeds"] != "0"]
+    assert fedavg["column"] == "dataset=fashion_mnist model=cnn_feddle partition.alpha=0.1 delay.std=20"
+    assert float(fedavg["mean"]) == pytest.approx(60.5) and float(fedavg["paper mean"]) == 60.8
+    assert float(fedavg["difference"]) == pytest.approx(-0.3)
+    (missing,) = [row for row in rows if row["row"] == "CA2FL" and row["column"] == fedavg["column"]]
+    assert missing["mean"] == missing["difference"] == "" and float(missing["paper mean"]) == 78.9
+
+
+def test_a_part_of_a_table_knows_its_table_and_an_experiment_of_others_is_refused(table7: Path) -> None:
+    part, whole = paper.load("feddle/table7_ood"), paper.load("feddle/table7")
+    assert part == whole is not None and paper.load("late_clients") is None
+    with pytest.raises(
+        UserError, match=r"^no run belongs to experiment=feddle/fig5: the runs there have feddle/table7$"
+    ):
+        build.select(find([table7]).runs, "feddle/fig5")
+
+
+def test_costs_stand_beside_the_papers_in_its_unit(tmp_path: Path) -> None:
+    costs = {"cost/server_gflops": 700000.0, "cost/server_cache_mb": 3.0}
+    fed = ("experiment=feddle/table8", "algorithm=fedft", "rounds=2", "evaluation.every=1", "dataset=cifar10")
+    write_run(tmp_path, *fed, rows=curve(0.1, 0.2, 0.3, **costs), small=False)
+    text = written(tmp_path)["report.md"]
+    assert column(text, "Fed+FT") == ["**700,000**", "paper 710,000", "difference \N{MINUS SIGN}10,000", "1 seed"]
+    assert column(text, "Fed+FT", 2) == ["**3**", "paper 340", "difference \N{MINUS SIGN}337", "1 seed"]
+
+
+def test_a_deviation_is_over_what_the_papers_is_over(tmp_path: Path) -> None:
+    """FedCDA's over the last ten rounds of a run, Feddle's over seeds."""
+    fed = ("experiment=fedcda/table2", "algorithm=fedavg", "partition.alpha=0.1", "rounds=12")
+    ends = [[0.40 + (-1) ** i * wave for i in range(10)] for wave in (0.02, 0.06)]
+    for seed, end in enumerate(ends):
+        write_run(tmp_path, *fed, f"seed={seed}", rows=curve(0.1, 0.9, 0.1, *end), small=False)
+    files = written(tmp_path)
+    assert column(files["report.md"], "FedAvg")[:2] == ["**40.0 ± 4.0**", "paper 38.89 ± 0.85"]
+    assert (
+        "± is over the last 10 evaluations of a run (divided by n), ours the mean of it over seeds;"
+        in files["report.md"]
+    )
+    assert "**± over the last 10 evaluations of a run" in files["report.md"]
+    (row,) = [row for row in records(files["paper.csv"]) if row["row"] == "FedAvg" and row["seeds"] == "2"]
+    assert float(row["std"]) == pytest.approx(4.0) and row["std over"] == "rounds"
+    seeds = paper.load("feddle/table7")
+    assert seeds is not None and "over seeds" in paper.meant(seeds)
+
+
+def test_a_table_must_say_what_its_deviations_are_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paper, "conf_dir", lambda: tmp_path)
+    (tmp_path / "paper").mkdir()
+    table = {"unit": "x", "columns": [{}], "rows": [{"name": "x", "choice": {}, "mean": [1]}]}
+    spread = {"std": [2]}
+    for rows, given, wanted in (
+        (spread, {}, "seeds or rounds: what std is over; got None"),
+        (spread, {"spread": "none"}, "seeds or rounds: what std is over; got none"),
+        ({}, {}, "none, as no row has a std; got None"),
+        ({}, {"spread": "seeds"}, "none, as no row has a std; got seeds"),
+    ):
+        content = {**table, **given, "rows": [{**table["rows"][0], **rows}]}  # type: ignore[dict-item]  # of texts
+        (tmp_path / "paper" / "mine.yaml").write_text(json.dumps(content))
+        with pytest.raises(UserError, match=f"mine.yaml: spread must be {wanted}$"):
+            paper.load("mine")
+
+
+def test_metrics_of_the_best_round_stand_beside_the_papers(tmp_path: Path) -> None:
+    fed = ("experiment=fedwalk/table2", "dataset=cifar10", "partition.alpha=0.1", "rounds=2", "evaluation.every=1")
+    rows = [{"test/accuracy": t, "train/accuracy": 2 * t} for t in (0.1, 0.4, 0.3)]
+    for base in ("fedavg", "fedprox"):
+        choice = ("algorithm=fedwalk", f"algorithm@algorithm.base={base}")
+        write_run(tmp_path, *fed, *choice, rows=rows if base == "fedavg" else rows[:2], small=False)
+    text = written(tmp_path)["report.md"]
+    assert column(text, "FedWalk") == ["**80.0**", "paper 95.26", "difference \N{MINUS SIGN}15.3", "1 seed"]
+    assert column(text, "FedWalk", 2)[0] == "**40.0**"
+    assert column(text, "FedProx + FedWalk")[0] == "unfinished"
+
+
+# The page.
+
+
+class Tags(HTMLParser):
+    """Fails on a tag that is not closed, and collects where the page points."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.targets: list[str] = []
+        self.ids: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        known = dict(attrs)
+        self.targets += [known[key] or "" for key in ("src", "href") if key in known]
+        self.ids += [known["id"] or ""] if "id" in known else []
+        if tag not in ("meta", "img", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_whole_and_needs_nothing_else(outputs: Path) -> None:
+    text = written(outputs)["index.html"]
+    tags = Tags()
+    tags.feed(text)
+    assert tags.open == [] and "<script" not in text
+    pictures = [target for target in tags.targets if not target.startswith("#")]
+    assert pictures and all(target.startswith("data:image/") for target in pictures)
+    assert [target[1:] for target in tags.targets if target.startswith("#")] == tags.ids
+
+
+def test_what_clients_compute_stands_beside_what_the_server_does(tmp_path: Path) -> None:
+    """A seed of an older version, which did not count it, has no part in the table and in no curve over it."""
+    server = {"cost/server_gflops": 0.25}
+    write_run(tmp_path, "algorithm=fedavg", "seed=0", *EVERY, rows=curve(0.1, 0.2, 0.3, 0.4, **server))
+    counted = server | {"cost/client_gflops": 1.5}
+    write_run(tmp_path, "algorithm=fedavg", "seed=1", *EVERY, rows=curve(0.1, 0.2, 0.3, 0.4, **counted))
+    write_run(tmp_path, "algorithm=fedbuff", "seed=0", *EVERY, rows=curve(0.1, 0.2, 0.3, 0.5, **counted))
+    (table,) = [tables.costs(groups) for groups in tables.by_condition(group(find([tmp_path]).runs)).values()]
+    assert [row[table.header.index("clients, GFLOPs")].lines[0] for row in table.rows] == ["4.5", "4.5"]
+    curves = {each.method: pictures.curve_of(each).costs for each in group(find([tmp_path]).runs)}
+    assert set(curves["fedavg"]) == {"cost/server_gflops"}
+    assert curves["fedbuff"]["cost/client_gflops"] == [0, 1.5, 3.0, 4.5]
+
+
+def test_a_logarithmic_axis_has_no_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+    monkeypatch.setattr(pictures, "_line", lambda axes, i, curve, x: drawn.append(x))
+
+    def cheap_and(dear: float) -> list[pictures.Curve]:
+        rest = (False, [0, 1], [0.1, 0.2], [0.0, 0.0])
+        return [pictures.Curve(name, *rest, {"cost": [0.0, x]}) for name, x in (("cheap", 1.0), ("dear", dear))]
+
+    for dear, first in ((99.0, 0.0), (1000.0, math.nan)):
+        drawn.clear()
+        axes = Figure().subplots()
+        pictures._over_cost(axes, cheap_and(dear), "cost")
+        assert axes.get_xscale() == ("log" if math.isnan(first) else "linear")
+        assert [str(x) for x in drawn] == [str([first, last]) for last in (1.0, dear)]
+
+
+def test_jobs_that_have_not_ended_are_named(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, "algorithm=fedavg", "seed=0", *EVERY, rows=curve(0.1, 0.2, 0.3, 0.4))
+    sweep = tmp_path / "sweeps" / "a-sweep"
+    (sweep / "jobs").mkdir(parents=True)
+    job = {
+        "overrides": ["rounds=3", "seed=0"],
+        "seed": 0,
+        "status": "finished",
+        "objective": 0.4,
+        "folder": str(folder),
+    }
+    (sweep / "jobs" / "0.json").write_text(json.dumps(job))
+    (sweep / "grid.json").write_text(json.dumps([["rounds=3", f"seed={seed}"] for seed in range(15)]))
+    for path in (sweep, tmp_path):
+        text = written(path)["report.md"]
+        assert "1 run: 1 finished, 0 not; 14 jobs to come\n" in text
+        assert "14 jobs that have not ended, at work or not begun: seed=1; seed=2; " in text
+        assert "seed=12; and 2 more." in text
+
+
+def test_a_damaged_run_is_said_and_its_number_does_not_count(tmp_path: Path) -> None:
+    """A digit of one row; and one that is being made longer is not mistaken for damaged."""
+    rows = curve(0.1, 0.5, 0.75)
+    folder = write_run(tmp_path, "algorithm=fedavg", "rounds=2", rows=rows)
+    content = (folder / "metrics.jsonl").read_bytes()
+    summary = {"rounds": 2, "metrics_sha256": hashlib.sha256(content).hexdigest()}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    (run,) = find([tmp_path]).runs
+    assert run.finished and run.status == "finished"
+    for damaged in (content.replace(b"0.75", b"0.95"), content.replace(b"0.5", b"0,5"), content[:-4]):
+        (folder / "metrics.jsonl").write_bytes(damaged)
+        (run,) = find([tmp_path]).runs
+        assert not run.finished and run.objective is None
+        assert run.status == "damaged: metrics.jsonl is not as the run left it; its command mends or refuses it"
+        assert run.status in written(tmp_path)["report.md"]
+    (folder / "metrics.jsonl").write_bytes(content.replace(b"0.75", b"0.7") + b'{"round": 3, "test/accuracy": 0.8}\n')
+    config = (folder / "config.yaml").read_text()
+    (folder / "config.yaml").write_text(config.replace("rounds: 2", "rounds: 4", 1))
+    (run,) = find([tmp_path]).runs
+    assert run.status == "round 3 of 4"
+    for summary in ({"rounds": None}, {"rounds": 9, "metrics_sha256": 3}, {"rounds": 10**30, "metrics_sha256": "x"}):
+        (folder / "summary.json").write_text(json.dumps(summary))
+        assert find([tmp_path]).runs
+
+
+def test_keys_of_a_method_are_told_in_small_print_and_long_errors_are_cut(tmp_path: Path) -> None:
+    table = ReportTable(
+        ["method", "x"], [[cell("fedavg local.lr=0.1 local.epochs=2"), cell("1")], [cell("delay.std=5"), cell("2")]]
+    )
+    text = html._table(table)
+    assert '<span class="value">fedavg</span><small>local.lr=0.1 local.epochs=2</small>' in text
+    assert '<span class="value">delay.std=5</span></td>' in text
+    failed = write_run(tmp_path, "algorithm=fedavg", *EVERY, rows=curve(0.1))
+    write_failed_job(tmp_path, failed, "word " * 50)
+    lines = column(written(tmp_path)["report.md"], "fedavg")
+    assert lines[0] == "failed" and lines[1].endswith("word word …") and len(lines[1]) < 120
+
+
+def test_equal_runs_make_equal_pages(outputs: Path, tmp_path: Path) -> None:
+    first, _ = cli.write([outputs], tmp_path / "a")
+    again, _ = cli.write([outputs], tmp_path / "b")
+    assert first.read_bytes() == again.read_bytes()
+
+
+def test_pictures_of_the_markdown_are_there(outputs: Path) -> None:
+    text = written(outputs)["report.md"]
+    links = re.findall(r"!\[.*\]\((.*)\)", text)
+    assert links and all((outputs / "report" / link).is_file() for link in links)
+
+
+def test_words_of_users_cannot_break_the_page() -> None:
+    table = ReportTable(["a|b", "x"], [[cell("<b>"), cell("1", "*2*")]], title="<t>")
+    section = Section("One", ["a & <b>"], [table], code=["x < y"])
+    assert "<b>" not in html._section(section) and "&lt;b&gt;" in html._section(section)
+    assert "| a\\|b | x |" in markdown._section(section) and "1<br>\\*2\\*" in markdown._section(section)
+
+
+# The command.
+
+
+def test_a_sweep_of_real_runs_has_its_report(tmp_path: Path) -> None:
+    """One job fails before it begins; the numbers are those of summary.json; commands and commits are told."""
+    small = ["model=logistic", "num_clients=4", "participation.cohort_size=2", "logger=none", "rounds=1", "device=cpu"]
+    start = [sys.executable, "-m", "fedlab_runner", "-m", "algorithm=fedavg", "seed=0,1,-1", *small]
+    assert subprocess.run(start, cwd=tmp_path, capture_output=True).returncode == 1
+    (sweep,) = (tmp_path / "outputs" / "sweeps").iterdir()
+    command = [sys.executable, "-m", "fedlab_runner.report.cli", str(sweep)]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (ran.returncode, ran.stderr) == (0, ""), ran.stderr
+    page = sweep / "report" / "index.html"
+    assert ran.stdout == f"3 runs: 2 finished, 1 not\n{page.relative_to(tmp_path)}\n"
+    rows = {row["seed"]: row for row in records((sweep / "report" / "runs.csv").read_text())}
+    for seed in ("0", "1"):
+        summary = json.loads((tmp_path / "outputs" / rows[seed]["run"] / "summary.json").read_text())
+        assert float(rows[seed]["objective"]) == summary["objective"]
+        assert {key: float(rows[seed][key]) for key in ("best", "last")} == {k: summary[k] for k in ("best", "last")}
+        assert rows[seed]["command"] == f"fedlab algorithm=fedavg seed={seed} {' '.join(small)}"
+        assert re.fullmatch(r"[0-9a-f]{40}(-dirty)?", rows[seed]["commit"])
+    assert rows["-1"]["status"] == "failed: seed must be >= 0, got -1"
+
+
+def test_what_cannot_be_reported_on_is_one_line(
+    outputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*arguments: object) -> str:
+        assert cli.main([str(each) for each in arguments]) == 2
+        shown = capsys.readouterr()
+        assert shown.out == "" and shown.err.count("\n") == 1
+        return shown.err
+
+    assert "is not a folder: give folders of runs" in refused(tmp_path / "nothing")
+    assert refused(tmp_path).startswith(f"error: no runs in {tmp_path}: a run's folder has a config.yaml")
+    (tmp_path / "file").write_text("")
+    assert "--out must be a folder" in refused(outputs, "--out", tmp_path / "file")
+    assert "no run belongs to experiment=feddle/table7" in refused(outputs, "--experiment", "feddle/table7")

@@ -1,0 +1,122 @@
+"""Topologies: symmetric, connected, of the right degrees; and what is refused."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedlab_runner.core.rng import Purpose, generator
+from fedlab_runner.experiment.run import run_in
+from fedlab_runner.plots.topology import layout, plot_topology
+from fedlab_runner.topologies.base import describe, unreachable
+from fedlab_runner.topologies.edge_list import EdgeList
+from fedlab_runner.topologies.mesh import Mesh
+from fedlab_runner.topologies.random_regular import RandomRegular
+from fedlab_runner.topologies.ring import Ring
+from fedlab_runner.topologies.star import Star
+from fedlab_runner.topologies.two_groups import TwoGroups
+from fedlab_runner.utils.errors import UserError
+from tests.helpers.composed import composed
+
+EVERY = [Mesh(), TwoGroups(), Ring(), Star(0), RandomRegular(2), RandomRegular(4)]
+
+
+def draw(topology, n: int, seed: int = 0) -> np.ndarray:
+    return topology.draw(generator(seed, Purpose.TOPOLOGY), n)
+
+
+@pytest.mark.parametrize("topology", EVERY, ids=repr)
+@pytest.mark.parametrize("n", [5, 6, 50])
+def test_links_go_both_ways_and_reach_everyone(topology, n: int) -> None:
+    linked = draw(topology, n)
+    assert linked.shape == (n, n) and linked.dtype == bool
+    assert (linked == linked.T).all() and not linked.diagonal().any()
+    assert len(unreachable(linked)) == 0
+    assert np.array_equal(linked, draw(topology, n))
+
+
+@pytest.mark.parametrize("topology", [Mesh(), TwoGroups(), Ring(), Star(0)], ids=repr)
+def test_one_client_alone(topology) -> None:
+    assert draw(topology, 1).tolist() == [[False]]
+
+
+def test_degrees() -> None:
+    assert set(draw(Mesh(), 7).sum(1)) == {6}
+    assert set(draw(Ring(), 7).sum(1)) == {2}
+    assert draw(Star(3), 7).sum(1).tolist() == [1, 1, 1, 6, 1, 1, 1]
+    for degree, n in ((2, 9), (3, 10), (4, 11), (5, 50), (9, 10)):
+        assert set(draw(RandomRegular(degree), n).sum(1)) == {degree}
+    assert not np.array_equal(draw(RandomRegular(4), 20), draw(RandomRegular(4), 20, seed=1))
+    assert describe(draw(Star(0), 5)) == "5 clients, 4 links, 1 to 4 each"
+
+
+def test_two_groups_of_fifty_are_those_of_the_paper() -> None:
+    """Figure 23: 25 odd and 25 even ids, one link between the medians, here 0-based."""
+    linked = draw(TwoGroups(), 50)
+    assert sorted(linked.sum(1))[:-2] == [24] * 48 and sorted(linked.sum(1))[-2:] == [25, 25]
+    assert np.argwhere(linked[::2, 1::2]).tolist() == [[12, 12]], "clients 24 and 25, the medians"
+
+
+@pytest.mark.parametrize("topology", EVERY, ids=repr)
+def test_the_layout_has_linked_clients_near_each_other(topology) -> None:
+    linked = draw(topology, 12)
+    places = layout(linked)
+    assert places.shape == (12, 2) and np.array_equal(places, layout(linked))
+    distances = np.linalg.norm(places[:, None] - places, axis=-1)
+    apart = distances[~np.eye(12, dtype=bool)]
+    assert apart.min() > 0.1 and np.isfinite(apart).all(), "no two in one place"
+    if linked.sum() != 12 * 11:
+        assert distances[linked].mean() < apart.mean()
+
+
+@pytest.mark.parametrize("n", [1, 2, 50, 201])
+def test_every_topology_can_be_drawn(tmp_path: Path, n: int) -> None:
+    plot_topology(tmp_path / "plots/topology.png", draw(Ring(), n), "a run")
+    with Image.open(tmp_path / "plots/topology.png") as drawn:
+        assert drawn.size == (900, 900) and np.asarray(drawn.convert("L")).std() > 1
+
+
+@pytest.mark.pictures
+def test_a_run_without_a_server_draws_its_topology(tmp_path: Path) -> None:
+    run_in(tmp_path, composed("algorithm=dec_fedavg", "topology=ring", "rounds=1", "executor=loop"))
+    assert (tmp_path / "plots/topology.png").exists()
+
+
+def test_a_file_of_links(tmp_path: Path) -> None:
+    path = tmp_path / "links.txt"
+    path.write_text("# a path\n0 1\n1,2\n\n3, 2\n")
+    assert np.argwhere(np.triu(draw(EdgeList(str(path)), 4))).tolist() == [[0, 1], [1, 2], [2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("0 1\n2 3\n", r"^topology\.path must be a connected graph: client 0 cannot reach client 2 in "),
+        ("", r"^topology\.path must be a connected graph: client 0 cannot reach client 1 in "),
+        ("0 1\n1 4\n", r"^topology\.path must list two client ids from 0 to 3 a line, got line 2 of .*: '1 4'$"),
+        ("0 1 2\n", r"got line 1 of "),
+        ("0 -1\n", r"got line 1 of "),
+        ("a b\n", r"got line 1 of "),
+    ],
+)
+def test_a_bad_file_is_one_line(tmp_path: Path, text: str, fault: str) -> None:
+    path = tmp_path / "links.txt"
+    path.write_text(text)
+    with pytest.raises(UserError, match=fault) as error:
+        draw(EdgeList(str(path)), 4)
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^topology\.path must be a readable text file, got "):
+        draw(EdgeList(str(tmp_path / "none.txt")), 4)
+
+
+def test_graphs_that_do_not_exist_are_refused() -> None:
+    for build in (lambda: RandomRegular(1), lambda: Star(-1)):
+        with pytest.raises(ValueError, match=r"^(degree|center) must be >= "):
+            build()
+    for topology, n in ((RandomRegular(4), 4), (RandomRegular(3), 5), (Star(5), 5)):
+        with pytest.raises(ValueError, match=r"^(degree|center) must be "):
+            draw(topology, n)

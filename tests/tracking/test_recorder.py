@@ -1,0 +1,315 @@
+"""A run's own files are whole, deterministic and cut back to where it goes on from; the terminal follows."""
+
+import hashlib
+import io
+import json
+import logging
+import math
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import rich
+import rich.console
+import torch
+from omegaconf import OmegaConf
+
+from fedlab_runner.tracking import terminal as console
+from fedlab_runner.tracking.log_lines import LineHandler
+from fedlab_runner.tracking.recorder import Logger, Recorder
+from fedlab_runner.tracking.summary import summarise
+from fedlab_runner.utils.errors import UserError
+from tests.helpers.paths import ROOT
+
+FIELDS: dict[str, Any] = {
+    "mode": "disabled",
+    "project": "fedlab_runner",
+    "entity": None,
+    "group": None,
+    "tags": [],
+    "dir": "outputs/wandb",
+    "name": None,
+    "init_timeout": 1.0,
+    "finish_timeout": 1.0,
+    "save_model": False,
+    "progress": None,
+}
+
+
+def recorder(folder: Path, rounds: int = 9, progress: bool | None = None) -> Recorder:
+    logger = Logger(**(FIELDS | {"progress": progress}))
+    return Recorder(folder, logger, run_id="fedavg-1", config={}, rounds=rounds, job_type="train", commit=None)
+
+
+def numbers(round: int) -> dict[str, float]:
+    found: dict[str, float] = {"train/loss": 0.1 + round, "late/in_flight": round}
+    if round % 3 == 0:
+        found["test/accuracy"] = round / 7
+    return found
+
+
+def record(folder: Path, start: int, rounds: int, told: int = 9) -> None:
+    with recorder(folder, told) as one:
+        one.start(start)
+        for round in range(start + 1, rounds + 1):
+            one.log(round, numbers(round), {"time/wall": 0.5 + start})
+
+
+def lines(folder: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+
+
+@pytest.fixture
+def screen() -> Iterator[io.StringIO]:
+    """A terminal of 100 columns in the place of rich's global console."""
+    before = dict(rich.get_console().__dict__)
+    text = io.StringIO()
+    rich.reconfigure(file=text, force_terminal=True, width=100, color_system=None, _environ={"TERM": "xterm"})
+    yield text
+    rich.get_console().__dict__ = before
+
+
+# metrics.jsonl and timings.jsonl
+
+
+def test_one_line_a_round_that_is_there_at_once(tmp_path: Path) -> None:
+    with recorder(tmp_path) as one:
+        one.start(-1)
+        one.log(0, {"b": 0.1, "a": 2}, {"time/wall": 1.5})
+        assert (tmp_path / "metrics.jsonl").read_text() == '{"round": 0, "a": 2, "b": 0.1}\n'
+        assert (tmp_path / "timings.jsonl").read_text() == '{"round": 0, "time/wall": 1.5}\n'
+        assert one.rows() == [{"round": 0, "a": 2, "b": 0.1}]
+
+
+def test_numbers_keep_every_bit_and_every_line_is_json(tmp_path: Path) -> None:
+    values = {"a": 0.1 + 0.2, "b": 5e-324, "c": np.float32(0.1), "d": torch.tensor(2.5), "e": -0.0, "f": np.int64(3)}
+    with recorder(tmp_path) as one:
+        one.start(-1)
+        one.log(0, values | {"x": math.nan, "y": math.inf}, {})
+        [row] = one.rows()
+    text = (tmp_path / "metrics.jsonl").read_text()
+
+    def reject(constant: str) -> None:
+        pytest.fail(f"{constant} is not JSON")
+
+    back = json.loads(text, parse_constant=reject)
+    assert {key: back[key] for key in values} == {key: float(value) for key, value in values.items()}
+    assert math.copysign(1, back["e"]) == -1
+    assert back["x"] is None and back["y"] is None
+    assert math.isnan(row["x"]) and math.isnan(row["y"])
+
+
+@pytest.mark.parametrize("kept", [-1, 0, 4, 6])
+def test_a_resumed_run_has_the_bytes_of_an_uninterrupted_one(tmp_path: Path, kept: int) -> None:
+    record(tmp_path / "whole", -1, 9)
+    record(tmp_path / "resumed", -1, 6)
+    record(tmp_path / "resumed", kept, 9)
+    one, other = ((tmp_path / name / "metrics.jsonl").read_bytes() for name in ("whole", "resumed"))
+    assert one == other
+    walls = [row["time/wall"] for row in lines(tmp_path / "resumed", "timings.jsonl")]
+    assert walls == [-0.5] * (kept + 1) + [0.5 + kept] * (9 - kept)
+
+
+@pytest.mark.parametrize("tail", [b'{"round": 7, "train/lo', b'{"round": 7}', b"\x00" * 50, b'"round"\n', b"{}\n"])
+def test_a_torn_end_is_cut_off(tmp_path: Path, tail: bytes) -> None:
+    record(tmp_path, -1, 6)
+    whole = (tmp_path / "metrics.jsonl").read_bytes()
+    for name in ("metrics.jsonl", "timings.jsonl"):
+        with (tmp_path / name).open("ab") as file:
+            file.write(tail)
+    with recorder(tmp_path) as one:
+        one.start(6)
+        assert [row["round"] for row in one.rows()] == list(range(7))
+    assert (tmp_path / "metrics.jsonl").read_bytes() == whole
+    record(tmp_path, 6, 9)
+    assert [row["round"] for row in lines(tmp_path)] == list(range(10))
+
+
+def test_timings_may_lack_rounds_but_metrics_may_not(tmp_path: Path) -> None:
+    record(tmp_path, -1, 6)
+    (tmp_path / "timings.jsonl").unlink()
+    record(tmp_path, 6, 7)
+    assert [row["round"] for row in lines(tmp_path, "timings.jsonl")] == [7]
+    text = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    for broken in (text[:4], text[:3] + text[4:], []):
+        (tmp_path / "metrics.jsonl").write_text("".join(broken))
+        with recorder(tmp_path) as one, pytest.raises(UserError, match=r"metrics\.jsonl does not hold each .* 0 to 6"):
+            one.start(6)
+
+
+def test_rounds_come_in_order(tmp_path: Path) -> None:
+    with recorder(tmp_path) as one:
+        one.start(-1)
+        with pytest.raises(AssertionError):
+            one.log(1, {}, {})
+
+
+def test_sync_reaches_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = []
+    monkeypatch.setattr("os.fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    with recorder(tmp_path) as one:
+        one.start(-1)
+        assert set(synced) == {str(tmp_path)}, "the names of the new files"
+        one.sync()
+    assert set(synced[2:]) == {str(tmp_path / name) for name in ("metrics.jsonl", "timings.jsonl")}
+
+
+# summary.json
+
+
+def test_the_summary_is_whole_json_in_its_order(tmp_path: Path, screen: io.StringIO) -> None:
+    with recorder(tmp_path, progress=False) as one:
+        one.start(-1)
+        for round in range(10):
+            one.log(round, numbers(round) | {"test/accuracy/7": 0.123}, {})
+        summary = summarise(one.rows(), "test/accuracy", "best_of_last", 2, 3, 9)
+        one.finish(summary | {"broken": math.nan})
+    text = (tmp_path / "summary.json").read_text()
+    digest = hashlib.sha256((tmp_path / "metrics.jsonl").read_bytes()).hexdigest()
+    assert json.loads(text) == summary | {"broken": None, "metrics_sha256": digest}
+    assert list(json.loads(text)) == [*summary, "broken", "metrics_sha256"] and text.endswith("}\n")
+    shown = screen.getvalue()
+    assert "best_of_last of test/accuracy   1.2857" in shown and "train/loss" in shown and "10 rounds" not in shown
+    assert "test/accuracy/7" not in shown, "one line a class would bury the rest"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl", "summary.json", "timings.jsonl"]
+
+
+def test_a_failed_write_leaves_the_old_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with recorder(tmp_path) as one:
+        one.start(-1)
+        one.finish({"objective": 1.0})
+
+        def full(descriptor: int) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr("fedlab_runner.utils.files.os.fsync", full)
+        with pytest.raises(OSError, match="No space"):
+            one.finish({"objective": 2.0})
+    assert json.loads((tmp_path / "summary.json").read_text())["objective"] == 1.0
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+# The terminal
+
+
+def test_a_live_bar_on_a_terminal(tmp_path: Path, screen: io.StringIO, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with recorder(tmp_path) as one:
+        one.start(-1)
+        for round in range(10):
+            one.log(round, numbers(round), {})
+        one.finish({"objective": 0.5})
+    shown = screen.getvalue()
+    assert "round 9/9" in shown and "accuracy 128.57%" in shown and "loss 9.100" in shown and "in flight 9" in shown
+    assert max(map(len, shown.replace("\r", "\n").splitlines())) < 130
+    assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") == 1, "the cursor comes back"
+    assert not [one for one in caplog.messages if one.startswith("round")]
+
+
+def test_the_terminal_is_given_back_when_a_run_fails(tmp_path: Path, screen: io.StringIO) -> None:
+    with pytest.raises(KeyboardInterrupt), recorder(tmp_path) as one:
+        one.start(-1)
+        raise KeyboardInterrupt
+    assert screen.getvalue().endswith("\x1b[?25h")
+
+
+def test_plain_lines_now_and_then_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    now = [0.0]
+    monkeypatch.setattr("fedlab_runner.tracking.terminal.time.monotonic", lambda: now[0])
+    with recorder(tmp_path, rounds=30, progress=False) as one:
+        one.start(-1)
+        for round in range(31):
+            now[0] += 1.0
+            one.log(round, numbers(round), {})
+    said = [int(one.split()[1].split("/")[0]) for one in caplog.messages if one.startswith("round")]
+    assert said == [0, 6, 12, 18, 24, 30], "evaluations only, and none within five seconds of another"
+    assert caplog.messages[-1] == "round 30/30: accuracy 428.57%, in flight 30, loss 30.100, 1.0 s/round"
+    assert console.LOG_SECONDS == 5
+
+
+def test_a_line_has_the_time_left_and_what_came_late_and_in_a_sweep_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    now = [0.0]
+    monkeypatch.setattr("fedlab_runner.tracking.terminal.time.monotonic", lambda: now[0])
+    monkeypatch.setenv("FEDLAB_SWEEP", "a-sweep")
+    with recorder(tmp_path, rounds=100, progress=False) as one:
+        one.start(-1)
+        one.log(0, {"test/accuracy": 0.25}, {})
+        now[0] = 20.0
+        late = {"late/in_flight": 7, "late/arrived": 5, "late/staleness_count/0": 2, "late/staleness_count/4": 3}
+        one.log(1, {"test/accuracy": 0.5, **late}, {})
+    assert caplog.messages[-2:] == [
+        "fedavg-1 round 0/100: accuracy 25.00%",
+        "fedavg-1 round 1/100: accuracy 50.00%, in flight 7, late 3, 20.0 s/round, 0:33:00 left",
+    ]
+
+
+def test_log_lines_are_in_one_piece_however_narrow_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    for terminal in (True, False):
+        shown = io.StringIO()
+        narrow = rich.console.Console(file=shown, force_terminal=terminal, width=40, color_system=None)
+        monkeypatch.setattr("fedlab_runner.tracking.log_lines.get_console", lambda narrow=narrow: narrow)
+        words = "`wandb sync outputs/wandb/offline-run` uploads [this] one, and more words than a line has"
+        log = logging.Logger("a log")
+        log.addHandler(LineHandler())
+        log.info("%s", words)
+        log.warning("%s", words)
+        first, second = shown.getvalue().splitlines()
+        assert re.fullmatch(r"\d\d:\d\d:\d\d " + re.escape(words), first)
+        assert re.fullmatch(r"\d\d:\d\d:\d\d warning: " + re.escape(words), second)
+
+
+def test_a_resumed_run_says_so_and_knows_the_last_values(
+    tmp_path: Path, screen: io.StringIO, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    record(tmp_path, -1, 4)
+    screen.truncate(0)
+    with recorder(tmp_path) as one:
+        one.start(4)
+        one.log(5, {"train/loss": 7.0}, {})
+    assert "fedavg-1 goes on after round 4 of 9" in caplog.messages
+    assert "accuracy 42.86%  in flight 4  loss 7.000" in screen.getvalue() and "round 5/9" in screen.getvalue()
+
+
+# conf/logger
+
+
+@pytest.mark.parametrize("name", ["wandb", "none"])
+def test_the_config_files_fit_the_class(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.delenv("FEDLAB_SWEEP", raising=False)
+    path = ROOT / "conf" / "logger" / f"{name}.yaml"
+    node = {str(key): value for key, value in OmegaConf.to_container(OmegaConf.load(path), resolve=True).items()}
+    assert node.pop("_target_") == "fedlab_runner.tracking.recorder.Logger"
+    logger = Logger(**node)
+    assert logger.mode == {"wandb": "offline", "none": "disabled"}[name]
+    assert logger.group is None and logger.progress is None and logger.dir == "outputs/wandb"
+    monkeypatch.setenv("WANDB_MODE", "online")
+    monkeypatch.setenv("FEDLAB_SWEEP", "a sweep")
+    again = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+    assert (again["mode"], again["group"]) == ("online" if name == "wandb" else "disabled", "a sweep")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mode": "dryrun"}, "mode must be one of online, offline, disabled, got dryrun"),
+        ({"project": ""}, "project must be a name, got ''"),
+        ({"dir": ""}, "dir must be a folder, got ''"),
+        ({"init_timeout": 0.0}, "init_timeout must be > 0, got 0.0"),
+        ({"finish_timeout": -1.0}, "finish_timeout must be > 0, got -1.0"),
+    ],
+)
+def test_ranges(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        Logger(**(FIELDS | changes))

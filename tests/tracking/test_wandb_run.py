@@ -1,0 +1,628 @@
+"""W&B is a complete second copy of a run's numbers, and nothing that happens to it reaches the run."""
+
+import json
+import logging
+import math
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedlab_runner.tracking import reachability as reach
+from fedlab_runner.tracking import wandb_run as tracking
+from fedlab_runner.tracking.recorder import Logger, Recorder
+from fedlab_runner.tracking.wandb_run import Tracker
+from tests.helpers import wandb_files
+from tests.helpers.paths import ROOT
+from tests.helpers.wandb_server import Trouble, WandbServer
+
+ID = "fedavg-0a1b2c3d"
+KEY = "0123456789abcdef0123456789abcdef01234567"
+CONFIG = {"algorithm": {"_target_": "FedAvg", "server_lr": 0.1}, "seed": 3, "tags": ["a", "b"]}
+
+# One session of a run in a process of its own: what it does is told as JSON.
+SESSION = """
+import json, logging, os, signal, sys
+from pathlib import Path
+from fedlab_runner.tracking.recorder import Logger, Recorder
+
+told = json.loads(sys.argv[1])
+logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+with Recorder(Path(told["folder"]), Logger(**told["logger"]), run_id=told["id"], config={"seed": 3},
+              rounds=told["rounds"], job_type="train", commit=None) as recorder:
+    recorder.start(told["start"])
+    for round in range(told["start"] + 1, told["rounds"] + 1):
+        if round == told["pause"]:
+            print("paused", flush=True)
+            sys.stdin.readline()
+        recorder.log(round, {"test/accuracy": round / 7, "train/loss": 1 / (round + 1)}, {"time/wall": 0.5})
+        if round == told["kill"]:
+            os.kill(os.getpid(), signal.SIGKILL)
+    recorder.finish({"objective": 0.5})
+"""
+
+
+def logger(folder: Path, mode: str = "offline", **changes: Any) -> Logger:
+    values: dict[str, Any] = {
+        "mode": mode,
+        "project": "fedlab_runner",
+        "entity": None,
+        "group": "a group",
+        "tags": ["one", "two"],
+        "dir": str(folder / "wandb"),
+        "name": None,
+        "init_timeout": 20.0,
+        "finish_timeout": 20.0,
+        "progress": False,
+        "save_model": False,
+    }
+    return Logger(**(values | changes))
+
+
+def recorder(folder: Path, logger: Logger, run_id: str = ID, rounds: int = 6) -> Recorder:
+    return Recorder(
+        folder / run_id, logger, run_id=run_id, config=CONFIG, rounds=rounds, job_type="train", commit="c0ffee"
+    )
+
+
+def numbers(round: int) -> dict[str, float]:
+    return {
+        "train/loss": math.nan if round == 2 else 1 / (round + 1),
+        "test/accuracy": round / 7,
+        "late/in_flight": 3,
+        f"late/staleness_count/{round}": 2,
+    }
+
+
+def record(folder: Path, logger: Logger, start: int, rounds: int, run_id: str = ID) -> None:
+    with recorder(folder, logger, run_id, rounds) as one:
+        one.start(start)
+        for round in range(start + 1, rounds + 1):
+            one.log(round, numbers(round), {"time/wall": 0.25 * round})
+        one.finish({"objective": 0.5, "final": {"test/accuracy": 0.5}})
+
+
+def wandb_file(folder: Path, run_id: str = ID, kind: str = "offline-run") -> Path:
+    """The one file of a run; fails if there are several."""
+    [path] = [path for path in (folder / "wandb").glob(f"{kind}-*/run-{run_id}.wandb") if not path.parent.is_symlink()]
+    return wandb_files.wait(path)
+
+
+def expected(folder: Path, run_id: str = ID) -> list[dict[str, Any]]:
+    """The history that the run's own files ask for, as W&B writes it."""
+    metrics, timings = (
+        (folder / run_id / name).read_text().splitlines() for name in ("metrics.jsonl", "timings.jsonl")
+    )
+    rows = [json.loads(one) | json.loads(other) for one, other in zip(metrics, timings, strict=True)]
+    shown = [{key: row[key] for key in row if "staleness_count" not in key} for row in rows]
+    return [
+        {"_step": row["round"]} | {key: "NaN" if value is None else value for key, value in row.items()}
+        for row in shown
+    ]
+
+
+@pytest.fixture(autouse=True)
+def private_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A W&B of the test's own, which reads the environment anew and leaves nothing in the home folder."""
+    import wandb
+
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+    for name in ("CACHE", "DATA", "CONFIG"):
+        monkeypatch.setenv(f"WANDB_{name}_DIR", str(tmp_path / "home" / name.lower()))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("NETRC", str(tmp_path / "home" / "netrc"))
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    wandb.teardown()
+    yield
+    wandb.teardown()
+
+
+# Offline
+
+
+def test_the_file_holds_what_metrics_jsonl_holds(tmp_path: Path) -> None:
+    record(tmp_path, logger(tmp_path), -1, 40)
+    path = wandb_file(tmp_path)
+    assert wandb_files.history(path) == expected(tmp_path)
+    assert len(expected(tmp_path)) == 41 and expected(tmp_path)[2]["train/loss"] == "NaN"
+    assert wandb_files.exit_code(path) == 0
+    run = wandb_files.run(path)
+    assert (run.run_id, run.display_name, run.run_group, run.job_type) == (ID, ID, "a group", "train")
+    assert list(run.tags) == ["one", "two"] and run.git.commit == "c0ffee"
+    assert {key: value for key, value in wandb_files.config(path).items() if key != "_wandb"} == CONFIG
+    axes = {
+        (one.name or one.glob_name): one.step_metric for one in (r.metric for r in wandb_files.records(path)) if one
+    }
+    assert axes["*"] == "round"
+    assert ID in path.parent.name, "`wandb leet` lists runs by the name of this folder"
+
+
+def test_wandbs_own_reader_agrees(tmp_path: Path) -> None:
+    record(tmp_path, logger(tmp_path), -1, 8)
+    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(wandb_file(tmp_path))]
+    if "--json" not in subprocess.run([*command[:5], "--help"], check=True, capture_output=True, text=True).stdout:
+        pytest.skip("`wandb leet inspect --json` is younger than this wandb")
+    lines = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.splitlines()
+    items = [entry["history"]["item"] for entry in map(json.loads, lines) if entry["type"] == "history"]
+    assert without_clock(items) == expected(tmp_path)
+
+
+def test_many_numbers_in_several_blocks(tmp_path: Path) -> None:
+    with recorder(tmp_path, logger(tmp_path), rounds=99) as one:
+        one.start(-1)
+        for round in range(100):
+            one.log(round, {f"test/accuracy/{number}": (round + number) / 7 for number in range(40)}, {})
+    path = wandb_file(tmp_path)
+    assert path.stat().st_size > 3 * wandb_files.BLOCK
+    assert wandb_files.history(path) == expected(tmp_path)
+
+
+def test_a_resumed_run_has_one_file_with_every_round_once(tmp_path: Path) -> None:
+    one = recorder(tmp_path, logger(tmp_path))
+    with pytest.raises(KeyboardInterrupt), one:
+        one.start(-1)
+        for round in range(6):
+            one.log(round, numbers(round), {"time/wall": 0.25})
+        raise KeyboardInterrupt
+    assert wandb_files.exit_code(wandb_file(tmp_path)) == 1
+    record(tmp_path, logger(tmp_path), 3, 9)
+    assert [row["_step"] for row in wandb_files.history(wandb_file(tmp_path))] == list(range(10))
+    assert wandb_files.history(wandb_file(tmp_path)) == expected(tmp_path)
+    assert wandb_files.exit_code(wandb_file(tmp_path)) == 0
+
+
+def test_a_killed_session_leaves_nothing_behind(tmp_path: Path) -> None:
+    killed = session(tmp_path, logger(tmp_path), rounds=9, kill=5)
+    assert killed.wait(30) == -signal.SIGKILL
+    killed.communicate()
+    record(tmp_path, logger(tmp_path), 4, 9)
+    assert wandb_files.history(wandb_file(tmp_path)) == expected(tmp_path)
+    assert len(expected(tmp_path)) == 10
+
+
+def test_only_own_files_that_were_not_uploaded_are_replaced(tmp_path: Path) -> None:
+    """Not those of another run, though its name begins alike, and not what is marked as uploaded."""
+    record(tmp_path, logger(tmp_path), -1, 3, f"{ID}-1")
+    uploaded = tmp_path / "wandb" / f"offline-run-20200101_000000-{ID}" / f"run-{ID}.wandb"
+    online = tmp_path / "wandb" / f"run-20200101_000000-{ID}" / f"run-{ID}.wandb"
+    old = tmp_path / "wandb" / f"offline-run-20200101_000001-{ID}-1" / f"run-{ID}.wandb"
+    for path in (uploaded, online, old):
+        path.parent.mkdir()
+        path.write_bytes(b"")
+    uploaded.with_name(f"{uploaded.name}.synced").write_bytes(b"")
+    record(tmp_path, logger(tmp_path), -1, 3)
+    assert uploaded.exists() and online.exists() and not old.parent.exists()
+    assert wandb_files.history(wandb_file(tmp_path, f"{ID}-1")) == expected(tmp_path, f"{ID}-1")
+
+
+def test_runs_of_one_process_do_not_mix(tmp_path: Path) -> None:
+    with recorder(tmp_path, logger(tmp_path), "one") as one, recorder(tmp_path, logger(tmp_path), "two") as two:
+        one.start(-1)
+        two.start(-1)
+        for round in range(5):
+            one.log(round, {"x": round}, {})
+            two.log(round, {"x": -round}, {})
+    assert [row["x"] for row in wandb_files.history(wandb_file(tmp_path, "one"))] == [0, 1, 2, 3, 4]
+    assert [row["x"] for row in wandb_files.history(wandb_file(tmp_path, "two"))] == [0, -1, -2, -3, -4]
+
+
+def test_tables_and_images_join_a_round(tmp_path: Path) -> None:
+    from PIL import Image
+
+    Image.new("RGB", (4, 4)).save(tmp_path / "picture.png")
+    with recorder(tmp_path, logger(tmp_path)) as one:
+        one.start(-1)
+        one.table("partition", ["client", "0", "note"], [[0, 5, "a"], [1, None, 2.5]])
+        one.log(0, {"x": 1.0}, {})
+        one.log(1, {"x": 2.0}, {})
+        one.image("curves", tmp_path / "picture.png")
+    first, last = wandb_files.history(wandb_file(tmp_path))
+    assert any(key.startswith("partition") for key in first) and any(key.startswith("curves") for key in last)
+    assert (last["_step"], last["x"]) == (1, 2.0)
+    media = wandb_file(tmp_path).parent / "files" / "media"
+    assert list(media.rglob("*.png")) and list(media.rglob("*.table.json"))
+
+
+def test_the_model_is_an_artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import wandb
+
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    logged = []
+    monkeypatch.setattr(wandb.Run, "log_artifact", lambda _, artifact: logged.append(artifact))
+    with recorder(tmp_path, logger(tmp_path)) as one:
+        one.start(-1)
+        one.log(0, {"x": 1.0}, {})
+        one.log(1, {"x": 1.0}, {})
+        one.model(tmp_path / "model.safetensors")
+    (artifact,) = logged
+    assert (artifact.name.partition(":")[0], artifact.type, artifact.metadata) == (f"model-{ID}", "model", {"round": 1})
+    assert list(artifact.manifest.entries) == ["model.safetensors"]
+
+
+def test_an_artifact_of_an_offline_run_waits_in_its_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    with recorder(tmp_path, logger(tmp_path)) as one:
+        one.start(-1)
+        one.log(0, {"x": 1.0}, {})
+        one.model(tmp_path / "model.safetensors")
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+    assert f"model-{ID}".encode() in wandb_file(tmp_path).read_bytes()
+
+
+def test_disabled_means_untouched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import wandb
+
+    def forbidden(*args: object, **kwargs: object) -> None:
+        pytest.fail("W&B was used")
+
+    monkeypatch.setattr(wandb, "init", forbidden)
+    monkeypatch.setattr(wandb, "setup", forbidden)
+    record(tmp_path, logger(tmp_path, "disabled"), -1, 3)
+    assert not (tmp_path / "wandb").exists() and len(expected(tmp_path)) == 4
+
+
+# Whatever goes wrong in W&B
+
+
+def _break_init(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import wandb
+
+    monkeypatch.setattr(wandb, "init", _raise)
+
+
+def _break_log(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "log", _raise)
+
+
+def _break_everything(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("log", "define_metric", "finish"):
+        monkeypatch.setattr(run, name, _raise)
+
+
+def _raise(*args: object, **kwargs: object) -> None:
+    raise BrokenPipeError("the service is gone")
+
+
+@pytest.mark.parametrize("damage", [_break_init, _break_log, _break_everything])
+def test_an_error_of_wandb_is_a_warning(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    damage: Callable[[Any, pytest.MonkeyPatch], None],
+) -> None:
+    import wandb
+
+    with monkeypatch.context() as patch:
+        damage(wandb.Run, patch)
+        record(tmp_path, logger(tmp_path), -1, 5)
+    warnings = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    assert 1 <= len(warnings) <= 2 and all("the service is gone" in one for one in warnings)
+    assert [row["round"] for row in expected(tmp_path)] == list(range(6))
+    assert (tmp_path / ID / "summary.json").exists()
+
+
+def test_an_error_of_wandb_does_not_hide_the_runs_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import wandb
+
+    with monkeypatch.context() as patch:
+        _break_everything(wandb.Run, patch)
+        with pytest.raises(ZeroDivisionError), recorder(tmp_path, logger(tmp_path)) as one:
+            one.start(-1)
+            one.log(0, {"x": 1 / 0}, {})
+
+
+# Online, in processes of their own, against the stand-in
+
+
+def session(
+    folder: Path,
+    logger: Logger,
+    url: str = "http://127.0.0.1:9",
+    *,
+    start: int = -1,
+    rounds: int = 6,
+    key: str | None = None,
+    pause: int | None = None,
+    kill: int | None = None,
+) -> subprocess.Popen[str]:
+    told = {"folder": str(folder / ID), "id": ID, "start": start, "rounds": rounds, "pause": pause, "kill": kill}
+    told["logger"] = {name: getattr(logger, name) for name in logger.__dataclass_fields__}
+    root, others = str(ROOT), os.environ.get("PYTHONPATH", "")
+    environment = os.environ | {"WANDB_BASE_URL": url, "PYTHONPATH": f"{root}{os.pathsep}{others}"}
+    if key:
+        environment["WANDB_API_KEY"] = key
+    return subprocess.Popen(
+        [sys.executable, "-c", SESSION, json.dumps(told)],
+        env=environment,
+        cwd=folder,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def ends(process: subprocess.Popen[str], seconds: float = 60) -> str:
+    """What a session said; it must end well, and in time."""
+    try:
+        output, _ = process.communicate(timeout=seconds)
+    finally:
+        process.kill()
+    assert process.returncode == 0, output
+    return output
+
+
+def assert_no_key(folder: Path) -> None:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert files and not [path for path in files if KEY.encode() in path.read_bytes()]
+
+
+def without_clock(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """As the server has them, less the two keys that no two runs share, and with NaN by its name."""
+    return [
+        {key: "NaN" if value != value else value for key, value in row.items() if key not in ("_timestamp", "_runtime")}
+        for row in rows
+    ]
+
+
+def test_online_sends_every_round_once_over_two_sessions(tmp_path: Path) -> None:
+    with WandbServer() as server:
+        assert server.url in ends(session(tmp_path, logger(tmp_path, "online"), server.url, key=KEY))
+        # The checkpoint is older than what the server has: rounds 4 to 6 are done again.
+        ends(session(tmp_path, logger(tmp_path, "online"), server.url, key=KEY, start=3, rounds=9))
+        run = server.runs[ID]
+    assert without_clock(run.rows()) == expected(tmp_path)
+    assert len(run.rows()) == 10
+    assert (run.exit_code, run.group, run.tags) == (0, "a group", ["one", "two"])
+    assert run.config["seed"]["value"] == 3 and run.summary["summary"]["objective"] == 0.5
+    assert_no_key(tmp_path)
+
+
+def test_an_offline_run_is_uploaded_as_the_log_line_says(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO, "fedlab_runner")
+    monkeypatch.chdir(tmp_path)
+    record(tmp_path, logger(tmp_path), -1, 5)
+    wandb_file(tmp_path)
+    [line] = [one for one in caplog.messages if "wandb sync" in one]
+    words = line.split("`")[3].split()
+    assert line.split("`")[1] == "wandb leet wandb" and words[:2] == ["wandb", "sync"]
+    with WandbServer() as server:
+        environment = os.environ | {"WANDB_BASE_URL": server.url, "WANDB_API_KEY": KEY}
+        command = [sys.executable, "-m", *words]
+        subprocess.run(command, check=True, capture_output=True, env=environment, timeout=60)
+        assert without_clock(server.runs[ID].rows()) == expected(tmp_path)
+    # From now on it is on the server: going on, the run keeps it and says all again in a file of its own.
+    [uploaded] = (tmp_path / "wandb").glob("offline-run-*/*.synced")
+    record(tmp_path, logger(tmp_path), 5, 7)
+    assert uploaded.exists() and len(list((tmp_path / "wandb").glob("offline-run-*"))) == 2
+    assert_no_key(tmp_path)
+
+
+def test_online_catches_up_with_what_was_done_offline(tmp_path: Path) -> None:
+    record(tmp_path, logger(tmp_path, "disabled"), -1, 4)
+    with WandbServer() as server:
+        ends(session(tmp_path, logger(tmp_path, "online"), server.url, key=KEY, start=4, rounds=6))
+        assert [row["round"] for row in server.runs[ID].rows()] == list(range(7))
+
+
+def test_without_a_key_the_run_is_offline(tmp_path: Path) -> None:
+    with WandbServer() as server:
+        output = ends(session(tmp_path, logger(tmp_path, "online"), server.url))
+        assert not server.runs
+    assert output.count("WARNING") == 1 and "wandb login" in output and "logger.mode=offline" in output
+    assert wandb_files.history(wandb_file(tmp_path)) == expected(tmp_path)
+
+
+@pytest.mark.parametrize("listens", [False, True], ids=["refuses", "hangs"])
+def test_without_a_server_the_run_is_offline(tmp_path: Path, listens: bool) -> None:
+    began = time.monotonic()
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        if listens:
+            silent.listen()
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        output = ends(session(tmp_path, logger(tmp_path, "online", init_timeout=2.0), url, key=KEY))
+    assert time.monotonic() - began < 60
+    assert output.count("WARNING") == 1 and "logger.mode=offline" in output
+    assert wandb_files.history(wandb_file(tmp_path)) == expected(tmp_path)
+    assert not list((tmp_path / "wandb").glob("run-*")), "the attempt left an empty run"
+    assert_no_key(tmp_path)
+
+
+def resume(process: subprocess.Popen[str]) -> str:
+    """Lets a session that waits go on; what it says from there on."""
+    output, _ = process.communicate("\n", timeout=90)
+    assert process.returncode == 0, output
+    return output
+
+
+def test_a_run_begins_before_its_server_answers_and_is_online_when_it_does(tmp_path: Path) -> None:
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        port = reserved.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    process = session(tmp_path, logger(tmp_path, "online"), url, key=KEY, pause=3)
+    await_pause(process)
+    assert not (tmp_path / "wandb").exists(), "three rounds, and W&B has not been started"
+    with WandbServer(port) as server:
+        time.sleep(1.5 * reach.AGAIN_SECONDS)
+        output = resume(process)
+        assert without_clock(server.runs[ID].rows()) == expected(tmp_path)
+    assert len(expected(tmp_path)) == 7 and "WARNING" not in output
+
+
+def test_nobody_waits_for_a_server_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither at the start nor in the rounds; at the end no longer than its patience."""
+    monkeypatch.setattr(tracking, "AT_HAND_SECONDS", 0.2)
+    monkeypatch.setattr(tracking, "PATIENCE_SECONDS", 1.0)
+    opened: list[str] = []
+    monkeypatch.setattr(Tracker, "_init", lambda self, mode: opened.append(mode))
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setattr("fedlab_runner.tracking.wandb_service.server", lambda: url)
+        tracker = Tracker(logger(tmp_path, "online"), run_id=ID, config={}, job_type="train", commit=None)
+        began = time.monotonic()
+        tracker.start([])
+        for round in range(100):
+            tracker.log({"round": round})
+        assert time.monotonic() - began < 0.9 and not opened
+        tracker.finish(0)
+        assert time.monotonic() - began < 3 and opened == ["offline"]
+    assert "W&B cannot be reached (it does not answer): the run goes on with logger.mode=offline" in caplog.messages
+
+
+def test_a_killed_service_is_two_lines(tmp_path: Path) -> None:
+    process = session(tmp_path, logger(tmp_path), pause=3)
+    await_pause(process)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    cores = [pid for pid in children if "wandb-core" in Path(f"/proc/{pid}/cmdline").read_text()]
+    for pid in cores:
+        os.kill(int(pid), signal.SIGKILL)
+    output = resume(process)
+    assert cores and 1 <= output.count("WARNING") <= 2 and "Traceback" not in output, output
+    assert "Exception ignored" not in output and len(expected(tmp_path)) == 7
+
+
+@pytest.mark.parametrize("mode", ["offline", "online"])
+def test_a_removed_folder_is_said(mode: str, tmp_path: Path) -> None:
+    with WandbServer() as server:
+        process = session(tmp_path, logger(tmp_path, mode), server.url, key=KEY, pause=3)
+        await_pause(process)
+        shutil.rmtree(tmp_path / "wandb")
+        output = resume(process)
+    assert output.count("WARNING") >= 1 and "was removed; the run's own files are not affected" in output, output
+    assert len(expected(tmp_path)) == 7
+
+
+def test_a_server_lost_on_the_way_costs_nothing(tmp_path: Path) -> None:
+    with WandbServer() as server:
+        process = session(tmp_path, logger(tmp_path, "online", finish_timeout=2.0), server.url, key=KEY, pause=3)
+        assert process.stdout is not None and process.stdin is not None
+        for line in process.stdout:
+            if line.strip() == "paused":
+                break
+        server.stop()
+    began = time.monotonic()
+    output = ends(process)  # the closed pipe wakes the session
+    assert time.monotonic() - began < 45
+    assert output.count("WARNING") == 1 and "wandb sync" in output
+    # The local copy of the online run is whole, for `wandb sync`.
+    assert wandb_files.history(wandb_file(tmp_path, kind="run")) == expected(tmp_path)
+    assert len(expected(tmp_path)) == 7
+    assert_no_key(tmp_path)
+    assert_can_be_synced(tmp_path, wandb_file(tmp_path, kind="run"))
+
+
+def test_a_server_that_falls_silent_on_the_way_costs_nothing(tmp_path: Path) -> None:
+    """It takes what is sent and does not answer any more."""
+    with WandbServer() as server:
+        process = session(tmp_path, logger(tmp_path, "online", finish_timeout=2.0), server.url, key=KEY, pause=3)
+        await_pause(process)
+        server.seconds = 1000.0
+        began = time.monotonic()
+        output = ends(process)
+        assert time.monotonic() - began < 45
+    assert output.count("WARNING") == 1 and "`wandb sync --include-online wandb/run-" in output, output
+    assert wandb_files.history(wandb_file(tmp_path, kind="run")) == expected(tmp_path)
+    assert_no_key(tmp_path)
+    assert_can_be_synced(tmp_path, wandb_file(tmp_path, kind="run"))
+
+
+QUOTA = "storage quota exceeded: you have used 100.0 GB of your 100.0 GB"
+SOON = (("Retry-After", "1"),)
+TROUBLES = {
+    "server_error": Trouble(500),
+    "too_many_requests": Trouble(429, "rate limit exceeded", headers=SOON),
+    "wrong_key": Trouble(401, "user is not logged in"),
+    "quota": Trouble(403, QUOTA),
+}
+
+
+@pytest.mark.parametrize("kind", TROUBLES)
+def test_a_server_that_refuses_at_the_start_makes_the_run_offline(tmp_path: Path, kind: str) -> None:
+    began = time.monotonic()
+    with WandbServer() as server:
+        server.trouble = TROUBLES[kind]
+        output = ends(session(tmp_path, logger(tmp_path, "online", init_timeout=2.0), server.url, key=KEY))
+        assert server.refused and not server.runs
+    assert time.monotonic() - began < 60
+    assert output.count("WARNING") == 1 and "logger.mode=offline" in output, output
+    assert wandb_files.history(wandb_file(tmp_path)) == expected(tmp_path)
+    assert_no_key(tmp_path)
+    assert_can_be_synced(tmp_path, wandb_file(tmp_path))
+
+
+@pytest.mark.parametrize("kind", TROUBLES)
+def test_a_server_that_begins_to_refuse_costs_nothing(tmp_path: Path, kind: str) -> None:
+    """The run says once that not all has arrived, ends as it would, and a later `wandb sync` brings the rest."""
+    with WandbServer() as server:
+        process = session(tmp_path, logger(tmp_path, "online", finish_timeout=2.0), server.url, key=KEY, pause=3)
+        await_pause(process)
+        server.trouble = TROUBLES[kind]
+        output = ends(process)
+        assert server.refused
+    assert output.count("WARNING") == 1 and "`wandb sync --include-online wandb/run-" in output, output
+    assert wandb_files.history(wandb_file(tmp_path, kind="run")) == expected(tmp_path)
+    assert_no_key(tmp_path)
+    assert_can_be_synced(tmp_path, wandb_file(tmp_path, kind="run"))
+
+
+@pytest.mark.parametrize("path", ["file_stream", "graphql"])
+def test_a_server_in_trouble_for_a_while_gets_everything(tmp_path: Path, path: str) -> None:
+    with WandbServer() as server:
+        process = session(tmp_path, logger(tmp_path, "online"), server.url, key=KEY, pause=3)
+        await_pause(process)
+        server.trouble = Trouble(503, path=path)
+        timer = threading.Timer(2.0, lambda: setattr(server, "trouble", None))
+        timer.start()
+        output = ends(process, 60)
+        timer.join()
+        assert without_clock(server.runs[ID].rows()) == expected(tmp_path)
+    assert "WARNING" not in output
+
+
+@pytest.mark.parametrize("slow_at", ["the start", "the rounds"])
+def test_a_slow_server_gets_everything(slow_at: str, tmp_path: Path) -> None:
+    with WandbServer() as server:
+        server.seconds = 1.5 if slow_at == "the start" else 0.0
+        process = session(tmp_path, logger(tmp_path, "online", finish_timeout=60.0), server.url, key=KEY, pause=0)
+        await_pause(process)
+        server.seconds = 0.0 if slow_at == "the start" else 1.5
+        output = ends(process, 90)
+        assert without_clock(server.runs[ID].rows()) == expected(tmp_path)
+    assert "WARNING" not in output
+
+
+def await_pause(process: subprocess.Popen[str]) -> None:
+    """Until a session waits; it goes on when it is asked for its end."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.strip() == "paused":
+            return
+    pytest.fail("the session ended before its pause")
+
+
+def assert_can_be_synced(folder: Path, path: Path) -> None:
+    with WandbServer() as server:
+        environment = os.environ | {"WANDB_BASE_URL": server.url, "WANDB_API_KEY": KEY}
+        # As the warning says it.
+        command = [sys.executable, "-m", "wandb", "sync", "--include-online", str(path.parent)]
+        subprocess.run(command, check=True, capture_output=True, env=environment, timeout=60, cwd=folder)
+        assert without_clock(server.runs[ID].rows()) == expected(folder)
