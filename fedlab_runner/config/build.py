@@ -130,8 +130,15 @@ def fingerprint(cfg: DictConfig) -> dict[str, Any]:
     return check(cfg).fingerprint
 
 
+def rounds_of(cfg: DictConfig) -> Any:
+    """The number of rounds that a run of this config has."""
+    return _bounded(cfg.get("rounds"), OmegaConf.select(cfg, "debug.rounds"))
+
+
 def _bounded(value: Any, bound: Any) -> Any:
-    """A config with the numbers of the group `debug` as bounds of its own."""
+    """A config with the numbers of the group `debug` as bounds of its own; a bound of a list is that of its items."""
+    if isinstance(value, list):
+        return [_bounded(each, bound) for each in value]
     if isinstance(value, dict) and isinstance(bound, dict):
         return {key: _bounded(each, bound.get(key)) for key, each in value.items()}
     numbers = isinstance(value, int | float) and isinstance(bound, int | float) and not isinstance(value, bool)

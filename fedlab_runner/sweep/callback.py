@@ -24,6 +24,7 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from fedlab_runner.config.build import rounds_of
 from fedlab_runner.sweep.records import GRID, Job, read_job, read_json
 from fedlab_runner.sweep.table import refresh
 from fedlab_runner.utils import checksummed_json as sealed
@@ -86,7 +87,7 @@ def record(cfg: DictConfig, status: str, objective: float | None = None, error: 
         return
     hydra = HydraConfig.get()
     summary = read_json(Path(hydra.runtime.output_dir) / "summary.json")
-    if summary.get("rounds") != cfg.get("rounds"):  # of an earlier, longer or shorter call of the same run
+    if summary.get("rounds") != rounds_of(cfg):  # of an earlier, longer or shorter call of the same run
         summary = {}
     seed = cfg.get("seed")
     job = Job(
