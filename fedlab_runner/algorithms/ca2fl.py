@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from fedlab_runner.algorithms.shared.averaging import Update, make_update, stepped
-from fedlab_runner.core.algorithm import CohortLoad, Footprint, ServerAlgorithm, table
-from fedlab_runner.core.client_state import RowRef, check_place
+from fedlab_runner.core.algorithm import CohortLoad, Footprint, ServerAlgorithm, client_rows
+from fedlab_runner.core.client_state import PLACES, RowRef
 from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.updates import Updates
+from fedlab_runner.utils.validate import above, at_least, one_of
 
 
 class CA2FLState(NamedTuple):
@@ -23,17 +24,19 @@ class CA2FLState(NamedTuple):
 
     params: Tensor  # x   [D]
     h_i: dict[int, RowRef]  # each [P], by client; zero for a client that has never reported
-    h: Tensor  # [P], the mean of h_i over all N clients when the buffer was last emptied
+    h: Tensor  # [P], the mean of h_i over all N clients when the buffer was emptied last
     buffer: Tensor  # [P], the sum of Delta_i - h_i since then
-    statistics: Tensor  # [B], the sum of the batch norm statistics that came with them
+    statistics: Tensor  # [B], the sum of the batch norm statistics of these updates
     buffered: int  # updates in these sums
 
 
 @dataclass(frozen=True)
 class CA2FL(ServerAlgorithm[CA2FLState, Update]):
-    """At every `buffer_size` updates the server steps by the mean of what each changes of its client's last one, plus
-    the mean of the last updates of all clients, times `server_lr`. Those updates are kept on the `device`, the `host`
-    or `disk` (`store_on`). Batch norm's statistics become the mean of those that came with the buffered updates.
+    """FedBuff whose server steps by the mean change of the buffered clients' updates from their last ones, plus the
+    mean of all clients' last updates.
+
+    It steps at every `buffer_size` updates, times `server_lr`. The clients' last updates are kept on the device, the
+    host or disk (`store_on`). Batch norm's statistics become the mean of those of the buffered updates.
     """
 
     buffer_size: int
@@ -41,14 +44,12 @@ class CA2FL(ServerAlgorithm[CA2FLState, Update]):
     store_on: str
 
     def __post_init__(self) -> None:
-        if self.buffer_size < 1:
-            raise ValueError(f"buffer_size must be >= 1, got {self.buffer_size}")
-        if not self.server_lr > 0:
-            raise ValueError(f"server_lr must be > 0, got {self.server_lr}")
-        check_place("store_on", self.store_on)
+        at_least(1, buffer_size=self.buffer_size)
+        above(0, server_lr=self.server_lr)
+        one_of(PLACES, store_on=self.store_on)
 
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
-        held = table("store_on", self.store_on, load.ever * fed.family.num_params)
+        held = client_rows(self.store_on, load.ever * fed.family.num_params)
         return Footprint(self.model_copies, self.payload_copies, held)
 
     def init(self, fed: Federation) -> CA2FLState:
@@ -72,13 +73,10 @@ class CA2FL(ServerAlgorithm[CA2FLState, Update]):
             if buffered == self.buffer_size:
                 v = h + buffer / self.buffer_size
                 x = stepped(x, self.server_lr * v, statistics / self.buffer_size)
-                h = h + buffer / fed.num_clients  # the buffer is how much the sum of h_i has changed
+                h = h + buffer / fed.num_clients  # the buffer is the change of the sum of h_i
                 buffer, statistics, buffered = torch.zeros_like(buffer), torch.zeros_like(statistics), 0
         fed.metrics.report(buffered=buffered, cached_clients=len(h_i))
         return CA2FLState(x, h_i, h, buffer, statistics, buffered)
-
-    def models(self, state: CA2FLState) -> Tensor:
-        return state.params
 
     def cached(self, state: CA2FLState) -> int:
         return len(state.h) * (len(state.h_i) + 2) + len(state.statistics)  # h_i, h and the buffer

@@ -19,11 +19,11 @@ from fedlab_runner.core.optimizer import zero_slots
 
 
 class CenterState(NamedTuple):
-    """The model and Adam's state, which lasts for the whole training."""
+    """The model, and the state of an Adam that goes through the whole training."""
 
     params: Tensor  # x [D]
     slots: tuple[Tensor, ...]  # of Adam, each [P]
-    steps: int  # done
+    steps: int  # taken so far
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Center(Algorithm[CenterState]):
     batch_size: int
     max_steps: int | None
 
-    model_copies: ClassVar[int] = 0  # nobody trains but the server
+    model_copies: ClassVar[int] = 0  # no client trains
     payload_copies: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
@@ -58,7 +58,7 @@ class Center(Algorithm[CenterState]):
         return CenterState(x, slots, state.steps + len(batches))
 
     def operations(self, fed: Federation, local: float) -> float:
-        return training_operations(fed, 1, self.batch_size, self.max_steps)  # no client trains
+        return training_operations(fed, 1, self.batch_size, self.max_steps)
 
     def models(self, state: CenterState) -> Tensor:
         return state.params

@@ -18,7 +18,7 @@ from fedlab_runner.core.federation import Federation
 
 @dataclass(frozen=True)
 class DecFedAvg(DecentralizedAlgorithm[Clients]):
-    """One of the clients averages the models that others send it, those of one architecture with each other."""
+    """In each round one client averages the models that others send it, architecture by architecture."""
 
     def init(self, fed: Federation) -> Clients:
         return Clients(initial_models(fed), first_aggregator(fed))

@@ -17,19 +17,19 @@ from fedlab_runner.algorithms.shared.decentralized import (
 from fedlab_runner.core.algorithm import DecentralizedAlgorithm, Stacks
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.model_family import Batch, FunctionalModel
+from fedlab_runner.utils.validate import at_least
 
 
 @dataclass(frozen=True)
 class DecFedProx(DecentralizedAlgorithm[Clients]):
-    """Decentralised FedAvg whose clients also minimise mu/2 ||W - W~||^2, the squared distance to the model that they
-    had before the round: there is no global one.
+    """Decentralised FedAvg whose clients also minimise mu/2 ||W - W~||^2, the distance to their own model before the
+    round.
     """
 
     mu: float
 
     def __post_init__(self) -> None:
-        if self.mu < 0:
-            raise ValueError(f"mu must be >= 0, got {self.mu}")
+        at_least(0, mu=self.mu)
 
     def init(self, fed: Federation) -> Clients:
         return Clients(initial_models(fed), first_aggregator(fed))

@@ -16,27 +16,27 @@ from fedlab_runner.core.model_family import Batch, FunctionalModel
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.core.round_cost import epoch_operations
 from fedlab_runner.utils.errors import UserError
+from fedlab_runner.utils.validate import at_least
 
 
 @dataclass(frozen=True)
 class DefKT(DecentralizedAlgorithm[Clients]):
-    """Senders train and each sends its model to another client, which lets it and its own teach each other on its
-    examples for `epochs`, and goes on with the one that it was sent.
+    """Each sender trains and sends its model to a receiver; there the received model and the receiver's teach each
+    other for `epochs` epochs, and the receiver keeps the received model.
 
-    All clients have one architecture. As many receive as send, and nobody does both.
+    All clients have one architecture. Each sender has a receiver of its own, and no client is both.
     """
 
     epochs: int
 
-    model_copies: ClassVar[int] = 4  # before, trained, taught and put together
+    model_copies: ClassVar[int] = 4  # before, trained, taught and joined in pairs
 
     def __post_init__(self) -> None:
-        if self.epochs < 0:
-            raise ValueError(f"epochs must be >= 0, got {self.epochs}")
+        at_least(0, epochs=self.epochs)
 
     def check(self, fed: Federation) -> None:
         if len(fed.families) > 1:
-            raise UserError("algorithm=def_kt replaces a client's model by one that it is sent: use one architecture")
+            raise UserError("algorithm=def_kt replaces a client's model by a received one: use one architecture")
         if 2 * fed.cohort_size > fed.num_clients:
             raise UserError(
                 f"participation must be at most half of the {fed.num_clients} clients, since as many receive, got "
@@ -68,21 +68,21 @@ class DefKT(DecentralizedAlgorithm[Clients]):
         return Clients((models.index_copy(0, ids, received),), state.aggregator)
 
     def operations(self, fed: Federation, local: float) -> float:
-        return local + fed.cohort_size * epoch_operations(fed, self.epochs, 2)  # both models of each pair learn
+        return local + fed.cohort_size * epoch_operations(fed, self.epochs, 2)  # both models of a pair learn
 
     def models(self, state: Clients) -> Stacks:
         return state.models
 
 
 def _mean_loss(cohort: Cohort) -> float:
-    """Of the last epoch, weighted by examples."""
+    """The cohort's mean loss over the last epoch, weighted by examples."""
     assert cohort.last_loss is not None
     weights = cohort.num_examples.to(cohort.last_loss)
     return float(cohort.last_loss @ weights / weights.sum())
 
 
 def _pairs(fed: Federation) -> tuple[np.ndarray, np.ndarray]:
-    """Who sends to whom: senders in the order of sampling, each to one of its neighbours that nobody else has."""
+    """Senders [s], in the order of sampling, and their receivers [s]: each a neighbour that no other sender has."""
     clients = np.flatnonzero(fed.client_data.num_examples)
     senders = fed.sample_clients(clients)[: len(clients) // 2]
     rng, free = generator(fed.seed, Purpose.AGGREGATOR, fed.round), np.setdiff1d(clients, senders)

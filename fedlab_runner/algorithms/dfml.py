@@ -24,35 +24,39 @@ from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.model_family import Batch, ModelFamily
 from fedlab_runner.core.round_cost import epoch_operations
 from fedlab_runner.utils.errors import UserError
+from fedlab_runner.utils.validate import at_least, one_of, within
 
+# Values of the fields of the same names.
 SCHEDULES = ("half", "full", "fixed", "anneal")
 SCHEDULED = ("opposite", "supervision", "distillation", "both")
 ADAPTIVE = ("none", "wsl")
 
 
 class DFMLState(NamedTuple):
-    """All clients' models and peak models, and where the cycle is."""
+    """All clients' models and peak models, and the place in the cycle."""
 
     models: Stacks  # W_n
     peaks: Stacks  # W^_n
-    alphas: Tensor  # alpha_n [N] float64
-    aggregator: int
+    alphas: Tensor  # alpha_n [N] float64, the largest alpha of each client's rounds
+    aggregator: int  # of the next round
     start: int  # the round in which the current period began
     period: int  # its length in rounds
 
 
 @dataclass(frozen=True)
 class DFML(DecentralizedAlgorithm[DFMLState]):
-    """Senders and aggregator teach each other, on the aggregator's examples, under (1 - alpha) L_supervision + alpha
-    L_KL; alpha rises from `alpha_min` to `alpha_max` in every period and each client keeps a peak model.
+    """Senders and aggregator teach each other on the aggregator's examples, under (1 - alpha) L_label + alpha L_KL;
+    each client keeps a peak model, from the rounds with the largest alpha.
 
-    `epochs` K of mutual learning; periods of `period` rounds, each `growth` longer than the one before. `schedule`:
-    half a cosine cycle, a full one, fixed (alpha_max) or anneal (from alpha_max to alpha_min in `anneal_rounds`: ANL,
-    Clark et al., ACL 2019). `scheduled` (Figure 27): both terms in opposite directions, only one of them (the other
-    counts 1), or both by alpha. `adaptive`: wsl weighs samples (Zhou et al., ICLR 2021). `weighted`: teachers count by
-    their size. `mutual`: false is vanilla distillation, in which only the aggregator's model learns. `peak_updates`:
-    peaks are renewed in the rounds with so many largest alphas of a period (null: 0.5 N / senders, at least 1).
-    `regular`: the regular models are evaluated beside the peak ones.
+    alpha goes from `alpha_min` to `alpha_max` in periods of `period` rounds, each `growth` rounds longer than the last.
+    `schedule` is half a cosine cycle, a full one, fixed (alpha_max) or anneal (from alpha_max to alpha_min in
+    `anneal_rounds`: ANL, Clark et al., ACL 2019). `scheduled` (Figure 27) says which terms alpha weighs: both in
+    opposite directions, the label term (supervision) or the KL term (distillation) alone, or both alike.
+
+    Mutual learning takes `epochs` K. `adaptive` wsl weighs samples (Zhou et al., ICLR 2021); `weighted` teachers count
+    by their size. `mutual` false is vanilla distillation: only the aggregator's model learns. Peak models are renewed
+    in the `peak_updates` rounds of a period with the largest alphas (null: 0.5 N / senders, at least 1). With `regular`
+    the run evaluates the regular models besides the peak models.
     """
 
     epochs: int
@@ -73,20 +77,14 @@ class DFML(DecentralizedAlgorithm[DFMLState]):
     model_copies: ClassVar[int] = 4  # the models before, trained, taught, and the new peaks
 
     def __post_init__(self) -> None:
-        for name in ("alpha_min", "alpha_max"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be in [0, 1], got {getattr(self, name)}")
+        within("[0, 1]", alpha_min=self.alpha_min, alpha_max=self.alpha_max)
         if self.alpha_min > self.alpha_max:
             raise ValueError(f"alpha_min must be <= alpha_max ({self.alpha_max}), got {self.alpha_min}")
-        for name, known in (("schedule", SCHEDULES), ("scheduled", SCHEDULED), ("adaptive", ADAPTIVE)):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)}")
-        for name, least in (("epochs", 0), ("period", 1), ("growth", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
-        for name, least in (("peak_updates", 1), ("fixed_aggregator", 0), ("anneal_rounds", 1)):
-            if getattr(self, name) is not None and getattr(self, name) < least:
-                raise ValueError(f"{name} must be >= {least} or null, got {getattr(self, name)}")
+        one_of(SCHEDULES, schedule=self.schedule)
+        one_of(SCHEDULED, scheduled=self.scheduled)
+        one_of(ADAPTIVE, adaptive=self.adaptive)
+        at_least(0, epochs=self.epochs, growth=self.growth, fixed_aggregator=self.fixed_aggregator)
+        at_least(1, period=self.period, peak_updates=self.peak_updates, anneal_rounds=self.anneal_rounds)
         if (self.schedule == "anneal") != (self.anneal_rounds is not None):
             raise ValueError(f"anneal_rounds must be set with schedule anneal, else null, got {self.anneal_rounds}")
 
@@ -115,7 +113,9 @@ class DFML(DecentralizedAlgorithm[DFMLState]):
         meeting = pick_participants(fed, state.aggregator)
         trained = train(fed, state.models, meeting.participants)
         record_exchange(fed, [t.group for t in trained], meeting.aggregator)
-        fed.metrics.count_payload(download=len(meeting.senders) + 2)  # alpha; t and start to the next
+        fed.metrics.count_payload(
+            download=len(meeting.senders) + 2
+        )  # alpha to each sender; t and start to the next aggregator
         learnt = self._aggregate(fed, meeting, trained, alpha)
         new = [(t.group, rows) for t, rows in zip(trained, learnt, strict=True)]
         peaks, alphas = state.peaks, state.alphas.clone()
@@ -160,18 +160,18 @@ class DFML(DecentralizedAlgorithm[DFMLState]):
         ]
 
     def _weights(self, learners: Sequence[Learners]) -> Tensor:
-        """How much each model teaches each other [M, M] float64."""
+        """How much model q (column) teaches model n (row) [M, M] float64."""
         sizes = [float(x.family.num_params) if self.weighted else 1.0 for x in learners for _ in range(len(x.models))]
         return teacher_weights(torch.tensor(sizes, dtype=torch.float64))
 
     def alpha(self, round: int, start: int, period: int) -> float:
-        """The distillation signal's weight in a round, in a period that began with round `start` (Eq 4)."""
+        """alpha in a round, in a period of `period` rounds that began with round `start` (Eq 4)."""
         if self.schedule == "fixed":
             return self.alpha_max
         span = self.alpha_max - self.alpha_min
         if self.anneal_rounds is not None:
             return self.alpha_max - span * min(1.0, round / self.anneal_rounds)
-        # Read literally Eq 4 falls from alpha_max; the text and Figures 7 and 11 have it rise from alpha_min.
+        # As printed, Eq 4 falls from alpha_max; in the text and in Figures 7 and 11 alpha rises from alpha_min.
         position = round - start
         if self.schedule == "half":
             angle = math.pi * position / (period - 1) if period > 1 else math.pi
@@ -180,7 +180,7 @@ class DFML(DecentralizedAlgorithm[DFMLState]):
         return self.alpha_min + span / 2 * (1 - math.cos(angle))
 
     def scales(self, alpha: float) -> tuple[float, float]:
-        """gamma and alpha of Eq 10, the factors of supervision and distillation."""
+        """gamma and alpha of Eq 10: the factors of the label term and the KL term."""
         return {
             "opposite": (1 - alpha, alpha),
             "supervision": (1 - alpha, 1.0),
@@ -189,7 +189,7 @@ class DFML(DecentralizedAlgorithm[DFMLState]):
         }[self.scheduled]
 
     def _is_peak(self, alpha: float, period: int, num_clients: int, senders: int) -> bool:
-        """Whether all participants' peak models are renewed, those too that have met a larger alpha."""
+        """Whether all participants renew their peak models, even those that have met a larger alpha."""
         if self.schedule not in ("half", "full"):
             return True
         wanted = self.peak_updates or max(1, round(0.5 * num_clients / max(senders, 1)))

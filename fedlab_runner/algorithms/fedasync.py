@@ -13,8 +13,9 @@ from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.updates import Updates
 from fedlab_runner.core.work import proximal
+from fedlab_runner.utils.validate import at_least, one_of, within
 
-# s(tau) of section 5.2; the hinge is 1 up to b
+# s(tau) of section 5.2, by value of the field `staleness`; the hinge is 1 up to b.
 STALENESS: dict[str, Callable[[Tensor, float, float], Tensor]] = {
     "constant": lambda tau, a, b: torch.ones_like(tau),
     "polynomial": lambda tau, a, b: (tau + 1) ** -a,
@@ -24,11 +25,10 @@ STALENESS: dict[str, Callable[[Tensor, float, float], Tensor]] = {
 
 @dataclass(frozen=True)
 class FedAsync(ServerAlgorithm[Params, Models]):
-    """Each arriving model is mixed into the server's, x <- (1 - alpha s(tau)) x + alpha s(tau) y, the staler the
-    less.
+    """The server mixes each arriving model y into its own: x <- (1 - alpha s(tau)) x + alpha s(tau) y.
 
-    `staleness` (constant, polynomial, hinge) with parameters a and b is s; `rho` is the weight of the clients'
-    proximal term rho/2 ||w - x||^2.
+    `staleness` (constant, polynomial, hinge) with `a` and `b` is s, which falls with the staleness tau. `rho` weighs
+    the clients' proximal term rho/2 ||w - x||^2.
     """
 
     alpha: float
@@ -37,16 +37,12 @@ class FedAsync(ServerAlgorithm[Params, Models]):
     b: float
     rho: float
 
-    model_copies: ClassVar[int] = 1  # what is sent takes the place of what was trained
+    model_copies: ClassVar[int] = 1  # clients send the trained model
 
     def __post_init__(self) -> None:
-        if not 0 <= self.alpha <= 1:
-            raise ValueError(f"alpha must be in [0, 1], got {self.alpha}")
-        if self.staleness not in STALENESS:
-            raise ValueError(f"staleness must be one of {', '.join(STALENESS)}, got {self.staleness}")
-        for name in ("a", "b", "rho"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
+        within("[0, 1]", alpha=self.alpha)
+        one_of(STALENESS, staleness=self.staleness)
+        at_least(0, a=self.a, b=self.b, rho=self.rho)
 
     def init(self, fed: Federation) -> Params:
         return Params(fed.family.init(fed.seed))
@@ -61,6 +57,3 @@ class FedAsync(ServerAlgorithm[Params, Models]):
         for y, alpha in zip(arrivals.upload.models, alphas, strict=True):
             x = torch.lerp(x, y, alpha)
         return Params(x)
-
-    def models(self, state: Params) -> Tensor:
-        return state.params

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from torch import Tensor
 
 from fedlab_runner.algorithms.shared.averaging import (
     Params,
@@ -25,15 +24,16 @@ from fedlab_runner.core.updates import Updates
 class FedAvg(ServerAlgorithm[Params, Update]):
     """The server's model is the mean of the clients' models.
 
-    `late_policy` (delta, model, discard) says what happens to late updates, `weighting` (size, uniform) how clients
-    count, and `server_lr` scales the server's step (1: the paper's).
+    `late_policy` says what happens to late updates (delta: their changes are added to today's model; model: the late
+    models are averaged; discard), `weighting` how clients count (size, uniform). `server_lr` scales the server's step
+    (1: the paper's).
     """
 
     late_policy: str
     weighting: str
     server_lr: float
 
-    model_copies: ClassVar[int] = 1  # what is sent takes the place of what was trained
+    model_copies: ClassVar[int] = 1  # the update is written over the trained model
 
     def __post_init__(self) -> None:
         check_averaging(self.late_policy, self.weighting, self.server_lr)
@@ -47,9 +47,6 @@ class FedAvg(ServerAlgorithm[Params, Update]):
 
     def server_step(self, state: Params, arrivals: Updates[Update], fed: Federation) -> Params:
         return Params(average(state.params, arrivals, self.late_policy, self.weighting, self.server_lr))
-
-    def models(self, state: Params) -> Tensor:
-        return state.params
 
     def stands_still(self, arriving: Sequence[np.ndarray]) -> str | None:
         return all_discarded(self.late_policy, arriving)

@@ -34,20 +34,22 @@ from fedlab_runner.core.model_family import Batch, FunctionalModel, ModelFamily
 from fedlab_runner.core.optimizer import SGD
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.core.updates import Updates
+from fedlab_runner.utils.validate import above, at_least, one_of, within
 
-SAMPLERS = ("gaussian", "dirichlet")
-LEAST_VARIANCE = 1e-5  # of a coordinate of unit directions: one client, or clients that agree, vary too
+SAMPLERS = ("gaussian", "dirichlet")  # values of the field `sampler`
+MIN_VARIANCE = 1e-5  # of a coordinate of unit directions: samples vary even around one client
 
 
 @dataclass(frozen=True)
 class FedBE(ServerAlgorithm[Params, ModelUpdate]):
-    """FedAvg whose server then teaches its model, on its own inputs without their labels, the mean probabilities of the
-    arrived models, their average and `num_samples` models drawn around them; p^(1 / `temperature`) sharpens these.
+    """FedAvg whose server model then learns, on the server's inputs without labels, the mean probabilities of an
+    ensemble: the arrived models, their average, and `num_samples` models drawn around them.
 
-    `sampler` gaussian draws each tensor's change from the clients' mean and variance of directions, the deviation times
-    `noise`; dirichlet averages the clients by weights from Dir(`alpha`). The student's SGD has `lr`, `momentum` and
-    `weight_decay`; from step `swa_start` on, every `swa_every` steps, its models are averaged (SWA). In- and
-    out-of-domain data serve alike. `late_policy` and `weighting` are FedAvg's.
+    `temperature` sharpens the mean to p^(1 / temperature). `sampler` gaussian draws each tensor's change from the mean
+    and deviation of the clients' directions, the deviation times `noise`; dirichlet averages the clients' models by
+    weights from Dir(`alpha`). The student's SGD has `lr`, `momentum` and `weight_decay`; its models from step
+    `swa_start` on, every `swa_every` steps, are averaged (SWA). Server data may be in- or out-of-domain. `late_policy`
+    and `weighting` are FedAvg's.
     """
 
     known: ClassVar[tuple[str, ...]] = ("models",)
@@ -71,19 +73,11 @@ class FedBE(ServerAlgorithm[Params, ModelUpdate]):
     weighting: str
 
     def __post_init__(self) -> None:
-        if self.sampler not in SAMPLERS:
-            raise ValueError(f"sampler must be one of {', '.join(SAMPLERS)}, got {self.sampler}")
-        for name in ("num_samples", "noise", "weight_decay"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
-        for name in ("alpha", "temperature"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be > 0, got {getattr(self, name)}")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
-        for name in ("swa_start", "swa_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        one_of(SAMPLERS, sampler=self.sampler)
+        at_least(0, num_samples=self.num_samples, noise=self.noise, weight_decay=self.weight_decay)
+        above(0, alpha=self.alpha, temperature=self.temperature)
+        within("[0, 1)", momentum=self.momentum)
+        at_least(1, swa_start=self.swa_start, swa_every=self.swa_every)
         check_server_training(self.lr, self.epochs, self.batch_size, self.max_steps)
         check_averaging(self.late_policy, self.weighting, server_lr=1.0)
 
@@ -113,8 +107,9 @@ class FedBE(ServerAlgorithm[Params, ModelUpdate]):
     def _samples(
         self, family: ModelFamily, x: Tensor, y: Tensor, mean: Tensor, rng: np.random.Generator
     ) -> Iterator[Tensor]:
-        """Models [D] drawn around those of the clients [A, D], which had started from x [D]; their `mean` [D] has the
-        batch norm statistics.
+        """Models [D] drawn around the clients' models y [A, D], which started from x [D].
+
+        Gaussian samples have the batch norm statistics of `mean` [D], the clients' average.
         """
         p = family.num_params
         if self.sampler == "dirichlet":
@@ -127,7 +122,7 @@ class FedBE(ServerAlgorithm[Params, ModelUpdate]):
             yield torch.cat([x[:p] + centre + self.noise * deviation * noise, mean[p:]])
 
     def _taught(self, fed: Federation, x: Tensor, targets: Tensor) -> Tensor:
-        """The student [D] that started from x [D], with the teachers' probabilities [n, C] as targets."""
+        """The student [D] after training from x [D] on the probabilities `targets` [n, C]."""
         mean, count = x, 0
 
         def watch(steps: int, model: Tensor) -> bool:
@@ -146,17 +141,16 @@ class FedBE(ServerAlgorithm[Params, ModelUpdate]):
         answering = answering_operations(fed, fed.cohort_size + 1 + self.num_samples)
         return local + training_operations(fed, self.epochs, self.batch_size, self.max_steps) + answering
 
-    def models(self, state: Params) -> Tensor:
-        return state.params
-
 
 def _directions(family: ModelFamily, deltas: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of clients' changes [A, P], tensor by tensor: of their directions, times their mean length."""
+    """Mean and deviation [P] of clients' changes [A, P]: tensor by tensor those of their directions, times their mean
+    length.
+    """
     centres, deviations = [], []
     for part in torch.split(deltas, [t.numel() for t in family.views(deltas[0]).values()], dim=1):
         lengths = torch.linalg.vector_norm(part, dim=1, keepdim=True)
         unit = part / lengths.clamp_min(torch.finfo(part.dtype).tiny)
-        variance = (unit.square().mean(0) - unit.mean(0).square()).clamp_min(LEAST_VARIANCE)
+        variance = (unit.square().mean(0) - unit.mean(0).square()).clamp_min(MIN_VARIANCE)
         centres.append(lengths.mean() * unit.mean(0))
         deviations.append(lengths.mean() * variance.sqrt())
     return torch.cat(centres), torch.cat(deviations)

@@ -13,38 +13,36 @@ from fedlab_runner.core.algorithm import CohortLoad, Footprint, MemoryItem, Serv
 from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.updates import Updates
+from fedlab_runner.utils.validate import above, at_least
 
 
 class FedBuffState(NamedTuple):
     """The server's model and the updates that wait until the buffer is full."""
 
     params: Tensor  # x [D]
-    buffer: Tensor  # [b, P], b < buffer_size, each change already weighted by its staleness
-    statistics: Tensor  # [b, B], theirs
+    buffer: Tensor  # [b, P], b < buffer_size changes, weighted by staleness
+    statistics: Tensor  # [b, B], batch norm's of these updates
 
 
 @dataclass(frozen=True)
 class FedBuff(ServerAlgorithm[FedBuffState, Update]):
     """The server collects updates and steps by the mean of every `buffer_size` of them, times `server_lr`.
 
-    An update of staleness tau counts (1 + tau)^-staleness_exp; 0 weights all alike, as Feddle's formula does, and 0.5
-    is the original's. Clients count alike, however many examples they have. Batch norm's statistics become the mean of
-    those in the buffer.
+    An update of staleness tau counts (1 + tau)^-staleness_exp: 0.5 is the original's exponent; with 0, as in Feddle's
+    formula, updates count alike. Clients count alike, however many examples they have. Batch norm's statistics become
+    the mean of those in the buffer.
     """
 
     buffer_size: int
     server_lr: float
     staleness_exp: float
 
-    model_copies: ClassVar[int] = 1  # what is sent takes the place of what was trained
+    model_copies: ClassVar[int] = 1  # the update is written over the trained model
 
     def __post_init__(self) -> None:
-        if self.buffer_size < 1:
-            raise ValueError(f"buffer_size must be >= 1, got {self.buffer_size}")
-        if not self.server_lr > 0:
-            raise ValueError(f"server_lr must be > 0, got {self.server_lr}")
-        if self.staleness_exp < 0:
-            raise ValueError(f"staleness_exp must be >= 0, got {self.staleness_exp}")
+        at_least(1, buffer_size=self.buffer_size)
+        above(0, server_lr=self.server_lr)
+        at_least(0, staleness_exp=self.staleness_exp)
 
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
         held = MemoryItem(2 * self.buffer_size * fed.family.size, "the buffer", "lower algorithm.buffer_size", False)
@@ -69,9 +67,6 @@ class FedBuff(ServerAlgorithm[FedBuffState, Update]):
             buffer, statistics = buffer[m:], statistics[m:]
         fed.metrics.report(buffered=len(buffer))
         return FedBuffState(x, buffer.clone(), statistics.clone())
-
-    def models(self, state: FedBuffState) -> Tensor:
-        return state.params
 
     def cached(self, state: FedBuffState) -> int:
         return self.buffer_size * state.params.numel()  # the buffer when it is full

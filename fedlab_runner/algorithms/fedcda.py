@@ -12,19 +12,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlab_runner.core.algorithm import CohortLoad, Footprint, ServerAlgorithm, table
-from fedlab_runner.core.client_state import RowRef, RowStore, check_place
+from fedlab_runner.core.algorithm import CohortLoad, Footprint, ServerAlgorithm, client_rows
+from fedlab_runner.core.client_state import PLACES, RowRef, RowStore
 from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.core.updates import Updates
+from fedlab_runner.utils.validate import at_least, one_of
 
 _log = logging.getLogger(__name__)
 
-STRATEGIES = ("approximate", "optimal", "newest", "random")
-MOST = 2**20  # combinations tried at once: 8 MB of objectives, some milliseconds a client of the batch
-TIE = 1e-12  # of the size of the terms: objectives closer than this differ by rounding alone
-BLOCK = 2**23  # values of the models that are compared at a time, in float64
+STRATEGIES = ("approximate", "optimal", "newest", "random")  # values of the field `strategy`
+MAX_COMBINATIONS = 2**20  # tried at once: 8 MB of objectives, some milliseconds for each client of the batch
+TIE_TOLERANCE = 1e-12  # share of the terms' size: objectives closer than this differ by rounding alone
+BLOCK_VALUES = 2**23  # values of the models that are compared at a time, in float64
 
 
 class FedCDAUpload(NamedTuple):
@@ -40,11 +41,11 @@ class Entry(NamedTuple):
     model: RowRef  # w [D]
     loss: float  # F_n(w)
     square: float  # ||w||^2 over the parameters
-    round: int  # in which the client had received the server's model
+    round: int  # in which the client received the server model
 
 
 class FedCDAState(NamedTuple):
-    """The server's model, and of each client that has ever reported its last models and which of them is in use."""
+    """The server model; and for each client that has ever reported, its last models and the place of the one in use."""
 
     params: Tensor  # w [D]
     total: Tensor  # [D] float64, the sum of the models in use
@@ -54,14 +55,16 @@ class FedCDAState(NamedTuple):
 
 @dataclass(frozen=True)
 class FedCDA(ServerAlgorithm[FedCDAState, FedCDAUpload]):
-    """The server keeps the last `memory` (K) models of every client and averages, over all clients that have ever
-    reported, one of each: those with small losses and little divergence.
+    """The server keeps the last `memory` (K) models of every client and averages one model of each client that has ever
+    reported: models with small losses and little divergence.
 
-    What is minimised is mean F_n(w_n) + L/2 mean ||w_n - w||^2 (Eq 5; `smoothness` is L, norms are over parameters).
-    `strategy` says how: approximate (Eq 8: the clients that report choose again, in `batches` (B) random groups, all
-    combinations within a group), optimal (Eq 5: all clients, all combinations), newest or random (no search: what
-    reports takes its newest or any cached model). Of equal combinations the newest models win. The first `warmup`
-    rounds are FedAvg's, with caching. The cached models are kept on the `device`, the `host` or `disk` (`store_on`).
+    The choice minimises mean F_n(w_n) + L/2 mean ||w_n - w||^2 (Eq 5; `smoothness` is L, norms are over parameters), by
+    the `strategy` approximate (Eq 8: the clients that report choose again, in `batches` (B) random groups, among all
+    combinations within a group) or optimal (Eq 5: all clients, all combinations). Of equal combinations the newest
+    models win. With newest or random, a client that reports takes its newest or any cached model.
+
+    The first `warmup` rounds are FedAvg's, with caching. The cached models are kept on the device, the host or disk
+    (`store_on`).
     """
 
     memory: int
@@ -72,33 +75,32 @@ class FedCDA(ServerAlgorithm[FedCDAState, FedCDAUpload]):
     store_on: str
 
     def __post_init__(self) -> None:
-        for name in ("memory", "batches"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
-        if self.warmup < 0:
-            raise ValueError(f"warmup must be >= 0, got {self.warmup}")
-        if self.smoothness < 0:
-            raise ValueError(f"smoothness must be >= 0, got {self.smoothness}")
-        if self.strategy not in STRATEGIES:
-            raise ValueError(f"strategy must be one of {', '.join(STRATEGIES)}, got {self.strategy}")
-        check_place("store_on", self.store_on)
+        at_least(1, memory=self.memory, batches=self.batches)
+        at_least(0, warmup=self.warmup, smoothness=self.smoothness)
+        one_of(STRATEGIES, strategy=self.strategy)
+        one_of(PLACES, store_on=self.store_on)
 
     def check(self, fed: Federation) -> None:
         clients, most = fed.cohort_size, self._largest_batch
         if self.strategy == "optimal" and fed.num_clients > most:
-            tried = f"{self.memory}^{fed.num_clients} combinations a round, more than {MOST:,}"
+            tried = f"{self.memory}^{fed.num_clients} combinations a round, more than {MAX_COMBINATIONS:,}"
             raise ValueError(f"strategy must be approximate for {fed.num_clients} clients: optimal tries {tried}")
         if self.strategy != "approximate":
             return
         if -(-clients // self.batches) > most:
-            tried = f"{self.memory}^{-(-clients // self.batches)} combinations a batch, more than {MOST:,}"
+            tried = f"{self.memory}^{-(-clients // self.batches)} combinations a batch, more than {MAX_COMBINATIONS:,}"
             least = -(-clients // most)
             raise ValueError(f"batches must be >= {least} for {clients} clients a round, got {self.batches}: {tried}")
         if self.batches > clients:
-            _log.warning("algorithm.batches %d: %d a round, as there are clients", self.batches, clients)
+            _log.warning(
+                "algorithm.batches is %d, but a round has %d clients: there are %d batches",
+                self.batches,
+                clients,
+                clients,
+            )
 
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
-        held = table("store_on", self.store_on, self.memory * load.ever * fed.family.size)
+        held = client_rows(self.store_on, self.memory * load.ever * fed.family.size)
         return Footprint(self.model_copies, self.payload_copies, held)
 
     def init(self, fed: Federation) -> FedCDAState:
@@ -148,7 +150,7 @@ class FedCDA(ServerAlgorithm[FedCDAState, FedCDAUpload]):
     def _without(
         self, state: FedCDAState, caches: Mapping[int, Sequence[Entry]], free: Sequence[int], rows: RowStore
     ) -> Tensor:
-        """The sum of the models in use [D] without those of the clients that choose anew."""
+        """The sum [D] of the models in use, without the models of the clients `free`, which choose anew."""
         if len(free) == len(caches):
             return torch.zeros_like(state.total)
         total = state.total.clone()
@@ -159,7 +161,7 @@ class FedCDA(ServerAlgorithm[FedCDAState, FedCDAUpload]):
     def _push(
         self, caches: dict[int, list[Entry]], arrivals: Updates[FedCDAUpload], rows: RowStore, fed: Federation
     ) -> None:
-        """Puts what has arrived in front of its clients' caches, and drops the oldest models beyond K."""
+        """Puts the arrived models in front of their clients' caches, and drops the oldest models beyond K."""
         sent = (fed.round - arrivals.staleness).tolist()
         for n, w, loss, round in zip(arrivals.ids.tolist(), *arrivals.upload, sent, strict=True):
             square = float(w[: fed.family.num_params].double().square().sum())
@@ -171,10 +173,10 @@ class FedCDA(ServerAlgorithm[FedCDAState, FedCDAUpload]):
     @property
     def _largest_batch(self) -> int | float:
         """How many clients with full caches may choose together."""
-        return math.inf if self.memory == 1 else math.floor(math.log(MOST) / math.log(self.memory))
+        return math.inf if self.memory == 1 else math.floor(math.log(MAX_COMBINATIONS) / math.log(self.memory))
 
     def _groups(self, free: Sequence[int], fed: Federation) -> list[list[int]]:
-        """The clients that choose anew, in batches; more batches than asked for when very many report at once."""
+        """The clients `free` in batches: `batches` of them, or more where very many clients report at once."""
         if self.strategy == "optimal":
             return [sorted(free)]
         order = generator(fed.seed, Purpose.ALGORITHM, fed.round).permutation(np.array(free))
@@ -191,7 +193,7 @@ class FedCDA(ServerAlgorithm[FedCDAState, FedCDAUpload]):
         rows: RowStore,
         fed: Federation,
     ) -> int:
-        """Chooses batch by batch (Eq 8), adding to `total` and `chosen`; the number of combinations tried."""
+        """Chooses batch by batch (Eq 8), adds to `total` and `chosen`, and returns the number of combinations tried."""
         tried = 0
         for group in groups:
             sizes = [len(caches[n]) for n in group]
@@ -215,9 +217,6 @@ class FedCDA(ServerAlgorithm[FedCDAState, FedCDAUpload]):
         divergence = sum(e.square for e in used) / len(used) - square
         return sum(e.loss for e in used) / len(used) + self.smoothness / 2 * max(divergence, 0.0)
 
-    def models(self, state: FedCDAState) -> Tensor:
-        return state.params
-
     def cached(self, state: FedCDAState) -> int:
         return len(state.params) * (sum(map(len, state.caches.values())) + 1)  # the models and their sum
 
@@ -225,12 +224,12 @@ class FedCDA(ServerAlgorithm[FedCDAState, FedCDAUpload]):
 def search(
     gram: np.ndarray, cross: np.ndarray, losses: np.ndarray, sizes: Sequence[int], *, fixed: int, smoothness: float
 ) -> list[int]:
-    """Which of its candidates each client of a batch takes, for the smallest objective J.
+    """The candidate that each client of a batch takes, for the smallest objective J.
 
-    The M candidates stand client by client, `sizes[i]` of them, the preferred first. `gram` [M, M] holds their inner
-    products, `cross` [M] those with the sum of the `fixed` models that are not chosen, `losses` [M] their F. Up to
+    The M candidates stand client by client, `sizes[i]` for client i, the preferred first. `gram` [M, M] has their inner
+    products, `cross` [M] those with the sum of the `fixed` models that are not chosen now, `losses` [M] their F. Up to
     terms that no choice changes, q J = sum (F + L/2 ||w||^2) - L/(2q) ||fixed sum + sum w||^2, with q = fixed + clients
-    (Eq 6): a term for each candidate and one for each pair, laid out with an axis for each client.
+    (Eq 6): a term for each candidate and one for each pair, in an array with an axis for each client.
     """
     q, ends = fixed + len(sizes), np.cumsum(sizes)
     part = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
@@ -245,7 +244,7 @@ def search(
         for b in range(a):
             value -= smoothness / q * _along(gram[part[axes[b]], part[i]], (b, a), len(axes))
     scale = np.abs(alone).sum() + smoothness / q * np.abs(gram).sum()
-    best = np.flatnonzero(value <= value.min() + TIE * scale)[0]
+    best = np.flatnonzero(value <= value.min() + TIE_TOLERANCE * scale)[0]
     places = [0] * len(sizes)
     for i, place in zip(axes, np.unravel_index(best, value.shape), strict=True):
         places[i] = int(place)
@@ -253,7 +252,7 @@ def search(
 
 
 def _along(values: np.ndarray, axes: tuple[int, ...], of: int) -> np.ndarray:
-    """The values as an array of `of` dimensions that is longer than one only along `axes`, which rise."""
+    """The values as an array of `of` dimensions with length 1 except along `axes`, which ascend."""
     shape = [1] * of
     for axis, size in zip(axes, values.shape, strict=True):
         shape[axis] = size
@@ -265,12 +264,12 @@ def _products(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Inner products of M models with each other [M, M] and with the sum `total` of `fixed` others [M], in float64.
 
-    J does not change when all models move alike, so they are taken relative to the server's model x, near which they
-    lie: nothing is lost to rounding. A block of parameters is in memory at a time.
+    The products are of differences to the server model x, as J does not change when all models move alike: they lie
+    near x, and nothing is lost to rounding. One block of parameters is in memory at a time.
     """
     m = len(models)
     gram, cross = torch.zeros(m, m, dtype=torch.float64), torch.zeros(m, dtype=torch.float64)
-    step = max(1, BLOCK // m)
+    step = max(1, BLOCK_VALUES // m)
     for begin in range(0, num_params, step):
         block = slice(begin, min(begin + step, num_params))
         origin = x[block].double()

@@ -32,15 +32,17 @@ from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.model_family import Batch, FunctionalModel
 from fedlab_runner.core.updates import Updates
+from fedlab_runner.utils.validate import above
 
 
 @dataclass(frozen=True)
 class FedDF(ServerAlgorithm[Params, ModelUpdate]):
-    """FedAvg whose server then teaches its model, on its own inputs without their labels, the mean logits of the models
-    that have arrived: KL at `temperature`, Adam, gradients clipped to `clip_norm`, `lr` falling to zero (`cosine`).
+    """FedAvg whose server model then learns, on the server's inputs without labels, the mean logits of the arrived
+    models.
 
-    In- and out-of-domain data serve alike. `cache_teachers` asks the teachers about each input once, not at every
-    epoch; the numbers are the same. `late_policy` and `weighting` are FedAvg's.
+    The loss is KL at `temperature`; Adam has gradients clipped to `clip_norm` and an `lr` that falls to zero
+    (`cosine`). Server data may be in- or out-of-domain. `cache_teachers` computes the teachers' logits once, not in
+    every epoch; the numbers are the same. `late_policy` and `weighting` are FedAvg's.
     """
 
     known: ClassVar[tuple[str, ...]] = ("models",)
@@ -60,10 +62,7 @@ class FedDF(ServerAlgorithm[Params, ModelUpdate]):
     def __post_init__(self) -> None:
         check_server_training(self.lr, self.epochs, self.batch_size, self.max_steps)
         check_averaging(self.late_policy, self.weighting, server_lr=1.0)
-        for name in ("temperature", "clip_norm"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} must be > 0, got {value}")
+        above(0, temperature=self.temperature, clip_norm=self.clip_norm)
 
     def check(self, fed: Federation) -> None:
         require_server_data(self, fed)
@@ -115,6 +114,3 @@ class FedDF(ServerAlgorithm[Params, ModelUpdate]):
             fed, fed.cohort_size, min(taught, len(data)) if self.cache_teachers else taught
         )
         return local + training_operations(fed, self.epochs, self.batch_size, self.max_steps) + answering
-
-    def models(self, state: Params) -> Tensor:
-        return state.params

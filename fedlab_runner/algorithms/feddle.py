@@ -25,29 +25,31 @@ from fedlab_runner.core.model_family import Batch
 from fedlab_runner.core.optimizer import zero_slots
 from fedlab_runner.core.updates import Updates
 from fedlab_runner.utils.errors import UserError
+from fedlab_runner.utils.validate import at_least, one_of
 
-FALLBACKS = ("fedbuff", "all", "zero")
-QUARTILES = (0.25, 0.5, 0.75)  # of the coefficients that are reported
-HEAD, SEARCH, PROBE = 0, 1, 2  # the uses of the server's data in a round
+FALLBACKS = ("fedbuff", "all", "zero")  # values of the field `fallback`
+ANCHOR_PLACES = ("device", "host")  # values of the field `store_on`
+QUARTILES = (0.25, 0.5, 0.75)  # of the coefficients, reported as metrics
+HEAD, SEARCH, PROBE = 0, 1, 2  # stages of `server_batches`: the uses of the server data in a round
 
 
 class FeddleUpload(NamedTuple):
-    """A client's change of the parameters, and its batch norm statistics as they are."""
+    """The change of a client's parameters, and its batch norm statistics as they are."""
 
     delta: Tensor  # Delta_j [K, P]
     statistics: Tensor  # [K, B]
 
 
 class FeddleState(NamedTuple):
-    """The server's model, its atlas and, with out-of-domain data, the classifier of those data's classes."""
+    """The server model, its atlas and, with out-of-domain data, the classifier of that data's classes."""
 
     params: Tensor  # omega [D]
     atlas: Atlas
-    head: Tensor  # theta [C' (F + 1)] for C' classes and F features, none in-domain
+    head: Tensor  # theta [C' (F + 1)] for C' classes and F features; empty in-domain
 
 
 class Found(NamedTuple):
-    """What minimising by minibatches found, and the losses of the first and the last minibatch."""
+    """The result of a minimisation, and the losses of its first and last minibatch."""
 
     value: Tensor
     first_loss: float
@@ -59,14 +61,17 @@ class Feddle(ServerAlgorithm[FeddleState, FeddleUpload]):
     """The server keeps the clients' updates as anchors and searches, on its own data, for the coefficients (of either
     sign) with which it adds them to its model.
 
-    `atlas_size` M (null: twice the cohort), `anchor_norm`, `importance_score` (off: first in, first out) shape the
-    atlas. The search starts from and is drawn to (`lam`; null: 0 in-domain, 0.01 out-of-domain) the `fallback`: the
-    step of FedBuff with learning rate `eta_fb` over the new arrivals (fedbuff) or the whole atlas (all), or no step
-    (zero). Adam with `lr`, `epochs`, `batch_size`, `max_steps` does it, and the same trains the classifier of
-    out-of-domain data before. Anchors live on the device or the host (`store_on`) and pass in chunks of `chunk_size`.
+    The atlas has `atlas_size` M anchors (null: twice the cohort), normalised by `anchor_norm`; a new anchor replaces
+    the least important one (`importance_score`) or the oldest. Anchors are kept on the device or the host (`store_on`)
+    and streamed in chunks of `chunk_size`.
 
-    Where there is probe data, the cosine between the coefficients' gradients on it and on the server's own data is
-    reported, at the start and at the end of the search (Eq 7).
+    The search starts from the `fallback` and is pulled to it by `lam` (null: 0 in-domain, 0.01 out-of-domain). The
+    fallback is FedBuff's step with learning rate `eta_fb` over the new arrivals (fedbuff) or the whole atlas (all), or
+    no step (zero). Adam searches with `lr`, `epochs`, `batch_size` and `max_steps`; with out-of-domain data it trains
+    the data's classifier first, in the same way.
+
+    With probe data the run reports the cosine between the coefficients' gradients on it and on the server's own data,
+    at the start and at the end of the search (Eq 7).
     """
 
     atlas_size: int | None
@@ -83,30 +88,22 @@ class Feddle(ServerAlgorithm[FeddleState, FeddleUpload]):
     chunk_size: int | None
 
     def __post_init__(self) -> None:
-        for name in ("atlas_size", "chunk_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be >= 1 or null, got {value}")
-        if self.fallback not in FALLBACKS:
-            raise ValueError(f"fallback must be one of {', '.join(FALLBACKS)}, got {self.fallback}")
-        if self.eta_fb < 0:
-            raise ValueError(f"eta_fb must be >= 0, got {self.eta_fb}")
-        if self.lam is not None and self.lam < 0:
-            raise ValueError(f"lam must be >= 0 or null, got {self.lam}")
-        if self.store_on not in ("device", "host"):
-            raise ValueError(f"store_on must be device or host, got {self.store_on}")
+        at_least(1, atlas_size=self.atlas_size, chunk_size=self.chunk_size)
+        one_of(FALLBACKS, fallback=self.fallback)
+        at_least(0, eta_fb=self.eta_fb, lam=self.lam)
+        one_of(ANCHOR_PLACES, store_on=self.store_on)
         check_server_training(self.lr, self.epochs, self.batch_size, self.max_steps)
 
     def check(self, fed: Federation) -> None:
         if fed.probe_data is not None and not fed.probe_data.in_domain:
             raise UserError(
-                "algorithm=feddle compares with in-domain examples: use server_data@probe_data=in_domain or none"
+                "algorithm=feddle compares gradients on in-domain data: use server_data@probe_data=in_domain or none"
             )
         if not require_server_data(self, fed).in_domain:
             require_body("algorithm=feddle on out-of-domain data", fed.family)
 
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
-        anchors = 2 * self._size(fed) * fed.family.num_params  # a round makes the next atlas beside this one
+        anchors = 2 * self._size(fed) * fed.family.num_params  # a round makes the next atlas while it holds this one
         held = MemoryItem(anchors, "the atlas", "lower algorithm.atlas_size", self.store_on == "host")
         return Footprint(self.model_copies, self.payload_copies, [held])
 
@@ -163,15 +160,16 @@ class Feddle(ServerAlgorithm[FeddleState, FeddleUpload]):
         return FeddleState(torch.cat([omega, buffers]), atlas._replace(scores=scores), head)
 
     def _beyond(self, fed: Federation, atlas: Atlas, deltas: Tensor) -> Tensor:
-        """Those of the round's updates [A, P] that FedBuff's step has and the atlas has no room for, the oldest."""
+        """The oldest of the round's updates [A, P], which are part of FedBuff's step but do not fit into the atlas."""
         if self.fallback != "fedbuff" or len(deltas) <= self._size(fed):
             return deltas[:0]
         directions = deltas[deltas.any(1)]
         return directions[: len(directions) - int(atlas.scores.isinf().sum())]
 
     def _fallback(self, atlas: Atlas, scales: Tensor, beyond: int) -> tuple[Tensor, float]:
-        """c' [M]: the coefficients with which the normalised anchors give FedBuff's step over the new arrivals, of
-        which so many are `beyond` the atlas; and the share that each of the arrivals has in it.
+        """c' [M], the coefficients with which the normalised anchors give the fallback step; and each update's share.
+
+        `beyond` of the new arrivals are not in the atlas, but part of the step.
         """
         new = atlas.scores.isinf().to(scales.device)
         if self.fallback == "zero" or not bool(new.any()):
@@ -209,8 +207,9 @@ class Feddle(ServerAlgorithm[FeddleState, FeddleUpload]):
     def _agreement(
         self, fed: Federation, atlas: Atlas, scales: Tensor, omega: Tensor, buffers: Tensor, head: Tensor
     ) -> float:
-        """The cosine between the gradients with respect to the coefficients, without the pull to the fallback, on the
-        probe data and on as many of the server's (Eq 7).
+        """The cosine between the coefficients' gradients on the probe data and on as many server examples (Eq 7).
+
+        The gradients are without the pull to the fallback.
         """
         family, probe = fed.family, fed.probe_data
         assert probe is not None
@@ -229,7 +228,7 @@ class Feddle(ServerAlgorithm[FeddleState, FeddleUpload]):
         return float(F.cosine_similarity(one.double(), other.double(), dim=0))
 
     def _train_head(self, fed: Federation, omega: Tensor, buffers: Tensor, head: Tensor) -> Tensor:
-        """theta after training on the features of a fixed body (Eq 8)."""
+        """theta after training on the features of the fixed body omega (Eq 8)."""
         family = fed.family
 
         def gradient(theta: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -247,7 +246,7 @@ class Feddle(ServerAlgorithm[FeddleState, FeddleUpload]):
     def _minimise(
         self, fed: Federation, start: Tensor, gradient: Callable[[Tensor, Batch], tuple[Tensor, Tensor]], stage: int
     ) -> Found:
-        """Adam, fresh, over the server's minibatches; `gradient(value, batch)` gives the loss and its gradient."""
+        """A fresh Adam over the server's minibatches; `gradient(value, batch)` gives the loss and its gradient."""
         value, slots, losses = start.clone(), zero_slots(ADAM, start), []
         batches = server_batches(fed, self.epochs, self.batch_size, self.max_steps, stage=stage, training=False)
         for t, batch in enumerate(batches):
@@ -273,6 +272,3 @@ class Feddle(ServerAlgorithm[FeddleState, FeddleUpload]):
         search = training_operations(fed, self.epochs, self.batch_size, self.max_steps)
         head = 0.0 if require_server_data(self, fed).in_domain else search / 3  # forward passes
         return local + search + head + 4 * steps * self._size(fed) * fed.family.num_params
-
-    def models(self, state: FeddleState) -> Tensor:
-        return state.params

@@ -15,9 +15,9 @@ from fedlab_runner.core.rng import Purpose, generator
 
 @dataclass(frozen=True)
 class FederatedDropout(DecentralizedAlgorithm[Clients]):
-    """HeteroFL with channels drawn at random for each client and layer in each round, in ascending order."""
+    """HeteroFL whose channels are drawn at random for each client and layer in each round, in ascending order."""
 
-    model_copies: ClassVar[int] = 4  # the models, their parts, trained, and the means
+    model_copies: ClassVar[int] = 4  # the models, their parts, the trained models and the means
 
     def check(self, fed: Federation) -> None:
         super().check(fed)

@@ -1,6 +1,5 @@
 """FedExP (Jhunjhunwala, Wang and Joshi, ICLR 2023), Algorithm 1. https://arxiv.org/abs/2301.09604"""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -11,6 +10,7 @@ from fedlab_runner.core.algorithm import ServerAlgorithm
 from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.updates import Updates
+from fedlab_runner.utils.validate import at_least
 
 
 class FedExPState(NamedTuple):
@@ -22,10 +22,10 @@ class FedExPState(NamedTuple):
 
 @dataclass(frozen=True)
 class FedExP(ServerAlgorithm[FedExPState, Update]):
-    """FedAvg whose server extrapolates, the more the less the clients' changes agree: by max(1, mean of |Delta_j|^2 /
-    2 (|mean Delta_j|^2 + eps)) over the trainable parameters.
+    """FedAvg with a server step that grows as client updates disagree: by the factor max(1, mean |Delta_j|^2 /
+    2 (|mean Delta_j|^2 + eps)), over the trainable parameters.
 
-    `eval_avg_last2` evaluates the mean of the last two models, as the paper does; clients receive the last.
+    `eval_avg_last2` evaluates the mean of the last two models, as the paper does; clients receive the last model.
     `weighting` is FedAvg's. Late changes are added to today's model.
     """
 
@@ -33,19 +33,15 @@ class FedExP(ServerAlgorithm[FedExPState, Update]):
     eval_avg_last2: bool
     weighting: str
 
-    model_copies: ClassVar[int] = 2  # what is sent, and its squares
+    model_copies: ClassVar[int] = 2  # the updates, and their squares
 
     def __post_init__(self) -> None:
-        if self.eps < 0:
-            raise ValueError(f"eps must be >= 0, got {self.eps}")
+        at_least(0, eps=self.eps)
         check_averaging("delta", self.weighting, server_lr=1.0)
 
     def init(self, fed: Federation) -> FedExPState:
         x = fed.family.init(fed.seed)
         return FedExPState(x, previous=x)
-
-    def broadcast(self, state: FedExPState) -> Sequence[Tensor]:
-        return (state.params,)
 
     def client_update(self, state: FedExPState, cohort: Cohort) -> Update:
         x = state.params

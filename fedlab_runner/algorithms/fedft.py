@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
 from fedlab_runner.algorithms.shared.averaging import Params, Update, average, check_averaging, make_update
 from fedlab_runner.algorithms.shared.server_training import (
     check_server_training,
@@ -21,7 +19,7 @@ from fedlab_runner.core.updates import Updates
 
 @dataclass(frozen=True)
 class FedFT(ServerAlgorithm[Params, Update]):
-    """FedAvg, then `epochs` of a fresh Adam on in-domain server data, in every round, even when nothing has arrived.
+    """FedAvg, then `epochs` epochs of a fresh Adam on in-domain server data, even in rounds without arrivals.
 
     `late_policy` and `weighting` are FedAvg's.
     """
@@ -33,7 +31,7 @@ class FedFT(ServerAlgorithm[Params, Update]):
     late_policy: str
     weighting: str
 
-    model_copies: ClassVar[int] = 1  # what is sent takes the place of what was trained
+    model_copies: ClassVar[int] = 1  # the update is written over the trained model
 
     def __post_init__(self) -> None:
         check_server_training(self.lr, self.epochs, self.batch_size, self.max_steps)
@@ -57,6 +55,3 @@ class FedFT(ServerAlgorithm[Params, Update]):
 
     def operations(self, fed: Federation, local: float) -> float:
         return local + training_operations(fed, self.epochs, self.batch_size, self.max_steps)
-
-    def models(self, state: Params) -> Tensor:
-        return state.params

@@ -20,12 +20,13 @@ from fedlab_runner.core.rng import Purpose, generator, torch_seed
 from fedlab_runner.core.updates import Updates
 from fedlab_runner.core.work import Loss, PerStep
 from fedlab_runner.utils.errors import UserError
+from fedlab_runner.utils.validate import above, at_least, within
 
-FLOOR = 1e-4  # where alpha and beta stop falling, in the authors' code
+MIN_WEIGHT = 1e-4  # where alpha and beta stop falling (the authors' code)
 
 
 class FedGENUpload(NamedTuple):
-    """What is averaged, the client's model, which the server has from it, and how many examples it has of a class."""
+    """The client's update, its model, which the server computes from the update, and its label counts."""
 
     rows: Tensor  # y - x or y [K, P]
     statistics: Tensor  # of batch norm, as they are [K, B]
@@ -39,19 +40,22 @@ class FedGENState(NamedTuple):
     params: Tensor  # x [D]
     generator: Tensor  # parameters, then batch norm statistics [G]
     slots: tuple[Tensor, ...]  # of the generator's parameters
-    steps: int  # that the generator has been trained
+    steps: int  # for which the generator was trained
 
 
 @dataclass(frozen=True)
 class FedGEN(ServerAlgorithm[FedGENState, FedGENUpload]):
-    """FedAvg whose server learns to generate, from `noise_size` uniform numbers and a label, what enters the clients'
-    classifiers, by `steps` minibatches of `batch_size` a round: the clients' own classifiers should see the label,
-    each as far as it has examples of it, and generated features should differ (`eta`). Adam has `lr`, times `lr_decay`
-    every round, and `weight_decay`; the generator has one hidden layer of `hidden`.
+    """FedAvg whose server trains a generator of features, the inputs of the models' classifier, from which clients
+    learn.
 
-    In their first `gen_epochs` epochs clients also learn `gen_batch_size` generated features (`alpha`), and to agree
-    with the classifier's view of features generated for their own labels (`beta`); both weights fall by `decay` every
-    round. `late_policy` and `weighting` are FedAvg's.
+    The generator turns `noise_size` uniform numbers and a label into features; it has one hidden layer of `hidden`
+    neurons. In each round it learns from `steps` minibatches of `batch_size` labels: the clients' classifiers should
+    predict the label, each weighed by the client's share of its examples, and features should differ (`eta`). Adam has
+    `weight_decay` and `lr`, which `lr_decay` multiplies every round.
+
+    In their first `gen_epochs` epochs clients also learn from `gen_batch_size` generated features (`alpha`), and to
+    predict what the classifier predicts of features generated for their own labels (`beta`). Both weights are
+    multiplied by `decay` every round. `late_policy` and `weighting` are FedAvg's.
     """
 
     known: ClassVar[tuple[str, ...]] = ("models",)
@@ -74,17 +78,12 @@ class FedGEN(ServerAlgorithm[FedGENState, FedGENUpload]):
     weighting: str
 
     def __post_init__(self) -> None:
-        for name in ("alpha", "beta", "gen_epochs", "eta", "weight_decay", "steps"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
-        for name in ("decay", "lr_decay"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be > 0 and <= 1, got {getattr(self, name)}")
-        for name, least in (("gen_batch_size", 1), ("noise_size", 1), ("hidden", 1), ("batch_size", 2)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
-        if not self.lr > 0:
-            raise ValueError(f"lr must be > 0, got {self.lr}")
+        at_least(0, alpha=self.alpha, beta=self.beta, gen_epochs=self.gen_epochs, eta=self.eta, steps=self.steps)
+        at_least(0, weight_decay=self.weight_decay)
+        within("(0, 1]", decay=self.decay, lr_decay=self.lr_decay)
+        at_least(1, gen_batch_size=self.gen_batch_size, noise_size=self.noise_size, hidden=self.hidden)
+        at_least(2, batch_size=self.batch_size)
+        above(0, lr=self.lr)
         check_averaging(self.late_policy, self.weighting, server_lr=1.0)
 
     def check(self, fed: Federation) -> None:
@@ -93,7 +92,9 @@ class FedGEN(ServerAlgorithm[FedGENState, FedGENUpload]):
     def init(self, fed: Federation) -> FedGENState:
         self.check(fed)
         family = self._generator(fed.family)
-        seed = torch_seed(fed.seed, Purpose.ALGORITHM) >> 15  # of 48 bits; no client draws in the first round
+        seed = (
+            torch_seed(fed.seed, Purpose.ALGORITHM) >> 15
+        )  # 48 bits; clients draw from this purpose in later rounds only
         start = family.init(seed)
         return FedGENState(
             fed.family.init(fed.seed), start, zero_slots(self._optimizer(), start[: family.num_params]), 0
@@ -113,11 +114,11 @@ class FedGEN(ServerAlgorithm[FedGENState, FedGENUpload]):
         )
 
     def _loss(self, state: FedGENState, cohort: Cohort) -> Loss:
-        """CE on the client's examples, alpha CE on generated features and beta KL between the two, with draws of
-        `_draws`.
+        """CE on the client's examples, alpha CE on generated features and beta KL between both predictions; the draws
+        are those of `_draws`.
         """
         family, n = cohort.family, self.gen_batch_size
-        alpha, beta = (min(w, max(FLOOR, w * self.decay**cohort.round)) for w in (self.alpha, self.beta))
+        alpha, beta = (min(w, max(MIN_WEIGHT, w * self.decay**cohort.round)) for w in (self.alpha, self.beta))
         generate = self._generate(family, state.generator)
 
         def loss(model: FunctionalModel, batch: Batch, noise: Tensor, labels: Tensor, active: Tensor) -> Tensor:
@@ -135,8 +136,8 @@ class FedGEN(ServerAlgorithm[FedGENState, FedGENUpload]):
         return loss
 
     def _draws(self, cohort: Cohort) -> PerStep:
-        """For each client and step: noise, of generated labels and then of the client's [k, n + b, z], the labels
-        [k, n], and whether it still uses them [k].
+        """For each client and step: noise [k, n + b, z] for n drawn labels and then the client's own, the drawn labels
+        [k, n], and whether the client still learns from the generator [k].
         """
         family, n, streams, batch_size = cohort.family, self.gen_batch_size, cohort.streams, cohort.local.batch_size
         until = self.gen_epochs * cohort.steps_per_epoch
@@ -160,7 +161,7 @@ class FedGEN(ServerAlgorithm[FedGENState, FedGENUpload]):
         return self._train_generator(fed, state, arrivals.upload)._replace(params=x)
 
     def _train_generator(self, fed: Federation, state: FedGENState, upload: FedGENUpload) -> FedGENState:
-        """The generator after its steps of this round, with the diversity loss of the authors' code."""
+        """The State with the generator after its steps of this round; the diversity loss is the authors' code's."""
         family, p, clients = self._generator(fed.family), fed.family.num_params, len(upload.models)
         heads = [_head(fed.family, y[:p]) for y in upload.models]
         weight = torch.stack([w for w, _ in heads])  # [A, C, F]
@@ -191,7 +192,7 @@ class FedGEN(ServerAlgorithm[FedGENState, FedGENUpload]):
         return FedGENState(state.params, torch.cat([params, buffers]), slots, state.steps + self.steps)
 
     def _generator(self, family: ModelFamily) -> ModelFamily:
-        """The generator's family of models: noise and a one-hot label to what enters the classifier."""
+        """The generator's model family: from noise and a one-hot label to the inputs of the classifier."""
         classes, features = family.num_classes, _classifier(family).num_features
 
         def build() -> nn.Module:
@@ -201,7 +202,7 @@ class FedGEN(ServerAlgorithm[FedGENState, FedGENUpload]):
         return ModelFamily(build, classes, normalize=Normalize(None, None), device=family.device, dtype=family.dtype)
 
     def _generate(self, family: ModelFamily, w: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-        """(noise [n, z], labels [n]) -> features [n, F], of a generator [G] in evaluation mode."""
+        """The function (noise [n, z], labels [n]) -> features [n, F] of a generator w [G] in evaluation mode."""
         made = self._generator(family)
         made.mode(False)
         values = made.views(w[: made.num_params]) | made.buffer_views(w[made.num_params :])
@@ -215,9 +216,6 @@ class FedGEN(ServerAlgorithm[FedGENState, FedGENUpload]):
         weights = fed.family.num_classes * classifier.num_features
         generator = 6 * family.num_params + 4 * fed.cohort_size * weights
         return local + self.steps * self.batch_size * generator
-
-    def models(self, state: FedGENState) -> Tensor:
-        return state.params
 
 
 def _classifier(family: ModelFamily) -> Classifier:

@@ -20,18 +20,19 @@ from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.optimizer import Adam
 from fedlab_runner.core.updates import Updates
+from fedlab_runner.utils.validate import at_least, within
 
-ADAM = Adam(0.5, 0.999, 1e-8, 0.0, decoupled=False)  # what the authors' code learns the weights with
+ADAM = Adam(0.5, 0.999, 1e-8, 0.0, decoupled=False)  # learns the weights (the authors' code)
 
 
 @dataclass(frozen=True)
 class FedLAW(ServerAlgorithm[Params, Update]):
-    """The server's model is gamma sum_j lambda_j y_j, over the models that have arrived: it learns the weights
-    lambda = softmax(a), which start from the clients' sizes, and the shrinkage gamma = exp(b) on in-domain examples,
-    with Adam, `lr` times `lr_decay` at every `lr_decay_epochs`.
+    """The server model is gamma sum_j lambda_j y_j over the arrived models y_j; the server learns lambda and gamma on
+    in-domain examples.
 
-    While the weights are learned, batch norm normalises by the server's minibatches; its statistics are then averaged
-    by lambda.
+    The weights lambda = softmax(a) start from the clients' sizes; gamma = exp(b) is the shrinkage. Adam has `lr`, which
+    `lr_decay` multiplies every `lr_decay_epochs` epochs. While it learns, batch norm normalises by the server's
+    minibatches; then its statistics are averaged by lambda.
     """
 
     lr: float
@@ -41,14 +42,12 @@ class FedLAW(ServerAlgorithm[Params, Update]):
     lr_decay: float
     lr_decay_epochs: int
 
-    model_copies: ClassVar[int] = 1  # what is sent takes the place of what was trained
+    model_copies: ClassVar[int] = 1  # the update is written over the trained model
 
     def __post_init__(self) -> None:
         check_server_training(self.lr, self.epochs, self.batch_size, self.max_steps)
-        if not 0 < self.lr_decay <= 1:
-            raise ValueError(f"lr_decay must be > 0 and <= 1, got {self.lr_decay}")
-        if self.lr_decay_epochs < 1:
-            raise ValueError(f"lr_decay_epochs must be >= 1, got {self.lr_decay_epochs}")
+        within("(0, 1]", lr_decay=self.lr_decay)
+        at_least(1, lr_decay_epochs=self.lr_decay_epochs)
 
     def check(self, fed: Federation) -> None:
         require_server_data(self, fed, in_domain=True)
@@ -80,7 +79,7 @@ class FedLAW(ServerAlgorithm[Params, Update]):
         batches = server_batches(fed, self.epochs, self.batch_size, self.max_steps)
         learned = train_on_server(fed, start, batches, lr, optimizer=ADAM, params_of=combined).model
         steps = server_steps(fed, self.epochs, self.batch_size, self.max_steps)
-        fed.metrics.count_server_flops(steps * 4 * y.numel())  # of `combined` and its gradient
+        fed.metrics.count_server_flops(steps * 4 * y.numel())  # `combined` and its gradient
         weights = learned[: len(y) + 1]
         share = torch.softmax(weights[:-1], 0)
         fed.metrics.report(gamma=float(weights[-1].exp()), lambda_min=float(share.min()), lambda_max=float(share.max()))
@@ -91,6 +90,3 @@ class FedLAW(ServerAlgorithm[Params, Update]):
             server_steps(fed, self.epochs, self.batch_size, self.max_steps) * 4 * fed.cohort_size * fed.family.size
         )
         return local + training_operations(fed, self.epochs, self.batch_size, self.max_steps) + combining
-
-    def models(self, state: Params) -> Tensor:
-        return state.params

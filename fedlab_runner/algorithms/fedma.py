@@ -19,44 +19,45 @@ from fedlab_runner.core.model_family import Batch, FunctionalModel
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.core.updates import Updates
 from fedlab_runner.utils.errors import UserError
+from fedlab_runner.utils.validate import above, at_least, one_of
 
-FIRST_MODELS = ("same", "own")
+FIRST_MODELS = ("same", "own")  # values of the field `first_models`
 
 
 class FedMAState(NamedTuple):
-    """The server's model, and what clients go on with instead of it, which they keep themselves: their first models
-    (`first_models`), and layer by layer their last ones.
+    """The server model, and the models that clients keep and go on with instead: their first models (`first_models`),
+    or with `layerwise` their last ones.
     """
 
     params: Tensor  # x [D]
-    layer: int  # which is matched next; this and the next two for `layerwise` only
-    told: int  # neurons of the layer matched last, whose new order is told to each client
+    # The next three are for `layerwise` only.
+    layer: int  # that is matched next
+    told: int  # neurons of the layer matched last: each client is told their new order
     frozen: Tensor  # [D] bool, the layers matched in this pass
-    models: Tensor  # [N, D], each client's own model, layer by layer in the server's order; [0, D] where none is kept
-    taken: Tensor  # [N] bool, who goes on with it: has not begun, or took part in the matching of the layer before
+    models: Tensor  # [N, D], the clients' own models, matched layers in the server's order; [0, D] where none is kept
+    taken: Tensor  # [N] bool, the clients that go on with theirs: new ones, or in the last matching
 
 
 @dataclass(frozen=True)
 class FedMA(ServerAlgorithm[FedMAState, Models]):
-    """The server's model is the mean of the clients' models after their neurons were matched by PFNM: `sigma`, `sigma0`
-    and the prior means `mu0` of weights and `mu0_bias` of biases, `sweeps` over the clients.
+    """The server model is the mean of the clients' models after PFNM has matched their neurons.
 
-    The width is fixed, so that nothing is added to a model and a model is always one vector: every layer's neurons are
-    matched one to one, and the gain from new neurons (gamma) has no part. Of residual networks the channels inside the
-    blocks are matched, of Transformers the hidden neurons between attention layers (see `matching.structure`).
+    PFNM has `sigma`, `sigma0`, the prior means `mu0` of weights and `mu0_bias` of biases, and `sweeps` over the
+    clients. The width is fixed: neurons are matched one to one, and no new neurons are gained (gamma has no part). In
+    residual networks the channels inside the blocks are matched, in Transformers the hidden neurons between attention
+    layers (see `matching.structure`).
 
-    With `layerwise` the layers are matched one after the other as in the paper (Algorithm 1), one in a round and the
-    last layer by the weighted mean, so that a pass over a network takes as many rounds as it has layers; then the next
-    pass begins from the server's model (section 3.3). Layers matched already are frozen. Clients go on with the layers
-    above, brought into the server's order, if they took part in the round before; others take the server's, where they
-    are the weighted mean until their turn. Here too the width is fixed, and updates that come late are of another
-    layer: `late_policy` must be discard. Clients send the whole model, of which the paper sends the layer at hand.
+    With `layerwise` each round matches one layer, as in the paper (Algorithm 1), and the last layer is the weighted
+    mean; a pass takes as many rounds as the model has layers, then the next pass begins from the server model (section
+    3.3). Matched layers are frozen. A client that took part in the round before goes on with its own layers above them,
+    in the server's order; other clients take the server's, which are weighted means until their turn. A late update
+    would be of another layer: `late_policy` must be discard. Clients send the whole model; the paper's send one layer.
 
-    Clients that begin a round with one model still have its neurons in their places, and the identity is the best
-    matching. With `first_models` own each client begins its first round from a model drawn by its own key instead of
-    the server's, and its neurons have to be found. `matched` false takes the mean as the models are, to compare with.
+    Clients that start a round from one model keep its neurons in their places, and the identity is the best matching.
+    With `first_models` own each client starts its first round from a model drawn by its own key: matching has to find
+    its neurons. `matched` false averages the models as they are, for comparison.
 
-    `late_policy` says whether late models are matched and averaged with the others (model) or dropped (discard), and
+    `late_policy` says whether late models are matched and averaged with the others (model) or dropped (discard),
     `weighting` (size, uniform) how clients count.
     """
 
@@ -71,16 +72,12 @@ class FedMA(ServerAlgorithm[FedMAState, Models]):
     late_policy: str
     weighting: str
 
-    model_copies: ClassVar[int] = 4  # y, and the models before and after a layer is put in order
+    model_copies: ClassVar[int] = 4  # y, and the models before and after a layer is reordered
 
     def __post_init__(self) -> None:
-        for name in ("sigma", "sigma0"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be > 0, got {getattr(self, name)}")
-        if self.sweeps < 0:
-            raise ValueError(f"sweeps must be >= 0, got {self.sweeps}")
-        if self.first_models not in FIRST_MODELS:
-            raise ValueError(f"first_models must be one of {', '.join(FIRST_MODELS)}, got {self.first_models}")
+        above(0, sigma=self.sigma, sigma0=self.sigma0)
+        at_least(0, sweeps=self.sweeps)
+        one_of(FIRST_MODELS, first_models=self.first_models)
         if self.layerwise and not self.matched:
             raise ValueError("matched must be true with layerwise true, got false")
         check_averaging(self.late_policy, self.weighting, server_lr=1.0, policies=MODEL_POLICIES)
@@ -127,7 +124,7 @@ class FedMA(ServerAlgorithm[FedMAState, Models]):
             return Models(cohort.train(start))
 
         def loss(model: FunctionalModel, batch: Batch) -> Tensor:
-            """The task's, with the layers below held still, whatever the optimiser does to them."""
+            """The family's loss with the frozen layers at the server's values, whatever the optimiser does to them."""
             model.params = torch.where(frozen[:p], x[:p], model.params)
             return family.loss(model, batch)
 
@@ -135,7 +132,7 @@ class FedMA(ServerAlgorithm[FedMAState, Models]):
 
     def server_step(self, state: FedMAState, arrivals: Updates[Models], fed: Federation) -> FedMAState:
         if self._keeps_models and not self.layerwise:
-            state = state._replace(taken=state.taken.index_fill(0, arrivals.ids, False))  # they have begun
+            state = state._replace(taken=state.taken.index_fill(0, arrivals.ids, False))  # they have started
         arrivals = in_time(arrivals, self.late_policy)
         if not len(arrivals):
             return state
@@ -155,9 +152,9 @@ class FedMA(ServerAlgorithm[FedMAState, Models]):
     def _aligned(
         self, arrivals: Updates[Models], groups: Sequence[NeuronGroup], fed: Federation
     ) -> tuple[Tensor, float]:
-        """The arrived models [A, D] in one order, that of the largest client, and the share of neurons that moved.
+        """The arrived models [A, D] in the order of the largest client's neurons, and the share of neurons that moved.
 
-        Layer after layer, since what a layer reads has to be in order before it is compared.
+        Layer after layer: the inputs of a layer must be in order before its neurons are compared.
         """
         models = arrivals.upload.models
         order = torch.argsort(arrivals.num_examples, descending=True, stable=True).tolist()  # largest first
@@ -183,7 +180,7 @@ class FedMA(ServerAlgorithm[FedMAState, Models]):
         return models, moved / max(total, 1)
 
     def _prior_mean(self, group: NeuronGroup, rows: Tensor) -> Tensor:
-        """[r]: `mu0_bias` for what the names call a bias, `mu0` for the rest."""
+        """The prior mean of each entry of a neuron's row [r]: `mu0_bias` for biases, `mu0` for the rest."""
         return torch.cat(
             [
                 rows.new_full((p.outer * p.inner,), self.mu0_bias if p.name.endswith("bias") else self.mu0)
@@ -191,15 +188,12 @@ class FedMA(ServerAlgorithm[FedMAState, Models]):
             ]
         )
 
-    def models(self, state: FedMAState) -> Tensor:
-        return state.params
-
     def cached(self, state: FedMAState) -> int:
-        return 0  # the clients keep their own
+        return 0  # the clients keep their own models
 
 
 def _is_chain(fed: Federation, groups: Sequence[NeuronGroup]) -> bool:
-    """Whether all parameters but the classifier's belong to a group's neurons."""
+    """Whether all parameters except the classifier's belong to a group's neurons."""
     last = fed.family.classifier
     if last is None:
         return False

@@ -14,10 +14,11 @@ from fedlab_runner.core.optimizer import SGD
 from fedlab_runner.core.updates import Updates
 from fedlab_runner.core.work import proximal
 from fedlab_runner.utils.errors import UserError
+from fedlab_runner.utils.validate import at_least
 
 
 class FedNovaUpload(NamedTuple):
-    """A client's change by unit of normalised work, its batch norm statistics, and how much work it did."""
+    """A client's change for each unit of its work, its batch norm statistics, and its amount of work."""
 
     d: Tensor  # d_j = (x - y_j) / a_j [K, P]
     statistics: Tensor  # [K, B]
@@ -26,20 +27,19 @@ class FedNovaUpload(NamedTuple):
 
 @dataclass(frozen=True)
 class FedNova(ServerAlgorithm[Params, FedNovaUpload]):
-    """Each client's change counts by unit of its local work a_j, which the number of its steps, their momentum and the
-    proximal term `mu` decide; the server goes tau_eff, the mean work, along the mean of them.
+    """Each client's change is divided by its local work a_j; the server goes tau_eff, the mean work, along their mean.
 
-    `weighting` is FedAvg's. Late changes are added to today's model.
+    a_j follows from the client's number of steps, their momentum and the proximal term `mu`. `weighting` is FedAvg's.
+    Late changes are added to today's model.
     """
 
     mu: float
     weighting: str
 
-    model_copies: ClassVar[int] = 4  # y, y - x by parts and together
+    model_copies: ClassVar[int] = 4  # y, and y - x in parts and divided by the work
 
     def __post_init__(self) -> None:
-        if self.mu < 0:
-            raise ValueError(f"mu must be >= 0, got {self.mu}")
+        at_least(0, mu=self.mu)
         check_averaging("delta", self.weighting, server_lr=1.0)
 
     def check(self, fed: Federation) -> None:
@@ -54,11 +54,11 @@ class FedNova(ServerAlgorithm[Params, FedNovaUpload]):
         x, p = state.params, cohort.family.num_params
         y = cohort.train(x, loss=proximal(cohort.family, x, self.mu) if self.mu else None)
         a = self._work(cohort).to(x)
-        tau = cohort.num_steps.to(x) if self.mu else a  # the authors' code, for a proximal term
+        tau = cohort.num_steps.to(x) if self.mu else a  # with a proximal term as in the authors' code
         return FedNovaUpload((x[:p] - y[:, :p]) / a.unsqueeze(1), y[:, p:], tau)
 
     def _work(self, cohort: Cohort) -> Tensor:
-        """a_j, the sum of the weights with which a client's gradients are in its change [K]."""
+        """a_j [K], the sum of the weights that a client's gradients have in its change."""
         optimizer, steps = cohort.local.make_optimizer(), cohort.num_steps.tolist()
         assert isinstance(optimizer, SGD)
         after = accumulated(optimizer, cohort.lr * self.mu, max(steps, default=0))
@@ -71,13 +71,11 @@ class FedNova(ServerAlgorithm[Params, FedNovaUpload]):
         fed.metrics.report(tau_eff=float(tau_eff))
         return Params(stepped(state.params, -tau_eff * d, statistics))
 
-    def models(self, state: Params) -> Tensor:
-        return state.params
-
 
 def accumulated(optimizer: SGD, shrinkage: float, steps: int) -> list[float]:
-    """How far SGD goes, in learning rates, in 0 to `steps` steps along gradients of one, when a proximal term draws it
-    back by `shrinkage` (learning rate times mu) of the way it has come.
+    """The distances, in learning rates, that SGD goes in 0 to `steps` steps along gradients of 1.
+
+    A proximal term pulls each step back by `shrinkage` (learning rate times mu) of the distance so far.
     """
     a, velocity, distances = 0.0, 0.0, [0.0]
     for _ in range(steps):

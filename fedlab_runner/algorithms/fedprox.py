@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from torch import Tensor
 
 from fedlab_runner.algorithms.shared.averaging import (
     Params,
@@ -20,12 +19,12 @@ from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.updates import Updates
 from fedlab_runner.core.work import proximal
+from fedlab_runner.utils.validate import at_least
 
 
 @dataclass(frozen=True)
 class FedProx(ServerAlgorithm[Params, Update]):
-    """FedAvg whose clients also minimise mu/2 ||w - x||^2, the squared distance to the model they received (trainable
-    parameters only).
+    """FedAvg whose clients also minimise mu/2 ||w - x||^2, the distance to the received model x (trainable parameters).
 
     The other fields are FedAvg's.
     """
@@ -35,11 +34,10 @@ class FedProx(ServerAlgorithm[Params, Update]):
     weighting: str
     server_lr: float
 
-    model_copies: ClassVar[int] = 1  # what is sent takes the place of what was trained
+    model_copies: ClassVar[int] = 1  # the update is written over the trained model
 
     def __post_init__(self) -> None:
-        if self.mu < 0:
-            raise ValueError(f"mu must be >= 0, got {self.mu}")
+        at_least(0, mu=self.mu)
         check_averaging(self.late_policy, self.weighting, self.server_lr)
 
     def init(self, fed: Federation) -> Params:
@@ -52,9 +50,6 @@ class FedProx(ServerAlgorithm[Params, Update]):
 
     def server_step(self, state: Params, arrivals: Updates[Update], fed: Federation) -> Params:
         return Params(average(state.params, arrivals, self.late_policy, self.weighting, self.server_lr))
-
-    def models(self, state: Params) -> Tensor:
-        return state.params
 
     def stands_still(self, arriving: Sequence[np.ndarray]) -> str | None:
         return all_discarded(self.late_policy, arriving)

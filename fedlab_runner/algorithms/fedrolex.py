@@ -10,36 +10,36 @@ from fedlab_runner.algorithms.shared.decentralized import Clients, first_aggrega
 from fedlab_runner.algorithms.shared.width_slicing import Choose, check_sliceable, partial_training
 from fedlab_runner.core.algorithm import DecentralizedAlgorithm, Stacks
 from fedlab_runner.core.federation import Federation
+from fedlab_runner.utils.validate import one_of
 
-ORDERS = ("rolled", "sorted", "returned")
+ORDERS = ("rolled", "sorted", "returned")  # values of the field `order`
 
 
 class FedRolexState(NamedTuple):
-    """The clients' models, and when each was cut last."""
+    """The clients' models, and the round in which each was cut last."""
 
     models: Stacks  # W_n, for each architecture [N_a, D_a]
     aggregator: int  # of the next round
-    cut: Tensor  # [N] int64, the round
+    cut: Tensor  # [N] int64, rounds
 
 
 @dataclass(frozen=True)
 class FedRolex(DecentralizedAlgorithm[FedRolexState]):
-    """HeteroFL with a window of channels that starts one further in each round.
+    """HeteroFL with a window of channels that moves one channel further in each round.
 
-    `order`: rolled takes channels in the order of the window, so that a model's first channel meets the first channel
-    of every other: as the widest model exists for one round only, the window then changes nothing (DFML's Algorithm 3).
-    sorted takes them in ascending order, which moves narrow models along wide ones but has them meet channels that they
-    were not cut from. returned is FedRolex's own: ascending too, and before the mean a model is put back where it was
-    cut from, so that it meets its own channels and leaves with those of today's window.
+    `order` rolled takes channels in the window's order, so that the first channels of all models are averaged: as the
+    widest model exists for one round only, the window then changes nothing (DFML's Algorithm 3). sorted takes them in
+    ascending order: narrow models move along wide ones, but are averaged with channels that they were not cut from.
+    returned is FedRolex's own: also ascending, and before the mean a model is put back where it was cut from, so that
+    it is averaged with its own channels and leaves with those of the current window.
     """
 
     order: str
 
-    model_copies: ClassVar[int] = 3  # the models, their parts and those trained
+    model_copies: ClassVar[int] = 3  # the models, their parts and the trained models
 
     def __post_init__(self) -> None:
-        if self.order not in ORDERS:
-            raise ValueError(f"order must be one of {', '.join(ORDERS)}, got {self.order}")
+        one_of(ORDERS, order=self.order)
 
     def check(self, fed: Federation) -> None:
         super().check(fed)

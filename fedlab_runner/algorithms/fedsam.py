@@ -20,14 +20,14 @@ from fedlab_runner.core.algorithm import ServerAlgorithm
 from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.updates import Updates
+from fedlab_runner.utils.validate import at_least
 
 
 @dataclass(frozen=True)
 class FedSAM(ServerAlgorithm[Params, Update]):
-    """FedAvg whose clients step along the gradient at w + rho g / |g|, where g is the gradient at w on the same
-    minibatch.
+    """FedAvg whose clients step along the gradient at w + rho g / |g|; g is the gradient at w on the same minibatch.
 
-    Batch norm statistics are those at w. The other fields are FedAvg's.
+    Batch norm's statistics are those at w. The other fields are FedAvg's.
     """
 
     rho: float
@@ -35,11 +35,10 @@ class FedSAM(ServerAlgorithm[Params, Update]):
     weighting: str
     server_lr: float
 
-    model_copies: ClassVar[int] = 1  # what is sent takes the place of what was trained
+    model_copies: ClassVar[int] = 1  # the update is written over the trained model
 
     def __post_init__(self) -> None:
-        if self.rho < 0:
-            raise ValueError(f"rho must be >= 0, got {self.rho}")
+        at_least(0, rho=self.rho)
         check_averaging(self.late_policy, self.weighting, self.server_lr)
 
     def init(self, fed: Federation) -> Params:
@@ -58,9 +57,6 @@ class FedSAM(ServerAlgorithm[Params, Update]):
 
     def operations(self, fed: Federation, local: float) -> float:
         return 2 * local  # two gradients a step
-
-    def models(self, state: Params) -> Tensor:
-        return state.params
 
     def stands_still(self, arriving: Sequence[np.ndarray]) -> str | None:
         return all_discarded(self.late_policy, arriving)

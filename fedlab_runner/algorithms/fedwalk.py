@@ -1,6 +1,4 @@
-"""FedWalk (Zhai, Gao, Ma, Zou, Ye and Jiang, 2024), Algorithm 1: a task of the server's own as a leash for the
-clients.
-"""
+"""FedWalk (Zhai, Gao, Ma, Zou, Ye and Jiang, 2024), Algorithm 1: classes of the server's own as a leash for clients."""
 
 import math
 from collections.abc import Iterator
@@ -20,33 +18,36 @@ from fedlab_runner.core.optimizer import SGD
 from fedlab_runner.core.rng import Purpose, torch_seed
 from fedlab_runner.core.server_data import ServerData
 from fedlab_runner.utils.errors import UserError
+from fedlab_runner.utils.validate import at_least, one_of, within
 
-PLAIN = SGD(momentum=0.0, nesterov=False, weight_decay=0.0)
-BASE = "algorithm.base."  # where the base's fields are
-UNITS = ("epoch", "step")
-EVALUATED = 500  # leash examples in one call; memory, not results
+LEASH_SGD = SGD(momentum=0.0, nesterov=False, weight_decay=0.0)
+BASE = "algorithm.base."  # prefix of the keys of the base's fields
+UNITS = ("epoch", "step")  # values of the field `unit`
+EXAMPLES_PER_CALL = 500  # of the auxiliary data in evaluation: a bound on memory
 
 
 class FedWalkState(NamedTuple):
-    """The base's State, the server's classifier of the leash task, and the two losses of the log loss ratio."""
+    """The base's State, the server's classifier of the auxiliary classes, and the two losses of the log loss ratio."""
 
     base: Any
-    head: Tensor  # [C' (F + 1)] for C' leash classes and F features
+    head: Tensor  # [C' (F + 1)] for C' auxiliary classes and F features
     client_loss: float  # L^c, smoothed; 0 before the first report
     leash_loss: float  # L^s after the last leash update; infinite before the first
 
 
 @dataclass(frozen=True)
 class FedWalk(Algorithm[FedWalkState]):
-    """Any algorithm with a server, `base`, whose server trains its model on a task of its own, the leash, wherever
-    that is not learned well compared to the clients' task.
+    """Any algorithm with a server (`base`), whose server also trains its model on auxiliary data, the leash, in rounds
+    in which that data's loss is large beside the clients'.
 
-    After each round of the base, `steps` (T_s; counted in `unit`s: epoch, step) of plain SGD on the leash data follow
-    if log2(L^c / L^s) < `tau`: L^c is the mean loss that clients report of their trained models, smoothed by `beta`,
-    and L^s that of the leash task after its last update. The leash task has a classifier of its own on the shared body;
-    `lr` (gamma; null: the clients' current one), `batch_size`; `move_statistics` says whether its minibatches move
-    the model's batch norm statistics. `pretrain` (0: no) is the paper's comparison: the leash updates of so many rounds
-    before the first one, and none later.
+    After each round of the base the server takes `steps` (T_s, in `unit`s: epoch, step) of plain SGD on the auxiliary
+    data if log2(L^c / L^s) < `tau`. L^c is the mean loss of the trained models that clients report, smoothed by `beta`;
+    L^s is the loss on the auxiliary data after the last such update. The auxiliary classes have a classifier of their
+    own on the shared body. SGD has `lr` (gamma; null: the clients' current one) and `batch_size`; `move_statistics`
+    lets its minibatches move batch norm's statistics.
+
+    `pretrain` (0: off) is the paper's comparison: the leash updates of so many rounds before the first round, and none
+    later.
     """
 
     base: ServerAlgorithm[Any, Any]
@@ -60,18 +61,13 @@ class FedWalk(Algorithm[FedWalkState]):
     pretrain: int
 
     def __post_init__(self) -> None:
-        if not 0 <= self.beta < 1:
-            raise ValueError(f"beta must be in [0, 1), got {self.beta}")
-        if self.unit not in UNITS:
-            raise ValueError(f"unit must be one of {', '.join(UNITS)}, got {self.unit}")
-        if self.lr is not None and self.lr < 0:
-            raise ValueError(f"lr must be >= 0 or null, got {self.lr}")
-        for name, least in (("steps", 0), ("batch_size", 1), ("pretrain", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
+        within("[0, 1)", beta=self.beta)
+        one_of(UNITS, unit=self.unit)
+        at_least(0, lr=self.lr, steps=self.steps, pretrain=self.pretrain)
+        at_least(1, batch_size=self.batch_size)
 
     def check(self, fed: Federation) -> None:
-        _leash_data(fed)
+        _auxiliary_data(fed)
         require_body("algorithm=fedwalk", fed.family)
         try:
             self.base.check(fed)
@@ -84,10 +80,12 @@ class FedWalk(Algorithm[FedWalkState]):
         found: Footprint = self.base.footprint(fed, load)
         names = [(h.what.replace("algorithm.", BASE), h.remedy.replace("algorithm.", BASE)) for h in found.held]
         held = [h._replace(what=what, remedy=way) for h, (what, way) in zip(found.held, names, strict=True)]
-        return found._replace(model_copies=found.model_copies + 1, held=held)  # their losses are asked for
+        return found._replace(
+            model_copies=found.model_copies + 1, held=held
+        )  # clients' losses are computed on their models
 
     def init(self, fed: Federation) -> FedWalkState:
-        classes, layer = _leash_data(fed).num_classes, require_body("algorithm=fedwalk", fed.family)
+        classes, layer = _auxiliary_data(fed).num_classes, require_body("algorithm=fedwalk", fed.family)
         return FedWalkState(self.base.init(fed), new_head(fed.family, layer, classes, fed.seed), 0.0, math.inf)
 
     def round(self, state: FedWalkState, fed: Federation) -> FedWalkState:
@@ -112,12 +110,12 @@ class FedWalk(Algorithm[FedWalkState]):
         return after
 
     def _leash(self, base: Any, head: Tensor, fed: Federation, steps: int) -> tuple[Any, Tensor]:
-        """The base's State and the head after so many epochs (or steps) on the leash data (lines 11 to 14)."""
+        """The base's State and the head after `steps` units on the auxiliary data (lines 11 to 14)."""
         model, head = self._train(fed, self.base.server_model(base), head, steps)
         return self.base.with_server_model(base, model), head
 
     def _train(self, fed: Federation, start: Tensor, head: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-        """The model [D] and the head after SGD on the leash data; the model's own classifier stays as it is."""
+        """The model [D] and the head after SGD on the auxiliary data; the model's own classifier stays as it is."""
         family, lr = fed.family, fed.lr if self.lr is None else self.lr
         p = family.num_params
         values, buffers = torch.cat([start[:p], head]), start[p:]
@@ -130,21 +128,23 @@ class FedWalk(Algorithm[FedWalkState]):
                 logits = model(batch.inputs, named_head(family, leaf[p:]))
                 (g,) = torch.autograd.grad(F.cross_entropy(logits, batch.targets), leaf)
                 buffers = model.buffers.detach()
-                PLAIN.step(values, g, (), lr, t)
+                LEASH_SGD.step(values, g, (), lr, t)
                 fed.metrics.count_server_flops(len(batch.mask) * family.flops(batch.inputs).step)
         return torch.cat([values[:p], buffers if self.move_statistics else start[p:]]), values[p:].clone()
 
     def _batches(self, fed: Federation, steps: int) -> Iterator[Batch]:
-        most = steps if self.unit == "step" else None  # an epoch has a minibatch at least
-        how: dict[str, Any] = {"data": _leash_data(fed), "purpose": Purpose.AUXILIARY_BATCHES}
+        most = steps if self.unit == "step" else None  # an epoch has at least one minibatch
+        how: dict[str, Any] = {"data": _auxiliary_data(fed), "purpose": Purpose.AUXILIARY_BATCHES}
         return server_batches(fed, steps, self.batch_size, most, **how)
 
     @torch.no_grad()
     def _loss(self, fed: Federation, model: Tensor, head: Tensor) -> float:
-        """L^s: the mean cross entropy over all leash data, in evaluation mode."""
-        family, data, p = fed.family, _leash_data(fed), fed.family.num_params
+        """L^s: the mean cross entropy over all auxiliary data, in evaluation mode."""
+        family, data, p = fed.family, _auxiliary_data(fed), fed.family.num_params
         named, total = named_head(family, head), 0.0
-        for inputs, targets in zip(*(torch.split(t, EVALUATED) for t in (data.inputs, data.targets)), strict=True):
+        for inputs, targets in zip(
+            *(torch.split(t, EXAMPLES_PER_CALL) for t in (data.inputs, data.targets)), strict=True
+        ):
             normal = family.normalize(inputs, family.dtype)
             logits = family.evaluate(model[:p], model[p:], normal, named)
             total += float(F.cross_entropy(logits.double(), targets, reduction="sum"))
@@ -152,8 +152,8 @@ class FedWalk(Algorithm[FedWalkState]):
         return total / len(data)
 
     def operations(self, fed: Federation, local: float) -> float:
-        n, family = len(_leash_data(fed)), fed.family
-        example = family.flops(family.normalize(_leash_data(fed).inputs[:1].to(family.device), family.dtype))
+        n, family = len(_auxiliary_data(fed)), fed.family
+        example = family.flops(family.normalize(_auxiliary_data(fed).inputs[:1].to(family.device), family.dtype))
         seen = self.steps * (min(n, self.batch_size) if self.unit == "step" else n)
         own: float = self.base.operations(fed, local)
         return own + seen * example.step + n * example.forward
@@ -167,7 +167,7 @@ class FedWalk(Algorithm[FedWalkState]):
 
 
 def log_ratio(client_loss: float, leash_loss: float) -> float:
-    """log2(L^c / L^s), Eq 7: +inf for a leash loss of zero, -inf for an infinite one or a client loss of zero."""
+    """log2(L^c / L^s), Eq 7: +inf for a leash loss of 0; -inf for an infinite leash loss or a client loss of 0."""
     if leash_loss == 0:
         return math.inf
     if client_loss == 0 or math.isinf(leash_loss):
@@ -175,8 +175,8 @@ def log_ratio(client_loss: float, leash_loss: float) -> float:
     return math.log2(client_loss / leash_loss)
 
 
-def _leash_data(fed: Federation) -> ServerData:
+def _auxiliary_data(fed: Federation) -> ServerData:
     if fed.auxiliary_data is None:
         choice = "server_data@auxiliary_data=tiny_imagenet (or imagenet_lh, image_folder, torchvision, ...)"
-        raise UserError(f"algorithm=fedwalk needs a leash task on the server: add {choice}")
+        raise UserError(f"algorithm=fedwalk needs auxiliary examples on the server: add {choice}")
     return fed.auxiliary_data

@@ -13,6 +13,7 @@ from fedlab_runner.core.algorithm import CohortLoad, DecentralizedAlgorithm, Foo
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.model_family import Batch, FunctionalModel, ModelFamily
 from fedlab_runner.models.base import Architecture
+from fedlab_runner.utils.validate import within
 
 
 class FMLState(NamedTuple):
@@ -20,28 +21,26 @@ class FMLState(NamedTuple):
 
     models: Stacks
     memes: Tensor  # [N, D_m]
-    aggregator: int
+    aggregator: int  # of the next round
 
 
 @dataclass(frozen=True)
 class FML(DecentralizedAlgorithm[FMLState]):
-    """Each client's own model and a meme model, the same for all, teach each other on its examples; only memes travel
-    and are averaged, weighted by examples.
+    """Each client's own model and its meme model teach each other on its examples; clients send and average only memes,
+    weighted by examples.
 
-    The own model learns alpha L_supervision + (1 - alpha) KL(meme || own), the meme model the same with `beta` and the
-    roles exchanged. `meme` is a model (null: the clients' first architecture).
+    The own model learns alpha L_label + (1 - alpha) KL(meme || own), the meme model the same with `beta` and the roles
+    exchanged. `meme` is the memes' architecture (null: the clients' first one).
     """
 
     alpha: float
     beta: float
     meme: Architecture | None
 
-    model_copies: ClassVar[int] = 5  # both models before and after, and what is averaged
+    model_copies: ClassVar[int] = 5  # both models before and after, and the memes that are averaged
 
     def __post_init__(self) -> None:
-        for name in ("alpha", "beta"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be in [0, 1], got {getattr(self, name)}")
+        within("[0, 1]", alpha=self.alpha, beta=self.beta)
 
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
         memes = MemoryItem(

@@ -17,18 +17,20 @@ from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.core.updates import Updates
 
-KERNELS = 7  # numbers at once for each two neurons of a layer, of all models together
+VALUES_PER_PAIR = 7  # in memory at once for each two neurons of a layer, those of all models together
 
 
 @dataclass(frozen=True)
 class GAMF(ServerAlgorithm[Params, Models]):
-    """The server's model is the mean of the clients' models after graph matching brought their neurons into the order
-    of the first: all models and layers at once, or each with the first alone (`pairwise`).
+    """The server model is the mean of the clients' models after graph matching has brought their neurons into the order
+    of the first model's.
 
-    Soft assignments at temperature `tau`, sharpened by `tau_decay` down to `tau_min` each time they rest, in at most
-    `max_iterations`; see `matching.graduated`. Of residual networks the channels inside the blocks are matched, of
-    Transformers the hidden neurons between attention layers. `late_policy` says whether late models are matched and
-    averaged with the others (model) or dropped (discard), and `weighting` (uniform, size) how clients count.
+    All models and layers are matched at once, or each model with the first alone (`pairwise`). Soft assignments start
+    at temperature `tau`; each time they come to rest `tau_decay` multiplies it, down to `tau_min`, in at most
+    `max_iterations` of `sinkhorn_steps` each (see `matching.graduated_assignment`). In residual networks the channels
+    inside the blocks are matched, in Transformers the hidden neurons between attention layers. `late_policy` says
+    whether late models are matched and averaged with the others (model) or dropped (discard), `weighting` (uniform,
+    size) how clients count.
     """
 
     tau: float
@@ -53,7 +55,7 @@ class GAMF(ServerAlgorithm[Params, Models]):
         return Footprint(
             self.model_copies,
             self.payload_copies,
-            [MemoryItem(KERNELS * pairs, "comparing their neurons", fewer, False)],
+            [MemoryItem(VALUES_PER_PAIR * pairs, "comparing their neurons", fewer, False)],
         )
 
     def init(self, fed: Federation) -> Params:
@@ -84,6 +86,3 @@ class GAMF(ServerAlgorithm[Params, Models]):
         neurons = len(models) * sum(group.size for group in groups)
         fed.metrics.report(moved_neurons=moved / neurons, iterations=found.iterations)
         return models
-
-    def models(self, state: Params) -> Tensor:
-        return state.params

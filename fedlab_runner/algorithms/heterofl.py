@@ -14,12 +14,12 @@ from fedlab_runner.core.federation import Federation
 
 @dataclass(frozen=True)
 class HeteroFL(DecentralizedAlgorithm[Clients]):
-    """Each model is the first channels of the widest one at the meeting, layer by layer; shared values are averaged.
+    """Each model is the first channels of the widest model at the meeting, layer by layer; shared values are averaged.
 
-    Without the original's scaling of activations, static batch norm and masked classifier, as DFML compares it.
+    As in DFML's comparison, without the original's scaling of activations, static batch norm and masked classifier.
     """
 
-    model_copies: ClassVar[int] = 3  # the models, their parts and those trained
+    model_copies: ClassVar[int] = 3  # the models, their parts and the trained models
 
     def check(self, fed: Federation) -> None:
         super().check(fed)

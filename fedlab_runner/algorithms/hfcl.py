@@ -1,10 +1,9 @@
-"""HFCL (Elbir, Coleri and Mishra, 2021): the server is one more client. https://arxiv.org/abs/2011.06892"""
+"""HFCL (Elbir, Coleri and Mishra, 2021): the server trains like a client. https://arxiv.org/abs/2011.06892"""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from fedlab_runner.algorithms.shared.averaging import Params, Update, average, check_averaging, make_update
 from fedlab_runner.algorithms.shared.server_training import require_server_data, train_as_client, training_operations
@@ -16,16 +15,16 @@ from fedlab_runner.core.updates import Updates
 
 @dataclass(frozen=True)
 class HFCL(ServerAlgorithm[Params, Update]):
-    """FedAvg over what has arrived and over the server's own update, which is never late: from today's model, with the
-    clients' optimiser and epochs, on in-domain server data, weighted by its number of examples.
+    """FedAvg over the arrived updates and an update of the server's own, which is never late.
 
-    `late_policy` and `weighting` are FedAvg's.
+    The server trains from today's model with the clients' optimiser and epochs, on in-domain server data, and counts by
+    its number of examples. `late_policy` and `weighting` are FedAvg's.
     """
 
     late_policy: str
     weighting: str
 
-    model_copies: ClassVar[int] = 2  # y and what is sent
+    model_copies: ClassVar[int] = 2  # y and y - x
 
     def __post_init__(self) -> None:
         check_averaging(self.late_policy, self.weighting, server_lr=1.0)
@@ -56,6 +55,3 @@ class HFCL(ServerAlgorithm[Params, Update]):
     def operations(self, fed: Federation, local: float) -> float:
         steps = fed.local.steps
         return local + training_operations(fed, fed.local.epochs or steps or 0, fed.local.batch_size, steps)
-
-    def models(self, state: Params) -> Tensor:
-        return state.params

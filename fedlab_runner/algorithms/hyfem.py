@@ -18,14 +18,16 @@ from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.model_family import Batch, FunctionalModel
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.core.updates import Updates
+from fedlab_runner.utils.validate import above, at_least, one_of
 
 _log = logging.getLogger("fedlab_runner")
+# Values of the fields `cost` and `first_classifiers`.
 COSTS = ("pfnm", "l2")
 FIRST_CLASSIFIERS = ("same", "own")
 
 
 class HyFEMState(NamedTuple):
-    """The server's model, the places of the clients' hidden neurons in it, and the clients' own models if kept."""
+    """The server model, the places of the clients' hidden neurons in it, and the clients' own models where kept."""
 
     params: Tensor  # Theta_0 and w_0 [D]
     places: Tensor  # Pi_m [N, sum of h] int64, layer after layer
@@ -34,20 +36,22 @@ class HyFEMState(NamedTuple):
 
 @dataclass(frozen=True)
 class HyFEM(Algorithm[HyFEMState]):
-    """Clients with different feature blocks train extractors and a classifier near the server's parts of them (`mu1`,
-    `mu2`); the server averages the extractors and matches the classifiers' hidden neurons layer by layer, by the
-    Hungarian method in `sweeps` over the clients.
+    """Clients with different feature blocks train extractors and a classifier near the server's; the server averages
+    the extractors and matches the classifiers' hidden neurons.
 
-    `cost` of a match: pfnm (its gain with `sigma`, `sigma0`, and `gamma` for new neurons) or l2 (half the squared
-    distance to the mean of the others, half the squared length and `nu` for a new neuron). Rows are compared on the
-    columns that the client has and the bias; `include_outgoing` adds the logits' weights in the last hidden layer.
-    The server's layers grow up to the model's `server_hidden`. Clients start each round from the server's parts, or go
-    on from their own models (`keep_own`), whose classifiers may be drawn by each client's own key at first
-    (`first_classifiers` own), so that their neurons have to be found. They count by size or alike (`weighting`).
-    `send_all` counts the download of the whole server model, as Algorithm 1 says, instead of each client's parts.
+    `mu1` and `mu2` pull extractors and classifier to the server's. The Hungarian method matches layer by layer, in
+    `sweeps` over the clients. The `cost` of a match is pfnm (its gain with `sigma`, `sigma0`, and `gamma` for new
+    neurons) or l2 (half the squared distance to the mean of the other clients' neurons; half the squared length and
+    `nu` for a new neuron). Neurons are compared on the client's columns and the bias; in the last hidden layer
+    `include_outgoing` adds the logits' weights. The server's layers grow up to the model's `server_hidden`.
 
-    Models without feature blocks are one block that all clients have, and nothing is matched. Clients that do not
-    report keep their neurons' places, and what only they have stays as it was.
+    Clients start each round from the server's parts or, with `keep_own`, from their own models. With
+    `first_classifiers` own these begin with a classifier drawn by each client's key: matching has to find its neurons.
+    `weighting` (size, uniform) says how clients count. `send_all` counts the download of the whole server model, as
+    Algorithm 1 says, instead of each client's parts.
+
+    A model without feature blocks is one block that all clients have, and nothing is matched. Clients that do not
+    report keep their neurons' places, and parts that only they have stay as they were.
     """
 
     holds_blocks: ClassVar[bool] = True
@@ -67,29 +71,19 @@ class HyFEM(Algorithm[HyFEMState]):
     send_all: bool
 
     def __post_init__(self) -> None:
-        for name in ("mu1", "mu2", "nu"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
-        for name in ("sigma", "sigma0", "gamma"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be > 0, got {getattr(self, name)}")
-        if self.cost not in COSTS:
-            raise ValueError(f"cost must be one of {', '.join(COSTS)}, got {self.cost}")
-        if self.sweeps < 0:
-            raise ValueError(f"sweeps must be >= 0, got {self.sweeps}")
-        if self.first_classifiers not in FIRST_CLASSIFIERS:
-            wanted = ", ".join(FIRST_CLASSIFIERS)
-            raise ValueError(f"first_classifiers must be one of {wanted}, got {self.first_classifiers}")
+        at_least(0, mu1=self.mu1, mu2=self.mu2, nu=self.nu, sweeps=self.sweeps)
+        above(0, sigma=self.sigma, sigma0=self.sigma0, gamma=self.gamma)
+        one_of(COSTS, cost=self.cost)
+        one_of(FIRST_CLASSIFIERS, first_classifiers=self.first_classifiers)
         if self.first_classifiers == "own" and not self.keep_own:
             raise ValueError("keep_own must be true with first_classifiers own, got false")
-        if self.weighting not in WEIGHTINGS:
-            raise ValueError(f"weighting must be one of {', '.join(WEIGHTINGS)}, got {self.weighting}")
+        one_of(WEIGHTINGS, weighting=self.weighting)
 
     def check(self, fed: Federation) -> None:
         if fed.blocks is None:
             _log.warning(
                 "algorithm=hyfem has nothing to match without feature blocks: choose partition=random_blocks or "
-                "assigned_blocks, and a model of blocks"
+                "assigned_blocks, and model=blocks_cnn, blocks_resnet or blocks_mlp"
             )
 
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
@@ -105,7 +99,7 @@ class HyFEM(Algorithm[HyFEMState]):
         return HyFEMState(x, places, torch.stack(own))
 
     def _first(self, fed: Federation, client: int, x: Tensor) -> Tensor:
-        """The model that a client's first one is cut from."""
+        """The model [D] that a client's first own model is cut from."""
         if self.first_classifiers == "same":
             return x
         return fed.family.init(fed.seed, 1 + client).where(Layout.of(fed.family).in_classifier(x), x)
@@ -140,11 +134,11 @@ class HyFEM(Algorithm[HyFEMState]):
         begin = state.own[cohort.ids] if self.keep_own else start
         y = train_on_blocks(cohort, fed.blocks, begin, loss, per_client=(start[:, :p],))
         for row, m in zip(y, cohort.client_ids.tolist(), strict=True):
-            row[~layout.own(x, blocks[m])] = 0  # batch norm of what a client lacks
+            row[~layout.own(x, blocks[m])] = 0  # batch norm has statistics of parts that the client lacks
         return y
 
     def _server_update(self, state: HyFEMState, arrivals: Updates[Models], fed: Federation) -> HyFEMState:
-        """Algorithm 1, lines 7 and 8."""
+        """Algorithm 1, lines 7 and 8: the State after the arrived models."""
         layout, x, blocks = Layout.of(fed.family), state.params, blocks_of(fed)
         ids = arrivals.ids.tolist()
         arrived = dict(zip(ids, arrivals.upload.models, strict=True))
@@ -164,7 +158,7 @@ class HyFEM(Algorithm[HyFEMState]):
         for m in set(range(fed.num_clients)) - set(ids):
             layout.put(old, models[m], blocks[m], places[m])
             layout.put(there, 1.0, blocks[m], places[m])
-        kept = old / there.clamp_min(1)  # what only those have who did not report
+        kept = old / there.clamp_min(1)  # parts that only clients have which did not report
         mean = new / mass.where(mass > 0, torch.ones_like(mass))
         return state._replace(params=torch.where(mass > 0, mean, kept), places=places)
 
@@ -204,8 +198,10 @@ class HyFEM(Algorithm[HyFEMState]):
     def _neurons(
         self, layout: Layout, number: int, models: Sequence[Tensor], inputs: Sequence[Tensor], weights: Tensor
     ) -> tuple[list[Neurons], int]:
-        """Each client's neurons of a hidden layer: its weights on `inputs`, their columns at the server, then the
-        bias and maybe the outgoing weights, whose number is returned too.
+        """Each client's neurons of hidden layer `number`, and the number of columns that all clients share.
+
+        A neuron's row has its weights on `inputs` (the client's inputs as columns at the server), then the shared
+        columns: the bias and, with `include_outgoing`, the outgoing weights.
         """
         layer, h, clients = layout.layers[number], layout.hidden[number], []
         after = layout.layers[number + 1] if self.include_outgoing and number + 1 == len(layout.hidden) else None
@@ -226,12 +222,12 @@ class HyFEM(Algorithm[HyFEMState]):
         return PFNM(self.sigma, self.sigma0, self.gamma, like.new_zeros(num_columns))
 
     def _sizes(self, fed: Federation) -> np.ndarray:
-        """How many values each client's model has [N]."""
+        """The number of values of each client's model [N]."""
         layout, x = Layout.of(fed.family), fed.family.vector(fed.family.module)
         return np.array([int(layout.own(x, blocks).sum()) for blocks in blocks_of(fed)])
 
     def _server_size(self, state: HyFEMState, fed: Federation) -> int:
-        """How many values the server's model has that some client has."""
+        """The number of values of the server model that some client has."""
         layout, used = Layout.of(fed.family), torch.zeros_like(state.params)
         for blocks, places in zip(blocks_of(fed), state.places, strict=True):
             layout.put(used, 1.0, blocks, places)
@@ -246,8 +242,8 @@ class HyFEM(Algorithm[HyFEMState]):
         layout = Layout.of(fed.family)
         for m, blocks in enumerate(blocks_of(fed)):
             w = state.own[m] if self.keep_own else layout.take(state.params, blocks, state.places[m])
-            with reading(fed.family, blocks):  # while the one who asked evaluates it
+            with reading(fed.family, blocks):  # while the caller evaluates it
                 yield w
 
     def cached(self, state: HyFEMState) -> int:
-        return 0  # the places are the clients' too
+        return 0  # the clients know their places

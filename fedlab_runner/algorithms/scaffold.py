@@ -7,13 +7,14 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from fedlab_runner.algorithms.shared.averaging import make_update, stepped
-from fedlab_runner.core.algorithm import CohortLoad, Footprint, ServerAlgorithm, table
-from fedlab_runner.core.client_state import RowRef, check_place
+from fedlab_runner.core.algorithm import CohortLoad, Footprint, ServerAlgorithm, client_rows
+from fedlab_runner.core.client_state import PLACES, RowRef
 from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.optimizer import SGD
 from fedlab_runner.core.updates import Updates
 from fedlab_runner.utils.errors import UserError
+from fedlab_runner.utils.validate import above, one_of
 
 
 class ScaffoldUpload(NamedTuple):
@@ -25,9 +26,7 @@ class ScaffoldUpload(NamedTuple):
 
 
 class ScaffoldState(NamedTuple):
-    """The server's model and all control variates, zero at the start; c is the mean of the c_i after every round
-    without late updates.
-    """
+    """The server model and all control variates, which start at zero. Without late updates c is the mean of the c_i."""
 
     params: Tensor  # x    [D]
     c: Tensor  # c    [P]
@@ -36,13 +35,12 @@ class ScaffoldState(NamedTuple):
 
 @dataclass(frozen=True)
 class SCAFFOLD(ServerAlgorithm[ScaffoldState, ScaffoldUpload]):
-    """Clients correct their gradients by how theirs differ from everyone's: g - c_i + c. `server_lr` is the paper's
-    eta_g.
+    """Clients correct each gradient g by their own and the mean control variate: g - c_i + c.
 
-    A client's next control variate is its gradient at the server's model over all its examples (`option` 1, one pass
-    over them more), or the mean gradient of its local steps (`option` 2), which is read off the distance travelled, so
-    that the local optimiser must be SGD without momentum. The clients' control variates are kept on the `device`, the
-    `host` or `disk` (`store_on`).
+    A client's next control variate is its gradient at the server model over all its examples (`option` 1, one more pass
+    over them), or the mean gradient of its local steps (`option` 2). Option 2 reads the gradient off the distance
+    travelled: the local optimiser must be SGD without momentum. `server_lr` is the paper's eta_g. The clients' control
+    variates are kept on the device, the host or disk (`store_on`).
     """
 
     option: int
@@ -53,11 +51,9 @@ class SCAFFOLD(ServerAlgorithm[ScaffoldState, ScaffoldUpload]):
     payload_copies: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
-        if self.option not in (1, 2):
-            raise ValueError(f"option must be 1 or 2, got {self.option}")
-        check_place("store_on", self.store_on)
-        if not self.server_lr > 0:
-            raise ValueError(f"server_lr must be > 0, got {self.server_lr}")
+        one_of((1, 2), option=self.option)
+        above(0, server_lr=self.server_lr)
+        one_of(PLACES, store_on=self.store_on)
 
     def check(self, fed: Federation) -> None:
         if self.option == 1:
@@ -70,7 +66,7 @@ class SCAFFOLD(ServerAlgorithm[ScaffoldState, ScaffoldUpload]):
             raise UserError(f"{wanted}: set local.update_norm=null, or algorithm.option=1")
 
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
-        held = table("store_on", self.store_on, load.ever * fed.family.num_params)
+        held = client_rows(self.store_on, load.ever * fed.family.num_params)
         return Footprint(self.model_copies, self.payload_copies, held)
 
     def init(self, fed: Federation) -> ScaffoldState:
@@ -113,11 +109,10 @@ class SCAFFOLD(ServerAlgorithm[ScaffoldState, ScaffoldUpload]):
         return ScaffoldState(x, c, c_i)
 
     def operations(self, fed: Federation, local: float) -> float:
-        passes = 0.0 if self.option == 2 else 1 / (fed.local.epochs or 1)  # over a client's examples, besides training
+        passes = (
+            0.0 if self.option == 2 else 1 / (fed.local.epochs or 1)
+        )  # over a client's examples, in addition to training
         return local * (1 + passes)
 
-    def models(self, state: ScaffoldState) -> Tensor:
-        return state.params
-
     def cached(self, state: ScaffoldState) -> int:
-        return state.c.numel()  # the clients keep their own
+        return state.c.numel()  # the clients keep their c_i

@@ -1,4 +1,4 @@
-"""Stand-alone training: every client by itself, without any exchange (HyFEM, section 4, and elsewhere)."""
+"""Stand-alone training: each client trains alone, and nothing is exchanged (HyFEM, section 4, and elsewhere)."""
 
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -22,8 +22,8 @@ class StandaloneState(NamedTuple):
 class Standalone(Algorithm[StandaloneState]):
     """Clients train their own models, all from one start, and send nothing; test metrics are means over the clients.
 
-    A client with some feature blocks has the part of the model that reads them. One that is late goes on from what it
-    had when it started.
+    A client with some feature blocks has the part of the model that reads them. A late client trains from the model
+    that it had when it started.
     """
 
     holds_blocks: ClassVar[bool] = True
@@ -40,7 +40,7 @@ class Standalone(Algorithm[StandaloneState]):
     def round(self, state: StandaloneState, fed: Federation) -> StandaloneState:
         cohort = fed.start_cohort(())
         y = train_on_blocks(cohort, fed.blocks, state.own[cohort.ids])
-        arrivals = fed.collect_updates(cohort, Models(y), known=("models",))  # when the work is done
+        arrivals = fed.collect_updates(cohort, Models(y), known=("models",))  # late clients have their model later
         return StandaloneState(state.own.index_copy(0, arrivals.ids, arrivals.upload.models))
 
     def models(self, state: StandaloneState) -> Tensor:

@@ -1,4 +1,12 @@
-"""What an algorithm is: hyperparameters, an explicit State, and a pure step from State to State."""
+"""The contract of an algorithm: hyperparameters, an explicit State, and a pure step from State to State.
+
+An algorithm extends `ServerAlgorithm` (clients and a server), `DecentralizedAlgorithm` (clients alone) or, where
+neither fits, `Algorithm`. Shape letters are those of `core.model_family`.
+
+A run calls `check` and `init` once, before its first round, then `round` for each round and `models` at each
+evaluation. A resumed run calls `init` too, and replaces its State by the checkpoint's. `footprint`, `operations` and
+`stands_still` only serve what the run says before its first round: no number of a result depends on them.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -13,130 +21,189 @@ from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.updates import Updates
 from fedlab_runner.utils.errors import UserError
 
-Stacks = tuple[Tensor, ...]  # the models of all clients: for each architecture a stack [N_a, D_a], a row a client
+Stacks = tuple[Tensor, ...]  # all clients' models: for each architecture a stack [N_a, D_a] with a row for each client
 State = TypeVar("State", bound=tuple[Any, ...])
 Upload = TypeVar("Upload", bound=tuple[Tensor, ...])
 
 
 class MemoryItem(NamedTuple):
-    """What an algorithm has in memory beside the server's model and a cohort's, at most."""
+    """Peak memory that an algorithm holds besides the server model and the cohort's models."""
 
-    values: int
-    what: str
-    remedy: str  # how to have less of it
-    on_host: bool  # wherever the models are
+    values: int  # each of the models' type
+    what: str  # names the item in messages
+    remedy: str  # what the user can do to make it smaller
+    on_host: bool  # it lies in host memory even if the models are on a GPU
 
 
 class CohortLoad(NamedTuple):
-    """The most clients of any round that a run will have."""
+    """The largest numbers of clients that a round of the run will have."""
 
-    starting: int
-    late: int  # at its end
-    arriving: int
-    ever: int  # that have taken part by then
+    starting: int  # K
+    late: int  # updates on their way at the end of a round
+    arriving: int  # A
+    ever: int  # clients that have taken part by the last round
 
 
 class Footprint(NamedTuple):
-    """What a round takes of memory."""
+    """Peak memory of a round; `model_copies` and `payload_copies` are documented in `Algorithm`."""
 
-    model_copies: int  # of a cohort's models at once: what was trained (y), and what is sent or made of it
-    payload_copies: int  # of these, what an update on its way has
+    model_copies: int
+    payload_copies: int
     held: list[MemoryItem]
 
 
 class Algorithm(ABC, Generic[State]):
-    """A federated algorithm: a frozen dataclass of hyperparameters.
+    """A federated algorithm: a frozen dataclass whose fields are its hyperparameters and the keys of its config.
 
-    `init` and `round` are pure in the State, a NamedTuple of tensors and plain values: they read it, never write into
-    it, and keep nothing anywhere else. So every algorithm can be checkpointed, resumed, compared and tested by the
-    same code.
+    `__post_init__` checks the fields with `utils.validate`; a ValueError there begins with the field's name.
+
+    The State is a NamedTuple of tensors, numbers, and tuples, lists or dicts of them. It holds everything that a round
+    changes and that `Federation` does not keep itself. `init` and `round` are pure in it: they read a State, never
+    write into its tensors, keep nothing in the algorithm, and draw random numbers only by key (`core.rng`,
+    `Cohort.streams`). So the same code checkpoints, resumes and tests every algorithm, bit for bit.
     """
 
-    heterogeneous: ClassVar[bool] = False  # whether clients may hold models of different architectures
-    decentralized: ClassVar[bool] = False  # whether clients meet among themselves, over the links of a topology
-    holds_blocks: ClassVar[bool] = False  # whether clients may hold different feature blocks
-    model_copies: ClassVar[int] = 2  # these two as in Footprint: y and y - x
+    heterogeneous: ClassVar[bool] = False
+    """Clients may hold models of different architectures. The run refuses a mix of architectures otherwise."""
+
+    decentralized: ClassVar[bool] = False
+    """Clients meet over the links of a topology, and no update is late. Otherwise the run uses no topology."""
+
+    holds_blocks: ClassVar[bool] = False
+    """Clients' models may read different feature blocks. Otherwise they read only blocks that all clients hold."""
+
+    model_copies: ClassVar[int] = 2
+    """How many times a round holds the models of a cohort [K, D] at once: the trained models y, and every tensor of
+    that size that is made of them. 2: y and y - x. 1: what clients send is written over y.
+    """
+
     payload_copies: ClassVar[int] = 1
+    """How many values a late update holds until it arrives, in models [D]. 2: the update and a second model or a
+    control variate.
+    """
 
     @property
     def name(self) -> str:
-        """The name on the command line, which is that of the module."""
+        """The name on the command line: that of the algorithm's module."""
         return type(self).__module__.rpartition(".")[2]
 
     def check(self, fed: Federation) -> None:
-        """Raises UserError, one line, where the federation lacks what the algorithm needs."""
+        """Raises UserError, one line, where the federation lacks what the algorithm needs (server data, an optimiser,
+        an architecture); the line names the key to change. A ValueError must begin with the name of a field.
+
+        Default: every federation will do.
+        """
         return
 
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
-        """What a round takes of memory at most, for the estimate before a run."""
+        """Peak memory of a round under this load, for the estimate before the run and its refusal of a run that cannot
+        fit.
+
+        Default: the two class attributes, and where clients differ in architecture their own models.
+        """
         return Footprint(self.model_copies, self.payload_copies, own_models(fed, 1) if self.heterogeneous else [])
 
     def operations(self, fed: Federation, local: float) -> float:
-        """About the floating-point operations of a round, for the estimate before a run, where plain local training of
-        the cohort has `local` of them.
+        """Floating-point operations of a round, for the estimate of the run's time; a factor of two off is near enough.
+
+        `local` is the operations of plain local training of the cohort. Default: `local`. Add training on server data,
+        a second model, more passes over the examples, teachers' predictions.
         """
         return local
 
     @abstractmethod
     def init(self, fed: Federation) -> State:
-        """The State before the first round."""
+        """The State before the first round, a function of `fed.seed`. `fed.family.init(fed.seed)` is a fresh model [D].
+
+        May raise UserError, as `check`.
+        """
 
     @abstractmethod
     def round(self, state: State, fed: Federation) -> State:
-        """One round."""
+        """The State after round `fed.round` (counted from 0), from the State before it.
+
+        `Diverged` and `RunFailed` of the calls in it pass through. Metrics go to `fed.metrics`.
+        """
 
     @abstractmethod
     def models(self, state: State) -> Tensor | Stacks:
-        """What is evaluated: one model [D], several [n, D] whose metrics are averaged, or those of all clients."""
+        """What the run evaluates: one model [D]; several [n, D], whose metrics are averaged; or all clients' models."""
 
     def extra_eval_models(self, state: State, fed: Federation) -> dict[str, tuple[Sequence[ModelFamily], Stacks]]:
-        """Other models of all clients and their families, evaluated under `<name>/accuracy` and `<name>/loss`."""
+        """More models of all clients with their families, evaluated under `<name>/accuracy` and `<name>/loss`.
+
+        Called at each evaluation where `models` gives `Stacks`. Default: none.
+        """
         return {}
 
     def personalized_models(self, state: State, fed: Federation) -> Iterator[Tensor]:
-        """The clients' own models, each [D], where they are evaluated beside the server's; one at a time."""
+        """The clients' own models, each [D], which the run evaluates besides the server model.
+
+        Called at each evaluation where `models` gives a tensor. One model is in memory at a time. Default: none.
+        """
         yield from ()
 
 
 class ServerAlgorithm(Algorithm[State], Generic[State, Upload]):
-    """An algorithm with a server: clients start from its model, work, and report, some of them late.
+    """An algorithm with a server: clients start from its model, train, and send updates, some of them late.
 
-    The field `params` [D] of its State is the server's model, from which clients start: `server_model` reads it and
-    `with_server_model` replaces it, which is how one algorithm can go on from what another made of its model. All else
-    in the State must make sense beside any model.
+    You need not handle lateness: `server_step` receives the updates that arrive in this round, with their staleness.
+
+    The State's field `params` [D] is the server model, from which clients start. A State without that field must
+    override `server_model` and `with_server_model`. FedWalk goes on from the server model of any such algorithm and
+    puts another in its place: the rest of the State must make sense beside any server model.
     """
 
-    known: ClassVar[tuple[str, ...]] = ()  # fields of Upload that the server knows already, so that they are not sent
-
-    @abstractmethod
-    def models(self, state: State) -> Tensor:
-        """What is evaluated: one model [D], or several [n, D] whose metrics are averaged."""
-
-    def cached(self, state: State) -> int:
-        """How many values the server keeps beside the models."""
-        return sum(t.numel() for t in _tensors(state)) - self.models(state).numel()
+    known: ClassVar[tuple[str, ...]] = ()
+    """Fields of Upload that the server can compute itself. Clients do not send them: their bytes are not counted."""
 
     @abstractmethod
     def client_update(self, state: State, cohort: Cohort) -> Upload:
-        """What each client of the cohort sends: a NamedTuple of tensors [K, ...], exactly its payload."""
+        """What each client of the cohort sends: a NamedTuple of tensors [K, ...], which is exactly its payload.
+
+        Written as if for one client: `cohort.train` trains all. K may be 0. A client whose row is not finite counts as
+        one that has not answered, or ends the run, as the key `nonfinite` says.
+        """
 
     @abstractmethod
     def server_step(self, state: State, arrivals: Updates[Upload], fed: Federation) -> State:
-        """What the server does with the updates of this round, of which there may be none."""
+        """The State after the updates that arrive in this round.
+
+        There may be none (A = 0): every client may be late. `stepped` and `average` in `algorithms.shared.averaging`
+        move parameters and replace batch norm's statistics as they must be.
+        """
+
+    def models(self, state: State) -> Tensor:
+        """What the run evaluates: one model [D], or several [n, D], whose metrics are averaged. Default: the server
+        model.
+        """
+        return self.server_model(state)
 
     def broadcast(self, state: State) -> Sequence[Tensor]:
-        """What each client receives."""
-        return (self.models(state),)
+        """What each client of the cohort receives, as tensors of any shape: their values are counted as download.
+
+        Default: the server model.
+        """
+        return (self.server_model(state),)
+
+    def cached(self, state: State) -> int:
+        """How many values the server keeps besides its model, as the metric `cost/server_cache_mb` counts them.
+
+        Default: all tensors of the State. Override it where clients keep some, or where rows are on disk.
+        """
+        return sum(t.numel() for t in _tensors(state)) - self.models(state).numel()
 
     def stands_still(self, arriving: Sequence[np.ndarray]) -> str | None:
-        """Why the server's model does not move in rounds in which updates of these stalenesses [A] arrive, in words;
-        None where it does, or nothing tells.
+        """Why the server model has not moved after rounds whose updates have the stalenesses `arriving`, an array [A]
+        for each round; None where it has moved, or where nothing tells.
+
+        The run asks before its first round and warns with the reason, which should name a key to change. Default: None.
         """
         return None
 
     def personalized_models(self, state: State, fed: Federation) -> Iterator[Tensor]:
-        """Where clients hold feature blocks, those that all have: the server's model is the model of each, so it is
-        given once.
+        """The clients' own models. Default: where clients hold feature blocks, the server model, which is the model of
+        each client and so is given once.
         """
         if fed.blocks is not None:
             yield self.server_model(state)
@@ -147,7 +214,7 @@ class ServerAlgorithm(Algorithm[State], Generic[State, Upload]):
         return model
 
     def with_server_model(self, state: State, model: Tensor) -> State:
-        """The State with another server's model [D]."""
+        """The State with another server model [D]."""
         return cast(State, cast(Any, state)._replace(params=model))
 
     def round(self, state: State, fed: Federation) -> State:
@@ -159,15 +226,16 @@ class ServerAlgorithm(Algorithm[State], Generic[State, Upload]):
 
 
 class DecentralizedAlgorithm(Algorithm[State], Generic[State]):
-    """An algorithm without a server: in each round some clients meet at one of them, which aggregates.
+    """An algorithm without a server: in each round some clients send their models to a neighbour, which aggregates.
 
-    `participation` says how many send (they must be neighbours of the one that aggregates); nobody is late.
+    `participation` says how many clients send. No update is late. `algorithms.shared.decentralized` picks who meets.
     """
 
     heterogeneous: ClassVar[bool] = True
     decentralized: ClassVar[bool] = True
 
     def check(self, fed: Federation) -> None:
+        """Raises UserError where all clients would send, and none would be left to aggregate."""
         if fed.cohort_size >= fed.num_clients:
             raise UserError(
                 f"participation must leave one of the {fed.num_clients} clients to aggregate what the others send, got "
@@ -175,26 +243,24 @@ class DecentralizedAlgorithm(Algorithm[State], Generic[State]):
             )
 
     def operations(self, fed: Federation, local: float) -> float:
-        return local * (1 + 1 / fed.cohort_size)  # the one that aggregates trains too
+        """Floating-point operations of a round. Default: the senders and the aggregator train."""
+        return local * (1 + 1 / fed.cohort_size)
 
     @abstractmethod
     def models(self, state: State) -> Stacks:
-        """What is evaluated: the models of all clients."""
+        """What the run evaluates: the models of all clients."""
 
 
 def own_models(fed: Federation, sets: int) -> list[MemoryItem]:
-    """So many models of each client, of which a round makes the next ones beside them."""
-    return [
-        MemoryItem(
-            2 * sets * fed.client_values, f"the models of all {fed.num_clients} clients", "lower num_clients", False
-        )
-    ]
+    """The memory of `sets` models for each client: a round makes the next ones while it holds the last ones."""
+    values, what = 2 * sets * fed.client_values, f"the models of all {fed.num_clients} clients"
+    return [MemoryItem(values, what, "lower num_clients", on_host=False)]
 
 
-def table(field: str, place: str, values: int) -> list[MemoryItem]:
-    """A table that a field puts on the device, the host or disk."""
-    what, remedy = f"the table of algorithm.{field}", f"set algorithm.{field}=disk"
-    return [] if place == "disk" else [MemoryItem(values, what, remedy, place == "host")]
+def client_rows(place: str, values: int) -> list[MemoryItem]:
+    """The memory of the clients' rows that the field `store_on` puts on the device, the host or disk."""
+    what, remedy = "the clients' rows (algorithm.store_on)", "set algorithm.store_on=disk"
+    return [] if place == "disk" else [MemoryItem(values, what, remedy, on_host=place == "host")]
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

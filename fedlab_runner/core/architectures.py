@@ -1,6 +1,6 @@
-"""Clients whose models have different architectures: client i has number i modulo their number A.
+"""Clients with models of A different architectures: client i has architecture i modulo A.
 
-All models of one architecture are a stack [N_a, D_a], in which client i is row i // A.
+All models of one architecture are a stack [N_a, D_a], in which client i has row i // A.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class ClientGroup(NamedTuple):
 
 
 def by_architecture(families: Sequence[ModelFamily], ids: np.ndarray) -> list[ClientGroup]:
-    """Clients `ids` by architecture, in their order; only architectures that occur."""
+    """Groups the clients `ids` by architecture: architectures that occur, in ascending order; clients as in `ids`."""
     groups = [(a, family, ids[ids % len(families) == a]) for a, family in enumerate(families)]
     return [
         ClientGroup(a, family, of_a, torch.from_numpy(of_a // len(families)).to(family.device))
@@ -34,11 +34,11 @@ def by_architecture(families: Sequence[ModelFamily], ids: np.ndarray) -> list[Cl
 
 
 def shape_of(inputs: Tensor) -> tuple[int, int]:
-    """The channels and the side of stored inputs [n, c, s, s]; features [n, c] are images of size 1."""
+    """(channels, side) of stored inputs [n, c, s, s]; features [n, c] count as images of side 1."""
     return (inputs.shape[1], inputs.shape[2]) if inputs.dim() == 4 else (inputs.shape[1], 1)
 
 
-def family_of(model: Architecture, like: ModelFamily, inputs: Tensor) -> ModelFamily:
-    """The models of another architecture on the same data, of which `inputs` [n, ...] are stored examples."""
+def family_of(architecture: Architecture, like: ModelFamily, inputs: Tensor) -> ModelFamily:
+    """The model family of another architecture on the data of `like`, whose stored examples are `inputs` [n, ...]."""
     channels, image_size = shape_of(inputs)
-    return like.like(lambda: model.build(channels, image_size, like.num_classes))
+    return like.like(lambda: architecture.build(channels, image_size, like.num_classes))

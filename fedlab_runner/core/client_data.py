@@ -1,4 +1,4 @@
-"""Who has which examples, on the device, and the minibatches that a client's key gives it."""
+"""The clients' examples on the device, and the minibatches that each client's key draws."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -14,15 +14,15 @@ from fedlab_runner.core.rng import Purpose, generators
 
 
 class Plan(NamedTuple):
-    """The minibatches of K clients; client k has `(sizes[k] > 0).sum()` steps and the rest is padding."""
+    """The minibatches of K clients: client k has `(sizes[k] > 0).sum()` steps; its later entries are padding."""
 
-    indices: Tensor  # [K, T, b] int64, what `ClientData.minibatch` takes; 0 where padded
+    indices: Tensor  # [K, T, b] int64 for `ClientData.minibatch`; 0 where padded
     sizes: np.ndarray  # [K, T] int64, real examples in each minibatch
     last_epoch: np.ndarray  # [K] int64, the first step of the last epoch
 
 
 class Streams(NamedTuple):
-    """Which random streams decide minibatches and dropout."""
+    """The random streams that decide minibatches and dropout."""
 
     batches: Purpose
     dropout: Purpose
@@ -32,7 +32,7 @@ CLIENT_STREAMS = Streams(Purpose.BATCHES, Purpose.DROPOUT)
 
 
 def split_off(split: Sequence[np.ndarray], share: float, seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Each client's examples without floor(share * n) of them, drawn by its key, and those."""
+    """Splits off floor(share * n) examples of each client, drawn by its key: (what it keeps, what is split off)."""
     kept, taken = [], []
     for part, rng in zip(split, generators(seed, Purpose.VALIDATION, 0, np.arange(len(split))), strict=True):
         order = rng.permutation(len(part))
@@ -43,9 +43,9 @@ def split_off(split: Sequence[np.ndarray], share: float, seed: int) -> tuple[lis
 
 
 class ClientData:
-    """The clients' examples: immutable, resident, stored as they came (uint8 images stay uint8).
+    """The clients' examples: immutable, resident on the device, stored as they came (uint8 images stay uint8).
 
-    `augment` is what happens to them in minibatches (None: nothing); ValueError where that cannot happen to them.
+    `augment` changes examples in minibatches (None: not at all); ValueError where it cannot handle their shape.
     """
 
     def __init__(
@@ -64,20 +64,20 @@ class ClientData:
         self.num_clients = len(split)
         self.augment = augment
         self.num_views = 1 if augment is None else augment.num_views(self.inputs.shape[1:])
-        self.notes: dict[Any, Any] = {}  # what an executor keeps as long as these examples
+        self.notes: dict[Any, Any] = {}  # an executor's own, kept as long as these examples
 
     def members(self, client: int) -> np.ndarray:
         """The example indices of one client [n_i] int64."""
         return self._members[self._offsets[client] : self._offsets[client + 1]]
 
     def examples(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs [.., ...] and targets [..] at indices [..]."""
-        rows = index.reshape(-1)  # index_select copies whole examples, where an index in brackets goes value by value
+        """Inputs [.., ...] and targets [..] of the examples with indices [..]."""
+        rows = index.reshape(-1)  # index_select copies whole examples; an index in brackets copies value by value
         inputs = self.inputs.index_select(0, rows)
         return inputs.view(*index.shape, *inputs.shape[1:]), self.targets.index_select(0, rows).view(index.shape)
 
     def minibatch(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """The same of a plan's indices [..], which number the views of the first example, then of the second, ..."""
+        """Inputs [.., ...] and targets [..] of a plan's indices [..], which count the views of example 0, then of 1."""
         if self.augment is None or self.num_views == 1:
             return self.examples(index)
         inputs, targets = self.examples(index // self.num_views)
@@ -92,17 +92,17 @@ class ClientData:
         return torch.bincount(owners * num_classes + own, minlength=len(ids) * num_classes).view(-1, num_classes)
 
     def offsets(self, loss_function: LossFunction, ids: np.ndarray, num_classes: int) -> Tensor | None:
-        """What a supervision signal makes of the classes of clients `ids` [K, C]; None: it does not ask for them."""
+        """The loss function's offsets for clients `ids` [K, C], by their label counts; None where it has none."""
         return loss_function.offsets(self.label_counts(ids, num_classes)) if loss_function.by_class else None
 
     @property
     def assignment(self) -> tuple[np.ndarray, np.ndarray]:
-        """All examples in client order [n], and whose they are [n]."""
+        """All examples in client order [n], and the client of each [n]."""
         return self._members, np.repeat(np.arange(self.num_clients), self.num_examples)
 
     def steps_per_epoch(self, ids: np.ndarray, local: LocalTraining, drop_single: bool) -> np.ndarray:
-        """Minibatches in one epoch [K]: the last partial one counts, unless it is a single example that batch norm
-        cannot use.
+        """Minibatches in one epoch [K]. The last partial minibatch counts, unless it has one example and `drop_single`
+        is set, as batch norm cannot train on one.
         """
         n, b = self.num_examples[ids], local.batch_size
         rest = n % b
@@ -110,14 +110,14 @@ class ClientData:
         return steps
 
     def num_steps(self, ids: np.ndarray, local: LocalTraining, drop_single: bool) -> np.ndarray:
-        """Local steps of each client [K]."""
+        """Local steps of each client in a round [K]."""
         if local.steps is not None:
             return np.where(self.num_examples[ids] > 0, local.steps, 0)
         assert local.epochs is not None
         return self.steps_per_epoch(ids, local, drop_single) * local.epochs
 
     def examples_seen(self, ids: np.ndarray, local: LocalTraining, drop_single: bool) -> np.ndarray:
-        """How many examples are in all minibatches of each client together [K]."""
+        """How many examples each client sees in a round, repetitions included [K]."""
         n, b = self.num_examples[ids], local.batch_size
         per_epoch = self.steps_per_epoch(ids, local, drop_single)
         epochs, rest = np.divmod(self.num_steps(ids, local, drop_single), np.maximum(per_epoch, 1))
@@ -135,8 +135,8 @@ class ClientData:
         drop_single: bool,
         purpose: Purpose | None = None,
     ) -> Plan:
-        """The minibatches of clients `ids` [K] in a round: reshuffled each epoch and augmented anew, a function of
-        (seed, round, client); `purpose` is for other work on them than local training.
+        """The minibatches of clients `ids` [K] in a round, reshuffled and augmented anew in each epoch: a function of
+        (seed, round, client, `purpose`). `purpose` None is local training.
         """
         per_epoch = self.steps_per_epoch(ids, local, drop_single)
         steps = self.num_steps(ids, local, drop_single)
@@ -159,9 +159,7 @@ class ClientData:
                 padded = np.zeros((epochs, of_epoch * b), dtype=np.int64)
                 padded[:, :taken] = shuffled[:, :taken]
                 rows[:count] = padded.reshape(-1, b)[:count]
-        if (
-            self.augment is not None and self.num_views > 1
-        ):  # each use of the examples has a part of the client's stream
+        if self.augment is not None and self.num_views > 1:  # each purpose has its own part of the client's stream
             drawn = generators(seed, Purpose.AUGMENT, round, ids, step=purpose)
             for rows, rng, count in zip(indices, drawn, steps.tolist(), strict=True):
                 self._draw_views(self.augment, rows[:count], rng)
@@ -171,7 +169,7 @@ class ClientData:
         return Plan(torch.from_numpy(indices).to(self.inputs.device), sizes, steps - np.minimum(per_epoch, steps))
 
     def _draw_views(self, augment: Augment, rows: np.ndarray, rng: np.random.Generator) -> None:
-        """Makes of a client's examples [t, b] views of them, in place; a step's do not depend on the steps after it."""
+        """Replaces a client's examples [t, b] by their views, in place. No step's views depend on later steps."""
         views = augment.views(rng.random((rows.size, augment.numbers)), self.inputs.shape[1:])
         rows *= self.num_views
         rows += views.reshape(rows.shape)

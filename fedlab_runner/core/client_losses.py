@@ -9,18 +9,19 @@ from torch.func import vmap
 from fedlab_runner.core.client_data import ClientData
 from fedlab_runner.core.model_family import ModelFamily
 
-CLIENTS, EXAMPLES = 10, 100  # evaluated in one call, for the sake of memory: clients, examples of each
+# One call evaluates so many clients on so many examples of each: a bound on memory.
+CLIENTS_PER_CALL, EXAMPLES_PER_CALL = 10, 100
 
 
 @torch.no_grad()
 def client_losses(family: ModelFamily, client_data: ClientData, ids: np.ndarray, models: Tensor) -> Tensor:
-    """The mean cross entropy of each client's model (models [K, D]) over all its examples, in evaluation mode: [K]
-    float64, zero for a client without examples.
+    """Each client's mean cross entropy [K] float64: its model (of `models` [K, D]) on all its examples, in evaluation
+    mode. Zero for a client without examples.
     """
     sizes = client_data.num_examples[ids]
     losses = torch.zeros(len(ids), dtype=torch.float64, device=family.device)
     order = np.argsort(-sizes, kind="stable")  # clients of like size together: little padding
-    for chunk in np.split(order, range(CLIENTS, len(order), CLIENTS)):
+    for chunk in np.split(order, range(CLIENTS_PER_CALL, len(order), CLIENTS_PER_CALL)):
         rows = torch.from_numpy(chunk).to(family.device)
         losses[rows] = _chunk_losses(family, client_data, ids[chunk], models[rows])
     return losses
@@ -34,9 +35,9 @@ def _chunk_losses(family: ModelFamily, client_data: ClientData, ids: np.ndarray,
         return F.cross_entropy(family.evaluate(params, buffers, inputs), targets, reduction="none")
 
     total = torch.zeros(len(ids), dtype=torch.float64, device=family.device)
-    for begin in range(0, int(sizes.max(initial=0)), EXAMPLES):
-        present = int((sizes > begin).sum())  # the first ones: sizes fall
-        width = min(EXAMPLES, int(sizes[0]) - begin)
+    for begin in range(0, int(sizes.max(initial=0)), EXAMPLES_PER_CALL):
+        present = int((sizes > begin).sum())  # the first clients: sizes fall
+        width = min(EXAMPLES_PER_CALL, int(sizes[0]) - begin)
         index, mask = np.zeros((present, width), np.int64), np.zeros((present, width))
         for k in range(present):
             part = client_data.members(int(ids[k]))[begin : begin + width]

@@ -1,4 +1,4 @@
-"""Who starts at each round and when their updates arrive; nothing here depends on what clients learn."""
+"""Which clients start in each round, and when their updates arrive. Nothing here depends on what clients learn."""
 
 from collections.abc import Iterator
 from copy import copy
@@ -13,33 +13,33 @@ from fedlab_runner.participation.base import Participation
 
 
 class Starts(NamedTuple):
-    """The clients that train from this round's server model."""
+    """The clients that train from this round's server model, and when they report."""
 
     ids: np.ndarray  # [K], in the order of sampling
     due: np.ndarray  # [K], the rounds in which their updates arrive
-    asked: int  # clients that received the model, those included whose update will not be used
+    asked: int  # clients that received the model, with those whose update will not be used
 
 
 class RoundClock:
-    """Time in rounds (Feddle, section 3): each round samples idle clients; one with delay d reports d rounds later
-    and is busy until then.
+    """Time in rounds (Feddle, section 3): each round samples idle clients; a client with delay d reports d rounds
+    later.
 
-    A client is sampled again only in a round after its update has arrived. A delay beyond the last round never
-    arrives.
+    Until then the client is busy: it is sampled again in a later round than the one in which its update arrives. An
+    update that is due after the last round never arrives.
     """
 
     def __init__(self, num_examples: np.ndarray, participation: Participation, delay: Delay, seed: int) -> None:
         num_clients = len(num_examples)
         participation.check(num_clients)
         self._participation, self._delay, self._seed = participation, delay, seed
-        # [N], the round in which each client's last update arrives; a client without examples is never sampled
+        # [N], the round in which each client's last update arrives: never for a client without examples
         self._due = np.where(num_examples > 0, -1, np.iinfo(np.int64).max)
         self._delays = (
             delay.sample(generator(seed, Purpose.DELAY), np.arange(num_clients)) if delay.draw == "client" else None
         )
 
     def start(self, round: int) -> Starts:
-        """Samples this round's clients and fixes when they report; they are busy until then."""
+        """Samples this round's clients and fixes when they report."""
         num_clients = len(self._due)
         idle = np.flatnonzero(self._due < round)
         asked = self._participation.sample(generator(self._seed, Purpose.COHORT, round), idle, num_clients)
@@ -52,28 +52,28 @@ class RoundClock:
         return Starts(ids, round + delays, len(asked))
 
     def ahead(self, round: int, rounds: int) -> Iterator[Starts]:
-        """What `start` will give in the rounds from this one on."""
+        """What `start` will return in each of `rounds` rounds from `round` on. The clock itself does not move."""
         twin = copy(self)
         twin._due = self._due.copy()
         return (twin.start(each) for each in range(round, round + rounds))
 
     def sample(self, round: int, clients: np.ndarray) -> np.ndarray:
-        """Those of `clients` that take part in a round in which nobody is late."""
+        """The clients of `clients` that take part in a round in which no client is late."""
         rng = generator(self._seed, Purpose.COHORT, round)
         ids = self._participation.sample(rng, clients, len(self._due))
         return self._participation.reporting(ids, np.zeros(len(ids), np.int64))[0]
 
     @property
     def cohort_size(self) -> int:
-        """How many clients are to report from each round when enough are idle."""
+        """How many clients report from each round, where enough are idle."""
         return self._participation.cohort(len(self._due))
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a resumed run needs."""
+        """Everything that a resumed run needs."""
         return {"due": torch.from_numpy(self._due.copy())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues from a saved state; ValueError where it is that of other clients."""
+        """Continues from a saved state; ValueError where it has another number of clients."""
         due = state["due"].cpu().numpy()
         if due.shape != self._due.shape or due.dtype != self._due.dtype:
             raise ValueError(f"due has {due.shape} {due.dtype}, not {self._due.shape} {self._due.dtype}")

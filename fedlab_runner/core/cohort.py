@@ -16,19 +16,19 @@ from fedlab_runner.core.work import Correct, Loss, PerStep, Perturb, Work
 
 
 class ClientStreams(NamedTuple):
-    """Random streams for an algorithm's use: one for each client at each of its local steps."""
+    """Random streams for an algorithm: a stream for each client at each of its local steps."""
 
     seed: int
     round: int
     ids: np.ndarray  # [K]
 
     def __call__(self, rows: np.ndarray, step: int) -> Iterator[np.random.Generator]:
-        """The streams of some rows of the cohort [k], in turn, at one of their local steps."""
+        """The streams of some rows of the cohort [k], in turn, at one local step."""
         return generators(self.seed, Purpose.ALGORITHM, self.round, self.ids[rows], step)
 
 
 class Cohort:
-    """The clients that start now, programmed as if they were one client; all train models of one family."""
+    """The K clients that start now, programmed as if they were one client. All train models of one family."""
 
     def __init__(
         self,
@@ -47,16 +47,16 @@ class Cohort:
         self.num_examples = torch.from_numpy(client_data.num_examples[ids]).to(device)  # [K]
         self.num_steps = torch.from_numpy(self._num_steps).to(device)  # [K]
         self.round, self.local, self.lr = round, local, lr
-        # After training: each client's mean minibatch loss over its last local epoch [K].
+        # After `train`: each client's mean minibatch loss over its last local epoch [K].
         self.last_loss: Tensor | None = None
-        # After training, if clients report it (`Federation.report_losses`): [K] float64.
+        # After `train` where clients report it (`Federation.report_losses`): the trained model's loss [K] float64.
         self.final_loss: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.client_ids)
 
     def row_store(self, place: str, length: int) -> RowStore:
-        """As `Federation.row_store`."""
+        """The store of an algorithm's rows [length], as in `Federation.row_store`."""
         return self._trainer.client_state.rows(place, length, self.family.dtype)
 
     @property
@@ -71,11 +71,11 @@ class Cohort:
 
     @property
     def streams(self) -> ClientStreams:
-        """Random streams for the algorithm's use."""
+        """The algorithm's random streams in this round."""
         return ClientStreams(self._trainer.seed, self.round, self.client_ids)
 
     def select(self, rows: np.ndarray) -> "Cohort":
-        """Some of the clients, by indices [k]."""
+        """The cohort of some of the clients, by their rows [k]."""
         return self._with(self.local, rows)
 
     def _with(self, local: LocalTraining, rows: np.ndarray | slice = slice(None)) -> "Cohort":
@@ -83,13 +83,14 @@ class Cohort:
         return Cohort(self._trainer, self.family, local, ids, due, self.round, self.lr)
 
     def gradients(self, x: Tensor) -> Tensor:
-        """The gradient at x [D] of each client's mean loss over its examples [K, P]: one pass over them, without weight
-        decay or clipping.
+        """Each client's gradient at x [D] of its mean loss over its examples [K, P], without weight decay or clipping.
+
+        One pass over the examples, which counts as local training in cost/client_gflops.
         """
         p, client_data = self.family.num_params, self._trainer.client_data
 
         def loss(model: FunctionalModel, batch: Batch, share: Tensor) -> Tensor:
-            """A minibatch's part of the mean, at x wherever the parameters are."""
+            """A minibatch's part of the mean loss, at x instead of the current parameters."""
             model.params = x[:p] + (model.params - model.params.detach())
             return self.family.loss(model, batch) * batch.mask.sum() * share
 
@@ -113,12 +114,15 @@ class Cohort:
     ) -> Tensor:
         """The clients' models after local training [K, D], from `start` [D] or [K, D].
 
-        `loss(model, batch, *own)` replaces the task's loss; each step's gradient [P] is taken where
-        `perturb(gradient, *own)` moves the parameters, on the same minibatch, and changed by
-        `correct(gradient, *own)`. All are written for one client: what they close over is shared, what is passed in
-        `per_client` (tensors [K, ...]) is split by client, and `per_step(rows, step)` adds to it what some rows of the
-        cohort [k] have at one local step (tensors [k, ...]). Unless it is `counted`, the loss is no part of train/loss:
-        for a second training of the round, on another objective.
+        - `loss(model, batch, *own)` replaces the model family's loss.
+        - `perturb(gradient, *own)` [P] moves the parameters for a second gradient on the same minibatch, which counts.
+        - `correct(gradient, *own)` [P] changes the gradient that the optimiser follows.
+        - `per_client`: tensors [K, ...]; each client's row is passed to the three functions as `own`.
+        - `per_step(rows, step)`: tensors [k, ...] for some rows of the cohort at one local step, appended to `own`.
+        - `counted=False` keeps the loss out of train/loss, for a second training on another objective in one round.
+
+        The functions are written for one client; a tensor that they close over is the same for all clients. Raises
+        UserError where the memory cannot hold the cohort, Diverged where `nonfinite=stop` ends the run.
         """
         work = Work(
             family=self.family,

@@ -25,7 +25,7 @@ from fedlab_runner.models.base import Architecture
 
 
 class Federation:
-    """The simulated system that algorithms act on; all that a round changes in it is in its `state_dict`."""
+    """The simulated system that algorithms act on. Everything that a round changes in it is in its `state_dict`."""
 
     def __init__(
         self,
@@ -45,15 +45,17 @@ class Federation:
         validation: ClientData | None = None,
         nonfinite: str = "stop",
     ) -> None:
-        """Client i has number i mod A of the A families of models in `family`; `topology` [N, N] says who can
-        reach whom (None: all); `validation` are the examples that clients do not train on;
-        `nonfinite` is a policy of `Guard`.
+        """Client i trains family i mod A of the A model families in `family`.
+
+        `topology` [N, N] bool says which clients reach each other (None: all do), `blocks` [N, d0] bool which feature
+        blocks each client holds (None: all). `validation` has the clients' examples that they do not train on,
+        `probe_data` examples for diagnostics alone. `nonfinite` is a policy of `Guard`. Clients' rows that an algorithm
+        puts on disk lie in `folder`.
         """
         self.families = (family,) if isinstance(family, ModelFamily) else tuple(family)
         self.family, self.validation = self.families[0], validation
         self.server_data, self.auxiliary_data = server_data, auxiliary_data
-        self.probe_data = probe_data  # examples for diagnostics: nothing is learned from them
-        self.blocks = blocks  # [N, d0] bool, which feature blocks each client holds; None: everything
+        self.probe_data, self.blocks, self.topology = probe_data, blocks, topology
         self.metrics = RoundMetrics()
         self.trainer = LocalTrainer(
             client_data, executor, Guard(nonfinite), self.metrics, ClientStateStore(folder, self.family.device), seed
@@ -61,7 +63,6 @@ class Federation:
         self.local, self.seed = local, seed
         self.num_clients = client_data.num_clients
         self._clock = clock
-        self.topology = topology  # [N, N] bool; None: everyone reaches everyone
         self.round, self.lr = 0, local.lr
         self._in_flight: dict[int, list[PendingUpdate]] = {}  # by the round of arrival
         self._known_families: list[tuple[Architecture, ModelFamily]] = []
@@ -75,30 +76,34 @@ class Federation:
         self.trainer.begin(round)
 
     def report_losses(self) -> None:
-        """In the rest of this round clients also send the loss of their trained model on all their examples, one value
-        each; those of the arrivals are in `arrived_losses`.
+        """Makes clients send, in the rest of this round, the loss of their trained model on all their examples.
+
+        The losses of the updates that arrive are in `arrived_losses`.
         """
         self.trainer.losses_reported = True
 
     def start_cohort(self, broadcast: Sequence[Tensor]) -> Cohort:
-        """The clients that receive `broadcast` and train now."""
+        """Samples the clients that receive `broadcast` and train now; their updates may be late."""
         starts = self._clock.start(self.round)
         self.metrics.count_payload(download=starts.asked * sum(t.numel() for t in broadcast))
         return self._cohort(starts.ids, starts.due, self.family, self.local)
 
     def cohort(self, ids: np.ndarray, family: ModelFamily | None = None, local: LocalTraining | None = None) -> Cohort:
-        """Clients that train now and answer at once; without a `family`, with models of the one architecture."""
+        """The cohort of clients `ids`, whose updates are not late. `family` None: all clients have one architecture."""
         return self._cohort(ids, np.full(len(ids), self.round), family or self.family, local or self.local)
 
     def by_architecture(self, ids: np.ndarray) -> list[ClientGroup]:
-        """Clients `ids` by the architecture of their models, in their order; only architectures that occur."""
+        """Groups the clients `ids` by architecture; clients as in `ids`, only architectures that occur."""
         return by_architecture(self.families, ids)
 
-    def family_of(self, model: Architecture) -> ModelFamily:
-        """The Task of another architecture on the clients' data; the same object whenever it is asked for."""
-        if not any(model == known for known, _ in self._known_families):
-            self._known_families.append((model, family_of(model, self.family, self.client_data.inputs)))
-        return next(family for known, family in self._known_families if model == known)
+    def family_of(self, architecture: Architecture) -> ModelFamily:
+        """The model family of another architecture on the clients' data: the same object at each call."""
+        for known, family in self._known_families:
+            if architecture == known:
+                return family
+        family = family_of(architecture, self.family, self.client_data.inputs)
+        self._known_families.append((architecture, family))
+        return family
 
     def neighbours(self, client: int) -> np.ndarray:
         """The other clients that `client` can reach and that have examples, in ascending order."""
@@ -106,14 +111,14 @@ class Federation:
         return np.flatnonzero(reached & (self.client_data.num_examples > 0))
 
     def sample_clients(self, clients: np.ndarray) -> np.ndarray:
-        """Those of `clients` that take part in this round, as `participation` says."""
+        """The clients of `clients` that take part in this round, as `participation` says."""
         return self._clock.sample(self.round, clients)
 
     def collect_updates(self, cohort: Cohort, upload: Upload, known: Collection[str] = ()) -> Updates[Upload]:
         """Sends the cohort's updates (tensors [K, ...]) on their way and receives those due in this round.
 
-        Fields of the upload that are `known` to the server already, such as the model that a client had received, are
-        not sent.
+        Fields of the upload that the server has in `known` already are not counted as sent. A client whose row is not
+        finite is treated as `nonfinite` says; Diverged where the policy is stop.
         """
         answered = self.guard.answered(cohort.client_ids, upload)
         self._send_late(cohort, upload, answered)
@@ -146,25 +151,25 @@ class Federation:
             client = int(cohort.client_ids[k])
             row = tuple(rows[k].clone() for rows in upload)  # a view would keep the whole cohort in memory
             loss = None if cohort.final_loss is None else float(cohort.final_loss[k])
-            flight = PendingUpdate(client, self.round, int(self.client_data.num_examples[client]), row, loss)
-            self._in_flight.setdefault(int(cohort.due[k]), []).append(flight)
+            update = PendingUpdate(client, self.round, int(self.client_data.num_examples[client]), row, loss)
+            self._in_flight.setdefault(int(cohort.due[k]), []).append(update)
 
     def _cohort(self, ids: np.ndarray, due: np.ndarray, family: ModelFamily, local: LocalTraining) -> Cohort:
         return Cohort(self.trainer, family, local, ids, due, self.round, self.lr)
 
     @property
     def client_data(self) -> ClientData:
-        """Who has which examples."""
+        """The clients' examples."""
         return self.trainer.client_data
 
     @property
     def executor(self) -> Executor:
-        """How cohorts are trained."""
+        """The executor that trains the cohorts."""
         return self.trainer.executor
 
     @property
     def guard(self) -> Guard:
-        """What watches the updates for values that are not finite."""
+        """The guard that looks for updates that are not finite."""
         return self.trainer.guard
 
     @property
@@ -174,48 +179,48 @@ class Federation:
 
     @property
     def cohort_size(self) -> int:
-        """How many clients are to report from each round when enough are idle."""
+        """How many clients report from each round, where enough are idle."""
         return self._clock.cohort_size
 
     @property
     def client_values(self) -> int:
-        """How many values one model of each client has."""
+        """How many values all clients' models have together."""
         return sum(self.families[i % len(self.families)].size for i in range(self.num_clients))
 
     def ahead(self, rounds: int) -> Iterator[Starts]:
-        """Who will start in each of so many rounds, from the current one on."""
+        """The clients that will start in each of `rounds` rounds, from the current round on."""
         return self._clock.ahead(self.round, rounds)
 
     def row_store(self, place: str, length: int) -> RowStore:
-        """Where an algorithm keeps rows [length] of the models' type for a State: device, host or disk."""
+        """The store of an algorithm's rows [length], of the models' type, at `place`: device, host or disk."""
         return self.client_state.rows(place, length, self.family.dtype)
 
     def collect(self) -> dict[str, float]:
-        """This round's metrics."""
+        """The metrics of this round."""
         return self.metrics.values | self.guard.metrics()
 
     def state_dict(self) -> dict[str, Any]:
-        """All that changes in a round, by reference: the tensors in it are never written to."""
+        """Everything that a round changes, by reference: no tensor in it is ever written to."""
         return {
             "clock": self._clock.state_dict(),
-            "in_flight": {due: list(flights) for due, flights in self._in_flight.items()},
+            "in_flight": {due: list(pending) for due, pending in self._in_flight.items()},
             "client_state": self.client_state.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues from a saved state."""
+        """Continues from a saved state. ValueError where it is not a state of this federation."""
         self._clock.load_state_dict(state["clock"])
         self._in_flight = {
             due: [
                 PendingUpdate(client, dispatched, n, tuple(upload), loss)
-                for client, dispatched, n, upload, loss in flights
+                for client, dispatched, n, upload, loss in pending
             ]
-            for due, flights in state["in_flight"].items()
+            for due, pending in state["in_flight"].items()
         }
-        for flight in (flight for flights in self._in_flight.values() for flight in flights):
-            known = isinstance(flight.client, int) and 0 <= flight.client < self.num_clients
-            if not known or not all(isinstance(each, Tensor) for each in flight.upload):
-                raise ValueError("what is in flight is no client's update")
+        for update in (update for pending in self._in_flight.values() for update in pending):
+            known = isinstance(update.client, int) and 0 <= update.client < self.num_clients
+            if not known or not all(isinstance(tensor, Tensor) for tensor in update.upload):
+                raise ValueError("an update in flight has no client's number or no tensors")
         self.client_state.load_state_dict(state["client_state"])
 
     def _behind(self, earlier: list[int], later: Tensor) -> Tensor:

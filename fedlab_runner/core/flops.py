@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 
 def flop_counter() -> FlopCounterMode:
-    """Counts products of matrices, convolutions and attention, a multiplication and an addition as two."""
+    """A context that counts matrix products, convolutions and attention: a multiplication and an addition are two."""
     return FlopCounterMode(display=False, custom_mapping={torch.ops.aten.convolution_backward: _convolution_backward})
 
 
@@ -24,7 +24,7 @@ def _convolution_backward(
     *rest: Any,
     **_: Any,
 ) -> int:
-    """PyTorch's own formula counts the gradient of a grouped convolution's weights once for every group."""
+    """The count for a grouped convolution; PyTorch's own formula counts its weights' gradient once for each group."""
     _output_padding, _groups, wanted, *_outputs = rest
     positions = int(grad[0]) * int(prod((x if transposed else grad)[2:]))
     return 2 * positions * int(prod(weight)) * (bool(wanted[0]) + bool(wanted[1]))

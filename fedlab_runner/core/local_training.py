@@ -1,17 +1,18 @@
-"""What a client does with the model it receives: how long it trains and with which optimiser."""
+"""Local training: how long a client trains the model that it receives, and with which optimiser."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from fedlab_runner.core.optimizer import SGD, Adam, Optimizer
+from fedlab_runner.utils.validate import above, at_least, finite_above, finite_at_least, one_of, within
 
+# Keys of conf/local that one kind of optimiser reads.
 SGD_KEYS, ADAM_KEYS = ("momentum", "nesterov"), ("betas", "eps")
 
 
 class Choice(NamedTuple):
-    """An optimiser by name: the keys that it alone reads, which are null for the others, and what makes it."""
+    """An optimiser that can be chosen: the keys that it needs, which are null for the others, and its constructor."""
 
     keys: tuple[str, ...]
     make: "Callable[[LocalTraining], Optimizer]"
@@ -26,8 +27,10 @@ OPTIMIZERS = {
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """Local training, fresh at each round: exactly one of `epochs` and `steps` is set; `lr` is before the schedule's
-    factor. `clip_norm` bounds each gradient, `update_norm` what a client's work changes its parameters by.
+    """Local training, with a fresh optimiser in each round.
+
+    Exactly one of `epochs` and `steps` is set. The schedule multiplies `lr`. `clip_norm` bounds the norm of each
+    gradient, `update_norm` that of the change that a round makes to a client's parameters.
     """
 
     optimizer: str
@@ -44,36 +47,24 @@ class LocalTraining:
     update_norm: float | None
 
     def __post_init__(self) -> None:
-        if self.optimizer not in OPTIMIZERS:
-            raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {self.optimizer}")
+        one_of(OPTIMIZERS, optimizer=self.optimizer)
         self._check_keys()
-        if not 0 < self.lr < math.inf:
-            raise ValueError(f"lr must be finite and > 0, got {self.lr}")
+        finite_above(0, lr=self.lr)
         if (self.epochs is None) == (self.steps is None):
             raise ValueError(
                 f"epochs and steps: set exactly one of them and the other to null, got {self.epochs} and {self.steps}"
             )
-        for name in ("epochs", "steps", "batch_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be >= 1, got {value}")
-        if self.momentum is not None and not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
+        at_least(1, epochs=self.epochs, steps=self.steps, batch_size=self.batch_size)
+        within("[0, 1)", momentum=self.momentum)
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov needs momentum > 0, got momentum 0")
         if self.betas is not None and (len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas)):
             raise ValueError(f"betas must be two numbers in [0, 1), got {self.betas}")
-        for name in ("eps", "weight_decay"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < math.inf:
-                raise ValueError(f"{name} must be finite and >= 0, got {value}")
-        for name in ("clip_norm", "update_norm"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} must be > 0 or null, got {value}")
+        finite_at_least(0, eps=self.eps, weight_decay=self.weight_decay)
+        above(0, clip_norm=self.clip_norm, update_norm=self.update_norm)
 
     def _check_keys(self) -> None:
-        """Each optimiser has its own keys, and none of another's."""
+        """Raises ValueError where a key of the optimiser is null, or a key of another optimiser is not."""
         own = OPTIMIZERS[self.optimizer].keys
         lacking = [key for key in own if getattr(self, key) is None]
         idle = [key for key in (*SGD_KEYS, *ADAM_KEYS) if key not in own and getattr(self, key) is not None]
@@ -89,23 +80,23 @@ class LocalTraining:
             )
 
     def for_steps(self, steps: int) -> "LocalTraining":
-        """The same for so many steps."""
+        """This local training for `steps` steps."""
         return replace(self, epochs=None, steps=steps)
 
     def one_plain_epoch(self) -> "LocalTraining":
-        """The same minibatches for one epoch of plain SGD, without decay, momentum or bounds."""
+        """One epoch of plain SGD in the same minibatches, without decay, momentum or bounds."""
         plain = replace(self, optimizer="sgd", momentum=0.0, nesterov=False, betas=None, eps=None, weight_decay=0.0)
         return replace(plain, epochs=1, steps=None, clip_norm=None, update_norm=None)
 
     def at_most(self, examples: int) -> "LocalTraining":
-        """The same with minibatches of no more than so many examples: all that anybody has is one minibatch anyway."""
-        return replace(self, batch_size=min(self.batch_size, max(2, examples)))  # batch norm has another rule for 1
+        """This local training with minibatches of at most `examples`, the most that a client has: results stay."""
+        return replace(self, batch_size=min(self.batch_size, max(2, examples)))  # batch norm treats size 1 differently
 
     def make_optimizer(self) -> Optimizer:
-        """The optimiser of one round's local work."""
+        """The optimiser of one round's local training."""
         return OPTIMIZERS[self.optimizer].make(self)
 
 
 def _adam(c: LocalTraining) -> tuple[float, float, float]:
-    assert c.betas is not None and c.eps is not None  # as checked
+    assert c.betas is not None and c.eps is not None  # checked in __post_init__
     return c.betas[0], c.betas[1], c.eps

@@ -1,7 +1,7 @@
-"""What a model learns from labels: cross entropy, and two forms of it that spare the classes that a client has not.
+"""Loss functions: cross entropy, and two forms of it that spare the classes that a client lacks.
 
-All three are -z_y + log sum_c exp(z_c + a_c) for logits z and label y; they differ in a [C], which a client derives
-from the numbers of its training examples by class.
+Each is -z_y + log sum_c exp(z_c + a_c) for logits z and label y. They differ in the offsets a [C], which depend on the
+client's number of training examples of each class.
 """
 
 from dataclasses import dataclass
@@ -11,16 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-ABSENT = -1e9  # exp of it is 0 in every precision, and so is the gradient of the logit that it is added to
+ABSENT = -1e9  # offset of a class that the client lacks: its exp is 0 in every precision, and so is the gradient
 
 
 class LossFunction(Protocol):
-    """A supervision signal; `by_class`: it asks for a client's classes."""
+    """A loss function; `by_class` says whether it depends on the client's label counts."""
 
     by_class: ClassVar[bool]
 
     def offsets(self, counts: Tensor) -> Tensor | None:
-        """What is added to the logits in the log-sum-exp [.., C], from examples by class [.., C]; None: nothing."""
+        """The offsets a [.., C] from the label counts of clients [.., C]; None: no offsets."""
         ...
 
 
@@ -36,7 +36,7 @@ class CE:
 
 @dataclass(frozen=True)
 class ACE:
-    """Asymmetric cross entropy (Caccia et al., ICLR 2022): the softmax is over the classes that the client has."""
+    """Asymmetric cross entropy (Caccia et al., ICLR 2022): a softmax over the classes that the client has."""
 
     by_class: ClassVar[bool] = True
 
@@ -48,7 +48,7 @@ class ACE:
 class WSM:
     """Re-weighted softmax (Legate et al., 2023; DFML, Eq 2): each class counts by its share of the client's examples.
 
-    The gradient is that of the authors' form, which adds log beta_y to the label's logit too; the values differ by it.
+    The authors' form adds log beta_y to the label's logit too: its value differs by that, its gradient does not.
     """
 
     by_class: ClassVar[bool] = True

@@ -1,22 +1,22 @@
-"""What a cohort's models need of memory, before they are trained."""
+"""Refuses a cohort whose models cannot fit into memory, before it is trained."""
 
 from fedlab_runner.core.work import Work
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.system import memory_bytes
 
-COPIES = 2  # of a cohort's models: what clients send (y - x) is made beside what they trained (y)
-WORTH_ASKING = 2**28  # bytes; the system is not asked about less
+MODEL_COPIES = 2  # of the cohort's models: the trained ones (y), and what clients send (y - x)
+MIN_CHECKED_BYTES = 2**28  # smaller cohorts are not checked
 
 
 def check_cohort_memory(work: Work) -> None:
-    """UserError where the models of a cohort cannot fit into what is free, with the numbers and the way out."""
+    """Raises UserError where the models of a cohort need more memory than is free; the line says what would fit."""
     model = work.family.size * work.family.dtype.itemsize
-    needed = COPIES * len(work.ids) * model
-    if needed < WORTH_ASKING or work.family.device.type != "cpu":
+    needed = MODEL_COPIES * len(work.ids) * model
+    if needed < MIN_CHECKED_BYTES or work.family.device.type != "cpu":
         return
     free = memory_bytes()
     if free is not None and needed > free:
-        fitting = free // (COPIES * model)
+        fitting = free // (MODEL_COPIES * model)
         raise UserError(
             f"a round needs {needed / 1e9:.1f} GB for the models of {len(work.ids)} clients ({work.family.size:,} "
             f"values each), and {free / 1e9:.1f} GB are free: lower participation.cohort_size to {fitting} or less, or "

@@ -1,5 +1,5 @@
-"""Beginnings of keys that metrics of several places have in common."""
+"""Prefixes of metric keys that several modules use."""
 
-COUNT_PREFIX = "late/staleness_count/"  # a metric key of a round: how many updates arrived with that staleness
-TRUE_COSINE_PREFIX = "analysis/true_cosine/"  # cosine of this round's true update to that of the round which follows
-FILE_ONLY = (COUNT_PREFIX, TRUE_COSINE_PREFIX)  # a chart each would be too many: pictures say it better
+COUNT_PREFIX = "late/staleness_count/"  # + staleness: how many updates arrived with that staleness in a round
+TRUE_COSINE_PREFIX = "analysis/true_cosine/"  # + a later round: cosine between the true updates of the two rounds
+FILE_ONLY = (COUNT_PREFIX, TRUE_COSINE_PREFIX)  # not sent to W&B: there would be too many charts

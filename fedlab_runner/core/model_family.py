@@ -1,4 +1,4 @@
-"""A model family and its loss, on flat vectors.
+"""Model families: an architecture and its loss, as functions of flat vectors.
 
 Shape letters of the whole package: N clients, K clients in a cohort, A arrivals, D = P + B values of one model (P
 trainable parameters, then B float buffers), T local steps, b examples in a minibatch, C classes.
@@ -20,8 +20,8 @@ from fedlab_runner.core.rng import Purpose, torch_seed
 
 
 class Batch(NamedTuple):
-    """A minibatch, normalised; `mask` is 1 for a real example and 0 for padding, and `offsets` is what the supervision
-    signal makes of its owner's classes (None: cross entropy).
+    """A normalised minibatch. `mask` is 1 for a real example and 0 for padding; `offsets` are the loss function's for
+    the client that has the examples (None: cross entropy).
     """
 
     inputs: Tensor  # [b, ...]
@@ -35,7 +35,7 @@ class Batch(NamedTuple):
 
 
 class Normalize(NamedTuple):
-    """Turns what is stored (uint8 pixels or float features) into what a model reads."""
+    """Turns stored inputs (uint8 pixels or float features) into the inputs of a model."""
 
     shift: Tensor | None  # [channels, 1, 1], in units of the stored values
     scale: Tensor | None
@@ -44,29 +44,30 @@ class Normalize(NamedTuple):
     def of(
         mean: Sequence[float] | None, std: Sequence[float] | None, dtype: torch.dtype, device: torch.device
     ) -> "Normalize":
+        """From mean and standard deviation of each channel, in units of [0, 1]; None: nothing is shifted or scaled."""
         if mean is None or std is None:
             return Normalize(None, None)
         shift, scale = (torch.tensor(v, dtype=dtype, device=device).view(-1, 1, 1) * 255 for v in (mean, std))
         return Normalize(shift, 1 / scale)
 
     def __call__(self, inputs: Tensor, dtype: torch.dtype) -> Tensor:
-        images = inputs.dim() == 4  # their channels lie side by side: convolutions and pooling gain up to 30 % on a CPU
+        images = inputs.dim() == 4  # channels last: convolutions and pooling gain up to 30 % on a CPU
         inputs = inputs.to(dtype, memory_format=torch.channels_last if images else torch.preserve_format)
-        if images:  # with one channel, strides alone say which layout is to come out of a convolution
+        if images:  # with one channel, only strides tell a convolution which layout to produce
             n, c, h, w = inputs.shape
             inputs = inputs.as_strided((n, c, h, w), (c * h * w, 1, c * w, c))
         return inputs if self.shift is None or self.scale is None else inputs.sub_(self.shift).mul_(self.scale)
 
 
 class Flops(NamedTuple):
-    """Floating-point operations for one example, a multiplication and an addition counted as two."""
+    """Floating-point operations for one example: a multiplication and an addition are two."""
 
     forward: int
     step: int  # forward and backward
 
 
 class Classifier(NamedTuple):
-    """The last layer of a model."""
+    """The linear layer of a model that gives the logits."""
 
     name: str
     num_features: int
@@ -74,10 +75,9 @@ class Classifier(NamedTuple):
 
 
 class FunctionalModel:
-    """One model while it is being applied: a vector seen as a module.
+    """One model of a family as a function of its inputs: what a loss function is given.
 
-    `params` [P] is what a loss may regularise; `buffers` [B] holds, after a forward pass in training mode, the
-    updated statistics.
+    A loss may regularise `params` [P]. After a call in training mode `buffers` [B] has the updated statistics.
     """
 
     def __init__(self, family: "ModelFamily", params: Tensor, buffers: Tensor) -> None:
@@ -85,13 +85,13 @@ class FunctionalModel:
         self.family = family
 
     def __call__(self, inputs: Tensor, instead: dict[str, Tensor] | None = None) -> Tensor:
-        """Logits [b, C]; `instead` replaces parameters by name."""
+        """Logits [b, C] of normalised inputs [b, ...]; `instead` replaces parameters by name."""
         family = self.family
         values = family.views(self.params) | (instead or {})
         if not family.num_buffers:
             return family.forward(values, inputs)
-        # Batch norm writes into its statistics. Each needs memory of its own: under vmap a write into a strided view
-        # is lost without a word.
+        # Batch norm writes into its statistics. Each needs memory of its own: vmap silently loses a write into a
+        # strided view.
         buffers = {
             k: b.clone(memory_format=torch.contiguous_format) for k, b in family.buffer_views(self.buffers).items()
         }
@@ -101,10 +101,11 @@ class FunctionalModel:
 
 
 class ModelFamily:
-    """A model family, its loss and its precision; every model of it is one vector of length `size` = P + B.
+    """An architecture on given data, with its loss and precision. A model of the family is a vector of D = P + B
+    values.
 
-    Parameters that do not require a gradient stay in the template: they are shared by all models and belong to no
-    vector.
+    `module` is the template that applies every model. Parameters without a gradient stay in it: all models share them,
+    and no vector holds them.
     """
 
     def __init__(
@@ -134,9 +135,9 @@ class ModelFamily:
         self._variances = torch.cat([*variances, torch.empty(0, dtype=torch.bool)]).to(device)  # [B]
         self._norms = [m for m in self.module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         self.has_batch_norm = bool(self._norms)
-        self._mode: tuple[bool, bool] | None = None  # of the module
+        self._mode: tuple[bool, bool] | None = None  # the last arguments of `mode`
         self._flops: dict[torch.Size, Flops] = {}
-        self.compiled: dict[Any, Callable[..., Tensor]] = {}  # what an executor has had compiled for this task
+        self.compiled: dict[Any, Callable[..., Tensor]] = {}  # an executor's compiled functions of this family
         self.has_convolution = any(isinstance(m, nn.modules.conv._ConvNd) for m in self.module.modules())
         self.has_dropout = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in self.module.modules())
 
@@ -146,7 +147,7 @@ class ModelFamily:
         return prepare(module)
 
     def init(self, seed: int, number: int = 0) -> Tensor:
-        """A fresh model [D], a function of the seed alone; another one for each number."""
+        """A fresh model [D], a function of (seed, number)."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(torch_seed(seed, Purpose.INIT, client=number))
             return self.vector(self._prepared())
@@ -173,20 +174,20 @@ class ModelFamily:
 
     @property
     def layout(self) -> dict[str, tuple[int, torch.Size]]:
-        """Where each trainable parameter and float buffer begins in a model's vector, and its shape."""
+        """(first index in a model's vector, shape) of each trainable parameter and float buffer, by name."""
         tensors = self._params + self._buffers
         starts = itertools.accumulate((n for *_, n in tensors), initial=0)
         return {k: (start, shape) for start, (k, shape, _) in zip(starts, tensors, strict=False)}
 
     def segments(self, prefix: str) -> Tensor:
-        """Which of the D values belong to submodule or parameter `prefix`: a mask [D]."""
+        """The mask [D] of the values that belong to the submodule or parameter `prefix`."""
         pieces = [
             torch.full((n,), k == prefix or k.startswith(prefix + ".")) for k, _, n in self._params + self._buffers
         ]
         return torch.cat(pieces).to(self.device)
 
     def mode(self, training: bool, *, frozen_norm: bool = False) -> None:
-        """Training or evaluation behaviour; `frozen_norm` keeps batch norm on its stored statistics while training."""
+        """Sets the module to training or evaluation; `frozen_norm` makes batch norm train on its stored statistics."""
         if self._mode == (training, frozen_norm):
             return
         self._mode = (training, frozen_norm)
@@ -196,7 +197,7 @@ class ModelFamily:
                 norm.eval()
 
     def forward(self, values: dict[str, Tensor] | None, inputs: Tensor) -> Tensor:
-        """Logits [b, C] of the module with these parameters and buffers; None: with those that it has (`bound`)."""
+        """Logits [b, C] of the module with these values by name; None: with its own values (see `bound`)."""
         if self.autocast is None:
             return self._call(values, inputs)
         with torch.autocast(self.device.type, self.autocast):
@@ -204,7 +205,7 @@ class ModelFamily:
         return logits.to(self.dtype)
 
     def _call(self, values: dict[str, Tensor] | None, inputs: Tensor) -> Tensor:
-        # Exchanging the values for the time of a call costs more than a small layer does.
+        # functional_call costs more than a small layer does: a bound module is called directly.
         logits: Tensor = (
             self.module(inputs) if values is None else torch.func.functional_call(self.module, values, (inputs,))
         )
@@ -212,8 +213,9 @@ class ModelFamily:
 
     @contextmanager
     def bound(self, w: Tensor) -> Iterator[list[Tensor]]:
-        """While it is open, the module's own values are views of w [D]: its trainable parameters are yielded, and what
-        training writes into its buffers is written into w.
+        """A context in which the module's own values are views of w [D]; yields its trainable parameters.
+
+        Training in the context writes batch norm's statistics into w.
         """
         shapes = self._params + self._buffers
         parts, kept = torch.split(w, [n for *_, n in shapes]), [value.data for value in self._own]
@@ -226,11 +228,11 @@ class ModelFamily:
                 value.data = before
 
     def loss(self, model: FunctionalModel, batch: Batch) -> Tensor:
-        """The supervision signal's mean over the real examples of a minibatch."""
+        """The mean loss over the real examples of a minibatch."""
         return batch.mean(losses(model(batch.inputs), batch.targets, batch.offsets))
 
     def like(self, build: Callable[[], nn.Module]) -> "ModelFamily":
-        """The same data, classes, precision and supervision with another family of models."""
+        """The family of another architecture with this one's classes, normalisation, precision and loss function."""
         return ModelFamily(
             build,
             self.num_classes,
@@ -242,11 +244,11 @@ class ModelFamily:
         )
 
     def build(self) -> nn.Module:
-        """A new network of this family, as its architecture initialises it."""
+        """A new network, as the architecture initialises it."""
         return self._build()
 
     def bound_loss(self, inputs: Tensor, targets: Tensor, offsets: Tensor | None) -> Tensor:
-        """The same of a minibatch without padding, for the model that the module is bound to."""
+        """The mean loss of the model that the module is bound to, on a minibatch without padding."""
         return losses(self.forward(None, inputs), targets, offsets).mean()
 
     @torch.no_grad()
@@ -262,12 +264,13 @@ class ModelFamily:
         return self.forward(self.views(params) | self.buffer_views(buffers) | (instead or {}), inputs)
 
     def bad_statistics(self, buffers: Tensor) -> Tensor:
-        """Which of these buffers [K, B] have a value that is not finite, or a running variance below zero [K] bool."""
+        """Which rows of buffers [K, B] have a value that is not finite or a running variance below zero: [K] bool."""
         return (~torch.isfinite(buffers) | (self._variances & (buffers < 0))).any(1)
 
     def flops(self, inputs: Tensor) -> Flops:
-        """What one of these normalised inputs [b, ...] costs: products of matrices, convolutions and attention, counted
-        once for each shape.
+        """The operations for one of these normalised inputs [b, ...]: matrix products, convolutions and attention.
+
+        Counted once for each shape of inputs.
         """
         shape = inputs.shape[1:]
         if shape not in self._flops:
@@ -282,7 +285,7 @@ class ModelFamily:
 
     @property
     def classifier(self) -> Classifier | None:
-        """The linear layer that gives the logits; None if the model has no such layer or it is not trained."""
+        """The linear layer that gives the logits; None where the model has none or does not train it."""
         linear = [(k, m) for k, m in self.module.named_modules() if isinstance(m, nn.Linear)]
         if not linear or linear[-1][1].out_features != self.num_classes:
             return None
@@ -291,5 +294,5 @@ class ModelFamily:
         return Classifier(name, layer.in_features, layer.bias is not None) if f"{name}.weight" in trained else None
 
     def batch(self, inputs: Tensor, targets: Tensor, mask: Tensor) -> Batch:
-        """A minibatch of stored examples, normalised; leading dimensions are kept."""
+        """The minibatch of stored examples, normalised; leading dimensions are kept."""
         return Batch(self.normalize(inputs, self.dtype), targets, mask)

@@ -1,7 +1,7 @@
-"""Element-wise optimisers: one call moves K models at once, each row as if it were alone.
+"""Element-wise optimisers: one call moves K models, each row as if it were alone.
 
-The formulas are those of torch.optim (SGD, Adam, AdamW), against which they are tested. State rows are sliced
-together with the models, so a client that has done its steps no longer moves.
+The formulas are those of torch.optim (SGD, Adam, AdamW), and tests compare the two. Executors slice the rows of an
+optimiser's state with the models: a client that has done its steps no longer moves.
 """
 
 from dataclasses import dataclass
@@ -12,15 +12,15 @@ from torch import Tensor
 
 
 class Optimizer(Protocol):
-    """An update rule on rows; `slots` is how many tensors of the parameters' shape it keeps."""
+    """An update rule on rows of parameters. `slots` is the number of tensors of their shape that it keeps."""
 
     @property
     def slots(self) -> int: ...
 
     def step(self, w: Tensor, g: Tensor, slots: tuple[Tensor, ...], lr: float | Tensor, t: int | Tensor) -> None:
-        """Moves w [.., P] in place along g [.., P] and updates the slots in place; t counts local steps from 0.
+        """Moves parameters w [.., P] along gradients g [.., P], and updates the slots, in place; t counts steps from 0.
 
-        A compiled step has lr and t as tensors [], which are not compiled in.
+        A compiled step passes lr and t as tensors [], so that they are not constants of the compiled code.
         """
         ...
 
@@ -82,5 +82,5 @@ class Adam:
 
 
 def zero_slots(optimizer: Optimizer, w: Tensor) -> tuple[Tensor, ...]:
-    """A fresh optimiser state for parameters w."""
+    """A fresh optimiser's slots for parameters w."""
     return tuple(torch.zeros_like(w) for _ in range(optimizer.slots))

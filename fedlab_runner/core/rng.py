@@ -1,4 +1,4 @@
-"""Randomness as a function of a key: no generator state is kept, shared or checkpointed anywhere."""
+"""Random streams as functions of a key: no generator state is kept, shared or checkpointed."""
 
 from collections.abc import Iterator
 from enum import IntEnum
@@ -7,7 +7,7 @@ import numpy as np
 
 
 class Purpose(IntEnum):
-    """What a random stream is for; no two uses share a stream."""
+    """What a random stream is for. No two uses share a stream; the numbers are part of every result."""
 
     PARTITION = 1
     INIT = 2
@@ -25,7 +25,7 @@ class Purpose(IntEnum):
     ANALYSIS = 14
     TRAIN_FRACTION = 15
     AUXILIARY_BATCHES = 20
-    LEASH_HEAD = 21
+    AUXILIARY_HEAD = 21
     VALIDATION = 30
     AGGREGATOR = 31
     DISTILLATION = 32
@@ -35,23 +35,23 @@ class Purpose(IntEnum):
 
 
 def _key(seed: int, purpose: Purpose, round: int, client: int) -> tuple[int, int]:
-    """Packs the four parts into Philox's 128-bit key, one to one."""
+    """Packs the four parts into the 128-bit key of Philox, one to one."""
     assert 0 <= seed < 2**48 and 0 <= round < 2**32 and 0 <= client < 2**32
     return (seed << 16) | purpose, (round << 32) | client
 
 
 def generator(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> np.random.Generator:
-    """The stream of one key (Philox, a counter-based generator: every key is an independent stream)."""
+    """The stream of one key. Philox is a counter-based generator: each key has an independent stream."""
     return np.random.Generator(np.random.Philox(key=_key(seed, purpose, round, client)))
 
 
 def generators(
     seed: int, purpose: Purpose, round: int, clients: np.ndarray, step: int = 0
 ) -> Iterator[np.random.Generator]:
-    """The streams of many clients in turn: the same numbers as `generator` gives, without its cost of set-up.
+    """The streams of many clients in turn: the numbers of `generator`, without its set-up cost for each client.
 
-    Steps are parts of a stream, each so long that it never reaches the next. Each yielded generator is valid until the
-    next one is asked for.
+    `step` chooses a part of each stream; parts are too long to overlap. A yielded generator is valid until the next is
+    requested.
     """
     bits = np.random.Philox(key=0)
     fresh, rng = bits.state, np.random.Generator(bits)
@@ -63,10 +63,10 @@ def generators(
 
 
 def torch_seed(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> int:
-    """A 63-bit seed for a torch generator, for what torch draws itself (initial weights, dropout)."""
+    """A 63-bit seed for torch's generator, which draws initial weights and dropout."""
     return int(generator(seed, purpose, round, client).integers(2**63))
 
 
 def torch_seeds(seed: int, purpose: Purpose, round: int, clients: np.ndarray) -> Iterator[int]:
-    """The same for many clients in turn."""
+    """The `torch_seed` of many clients in turn."""
     return (int(rng.integers(2**63)) for rng in generators(seed, purpose, round, clients))

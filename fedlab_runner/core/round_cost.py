@@ -1,4 +1,4 @@
-"""What a round costs in floating-point operations, before one was run."""
+"""The floating-point operations of a round, before any round was run."""
 
 from dataclasses import replace
 
@@ -9,12 +9,12 @@ from fedlab_runner.core.local_training import LocalTraining
 
 
 def local_operations(fed: Federation) -> float:
-    """Of plain local training of a cohort, on average over the clients and their architectures."""
+    """Operations of plain local training of a cohort, a mean over the clients and their architectures."""
     return fed.cohort_size * _of_a_client(fed, fed.local)
 
 
 def epoch_operations(fed: Federation, epochs: int, models: int) -> float:
-    """Of so many models that learn from a client's examples for so many epochs."""
+    """Operations of `models` models that learn from one client's examples for `epochs` epochs."""
     return models * _of_a_client(fed, replace(fed.local, epochs=epochs, steps=None)) if epochs else 0.0
 
 

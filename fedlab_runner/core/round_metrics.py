@@ -1,4 +1,4 @@
-"""What one round has cost and shown: metrics for `metrics.jsonl`, seconds for `timings.jsonl`."""
+"""The metrics of one round, for `metrics.jsonl`, and its times in seconds, for `timings.jsonl`."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -7,24 +7,24 @@ from contextlib import contextmanager
 from fedlab_runner.core.training_cost import StepCosts
 from fedlab_runner.core.work import Work
 
-FLOAT_BYTES = 4  # what one value costs on the wire, whatever precision the simulation uses
+FLOAT_BYTES = 4  # bytes of one value that is sent, whatever precision the simulation uses
 
 
 class RoundMetrics:
-    """The metrics of the current round. Nothing that an algorithm computes may depend on them."""
+    """The metrics of the current round. No result of an algorithm may depend on them."""
 
     def __init__(self) -> None:
         self._step_costs = StepCosts()
         self.begin()
 
     def begin(self) -> None:
-        """A round starts: nothing is counted yet."""
+        """Starts a round: all counts are zero."""
         self.values: dict[str, float] = {}
         self.timings: dict[str, float] = {}  # seconds, as `time/<name>`
         self._trained_on = 0  # examples behind train/loss
 
     def report(self, **scalars: float) -> None:
-        """Adds diagnostics of an algorithm, as `algorithm/<name>`."""
+        """Sets an algorithm's diagnostics, as `algorithm/<name>`."""
         self.values |= {f"algorithm/{name}": value for name, value in scalars.items()}
 
     def record(self, values: Mapping[str, float]) -> None:
@@ -32,20 +32,18 @@ class RoundMetrics:
         self.values |= values
 
     def count_payload(self, *, upload: int = 0, download: int = 0, models: int | None = None) -> None:
-        """Adds values that were sent up and down, each of `FLOAT_BYTES`, and, where clients send to each other, in how
-        many models.
-        """
+        """Adds the numbers of values sent to and from the server, and of models that clients sent to each other."""
         self._add("comm/upload_mb", upload * FLOAT_BYTES / 1e6)
         self._add("comm/download_mb", download * FLOAT_BYTES / 1e6)
         if models is not None:
             self._add("comm/models", models)
 
     def count_server_flops(self, flops: int) -> None:
-        """Adds floating-point operations of the server."""
+        """Adds the server's floating-point operations."""
         self._add("cost/server_gflops", flops / 1e9)
 
     def count_client_flops(self, work: Work, *, losses_reported: bool) -> None:
-        """Adds a cohort's local training and, where clients report it, the loss of the trained model."""
+        """Adds the operations of a cohort's local training and, if `losses_reported`, of the models' losses."""
         if not work.num_steps.any():
             return
         flops = self._step_costs.of(work).of(work)
@@ -55,18 +53,18 @@ class RoundMetrics:
         self._add("cost/client_gflops", flops / 1e9)
 
     def record_server_cache(self, values: int) -> None:
-        """Sets how many values the server keeps beside its model."""
+        """Sets how many values the server keeps besides its model."""
         self.values["cost/server_cache_mb"] = values * FLOAT_BYTES / 1e6
 
     def record_loss(self, loss: float, examples: int) -> None:
-        """Adds the mean loss of local training on so many examples to the round's mean."""
+        """Adds the mean loss of local training on `examples` examples to the round's mean."""
         before, self._trained_on = self._trained_on, self._trained_on + examples
         mean = self.values.get("train/loss", 0.0)
         self.values["train/loss"] = (mean * before + loss * examples) / self._trained_on if before else loss
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Adds the seconds that the body takes, as `time/<name>`."""
+        """A context whose seconds are added to `time/<name>`."""
         began = time.monotonic()
         yield
         self.timings[f"time/{name}"] = self.timings.get(f"time/{name}", 0.0) + time.monotonic() - began

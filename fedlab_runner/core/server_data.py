@@ -8,8 +8,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class ServerData:
-    """The server's labelled examples, stored as the clients' are; `in_domain` says that their classes are the
-    clients' too, `mapped` that the inputs are a file's and not to be copied as a whole.
+    """The server's labelled examples, stored as the clients' are.
+
+    `in_domain`: their classes are the clients'. `mapped`: the inputs lie in a memory-mapped file, too large to copy.
     """
 
     inputs: Tensor  # [n, ...] as the clients'
@@ -22,7 +23,7 @@ class ServerData:
         return len(self.targets)
 
     def to(self, device: torch.device) -> "ServerData":
-        """The same on a device; what is mapped stays where it is, and minibatches follow one by one."""
+        """These examples on a device. Mapped inputs stay in their file: minibatches are moved one by one."""
         if self.mapped:
             return self
         return ServerData(self.inputs.to(device), self.targets.to(device), self.num_classes, self.in_domain)

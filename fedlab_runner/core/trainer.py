@@ -1,4 +1,4 @@
-"""Local training of a cohort: the executor trains, the guard looks at what comes back, the metrics count it."""
+"""Local training of a cohort: the executor trains, the guard checks the models, the metrics count the cost."""
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from fedlab_runner.utils import attempt
 
 
 class LocalTrainer:
-    """What the cohorts of a run train with and keep their rows in."""
+    """Trains the cohorts of a run; holds the executor, the guard, the metrics and the clients' rows."""
 
     def __init__(
         self,
@@ -27,17 +27,17 @@ class LocalTrainer:
     ) -> None:
         self.client_data, self.executor, self.guard = client_data, executor, guard
         self.metrics, self.client_state, self.seed = metrics, client_state, seed
-        self.losses_reported = False  # whether clients report, in this round, the loss of what they have trained
+        self.losses_reported = False  # whether clients report the loss of their trained models in this round
 
     def begin(self, round: int) -> None:
-        """A round starts (counted from 0)."""
+        """Starts a round (counted from 0)."""
         self.losses_reported = False
         self.client_state.begin(round)
         self.guard.begin(round)
 
     def train(self, work: Work, *, counted: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The trained models [K, D], the mean loss of each client's last epoch [K] and, where clients report it, the
-        loss of each trained model on all its client's examples [K] float64.
+        """The trained models [K, D], each client's mean loss over its last epoch [K] and, where clients report it, each
+        trained model's loss on all its client's examples [K] float64.
 
         Raises UserError where the memory cannot hold the cohort, Diverged where the guard's policy is `stop`.
         """

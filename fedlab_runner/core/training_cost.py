@@ -1,4 +1,4 @@
-"""What local training costs in floating-point operations, counted on steps of the work itself."""
+"""The floating-point operations of local training, counted on real local steps."""
 
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
@@ -14,10 +14,10 @@ from fedlab_runner.core.work import Work, own_generator
 
 
 class StepCost(NamedTuple):
-    """Operations of a local step, a multiplication and an addition counted as two."""
+    """Operations of a local step: a multiplication and an addition are two."""
 
-    step: int  # whatever the size of the minibatch: generated examples, for instance
-    example: int  # and for each example in it
+    step: int  # of a step, whatever the size of its minibatch: for generated examples, say
+    example: int  # of each example in the minibatch
 
     def of(self, work: Work) -> int:
         """The operations of a cohort's local training."""
@@ -26,15 +26,16 @@ class StepCost(NamedTuple):
 
 
 class StepCosts:
-    """The cost of a local step by kind of work, counted once for each kind: products of matrices, convolutions and
-    attention in the forward and backward passes of the loss that clients really follow.
+    """The cost of a local step, counted once for each kind of work.
+
+    The count has the matrix products, convolutions and attention in the passes of the loss that clients follow.
     """
 
     def __init__(self) -> None:
         self._known: WeakKeyDictionary[ModelFamily, dict[Hashable, StepCost]] = WeakKeyDictionary()
 
     def of(self, work: Work) -> StepCost:
-        """The cost of a step of this work, in which at least one client trains."""
+        """The cost of a step of this work, in which at least one client must train."""
         kinds, kind = self._known.setdefault(work.family, {}), _kind(work)
         if kind not in kinds:
             kinds[kind] = _counted(work)
@@ -42,7 +43,7 @@ class StepCosts:
 
 
 def _kind(work: Work) -> Hashable:
-    """What the cost of a step depends on, for one family of models."""
+    """Everything that the cost of a step depends on, for one model family."""
     return (
         work.client_data.inputs.shape[1:],
         work.local.batch_size == 1,
@@ -53,12 +54,12 @@ def _kind(work: Work) -> Hashable:
 
 
 def _code(function: Callable[..., Any] | None) -> Hashable:
-    """What is the same for the functions that one algorithm makes in each round."""
+    """A key that is equal for the closures that an algorithm makes in different rounds."""
     return getattr(function, "__code__", function)
 
 
 def _counted(work: Work) -> StepCost:
-    """From steps of the first client that trains, on one example and on two: a cost is linear in their number."""
+    """Steps of the first client that trains, on one example and on two: the cost is linear in the examples."""
     row = np.flatnonzero(work.num_steps)[:1]
     one = _operations(work, row, 1)
     each = _operations(work, row, 2) - one if work.local.batch_size > 1 else one
@@ -70,7 +71,7 @@ def _operations(work: Work, row: np.ndarray, size: int) -> int:
     index = torch.from_numpy(client_data.members(int(work.ids[row[0]]))[[0] * size]).to(family.device)
     params, buffers = (part[0] for part in work.start_of(row))
     with own_generator(work):
-        family.mode(True, frozen_norm=True)  # batch norm costs no products, and refuses to train on one example
+        family.mode(True, frozen_norm=True)  # batch norm has no matrix products, and cannot train on one example
         batch = family.batch(*client_data.examples(index), params.new_ones(size))
         own = (o[0] for o in work.own(row, 0))
         with flop_counter() as counter:

@@ -1,4 +1,4 @@
-"""Updates that reach the server, at once or late."""
+"""Updates that arrive at the server, in time or late."""
 
 from collections.abc import Iterable
 from typing import Any, Generic, NamedTuple, TypeVar, cast
@@ -12,11 +12,11 @@ Upload = TypeVar("Upload", bound=tuple[Tensor, ...])
 
 
 class Updates(Generic[Upload]):
-    """The updates that reach the server in this round, oldest dispatch first, then in the order of sampling."""
+    """The A updates that arrive at the server in this round: the oldest first, then in the order of sampling."""
 
     def __init__(self, upload: Upload, ids: Tensor, num_examples: Tensor, staleness: Tensor) -> None:
         self.upload = upload  # each tensor [A, ...]
-        self.ids = ids  # [A]
+        self.ids = ids  # [A] clients
         self.num_examples = num_examples  # [A]
         self.staleness = staleness  # [A], server steps between dispatch and arrival
 
@@ -24,12 +24,12 @@ class Updates(Generic[Upload]):
         return len(self.ids)
 
     def select(self, rows: Tensor) -> "Updates[Upload]":
-        """Some of the arrivals: a mask or indices [A]."""
+        """Some of the updates, by a mask [A] or indices."""
         upload = like(self.upload, (t[rows] for t in self.upload))
         return Updates(upload, self.ids[rows], self.num_examples[rows], self.staleness[rows])
 
     def mean(self, rows: Tensor, *, uniform: bool = False) -> Tensor:
-        """The mean of rows [A, ...] weighted by number of examples, or uniform; zero when nothing has arrived."""
+        """The mean of rows [A, ...], weighted by numbers of examples or `uniform`; zero where A is 0."""
         if not len(self):
             return rows.new_zeros(rows.shape[1:])
         weights = torch.ones_like(self.num_examples) if uniform else self.num_examples
@@ -44,16 +44,16 @@ class PendingUpdate(NamedTuple):
     dispatched: int  # round
     num_examples: int
     upload: tuple[Tensor, ...]
-    loss: float | None  # of its model on its own examples, if clients report it
+    loss: float | None  # of the trained model on the client's examples, where clients report it
 
 
 def like(upload: Upload, tensors: Iterable[Tensor]) -> Upload:
-    """An upload of the same NamedTuple class."""
+    """An upload of the same class with other tensors."""
     return cast(Upload, cast(Any, type(upload))(*tensors))
 
 
 def names(upload: tuple[Tensor, ...]) -> tuple[str, ...]:
-    """The names of its fields."""
+    """The names of an upload's fields."""
     return cast(tuple[str, ...], cast(Any, upload)._fields)
 
 

@@ -1,4 +1,4 @@
-"""The local work of a cohort, as every executor receives it."""
+"""The contract of executors: the local work of a cohort, and what an executor does with it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,37 +16,38 @@ from fedlab_runner.core.local_training import LocalTraining
 from fedlab_runner.core.model_family import Batch, FunctionalModel, ModelFamily
 from fedlab_runner.core.rng import torch_seeds
 
-Loss = Callable[..., Tensor]  # loss(model, batch, *own) -> scalar, written for one client
-Perturb = Callable[..., Tensor]  # perturb(gradient [P], *own) -> [P], written for one client
-Correct = Callable[..., Tensor]  # correct(gradient [P], *own) -> [P], written for one client
-OfOne = Callable[..., tuple[Tensor, ...]]
-Objective = Callable[..., tuple[Tensor, tuple[Tensor, Tensor]]]
-Gradient = Callable[..., tuple[Tensor, tuple[Tensor, Tensor]]]
-MOST_PLANNED = 2**20  # examples of a cohort's minibatches that are worked out at once
-PerStep = Callable[[np.ndarray, int], tuple[Tensor, ...]]  # (rows [k], step) -> tensors [k, ...]
+# Functions that are written for one client; `own` is its row of `per_client`, then of `per_step`.
+Loss = Callable[..., Tensor]  # loss(model, batch, *own) -> scalar
+Perturb = Callable[..., Tensor]  # perturb(gradient [P], *own) -> [P]
+Correct = Callable[..., Tensor]  # correct(gradient [P], *own) -> [P]
+PerStep = Callable[[np.ndarray, int], tuple[Tensor, ...]]  # per_step(rows [k], step) -> tensors [k, ...]
+OfOne = Callable[..., tuple[Tensor, ...]]  # (row of each tensor) -> its results, for `Executor.map_models`
+Objective = Callable[..., tuple[Tensor, tuple[Tensor, Tensor]]]  # see `Work.objective`
+Gradient = Callable[..., tuple[Tensor, tuple[Tensor, Tensor]]]  # an objective's gradient [P], with the same second part
+MAX_PLANNED_EXAMPLES = 2**20  # of a cohort whose minibatches are all drawn at once
 
 
 @dataclass(frozen=True)
 class Work:
-    """K clients, each training from its start: a function of these fields alone."""
+    """The local training of K clients, whose result is a function of these fields alone; see `Cohort.train`."""
 
     family: ModelFamily
     client_data: ClientData
     ids: np.ndarray  # [K]
-    num_steps: np.ndarray  # [K]
+    num_steps: np.ndarray  # [K], 0 for a client without examples
     local: LocalTraining
-    lr: float
+    lr: float  # of this round, with the schedule's factor
     seed: int
-    round: int
-    start: Tensor  # [D], the same for all, or [K, D]
-    loss: Loss | None = None
+    round: int  # counted from 0
+    start: Tensor  # [D], the same for all clients, or [K, D]
+    loss: Loss | None = None  # None: the family's
     perturb: Perturb | None = None
     correct: Correct | None = None
     per_client: tuple[Tensor, ...] = ()  # each [K, ...]
     per_step: PerStep | None = None
 
     def select(self, rows: np.ndarray) -> "Work":
-        """The work of some of the clients [k]."""
+        """The work of some of the clients, by their rows [k]."""
         per_step = self.per_step
         return replace(
             self,
@@ -58,7 +59,7 @@ class Work:
         )
 
     def plan(self, rows: np.ndarray) -> Plan:
-        """The minibatches of some of the clients."""
+        """The minibatches of some of the clients, by their rows [k]."""
         if self.whole_plan is None:
             return self._plan(self.ids[rows])
         indices, sizes, last_epoch = self.whole_plan
@@ -68,14 +69,14 @@ class Work:
 
     @cached_property
     def notes(self) -> dict[Any, Any]:
-        """What an executor has worked out for the whole cohort."""
+        """An executor's own, kept as long as this work."""
         return {}
 
     @cached_property
     def whole_plan(self) -> Plan | None:
-        """Of the whole cohort, where it is small: to ask for clients one by one costs several times as much."""
+        """The minibatches of a whole cohort that is small: drawing them client by client costs several times more."""
         size = len(self.ids) * int(self.num_steps.max(initial=0)) * self.local.batch_size
-        return self._plan(self.ids) if size <= MOST_PLANNED else None
+        return self._plan(self.ids) if size <= MAX_PLANNED_EXAMPLES else None
 
     def _plan(self, ids: np.ndarray) -> Plan:
         return self.client_data.plan(
@@ -83,14 +84,14 @@ class Work:
         )
 
     def start_of(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Fresh copies of the models that some of the clients start from: parameters [k, P] and buffers [k, B]."""
+        """Copies of the models that some of the clients start from: parameters [k, P] and buffers [k, B]."""
         start = self.start.expand(len(rows), -1) if self.start.dim() == 1 else self.start[rows]
         return start[:, : self.family.num_params].clone(), start[:, self.family.num_params :].clone()
 
     def groups(self) -> list[tuple[bool, np.ndarray]]:
-        """Rows that train in one mode, longest work first: (batch norm frozen, rows).
+        """(batch norm frozen, rows that train so), with the longest work first.
 
-        A client with a single example cannot train batch norm, so it uses the stored statistics.
+        Batch norm cannot train on one example: a client with a single one uses the stored statistics.
         """
         examples = self.client_data.num_examples[self.ids]
         order = np.lexsort((np.arange(len(self.ids)), -examples, -self.num_steps))
@@ -99,19 +100,19 @@ class Work:
 
     @cached_property
     def offsets(self) -> Tensor | None:
-        """What the supervision signal makes of each client's classes [K, C]."""
+        """The loss function's offsets for each client [K, C]; None: it uses none."""
         offsets = self.client_data.offsets(self.family.loss_function, self.ids, self.family.num_classes)
         return None if offsets is None else offsets.to(self.family.dtype)
 
     def objective(self) -> Objective:
-        """(params, buffers, inputs, targets, mask, *own) -> loss, (its value, updated buffers), for one client."""
-        family, loss, supervised = self.family, self.loss or self._plain_loss, self.offsets is not None
+        """One client's objective: (params, buffers, inputs, targets, mask, *own) -> loss, (its value, new buffers)."""
+        family, loss, has_offsets = self.family, self.loss or self._plain_loss, self.offsets is not None
 
         def objective(
             params: Tensor, buffers: Tensor, inputs: Tensor, targets: Tensor, mask: Tensor, *own: Tensor
         ) -> Any:
-            model, offsets = FunctionalModel(family, params, buffers), own[0] if supervised else None
-            value = loss(model, Batch(inputs, targets, mask, offsets), *own[supervised:])
+            model, offsets = FunctionalModel(family, params, buffers), own[0] if has_offsets else None
+            value = loss(model, Batch(inputs, targets, mask, offsets), *own[has_offsets:])
             return value, (value.detach(), model.buffers)
 
         return objective
@@ -120,8 +121,9 @@ class Work:
         return self.family.loss(model, batch)
 
     def followed(self, gradient: Gradient) -> Gradient:
-        """What the optimiser follows, given the objective's gradient: taken at the perturbed parameters, clipped,
-        corrected. Loss and updated buffers stay those of the parameters themselves.
+        """The gradient that the optimiser follows: taken at the perturbed parameters, then clipped, then corrected.
+
+        Loss and new buffers stay those of the parameters themselves.
         """
         perturb, clip, correct, first = self.perturb, self.local.clip_norm, self.correct, int(self.offsets is not None)
 
@@ -138,7 +140,7 @@ class Work:
         return followed
 
     def own(self, rows: np.ndarray, step: int) -> tuple[Tensor, ...]:
-        """What belongs to some of the clients at one of their local steps, offsets first: tensors [k, ...]."""
+        """The `own` tensors [k, ...] of some of the clients at one local step, with the offsets first."""
         always = self.per_client if self.offsets is None else (self.offsets, *self.per_client)
         fresh = () if self.per_step is None else self.per_step(rows, step)
         return tuple(t[rows] for t in always) + fresh
@@ -148,62 +150,78 @@ class Work:
         return list(torch_seeds(self.seed, self.client_data.streams.dropout, self.round, self.ids))
 
     def seed_torch(self, row: int) -> None:
-        """Seeds what torch draws itself (dropout) for the client of this row and those that train beside it."""
+        """Seeds torch's global generator (dropout) for the client of this row and those that train in the same call."""
         seed = self._torch_seeds[row]
         if self.family.device.type == "cpu":
-            torch.default_generator.manual_seed(seed)  # torch.manual_seed asks every backend: 0.1 ms
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed seeds every backend: 0.1 ms
         else:
             torch.manual_seed(seed)
 
 
 class Executor(Protocol):
-    """A way to train a cohort."""
+    """An executor trains the cohort: one client after another, vmapped, in worker processes, or as CUDA graphs.
+
+    What it computes is a function of its arguments: how clients are grouped, and in which order, changes a result by
+    rounding at most, and two calls with the same arguments give the same bits. It leaves torch's global generators as
+    they were (`own_generator`).
+    """
 
     def bind_run(self, folder: Path, rounds: int) -> "Executor":
-        """The executor for a run of so many rounds, which may keep notes in its folder."""
+        """The executor of a run of `rounds` rounds, which may write its own files into the run folder.
+
+        Called once, before the first round; the run trains with the executor that is returned.
+        """
         ...
 
     def max_parallel_clients(self, clients: int) -> int:
-        """How many of so many clients are in training at the same time, in the memory of this machine."""
+        """How many of `clients` clients train at the same time on this machine, for the estimate of memory."""
         ...
 
     def num_processes(self) -> int:
-        """Among how many processes other work than local training may be shared."""
+        """How many processes may share work other than local training, such as mutual learning; 1: only this one."""
         ...
 
     def train(self, work: Work) -> tuple[Tensor, Tensor]:
-        """The models after local work [K, D], and each client's mean loss over its last epoch [K]."""
+        """The models after local training [K, D], and each client's mean minibatch loss over its last epoch [K].
+
+        K may be 0. A client without steps keeps its start, and its loss is 0. Both tensors are on the family's device;
+        the caller does not write into the models, whose memory the executor may use again after the next call.
+
+        Models that are not finite are returned as they are. Raises UserError where the device or the platform cannot
+        carry out this kind of work, and whatever `loss`, `perturb`, `correct` and `per_step` raise.
+        """
         ...
 
     def map_models(self, family: ModelFamily, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
-        """`function`, written for one model of a task, for each of n: of tensors [n, ...] row by row, results stacked.
+        """Applies `function`, written for one model of the family, to each row of tensors [n, ...]: stacks [n, ...].
 
-        `fill` promises that what one row gives does not depend, to the bit, on how many others there are.
+        `fill=True` promises that a row's result does not depend, to the bit, on the number of rows in a call: the
+        executor may then pad calls to one size.
         """
         ...
 
 
 def one_by_one(function: OfOne, *rows: Tensor) -> list[Tensor]:
-    """The results of `function` for each row of tensors [n, ...], stacked [n, ...]."""
+    """The results of `function` on each row of tensors [n, ...], one call a row, stacked [n, ...]."""
     results = [function(*row) for row in zip(*(t.unbind() for t in rows), strict=True)]
     return [torch.stack(column) for column in zip(*results, strict=True)]
 
 
 @contextmanager
 def own_generator(work: Work) -> Iterator[None]:
-    """Leaves torch's global generators as they were."""
+    """A context that leaves torch's global generators as they were."""
     with torch.random.fork_rng(devices=[work.family.device] if work.family.device.type == "cuda" else []):
         yield
 
 
 def clip_rows(g: Tensor, norm: float) -> Tensor:
-    """Rows of g [.., P] scaled down to at most this Euclidean norm."""
+    """Scales rows of g [.., P] down to at most the Euclidean norm `norm`."""
     lengths: Tensor = torch.linalg.vector_norm(g, dim=-1, keepdim=True)
     return g * (norm / lengths.clamp_min(norm))
 
 
 def proximal(family: ModelFamily, x: Tensor, mu: float) -> Loss:
-    """The task's loss plus mu/2 ||w - x||^2 over the trainable parameters; x is [D]."""
+    """The family's loss plus mu/2 ||w - x||^2 over the trainable parameters; x is [D]."""
     anchor = x[: family.num_params]
 
     def loss(model: FunctionalModel, batch: Batch) -> Tensor:

@@ -247,7 +247,7 @@ class Simulation:
         with understood(round, STRANGE):
             check_beginning(payload, checkpointing, examples=self.examples, code=code, frozen=self._frozen)
             return recorder.find_damage(round, payload.get("metrics")) or self.fed.client_state.find_damage(
-                round, payload["federation"]["tables"]
+                round, payload["federation"]["client_state"]
             )
 
     @cached_property

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedlab_runner.algorithms.fedcda import MOST, Entry, FedCDAState, FedCDAUpload
+from fedlab_runner.algorithms.fedcda import MAX_COMBINATIONS, Entry, FedCDAState, FedCDAUpload
 from fedlab_runner.checkpoints.state_packing import pack, unpack
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.rng import Purpose, generator
@@ -209,7 +209,7 @@ def test_very_many_arrivals_choose_in_more_batches() -> None:
     rng = np.random.default_rng(0)
     rounds = [(list(range(40)), rng.normal(size=(40, fed.family.size)), rng.random(40)) for _ in range(3)]
     for *_, state in steps(fedcda(batches=1), fed, rounds):
-        assert len(state.chosen) == 40 and 0 < fed.collect()["algorithm/combinations"] <= 4 * MOST
+        assert len(state.chosen) == 40 and 0 < fed.collect()["algorithm/combinations"] <= 4 * MAX_COMBINATIONS
 
 
 def test_fewer_clients_than_batches() -> None:
@@ -223,7 +223,7 @@ def test_more_batches_than_clients_is_said_once(caplog: pytest.LogCaptureFixture
         built.check(fed)
         run(built, fed, 5)
     assert [record.getMessage() for record in caplog.records] == [
-        "algorithm.batches 7: 3 a round, as there are clients"
+        "algorithm.batches is 7, but a round has 3 clients: there are 3 batches"
     ]
 
 
@@ -318,4 +318,4 @@ def test_too_many_combinations_are_refused_before_the_run() -> None:
     fedcda(batches=3).check(fed)
     fedcda(batches=1, memory=1).check(fed)
     fedcda(strategy="optimal", memory=1).check(fed)
-    assert 3 ** math.floor(math.log(MOST, 3)) <= MOST
+    assert 3 ** math.floor(math.log(MAX_COMBINATIONS, 3)) <= MAX_COMBINATIONS

@@ -461,16 +461,16 @@ def test_the_search_takes_as_many_steps_as_it_may(max_steps: int | None, steps: 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"atlas_size": 0}, "atlas_size must be >= 1 or null, got 0"),
-        ({"chunk_size": 0}, "chunk_size must be >= 1 or null, got 0"),
+        ({"atlas_size": 0}, "atlas_size must be >= 1, got 0"),
+        ({"chunk_size": 0}, "chunk_size must be >= 1, got 0"),
         ({"fallback": "fedavg"}, "fallback must be one of fedbuff, all, zero, got fedavg"),
         ({"eta_fb": -1.0}, "eta_fb must be >= 0, got -1.0"),
-        ({"lam": -0.1}, "lam must be >= 0 or null, got -0.1"),
+        ({"lam": -0.1}, "lam must be >= 0, got -0.1"),
         ({"lr": 0.0}, "lr must be > 0, got 0.0"),
         ({"epochs": -1}, "epochs must be >= 0, got -1"),
         ({"batch_size": 0}, "batch_size must be >= 1, got 0"),
-        ({"max_steps": -1}, "max_steps must be >= 0 or null, got -1"),
-        ({"store_on": "disk"}, "store_on must be device or host, got disk"),
+        ({"max_steps": -1}, "max_steps must be >= 0, got -1"),
+        ({"store_on": "disk"}, "store_on must be one of device, host, got disk"),
     ],
 )
 def test_bad_fields_name_themselves(overrides: dict[str, Any], message: str) -> None:

@@ -359,7 +359,7 @@ def test_a_single_example_on_a_client_and_none_that_report() -> None:
     [
         ({"beta": 1.0}, r"beta must be in \[0, 1\), got 1\.0"),
         ({"unit": "round"}, "unit must be one of epoch, step, got round"),
-        ({"lr": -1.0}, r"lr must be >= 0 or null, got -1\.0"),
+        ({"lr": -1.0}, r"lr must be >= 0, got -1\.0"),
         ({"steps": -1}, "steps must be >= 0, got -1"),
         ({"batch_size": 0}, "batch_size must be >= 1, got 0"),
         ({"pretrain": -1}, "pretrain must be >= 0, got -1"),

@@ -108,25 +108,25 @@ def test_a_killed_run_finds_every_row_of_every_checkpoint() -> None:
 def test_rows_that_were_never_put_take_no_room(tmp_path: Path) -> None:
     tables = ClientStateStore(tmp_path, CPU)
     rows = tables.rows("disk", 10**6, torch.float32)
-    assert not (tmp_path / "tables").exists()
+    assert not (tmp_path / "client_state").exists()
     rows.put(torch.ones(10**6))
-    (path,) = (tmp_path / "tables").iterdir()
+    (path,) = (tmp_path / "client_state").iterdir()
     assert path.name == "rows_1000000_float32.bin" and path.stat().st_blocks * 512 < 5e6
 
 
 def test_a_lost_file_is_said_in_one_line(tmp_path: Path) -> None:
     tables = ClientStateStore(tmp_path, CPU)
     kept, state = tables.rows("disk", 4, torch.float32).put(torch.ones(4)), tables.state_dict()
-    (tmp_path / "tables" / "rows_4_float32.bin").unlink()
+    (tmp_path / "client_state" / "rows_4_float32.bin").unlink()
     again = ClientStateStore(tmp_path, CPU)
     again.load_state_dict(state)
-    message = f"{tmp_path}/tables/rows_4_float32.bin has not the rows that the run needs: the same command goes on "
+    message = f"{tmp_path}/client_state/rows_4_float32.bin lacks rows that the run needs: the same command goes on "
     with pytest.raises(RunFailed, match=rf"^{re.escape(message)}from the last checkpoint whose rows are whole$"):
         again.rows("disk", 4, torch.float32).get(kept)
 
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    (tmp_path / "tables" / "rows_4_float32.bin").mkdir(parents=True)
+    (tmp_path / "client_state" / "rows_4_float32.bin").mkdir(parents=True)
     with pytest.raises(IsADirectoryError, match=r"rows_4_float32\.bin'$"):
         ClientStateStore(tmp_path, CPU).rows("disk", 4, torch.float32).put(torch.ones(4))
 
@@ -197,7 +197,7 @@ megabytes = lambda key: int(next(l for l in open("/proc/self/status") if l.start
 resource.setrlimit(resource.RLIMIT_DATA, ((megabytes("VmData") + 400) << 20,) * 2)
 fed = federation([4] * 60, folder=Path(sys.argv[2]) / "limited", **kinds)
 run(built, fed, 40)
-print(fed.collect()["cost/server_cache_mb"] * fed.task.dtype.itemsize / 4)
+print(fed.collect()["cost/server_cache_mb"] * fed.family.dtype.itemsize / 4)
 """
 
 

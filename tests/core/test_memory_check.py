@@ -14,7 +14,7 @@ def train(fed: Federation) -> None:
 
 
 def test_a_round_that_cannot_fit_is_refused_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(need, "WORTH_ASKING", 0)
+    monkeypatch.setattr(need, "MIN_CHECKED_BYTES", 0)
     model = federation().family.size * 8
     monkeypatch.setattr(need, "memory_bytes", lambda: 2 * 3 * model)
     with pytest.raises(

@@ -25,7 +25,7 @@ LOOP = Loop(compile=False)
 
 @pytest.fixture(autouse=True)
 def _worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distillation, "WORTH_SHARING", 0.0)
+    monkeypatch.setattr(distillation, "MIN_SHARED_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_dropout_draws_from_one_stream_in_one_process(forked: list[int]) -> None
 
 
 def test_what_takes_no_time_is_not_shared(forked: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distillation, "WORTH_SHARING", 1.0)
+    monkeypatch.setattr(distillation, "MIN_SHARED_SECONDS", 1.0)
     learnt(3)
     assert not forked
 

@@ -50,10 +50,10 @@ def test_tables_count_where_they_lie_in_memory() -> None:
     family = federation().family
     rows = {"ca2fl": ("store_on", family.size), "scaffold": ("store_on", family.num_params)}
     for name, (field, values) in rows.items():
-        assert needs(name)[f"the table of algorithm.{field}"] == N * values * 8
-        assert f"the table of algorithm.{field}" not in needs(name, **{field: "disk"})
-    assert needs("ca2fl", {"cohort": 2}, rounds=3)["the table of algorithm.store_on"] == 3 * 2 * family.size * 8
-    assert needs("fedcda")["the table of algorithm.store_on"] == algorithm("fedcda").memory * N * family.size * 8  # type: ignore[attr-defined]
+        assert needs(name)["the clients' rows (algorithm.store_on)"] == N * values * 8
+        assert "the clients' rows (algorithm.store_on)" not in needs(name, **{field: "disk"})
+    assert needs("ca2fl", {"cohort": 2}, rounds=3)["the clients' rows (algorithm.store_on)"] == 3 * 2 * family.size * 8
+    assert needs("fedcda")["the clients' rows (algorithm.store_on)"] == algorithm("fedcda").memory * N * family.size * 8  # type: ignore[attr-defined]
 
 
 def test_cohorts_late_updates_and_clients_in_training() -> None:

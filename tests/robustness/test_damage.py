@@ -86,7 +86,7 @@ def sample(size: int, count: int | None) -> list[int]:
 
 @pytest.mark.parametrize("count", [6, pytest.param(120, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("damage", [flip, cut])
-@pytest.mark.parametrize("name", ["checkpoints/round_000005.pt", "tables/rows_51_float32.bin", "metrics.jsonl"])
+@pytest.mark.parametrize("name", ["checkpoints/round_000005.pt", "client_state/rows_51_float32.bin", "metrics.jsonl"])
 def test_a_damaged_file_is_noticed(
     name: str,
     damage: Callable[[Path, int], None],
@@ -108,7 +108,7 @@ def test_a_damaged_file_is_noticed(
             aloud = "is damaged" in ended.said or "cannot be" in ended.said
             noticed = aloud and "goes on after round 4" in ended.said
             assert results(work) == (eight if noticed else extended), how
-            assert noticed or name.startswith("tables"), how  # a slot that no State has may hold anything
+            assert noticed or name.startswith("client_state"), how  # a slot that no State has may hold anything
             used, unneeded = used + noticed, unneeded + (not noticed)
         else:
             assert one_line(ended, r"there is no other checkpoint: delete .* or give another hydra\.run\.dir"), how
@@ -239,19 +239,17 @@ def test_a_run_does_not_go_on_with_other_data(part: str, template: Template, fiv
 def test_what_older_versions_wrote_is_continued(
     template: Template, five: Path, extended: dict[str, bytes], tmp_path: Path
 ) -> None:
-    """Without digests of rows, metrics and data, and without one in summary.json."""
+    """Without digests of metrics and data, and without one in summary.json."""
     old = """
 from fedlab_runner.experiment import loop as simulation
 from fedlab_runner.experiment import finished
 from fedlab_runner.tracking import recorder
 from fedlab_runner.checkpoints.store import CheckpointStore
-from fedlab_runner.core.client_state import RowFile
-save, state_dict = CheckpointStore.save, RowFile.state_dict
+save = CheckpointStore.save
 def without(self, round, fingerprint, payload):
     kept = {key: value for key, value in payload.items() if key not in ("metrics", "examples", "layout", "frozen")}
     return save(self, round, fingerprint, kept)
 CheckpointStore.save = without
-RowFile.state_dict = lambda self: {key: value for key, value in state_dict(self).items() if key != "sums"}
 recorder.sealed = lambda summary, digest: recorder.clean(summary)
 """
     work = tmp_path / "work"

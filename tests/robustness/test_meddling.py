@@ -65,7 +65,7 @@ REMOVED = {
     "(folder / 'metrics.jsonl').write_bytes(b'x' * 900)",
     "timings": "(folder / 'timings.jsonl').unlink()",
     "checkpoints": "shutil.rmtree(folder / 'checkpoints', ignore_errors=True)",
-    "tables": "shutil.rmtree(folder / 'tables')",
+    "client_state": "shutil.rmtree(folder / 'client_state')",
     "the config": "(folder / 'config.yaml').unlink()",
     "the commands": "(folder / 'commands.jsonl').unlink()",
     "the partition": "(folder / 'partition.csv').unlink()",
@@ -131,7 +131,7 @@ def test_another_run_in_the_place_of_this_one_is_left_alone(
 
 @pytest.mark.parametrize("round", [3, 5])
 def test_rows_that_are_cut_off_are_said(round: int, template: Template, whole: object, tmp_path: Path) -> None:
-    cut = "[os.truncate(path, 4) for path in (folder / 'tables').iterdir()]"
+    cut = "[os.truncate(path, 4) for path in (folder / 'client_state').iterdir()]"
     ended = template.run(tmp_path / "run", *RUN, code=meddling(round, cut))
     line = ended.said.strip().splitlines()[-1]
     assert ended.status == 2 and ".bin" in line and "the same command goes on from the last checkpoint" in line
@@ -243,7 +243,7 @@ def test_a_run_waits_for_no_pipe_and_no_device(
 ) -> None:
     """In the place of each file that a run reads back: it refuses or puts its own there, and never stands still."""
     names = ("metrics.jsonl", "timings.jsonl", "summary.json", "pruned.json", "executor.json", "commands.jsonl")
-    for name in (*names, ".lock", "checkpoints/round_000002.pt", "config.yaml", "tables/rows_51_float32.bin"):
+    for name in (*names, ".lock", "checkpoints/round_000002.pt", "config.yaml", "client_state/rows_51_float32.bin"):
         folder = tmp_path / name.replace("/", "_")
         (folder / name).parent.mkdir(parents=True)
         os.mkfifo(folder / name) if kind == "pipe" else (folder / name).symlink_to("/dev/zero")

@@ -70,7 +70,7 @@ def test_a_hundred_thousand_clients(words: str, tmp_path: Path) -> None:
 def test_a_table_of_44_gigabytes(words: str, tmp_path: Path) -> None:
     """A ResNet-18 for each of a thousand clients: the file has the rows that were written, the process a cohort's."""
     held = peak(tmp_path, f"algorithm={words} {LARGE}", rounds=12)
-    [table] = (tmp_path / "tables").iterdir()
+    [table] = (tmp_path / "client_state").iterdir()
     written = table.stat().st_blocks * 512
     print(f"on disk {written / 1e9:.2f} GB")
     table.unlink()  # pytest keeps the folder

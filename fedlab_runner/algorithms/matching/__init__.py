@@ -1,1 +1,1 @@
-"""Neurons have no order: which ones a model's vector holds, and which of two models do the same work."""
+"""Matching of neurons: which neurons of different models do the same work, as their order means nothing."""

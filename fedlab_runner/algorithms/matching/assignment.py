@@ -7,10 +7,9 @@ from torch import Tensor
 
 
 def hungarian(gains: Tensor) -> np.ndarray:
-    """The columns [n] int64 that n rows are assigned to, all different, so that the sum of `gains` [n, m >= n] is the
-    largest.
+    """The columns [n] int64, all different, that maximise the sum of `gains` [n, m >= n] over the n rows.
 
-    What is not finite counts as nothing: models that have diverged are noticed by the run, not here.
+    Gains that are not finite count as 0 or as the largest finite value: the run itself notices models that diverge.
     """
     import scipy.optimize
 

@@ -2,7 +2,6 @@
 https://proceedings.mlr.press/v162/liu22k.html
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,25 +12,26 @@ from torch import Tensor
 
 from fedlab_runner.algorithms.matching.assignment import hungarian
 from fedlab_runner.algorithms.matching.neurons import NeuronGroup, NeuronSlice
+from fedlab_runner.utils.validate import at_least, finite_above, within
 
-PATIENCE = 50  # iterations at one temperature, at most (the authors' code)
-STILL = 2e-3  # squared change of a model's assignments below which the temperature falls (the authors' code)
+MAX_ITERATIONS_PER_TEMPERATURE = 50  # the authors' code
+MIN_CHANGE = 2e-3  # squared, of a model's assignments: below it the temperature falls (the authors' code)
 
 
 class Assignment(NamedTuple):
-    """Which neuron of the first model each neuron is, and what finding it cost."""
+    """The neurons' places in the first model's order, and the cost of finding them."""
 
-    orders: list[list[np.ndarray]]  # of each group and model [n]: the neurons in the first model's order
+    orders: list[list[np.ndarray]]  # by group and model: its neurons [n] in the first model's order
     iterations: int
     flops: int
 
 
 @dataclass(frozen=True)
 class Graduated:
-    """Sinkhorn assignments that grow sharper: temperature `tau`, times `tau_decay` whenever they have come to rest,
-    until `tau_min`, then permutations by the Hungarian method.
+    """Sinkhorn assignments that grow sharper, then permutations by the Hungarian method.
 
-    `pairwise` compares each model with the first one only; otherwise with all others at once.
+    The temperature starts at `tau`; whenever the assignments come to rest, `tau_decay` multiplies it, down to
+    `tau_min`. `pairwise` compares each model with the first model only, instead of with all others.
     """
 
     tau: float
@@ -42,12 +42,12 @@ class Graduated:
     pairwise: bool
 
     def assign(self, models: Tensor, groups: Sequence[NeuronGroup], rng: np.random.Generator) -> Assignment:
-        """Brings models [m, D] into the order of the first.
+        """The orders that bring models [m, D] into the order of the first.
 
-        X_i [n, n] of model i says which of its neurons (rows) is which of the first model's (columns); X_1 = I, and so
-        are inputs and outputs. In each iteration A_i = sum over j != i of (K_in + K_out) X_j, where K compares the
-        neurons of i and j by what makes them and by what reads them, brought into the common order by the assignments
-        of the layers before and behind, and X_i becomes Sinkhorn(A_i / tau).
+        X_i [n, n] assigns neurons of model i (rows) to neurons of the first model (columns); X_1 = I, as for inputs and
+        outputs. In each iteration A_i = sum over j != i of (K_in + K_out) X_j, and X_i becomes Sinkhorn(A_i / tau).
+        K_in compares the neurons of i and j by their incoming weights, K_out by their outgoing ones, both brought into
+        the common order by the assignments of the layers before and behind.
         """
         m = len(models)
         others = 1 - torch.eye(m, dtype=models.dtype, device=models.device)
@@ -61,7 +61,7 @@ class Graduated:
             flops += sum(_flops(group, m, self.sinkhorn_steps) for group in groups)
             iterations, rested = iterations + 1, rested + 1
             change, (older, x) = _change(new, x, older), (x, new)
-            if change < STILL or rested > PATIENCE:
+            if change < MIN_CHANGE or rested > MAX_ITERATIONS_PER_TEMPERATURE:
                 if sharp:
                     break
                 sharp, tau, rested = tau <= self.tau_min, tau * self.tau_decay, 0
@@ -85,7 +85,7 @@ class Graduated:
         return affinities
 
     def _solve(self, affinity: Tensor, tau: float, sharp: bool) -> Tensor:
-        """Assignments [m, n, n] of the most affinity; that of the first model is the identity."""
+        """Assignments [m, n, n] for the most affinity: soft or, if `sharp`, permutations. The first model's is I."""
         n = affinity.shape[-1]
         if sharp:
             solved = torch.zeros_like(affinity)
@@ -98,43 +98,44 @@ class Graduated:
 
 
 def sinkhorn(scores: Tensor, steps: int) -> Tensor:
-    """Doubly stochastic matrices [..., n, n] from scores: exp, then rows and columns normalised in turn."""
+    """Doubly stochastic matrices [..., n, n]: exp(scores) with rows and columns normalised in turn, `steps` times."""
     for step in range(steps):
         scores = scores - scores.logsumexp(-1 - step % 2, keepdim=True)
     return scores.exp()
 
 
 def _order(assignment: Tensor) -> np.ndarray:
-    """The neurons of a model in the order of the first: inverse of the assignment."""
+    """A model's neurons in the order of the first model: the inverse of its assignment."""
     return np.argsort(hungarian(assignment))
 
 
 def _start(models: Tensor, n: int, rng: np.random.Generator) -> Tensor:
-    """Nearly uniform assignments [m, n, n], but the first model's, which is the identity."""
+    """Nearly uniform assignments [m, n, n]; the first model's is the identity."""
     x = torch.from_numpy(rng.uniform(-0.05, 0.05, (len(models), n, n)) + 1 / n).to(models.device, models.dtype)
     x[:1] = torch.eye(n, dtype=models.dtype, device=models.device)
     return x
 
 
 def _mix(moved: Tensor, models: Tensor, piece: NeuronSlice, x: Tensor) -> None:
-    """Writes a piece of models [m, D] into `moved` with its neurons in the order that x [m, n, n] gives."""
+    """Writes a slice of models [m, D] into `moved` with its neurons in the order of the assignments x [m, n, n]."""
     piece.view(moved).copy_(torch.einsum("monr,mnp->mopr", piece.view(models), x))
 
 
 def _kernel(features: Tensor) -> Tensor:
-    """exp(-||a - b||_4 / 2) over its mean in each pair of models, of all neurons [m, n, d] with all: [m, n, m, n]."""
+    """exp(-||a - b||_4 / 2) for all pairs of neurons [m, n, d], over its mean in each pair of models: [m, n, m, n]."""
     m, n, d = features.shape
     flat = features.reshape(m * n, d)
     square, cube, fourth = flat**2, flat**3, (flat**4).sum(1)
-    # (a - b)^4, multiplied out, is three products of matrices
+    # (a - b)^4, multiplied out, has three matrix products
     power = fourth.unsqueeze(1) + fourth + 6 * square @ square.T - 4 * (cube @ flat.T + flat @ cube.T)
     kernel = torch.exp(-0.5 * power.clamp_min(0) ** 0.25).view(m, n, m, n)
     return kernel / kernel.mean((1, 3), keepdim=True)
 
 
 def _change(new: Sequence[Tensor], x: Sequence[Tensor], older: Sequence[Tensor]) -> float:
-    """Mean over models of the squared change of their assignments, from the last ones or those before (which see them
-    alternate).
+    """The mean over models of the squared change of their assignments, since the last iteration or the one before.
+
+    The smaller of the two counts: assignments may alternate.
     """
     pairs = [
         torch.minimum((a - b).square().sum((1, 2)), (a - c).square().sum((1, 2)))
@@ -144,7 +145,7 @@ def _change(new: Sequence[Tensor], x: Sequence[Tensor], older: Sequence[Tensor])
 
 
 def _flops(group: NeuronGroup, m: int, steps: int) -> int:
-    """Of one iteration: kernels (three products of matrices), mixing, the sum over models, Sinkhorn."""
+    """Operations of one iteration: kernels (three matrix products), mixing, the sum over models, Sinkhorn."""
     n = group.size
     features = sum(p.outer * p.inner for p in group.rows + group.columns)
     mixing = 2 * m * n * n * features
@@ -152,13 +153,7 @@ def _flops(group: NeuronGroup, m: int, steps: int) -> int:
 
 
 def check_graduated(tau: float, tau_decay: float, tau_min: float, sinkhorn_steps: int, max_iterations: int) -> None:
-    """Raises ValueError, named after the field, for an iteration that cannot be."""
-    for name, value in (("tau", tau), ("tau_min", tau_min)):
-        if not (value > 0 and math.isfinite(value)):
-            raise ValueError(f"{name} must be > 0, got {value}")
-    if not 0 < tau_decay < 1:
-        raise ValueError(f"tau_decay must be between 0 and 1, got {tau_decay}")
-    if sinkhorn_steps < 1:
-        raise ValueError(f"sinkhorn_steps must be >= 1, got {sinkhorn_steps}")
-    if max_iterations < 1:
-        raise ValueError(f"max_iterations must be >= 1, got {max_iterations}")
+    """Raises ValueError, beginning with the field's name, for a value out of range."""
+    finite_above(0, tau=tau, tau_min=tau_min)
+    within("(0, 1)", tau_decay=tau_decay)
+    at_least(1, sinkhorn_steps=sinkhorn_steps, max_iterations=max_iterations)

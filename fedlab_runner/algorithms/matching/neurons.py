@@ -1,4 +1,4 @@
-"""Groups of neurons that can change places, as stretches of a model's vector."""
+"""Groups of neurons that can change places, as slices of a model's vector."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,16 +10,16 @@ from torch import Tensor
 
 
 class NeuronSlice(NamedTuple):
-    """A stretch of a model's vector, [outer, n, inner], whose middle axis is a group's n neurons."""
+    """A slice of a model's vector, [outer, n, inner]; its middle axis is the n neurons of a group."""
 
     name: str  # of the parameter or buffer
-    start: int
+    start: int  # index of its first value
     outer: int
     n: int
     inner: int
 
     def view(self, w: Tensor) -> Tensor:
-        """The stretch of models w [..., D] as a view [..., outer, n, inner]."""
+        """The slice of models w [..., D] as a view [..., outer, n, inner]."""
         end = self.start + self.outer * self.n * self.inner
         return w[..., self.start : end].view(*w.shape[:-1], self.outer, self.n, self.inner)
 
@@ -28,8 +28,8 @@ class NeuronSlice(NamedTuple):
 class NeuronGroup:
     """Neurons (channels) that can change places: the rows that make them and the columns that read them.
 
-    Rows are a layer's weights, its bias and the parameters of a norm behind it; columns are the next layers' weights,
-    blocks of height x width of them after a flattening; statistics are the norm's buffers.
+    Rows are a layer's weights, its bias and the parameters of a norm behind it. Columns are the next layers' weights:
+    after a flattening a column for each pixel of a channel. Statistics are the norm's buffers.
     """
 
     name: str  # of the layer
@@ -39,20 +39,20 @@ class NeuronGroup:
     statistics: tuple[NeuronSlice, ...]
 
     def incoming(self, w: Tensor) -> Tensor:
-        """What makes each neuron of models w [..., D]: its trainable rows [..., n, r]."""
+        """The trainable rows [..., n, r] that make each neuron of models w [..., D]."""
         return _features(self.rows, w)
 
     def outgoing(self, w: Tensor) -> Tensor:
-        """What is made of each neuron of models w [..., D]: its columns [..., n, c]."""
+        """The columns [..., n, c] that read each neuron of models w [..., D]."""
         return _features(self.columns, w)
 
     @property
     def pieces(self) -> tuple[NeuronSlice, ...]:
-        """All that moves when the neurons change places."""
+        """All slices that move when the neurons change places."""
         return self.rows + self.columns + self.statistics
 
     def own(self, w: Tensor) -> Tensor:
-        """Which of the values of a model [D] make the neurons, statistics included: a mask [D]."""
+        """The mask [D] of a model's values that make the neurons, statistics included."""
         mask = torch.zeros(w.shape[-1], dtype=torch.bool, device=w.device)
         for piece in self.rows + self.statistics:
             piece.view(mask).fill_(True)
@@ -60,9 +60,9 @@ class NeuronGroup:
 
 
 def permute(w: Tensor, group: NeuronGroup, order: np.ndarray | Tensor) -> Tensor:
-    """The same models [..., D] with their neurons in another order: new neuron i is the old neuron order[i].
+    """Models w [..., D] with a group's neurons in another order: new neuron i is old neuron order[i].
 
-    Their function does not change.
+    The models compute the same function as before.
     """
     index = torch.as_tensor(order, device=w.device)
     permuted = w.clone()

@@ -1,8 +1,7 @@
-"""Matching the neurons of several clients to one list of server neurons, each client's by the Hungarian method.
+"""Matches the neurons of several clients to one list of server neurons, each client's by the Hungarian method.
 
 The rule is that of PFNM (Yurochkin et al., ICML 2019, https://arxiv.org/abs/1905.12022), as FedMA and HyFEM use it.
-Shape letters: J clients, L server neurons, l neurons of one client, d columns of a server neuron, of which a client has
-e.
+Shape letters: J clients, L server neurons, l neurons of a client, d columns of a server neuron, e of them a client's.
 """
 
 import math
@@ -16,42 +15,43 @@ from torch import Tensor
 
 from fedlab_runner.algorithms.matching.assignment import hungarian
 
-POPULAR = 10  # clients on a neuron from which on it is not more popular (the authors' code)
+MAX_POPULARITY = 10  # clients on a neuron; more do not make it more popular (the authors' code)
 
 
 class Neurons(NamedTuple):
     """One client's neurons."""
 
     rows: Tensor  # [l, e]
-    columns: Tensor  # [e] int64, which of the server's d columns they are
+    columns: Tensor  # [e] int64, their places among the server's d columns
     weight: float  # of the client in the server's mean
 
 
 class Server(NamedTuple):
-    """What the server knows of its neurons from the clients assigned to them, on the columns of the client at hand."""
+    """The server's neurons as the clients assigned to them make them, on the columns of the client at hand."""
 
     total: Tensor  # [L, e], weighted sum of the rows
-    mass: Tensor  # [L, e], sum of the weights of the clients that have the entry; [L, 1] where that is all of them
+    mass: Tensor  # [L, e], sum of the weights of the clients with the entry; [L, 1] where all have it
     holders: Tensor  # [L], clients assigned to the neuron
-    covered: Tensor | None  # [L] bool, whether any of them has one of the client's columns; None: all are
+    covered: Tensor | None  # [L] bool, whether an assigned client has one of the columns; None: all are covered
 
 
 class Gain(Protocol):
-    """How much is won by assigning a client's neuron to one of the server's."""
+    """The gain from assigning a client's neurons to server neurons."""
 
     def existing(self, v: Tensor, square: Tensor, server: Server, columns: Tensor, num_clients: int) -> Tensor:
-        """[l, L], of neurons v [l, e], |v|^2 [l], on those that there are."""
+        """The gain [l, L] of neurons v [l, e] with |v|^2 [l] on the server's neurons."""
         ...
 
     def new(self, v: Tensor, square: Tensor, columns: Tensor, num_clients: int, most: int) -> Tensor:
-        """[l, most], of neurons v [l, e], |v|^2 [l], on the first, second, ... neuron that would be new."""
+        """The gain [l, most] of neurons v [l, e] with |v|^2 [l] on the first, second, ... new neuron."""
         ...
 
 
 @dataclass(frozen=True)
 class SquaredDistance:
-    """Minus half the squared distance to the mean of the server's neuron, zero where nobody has the entry; a new neuron
-    costs half the squared length and `penalty`.
+    """Minus half the squared distance to the mean of the server's neuron, which is 0 in entries that no client has.
+
+    A new neuron costs half the squared length and `penalty`.
     """
 
     penalty: float
@@ -59,7 +59,7 @@ class SquaredDistance:
     def existing(self, v: Tensor, square: Tensor, server: Server, columns: Tensor, num_clients: int) -> Tensor:
         mass, rows = server.mass.clamp_min(torch.finfo(v.dtype).tiny), server.total
         if mass.shape[1] > 1:
-            rows, mass = rows / mass, mass.new_ones(len(rows), 1)  # else what is made of them is divided: it is smaller
+            rows, mass = rows / mass, mass.new_ones(len(rows), 1)  # else the products are divided, which are smaller
         mean_square = _squares(rows)
         gain = (v @ rows.T).div_(mass.T).sub_(mean_square / mass.T.square() / 2).sub_(square.unsqueeze(1) / 2)
         if server.covered is None:
@@ -72,10 +72,10 @@ class SquaredDistance:
 
 @dataclass(frozen=True)
 class PFNM:
-    """The posterior gain of the beta-Bernoulli process: prior N(mu0, sigma0^2) of a server neuron, client neurons
-    N(server's, sigma^2), and `gamma`, the larger the more new neurons.
+    """The posterior gain of the beta-Bernoulli process.
 
-    Clients count alike. Of a neuron's popularity the log is taken once, as in the authors' code, not twice.
+    A server neuron has the prior N(mu0, sigma0^2), a client's neuron is N(the server's, sigma^2); a larger `gamma`
+    makes more new neurons. Clients count alike. The log of a neuron's popularity counts once, as in the authors' code.
     """
 
     sigma: float
@@ -90,7 +90,7 @@ class PFNM:
         own = square.unsqueeze(1) * inverse.T if inverse.shape[1] == 1 else v.square() @ inverse.T
         gain = (v @ (natural * inverse).T).mul_(2 * p).add_(own, alpha=p * p)
         gain += (natural.square() * (inverse - 1 / precision)).sum(1)
-        count = server.holders.clamp(1, POPULAR).to(v.dtype)
+        count = server.holders.clamp(1, MAX_POPULARITY).to(v.dtype)
         gain += (count / (num_clients - count).clamp_min(1)).log()
         if server.covered is None:
             return gain
@@ -105,12 +105,12 @@ class PFNM:
 
 
 class Matching(NamedTuple):
-    """Which server neuron each client neuron is."""
+    """The server neuron of each client neuron."""
 
     assignments: list[np.ndarray]  # of each client [l] int64, all different
     width: int  # L
     gain: float  # of the last sweep, summed over clients
-    flops: int  # of gains and assignments; an assignment of l to n neurons is counted as l^2 n
+    flops: int  # of gains and assignments: assigning l to n neurons counts as l^2 n
 
 
 def match(
@@ -125,13 +125,15 @@ def match(
     movable: Sequence[int] | None = None,
     shared: int = 0,
 ) -> Matching:
-    """Assigns the neurons of J >= 1 clients to server neurons, the total gain rising.
+    """Assigns the neurons of J >= 1 clients to server neurons so that the total gain rises.
 
-    From `start`, the assignments until now; without it the first client's neurons are the server's and the others
-    follow in order. Then up to `sweeps` times, until nothing changes: each client (of those that are `movable`) in
-    random order is taken out and assigned anew to what the others make. Neurons may be added up to `limit` >= max l,
-    and those without clients disappear, so that max l <= L <= min(limit, sum l). The last `shared` columns of all
-    clients, such as a bias, do not make a server neuron known to a client that has none of its inputs.
+    The assignments begin as `start`; without it the first client's neurons become the server's, and the other clients
+    follow in order. Then up to `sweeps` sweeps, until one changes nothing: in random order each client (of the
+    `movable`) is taken out and assigned anew to the neurons that the others make.
+
+    The server gains neurons up to `limit` >= max l and loses those without clients: max l <= L <= min(limit, sum l).
+    The last `shared` columns are common to all clients (a bias): a client can compare itself with a server neuron only
+    where it has another of its columns.
     """
     state = _State(clients, gain, num_columns, limit, shared)
     if start is None:
@@ -152,7 +154,7 @@ def match(
 
 
 class _State:
-    """The server's neurons while clients come and go."""
+    """The server's neurons while clients are added and removed."""
 
     def __init__(self, clients: Sequence[Neurons], gain: Gain, num_columns: int, limit: int, shared: int) -> None:
         self._clients, self._gain, self._limit, self._shared = clients, gain, limit, shared
@@ -164,7 +166,9 @@ class _State:
         everything = torch.arange(num_columns, device=rows.device)
         self._whole = [torch.equal(client.columns, everything) for client in clients]
         self._alike = all(self._whole) and shared < num_columns
-        self._has = rows.new_zeros(count, num_columns)  # 1 where a client has a column [J, d], unless all have all
+        self._has = rows.new_zeros(
+            count, num_columns
+        )  # 1 where a client has a column [J, d]; unused where all have all
         if not self._alike:
             for has, client in zip(self._has, clients, strict=True):
                 has[client.columns] = 1
@@ -175,16 +179,16 @@ class _State:
 
     @property
     def width(self) -> int:
-        """L."""
+        """L, the number of server neurons."""
         return len(self._holders)
 
     def begin(self, assignments: Sequence[np.ndarray]) -> None:
-        """Puts all clients where they are."""
+        """Adds all clients with these assignments."""
         for j, assignment in enumerate(assignments):
             self._add(j, assignment, 1)
 
     def assign(self, j: int) -> float:
-        """Puts a client where it gains most, and returns the gain."""
+        """Adds client j where it gains most, and returns the gain."""
         (v, columns, _), square, count = self._clients[j], self._squares[j], len(self._clients)
         known = np.flatnonzero(self._holders)
         if not len(known):  # nothing to compare with: the neurons keep their places
@@ -193,7 +197,7 @@ class _State:
         most = min(len(v), self._limit - len(known))
         abandoned = len(known) < self.width
         if abandoned:
-            self._total[self._at(j, self._holders == 0)] = 0  # exactly, whatever rounding has left
+            self._total[self._at(j, self._holders == 0)] = 0  # exactly: rounding leaves a rest
         total, held, covered = self._of(j, self._total), self._held, None
         if abandoned or not self._alike:
             total, held = (t.index_select(0, self._at(j, known)) for t in (total, held))
@@ -201,7 +205,7 @@ class _State:
         if not self._alike:
             covered = held @ self._has.index_select(1, columns[: len(columns) - self._shared]).sum(1) > 0
             mass = held @ (self._weights * self._of(j, self._has))
-            total.masked_fill_(mass == 0, 0)  # the same by columns
+            total.masked_fill_(mass == 0, 0)  # exactly, in columns that no client has
         server = Server(total, mass, self._at(j, self._holders[known]), covered)
         gains = self._gain.existing(v, square, server, columns, count)
         if most:

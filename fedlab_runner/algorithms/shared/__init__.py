@@ -1,1 +1,1 @@
-"""What several algorithms use."""
+"""Building blocks that several algorithms share."""

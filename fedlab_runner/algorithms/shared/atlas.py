@@ -1,7 +1,6 @@
-"""Feddle's model atlas: the client updates kept as directions (anchors), and the arithmetic of combining them.
+"""Feddle's model atlas: clients' updates kept as directions (anchors), and how they are combined.
 
-M anchors of P values each. Nothing here holds more than a chunk of anchors beside the model, so that they may live in
-host memory and be streamed.
+There are M anchors of P values each. They may lie in host memory: `combine` and `project` stream them in chunks.
 """
 
 from typing import NamedTuple
@@ -14,10 +13,10 @@ class Atlas(NamedTuple):
     """Up to `size` anchors; a client may own several."""
 
     anchors: Tensor  # a_m [M, P], as they came
-    scores: Tensor  # s_m [M], |c_m| of the last search; infinite before the first
-    arrival: Tensor  # [M] int64, anchors are numbered as they arrive
+    scores: Tensor  # s_m [M] float64, |c_m| of the last search; infinite before the first
+    arrival: Tensor  # [M] int64, the anchors' numbers in order of arrival
     clients: Tensor  # [M] int64
-    rounds: Tensor  # [M] int64, when the client had received its model
+    rounds: Tensor  # [M] int64, the round in which the client received the server model
 
     @staticmethod
     def empty(like: Tensor) -> "Atlas":
@@ -28,11 +27,11 @@ class Atlas(NamedTuple):
     def add(
         self, deltas: Tensor, clients: list[int], rounds: list[int], *, size: int, by_score: bool, device: torch.device
     ) -> "Atlas":
-        """The atlas, on `device`, with updates [A, P] added in order, each in place of the least important anchor when
-        the atlas is full (Algorithm 1, UpdateAtlas).
+        """The atlas, on `device`, with updates [A, P] added in order; where it is full, each replaces an anchor
+        (Algorithm 1, UpdateAtlas).
 
-        That is the one with the lowest score, the first of equals, or the oldest when none has been searched yet or
-        when scores do not count. An update of zero length is no direction and is left out.
+        The replaced anchor is the first one with the lowest score. Without `by_score`, or before the first search, it
+        is the oldest. An update of zero length has no direction and is left out.
         """
         anchors, scores, arrival = list(self.anchors.to(device)), self.scores.tolist(), self.arrival.tolist()
         owners, ages = self.clients.tolist(), self.rounds.tolist()
@@ -56,15 +55,15 @@ class Atlas(NamedTuple):
         return Atlas(torch.stack(anchors), torch.tensor(scores, dtype=torch.float64), *numbers)
 
     def scales(self, normalise: bool) -> Tensor:
-        """What turns each anchor into its normalised self [M]: median of the lengths / its own (Eq 4), or one."""
+        """The factors [M] that normalise the anchors: the median length / the anchor's length (Eq 4), or 1."""
         if not normalise:
             return self.anchors.new_ones(len(self.anchors))
         lengths: Tensor = torch.linalg.vector_norm(self.anchors, dim=1)
-        return lengths.quantile(0.5) / lengths  # the mean of the two in the middle when M is even
+        return lengths.quantile(0.5) / lengths  # for even M the mean of the two middle lengths
 
 
 def combine(x: Tensor, anchors: Tensor, weights: Tensor, chunk_size: int | None = None) -> Tensor:
-    """x + sum_m weights_m a_m [P], for x [P] and weights [M] on the device where it is wanted (Eq 15)."""
+    """x + sum_m weights_m a_m [P] (Eq 15), on the device of x [P] and weights [M]."""
     step = chunk_size or max(1, len(anchors))
     for rows, w in zip(torch.split(anchors, step), torch.split(weights, step), strict=True):
         x = torch.addmv(x, rows.to(x.device).T, w)

@@ -1,4 +1,4 @@
-"""FedAvg's server rule when updates can be late, shared by the algorithms that average."""
+"""FedAvg's server rule with late updates, for all algorithms that average."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -9,28 +9,30 @@ from torch import Tensor
 
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.updates import Updates, Upload
+from fedlab_runner.utils.validate import above, one_of
 
+# Values of the fields `late_policy` and `weighting`.
 LATE_POLICIES = ("delta", "model", "discard")
 MODEL_POLICIES = ("model", "discard")  # of methods that combine whole models, not changes
 WEIGHTINGS = ("size", "uniform")
 
 
 class Params(NamedTuple):
-    """The state of an algorithm that keeps nothing but the server's model."""
+    """The State of an algorithm that keeps only the server model."""
 
     params: Tensor  # x [D]
 
 
 class Update(NamedTuple):
-    """What a client sends: how its parameters have changed, or its parameters; and its batch norm statistics."""
+    """What a client sends: the change of its parameters, or the parameters; and its batch norm statistics."""
 
     rows: Tensor  # y - x or y [K, P]
     statistics: Tensor  # as they are [K, B]
 
 
 class ModelUpdate(NamedTuple):
-    """What is averaged, and the client's model, which the server has from it and from what it had sent: `models` is
-    `known`.
+    """An Update and the client's model, which the server computes from the update and what it had sent: the algorithm
+    has `models` in `known`.
     """
 
     rows: Tensor  # as in Update [K, P]
@@ -47,18 +49,15 @@ class Models(NamedTuple):
 def check_averaging(
     late_policy: str, weighting: str, server_lr: float, policies: tuple[str, ...] = LATE_POLICIES
 ) -> None:
-    """Raises ValueError, named after the field, for a rule that does not exist."""
-    if late_policy not in policies:
-        raise ValueError(f"late_policy must be one of {', '.join(policies)}, got {late_policy}")
-    if weighting not in WEIGHTINGS:
-        raise ValueError(f"weighting must be one of {', '.join(WEIGHTINGS)}, got {weighting}")
-    if not server_lr > 0:
-        raise ValueError(f"server_lr must be > 0, got {server_lr}")
+    """Raises ValueError, beginning with the field's name, for a rule that does not exist."""
+    one_of(policies, late_policy=late_policy)
+    one_of(WEIGHTINGS, weighting=weighting)
+    above(0, server_lr=server_lr)
 
 
 def all_discarded(late_policy: str, arriving: Sequence[np.ndarray]) -> str | None:
-    """Why a mean of what arrives does not move the server's model, given the stalenesses [A] of each round; None where
-    it does.
+    """Why the mean of the arrived updates has not moved the server model, from the stalenesses [A] of each round; None
+    where it has moved. See `ServerAlgorithm.stands_still`.
     """
     if late_policy != "discard" or any((staleness == 0).any() for staleness in arriving):
         return None
@@ -66,7 +65,7 @@ def all_discarded(late_policy: str, arriving: Sequence[np.ndarray]) -> str | Non
 
 
 def make_update(family: ModelFamily, x: Tensor, y: Tensor, late_policy: str, *, keep: bool = False) -> Update:
-    """What clients that went from x [D] to y [K, D] send; y is used up in it, unless the caller wants to `keep` it."""
+    """The updates of clients that trained from x [D] to y [K, D]. They overwrite y, except with `keep`."""
     start, rows, statistics = x[: family.num_params], y[:, : family.num_params], y[:, family.num_params :]
     if late_policy == "model":
         return Update(rows, statistics)
@@ -74,28 +73,27 @@ def make_update(family: ModelFamily, x: Tensor, y: Tensor, late_policy: str, *, 
 
 
 def stepped(x: Tensor, step: Tensor, statistics: Tensor) -> Tensor:
-    """The server's model [D] after a `step` [P] of x [D]: its parameters move, and `statistics` [B] replace its own.
+    """The server model [D] after a `step` [P] from x [D]: its parameters move, and `statistics` [B] replace its own.
 
-    Batch norm's running statistics are state, not parameters. Training replaces them, so a late change of them is a
-    difference to statistics that the server no longer has: added up, such changes drive variances below zero. So no
-    learning rate, momentum, staleness weight or extrapolation touches them; the server takes a mean of those that the
-    clients report.
+    Batch norm's running statistics are not parameters: training replaces them. A late change of them is a difference to
+    statistics that the server no longer has, and a sum of such changes drives variances below zero. So no learning
+    rate, momentum, staleness weight or extrapolation touches them: the server takes a mean of the clients' statistics.
     """
     moved = x[: len(step)] + step
     return torch.cat([moved, statistics]) if len(statistics) else moved
 
 
 def in_time(arrivals: Updates[Upload], late_policy: str) -> Updates[Upload]:
-    """The arrivals that count under the policy."""
+    """The arrivals that count under the policy: discard drops the late ones."""
     return arrivals.select(arrivals.staleness == 0) if late_policy == "discard" else arrivals
 
 
 def average(x: Tensor, arrivals: Updates[Any], late_policy: str, weighting: str, server_lr: float) -> Tensor:
-    """The server's next model [D]: its parameters move by the weighted mean of the `rows` that have arrived, and the
-    mean of the `statistics` that have arrived, by the same weights, replaces its own; x itself when nothing has.
+    """The server's next model [D], from x [D] and the arrived `Update`s; x itself where none has arrived.
 
-    `delta` adds late changes to today's model (Feddle, Eq 1 and 3), `model` averages the late models themselves,
-    `discard` drops what is late (Eq 2). The three agree when nothing is late.
+    The parameters move by the weighted mean of the `rows`; the mean of the `statistics`, by the same weights, replaces
+    the server's. `delta` adds late changes to today's model (Feddle, Eq 1 and 3), `model` averages the late models
+    themselves, `discard` drops late updates (Eq 2). The three agree where no update is late.
     """
     arrivals = in_time(arrivals, late_policy)
     if not len(arrivals):

@@ -1,4 +1,4 @@
-"""What algorithms without a server share: who meets in a round, local training of all architectures, the means."""
+"""Building blocks of decentralised algorithms: who meets, local training of all architectures, cluster means."""
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -15,14 +15,14 @@ from fedlab_runner.core.work import Loss
 
 
 class Clients(NamedTuple):
-    """The state of an algorithm that keeps nothing but the clients' models."""
+    """The State of an algorithm that keeps only the clients' models."""
 
     models: Stacks  # W_n, for each architecture [N_a, D_a]
     aggregator: int  # of the next round
 
 
 class Meeting(NamedTuple):
-    """Who takes part in a round."""
+    """The clients that take part in a round."""
 
     aggregator: int
     senders: np.ndarray  # S [s]
@@ -39,19 +39,19 @@ class TrainedGroup(NamedTuple):
 
 
 def first_aggregator(fed: Federation) -> int:
-    """The lowest id (DFML, section 3.1) of those that have examples."""
+    """The lowest id of the clients that have examples (DFML, section 3.1)."""
     return int(np.flatnonzero(fed.client_data.num_examples)[0])
 
 
 def initial_models(fed: Federation) -> Stacks:
-    """Models of all clients; those of one architecture are equal (DFML, Algorithm 2)."""
+    """First models of all clients, equal for one architecture (DFML, Algorithm 2)."""
     count = len(fed.families)
     sizes = [len(range(a, fed.num_clients, count)) for a in range(count)]
     return tuple(family.init(fed.seed).repeat(n, 1) for family, n in zip(fed.families, sizes, strict=True))
 
 
 def pick_participants(fed: Federation, aggregator: int) -> Meeting:
-    """The aggregator's neighbours that send in this round, and the one of them all that it names as its successor."""
+    """The aggregator, its neighbours that send in this round, and the neighbour that aggregates in the next round."""
     neighbours = fed.neighbours(aggregator)
     senders = fed.sample_clients(neighbours)
     named = generator(fed.seed, Purpose.AGGREGATOR, fed.round).choice(neighbours) if len(neighbours) else aggregator
@@ -59,9 +59,9 @@ def pick_participants(fed: Federation, aggregator: int) -> Meeting:
 
 
 def train(fed: Federation, models: Stacks, ids: np.ndarray, loss: Loss | None = None) -> list[TrainedGroup]:
-    """Local training of clients `ids`, all of one architecture together.
+    """Trains clients `ids`, those of one architecture in one call.
 
-    `loss(model, batch, start)` replaces the task's and is given the parameters [P] that the client starts from.
+    `loss(model, batch, start)` replaces the family's loss; `start` [P] are the parameters that the client starts from.
     """
     done = []
     for group in fed.by_architecture(ids):
@@ -73,7 +73,7 @@ def train(fed: Federation, models: Stacks, ids: np.ndarray, loss: Loss | None = 
 
 
 def updated(models: Stacks, new: Iterable[tuple[ClientGroup, Tensor]]) -> Stacks:
-    """The models of all clients with new ones [k, D_a], or one [D_a] for all of them, for the clients of groups."""
+    """All clients' models with new models [k, D_a] for the clients of groups, or one [D_a] for all of a group."""
     stacks = list(models)
     for group, rows in new:
         rows = rows.expand(len(group.ids), -1)
@@ -82,7 +82,7 @@ def updated(models: Stacks, new: Iterable[tuple[ClientGroup, Tensor]]) -> Stacks
 
 
 def record_exchange(fed: Federation, groups: Iterable[ClientGroup], aggregator: int) -> None:
-    """Notes that all clients of the groups but the aggregator send their models and get them back."""
+    """Counts that all clients of the groups except the aggregator send their models and receive new ones."""
     sizes = [(int((group.ids != aggregator).sum()), group.family.size) for group in groups]
     values, models = sum(n * size for n, size in sizes), sum(n for n, _ in sizes)
     fed.metrics.count_payload(upload=values, download=values, models=2 * models)

@@ -1,9 +1,9 @@
-"""Clients' models as parts of a server's, where clients hold different feature blocks (HyFEM, sections 2 and 3).
+"""Clients' models as parts of the server's, where clients hold different feature blocks (HyFEM, sections 2 and 3).
 
-A client's model is a vector of the server's kind [D] in which all that the client lacks is zero: the extractors of
-other blocks, the classifier's columns for them, and the hidden neurons beyond its own, which come first. So it computes
-what the client computes (see `models._blocks`), and what is zero stays zero in training. M clients, h neurons of a
-client's hidden layer, H of the server's.
+A client's model is a vector of the server's length D. All that the client lacks is zero in it: the extractors of other
+blocks, the classifier's columns for them, and the hidden neurons behind its own, which come first. So the vector
+computes what the client's model computes (see `models._blocks`), and training keeps its zeros. M clients; h neurons in
+a client's hidden layer, H in the server's.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def check_blocks(algorithm: "Algorithm[Any]", fed: Federation) -> None:
-    """Raises UserError where the model would read feature blocks that not all clients have, and cannot tell."""
+    """Raises UserError where the model would read feature blocks that some clients lack."""
     if fed.blocks is None:
         return
     if fed.client_data.num_views > 1:
@@ -51,33 +51,33 @@ def check_blocks(algorithm: "Algorithm[Any]", fed: Federation) -> None:
                 "columns, block_channels or sizes, and set model.blocks=null"
             )
     elif not set(network.numbers) <= set(common):
-        way = f"set model.blocks={common}" if common else "there are none, so use algorithm=hyfem or standalone"
+        remedy = f"set model.blocks={common}" if common else "there are none, so use algorithm=hyfem or standalone"
         raise UserError(
             f"algorithm={name} has one model for all clients, which can read only the feature blocks that all of them "
-            f"have: {way}"
+            f"have: {remedy}"
         )
 
 
 class BlockLayer(NamedTuple):
     """A linear layer of the classifier in a model's vector."""
 
-    weight: int  # where it begins
-    bias: int
+    weight: int  # index of its first value
+    bias: int  # index of its first value
     inputs: int
     outputs: int
 
     def weights(self, w: Tensor) -> Tensor:
-        """[outputs, inputs], a view of a model [D]."""
+        """The weights [outputs, inputs], a view of a model [D]."""
         return w[self.weight : self.weight + self.outputs * self.inputs].view(self.outputs, self.inputs)
 
     def biases(self, w: Tensor) -> Tensor:
-        """[outputs], a view of a model [D]."""
+        """The biases [outputs], a view of a model [D]."""
         return w[self.bias : self.bias + self.outputs]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the parts of the models lie in a vector of D values."""
+    """The places of a model's parts in its vector of D values."""
 
     size: int  # D
     extractors: list[list[slice]]  # of each block, of parameters and of buffers
@@ -87,7 +87,7 @@ class Layout:
 
     @staticmethod
     def of(family: ModelFamily) -> "Layout":
-        """The layout of a task's models; one that is no BlockNetwork is one extractor that gives the logits."""
+        """The layout of a family's models. A model that is no BlockNetwork is one extractor that gives the logits."""
         network = family.module
         if not isinstance(network, BlockNetwork):
             return Layout(family.size, [[slice(0, family.size)]], [], (), 0)
@@ -99,7 +99,7 @@ class Layout:
         return Layout(family.size, extractors, layers, network.hidden, network.num_features)
 
     def first_places(self, num_clients: int, device: torch.device) -> Tensor:
-        """Everyone's neurons in the same places [M, sum of h]: the first ones."""
+        """Places [M, sum of h] that put each client's neurons on the server's first ones."""
         places = torch.cat([torch.arange(h, device=device) for h in self.hidden] or [torch.arange(0, device=device)])
         return places.repeat(num_clients, 1)
 
@@ -108,9 +108,7 @@ class Layout:
         return torch.split(places, list(self.hidden), -1) if self.hidden else ()
 
     def take(self, x: Tensor, blocks: Sequence[int], places: Tensor) -> Tensor:
-        """P_m Theta_0 and Pi_m w_0: a client's model [D], from a server's [D] by the client's blocks and places [sum of
-        h].
-        """
+        """P_m Theta_0 and Pi_m w_0: a client's part [D] of a server model x [D], by blocks and places [sum of h]."""
         w = torch.zeros_like(x)
         for span in self._spans_of(blocks):
             w[span] = x[span]
@@ -120,7 +118,7 @@ class Layout:
         return w
 
     def put(self, total: Tensor, w: Tensor | float, blocks: Sequence[int], places: Tensor) -> None:
-        """Adds a client's model [D], or a number for each of its values, to a server's [D], in place."""
+        """Adds a client's model w [D], or a number for each of its values, to its place in `total` [D]."""
         for span in self._spans_of(blocks):
             total[span] += w[span] if isinstance(w, Tensor) else w
         for layer, own, of_server in self._parts(blocks, places):
@@ -131,16 +129,16 @@ class Layout:
             layer.biases(total)[of_server.rows] += biases
 
     def own(self, x: Tensor, blocks: Sequence[int]) -> Tensor:
-        """Which values of its vector a client with these blocks has: a mask [D]."""
+        """The mask [D] of the values that a client with these blocks has in its vector."""
         places = self.first_places(1, x.device)[0]
         return self.take(torch.ones_like(x), blocks, places) > 0
 
     def columns(self, blocks: Sequence[int], device: torch.device) -> Tensor:
-        """The classifier's inputs that come from these blocks."""
+        """The indices of the classifier's inputs that come from these blocks."""
         return torch.cat([torch.arange(b * self.num_features, (b + 1) * self.num_features) for b in blocks]).to(device)
 
     def in_classifier(self, x: Tensor) -> Tensor:
-        """Which values of a vector [D] belong to the classifier: a mask [D]."""
+        """The mask [D] of the values that belong to the classifier."""
         mask = torch.zeros(len(x), dtype=torch.bool, device=x.device)
         for layer in self.layers:
             layer.weights(mask).fill_(True)
@@ -152,7 +150,7 @@ class Layout:
             yield from self.extractors[block]
 
     def _parts(self, blocks: Sequence[int], places: Tensor) -> Iterator[tuple[BlockLayer, "_Part", "_Part"]]:
-        """Each layer with what of it the client has, in its own vector and in the server's."""
+        """Each layer with the client's part of it: in the client's vector, and in the server's."""
         if not self.layers:
             return
         device = places.device
@@ -175,7 +173,7 @@ class _Part(NamedTuple):
 
 
 def _spans(family: ModelFamily, prefix: str) -> list[slice]:
-    """The stretches of a model's vector that hold a submodule: of its parameters, and of its buffers."""
+    """The slices of a model's vector that hold a submodule: its parameters, then its buffers."""
     places = [
         (start, start + shape.numel()) for name, (start, shape) in family.layout.items() if name.startswith(prefix)
     ]
@@ -195,7 +193,7 @@ def blocks_of(fed: Federation) -> list[tuple[int, ...]]:
 
 
 def reading(family: ModelFamily, blocks: Sequence[int]) -> AbstractContextManager[None]:
-    """A context in which the task's models do without the extractors of other blocks, which must be zero in them."""
+    """A context in which the family's models skip the extractors of other blocks, which must be zero in them."""
     network = family.module
     return network.only(blocks) if isinstance(network, BlockNetwork) else nullcontext()
 
@@ -207,8 +205,9 @@ def train_on_blocks(
     loss: Loss | None = None,
     per_client: tuple[Tensor, ...] = (),
 ) -> Tensor:
-    """The clients' models after local training [K, D], clients with the same blocks together; arguments as those of
-    `Cohort.train`, `start` [K, D], `owned` [N, d0] as the federation has it.
+    """The clients' models after local training [K, D], clients with the same blocks in one call.
+
+    `owned` is `Federation.blocks`, `start` is [K, D], the rest are arguments of `Cohort.train`.
     """
     if owned is None:
         return cohort.train(start, loss=loss, per_client=per_client)

@@ -1,4 +1,4 @@
-"""Two models that learn from each other on one client's examples: one family whose vectors hold both."""
+"""Pairs of models that learn from each other on one client's examples: one family whose vectors hold both."""
 
 import torch
 import torch.nn.functional as F
@@ -18,14 +18,14 @@ class _Both(nn.Module):
 
 
 class Pair:
-    """Pairs of models of two families, as models [k, D1 + D2] of a `family` that any executor trains."""
+    """Pairs of models of two families as models [k, D1 + D2] of one `family`, which any executor trains."""
 
     def __init__(self, first: ModelFamily, second: ModelFamily) -> None:
         self._first, self._second = first, second
         self.family = first.like(lambda: _Both(first.build(), second.build()))
 
     def join(self, first: Tensor, second: Tensor) -> Tensor:
-        """[k, D1] and [k, D2] as [k, D1 + D2]: parameters first, as in every vector."""
+        """Models [k, D1] and [k, D2] as pairs [k, D1 + D2]: parameters first, as in every vector."""
         p, q = self._first.num_params, self._second.num_params
         return torch.cat([first[:, :p], second[:, :q], first[:, p:], second[:, q:]], 1)
 
@@ -38,16 +38,16 @@ class Pair:
 
 
 def pair_loss(
-    model: FunctionalModel, batch: Batch, supervision: tuple[float, float], divergence: tuple[float, float]
+    model: FunctionalModel, batch: Batch, label_weights: tuple[float, float], kl_weights: tuple[float, float]
 ) -> Tensor:
-    """The sum of both models' losses, each a weight of the supervision signal and one of KL(other || own).
+    """The sum of both models' losses: each weighs its loss on the labels and KL(other || own).
 
-    The other's predictions are constants, so that each model gets the gradient of its own loss alone.
+    The other model's predictions are constants: each model has the gradient of its own loss alone.
     """
     logits: Tensor = model(batch.inputs)  # [2, b, C]
     log_p = F.log_softmax(logits, -1)
     q = log_p.detach().flip(0)
     by_sample = torch.stack([losses(z, batch.targets, batch.offsets) for z in logits])
     kl = (q.exp() * (q - log_p)).sum(-1)
-    both = logits.new_tensor(supervision) @ by_sample + logits.new_tensor(divergence) @ kl
+    both = logits.new_tensor(label_weights) @ by_sample + logits.new_tensor(kl_weights) @ kl
     return batch.mean(both)

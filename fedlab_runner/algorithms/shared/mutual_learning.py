@@ -21,12 +21,12 @@ from fedlab_runner.executors._autotune.measure import FLOPS_A_SECOND
 from fedlab_runner.executors._fork.buffers import shared_zeros
 from fedlab_runner.executors._fork.lockstep import SharedRows, in_step
 
-# (logits [M, b, C] of all models, students first; minibatch) -> the loss of each student, which has no gradient with
-# respect to the logits of any other model
+# (logits [M, b, C] of all models, students first; minibatch) -> each student's loss, without a gradient with respect to
+# another model's logits
 Objective = Callable[[Tensor, Batch], Tensor]
-Rows = Sequence[Tensor]  # for each group of models, which of them
-Whole = Callable[[Tensor, Tensor], Tensor]  # (places of models among all, their logits) -> the logits of all
-WORTH_SHARING = 1.0  # seconds that it takes; forks cost less than a tenth of it
+Rows = Sequence[Tensor]  # for each group of models, indices of some of its models
+Whole = Callable[[Tensor, Tensor], Tensor]  # (places of some models among all, their logits) -> the logits of all
+MIN_SHARED_SECONDS = 1.0  # of mutual learning that is shared among processes; forking costs less than a tenth of this
 
 
 class Learners(NamedTuple):
@@ -44,11 +44,11 @@ def mutual_learning(
     objective: Objective,
     teachers: Sequence[Learners] = (),
 ) -> list[Tensor]:
-    """The students' models after `epochs` over the examples of `client`, each with an optimiser of its own, the
-    clients'; teachers stay as they are.
+    """The students' models after `epochs` epochs over the examples of `client`; teachers stay as they are.
 
-    Every model sees a minibatch once, before any of them moves (a Jacobi step), and models of one architecture see it
-    in one call. Where that takes long, the models are shared among as many processes as the executor has.
+    Each student has an optimiser of its own, of the clients' kind. Every model sees a minibatch once, before any model
+    moves (a Jacobi step); models of one architecture see it in one call. Work of more than `MIN_SHARED_SECONDS` is
+    shared among the executor's processes. Students that are not finite go as the key `nonfinite` says.
     """
     groups, operations = [*students, *teachers], _operations(fed, client, students, epochs, teachers)
     fed.metrics.count_server_flops(sum(operations))
@@ -67,24 +67,24 @@ def _shared(
     parts: Sequence[Rows],
     learn: Callable[[Rows, Whole], list[Tensor]],
 ) -> list[Tensor] | None:
-    """The same with the models shared out among processes; None if one of them has died."""
+    """The students' models, learnt in processes that share the models; None where a process has died."""
     learnt = [shared_zeros(s.models.shape, s.models.dtype) for s in students]
 
-    def run(part: int, table: SharedRows) -> None:
+    def run(part: int, shared: SharedRows) -> None:
         def whole(rows: Tensor, logits: Tensor) -> Tensor:
-            return table.complete(rows, logits).index_copy(0, rows, logits)
+            return shared.complete(rows, logits).index_copy(0, rows, logits)
 
         for room, rows, models in zip(learnt, parts[part], learn(parts[part], whole), strict=False):
             room[rows] = models
 
-    table = (sum(len(s.models) for s in groups), fed.local.batch_size, fed.family.num_classes)
-    return learnt if in_step(len(parts), table, fed.family.dtype, run) else None
+    shape = (sum(len(s.models) for s in groups), fed.local.batch_size, fed.family.num_classes)
+    return learnt if in_step(len(parts), shape, fed.family.dtype, run) else None
 
 
 def _operations(
     fed: Federation, client: int, students: Sequence[Learners], epochs: int, teachers: Sequence[Learners]
 ) -> list[int]:
-    """What mutual learning costs, by model: students first."""
+    """The floating-point operations of mutual learning for each model, students first."""
     if not epochs:
         return [0 for s in (*students, *teachers) for _ in s.models]
     example = fed.family.normalize(fed.client_data.inputs[:1], fed.family.dtype)
@@ -96,12 +96,13 @@ def _operations(
 
 
 def _parts(fed: Federation, groups: Sequence[Learners], operations: Sequence[int], students: int) -> list[Rows]:
-    """Which rows of each group each process takes: even shares of the operations, and a student at the least. One
-    process takes all where that is a matter of a second, or where dropout draws from one stream.
+    """The rows of each group that each process takes: even shares of the operations, and at least one student.
+
+    One process takes all where the work is short, on a GPU, or where dropout draws from one stream.
     """
     count = min(fed.executor.num_processes(), students)
     alone = fed.family.device.type != "cpu" or any(s.family.has_dropout for s in groups)
-    if count < 2 or alone or sum(operations) < WORTH_SHARING * FLOPS_A_SECOND:
+    if count < 2 or alone or sum(operations) < MIN_SHARED_SECONDS * FLOPS_A_SECOND:
         return [[torch.arange(len(s.models)) for s in groups]]
     places = [(g, row) for g, s in enumerate(groups) for row in range(len(s.models))]
     rows: list[list[list[int]]] = [[[] for _ in groups] for _ in range(count)]
@@ -123,8 +124,9 @@ def _learn(
     own: Rows,
     whole: Whole,
 ) -> list[Tensor]:
-    """The models of those students after it whose rows `own` has, for each group of students and then of teachers;
-    `whole` makes of their logits and places among all models the logits of all.
+    """The learnt models of the students in `own`, which has rows of each group of students and then of teachers.
+
+    `whole` completes their logits by those of the models that other processes hold.
     """
     groups, families = len(students), [s.family for s in (*students, *teachers)]
     chosen = [s.models[rows] for s, rows in zip((*students, *teachers), own, strict=True)]
@@ -155,7 +157,7 @@ def _learn(
 
 
 def _logits(fed: Federation, family: ModelFamily, params: Tensor, buffers: Tensor, batch: Batch) -> list[Tensor]:
-    """Logits [k, b, C] of models in training mode, and their buffers [k, B] after it."""
+    """Logits [k, b, C] of models in training mode, and their new buffers [k, B]."""
     family.mode(True, frozen_norm=len(batch.targets) == 1)
     if not len(params):
         return [params.new_zeros(0, len(batch.targets), family.num_classes), buffers]
@@ -168,7 +170,7 @@ def _logits(fed: Federation, family: ModelFamily, params: Tensor, buffers: Tenso
 
 
 def client_batches(fed: Federation, client: int, epochs: int, families: Sequence[ModelFamily]) -> Iterator[Batch]:
-    """Minibatches of one client's examples for all the tasks, in an order of their own for this round."""
+    """Minibatches of one client's examples for models of all families, in an order drawn for mutual learning."""
     client_data, family, ids = fed.client_data, fed.family, np.array([client])
     if not epochs:
         return
@@ -189,9 +191,10 @@ def client_batches(fed: Federation, client: int, epochs: int, families: Sequence
 
 
 def teacher_weights(sizes: Tensor) -> Tensor:
-    """Phi_q / sum of Phi_u over u != n (DFML, Eq 3): how much model q of sizes [M] teaches model n [M, M].
+    """How much model q (column) teaches model n (row) [M, M]: Phi_q / sum of Phi_u over u != n (DFML, Eq 3), for sizes
+    Phi [M].
 
-    The diagonal is 0, each row sums to 1, or to 0 for a model that is alone.
+    The diagonal is 0; a row sums to 1, or to 0 where there is one model.
     """
     others = sizes.expand(len(sizes), -1) * (1 - torch.eye(len(sizes), dtype=sizes.dtype, device=sizes.device))
     return others / others.sum(1, keepdim=True).clamp_min(torch.finfo(sizes.dtype).tiny)
@@ -200,10 +203,10 @@ def teacher_weights(sizes: Tensor) -> Tensor:
 def mutual_losses(
     logits: Tensor, batch: Batch, weights: Tensor, gamma: float, alpha: float, weigh_samples: bool = False
 ) -> Tensor:
-    """gamma L_supervision + alpha sum_q w_nq KL(p_q || p_n) of each student n, means over the minibatch [k].
+    """The mean over the minibatch of gamma L_label + alpha sum_q w_nq KL(p_q || p_n), for each student n [k].
 
-    logits [M, b, C], students first; weights [k, M] of the teachers, whose predictions are constants. With
-    `weigh_samples` each divergence counts by 1 - exp(-CE_n / CE_q) of the sample (WSL, Zhou et al., ICLR 2021).
+    `logits` [M, b, C] have the k students first; `weights` [k, M] are of the teachers, whose predictions are constants.
+    With `weigh_samples` a sample's divergence counts by 1 - exp(-CE_n / CE_q) (WSL, Zhou et al., ICLR 2021).
     """
     k = len(weights)
     of_students, log_p = logits[:k], F.log_softmax(logits[:k], -1)
@@ -217,7 +220,7 @@ def mutual_losses(
             by_sample = weights.unsqueeze(-1) * ratio
             target = torch.einsum("kqb,qbc->kbc", by_sample, q.exp())
             entropy = torch.einsum("kqb,qb->kb", by_sample, (q.exp() * q).sum(-1))
-        else:  # a mean of divergences from constants is one from their mean, up to a constant
+        else:  # a mean of divergences from constants is the divergence from their mean, up to a constant
             target = torch.einsum("kq,qbc->kbc", weights, q.exp())
             entropy = weights @ (q.exp() * q).sum(-1)
         loss = loss + alpha * (entropy - (target * log_p).sum(-1))

@@ -1,4 +1,4 @@
-"""Training of the server on its own examples."""
+"""Training of the server model on the server's own examples, and answers of models on them."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -15,32 +15,28 @@ from fedlab_runner.core.rng import Purpose, generator, torch_seed
 from fedlab_runner.core.server_data import ServerData
 from fedlab_runner.core.work import Loss, Work, clip_rows
 from fedlab_runner.utils.errors import UserError
+from fedlab_runner.utils.validate import above, at_least
 
 SERVER_STREAMS = Streams(Purpose.SERVER_BATCHES, Purpose.SERVER_DROPOUT)
-ADAM = Adam(0.9, 0.999, 1e-8, 0.0, decoupled=False)  # what the server trains with (Feddle, appendix D)
+ADAM = Adam(0.9, 0.999, 1e-8, 0.0, decoupled=False)  # the server's optimiser (Feddle, appendix D)
 
 
 class TrainedModel(NamedTuple):
-    """A model [D] after training, and its optimiser's state."""
+    """A model [D] after training, and its optimiser's slots."""
 
     model: Tensor
     slots: tuple[Tensor, ...]
 
 
 def check_server_training(lr: float, epochs: int, batch_size: int, max_steps: int | None) -> None:
-    """Raises ValueError, named after the field, for training that cannot be."""
-    if not lr > 0:
-        raise ValueError(f"lr must be > 0, got {lr}")
-    if epochs < 0:
-        raise ValueError(f"epochs must be >= 0, got {epochs}")
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be >= 1, got {batch_size}")
-    if max_steps is not None and max_steps < 0:
-        raise ValueError(f"max_steps must be >= 0 or null, got {max_steps}")
+    """Raises ValueError, beginning with the field's name, for a value out of range."""
+    above(0, lr=lr)
+    at_least(0, epochs=epochs, max_steps=max_steps)
+    at_least(1, batch_size=batch_size)
 
 
 def require_server_data(algorithm: Any, fed: Federation, *, in_domain: bool = False) -> ServerData:
-    """The server's data; UserError when the algorithm has not the kind that it needs."""
+    """The server's data; UserError where there is none, or where it is not in-domain but must be."""
     name, data = algorithm.name, fed.server_data
     if data is None:
         choice = "server_data=in_domain" if in_domain else "server_data=in_domain (or tiny_imagenet, image_folder, ...)"
@@ -62,11 +58,11 @@ def server_batches(
     data: ServerData | None = None,
     purpose: Purpose = Purpose.SERVER_BATCHES,
 ) -> Iterator[Batch]:
-    """Minibatches of the server's examples, or of other `data`, reshuffled each epoch: a function of (seed, `purpose`,
-    round, stage).
+    """Minibatches of the server's examples, or of other `data`, reshuffled in each epoch.
 
-    `targets` [n, ...] replaces the labels. The last partial minibatch counts, unless it is a single example that batch
-    norm would be trained with (`training`). Stages are the uses that one algorithm makes of the data in one round.
+    Their order is a function of (seed, `purpose`, round, `stage`); a stage is one of the uses that an algorithm makes
+    of the data in a round. `targets` [n, ...] replace the labels. The last partial minibatch counts; with `training` it
+    is left out where it has one example and batch norm would train on it.
     """
     data = fed.server_data if data is None else data
     assert data is not None
@@ -87,7 +83,7 @@ def server_batches(
 
 
 def server_steps(fed: Federation, epochs: int, batch_size: int, max_steps: int | None) -> int:
-    """How many minibatches `server_batches` gives for training."""
+    """The number of minibatches that `server_batches` gives for training."""
     n = 0 if fed.server_data is None else len(fed.server_data)
     whole, rest = divmod(n, batch_size)
     single = fed.family.has_batch_norm and rest == 1 and n > 1
@@ -96,12 +92,12 @@ def server_steps(fed: Federation, epochs: int, batch_size: int, max_steps: int |
 
 
 def training_operations(fed: Federation, epochs: int, batch_size: int, max_steps: int | None) -> float:
-    """Floating-point operations of one step on each minibatch that `server_batches` gives."""
+    """Floating-point operations of a step on each minibatch that `server_batches` gives for training."""
     return _seen(fed, epochs, batch_size, max_steps) * example_flops(fed).step
 
 
 def answering_operations(fed: Federation, teachers: int, examples: int | None = None) -> float:
-    """Of so many models' logits on so many examples (None: each of the server's once)."""
+    """Operations of `teachers` models' logits on `examples` examples (None: on each of the server's once)."""
     n = 0 if fed.server_data is None else len(fed.server_data)
     return teachers * (n if examples is None else examples) * example_flops(fed).forward
 
@@ -112,7 +108,7 @@ def _seen(fed: Federation, epochs: int, batch_size: int, max_steps: int | None) 
 
 
 def example_flops(fed: Federation) -> Flops:
-    """What one of the server's examples costs a model."""
+    """A model's operations for one of the server's examples."""
     assert fed.server_data is not None
     return fed.family.flops(fed.family.normalize(fed.server_data.inputs[:1].to(fed.family.device), fed.family.dtype))
 
@@ -133,10 +129,11 @@ def train_on_server(
 ) -> TrainedModel:
     """The model [D] after one step on each minibatch, from `start` [D].
 
-    `loss(model, batch)` replaces the task's; `lr` may be a function of the step, which counts from `first_step`;
-    `slots` is the optimiser's state to go on from (fresh without). `params_of` makes the parameters a function of what
-    is trained, which then stands in their place before the buffers. `watch` is told the steps done and the model after
-    each, and ends the training by True.
+    - `lr` may be a function of the step, which counts from `first_step`.
+    - `loss(model, batch)` replaces the family's loss.
+    - `slots`: the optimiser's, to go on from (None: fresh).
+    - `params_of` computes the parameters [P] from the trained values, which stand before the buffers in `start`.
+    - `watch(steps, model)` is called after each step with the steps taken; True ends the training.
     """
     family = fed.family
     params, buffers = start[: len(start) - family.num_buffers].clone(), start[len(start) - family.num_buffers :]
@@ -165,9 +162,7 @@ def mean_answer(
     inputs: Tensor,
     answer: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """The mean over teachers [D] of their logits [b, C], or of `answer(logits)`, on normalised inputs, in evaluation
-    mode.
-    """
+    """The mean logits [b, C] of teachers [D] on normalised inputs, or the mean of `answer(logits)`; evaluation mode."""
     family = fed.family
     p = family.num_params
     fed.metrics.count_server_flops(len(teachers) * len(inputs) * family.flops(inputs).forward)
@@ -181,7 +176,7 @@ def mean_answers(
     batch_size: int,
     answer: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """The same on all of the server's examples [n, C]."""
+    """The `mean_answer` on all of the server's examples [n, C], in their order."""
     data, family = fed.server_data, fed.family
     assert data is not None
     parts = (part.to(family.device) for part in torch.split(data.inputs, batch_size))
@@ -189,7 +184,7 @@ def mean_answers(
 
 
 def train_as_client(fed: Federation, start: Tensor) -> Tensor:
-    """The model [D] that a client with the server's examples would send: the clients' optimiser, epochs and batches."""
+    """The model [D] that a client with the server's examples would train: with the clients' optimiser and epochs."""
     data, family = fed.server_data, fed.family
     assert data is not None
     everyone = [np.arange(len(data))]

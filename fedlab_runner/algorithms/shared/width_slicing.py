@@ -1,4 +1,4 @@
-"""Models as parts of the widest one, by channels: what partial training aggregates (DFML, appendix A.3.3)."""
+"""Models as parts of the widest model, by channels: partial training (DFML, appendix A.3.3)."""
 
 import itertools
 import logging
@@ -17,7 +17,7 @@ from fedlab_runner.utils.errors import UserError
 
 _log = logging.getLogger(__name__)
 
-# choose(label, k, J): which k of a layer's J channels a model is given, int64 [k]
+# choose(label, k, J): the k of a layer's J channels that a model gets, int64 [k]
 Choose = Callable[[str, int, int], Tensor]
 
 
@@ -26,11 +26,11 @@ class SlicedLayer(NamedTuple):
 
     name: str
     shape: tuple[int, ...]
-    axes: tuple[Any, ...]  # models._widths.Axis or None, one a dimension
+    axes: tuple[Any, ...]  # a models._widths.Axis or None for each dimension
 
 
 def layers(family: ModelFamily) -> list[SlicedLayer] | None:
-    """All tensors of a model's vector in order; None where the network does not say how it can be cut."""
+    """All tensors of a model's vector, in order; None where the network does not say how to cut it."""
     axes: Mapping[str, Any] | None = getattr(family.module, "axes", None)
     if axes is None:
         return None
@@ -38,12 +38,15 @@ def layers(family: ModelFamily) -> list[SlicedLayer] | None:
 
 
 def check_sliceable(algorithm: Any, fed: Federation) -> None:
-    """Raises UserError that names the layer where one client's model is not a part of a wider client's; says so where
-    all are alike and there is nothing to cut.
+    """Raises UserError that names the layer where one client's model is not a part of a wider client's.
+
+    Warns where all models have one width, and there is nothing to cut.
     """
     name = algorithm.name
     if len(fed.families) == 1:
-        _log.warning("algorithm=%s averages whole models where all have one width (several: model=dfml/h1_cnn)", name)
+        _log.warning(
+            "algorithm=%s averages whole models, as all have one width (several widths: model=dfml/h1_cnn)", name
+        )
     ordered = sorted(fed.families, key=lambda family: family.num_params)
     for small, wide in itertools.pairwise(ordered):
         fault = _fault(layers(small), layers(wide))
@@ -67,9 +70,9 @@ def _fault(small: list[SlicedLayer] | None, wide: list[SlicedLayer] | None) -> s
 
 
 def places(small: ModelFamily, wide: ModelFamily, choose: Choose) -> Tensor:
-    """Where each value of a model of `small` is in the vector of one of `wide`: int64 [D_small]."""
+    """The index in a vector of `wide` of each value of a model of `small`: int64 [D_small]."""
     mine, its = layers(small), layers(wide)
-    if mine is None or its is None:  # of one architecture, as check_sliceable has seen
+    if mine is None or its is None:  # one architecture: check_sliceable refuses others
         return torch.arange(small.size, device=small.device)
     chosen: dict[str, Tensor] = {}
     parts, offset = [], 0
@@ -84,7 +87,7 @@ def places(small: ModelFamily, wide: ModelFamily, choose: Choose) -> Tensor:
 
 
 def _along(axis: Any, k: int, j: int, chosen: dict[str, Tensor], choose: Choose) -> Tensor:
-    """The indices of a dimension of j values that a model with k of them has; all of one label have the same."""
+    """The k indices of a dimension of j values that a model has; dimensions of one label have the same channels."""
     if axis.label not in chosen:
         chosen[axis.label] = choose(axis.label, k // axis.block, j // axis.block)
     channels: Tensor = chosen[axis.label].unsqueeze(1) * axis.block
@@ -99,12 +102,12 @@ def partial_training(
     alike: bool,
     cut_from: Callable[[int], Choose] | None = None,
 ) -> Clients:
-    """A round of Algorithm 3: a value of the widest participant's shape is the mean over the models that have it.
+    """A round of Algorithm 3: a value of the widest participant's model becomes the mean over the models that have it.
 
-    `choose(client)` gives the channels of a client's model; `alike` says that they are those of all its architecture.
-    With `cut_from(client)`, the channels that its model was cut from when it met last, models are put back there before
-    they are cut anew; the shape is then that of the widest model of all clients, for a channel to be the same in all
-    rounds, and a client keeps what nobody at the meeting has.
+    `choose(client)` gives the channels of a client's model; `alike` says that its whole architecture has the same.
+    `cut_from(client)` gives the channels that the client's model was cut from at its last meeting: the model is put
+    back there before it is cut anew. The widest model is then that of all clients, so that a channel is the same in all
+    rounds, and a client keeps the values that no participant has.
     """
     trained = train(fed, state.models, meeting.participants)
     record_exchange(fed, [t.group for t in trained], meeting.aggregator)
@@ -119,7 +122,9 @@ def partial_training(
             owners.index_add_(0, index, torch.ones_like(w))
         parts.append((group, after, where))
         fed.metrics.count_server_flops(2 * after.numel())
-    whole = total / owners.clamp_min(1)  # Eq 6 divides by |P| also where fewer have the value, which would shrink it
+    whole = total / owners.clamp_min(
+        1
+    )  # Eq 6 divides by |P| even where fewer models have the value, which would shrink it
     new = [
         (group, torch.stack([whole[index].where(owners[index] > 0, w) for index, w in zip(where, after, strict=True)]))
         for group, after, where in parts

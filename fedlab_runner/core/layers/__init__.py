@@ -1,1 +1,1 @@
-"""Layers that replace PyTorch's own in every model: the same values, faster or without a fault of a backend."""
+"""Layers that replace PyTorch's own in every model: they give the same values, faster or without a backend's fault."""

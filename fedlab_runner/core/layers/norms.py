@@ -1,4 +1,4 @@
-"""What normalising layers need to be a part of a model's vector, to run under vmap and to keep their precision."""
+"""Prepares normalising layers to be part of a model's vector, to run under vmap and to keep their precision."""
 
 from typing import Any
 
@@ -6,23 +6,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-_GIVEN = "given_dtype"  # of a layer's input, while the layer works
+_GIVEN = "given_dtype"  # attribute of a layer: the type of its input, during a call
 
 
 def prepare_norms(module: nn.Module, autocast: torch.dtype | None) -> None:
-    """Takes the counters of batch norm away; where autocast lowers the precision, lets each norm work in that of its
-    own parameters and statistics.
+    """Removes batch norm's counters. Where autocast lowers the precision, each norm computes in that of its own values.
 
-    ValueError where the statistics of batch norm are cumulative.
+    Raises ValueError where batch norm's statistics are cumulative.
     """
     for norm in module.modules():
         if isinstance(norm, _BatchNorm):
             if norm.momentum is None:
                 raise ValueError(f"momentum of {type(norm).__name__} is null: cumulative statistics cannot be averaged")
-            norm.num_batches_tracked = None  # an integer counter: never part of a model's vector
+            norm.num_batches_tracked = None  # an integer: a model's vector cannot hold it
         if autocast is not None and isinstance(norm, _NormBase | nn.LayerNorm | nn.GroupNorm):
-            # Outside of vmap torch's kernels take inputs of a lower precision than the layer's values, and add up in
-            # the higher one; under vmap they refuse them.
+            # torch's kernels take inputs of a lower precision than the layer's values and add up in the higher one.
+            # Under vmap they refuse such inputs.
             norm.register_forward_pre_hook(_raise)
             norm.register_forward_hook(_lower)
 

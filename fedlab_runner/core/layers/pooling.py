@@ -1,11 +1,11 @@
-"""Max pooling by comparisons, which PyTorch's own is slower than on a CPU where it need not keep what was greatest."""
+"""Max pooling by comparisons: faster than PyTorch's own on a CPU where the places of the maxima are not needed."""
 
 import torch
 from torch import Tensor, nn
 
 
 class Pooling(nn.MaxPool2d):
-    """PyTorch's max pooling with its values and gradients, by comparisons in compiled steps and without gradients."""
+    """PyTorch's max pooling with the same values and gradients; compares in compiled steps and without gradients."""
 
     def forward(self, input: Tensor) -> Tensor:
         compiled = torch.compiler.is_compiling()
@@ -17,8 +17,9 @@ class Pooling(nn.MaxPool2d):
 
 
 def greatest(inputs: Tensor, side: int) -> Tensor:
-    """The greatest value of each square of inputs [b, C, H, W], as `nn.MaxPool2d(side)` gives it, [b, C, H // side,
-    W // side]: NaN where there is one. Two to ten times as fast, and without a gradient to be used.
+    """The values of `nn.MaxPool2d(side)` on inputs [b, C, H, W]: maxima of squares, [b, C, H // side, W // side].
+
+    A square with a NaN gives NaN. Two to ten times as fast as PyTorch; its gradient must not be used.
     """
     h, w = (length // side * side for length in inputs.shape[2:])
     rows = inputs[:, :, 0:h:side]
@@ -31,19 +32,19 @@ def greatest(inputs: Tensor, side: int) -> Tensor:
 
 
 def pooled(inputs: Tensor, side: int) -> Tensor:
-    """The same with a gradient, which goes to the first of equal values; for the compiler, which scatters that of
-    PyTorch's pooling value by value.
+    """The maxima of `greatest` with a gradient, which goes to the first of equal values. For compiled steps: the
+    compiler scatters the gradient of PyTorch's pooling value by value.
     """
     b, channels, h, w = inputs.shape
     h, w = h // side, w // side
-    # Channels last, as convolutions on a CPU leave them: the compiler then treats several at once.
+    # Channels last, as convolutions on a CPU return them: the compiler then vectorises over channels.
     squares = inputs[:, :, : h * side, : w * side].permute(0, 2, 3, 1).reshape(b, h, side, w, side, channels)
     given = squares.detach()
     most = given[:, :, 0, :, 0]
     place = torch.zeros_like(most, dtype=torch.int32)
     for i in range(1, side * side):
         value = given[:, :, i // side, :, i % side]
-        more = (value > most) | value.ne(value)  # isnan would be asked one by one
+        more = (value > most) | value.ne(value)  # the compiler does not vectorise isnan
         most, place = torch.where(more, value, most), torch.where(more, i, place)
     places = torch.arange(side * side, dtype=torch.int32, device=inputs.device).view(side, 1, side, 1)
     values = torch.where(place[:, :, None, :, None] == places, squares, 0.0).sum((2, 4))
@@ -51,7 +52,7 @@ def pooled(inputs: Tensor, side: int) -> Tensor:
 
 
 def _side(pool: nn.MaxPool2d) -> int:
-    """Of the squares that a pooling takes the greatest of; 0 if they are none, or too large to be compared in turn."""
+    """The side of a pooling's squares; 0 where its windows are no squares, overlap, or are larger than 3."""
     sizes = {n for size in (pool.kernel_size, pool.stride) for n in ((size,) if isinstance(size, int) else size)}
     plain = pool.padding in (0, (0, 0)) and pool.dilation in (1, (1, 1)) and not pool.ceil_mode
     return sizes.pop() if plain and not pool.return_indices and sizes in ({2}, {3}) else 0

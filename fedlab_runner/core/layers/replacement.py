@@ -1,4 +1,4 @@
-"""Layers that compute on a CPU what PyTorch's do, faster or without its faults, and take their places in all models."""
+"""Puts this package's layers in the places of PyTorch's in every model."""
 
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
@@ -19,7 +19,7 @@ OURS = (Pooling, *CONVOLUTIONS)
 
 
 def prepare(module: nn.Module) -> nn.Module:
-    """The same module, whose max poolings are `Pooling`s now and whose strided convolutions of kernel 1 take pixels."""
+    """Replaces, in place, the module's max poolings by `Pooling` and its strided convolutions of kernel 1."""
     for part in module.modules():
         if type(part) is nn.MaxPool2d:
             part.__class__ = Pooling

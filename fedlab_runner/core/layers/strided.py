@@ -1,8 +1,8 @@
-"""Strided convolutions of kernel 1 as every s-th pixel and a convolution of stride 1: the same values, and safe.
+"""Strided convolutions of kernel 1, computed as every s-th pixel and a convolution of stride 1: same values, and safe.
 
-oneDNN's gradient of their weights writes past its workspace, and may be wrong or never end, where the input is
+oneDNN's weight gradient of a strided one writes past its workspace, and may be wrong or never end, where the input is
 channels-last and has fewer than 16 (AVX-512) or 8 (AVX2) channels: https://github.com/uxlfoundation/oneDNN/issues/6035.
-When the oneDNN of the oldest torch that this package allows is mended, this module can go.
+This module can go when the oldest torch that this package allows has a oneDNN without that fault.
 """
 
 import inspect
@@ -19,11 +19,11 @@ from torch.overrides import TorchFunctionMode
 
 _CONVOLUTIONS: tuple[Callable[..., Tensor], ...] = (torch.conv1d, torch.conv2d, torch.conv3d)
 _CALLED = re.compile(r"\bconv[123]d\b")
-_KNOWN = {"torch", "fedlab_runner", "abc", "typing"}  # packages whose forwards call no strided ones of kernel 1
+_KNOWN = {"torch", "fedlab_runner", "abc", "typing"}  # packages that call no strided convolutions of kernel 1
 
 
 class Strided(_ConvNd):
-    """What comes before the class of a convolution of kernel 1 whose stride is not 1."""
+    """A base that goes before the class of a convolution of kernel 1 with a stride above 1."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         convolution = _CONVOLUTIONS[len(self.stride) - 1]
@@ -31,23 +31,23 @@ class Strided(_ConvNd):
 
 
 class StridedConv1d(Strided, nn.Conv1d):
-    """PyTorch's, by every s-th value."""
+    """`nn.Conv1d` of kernel 1, by every s-th value."""
 
 
 class StridedConv2d(Strided, nn.Conv2d):
-    """PyTorch's, by every s-th pixel."""
+    """`nn.Conv2d` of kernel 1, by every s-th pixel."""
 
 
 class StridedConv3d(Strided, nn.Conv3d):
-    """PyTorch's, by every s-th voxel."""
+    """`nn.Conv3d` of kernel 1, by every s-th voxel."""
 
 
 _OURS: dict[Any, Any] = {nn.Conv1d: StridedConv1d, nn.Conv2d: StridedConv2d, nn.Conv3d: StridedConv3d}
-_guarded: dict[Any, Any] = {}  # by what they were
+_guarded: dict[Any, Any] = {}  # guarded classes by their originals
 
 
 class ByPixels(TorchFunctionMode):
-    """While it is open, all convolutions are computed `by_pixels`, whoever calls them."""
+    """A context that computes all convolutions `by_pixels`, whoever calls them."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -64,19 +64,19 @@ def by_pixels(
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
 ) -> Tensor:
-    """The convolution [b, C', ...] of input [b, C, ...]: on a CPU, of kernel 1 without padding, by every s-th pixel."""
+    """The convolution [b, C', ...] of input [b, C, ...]; by every s-th pixel on a CPU with kernel 1 and no padding."""
     rank = weight.dim() - 2
     steps = (stride,) * rank if isinstance(stride, int) else tuple(stride) * (rank // len(stride))
     no_padding = padding == "valid" or not any((padding,) if isinstance(padding, (int, str)) else padding)
     if input.device.type == "cpu" and weight.shape[2:].numel() == 1 and no_padding and max(steps) > 1:
         taken: Any = (..., *(slice(None, None, step) for step in steps), slice(None))
-        pixels = input.movedim(-1 - rank, -1)[taken]  # channels last, so that the gradient is laid out so too
+        pixels = input.movedim(-1 - rank, -1)[taken]  # channels last, so that the gradient has that layout too
         return convolution(pixels.movedim(-1, -1 - rank), weight, bias, groups=groups)
     return convolution(input, weight, bias, stride, padding, dilation, groups)
 
 
 def taking_pixels(convolution: _ConvNd) -> Any:
-    """The class that a convolution is to have: its own, unless it is strided and of kernel 1."""
+    """The class for a convolution: its own, unless it is strided and of kernel 1."""
     kind = type(convolution)
     if set(convolution.kernel_size) != {1} or set(convolution.stride) == {1} or issubclass(kind, (Strided, Guarded)):
         return kind
@@ -84,24 +84,25 @@ def taking_pixels(convolution: _ConvNd) -> Any:
 
 
 class Guarded(nn.Module):
-    """What comes before the class of a module whose forward calls convolutions itself."""
+    """A base that goes before the class of a module whose forward calls convolutions as functions."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the module computes, its convolutions `by_pixels`; not in `forward`, whose graph others read."""
+        """Calls the module with convolutions `by_pixels`. `forward` itself stays: others read its graph."""
         with ByPixels():
             return super().__call__(*args, **kwargs)
 
 
 def guarded(kind: type[nn.Module]) -> Any:
-    """The class `kind` behind `Guarded`, always the same."""
+    """The class `kind` behind `Guarded`: the same class object at each call."""
     if kind not in _guarded:
         _guarded[kind] = type(kind.__name__, (Guarded, kind), {"__doc__": kind.__doc__})
     return _guarded[kind]
 
 
 def calls_convolutions(kind: type[nn.Module]) -> bool:
-    """Whether a module's class may call convolutions as functions: its file, or that of a base, names them, or cannot
-    be read. PyTorch's own and this package's do not but where it is known.
+    """Whether a module's class may call convolutions as functions: its source or a base's names them or cannot be read.
+
+    The packages in `_KNOWN` do not.
     """
     return any(_names_convolutions(each.__module__) for each in kind.__mro__[:-1] if not issubclass(each, Guarded))
 
