@@ -401,7 +401,7 @@ def test_models_that_cannot_be_cut_are_refused(builds: Any, fault: str) -> None:
 def test_it_is_said_where_there_is_nothing_to_cut(caplog: pytest.LogCaptureFixture) -> None:
     for name in PARTIAL:
         algorithm(name).check(federation([5] * 4, cohort=2))
-        assert f"algorithm={name} averages whole models where all have one width" in caplog.text
+        assert f"algorithm={name} averages whole models, as all have one width" in caplog.text
     caplog.clear()
     algorithm("heterofl").check(mixed(builds=WIDTHS, cohort=3))
     assert not caplog.text

@@ -383,7 +383,10 @@ def build(*overrides: str) -> Components:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ([], r"^algorithm=fedwalk needs a leash task on the server: add server_data@auxiliary_data=tiny_imagenet \("),
+        (
+            [],
+            r"^algorithm=fedwalk needs auxiliary examples on the server: add server_data@auxiliary_data=tiny_imagenet",
+        ),
         (
             ["algorithm@algorithm.base=fedprox", "algorithm.base.mu=-1"],
             r"^algorithm\.base\.mu must be >= 0, got -1\.0$",

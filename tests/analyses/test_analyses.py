@@ -241,7 +241,7 @@ def test_the_direction_is_the_gradient_of_the_coefficients() -> None:
 def test_probe_data_must_be_in_domain() -> None:
     fed = federation()
     fed.probe_data = server_data(20, num_classes=7)
-    with pytest.raises(UserError, match="algorithm=feddle compares with in-domain examples"):
+    with pytest.raises(UserError, match="algorithm=feddle compares gradients on in-domain data"):
         algorithm("feddle").check(fed)
 
 

@@ -377,7 +377,7 @@ def test_a_stopped_run_goes_on_under_another_policy(tmp_path: Path, monkeypatch:
     run_in(tmp_path / "whole", other)
     with pytest.raises(Diverged, match=DIVERGED):
         run_in(tmp_path / "stopped", composed(*STOPPED))
-    with pytest.raises(UserError, match=r"is of another config: local\.lr .*, nonfinite \(absent there, drop here\)"):
+    with pytest.raises(UserError, match=r"is of another config: local\.lr .*, nonfinite \(stop there, drop here\)"):
         run_in(tmp_path / "stopped", composed(*STOPPED, "nonfinite=drop", "local.lr=0.5"))
     run_in(tmp_path / "stopped", other)
     rows = [
@@ -387,7 +387,7 @@ def test_a_stopped_run_goes_on_under_another_policy(tmp_path: Path, monkeypatch:
     counts = [[row.pop("updates/not_finite", 0) for row in each] for each in rows]
     assert counts[0] == counts[1] and sum(counts[0]) == 1
     assert rows[0] == rows[1] and len(rows[0]) == 9
-    with pytest.raises(UserError, match=r"is of another config: nonfinite \(drop there, absent here\)"):
+    with pytest.raises(UserError, match=r"is of another config: nonfinite \(drop there, stop here\)"):
         run_in(tmp_path / "stopped", composed(*STOPPED))
 
 

@@ -136,7 +136,7 @@ def federation(
 ) -> Federation:
     """Clients with `sizes` examples; all of them take part in each round unless `cohort` says how many.
 
-    They have models from `build`, or from several `builds`. The server has in-domain examples and a leash task of other
+    They have models from `build`, or from several `builds`. The server has in-domain and auxiliary examples of other
     classes, whether the algorithm uses them or not.
     """
     inputs, targets = examples(sum(sizes))
