@@ -37,7 +37,7 @@ def stopping(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
     """The fingerprint of the same run with nonfinite=stop. What that has done so far any other policy would have done:
     nothing has happened yet that they are for.
     """
-    return {key: value for key, value in fingerprint.items() if key != "nonfinite"}
+    return {**fingerprint, "nonfinite": "stop"}
 
 
 def name(fingerprint: Mapping[str, Any]) -> str:
