@@ -186,7 +186,7 @@ def test_a_model_without_neurons_is_refused(name: str) -> None:
         ("fedma", {"weighting": "x"}, "weighting must be one of size, uniform, got x"),
         ("gamf", {"tau": 0.0}, "tau must be finite and > 0, got 0.0"),
         ("gamf", {"tau_min": 0.0}, "tau_min must be finite and > 0, got 0.0"),
-        ("gamf", {"tau_decay": 1.0}, r"tau_decay must be in \(0, 1\), got 1.0"),
+        ("gamf", {"tau_decay": 1.0}, "tau_decay must be in (0, 1), got 1.0"),
         ("gamf", {"sinkhorn_steps": 0}, "sinkhorn_steps must be >= 1, got 0"),
         ("gamf", {"max_iterations": 0}, "max_iterations must be >= 1, got 0"),
         ("gamf", {"late_policy": "delta"}, "late_policy must be one of model, discard, got delta"),

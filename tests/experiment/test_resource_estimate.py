@@ -42,7 +42,7 @@ def needs(name: str, how: Any = None, rounds: int = 10, **overrides: Any) -> dic
 def test_every_algorithm_can_be_estimated(name: str) -> None:
     fed, built = federation(cohort=4, std=1.0), algorithm(name)
     before = fed.state_dict()["clock"]["due"]
-    assert estimate.check_memory(built, fed, 10).startswith("peak memory about ")
+    assert estimate.check_run_memory(built, fed, 10).startswith("peak memory about ")
     assert bool((fed.state_dict()["clock"]["due"] == before).all()), "the clock was only asked"
 
 
@@ -126,7 +126,7 @@ def test_a_gpu_has_its_own_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(estimate, "_saved_bytes", lambda family, fed: 1000)
     fed = federation()
     fed.family.device = torch.device("cuda:1")
-    of_host, of_gpu = estimate.check_memory(algorithm("ca2fl", store_on="host"), fed, 10).split("; ")
+    of_host, of_gpu = estimate.check_run_memory(algorithm("ca2fl", store_on="host"), fed, 10).split("; ")
     assert of_host.startswith("peak memory about ") and of_gpu == "peak memory of the GPU about 1.5 GB (2.0 GB free)"
     table = N * fed.family.size * 8
     found = {place: algorithm("ca2fl", store_on=place) for place in ("device", "host")}
@@ -136,7 +136,7 @@ def test_a_gpu_has_its_own_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert on_host == {"device": 0, "host": table}
     monkeypatch.setattr(estimate, "gpu_bytes", lambda device: (10**9, 1000))
     with pytest.raises(UserError, match=r"^the run needs 0\.0 GB more of the GPU \(.*, and 0\.0 GB are free: "):
-        estimate.check_memory(found["device"], fed, 10)
+        estimate.check_run_memory(found["device"], fed, 10)
 
 
 def test_a_run_that_cannot_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,12 +144,12 @@ def test_a_run_that_cannot_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(estimate, "memory_bytes", lambda: 1000)
     fed = federation()
     with pytest.raises(UserError) as refused:
-        estimate.check_memory(algorithm("ca2fl"), fed, 10)
+        estimate.check_run_memory(algorithm("ca2fl"), fed, 10)
     line = str(refused.value)
     assert line.startswith("the run needs 0.0 GB more (") and "0.0 GB are free" in line and "\n" not in line
     assert "set algorithm.store_on=disk" in line and "lower participation.cohort_size" in line
     monkeypatch.setattr(estimate, "memory_bytes", lambda: None)
-    estimate.check_memory(algorithm("ca2fl"), fed, 10)
+    estimate.check_run_memory(algorithm("ca2fl"), fed, 10)
 
 
 def test_it_is_said_before_the_first_round(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -208,7 +208,7 @@ def test_what_an_algorithm_does_beside_local_training_is_counted(
 def test_it_changes_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_in(tmp_path / "with", composed("algorithm=fedavg", "rounds=2", "executor=loop"))
     monkeypatch.setattr("fedlab_runner.experiment.loop.seconds_a_round", lambda algorithm, fed: 0.0)
-    monkeypatch.setattr("fedlab_runner.experiment.loop.check_memory", lambda *_: "")
+    monkeypatch.setattr("fedlab_runner.experiment.loop.check_run_memory", lambda *_: "")
     run_in(tmp_path / "without", composed("algorithm=fedavg", "rounds=2", "executor=loop"))
     assert (tmp_path / "with" / "metrics.jsonl").read_bytes() == (tmp_path / "without" / "metrics.jsonl").read_bytes()
 

@@ -24,7 +24,7 @@ from fedlab_runner.models.resnet18_torchvision import TorchvisionResNet18
 from fedlab_runner.models.timm import Timm
 from fedlab_runner.models.vit_lora import ViTLoRA
 from fedlab_runner.utils.errors import UserError
-from tests.helpers.toy import CLASSES, CPU, FEATURES, federation
+from tests.helpers.toy import CLASSES, CPU, FEATURES, algorithm, federation
 
 
 def task_of(build: Callable[[], nn.Module], dtype: torch.dtype = torch.float64) -> ModelFamily:
@@ -175,8 +175,10 @@ def test_a_model_without_known_groups_is_refused_in_one_line(model: Any) -> None
 
     fed: Any = Fed()
     fed.family = family
-    with pytest.raises(UserError, match=r"^algorithm=.* finds none in this \w+ that may change places: use a") as error:
-        require_groups(model, fed)
+    with pytest.raises(
+        UserError, match=r"^algorithm=fedma .* finds none in this \w+ that may change places: use a"
+    ) as error:
+        require_groups(algorithm("fedma"), fed)
     assert "\n" not in str(error.value)
 
 
