@@ -220,12 +220,12 @@ class _State:
         return float(gains.cpu().numpy()[np.arange(len(v)), chosen].sum())
 
     def remove(self, j: int) -> None:
-        """Takes a client out; its neurons stay, maybe empty, until it is assigned anew."""
+        """Takes client j out. Server neurons without clients stay until the next `assign`."""
         self._add(j, self.assignments[j], -1)
 
     def _places(self, j: int, chosen: np.ndarray, known: np.ndarray) -> np.ndarray:
-        """Server neurons for the columns chosen: a new neuron is put where the client's was, if nobody else is there,
-        else behind all others.
+        """The server neurons of the chosen columns of gains. A new neuron goes to the client's old place where that is
+        free, else behind all others.
         """
         places: np.ndarray = known[np.minimum(chosen, len(known) - 1)]
         new = np.flatnonzero(chosen >= len(known))
@@ -236,11 +236,11 @@ class _State:
         return places
 
     def _of(self, j: int, values: Tensor) -> Tensor:
-        """The columns of values [.., d] that a client has [.., e]."""
+        """A client's columns [.., e] of values [.., d]."""
         return values if self._whole[j] else values.index_select(1, self._clients[j].columns)
 
     def _at(self, j: int, which: np.ndarray) -> Tensor:
-        """The same where the client's neurons are."""
+        """Indices or a mask of server neurons, on the device of the client's neurons."""
         return torch.from_numpy(which).to(self._clients[j].rows.device)
 
     def _drop_empty(self) -> None:
@@ -252,7 +252,7 @@ class _State:
             self.assignments = [new_index[a] for a in self.assignments]
 
     def _add(self, j: int, assignment: np.ndarray, sign: int) -> None:
-        """Adds a client at its places, or takes it away."""
+        """Adds a client's neurons to their server neurons (`sign` 1), or takes them out (-1)."""
         v, columns, weight = self._clients[j]
         more = int(assignment.max(initial=-1)) + 1 - self.width
         if more > 0:
