@@ -1,0 +1,47 @@
+"""SCAFFOLD: identities with other methods, and closed forms of its steps."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.helpers.identities import close, evaluated
+from tests.helpers.toy import EQUAL, algorithm, federation, local, normed, run
+
+
+def test_scaffold_starts_as_fedavg() -> None:
+    fed = {"sizes": EQUAL}
+    close(evaluated("scaffold", 1, fed), evaluated("fedavg", 1, fed))
+    assert not torch.allclose(evaluated("scaffold", 2, fed), evaluated("fedavg", 2, fed))
+
+
+@pytest.mark.parametrize("build", [None, normed])
+def test_the_server_control_is_the_mean_of_all_clients(build: Any) -> None:
+    fed = federation([6, 3, 9, 2, 12, 8], cohort=2, std=1.5, **({"build": build} if build else {}))
+    state = run(algorithm("scaffold"), fed, 9)
+    close(state.c, sum(state.c_i.values()) / fed.num_clients)
+    assert 2 < len(state.c_i) <= fed.num_clients, "others are zero"
+    assert state.c.abs().sum() > 0
+
+
+def test_one_client_learns_its_own_gradient() -> None:
+    """One full-batch step from x: c_plus = (x - y) / lr = the gradient at x."""
+    fed = federation([8], training=local(epochs=1))
+    state = run(algorithm("scaffold"), fed, 1)
+    close(state.c_i[0], (fed.family.init(0) - state.params) / 0.1)
+    close(state.c, state.c_i[0])
+
+
+def test_scaffold_steps_are_those_of_line_10() -> None:
+    """Two rounds of two clients with one full-batch step each, written out."""
+    fed = federation([8, 8], training=local(epochs=1))
+    built = algorithm("scaffold", server_lr=0.5)
+    first = run(built, fed, 1)
+    second = run(built, fed, 1, first=1, state=first)
+    other = federation([8, 8], training=local(epochs=1))
+    other.begin(1, 1.0)
+    cohort = other.start_cohort((first.params,))
+    y = cohort.train(first.params)
+    g = (first.params - y) / 0.1
+    corrected = first.params - 0.1 * (g - torch.stack([first.c_i[i] for i in cohort.ids.tolist()]) + first.c)
+    close(second.params, first.params + 0.5 * (corrected - first.params).mean(0))
