@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 from typing import Any
 
+from fedlab_runner.analyses.base import Analysis
 from fedlab_runner.core.algorithm import Algorithm
 from fedlab_runner.core.federation import Federation
 
 
 @dataclass(frozen=True)
-class NoAnalysis:
-    """Nothing is measured beside what every run logs."""
+class NoAnalysis(Analysis[None]):
+    """The run measures nothing beside the metrics that every run logs."""
 
     def check(self, algorithm: Algorithm[Any], fed: Federation) -> None:
         return

@@ -1,4 +1,4 @@
-"""How far clients disagree on the direction (Feddle, section 3 and Figure 2)."""
+"""How far the directions of client updates disagree (Feddle, section 3 and Figure 2)."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,18 +8,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedlab_runner.analyses.base import Analysis
 from fedlab_runner.core.algorithm import Algorithm, ServerAlgorithm
 from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.metric_names import TRUE_COSINE_PREFIX
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.utils.errors import UserError
+from fedlab_runner.utils.validate import at_least
 
 PREFIX = "analysis/update_cosine_"
 
 
-class _Watched(Cohort):
-    """A cohort that keeps how its last training has changed each client's parameters."""
+class _RecordingCohort(Cohort):
+    """A cohort that keeps the parameter changes of its last training."""
 
     updates: Tensor | None = None  # [K, P]
 
@@ -30,24 +32,20 @@ class _Watched(Cohort):
 
 
 @dataclass(frozen=True)
-class UpdateCosines:
-    """Cosines of client updates to the true update, the mean over all clients by number of examples, and of the true
-    update to those of earlier rounds.
+class UpdateCosines(Analysis[dict[int, Tensor]]):
+    """Cosines of client updates to the true update, and of the true update to those of earlier rounds.
 
-    In the first round and `every` n rounds after it all clients train from the server's model, as the algorithm has
-    them train and in minibatches that are those of the round itself; so it costs a pass over all clients. The cosines
-    are those of `clients` clients drawn anew each time (null: all), whose updates are held at once; the true updates
-    are kept, one vector for each time.
+    The true update is the mean of all clients' updates, weighted by numbers of examples. In round 0 and each `every`
+    rounds all clients train from the server's model, with the algorithm's client update and the round's minibatches:
+    this costs a pass over all clients. The cosines are those of `clients` clients, drawn anew each time (null: all),
+    whose updates are in memory at once. The analysis keeps each true update, one vector [P] of the model's parameters.
     """
 
     every: int
     clients: int | None
 
     def __post_init__(self) -> None:
-        if self.every < 1:
-            raise ValueError(f"every must be >= 1, got {self.every}")
-        if self.clients is not None and self.clients < 1:
-            raise ValueError(f"clients must be >= 1 or null, got {self.clients}")
+        at_least(1, every=self.every, clients=self.clients)
 
     def check(self, algorithm: Algorithm[Any], fed: Federation) -> None:
         if not isinstance(algorithm, ServerAlgorithm):
@@ -60,7 +58,7 @@ class UpdateCosines:
     def observe(
         self, memory: dict[int, Tensor], state: Any, algorithm: Algorithm[Any], fed: Federation
     ) -> tuple[dict[int, Tensor], dict[str, float]]:
-        """`memory` has the true update [P] of each measured round, counted from 1."""
+        """`memory` holds the true update [P] of each measured round, counted from 1."""
         if fed.round % self.every:
             return memory, {}
         assert isinstance(algorithm, ServerAlgorithm)
@@ -76,7 +74,7 @@ class UpdateCosines:
             true = share if true is None else true + share
             rows.append(updates[torch.from_numpy(chosen[part]).to(updates.device)])
         assert true is not None
-        cosines = torch.cat([F.cosine_similarity(some.double(), true, dim=1) for some in rows])
+        cosines = torch.cat([F.cosine_similarity(row.double(), true, dim=1) for row in rows])
         metrics = {
             f"{PREFIX}mean": float(cosines.mean()),
             f"{PREFIX}min": float(cosines.min()),
@@ -89,8 +87,8 @@ class UpdateCosines:
 
 
 def _updates(algorithm: ServerAlgorithm[Any, Any], state: Any, fed: Federation, ids: np.ndarray) -> Tensor:
-    """How these clients' work in this round would change their parameters [K, P]."""
-    cohort = _Watched(fed.trainer, fed.family, fed.local, ids, np.full(len(ids), fed.round), fed.round, fed.lr)
+    """The parameter changes [K, P] of these clients, if they trained in this round."""
+    cohort = _RecordingCohort(fed.trainer, fed.family, fed.local, ids, np.full(len(ids), fed.round), fed.round, fed.lr)
     algorithm.client_update(state, cohort)
     if cohort.updates is None:
         raise UserError("analysis=update_cosines needs an algorithm whose clients train")

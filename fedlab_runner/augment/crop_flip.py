@@ -1,4 +1,4 @@
-"""Shifted and mirrored images, as networks for CIFAR are mostly trained (He et al., CVPR 2016, section 4.2)
+"""Shifted and mirrored images, the usual augmentation for CIFAR (He et al., CVPR 2016, section 4.2)
 
 https://arxiv.org/abs/1512.03385
 """
@@ -12,12 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedlab_runner.augment.base import Augment
+from fedlab_runner.utils.validate import at_least, within
 
 
 @dataclass(frozen=True)
 class CropFlip(Augment):
-    """A random part of the image's own size, after `padding` black pixels were put on each side, mirrored with
-    probability `flip`.
+    """Pads the image with `padding` black pixels on each side, crops a random part of its own size and mirrors the part
+    with probability `flip`.
     """
 
     padding: int
@@ -26,14 +27,12 @@ class CropFlip(Augment):
     numbers: ClassVar[int] = 3
 
     def __post_init__(self) -> None:
-        if self.padding < 0:
-            raise ValueError(f"padding must be >= 0, got {self.padding}")
-        if not 0 <= self.flip <= 1:
-            raise ValueError(f"flip must be between 0 and 1, got {self.flip}")
+        at_least(0, padding=self.padding)
+        within("[0, 1]", flip=self.flip)
 
     def num_views(self, shape: torch.Size) -> int:
         if len(shape) != 3:
-            raise ValueError(f"augment must be none where examples are no images, got examples of shape {list(shape)}")
+            raise ValueError(f"augment must be none where examples are no images, got shape {list(shape)}")
         if self.padding >= min(shape[1:]):
             raise ValueError(f"padding must be less than the images' {min(shape[1:])} pixels, got {self.padding}")
         return 2 * self._places**2
@@ -54,10 +53,10 @@ class CropFlip(Augment):
         return padded.gather(2, pixels.view(n, 1, -1).expand(-1, channels, -1)).view(inputs.shape)
 
     def parts(self, views: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Where each view [n] begins in the padded image, from its top and its left, and whether it is mirrored."""
+        """The top and left pixel of each view [n] in the padded image, and whether the view is mirrored."""
         return views // self._places % self._places, views % self._places, views >= self._places**2
 
     @property
     def _places(self) -> int:
-        """Where a part can begin along one side of the padded image."""
+        """The number of places along a side of the padded image where a part can begin."""
         return 2 * self.padding + 1

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from fedlab_runner.augment.crop_flip import CropFlip
+from fedlab_runner.utils.validate import at_least
 
 
 @dataclass(frozen=True)
 class Cutout(CropFlip):
-    """`crop_flip`, and then a square of `size` pixels around a random one is black, as far as it is in the image.
+    """`crop_flip`, then a black square of `size` pixels around a random pixel, clipped at the border of the image.
 
-    The paper's square is the mean of the training images, as it is cut out of normalised ones.
+    The paper cuts the square out of normalised images, where it has the mean of the training images.
     """
 
     size: int
@@ -25,8 +26,7 @@ class Cutout(CropFlip):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.size < 1:
-            raise ValueError(f"size must be >= 1, got {self.size}")
+        at_least(1, size=self.size)
 
     def num_views(self, shape: torch.Size) -> int:
         return super().num_views(shape) * shape[1] * shape[2]
@@ -43,7 +43,7 @@ class Cutout(CropFlip):
         return super().apply(inputs, views // (height * width)).masked_fill((rows & columns).unsqueeze(1), 0)
 
     def _cut(self, centre: Tensor, length: int) -> Tensor:
-        """Which pixels along a side [n, length] are cut out around the centres [n]."""
+        """A mask [n, length] of the pixels of one side that the squares around the centres [n] cover."""
         first = (centre - self.size // 2).unsqueeze(1)
         places = torch.arange(length, device=centre.device)
         return (places >= first) & (places < first + self.size)

@@ -12,7 +12,7 @@ from fedlab_runner.augment.base import Augment
 
 @dataclass(frozen=True)
 class NoAugment(Augment):
-    """Examples are trained on as they are."""
+    """Clients train on the stored examples, unchanged."""
 
     numbers: ClassVar[int] = 0
 

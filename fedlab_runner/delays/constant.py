@@ -1,10 +1,11 @@
-"""The same delay for everyone."""
+"""The same delay for every client."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
 from fedlab_runner.delays.base import Delay
+from fedlab_runner.utils.validate import at_least
 
 
 @dataclass(frozen=True)
@@ -15,8 +16,7 @@ class ConstantDelay(Delay):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.rounds < 0:
-            raise ValueError(f"rounds must be >= 0, got {self.rounds}")
+        at_least(0, rounds=self.rounds)
 
     def sample(self, rng: np.random.Generator, clients: np.ndarray) -> np.ndarray:
         return np.full(len(clients), self.rounds, np.int64)

@@ -1,4 +1,4 @@
-"""Delays measured elsewhere."""
+"""Delays from a file, such as measured ones."""
 
 import json
 import math
@@ -9,16 +9,16 @@ from pathlib import Path
 
 import numpy as np
 
-from fedlab_runner.delays.base import _NEVER, Delay, _whole
+from fedlab_runner.delays.base import MAX_ROUNDS, Delay, whole_rounds
 from fedlab_runner.utils.errors import UserError
 
 
 @dataclass(frozen=True)
 class DelayFromFile(Delay):
-    """Entry i of a file's list is the delay of client i, in rounds, rounded down if it is not whole.
+    """Entry i of the file `path` is the delay of client i, in rounds, rounded down. It is the same at every dispatch.
 
-    `path` is a .json array, a .npy vector, or a text or CSV file with one number a line, or all in one line separated
-    by commas or blanks; in text, blank lines and what follows a # do not count. The same at every dispatch.
+    The file is a .json array, a .npy vector, or text: one number a line, or one line of numbers separated by commas or
+    blanks. In text, blank lines and everything after a # are skipped.
     """
 
     path: str
@@ -35,8 +35,8 @@ class DelayFromFile(Delay):
         for where, entry in entries:
             if isinstance(entry, bool) or not isinstance(entry, (int, float)) or not 0 <= entry < math.inf:
                 raise UserError(f"path must hold delays, numbers >= 0, got {entry!r} in {self.path}, {where}")
-            delays.append(min(entry, _NEVER))  # a whole number in JSON can be too large for a float
-        return _whole(np.array(delays, np.float64))
+            delays.append(min(entry, MAX_ROUNDS))  # a whole number in JSON can be too large for a float
+        return whole_rounds(np.array(delays, np.float64))
 
     def sample(self, rng: np.random.Generator, clients: np.ndarray) -> np.ndarray:
         needed, found = int(clients.max(initial=-1)) + 1, len(self._delays)
@@ -46,7 +46,7 @@ class DelayFromFile(Delay):
         return delays
 
 
-Entries = Iterator[tuple[str, object]]  # where in the file, and what stands there
+Entries = Iterator[tuple[str, object]]  # pairs of a place in the file and the value there
 
 
 def _read_text(file: Path) -> Entries:
@@ -56,7 +56,7 @@ def _read_text(file: Path) -> Entries:
         raise UserError(f"path must be a text, .csv, .json or .npy file, got {file}, which is none") from error
     alone = sum(map(bool, lines)) == 1
     for number, words in enumerate(lines, 1):
-        if len(words) > 1 and not alone:  # two columns would otherwise be read as twice as many clients
+        if len(words) > 1 and not alone:  # else a table of two columns would be read as twice as many clients
             raise UserError(f"path must hold one delay a line or all in one, got {len(words)} in {file}, line {number}")
         for word in words:
             yield f"line {number}", _number(word)

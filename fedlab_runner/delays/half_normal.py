@@ -1,11 +1,11 @@
-"""Half-normal delays, those of Feddle's experiments."""
+"""Half-normal delays, as in Feddle's experiments."""
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 
-from fedlab_runner.delays.base import Delay, _whole
+from fedlab_runner.delays.base import Delay, whole_rounds
+from fedlab_runner.utils.validate import finite_at_least
 
 
 @dataclass(frozen=True)
@@ -16,8 +16,7 @@ class HalfNormalDelay(Delay):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.std < math.inf:
-            raise ValueError(f"std must be finite and >= 0, got {self.std}")
+        finite_at_least(0, std=self.std)
 
     def sample(self, rng: np.random.Generator, clients: np.ndarray) -> np.ndarray:
-        return _whole(np.abs(rng.normal(0.0, self.std, len(clients))))
+        return whole_rounds(np.abs(rng.normal(0.0, self.std, len(clients))))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedlab_runner.delays.base import Delay
+from fedlab_runner.utils.validate import at_least
 
 
 @dataclass(frozen=True)
@@ -16,8 +17,7 @@ class UniformDelay(Delay):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.low < 0:
-            raise ValueError(f"low must be >= 0, got {self.low}")
+        at_least(0, low=self.low)
         if self.high < self.low:
             raise ValueError(f"high must be >= low ({self.low}), got {self.high}")
 

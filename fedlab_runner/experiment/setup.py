@@ -27,7 +27,7 @@ from fedlab_runner.executors.threads import set_threads
 from fedlab_runner.experiment.loop import Simulation
 from fedlab_runner.models.base import Architecture
 from fedlab_runner.partitions.blocks import BlockPartition, with_their_blocks
-from fedlab_runner.topologies.base import describe
+from fedlab_runner.topologies.graphs import describe
 from fedlab_runner.topologies.mesh import Mesh
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.system import keep_freed_memory

@@ -1,4 +1,7 @@
-"""Learning-rate schedules: how the clients' learning rate changes from round to round, one a file."""
+"""The contract of a learning-rate schedule: how the clients' learning rate changes from round to round.
+
+Each choice is a frozen dataclass in a file of this folder, with conf/lr_schedule/<file>.yaml.
+"""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -6,8 +9,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class LRSchedule(ABC):
-    """What the clients' learning rate is multiplied by in each round."""
+    """A factor of the clients' learning rate `local.lr` for each round."""
 
     @abstractmethod
     def factor(self, round: int) -> float:
-        """The factor of the clients that start in this round; rounds count from 0."""
+        """The finite factor >= 0 of the clients that start in `round`, counted from 0.
+
+        A pure function of the fields and the round: the run calls it once a round, and after a resume begins at a later
+        one.
+        """

@@ -1,4 +1,4 @@
-"""The learning rate stays as it is."""
+"""A constant learning rate."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from fedlab_runner.lr_schedules.base import LRSchedule
 
 @dataclass(frozen=True)
 class ConstantLR(LRSchedule):
-    """1 in every round."""
+    """The factor is 1 in every round."""
 
     def factor(self, round: int) -> float:
         return 1.0

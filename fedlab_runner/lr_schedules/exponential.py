@@ -3,17 +3,17 @@
 from dataclasses import dataclass
 
 from fedlab_runner.lr_schedules.base import LRSchedule
+from fedlab_runner.utils.validate import within
 
 
 @dataclass(frozen=True)
 class ExponentialLR(LRSchedule):
-    """Multiplied by `decay` after every round."""
+    """The factor is multiplied by `decay` after each round."""
 
     decay: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.decay <= 1:
-            raise ValueError(f"decay must be > 0 and <= 1, got {self.decay}")
+        within("(0, 1]", decay=self.decay)
 
     def factor(self, round: int) -> float:
         return float(self.decay**round)

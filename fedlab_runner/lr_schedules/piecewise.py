@@ -9,9 +9,9 @@ from fedlab_runner.lr_schedules.base import LRSchedule
 
 @dataclass(frozen=True)
 class PiecewiseLR(LRSchedule):
-    """`factors[0]` before round `boundaries[0]`, `factors[1]` from that round on, and so forth.
+    """`factors[0]` before round `boundaries[0]`, `factors[1]` from that round to `boundaries[1]`, and so on.
 
-    FedWalk's learning rate of 1e-2, and 1e-5 from round 100, is `local.lr` 1e-2, boundaries [100], factors [1, 1e-3].
+    Example: FedWalk's 1e-2, and 1e-5 from round 100, is local.lr=1e-2, boundaries [100], factors [1, 1e-3].
     """
 
     boundaries: list[int]

@@ -3,20 +3,19 @@
 from dataclasses import dataclass
 
 from fedlab_runner.lr_schedules.base import LRSchedule
+from fedlab_runner.utils.validate import at_least, within
 
 
 @dataclass(frozen=True)
 class StepLR(LRSchedule):
-    """Multiplied by `decay` after every `every` rounds."""
+    """The factor is multiplied by `decay` after each `every` rounds."""
 
     every: int
     decay: float
 
     def __post_init__(self) -> None:
-        if self.every < 1:
-            raise ValueError(f"every must be >= 1, got {self.every}")
-        if not 0 < self.decay <= 1:
-            raise ValueError(f"decay must be > 0 and <= 1, got {self.decay}")
+        at_least(1, every=self.every)
+        within("(0, 1]", decay=self.decay)
 
     def factor(self, round: int) -> float:
         return float(self.decay ** (round // self.every))

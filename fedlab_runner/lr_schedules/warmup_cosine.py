@@ -4,11 +4,12 @@ import math
 from dataclasses import dataclass
 
 from fedlab_runner.lr_schedules.base import LRSchedule
+from fedlab_runner.utils.validate import at_least, within
 
 
 @dataclass(frozen=True)
 class WarmupCosineLR(LRSchedule):
-    """Rises linearly to 1 in round `warmup`, then half a cosine to `final` in round `rounds`; `final` from there on.
+    """Rises linearly to 1 in round `warmup`, then half a cosine to `final` in round `rounds`; `final` from then on.
 
     Round 0 has the factor 1 / (warmup + 1), so that no round that is run has the factor 0.
     """
@@ -18,12 +19,10 @@ class WarmupCosineLR(LRSchedule):
     final: float
 
     def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise ValueError(f"rounds must be >= 1, got {self.rounds}")
+        at_least(1, rounds=self.rounds)
         if not 0 <= self.warmup < self.rounds:
             raise ValueError(f"warmup must be >= 0 and < rounds ({self.rounds}), got {self.warmup}")
-        if not 0 <= self.final <= 1:
-            raise ValueError(f"final must be >= 0 and <= 1, got {self.final}")
+        within("[0, 1]", final=self.final)
 
     def factor(self, round: int) -> float:
         if round < self.warmup:

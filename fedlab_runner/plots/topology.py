@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from fedlab_runner.plots.style import BLUE, GREY, STYLE, new_figure, save
-from fedlab_runner.topologies.base import describe
+from fedlab_runner.topologies.graphs import describe
 
 EACH_CLIENT = 200  # up to so many clients are points with links; more are rows and columns of a matrix
 NUMBERED = 40  # up to so many have their number beside them

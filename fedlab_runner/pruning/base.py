@@ -1,19 +1,24 @@
-"""When a run of a sweep is given up: one file and one frozen dataclass a choice, with conf/pruning/<file>.yaml."""
+"""The contract of a pruning rule: when a run of a sweep is stopped early.
 
+Each choice is a frozen dataclass in a file of this folder, with conf/pruning/<file>.yaml.
+"""
+
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
-Curve = Mapping[int, float]  # a metric by round
-Others = Callable[[], Sequence[Curve]]  # it reads files: to be called only where it matters
+Curve = Mapping[int, float]  # the swept metric by round, counted from 1; larger is better; values may not be finite
+Others = Callable[[], Sequence[Curve]]  # reads the curves of the sweep's finished runs from disk: call it at most once
 
 
 class Pruning(Protocol):
-    """A rule that knows nothing but curves, so that it works under any launcher and any sweeper."""
+    """A rule on curves alone, so that it works under any launcher and sweeper. The run asks it at each evaluation."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
+    @abstractmethod
     def verdict(self, own: Curve, others: Others) -> str | None:
-        """Why the run with the curve `own` should end now, given those of the sweep's finished runs; None: go on.
+        """Why the run with the curve `own` should stop now, as words for the log; None where it should go on.
 
-        Larger is better, in all of them.
+        A pure function of the fields and the curves. Raises nothing.
         """

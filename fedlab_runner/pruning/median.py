@@ -7,35 +7,34 @@ import math
 import statistics
 from dataclasses import dataclass
 
-from fedlab_runner.pruning.base import Curve, Others
+from fedlab_runner.pruning.base import Curve, Others, Pruning
+from fedlab_runner.utils.validate import at_least
 
 
 @dataclass(frozen=True)
-class Median:
-    """Ends a run whose best evaluation so far is worse than the median of what the others had at this round.
+class Median(Pruning):
+    """Stops a run whose best evaluation so far is worse than the median of the finished runs at the same round.
 
-    Not before round `warmup`, and not before `min_runs` runs of the sweep have finished that were evaluated at this
-    round.
+    The rule stops no run before round `warmup`, nor before `min_runs` runs that were evaluated at this round have
+    finished.
     """
 
     warmup: int
     min_runs: int
 
     def __post_init__(self) -> None:
-        if self.warmup < 0:
-            raise ValueError(f"warmup must be >= 0, got {self.warmup}")
-        if self.min_runs < 1:
-            raise ValueError(f"min_runs must be >= 1, got {self.min_runs}")
+        at_least(0, warmup=self.warmup)
+        at_least(1, min_runs=self.min_runs)
 
     def verdict(self, own: Curve, others: Others) -> str | None:
         round = max(own, default=0)
         if round < max(self.warmup, 1):
             return None
-        there = [other[round] for other in others() if math.isfinite(other.get(round, math.nan))]
-        if len(there) < self.min_runs:
+        at_this_round = [other[round] for other in others() if math.isfinite(other.get(round, math.nan))]
+        if len(at_this_round) < self.min_runs:
             return None
         best = max((value for value in own.values() if math.isfinite(value)), default=-math.inf)
-        middle = statistics.median(there)
+        middle = statistics.median(at_this_round)
         if best >= middle:
             return None
-        return f"its best so far is worse than the median of {len(there)} finished runs there"
+        return f"its best so far is worse than the median of {len(at_this_round)} finished runs there"

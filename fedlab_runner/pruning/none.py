@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from fedlab_runner.pruning.base import Curve, Others
+from fedlab_runner.pruning.base import Curve, Others, Pruning
 
 
 @dataclass(frozen=True)
-class NoPruning:
+class NoPruning(Pruning):
     """Every run goes on to its last round."""
 
     def verdict(self, own: Curve, others: Others) -> str | None:

@@ -1,25 +1,25 @@
-"""A graph from a file."""
+"""A graph that a file lists."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from fedlab_runner.topologies.base import from_edges, unreachable
+from fedlab_runner.topologies.base import Topology
+from fedlab_runner.topologies.graphs import from_edges, unreachable
 from fedlab_runner.utils.errors import UserError
 
 
 @dataclass(frozen=True)
-class EdgeList:
-    """The links that the file `path` lists, one a line: two client ids, counted from 0, with a space or comma between.
+class EdgeList(Topology):
+    """The links in the text file `path`: a line is two client ids from 0, separated by blanks or a comma.
 
-    Lines that start with # are passed over. The graph must be connected.
+    Empty lines and lines that start with # are skipped. The graph must be connected.
     """
 
     path: str
 
     def draw(self, rng: np.random.Generator, num_clients: int) -> np.ndarray:
-        """The adjacency [N, N]; UserError where the file is no connected graph of these clients."""
         try:
             lines = Path(self.path).expanduser().read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:

@@ -1,17 +1,17 @@
-"""A ring."""
+"""A ring: clients linked in the order of their ids."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from fedlab_runner.topologies.base import from_edges
+from fedlab_runner.topologies.base import Topology
+from fedlab_runner.topologies.graphs import from_edges
 
 
 @dataclass(frozen=True)
-class Ring:
-    """Each client reaches the one before and the one after it."""
+class Ring(Topology):
+    """Each client reaches the client before and the client after it, by id; the last and the first are linked."""
 
     def draw(self, rng: np.random.Generator, num_clients: int) -> np.ndarray:
-        """The adjacency [N, N]."""
         ids = np.arange(num_clients)
         return from_edges(num_clients, np.stack([ids, np.roll(ids, -1)], 1))

@@ -1,24 +1,24 @@
-"""A star."""
+"""A star: one client in the middle."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from fedlab_runner.topologies.base import from_edges
+from fedlab_runner.topologies.base import Topology
+from fedlab_runner.topologies.graphs import from_edges
+from fedlab_runner.utils.validate import at_least
 
 
 @dataclass(frozen=True)
-class Star:
-    """All clients reach one, `center`, and only that one."""
+class Star(Topology):
+    """Each client reaches the client `center` and no other; `center` reaches all."""
 
     center: int
 
     def __post_init__(self) -> None:
-        if self.center < 0:
-            raise ValueError(f"center must be >= 0, got {self.center}")
+        at_least(0, center=self.center)
 
     def draw(self, rng: np.random.Generator, num_clients: int) -> np.ndarray:
-        """The adjacency [N, N]; ValueError if there is no such client."""
         if self.center >= num_clients:
             raise ValueError(f"center must be an id below the number of clients ({num_clients}), got {self.center}")
         ids = np.arange(num_clients)

@@ -4,13 +4,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedlab_runner.topologies.base import Topology
+
 
 @dataclass(frozen=True)
-class TwoGroups:
-    """Even and odd ids are a mesh each, and the median client of one reaches that of the other."""
+class TwoGroups(Topology):
+    """A full mesh of the even ids, one of the odd ids, and a link between the median clients of the two."""
 
     def draw(self, rng: np.random.Generator, num_clients: int) -> np.ndarray:
-        """The adjacency [N, N]."""
         ids = np.arange(num_clients)
         linked: np.ndarray = (ids[:, None] % 2 == ids % 2) & ~np.eye(num_clients, dtype=bool)
         if num_clients > 1:

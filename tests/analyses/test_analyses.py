@@ -153,7 +153,7 @@ def test_without_an_analysis_a_run_has_the_name_that_it_always_had() -> None:
     ("overrides", "message"),
     [
         (["analysis=update_cosines", "analysis.every=0"], "analysis.every must be >= 1, got 0"),
-        (["analysis=update_cosines", "analysis.clients=0"], "analysis.clients must be >= 1 or null, got 0"),
+        (["analysis=update_cosines", "analysis.clients=0"], "analysis.clients must be >= 1, got 0"),
         (
             ["analysis=update_cosines", "algorithm=center", "server_data=in_domain", "server_data.size=50"],
             "analysis=update_cosines needs clients that start from a server's model, not center's",

@@ -317,8 +317,8 @@ def test_runs_have_the_same_bytes_among_workers_and_after_a_pause(tmp_path: Path
             ("augment=crop_flip", "augment.padding=8"),
             r"^augment\.padding must be less than the images' 8 pixels, got 8$",
         ),
-        (("augment=crop_flip", "augment.flip=1.5"), r"^augment\.flip must be between 0 and 1, got 1\.5$"),
-        (("augment=cutout", "augment.flip=-0.5"), r"^augment\.flip must be between 0 and 1, got -0\.5$"),
+        (("augment=crop_flip", "augment.flip=1.5"), r"^augment\.flip must be in \[0, 1\], got 1\.5$"),
+        (("augment=cutout", "augment.flip=-0.5"), r"^augment\.flip must be in \[0, 1\], got -0\.5$"),
         (("augment=cutout", "augment.size=0"), r"^augment\.size must be >= 1, got 0$"),
     ],
 )
@@ -328,7 +328,7 @@ def test_what_cannot_be_is_one_line(overrides: tuple[str, ...], message: str) ->
 
 
 def test_features_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"^augment must be none where examples are no images, got .* shape \[5\]$"):
+    with pytest.raises(ValueError, match=r"^augment must be none where examples are no images, got shape \[5\]$"):
         federation(augment=CROP_FLIP)
 
 

@@ -90,9 +90,9 @@ def test_delays_beyond_any_run_can_still_be_added_to_a_round():
 @pytest.mark.parametrize(
     "make,message",
     [
-        (lambda: NoDelay("round"), "draw must be 'client' or 'dispatch', got 'round'"),
-        (lambda: ConstantDelay("x", 1), "draw must be 'client' or 'dispatch', got 'x'"),
-        (lambda: DelayFromFile("x", "delays.csv"), "draw must be 'client' or 'dispatch', got 'x'"),
+        (lambda: NoDelay("round"), "draw must be one of client, dispatch, got round"),
+        (lambda: ConstantDelay("x", 1), "draw must be one of client, dispatch, got x"),
+        (lambda: DelayFromFile("x", "delays.csv"), "draw must be one of client, dispatch, got x"),
         (lambda: ConstantDelay("client", -1), "rounds must be >= 0, got -1"),
         (lambda: HalfNormalDelay("client", -0.5), "std must be finite and >= 0, got -0.5"),
         (lambda: HalfNormalDelay("client", float("inf")), "std must be finite and >= 0, got inf"),

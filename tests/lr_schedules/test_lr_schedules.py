@@ -54,13 +54,13 @@ def test_no_round_of_the_run_has_the_factor_0(schedule):
     "make,message",
     [
         (lambda: StepLR(0, 0.5), "every must be >= 1, got 0"),
-        (lambda: StepLR(5, 0.0), "decay must be > 0 and <= 1, got 0.0"),
-        (lambda: StepLR(5, float("nan")), "decay must be > 0 and <= 1, got nan"),
-        (lambda: ExponentialLR(1.5), "decay must be > 0 and <= 1, got 1.5"),
-        (lambda: ExponentialLR(-0.1), "decay must be > 0 and <= 1, got -0.1"),
+        (lambda: StepLR(5, 0.0), "decay must be in (0, 1], got 0.0"),
+        (lambda: StepLR(5, float("nan")), "decay must be in (0, 1], got nan"),
+        (lambda: ExponentialLR(1.5), "decay must be in (0, 1], got 1.5"),
+        (lambda: ExponentialLR(-0.1), "decay must be in (0, 1], got -0.1"),
         (lambda: CosineLR(0, 0.0), "rounds must be >= 1, got 0"),
-        (lambda: CosineLR(10, -0.1), "final must be >= 0 and <= 1, got -0.1"),
-        (lambda: CosineLR(10, 1.1), "final must be >= 0 and <= 1, got 1.1"),
+        (lambda: CosineLR(10, -0.1), "final must be in [0, 1], got -0.1"),
+        (lambda: CosineLR(10, 1.1), "final must be in [0, 1], got 1.1"),
         (lambda: PiecewiseLR([100, 50], [1.0, 0.5, 0.1]), "boundaries must be >= 1 and increase, got [100, 50]"),
         (lambda: PiecewiseLR([0], [1.0, 0.5]), "boundaries must be >= 1 and increase, got [0]"),
         (lambda: PiecewiseLR([100], [1.0]), "factors must be 2, one more than boundaries, got [1.0]"),
@@ -69,7 +69,7 @@ def test_no_round_of_the_run_has_the_factor_0(schedule):
         (lambda: WarmupCosineLR(10, 10, 0.0), "warmup must be >= 0 and < rounds (10), got 10"),
         (lambda: WarmupCosineLR(-1, 10, 0.0), "warmup must be >= 0 and < rounds (10), got -1"),
         (lambda: WarmupCosineLR(0, 0, 0.0), "rounds must be >= 1, got 0"),
-        (lambda: WarmupCosineLR(1, 10, 2.0), "final must be >= 0 and <= 1, got 2.0"),
+        (lambda: WarmupCosineLR(1, 10, 2.0), "final must be in [0, 1], got 2.0"),
     ],
 )
 def test_wrong_parameters_are_refused(make, message):

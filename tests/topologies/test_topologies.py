@@ -5,11 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from scipy.stats import chisquare
 
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.experiment.run import run_in
 from fedlab_runner.plots.topology import layout, plot_topology
-from fedlab_runner.topologies.base import describe, unreachable
+from fedlab_runner.topologies.graphs import describe, unreachable
 from fedlab_runner.topologies.edge_list import EdgeList
 from fedlab_runner.topologies.mesh import Mesh
 from fedlab_runner.topologies.random_regular import RandomRegular
@@ -45,7 +46,7 @@ def test_degrees() -> None:
     assert set(draw(Mesh(), 7).sum(1)) == {6}
     assert set(draw(Ring(), 7).sum(1)) == {2}
     assert draw(Star(3), 7).sum(1).tolist() == [1, 1, 1, 6, 1, 1, 1]
-    for degree, n in ((2, 9), (3, 10), (4, 11), (5, 50), (9, 10)):
+    for degree, n in ((2, 9), (3, 10), (4, 11), (5, 50), (9, 10), (8, 10), (48, 50)):
         assert set(draw(RandomRegular(degree), n).sum(1)) == {degree}
     assert not np.array_equal(draw(RandomRegular(4), 20), draw(RandomRegular(4), 20, seed=1))
     assert describe(draw(Star(0), 5)) == "5 clients, 4 links, 1 to 4 each"
@@ -120,3 +121,10 @@ def test_graphs_that_do_not_exist_are_refused() -> None:
     for topology, n in ((RandomRegular(4), 4), (RandomRegular(3), 5), (Star(5), 5)):
         with pytest.raises(ValueError, match=r"^(degree|center) must be "):
             draw(topology, n)
+
+
+def test_random_graphs_are_nearly_uniform() -> None:
+    """Of 5 clients with 2 neighbours each there are 12 graphs, all of them rings."""
+    graphs = [draw(RandomRegular(2), 5, seed).tobytes() for seed in range(600)]
+    counts = [graphs.count(graph) for graph in set(graphs)]
+    assert len(counts) == 12 and chisquare(counts).pvalue > 1e-4
