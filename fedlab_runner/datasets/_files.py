@@ -1,4 +1,4 @@
-"""What data sets on disk share: checked files, downloads that appear whole or not at all, and one-line errors."""
+"""Files of data sets: checks, one-line errors, and downloads that appear whole or not at all."""
 
 import os
 import tarfile
@@ -17,7 +17,7 @@ def folder(root: str, *parts: str) -> Path:
 
 
 def fault(path: Path, md5: str | None) -> str | None:
-    """What is wrong with a file, in a few words; None if it is there and has this md5 (None: any content)."""
+    """What is wrong with a file, in a few words; None if the file has this md5 (md5 None: any content)."""
     from torchvision.datasets.utils import check_integrity
 
     try:
@@ -29,22 +29,22 @@ def fault(path: Path, md5: str | None) -> str | None:
 
 
 def refuse(path: Path, what: str, layout: str) -> UserError:
-    """The error for a file that is missing or unusable; `layout` says which files belong where under dataset.root."""
+    """The error for a missing or unusable file of a data set with a download; `layout` says where its files belong."""
     return UserError(
         f"{path} {what}; set dataset.download=true, or dataset.root (environment FEDLAB_DATA) to a folder with {layout}"
     )
 
 
 def need(path: Path, what: str, layout: str) -> UserError:
-    """The same for a data set that cannot be downloaded."""
+    """The error for a missing or unusable file of a set without a download; `layout` says where its files belong."""
     return UserError(f"{path} {what}; set dataset.root (environment FEDLAB_DATA) to a folder with {layout}")
 
 
 def download(target: Path, names: Sequence[str], urls: Sequence[str], fetch: Callable[[str, str], None]) -> None:
-    """Lets fetch(url, folder) write into a temporary folder beside `target`, then moves `names` into `target`.
+    """Lets `fetch(url, folder)` write into a temporary folder in `target`, then moves the files `names` into `target`.
 
-    The addresses are tried in turn. A download that breaks off leaves nothing behind, and runs that download the same
-    at the same time do not meet.
+    The addresses are tried in turn. A download that breaks off leaves nothing behind, and runs that download at the
+    same time do not disturb each other. Raises UserError if no address works.
     """
     reasons = []
     for url in urls:
@@ -57,6 +57,6 @@ def download(target: Path, names: Sequence[str], urls: Sequence[str], fetch: Cal
             return
         except (OSError, RuntimeError, EOFError, HTTPException, tarfile.TarError) as error:
             if isinstance(error, HTTPError):
-                error.close()  # it is the server's response too
+                error.close()  # an HTTPError holds the server's open response
             reasons.append(f"{url}: {type(error).__name__} {' '.join(str(error).split())}")
     raise UserError(f"dataset.download failed for {target} ({'; '.join(reasons)}); put the files there by hand")

@@ -1,4 +1,8 @@
-"""MNIST and the sets in its format: four idx files, gzipped as published or unpacked."""
+"""MNIST and the sets in its format: four idx files, gzipped as published or unpacked.
+
+torchvision gives names, mirrors and md5s. Its own reader takes unpacked files only, which have no published md5: a
+changed bit would go unnoticed, and a folder with the .gz files alone would have to be written into.
+"""
 
 import gzip
 import math
@@ -18,9 +22,10 @@ if TYPE_CHECKING:
 
 
 def load(source: "type[MNIST]", root: str, download: bool, mean: list[float], std: list[float]) -> Data:
-    """Reads the four files of a torchvision class from root/<class>/raw: its file names, mirrors and md5s are used.
+    """Reads the four files of a torchvision class from root/<class>/raw.
 
-    A .gz file is preferred and must have its md5; an unpacked one, as torchvision leaves it, must be whole.
+    The .gz file is preferred and must have its md5. Without it the
+    unpacked file, as torchvision leaves it, must be whole.
     """
     folder = _files.folder(root, source.__name__, "raw")
     layout = f"{source.__name__}/raw/ ({', '.join(name for name, _ in source.resources)})"
@@ -37,8 +42,8 @@ def load(source: "type[MNIST]", root: str, download: bool, mean: list[float], st
 
 
 def _fault(path: Path, md5: str) -> str | None:
-    if not os.path.exists(path) and os.path.exists(path.with_suffix("")):  # unlike Path's, these never raise
-        return None  # unpacked: its md5 is not published, its header is checked on reading
+    if not os.path.exists(path) and os.path.exists(path.with_suffix("")):  # unlike Path.exists, these never raise
+        return None  # an unpacked file has no published md5: reading checks its header
     return _files.fault(path, md5)
 
 
@@ -64,7 +69,7 @@ def _examples(paths: dict[str, Path], part: str, num_classes: int, layout: str) 
 
 def _read(path: Path, ndim: int, layout: str) -> np.ndarray:
     """A uint8 idx file: magic number 0x08 and ndim, ndim big-endian int32 sizes, then the bytes."""
-    delete = "" if path.suffix == ".gz" else ": delete it"  # a download would otherwise take it for good
+    delete = "" if path.suffix == ".gz" else ": delete it"  # else a download would not replace it
     try:
         content = path.read_bytes()
         content = gzip.decompress(content) if path.suffix == ".gz" else content

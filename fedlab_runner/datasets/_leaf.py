@@ -1,4 +1,4 @@
-"""LEAF's json files (Caldas et al., 2018), and what its data sets share: natural users. https://github.com/TalwalkarLab/leaf"""
+"""LEAF's json files (Caldas et al., 2018), and the choice and split of its users. https://github.com/TalwalkarLab/leaf"""
 
 import json
 from collections.abc import Callable, Iterator
@@ -9,30 +9,31 @@ import numpy as np
 
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.datasets import _files
+from fedlab_runner.utils.validate import at_least, within
 
-TRAIN, TEST = 0, 1
+TRAIN, TEST = 0, 1  # parts of a user's samples
 
 
 class Samples(NamedTuple):
-    """The samples of all users, in order of user."""
+    """The n samples of all users, in order of user."""
 
     inputs: np.ndarray  # [n, ...]
     labels: np.ndarray  # [n] int64
     users: np.ndarray  # [n] int64, index into the sorted names
-    parts: np.ndarray | None  # [n] int64, TRAIN or TEST; None where the files do not say
+    parts: np.ndarray | None  # [n] int64, TRAIN or TEST; None where the files name no parts
 
     def where(self, keep: np.ndarray) -> "Samples":
-        """Some of the samples: a mask [n], or indices."""
+        """The samples that a mask [n] or indices choose."""
         parts = None if self.parts is None else self.parts[keep]
         return Samples(self.inputs[keep], self.labels[keep], self.users[keep], parts)
 
 
 def read(folder: Path, decode: Callable[[Any], np.ndarray], num_classes: int, layout: str) -> Samples:
-    """The json files of `folder`, or of its folder `data` as in LEAF's repository: those in train/ and test/, which
-    say the parts, else those in all_data/.
+    """All samples of the json files in `folder`, or in its folder `data` as in LEAF's repository.
 
-    `decode` makes an array [n, ...] of a user's list "x"; labels must be below num_classes. UserError for the first
-    file that is missing or wrong.
+    The files in train/ and test/ say the parts; without them the files in all_data/ are read. `decode` makes an array
+    [n, ...] of a user's list "x"; labels must be below `num_classes`. Raises UserError for the first file that is
+    missing or wrong.
     """
     base = next(
         (each for each in (folder, folder / "data") if _jsons(each / "train") or _jsons(each / "all_data")), None
@@ -66,11 +67,11 @@ def read(folder: Path, decode: Callable[[Any], np.ndarray], num_classes: int, la
 def deal(
     samples: Samples, min_samples: int, num_users: int | None, test_fraction: float, unseen_users: bool, seed: int
 ) -> tuple[Samples, Samples]:
-    """The training and the test part of `num_users` users drawn from `seed` (null: of all), in order of user.
+    """The training and the test samples of `num_users` users drawn from `seed` (None: of all), in order of user.
 
-    Users with fewer than `min_samples` samples, or none to train on, are no candidates. Where the files do not say the
-    parts, each user keeps max(1, floor((1 - test_fraction) n)) samples, drawn from `seed`, for training.
-    `unseen_users` adds those who have nothing but a test part to the test part. ValueError if there are too few users.
+    Only users with at least `min_samples` samples, and with a training sample, are drawn. Where the files name no
+    parts, max(1, floor((1 - test_fraction) n)) samples of each user, drawn from `seed`, are for training.
+    `unseen_users` adds the users who have test samples only to the test set. Raises ValueError for too few users.
     """
     rng = generator(seed, Purpose.DATA)
     if samples.parts is None:
@@ -96,18 +97,13 @@ def deal(
 
 
 def check(min_samples: int, num_users: int | None, test_fraction: float) -> None:
-    """Raises ValueError, which starts with the field's name, for a field of a data set with users that is out of
-    range.
-    """
-    for name, value in (("min_samples", min_samples), ("num_users", num_users)):
-        if value is not None and value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
-    if not 0 < test_fraction < 1:
-        raise ValueError(f"test_fraction must be between 0 and 1, got {test_fraction}")
+    """Raises ValueError, named after the field, for a field of a data set with users that is out of range."""
+    at_least(1, min_samples=min_samples, num_users=num_users)
+    within("(0, 1)", test_fraction=test_fraction)
 
 
 def _split(users: np.ndarray, test_fraction: float, rng: np.random.Generator) -> np.ndarray:
-    """TRAIN or TEST for each sample [n], user by user."""
+    """TRAIN or TEST for each sample [n], drawn user by user."""
     parts = np.full(len(users), TEST)
     for members in np.split(np.arange(len(users)), np.flatnonzero(np.diff(users)) + 1):
         # rounded first: 0.9 * 10 must not be 8.99
@@ -131,7 +127,7 @@ def _users(
             "no user_data with x and y" if not isinstance(error, OSError | ValueError | RecursionError) else str(error)
         )
         raise _files.need(path, f"is not a json file of LEAF ({reason})", layout) from None
-    if (fault := _unlike_its_lists(content)) is not None:
+    if (fault := _disagreement(content)) is not None:
         raise _files.need(path, fault, layout)
     for name, x, y in users:
         try:
@@ -147,10 +143,10 @@ def _users(
         yield name, inputs, labels.astype(np.int64)
 
 
-def _unlike_its_lists(content: dict[str, Any]) -> str | None:
-    """How the data of a file differ from what it says of itself, `users` and `num_samples`; None if they do not.
+def _disagreement(content: dict[str, Any]) -> str | None:
+    """How a file's data differ from its own lists `users` and `num_samples`, in words; None if they agree.
 
-    LEAF writes both lists; a file without them has nothing to be held against.
+    LEAF writes both lists. A file without a list is not checked against it.
     """
     data = content["user_data"]
     names, sizes = content.get("users", list(data)), content.get("num_samples")

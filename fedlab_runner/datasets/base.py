@@ -1,8 +1,9 @@
-"""Where the samples come from: one file and one frozen dataclass a data set, with conf/dataset/<file>.yaml.
+"""The contract of a data set: where the labelled examples come from.
 
-`load(seed)` gives the Data, a pure function of the fields, the files they name and the seed.
+Each choice is a frozen dataclass in a file of this folder, with conf/dataset/<file>.yaml.
 """
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:  # reading a data set's fields must not load torch
@@ -12,6 +13,12 @@ if TYPE_CHECKING:  # reading a data set's fields must not load torch
 class Dataset(Protocol):
     """A source of labelled examples."""
 
+    @abstractmethod
     def load(self, seed: int) -> "Data":
-        """Training and test examples; UserError where files are missing or damaged."""
-        ...
+        """The training and the test examples; `examples.Data` says their shapes, types and units.
+
+        A pure function of the fields, the files that they name and the run's seed: whatever is drawn comes from
+        generator(seed, Purpose.DATA). The run calls it once. Raises UserError, one line that names the file and the
+        remedy, where a file is missing or damaged, and ValueError, named after the field, where a field does not fit
+        the files. Nothing is downloaded unless a field asks for it.
+        """

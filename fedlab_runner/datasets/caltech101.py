@@ -8,14 +8,16 @@ from dataclasses import dataclass
 
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.datasets import _files, _photographs
+from fedlab_runner.datasets.base import Dataset
 from fedlab_runner.datasets.examples import Data
+from fedlab_runner.utils.validate import within
 
 IMAGES, BACKGROUND = "101_ObjectCategories", "BACKGROUND_Google"
 LAYOUT = f"caltech101/{IMAGES}/<category>/image_0001.jpg (as caltech-101.zip unpacks)"
 
 
 @dataclass(frozen=True)
-class Caltech101:
+class Caltech101(Dataset):
     """The set in root/caltech101, resized to `image_size` pixels square as it is read; the background is no class.
 
     round(test_fraction * n) of all photographs, drawn from the seed, are the test set.
@@ -29,8 +31,7 @@ class Caltech101:
 
     def __post_init__(self) -> None:
         _photographs.check(self.image_size, self.mean, self.std)
-        if not 0 < self.test_fraction < 1:
-            raise ValueError(f"test_fraction must be between 0 and 1, got {self.test_fraction}")
+        within("(0, 1)", test_fraction=self.test_fraction)
 
     def load(self, seed: int) -> Data:
         folder = _files.folder(self.root, "caltech101", IMAGES)

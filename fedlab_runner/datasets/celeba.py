@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from fedlab_runner.datasets import _files, _leaf, _photographs
+from fedlab_runner.datasets.base import Dataset
 from fedlab_runner.datasets.examples import Data, Examples
 from fedlab_runner.datasets.image_cache import decode
 
@@ -24,12 +25,12 @@ LAYOUT = (
 
 
 @dataclass(frozen=True)
-class CelebA:
-    """The set in root/celeba: LEAF's json files, which name the photographs and say who is `Smiling`.
+class CelebA(Dataset):
+    """The set in root/celeba: LEAF's json files, which name the photographs and label each as smiling or not.
 
-    Identities with fewer than `min_samples` photographs are left out, then `num_users` of the others are drawn from the
-    seed (null: all) and only their photographs are read, resized to `image_size` pixels square. The test set is the
-    union of their test parts; `test_fraction` of each identity is for testing where the files do not say it (all_data).
+    Of the identities with at least `min_samples` photographs, `num_users` are drawn from the seed (null: all). Only
+    their photographs are read, resized to `image_size` pixels square. The test set is the union of their test parts;
+    where the files name no parts (all_data), `test_fraction` of each identity's photographs are for testing.
     """
 
     root: str

@@ -6,11 +6,12 @@ Licence: none stated by the authors, whose page asks for a citation of the techn
 from dataclasses import dataclass
 
 from fedlab_runner.datasets import _cifar, _statistics
+from fedlab_runner.datasets.base import Dataset
 from fedlab_runner.datasets.examples import Data
 
 
 @dataclass(frozen=True)
-class CIFAR10:
+class CIFAR10(Dataset):
     """The set in root/cifar-10-batches-py."""
 
     root: str

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedlab_runner.datasets import _cifar, _statistics
+from fedlab_runner.datasets.base import Dataset
 from fedlab_runner.datasets.examples import Data
 
 
 @dataclass(frozen=True)
-class CIFAR100:
+class CIFAR100(Dataset):
     """The set in root/cifar-100-python, with its 100 fine labels."""
 
     root: str
@@ -19,7 +20,7 @@ class CIFAR100:
     mean: list[float]
     std: list[float]
 
-    target: ClassVar[str] = "fine_"  # which labels are learnt
+    target: ClassVar[str] = "fine_"  # the prefix of the labels that models learn
 
     def __post_init__(self) -> None:
         _statistics.check(self.mean, self.std, channels=3)

@@ -1,4 +1,4 @@
-"""CIFAR-100 learnt by its 20 superclasses and shared out by its 100 fine classes, as Feddle does.
+"""CIFAR-100 with its 20 superclasses as targets, partitioned by its 100 fine classes, as in Feddle.
 
 Licence: that of CIFAR-100: none stated by the authors, who ask for a citation.
 """
@@ -11,6 +11,6 @@ from fedlab_runner.datasets.cifar100 import CIFAR100
 
 @dataclass(frozen=True)
 class CIFAR100Coarse(CIFAR100):
-    """The set in root/cifar-100-python; which superclass a fine class is in, the files say."""
+    """The set in root/cifar-100-python: models learn the 20 superclasses, partitions see the 100 fine classes."""
 
     target: ClassVar[str] = "coarse_"

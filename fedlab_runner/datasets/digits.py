@@ -11,15 +11,17 @@ import numpy as np
 import torch
 
 from fedlab_runner.core.rng import Purpose, generator
-from fedlab_runner.datasets import _statistics
+from fedlab_runner.datasets import _split, _statistics
+from fedlab_runner.datasets.base import Dataset
 from fedlab_runner.datasets.examples import Data, Examples
+from fedlab_runner.utils.validate import within
 
 
 @dataclass(frozen=True)
-class Digits:
-    """The set that comes with scikit-learn, so there is nothing to download; its 17 grey levels are spread to 0..255.
+class Digits(Dataset):
+    """The set that scikit-learn brings along, without a download; its 17 grey levels are spread to 0..255.
 
-    Each class gives round(test_fraction * its size) examples, drawn from `seed`, to the test set.
+    Each class gives round(test_fraction * its size) examples, drawn from the seed, to the test set.
     """
 
     test_fraction: float
@@ -27,18 +29,13 @@ class Digits:
     std: list[float]
 
     def __post_init__(self) -> None:
-        if not 0 < self.test_fraction < 1:
-            raise ValueError(f"test_fraction must be between 0 and 1, got {self.test_fraction}")
+        within("(0, 1)", test_fraction=self.test_fraction)
         _statistics.check(self.mean, self.std, channels=1)
 
     def load(self, seed: int) -> Data:
         pixels, labels = import_module("sklearn.datasets").load_digits(return_X_y=True)
         images = np.rint(pixels * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)
-        rng = generator(seed, Purpose.DATA)
-        in_test = np.zeros(len(labels), bool)
-        for label in range(10):
-            members = rng.permutation(np.flatnonzero(labels == label))
-            in_test[members[: round(self.test_fraction * len(members))]] = True
+        in_test = _split.stratified(labels, 10, self.test_fraction, generator(seed, Purpose.DATA))
         train, test = (_examples(images[part], labels[part]) for part in (~in_test, in_test))
         return Data(train, test, tuple(str(digit) for digit in range(10)), tuple(self.mean), tuple(self.std))
 

@@ -13,8 +13,10 @@ import torch
 
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.datasets import _files, _photographs, _split
+from fedlab_runner.datasets.base import Dataset
 from fedlab_runner.datasets.examples import Data, Examples
 from fedlab_runner.datasets.image_cache import decode
+from fedlab_runner.utils.validate import within
 
 CLASSES = (
     *("AnnualCrop", "Forest", "HerbaceousVegetation", "Highway", "Industrial"),
@@ -24,7 +26,7 @@ LAYOUT = "eurosat/2750/<class>/<class>_<number>.jpg, as torchvision's EuroSAT ha
 
 
 @dataclass(frozen=True)
-class EuroSAT:
+class EuroSAT(Dataset):
     """The images in root/eurosat/2750 (or a part of them), resized to `image_size` pixels square.
 
     They were published in one piece: each class gives round(test_fraction * its size) images, drawn from the seed, to
@@ -38,7 +40,7 @@ class EuroSAT:
     std: list[float]
 
     def __post_init__(self) -> None:
-        _split.check_fraction(self.test_fraction)
+        within("(0, 1)", test_fraction=self.test_fraction)
         _photographs.check(self.image_size, self.mean, self.std)
 
     def load(self, seed: int) -> Data:

@@ -1,4 +1,4 @@
-"""Labelled examples in memory, as every data set of the runner gives them."""
+"""Labelled examples in memory, the form in which each data set loads them."""
 
 import zlib
 from collections.abc import Iterable
@@ -11,30 +11,31 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedlab_runner.core.rng import Purpose, generator
+from fedlab_runner.utils.validate import within
 
 LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, the grey that Pillow's convert("L") gives
-LARGEST = 4096  # pixels of a side, or channels, that images are converted to
-CHUNK_BYTES = 2**26  # of the images converted at a time, so that only the result is large
+MAX_SIZE = 4096  # the most channels, or pixels of a side, that images are converted to
+CHUNK_BYTES = 2**26  # bytes of images converted at a time, so that only the result is large
 
 
 class Examples(NamedTuple):
-    """Labelled examples."""
+    """n labelled examples."""
 
     inputs: Tensor  # [n, channels, height, width] uint8 (images) or [n, features] float32
     targets: Tensor  # [n] int64, class indices: what models learn
-    strata: Tensor  # [n] int64, what partitions call a class; the targets unless the data set has finer labels
+    strata: Tensor  # [n] int64, the classes that partitions see: the targets, or the finer labels of a data set
     users: Tensor | None  # [n] int64, the natural client of each example
-    present: Tensor | None = None  # [n, d0] bool, which feature blocks each example has; None: all
+    present: Tensor | None = None  # [n, d0] bool, the feature blocks that each example has; None: all
 
     def select(self, rows: Tensor) -> "Examples":
-        """Some of the examples: a mask or indices [n]."""
+        """The examples that a mask [n] or indices choose."""
         users, present = (None if each is None else each[rows] for each in (self.users, self.present))
         return Examples(self.inputs[rows], self.targets[rows], self.strata[rows], users, present)
 
 
 @dataclass(frozen=True)
 class Data:
-    """A data set: what clients share out, what the global model is tested on, and how pixels are normalised."""
+    """A data set: the examples that clients share out, the test set, and how pixels are normalised."""
 
     train: Examples
     test: Examples
@@ -43,16 +44,14 @@ class Data:
     std: tuple[float, ...] | None
 
     def hold_out(self, size: int, seed: int) -> tuple[Examples, "Data"]:
-        """The first `size` test examples in an order by key, and the data without them; a larger size has the
-        smaller's.
-        """
+        """The first `size` test examples in an order drawn from `seed`, and the data without them."""
         order = torch.from_numpy(generator(seed, Purpose.SERVER_DATA).permutation(len(self.test.targets)))
         rest = order[size:].sort().values
         return self.test.select(order[:size]), replace(self, test=self.test.select(rest))
 
     def thinned(self, fraction: float, seed: int) -> "Data":
-        """The data with the first round(fraction * n) training examples in an order by key, at least one; a larger
-        fraction has the smaller's.
+        """The data with round(fraction * n) training examples, at least one, the first in an order drawn from
+        `seed`: a larger fraction contains a smaller one.
         """
         n = len(self.train.targets)
         size = max(1, round(fraction * n))
@@ -62,19 +61,15 @@ class Data:
         return replace(self, train=self.train.select(order[:size].sort().values))
 
     def fit(self, channels: int | None, image_size: int | None) -> "Data":
-        """The same data as a model wants it: images of `channels` and `image_size` pixels square; None keeps what is.
+        """The data as a model reads them: images of `channels` and `image_size` pixels square; None changes nothing.
 
-        Images are resized once, in uint8, bilinear with antialiasing. One channel becomes three by replication (mean
-        and std too, unless there are three already: those of the photographs that a network was pretrained on). Three
-        become one by ITU luma: the mean is the luma of the means; the std is the luma of the stds, which is exact where
-        the channels are fully correlated and at most a little large in photographs.
-        Raises ValueError for feature vectors and for any other change of channels.
+        Images are resized once, in uint8, bilinear with antialiasing. One channel becomes three by replication, as do
+        mean and std unless they have three values. Three channels become one by ITU luma, as do mean and std; the luma
+        of the stds is exact for fully correlated channels and slightly large for photographs. Raises ValueError for
+        feature vectors and for any other change of channels.
         """
+        within(f"[1, {MAX_SIZE}]", channels=channels, image_size=image_size)
         for name, value in (("channels", channels), ("image_size", image_size)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
-            if value is not None and value > LARGEST:
-                raise ValueError(f"{name} must be at most {LARGEST}, got {value}")
             if value is not None and self.train.inputs.ndim != 4:
                 raise ValueError(f"{name} must be null for feature vectors (the model wants images), got {value}")
         if self.train.inputs.ndim != 4:
@@ -126,9 +121,7 @@ def _convert(images: Tensor, channels: int, image_size: int | None) -> Tensor:
 
 
 def digest_of(arrays: Iterable[Tensor | np.ndarray | None]) -> str:
-    """Eight hex digits that change with a shape, a type or a value of any of them: against damage, not against
-    intent.
-    """
+    """The CRC-32 of all shapes, types and values, as eight hex digits: finds damage, not intent."""
     sum = 0
     for each in arrays:
         array = each.cpu().numpy() if isinstance(each, Tensor) else each

@@ -6,11 +6,12 @@ Licence: MIT, as the file LICENSE of its authors' repository says (https://githu
 from dataclasses import dataclass
 
 from fedlab_runner.datasets import _idx, _statistics
+from fedlab_runner.datasets.base import Dataset
 from fedlab_runner.datasets.examples import Data
 
 
 @dataclass(frozen=True)
-class FashionMNIST:
+class FashionMNIST(Dataset):
     """The set in root/FashionMNIST/raw, in the files that torchvision names."""
 
     root: str

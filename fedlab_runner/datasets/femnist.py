@@ -13,22 +13,24 @@ import numpy as np
 import torch
 
 from fedlab_runner.datasets import _files, _leaf, _statistics
+from fedlab_runner.datasets.base import Dataset
 from fedlab_runner.datasets.examples import Data, Examples
+from fedlab_runner.utils.validate import within
 
 CHARACTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
 NPZ = "femnist-leaf-sf05.npz"
 LAYOUT = f"femnist/train/*.json and femnist/test/*.json, or femnist/all_data/*.json (LEAF), or femnist/{NPZ}"
-UNSEEN = 2  # in the npz: the sample of a writer who has no training part
+UNSEEN = 2  # the value of `split` in the npz for a sample of a writer without a training part
 
 
 @dataclass(frozen=True)
-class FEMNIST:
+class FEMNIST(Dataset):
     """The set in root/femnist, black (0) on white (255): LEAF's json files if there are any, else the npz.
 
-    Characters from `num_classes` on are left out first (40: digits, A-Z and a-d, as Feddle has it), then writers with
-    fewer than `min_samples`. The test set is the union of the test parts of the writers that can be clients, and with
-    `unseen_users` of those that have nothing else; `num_users` draws that many writers from the seed (null: all).
-    `test_fraction` of each writer is for testing where the files do not say it (all_data).
+    The first `num_classes` characters are kept (40: digits, A-Z and a-d, as in Feddle), then the writers with at least
+    `min_samples` samples; of these, `num_users` are drawn from the seed (null: all). The test set is the union of their
+    test parts; `unseen_users` adds the writers who have a test part only. Where the files name no parts (all_data),
+    `test_fraction` of each writer's samples are for testing.
     """
 
     root: str
@@ -41,8 +43,7 @@ class FEMNIST:
     std: list[float]
 
     def __post_init__(self) -> None:
-        if not 2 <= self.num_classes <= len(CHARACTERS):
-            raise ValueError(f"num_classes must be between 2 and {len(CHARACTERS)}, got {self.num_classes}")
+        within(f"[2, {len(CHARACTERS)}]", num_classes=self.num_classes)
         _leaf.check(self.min_samples, self.num_users, self.test_fraction)
         _statistics.check(self.mean, self.std, channels=1)
 

@@ -13,22 +13,24 @@ import torch
 
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.datasets import _files, _split
+from fedlab_runner.datasets.base import Dataset
 from fedlab_runner.datasets.examples import Data, Examples
+from fedlab_runner.utils.validate import within
 
 TABLES = {"text": "Textual_Features.csv", "image": "Visual_Features.csv", "label": "Attribute_Labels.csv"}
 BLOCKS = (("text", "BERT_", 768), ("image", "Vis_Feat_", 512), ("image", "SCE_", 365), ("image", "ATT_", 102))
 NUM_CLASSES = 9
 TRUE, FALSE = ("true", "1", "1.0"), ("false", "0", "0.0", "")
 LAYOUT = f"herigraph/<city>/{{{','.join(TABLES.values())}}}"
-csv.field_size_limit(2**24)  # a post may be long
+csv.field_size_limit(2**24)  # characters of a field: a post may be long
 
 
 @dataclass(frozen=True)
-class HeriGraph:
+class HeriGraph(Dataset):
     """Posts of `cities`, folders in root/herigraph, as one vector of four feature blocks: the text's BERT features
     (768), the image's hidden features (512), scene categories (365) and scene attributes (102); nine classes.
 
-    Not every post has a text: its block is zero then, and clients that hold the block do without the post. Each
+    The text block of a post without text is zero, and clients that hold the block do not train on the post. Each
     feature is standardised over the training posts that have it. `labelled` keeps only posts whose class is sure.
     Each class gives round(test_fraction * its size) posts, drawn from the seed, to the test set.
     """
@@ -41,7 +43,7 @@ class HeriGraph:
     def __post_init__(self) -> None:
         if not self.cities:
             raise ValueError("cities must be a list of one or more folders, got []")
-        _split.check_fraction(self.test_fraction)
+        within("(0, 1)", test_fraction=self.test_fraction)
 
     def load(self, seed: int) -> Data:
         parts = [self._read(_files.folder(self.root, "herigraph", city)) for city in self.cities]
@@ -58,7 +60,7 @@ class HeriGraph:
         return Data(examples(~in_test), examples(in_test), names, None, None)
 
     def _read(self, folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple[str, ...]]:
-        """Features [n, 1747], which blocks each post has [n, 4], classes [n], and the names of these."""
+        """Features [n, 1747], the blocks that each post has [n, 4] bool, classes [n] and the names of the classes."""
         header, rows = _table(folder / TABLES["label"], "ID")
         names = tuple(header[1 : 1 + NUM_CLASSES])
         sure = self._column(header, "labelled", folder / TABLES["label"]) if self.labelled else None
@@ -129,7 +131,7 @@ def _true(value: str, path: Path, key: str) -> bool:
 
 
 def _standardise(inputs: np.ndarray, present: np.ndarray, training: np.ndarray) -> None:
-    """Mean 0 and std 1 of each feature over the training posts that have it, in place; what is missing stays zero."""
+    """Standardises each feature, in place, over the training posts that have it; missing features stay zero."""
     begin = 0
     for block, (*_, size) in enumerate(BLOCKS):
         columns, there = slice(begin, begin + size), present[:, block]

@@ -1,11 +1,15 @@
-"""Image files, decoded and resized in parallel, once: into memory, or into a file that is mapped instead of read."""
+"""Image files, decoded and resized in parallel, once: into memory, or into a cache file that is mapped.
+
+A cache file is a .npy array [n, channels, height, width] uint8 with checksums behind its values. The pixels are written
+with plain writes: through numpy's open_memmap, a full disk would end the process instead of raising OSError.
+"""
 
 import fcntl
 import hashlib
+import io
 import logging
 import math
 import os
-import struct
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,20 +23,18 @@ from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.files import TEMPORARY, open_own, sync_folder
 
 _log = logging.getLogger(__name__)
-MODES = {1: "L", 3: "RGB"}  # by channels
-_AT_ONCE = 256  # images in memory while a file is made
-# Behind the pixels of a file: the CRC-32 of each block of them (uint32, little-endian), then magic, version, length of
-# a block, and the CRC-32 of all this. Every format version to come ends like this.
-_END, _MAGIC, _VERSION, _BLOCK = struct.Struct("<8sIII"), b"FEDLABIM", 1, 2**24
+MODES = {1: "L", 3: "RGB"}  # Pillow's modes by numbers of channels
+IMAGES_AT_ONCE = 256  # images in memory while a cache file is written
+BLOCK_BYTES = 2**24  # of a cache file, header included, that one CRC-32 (uint32, little-endian) is of
 
 Refuse = Callable[[Path, str], UserError]
 
 
 def decode(paths: Sequence[Path], size: tuple[int, int, int], refuse: Refuse) -> Tensor:
-    """The images as uint8 [n, channels, height, width], `size` being (channels, height, width) of 1 or 3 channels.
+    """The images as uint8 [n, channels, height, width]; `size` is (channels, height, width) with 1 or 3 channels.
 
-    Each is resized as a whole, bilinear with antialiasing, the aspect ratio not kept. Raises `refuse(path, what)` for
-    the first file, in their order, that is missing or damaged.
+    Each image is resized as a whole, bilinear with antialiasing, to this aspect ratio. Raises `refuse(path, what)` for
+    the first file, in the order of `paths`, that is missing or damaged.
     """
     images = np.empty((len(paths), *size), np.uint8)
 
@@ -49,36 +51,37 @@ def decode(paths: Sequence[Path], size: tuple[int, int, int], refuse: Refuse) ->
 
 
 def decode_mapped(paths: Sequence[Path], size: tuple[int, int, int], refuse: Refuse, folder: Path) -> Tensor:
-    """The same in a file in `folder`, which is made once for these image files (by path, length and time) and size.
+    """The images that `decode` gives, in a file in `folder` that is made once for these image files and this size.
 
-    The tensor is a view of the file: the system reads what is asked for and drops it when memory is short. It must not
-    be written into. The whole file is checked each time; one that is damaged, or of another format, is made anew with a
-    warning. Processes that want the same file wait for the one that makes it; a killed one leaves nothing that
-    is taken for whole. Raises OSError where the folder cannot be written or is full.
+    An image file is known by its path, length and time. The tensor maps the cache file and must not be written into.
+    The whole file is checked at each call; a damaged file, or a file of another format, is made anew with a warning.
+    Processes that want the same file wait for the process that makes it, and a killed process leaves no file that is
+    taken for whole. Raises OSError where the folder cannot be written or is full.
     """
-    shape, file = (len(paths), *size), folder / f"{_digest(paths, size, refuse)}.uint8"
+    shape, file = (len(paths), *size), folder / f"{_digest(paths, size, refuse)}.npy"
     folder.mkdir(parents=True, exist_ok=True)
     if not paths:
         return torch.empty(shape, dtype=torch.uint8)
     with os.fdopen(open_own(file.with_suffix(".lock"), os.O_WRONLY | os.O_CREAT), "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        fault = _fault(file, math.prod(shape)) if file.exists() else ""
-        if fault:
-            _log.warning("%s %s: it is made anew", file, fault)
-        if fault is not None:
+        is_whole = file.exists() and _is_whole(file, shape)
+        if file.exists() and not is_whole:
+            _log.warning("%s is damaged or of another format: it is made anew", file)
+        if not is_whole:
             _write(file, paths, size, refuse)
-    return torch.from_numpy(np.memmap(file, np.uint8, "r+", shape=shape))  # torch wants memory that may be written
+    return torch.from_numpy(np.lib.format.open_memmap(file, "r+"))  # torch wants memory that may be written
 
 
 def _write(file: Path, paths: Sequence[Path], size: tuple[int, int, int], refuse: Refuse) -> None:
-    temporary = file.with_suffix(TEMPORARY)  # one name, under the lock: what a killed process left is written over
+    temporary = file.with_suffix(TEMPORARY)  # one name, under the lock, which also replaces a killed process's file
     try:
         with os.fdopen(open_own(temporary, os.O_RDWR | os.O_CREAT), "w+b") as out:
             out.truncate()
-            for begin in range(0, len(paths), _AT_ONCE):
-                out.write(decode(paths[begin : begin + _AT_ONCE], size, refuse).numpy().data)
+            out.write(_header((len(paths), *size)))
+            for begin in range(0, len(paths), IMAGES_AT_ONCE):
+                out.write(decode(paths[begin : begin + IMAGES_AT_ONCE], size, refuse).numpy().data)
             out.flush()
-            out.write(_end(_sums(out.fileno(), out.tell())))
+            out.write(_checksums(out.fileno(), out.tell()))
             out.flush()
             os.fsync(out.fileno())
         temporary.replace(file)
@@ -88,38 +91,33 @@ def _write(file: Path, paths: Sequence[Path], size: tuple[int, int, int], refuse
         raise
 
 
-def _fault(file: Path, size: int) -> str | None:
-    """What is wrong with a file of `size` bytes of pixels, None if nothing is; the whole of it is read."""
+def _is_whole(file: Path, shape: tuple[int, ...]) -> bool:
+    """Whether a file holds an array of this shape and its checksums; the whole file is read."""
+    header = _header(shape)
+    size = len(header) + math.prod(shape)
     with file.open("rb") as content:
-        there = os.fstat(content.fileno()).st_size
-        if there == size:
-            return "has the format of an older version"
-        content.seek(max(0, there - _END.size))
-        end = content.read()
-        if len(end) == _END.size and end[:8] == _MAGIC and (version := _END.unpack(end)[1]) != _VERSION:
-            return f"has format {version}, this version reads {_VERSION}"
-        if there < size:
-            return "is damaged (cut off)"
+        if content.read(len(header)) != header or os.fstat(content.fileno()).st_size < size:
+            return False
         content.seek(size)
-        end = content.read()
-        return None if end == _end(_sums(content.fileno(), size)) else "is damaged (its checksums do not fit)"
+        return content.read() == _checksums(content.fileno(), size)
 
 
-def _end(sums: np.ndarray) -> bytes:
-    head = sums.astype("<u4").tobytes()
-    return head + _END.pack(_MAGIC, _VERSION, _BLOCK, zlib.crc32(head + _END.pack(_MAGIC, _VERSION, _BLOCK, 0)))
+def _header(shape: tuple[int, ...]) -> bytes:
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": shape})
+    return header.getvalue()
 
 
-def _sums(descriptor: int, size: int) -> np.ndarray:
+def _checksums(descriptor: int, size: int) -> bytes:
     """The CRC-32 of each block of the first `size` bytes."""
-    begins = range(0, size, _BLOCK)
+    begins = range(0, size, BLOCK_BYTES)
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # neither reading nor summing needs the interpreter's lock
-        sums = pool.map(lambda begin: zlib.crc32(os.pread(descriptor, min(_BLOCK, size - begin), begin)), begins)
-        return np.fromiter(sums, np.uint32)
+        sums = pool.map(lambda begin: zlib.crc32(os.pread(descriptor, min(BLOCK_BYTES, size - begin), begin)), begins)
+        return np.fromiter(sums, "<u4").tobytes()
 
 
 def _digest(paths: Sequence[Path], size: tuple[int, int, int], refuse: Refuse) -> str:
-    """Changes with any of the files and with the size."""
+    """A name that changes with any of the image files and with the size."""
     digest = hashlib.sha256(repr(size).encode())
     for path in paths:
         try:
@@ -136,12 +134,12 @@ def _decode(path: Path, size: tuple[int, int, int], refuse: Refuse) -> np.ndarra
     channels, height, width = size
     try:
         with Image.open(path) as file:
-            file.draft(MODES[channels], (2 * width, 2 * height))  # a JPEG is decoded no larger than it needs to be
+            file.draft(MODES[channels], (2 * width, 2 * height))  # a JPEG is decoded no larger than needed
             image = file.convert(MODES[channels])
         pixels = np.asarray(image.resize((width, height), Image.Resampling.BILINEAR))
     except FileNotFoundError:
         raise refuse(path, "is missing") from None
-    except Exception as error:  # hostile or cut off, it can raise anything in a decoder
+    except Exception as error:  # a damaged or hostile file can raise anything in a decoder
         reason = " ".join(str(error).split()) or type(error).__name__
         raise refuse(path, f"is not an image that can be read ({reason})") from None
     return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)

@@ -14,8 +14,10 @@ import torch
 
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.datasets import _files, _photographs, _split
+from fedlab_runner.datasets.base import Dataset
 from fedlab_runner.datasets.examples import Data, Examples
 from fedlab_runner.datasets.image_cache import decode
+from fedlab_runner.utils.validate import within
 
 CLASSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
 UNKNOWN = "UNK"
@@ -24,7 +26,7 @@ LAYOUT = f"isic2019/{TABLE} and the photographs in isic2019/{IMAGES}/"
 
 
 @dataclass(frozen=True)
-class ISIC2019:
+class ISIC2019(Dataset):
     """The training set in root/isic2019, resized to `image_size` pixels square as it is read.
 
     The challenge's own test labels were not published, so each class gives round(test_fraction * its size) examples,
@@ -38,7 +40,7 @@ class ISIC2019:
     std: list[float]
 
     def __post_init__(self) -> None:
-        _split.check_fraction(self.test_fraction)
+        within("(0, 1)", test_fraction=self.test_fraction)
         _photographs.check(self.image_size, self.mean, self.std)
 
     def load(self, seed: int) -> Data:

@@ -4,16 +4,16 @@ import torch
 
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.datasets.examples import Examples
+from fedlab_runner.utils.validate import within
 
 
 def add_label_noise(examples: Examples, rate: float, num_classes: int, seed: int) -> Examples:
-    """The examples with exactly round(rate * n) targets drawn anew, uniformly over all classes.
+    """The examples with exactly round(rate * n) targets drawn anew from `seed`, uniformly over all classes.
 
-    A draw may hit the true label. Strata stay, so that a partition is the same with and without noise. Raises
-    ValueError if rate is outside [0, 1].
+    A draw may hit the true label. The strata stay, so that a partition is the same with and without noise. Raises
+    ValueError if `rate` is outside [0, 1].
     """
-    if not 0 <= rate <= 1:
-        raise ValueError(f"label_noise must be between 0 and 1, got {rate}")
+    within("[0, 1]", label_noise=rate)
     n = len(examples.targets)
     noisy = round(rate * n)
     if noisy == 0:

@@ -7,11 +7,12 @@ copyright and that it is CC BY-SA 3.0.
 from dataclasses import dataclass
 
 from fedlab_runner.datasets import _idx, _statistics
+from fedlab_runner.datasets.base import Dataset
 from fedlab_runner.datasets.examples import Data
 
 
 @dataclass(frozen=True)
-class MNIST:
+class MNIST(Dataset):
     """The set in root/MNIST/raw, in the files that torchvision names."""
 
     root: str

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from fedlab_runner.datasets import _files, _photographs
+from fedlab_runner.datasets.base import Dataset
 from fedlab_runner.datasets.examples import Data, Examples
 from fedlab_runner.datasets.image_cache import decode
 from fedlab_runner.utils.errors import UserError
@@ -22,9 +23,10 @@ VIEW = re.compile(r"(?P<object>.+?)(?:\.obj)?(?:\.shaded)?[._]v?(?P<view>\d+)\.(
 
 
 @dataclass(frozen=True)
-class ModelNet40Views:
-    """Objects whose `views` (numbered from 0) lie behind each other as channels, three each, `image_size` pixels
-    square: a view is a feature block. 9,843 + 2,468 objects of 40 classes.
+class ModelNet40Views(Dataset):
+    """9,843 + 2,468 objects of 40 classes; the three channels of each of the `views` (from 0) are a feature block.
+
+    Views are resized to `image_size` pixels square on reading and stacked along the channels.
     """
 
     root: str
@@ -35,7 +37,7 @@ class ModelNet40Views:
 
     def __post_init__(self) -> None:
         if not self.views or len(set(self.views)) != len(self.views) or min(self.views) < 0:
-            raise ValueError(f"views must be different numbers from 0, got {self.views}")
+            raise ValueError(f"views must be different numbers >= 0, got {self.views}")
         _photographs.check(self.image_size, self.mean, self.std)
 
     def load(self, seed: int) -> Data:
@@ -62,7 +64,7 @@ class ModelNet40Views:
         return Examples(images.view(len(labels), -1, self.image_size, self.image_size), targets, targets, None)
 
     def _chosen(self, which: Path, views: dict[int, Path]) -> list[Path]:
-        """The files of an object's chosen views, which count from 1 in their names; UserError if one is missing."""
+        """The files of an object's chosen views, whose names count from 1. Raises UserError if a view is missing."""
         if missing := [view for view in self.views if view + 1 not in views]:
             raise UserError(
                 f"{which} has no view {', '.join(map(str, missing))} (counted from 0), of dataset.views {self.views}: "

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedlab_runner.datasets import _files, _photographs
+from fedlab_runner.datasets.base import Dataset
 from fedlab_runner.datasets.examples import Data
 
 LAYOUT = "oxford-iiit-pet/images/ and oxford-iiit-pet/annotations/ (as images.tar.gz and annotations.tar.gz unpack)"
 
 
 @dataclass(frozen=True)
-class OxfordPets:
+class OxfordPets(Dataset):
     """The set in root/oxford-iiit-pet with its own division into trainval and test, resized to `image_size` pixels
     square as it is read.
     """

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlab_runner.datasets import _files, _matlab, _photographs
+from fedlab_runner.datasets.base import Dataset
 from fedlab_runner.datasets.examples import Data, Examples
 
 TRAIN, TEST, META = "devkit/cars_train_annos.mat", "cars_test_annos_withlabels.mat", "devkit/cars_meta.mat"
@@ -16,7 +17,7 @@ LAYOUT = f"stanford_cars/ ({TRAIN}, {TEST}, {META}, cars_train/, cars_test/; as 
 
 
 @dataclass(frozen=True)
-class StanfordCars:
+class StanfordCars(Dataset):
     """The set in root/stanford_cars with its own division, resized to `image_size` pixels square as it is read."""
 
     root: str

@@ -1,6 +1,6 @@
 """A learnable classification problem of any size: one random prototype a class, plus noise.
 
-Licence: nothing is stored, so nothing is licensed.
+Licence: none, as nothing is stored.
 """
 
 import math
@@ -10,18 +10,20 @@ import numpy as np
 import torch
 
 from fedlab_runner.core.rng import Purpose, generator
+from fedlab_runner.datasets.base import Dataset
 from fedlab_runner.datasets.examples import Data, Examples
+from fedlab_runner.utils.validate import at_least, within
 
-GRID = 4  # prototypes vary over a grid of this many cells a side, so that they survive resizing and pooling
-CHUNK_VALUES = 2**20  # made at a time, so that intermediate arrays stay in the cache
+GRID_CELLS = 4  # of a prototype, a side: coarse, so that prototypes survive resizing and pooling
+CHUNK_VALUES = 2**20  # values made at a time, so that intermediate arrays stay in the CPU's cache
 
 
 @dataclass(frozen=True)
-class Synthetic:
-    """Images (uint8, uniform noise of standard deviation `noise` * 255) or, if `features` is set, vectors of that many
-    float features (prototypes from a standard normal, Gaussian noise of standard deviation `noise`).
+class Synthetic(Dataset):
+    """Images (uint8, uniform noise of standard deviation 255 * `noise`) or, if `features` is set, vectors of `features`
+    floats (standard normal prototypes, Gaussian noise of standard deviation `noise`).
 
-    Classes are equally frequent. `num_users` gives every example a natural client, drawn uniformly.
+    Classes are equally frequent. With `num_users` each example has a natural client, drawn uniformly.
     """
 
     num_classes: int
@@ -34,12 +36,17 @@ class Synthetic:
     num_users: int | None
 
     def __post_init__(self) -> None:
-        for name in ("num_classes", "num_train", "num_test", "channels", "image_size", "features", "num_users"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
-        if not 0 <= self.noise <= 0.5:
-            raise ValueError(f"noise must be between 0 and 0.5, got {self.noise}")
+        at_least(
+            1,
+            num_classes=self.num_classes,
+            num_train=self.num_train,
+            num_test=self.num_test,
+            channels=self.channels,
+            image_size=self.image_size,
+            features=self.features,
+            num_users=self.num_users,
+        )
+        within("[0, 0.5]", noise=self.noise)
 
     def load(self, seed: int) -> Data:
         rng = generator(seed, Purpose.DATA)
@@ -54,8 +61,8 @@ class Synthetic:
         return Data(train, test, names, tuple(mean.tolist()), tuple(std.tolist()))
 
     def _images(self, rng: np.random.Generator) -> np.ndarray:
-        cells = rng.integers(0, 256, (self.num_classes, self.channels, GRID, GRID))
-        pick = np.arange(self.image_size) * GRID // self.image_size
+        cells = rng.integers(0, 256, (self.num_classes, self.channels, GRID_CELLS, GRID_CELLS))
+        pick = np.arange(self.image_size) * GRID_CELLS // self.image_size
         return cells[:, :, pick][:, :, :, pick]
 
     def _examples(self, rng: np.random.Generator, prototypes: np.ndarray, n: int) -> Examples:

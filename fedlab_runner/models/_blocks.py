@@ -8,20 +8,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedlab_runner.utils.validate import at_least, each_at_least
+
 Split = Callable[[Tensor], Sequence[Tensor]]  # inputs [b, ...] -> one tensor [b, ...] for each block
 Extract = Callable[[Sequence[nn.Module], Sequence[Tensor]], Sequence[Tensor]]  # features [b, f] of each block
 
 
-def apart(extractors: Sequence[nn.Module], parts: Sequence[Tensor]) -> list[Tensor]:
-    """What each extractor makes of its part."""
+def extract_each(extractors: Sequence[nn.Module], parts: Sequence[Tensor]) -> list[Tensor]:
+    """The features of each part, extractor after extractor."""
     return [extract(part) for extract, part in zip(extractors, parts, strict=True)]
 
 
-def side_by_side(extractors: Sequence[nn.Module], parts: Sequence[Tensor]) -> list[Tensor]:
-    """The same of alike extractors in one pass: sequences of convolutions with bias, which become grouped ones, and
-    of layers without parameters that treat each channel alone.
+def extract_grouped(extractors: Sequence[nn.Module], parts: Sequence[Tensor]) -> list[Tensor]:
+    """The features of each part by extractors of one shape, in one pass of grouped convolutions.
 
-    On a CPU, where small layers cost more to call than to compute, this takes less time, most with small minibatches.
+    The extractors are sequences of convolutions with bias and of layers without parameters that treat each channel
+    alone. This saves time on a CPU, where a small layer costs more to call than to compute.
     """
     x = torch.cat(list(parts), 1)
     for layers in zip(*extractors, strict=True):
@@ -35,11 +37,11 @@ def side_by_side(extractors: Sequence[nn.Module], parts: Sequence[Tensor]) -> li
 
 
 class BlockNetwork(nn.Module):
-    """Extractors from blocks to `num_features` values each, side by side the inputs of an MLP with ReLU.
+    """Extractors from blocks to `num_features` values each, whose concatenation is the input of an MLP with ReLU.
 
-    Without its parameters (all zero) an extractor gives zero: so a model whose values for some blocks are zero is the
-    model of a client that lacks those blocks. The classifier's hidden layers have `hidden` neurons, the clients', and
-    room for `width`, to which a server's may grow: the others start at zero, which is to say unused.
+    An extractor with all parameters zero gives zero. So a model whose values for some blocks are zero is the model of a
+    client without these blocks. The classifier's hidden layers use `hidden` neurons and have room for `width`, to which
+    a server may grow; unused neurons are zero.
     """
 
     def __init__(
@@ -51,12 +53,12 @@ class BlockNetwork(nn.Module):
         hidden: Sequence[int],
         width: Sequence[int],
         num_classes: int,
-        extract: Extract = apart,
+        extract: Extract = extract_each,
     ) -> None:
         super().__init__()
         self._extract = extract
         self._split, self.num_features, self.hidden = split, num_features, tuple(hidden)
-        self.numbers = tuple(blocks)  # that the blocks have in the example
+        self.numbers = tuple(blocks)  # of the blocks within an example
         self.extractors = nn.ModuleList(extractors)
         inputs = num_features * len(extractors)
         layers: list[nn.Module] = []
@@ -68,7 +70,7 @@ class BlockNetwork(nn.Module):
 
     @property
     def cost_kind(self) -> Hashable:
-        """What the cost of a step depends on beside the architecture: the blocks that are read now."""
+        """The blocks that are read now, on which the cost of a step depends."""
         return self.read
 
     @property
@@ -76,7 +78,7 @@ class BlockNetwork(nn.Module):
         return len(self.extractors)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits [b, C]; of the blocks not read now the features are zero."""
+        """Logits [b, C]; the features of blocks that are not read now are zero."""
         parts, read = self._split(inputs), self.read
         features = [inputs.new_zeros(len(inputs), self.num_features)] * self.num_blocks
         extracted = self._extract([self.extractors[block] for block in read], [parts[block] for block in read])
@@ -87,7 +89,7 @@ class BlockNetwork(nn.Module):
 
     @contextmanager
     def only(self, blocks: Sequence[int]) -> Iterator[None]:
-        """Spares the extractors of all other blocks, for models that do not have them."""
+        """Skips the extractors of all other blocks, for models that do not have these."""
         before, self.read = self.read, tuple(blocks)
         try:
             yield
@@ -105,9 +107,8 @@ def _linear_with_room(inputs: int, outputs: int, room_in: int, room_out: int) ->
 
 
 def check_widths(hidden: Sequence[int], server_hidden: Sequence[int] | None) -> None:
-    """Raises ValueError, named after the field, for hidden layers that cannot be."""
-    if not hidden or min(hidden) < 1:
-        raise ValueError(f"hidden must be a list of one or more widths >= 1, got {list(hidden)}")
+    """Raises ValueError, named after the field, for widths < 1 and for a server narrower than its clients."""
+    each_at_least(1, hidden=hidden)
     if server_hidden is not None and (
         len(server_hidden) != len(hidden) or any(s < c for s, c in zip(server_hidden, hidden, strict=True))
     ):
@@ -117,14 +118,12 @@ def check_widths(hidden: Sequence[int], server_hidden: Sequence[int] | None) -> 
 
 
 def check_grid(rows: int, columns: int, block_channels: int | None) -> None:
-    """Raises ValueError, named after the field, for a tiling that cannot be."""
-    for name, value in (("rows", rows), ("columns", columns), ("block_channels", block_channels)):
-        if value is not None and value < 1:
-            raise ValueError(f"{name} must be >= 1, got {value}")
+    """Raises ValueError, named after the field, for a number of tiles or channels < 1."""
+    at_least(1, rows=rows, columns=columns, block_channels=block_channels)
 
 
 def chosen(num_blocks: int, blocks: Sequence[int] | None) -> list[int]:
-    """The blocks that a model reads; ValueError, named after the field, for those that there are not."""
+    """The blocks that a model reads. Raises ValueError, named after the field, for blocks that do not exist."""
     if blocks is None:
         return list(range(num_blocks))
     if not blocks or len(set(blocks)) != len(blocks) or not set(blocks) <= set(range(num_blocks)):

@@ -18,7 +18,7 @@ class LoRALinear(nn.Module):
 
     def __init__(self, base: nn.Linear, rank: int, alpha: float, parts: int = 1) -> None:
         super().__init__()
-        if rank < 1 or alpha <= 0 or base.out_features % parts:
+        if rank < 1 or not alpha > 0 or base.out_features % parts:
             raise ValueError(
                 f"rank must be >= 1, alpha > 0 and {parts} divide {base.out_features}, got {rank}, {alpha}"
             )
@@ -37,7 +37,7 @@ class LoRALinear(nn.Module):
 
 
 def add_lora(model: nn.Module, targets: Mapping[str, int], rank: int, alpha: float) -> list[str]:
-    """Freezes the model and puts a LoRALinear in the place of each linear layer whose name matches a target.
+    """Freezes the model and replaces each linear layer whose name matches a target by a LoRALinear.
 
     `targets` maps name patterns (as the shell's: `blocks.*.attn.qkv`) to the layers' number of parts; of several that
     match, the first counts. Returns the names of the adapted layers. ValueError if a pattern matches no linear layer.

@@ -1,4 +1,4 @@
-"""What the models that come from libraries share."""
+"""Models of other libraries: how they run under vmap, and how their weights are read."""
 
 from pathlib import Path
 
@@ -9,10 +9,10 @@ from fedlab_runner.utils.errors import UserError
 
 
 def for_vmap(model: nn.Module) -> nn.Module:
-    """The same model without what `vmap(grad(...))` refuses or runs one by one, and with the same results.
+    """Changes a model so that it runs under `vmap(grad(...))`, with the same results, and returns it.
 
-    Activations that overwrite their input are refused where that input is not batched or still needed; fused attention
-    has no batching rule, but a plain twin in timm.
+    vmap refuses activations that overwrite an input that is not batched or still needed, and runs fused attention
+    client by client; timm has plain attention too.
     """
     for module in model.modules():
         for switch in {"inplace", "fused_attn"} & vars(module).keys():
@@ -21,7 +21,7 @@ def for_vmap(model: nn.Module) -> nn.Module:
 
 
 def find_weights(path: str, hint: str) -> Path:
-    """A local file; UserError that ends with `hint`, where to get it, if there is none."""
+    """A local file. Raises UserError that ends with `hint`, which says where to get the file, if there is none."""
     file = Path(path).expanduser()
     if not file.is_file():
         raise UserError(f"weights must be a local file, got '{path}', which does not exist; {hint}")

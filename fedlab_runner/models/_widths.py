@@ -1,4 +1,4 @@
-"""How a network that can be cut to other widths says which values belong to which channel."""
+"""Networks that can be cut to other widths: which values of a tensor belong to which channel."""
 
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from torch import nn
 
 
 class Axis(NamedTuple):
-    """A dimension of a tensor that counts channels. All dimensions with one label are cut alike, in every tensor.
+    """A dimension of a tensor that counts channels. All dimensions with one label are cut alike, in all tensors.
 
     `block` consecutive values belong to one channel where a feature map is flattened.
     """

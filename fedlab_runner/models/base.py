@@ -1,9 +1,14 @@
-"""Models: what the clients train, one architecture a file."""
+"""The contract of an architecture: the network that the clients train.
+
+Each choice is a frozen dataclass in a file of this folder, with conf/model/<file>.yaml. b examples, C classes.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from fedlab_runner.utils.validate import at_least
 
 if TYPE_CHECKING:  # reading a model's fields must not load torch
     from torch import nn
@@ -11,27 +16,28 @@ if TYPE_CHECKING:  # reading a model's fields must not load torch
 
 @dataclass(frozen=True)
 class Architecture(ABC):
-    """An architecture and the inputs that it wants; null means as the data set has them.
+    """An architecture and the inputs that its networks take.
 
-    `image_size` is the side of a square image in pixels. A vector of n features is an image of n channels and size 1.
+    `image_size` is the side of a square image in pixels. Null `channels` and `image_size` are those of the data set;
+    the run converts the images otherwise. A vector of n features is an image of n channels and size 1.
     """
 
     channels: int | None
     image_size: int | None
 
     def __post_init__(self) -> None:
-        for name, value in (("channels", self.channels), ("image_size", self.image_size)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be null or >= 1, got {value}")
+        at_least(1, channels=self.channels, image_size=self.image_size)
 
     def architectures(self) -> "Sequence[Architecture]":
-        """What the clients have: client i number i modulo their number. Here all have this one."""
+        """The architectures of the clients: client i has number i modulo their count. By default all have this one."""
         return (self,)
 
     @abstractmethod
     def build(self, channels: int, image_size: int, num_classes: int) -> "nn.Module":
-        """A new network from [batch, channels, image_size, image_size] to [batch, num_classes] logits.
+        """A new network from float32 inputs [b, channels, image_size, image_size] to logits [b, C], on the CPU.
 
-        The initial weights come from torch's global generator, which the caller seeds. No layer works in place, so the
-        network can run under `torch.func.vmap(grad(...))`. Raises ValueError if the inputs do not fit.
+        The initial weights come from torch's global generator, which the caller seeds, and from nothing else. The
+        network must run under `torch.func.vmap(grad(...))`: no layer overwrites an input that a gradient needs. The run
+        calls this several times, so the call has no side effects. Raises ValueError, named after the field, where the
+        inputs do not fit, and UserError for a file of weights that is missing or wrong.
         """

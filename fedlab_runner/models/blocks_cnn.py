@@ -1,4 +1,4 @@
-"""Feature blocks of images with small convolutional extractors (a light stand-in for HyFEM's ResNet extractors).
+"""Feature blocks of images with small convolutional extractors (lighter than HyFEM's ResNet extractors).
 https://openreview.net/forum?id=qc2lmWkvk4
 """
 
@@ -7,8 +7,9 @@ from itertools import pairwise
 
 from torch import nn
 
-from fedlab_runner.models._blocks import BlockNetwork, Grid, check_grid, check_widths, side_by_side
+from fedlab_runner.models._blocks import BlockNetwork, Grid, check_grid, check_widths, extract_grouped
 from fedlab_runner.models.base import Architecture
+from fedlab_runner.utils.validate import each_at_least
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,7 @@ class BlocksCNN(Architecture):
         super().__post_init__()
         check_grid(self.rows, self.columns, self.block_channels)
         check_widths(self.hidden, self.server_hidden)
-        if not self.widths or min(self.widths) < 1:
-            raise ValueError(f"widths must be a list of one or more widths >= 1, got {self.widths}")
+        each_at_least(1, widths=self.widths)
 
     def build(self, channels: int, image_size: int, num_classes: int) -> nn.Module:
         grid = Grid(channels, image_size, self.rows, self.columns, self.block_channels, self.blocks)
@@ -44,7 +44,7 @@ class BlocksCNN(Architecture):
         width = self.server_hidden or self.hidden
         features = self.widths[-1]
         return BlockNetwork(
-            grid, grid.blocks, extractors, features, self.hidden, width, num_classes, extract=side_by_side
+            grid, grid.blocks, extractors, features, self.hidden, width, num_classes, extract=extract_grouped
         )
 
     def _extractor(self, channels: int) -> nn.Module:

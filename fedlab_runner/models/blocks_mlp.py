@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fedlab_runner.models._blocks import BlockNetwork, check_widths, chosen
 from fedlab_runner.models.base import Architecture
+from fedlab_runner.utils.validate import each_at_least
 
 
 @dataclass(frozen=True)
@@ -29,10 +30,7 @@ class BlocksMLP(Architecture):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("sizes", "widths"):
-            value = getattr(self, name)
-            if not value or min(value) < 1:
-                raise ValueError(f"{name} must be a list of one or more sizes >= 1, got {value}")
+        each_at_least(1, sizes=self.sizes, widths=self.widths)
         chosen(len(self.sizes), self.blocks)
         check_widths(self.hidden, self.server_hidden)
 

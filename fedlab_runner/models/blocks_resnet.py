@@ -9,8 +9,9 @@ from torch import nn
 from fedlab_runner.models._blocks import BlockNetwork, Grid, check_grid, check_widths
 from fedlab_runner.models._torch import for_vmap
 from fedlab_runner.models.base import Architecture
+from fedlab_runner.utils.validate import one_of
 
-DEPTHS = (18, 34)
+DEPTHS = (18, 34)  # layers
 STEMS = ("small", "imagenet")
 
 
@@ -34,10 +35,8 @@ class BlocksResNet(Architecture):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.depth not in DEPTHS:
-            raise ValueError(f"depth must be 18 or 34, got {self.depth}")
-        if self.stem not in STEMS:
-            raise ValueError(f"stem must be one of {', '.join(STEMS)}, got {self.stem}")
+        one_of(DEPTHS, depth=self.depth)
+        one_of(STEMS, stem=self.stem)
         check_grid(self.rows, self.columns, self.block_channels)
         check_widths(self.hidden, self.server_hidden)
 

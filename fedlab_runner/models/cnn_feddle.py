@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from fedlab_runner.models.base import Architecture
+from fedlab_runner.utils.validate import one_of
 
 
 @dataclass(frozen=True)
@@ -19,8 +20,7 @@ class FeddleCNN(Architecture):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.pool not in ("each", "last"):
-            raise ValueError(f"pool must be 'each' or 'last', got '{self.pool}'")
+        one_of(("each", "last"), pool=self.pool)
 
     def build(self, channels: int, image_size: int, num_classes: int) -> nn.Module:
         factor = 8 if self.pool == "each" else 2

@@ -6,6 +6,7 @@ from torch import nn
 
 from fedlab_runner.models._widths import Axes, Axis, Sliceable
 from fedlab_runner.models.base import Architecture
+from fedlab_runner.utils.validate import each_at_least
 
 
 @dataclass(frozen=True)
@@ -20,8 +21,7 @@ class DFMLCNN(Architecture):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.widths or min(self.widths) < 1:
-            raise ValueError(f"widths must be at least one number >= 1, got {self.widths}")
+        each_at_least(1, widths=self.widths)
 
     def build(self, channels: int, image_size: int, num_classes: int) -> nn.Module:
         side = image_size >> len(self.widths)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from fedlab_runner.models._widths import Axes, Axis, Sliceable
 from fedlab_runner.models.base import Architecture
+from fedlab_runner.utils.validate import each_at_least
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,7 @@ class PreActResNet(Architecture):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.widths or min(self.widths) < 1:
-            raise ValueError(f"widths must be at least one number >= 1, got {self.widths}")
+        each_at_least(1, widths=self.widths)
 
     def build(self, channels: int, image_size: int, num_classes: int) -> nn.Module:
         layers: dict[str, nn.Module] = {"stem": nn.Conv2d(channels, self.widths[0], 3, padding=1, bias=False)}

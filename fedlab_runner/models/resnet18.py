@@ -7,6 +7,7 @@ from torch import nn
 
 from fedlab_runner.models._torch import for_vmap
 from fedlab_runner.models.base import Architecture
+from fedlab_runner.utils.validate import one_of
 
 
 @dataclass(frozen=True)
@@ -21,8 +22,7 @@ class ResNet18(Architecture):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.norm not in ("batch", "group"):
-            raise ValueError(f"norm must be 'batch' or 'group', got '{self.norm}'")
+        one_of(("batch", "group"), norm=self.norm)
 
     def build(self, channels: int, image_size: int, num_classes: int) -> nn.Module:
         from torchvision.models import resnet18

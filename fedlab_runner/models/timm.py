@@ -16,11 +16,12 @@ from torch import nn
 from fedlab_runner.models._torch import find_weights, for_vmap, read_weights
 from fedlab_runner.models.base import Architecture
 from fedlab_runner.utils.errors import UserError
+from fedlab_runner.utils.validate import within
 
 HINT = "timm's own are at https://huggingface.co/timm"
-HUB_SECONDS = 3.0  # to answer
+HUB_TIMEOUT_SECONDS = 3.0
 RESERVED = {"model_name", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path"}
-RESERVED |= {"num_classes", "in_chans", "img_size", "drop_rate"}  # these have their own place in the configuration
+RESERVED |= {"num_classes", "in_chans", "img_size", "drop_rate"}  # arguments that other fields or the data set give
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,7 @@ class Timm(Architecture):
         super().__post_init__()
         if self.pretrained and self.weights is not None:
             raise ValueError(f"weights must be null when pretrained is true, got '{self.weights}'")
-        if not 0 <= self.drop_rate < 1:
-            raise ValueError(f"drop_rate must be >= 0 and < 1, got {self.drop_rate}")
+        within("[0, 1)", drop_rate=self.drop_rate)
         if taken := sorted(RESERVED & self.kwargs.keys()):
             raise ValueError(f"kwargs must not set what the configuration or the data set does, got {', '.join(taken)}")
 
@@ -58,7 +58,7 @@ class Timm(Architecture):
         source = timm.get_pretrained_cfg(self.name)
         assert source is not None  # every model in the list has one
         arguments = {**self.kwargs, "num_classes": num_classes, "in_chans": channels}
-        if self.drop_rate > 0:  # not every model takes it
+        if self.drop_rate > 0:  # not every model takes drop_rate
             arguments["drop_rate"] = self.drop_rate
         if source.fixed_input_size:  # timm's mark of a model that takes img_size
             arguments["img_size"] = image_size
@@ -87,18 +87,18 @@ class Timm(Architecture):
 
 @contextmanager
 def _hub() -> Iterator[None]:
-    """The Hugging Face hub, taken as offline where it does not answer at once: its own retries take a minute.
+    """Sets the Hugging Face hub offline where it does not answer at once, as its own retries take a minute.
 
-    What was downloaded before is found in its cache in either case.
+    Files of earlier downloads are found in its cache either way.
     """
     from huggingface_hub import constants
 
     host = urlsplit(constants.ENDPOINT)
     offline: AbstractContextManager[Any] = nullcontext()
     try:
-        if not constants.HF_HUB_OFFLINE and not getproxies():  # through a proxy only the hub itself can tell
+        if not constants.HF_HUB_OFFLINE and not getproxies():  # behind a proxy only the hub itself can tell
             port = host.port or (80 if host.scheme == "http" else 443)
-            socket.create_connection((host.hostname or "", port), HUB_SECONDS).close()
+            socket.create_connection((host.hostname or "", port), HUB_TIMEOUT_SECONDS).close()
     except OSError:
         offline = mock.patch.object(constants, "HF_HUB_OFFLINE", True)
     with offline:
@@ -106,7 +106,7 @@ def _hub() -> Iterator[None]:
 
 
 def _overlay(path: str, classifier: str | tuple[str, ...] | None, num_classes: int) -> dict[str, Any]:
-    """What timm needs to know of a local file: its tensors, and its classes (0: no classifier in it).
+    """The settings by which timm loads a local file: its tensors and its classes (0: the file has no classifier).
 
     With its own number of classes timm loads a file strictly; with any other it would ignore names that do not match.
     A .npz is read by the model itself, which takes the classifier only if it has as many classes as the data.
@@ -120,7 +120,7 @@ def _overlay(path: str, classifier: str | tuple[str, ...] | None, num_classes: i
 
 
 def _check(model: nn.Module, channels: int, image_size: int, num_classes: int, name: str) -> None:
-    """Tries one image, since timm itself notices a wrong size only when the model runs."""
+    """Runs the model on one image, as timm notices a wrong size only then; ValueError, named after the field."""
     model.eval()
     try:
         with torch.no_grad():

@@ -12,9 +12,10 @@ from fedlab_runner.models._lora import add_lora
 from fedlab_runner.models.base import Architecture
 from fedlab_runner.models.timm import Timm
 from fedlab_runner.utils.errors import UserError
+from fedlab_runner.utils.validate import at_least, finite_above
 
 TARGETS = {"blocks.*.attn.qkv": 3, "blocks.*.attn.proj": 1}  # q, k and v are slices of one linear layer in timm
-BACKBONE_SEED = 0
+BACKBONE_SEED = 0  # of a random backbone
 
 _log = logging.getLogger("fedlab_runner")
 
@@ -23,8 +24,8 @@ _log = logging.getLogger("fedlab_runner")
 class ViTLoRA(Architecture):
     """timm's ViT with LoRA of `rank` and scale alpha / rank on q, k, v and the attention output of every block.
 
-    The backbone is frozen: it is shared by all models and belongs to no model's vector, which for ViT-B/16 and rank 4
-    holds 294,912 values of LoRA and 769 C of the classifier. `weights` is a local .safetensors or torch state dict or
+    The backbone is frozen and shared by all models. A model's vector holds LoRA and classifier only: for ViT-B/16 and
+    rank 4, 294,912 and 769 C values. `weights` is a local .safetensors or torch state dict or
     one of Google's .npz files; `pretrained` downloads timm's. Without either the backbone is random but always the
     same, which is enough to measure costs and to test.
     """
@@ -37,16 +38,14 @@ class ViTLoRA(Architecture):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.rank < 1:
-            raise ValueError(f"rank must be >= 1, got {self.rank}")
-        if self.alpha <= 0:
-            raise ValueError(f"alpha must be > 0, got {self.alpha}")
-        self._timm()  # which checks the rest
+        at_least(1, rank=self.rank)
+        finite_above(0, alpha=self.alpha)
+        self._timm()  # checks the other fields
 
     def build(self, channels: int, image_size: int, num_classes: int) -> nn.Module:
         from_scratch = self.weights is None and not self.pretrained
         with torch.random.fork_rng(devices=[], enabled=from_scratch):
-            if from_scratch:  # what is in no model's vector must be the same in every process
+            if from_scratch:  # the backbone, in no model's vector, must be the same in every process
                 _warn_of_random_backbone(self.name)
                 torch.manual_seed(BACKBONE_SEED)
             model: Any = self._timm().build(channels, image_size, num_classes)

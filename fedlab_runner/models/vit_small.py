@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from fedlab_runner.models._widths import Axes, Axis, Sliceable
 from fedlab_runner.models.base import Architecture
+from fedlab_runner.utils.validate import at_least, one_of, within
 
 DIAGONAL = ((-1, -1), (-1, 1), (1, -1), (1, 1))
-CARDINAL = ((0, -1), (0, 1), (-1, 0), (1, 0))
+CARDINAL = ((0, -1), (0, 1), (-1, 0), (1, 0))  # directions (x, y)
 
 
 @dataclass(frozen=True)
@@ -34,13 +35,16 @@ class SmallViT(Architecture):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("width", "depth", "patch_size", "heads", "head_width"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
-        if self.shifts not in ("cardinal", "diagonal"):
-            raise ValueError(f"shifts must be 'cardinal' or 'diagonal', got '{self.shifts}'")
+        at_least(
+            1,
+            width=self.width,
+            depth=self.depth,
+            patch_size=self.patch_size,
+            heads=self.heads,
+            head_width=self.head_width,
+        )
+        within("[0, 1)", dropout=self.dropout)
+        one_of(("cardinal", "diagonal"), shifts=self.shifts)
 
     def build(self, channels: int, image_size: int, num_classes: int) -> nn.Module:
         if image_size % self.patch_size:

@@ -1,4 +1,4 @@
-"""Feature blocks and classes that are given for each client (Zhang et al., HyFEM, TMLR 2024, Tables 2 to 4).
+"""Feature blocks and classes as the config assigns them to each client (Zhang et al., HyFEM, TMLR 2024, Tables 2 to 4).
 https://openreview.net/forum?id=qc2lmWkvk4
 """
 
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedlab_runner.partitions import _common
 from fedlab_runner.partitions.blocks import BlockPartition, Holdings
+from fedlab_runner.utils.validate import at_least
 
 
 @dataclass(frozen=True)
 class AssignedBlocks(BlockPartition):
-    """Client m has the feature blocks `blocks[m]`, of `num_blocks`, of all examples of the classes `classes[m]`.
+    """Client m has the feature blocks `blocks[m]` (of `num_blocks`) of all examples of the classes `classes[m]`.
 
     Clients may share blocks and examples. All numbers count from 0.
     """
@@ -22,7 +22,7 @@ class AssignedBlocks(BlockPartition):
     classes: list[list[int]]
 
     def __post_init__(self) -> None:
-        _common.check_at_least("num_blocks", self.num_blocks, 1)
+        at_least(1, num_blocks=self.num_blocks)
         if len(self.blocks) != len(self.classes):
             raise ValueError(
                 f"classes must have a list for each of the {len(self.blocks)} clients in blocks, got "

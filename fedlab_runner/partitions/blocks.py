@@ -1,34 +1,38 @@
-"""Feature blocks: clients that hold some parts of every example, and of some examples (hybrid federated learning).
+"""Feature blocks: clients that hold some features of some examples (hybrid federated learning).
 
-Examples are kept whole; a client's model reads the blocks that it holds. N clients, d0 blocks, C classes.
+Examples are stored whole; a client's model reads the blocks that the client holds. N clients, d0 blocks, C classes.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
 
+from fedlab_runner.partitions.base import Partition
 from fedlab_runner.utils.errors import UserError
 
 
 class Holdings(NamedTuple):
-    """What each client has."""
+    """The blocks and the classes of each client."""
 
     blocks: np.ndarray  # [N, d0] bool
-    classes: np.ndarray  # [N, C] bool, the classes of which it has all examples
+    classes: np.ndarray  # [N, C] bool; a client has all examples of its classes
 
 
-class BlockPartition(ABC):
+class BlockPartition(Partition):
     """A partition by feature blocks and classes: a client has its blocks of all examples of its classes.
 
-    Clients may have the same examples; those of classes that nobody has are not trained on.
+    Clients may share examples. Examples of a class that no client has are not trained on.
     """
 
     @abstractmethod
     def draw(self, num_clients: int, num_classes: int, rng: np.random.Generator) -> Holdings:
-        """Who has what; ValueError, named after the field, where that cannot be."""
+        """The blocks and classes of each client; a pure function of the fields and the arguments.
+
+        Raises ValueError, named after the field, where there is no such draw.
+        """
 
     def split(
         self, strata: np.ndarray, users: np.ndarray | None, num_clients: int, rng: np.random.Generator
@@ -37,27 +41,29 @@ class BlockPartition(ABC):
         return [np.flatnonzero(mine[strata]) for mine in self._checked(strata, num_clients, rng).classes]
 
     def owned(self, strata: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
-        """Who holds which blocks [N, d0] bool; from the same stream as `split`."""
+        """The blocks of each client, [N, d0] bool. `rng` starts where that of `split` started."""
         return self._checked(strata, num_clients, rng).blocks
 
     def _checked(self, strata: np.ndarray, num_clients: int, rng: np.random.Generator) -> Holdings:
         holdings = self.draw(num_clients, int(strata.max(initial=-1)) + 1, rng)
         for client, mine in enumerate(holdings.blocks):
             if not mine.any():
-                raise UserError(f"partition gives client {client} no feature block: give it one or leave it out")
+                raise UserError(
+                    f"partition gives client {client} no feature block: give it a block, or leave the client out"
+                )
         if (alone := np.flatnonzero(~holdings.blocks.any(0))).size:
             numbers = ", ".join(map(str, alone.tolist()))
             raise UserError(
-                f"partition gives feature block {numbers} to no client: give it to one, or set partition.num_blocks to "
-                "those that are held (random ones: more clients or blocks a client, or another draw)"
+                f"partition gives feature block {numbers} to no client: give it to a client, or set "
+                "partition.num_blocks to those that clients hold (random_blocks: more clients or another draw)"
             )
         return holdings
 
 
 def with_their_blocks(split: Sequence[np.ndarray], owned: np.ndarray, present: Tensor | None) -> list[np.ndarray]:
-    """The examples of every client that have all of its blocks; `present` [n, d0] says which have which (None: all).
+    """The examples of each client that have all its blocks; `present` [n, d0] bool marks the blocks of each example.
 
-    UserError for a client that is left without examples.
+    With `present` None all examples have all blocks. Raises UserError for a client that is left without examples.
     """
     if present is not None:
         there = present.numpy()
@@ -74,7 +80,7 @@ def with_their_blocks(split: Sequence[np.ndarray], owned: np.ndarray, present: T
 
 
 def by_blocks(owned: np.ndarray) -> list[tuple[tuple[int, ...], np.ndarray]]:
-    """Rows [K] with the same blocks, of `owned` [K, d0]: (blocks, rows), in the order in which they first occur."""
+    """The rows of `owned` [K, d0] grouped by their blocks: pairs (blocks, rows), in order of first occurrence."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for row, mine in enumerate(owned):
         groups.setdefault(tuple(np.flatnonzero(mine).tolist()), []).append(row)
@@ -82,5 +88,5 @@ def by_blocks(owned: np.ndarray) -> list[tuple[tuple[int, ...], np.ndarray]]:
 
 
 def common_blocks(owned: np.ndarray) -> list[int]:
-    """The blocks that all clients hold."""
+    """The blocks that all clients of `owned` [N, d0] hold."""
     return [int(block) for block in np.flatnonzero(owned.all(0))]

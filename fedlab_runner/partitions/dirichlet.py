@@ -10,18 +10,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedlab_runner.partitions import _common
-from fedlab_runner.partitions._yurochkin import balanced_counts
+from fedlab_runner.partitions._balanced_dirichlet import balanced_counts
+from fedlab_runner.partitions.base import Partition
+from fedlab_runner.utils.validate import at_least
 
 _log = logging.getLogger("fedlab_runner")
 
 
 @dataclass(frozen=True)
-class Dirichlet:
-    """Each class is shared out by Dirichlet(alpha) among the clients below the mean size; all is drawn again until
-    every client has min_size samples.
+class Dirichlet(Partition):
+    """Shares each class out by Dirichlet(alpha) among the clients below the mean size, and draws all again until each
+    client has `min_size` examples.
 
-    The authors' loop may never end (500 clients on CIFAR-10 at alpha 0.1), so after max_tries draws the last one is
-    kept and repaired: random samples move, one at a time, from the largest client to clients with less than min_floor.
+    The authors' loop may never end (500 clients on CIFAR-10 at alpha 0.1). After `max_tries` draws the last draw is
+    repaired instead: random examples move, one at a time, from the largest client to clients below `min_floor`.
     """
 
     alpha: float
@@ -31,8 +33,8 @@ class Dirichlet:
 
     def __post_init__(self) -> None:
         _common.check_alpha(self.alpha)
-        _common.check_at_least("min_size", self.min_size, 0)
-        _common.check_at_least("max_tries", self.max_tries, 1)
+        at_least(0, min_size=self.min_size)
+        at_least(1, max_tries=self.max_tries)
         if not 0 <= self.min_floor <= self.min_size:
             raise ValueError(f"min_floor must be between 0 and min_size ({self.min_size}), got {self.min_floor}")
 
@@ -42,14 +44,14 @@ class Dirichlet:
         _common.check_num_clients(num_clients, len(strata))
         if num_clients * self.min_floor > len(strata):
             raise ValueError(
-                f"min_floor must be at most {len(strata) // num_clients} for {len(strata)} samples "
+                f"min_floor must be at most {len(strata) // num_clients} for {len(strata)} examples "
                 f"and {num_clients} clients, got {self.min_floor}"
             )
         labels, class_sizes = _common.classes(strata)
         everyone = np.ones((1, num_clients), bool)
-        tries = self.max_tries if num_clients * self.min_size <= len(strata) else 1  # else none can succeed
+        tries = self.max_tries if num_clients * self.min_size <= len(strata) else 1  # else no draw can succeed
         for left in reversed(range(tries)):
-            least = self.min_size if left else 0  # the last draw is kept, so it must be whole
+            least = self.min_size if left else 0  # the last draw is kept, so all its classes are drawn
             counts = balanced_counts(class_sizes[None], everyone, self.alpha, rng, least)[0]  # [C, N]
             if counts.sum(0).min() >= self.min_size:
                 break
@@ -64,7 +66,7 @@ class Dirichlet:
 
 
 def _repair(owner: np.ndarray, num_clients: int, floor: int, rng: np.random.Generator) -> None:
-    """Gives every client `floor` samples, in place; n >= num_clients * floor."""
+    """Changes `owner` [n] in place so that each client has `floor` examples; n >= num_clients * floor."""
     sizes = np.bincount(owner, minlength=num_clients)
     receivers = np.repeat(np.arange(num_clients), np.maximum(floor - sizes, 0))
     if not len(receivers):
@@ -77,7 +79,7 @@ def _repair(owner: np.ndarray, num_clients: int, floor: int, rng: np.random.Gene
         heapq.heapreplace(heap, (size + 1, int(givers[move])))
     shuffled = rng.permutation(len(owner))
     by_owner = shuffled[np.argsort(owner[shuffled], kind="stable")]
-    # the k-th gift of a client is the k-th of its samples in random order
+    # the k-th example that a client gives is the k-th of its examples in random order
     order = np.argsort(givers, kind="stable")
     starts = sizes.cumsum() - sizes
     given = np.bincount(givers, minlength=num_clients)

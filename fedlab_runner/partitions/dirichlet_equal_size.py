@@ -8,18 +8,21 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedlab_runner.partitions import _common
-from fedlab_runner.partitions._yurochkin import balanced_counts
+from fedlab_runner.partitions._balanced_dirichlet import balanced_counts
+from fedlab_runner.partitions.base import Partition
+from fedlab_runner.utils.validate import at_least
 
-GROUP = 10  # auxiliary clients, at most, that share out one part of the samples
+GROUP_SIZE = 10  # clients of a group at most: the authors' number
 
 
 @dataclass(frozen=True)
-class DirichletEqualSize:
-    """Random equal parts of the samples, one for every ten clients, are each shared out as Yurochkin et al. do; then
-    all lists are joined and cut anew into equal lists, so sizes differ by at most one and neighbours mix a little.
+class DirichletEqualSize(Partition):
+    """Cuts the examples into random equal parts, one for each ten clients, shares each part out as `dirichlet` does and
+    cuts the joined lists into equal ones.
 
-    A part is drawn again until its smallest client has half of the mean, at most max_tries times (the authors' loop
-    has no end). Fewer than ten clients, which the authors exclude, are one group.
+    Sizes differ by at most one, and clients with neighbouring ids share some classes. A part is drawn again until its
+    smallest client has half of the mean, at most `max_tries` times (the authors' loop has no end). Fewer than ten
+    clients, which the authors exclude, are one group.
     """
 
     alpha: float
@@ -27,7 +30,7 @@ class DirichletEqualSize:
 
     def __post_init__(self) -> None:
         _common.check_alpha(self.alpha)
-        _common.check_at_least("max_tries", self.max_tries, 1)
+        at_least(1, max_tries=self.max_tries)
 
     def split(
         self, strata: np.ndarray, users: np.ndarray | None, num_clients: int, rng: np.random.Generator
@@ -35,16 +38,16 @@ class DirichletEqualSize:
         n = len(strata)
         _common.check_num_clients(num_clients, n)
         labels, class_sizes = _common.classes(strata)
-        num_groups, num_classes = -(-num_clients // GROUP), len(class_sizes)
+        num_groups, num_classes = -(-num_clients // GROUP_SIZE), len(class_sizes)
         clients = _common.equal_sizes(num_clients, num_groups)  # [G] auxiliary clients
         ends = clients.cumsum() * n // num_clients
         group = np.empty(n, np.int64)
         group[rng.permutation(n)] = np.repeat(np.arange(num_groups), np.diff(ends, prepend=0))
         group_class = group * num_classes + labels
 
-        exists = np.arange(GROUP) < clients[:, None]  # [G, M]
+        exists = np.arange(GROUP_SIZE) < clients[:, None]  # [G, M]
         sizes = np.bincount(group_class, minlength=num_groups * num_classes).reshape(num_groups, num_classes)
-        counts = np.empty((num_groups, num_classes, GROUP), np.int64)
+        counts = np.empty((num_groups, num_classes, GROUP_SIZE), np.int64)
         open = np.arange(num_groups)  # the groups that have no acceptable draw yet
         for _ in range(self.max_tries):
             counts[open] = balanced_counts(sizes[open], exists[open], self.alpha, rng)
@@ -54,7 +57,7 @@ class DirichletEqualSize:
                 break
 
         order = _common.shuffled_by_class(group_class, rng)
-        auxiliary = _common.deal(order, counts.reshape(-1, GROUP))  # the client within the group
-        joined = order[np.argsort((group * GROUP + auxiliary)[order], kind="stable")]
+        auxiliary = _common.deal(order, counts.reshape(-1, GROUP_SIZE))  # the client within the group
+        joined = order[np.argsort((group * GROUP_SIZE + auxiliary)[order], kind="stable")]
         owner = _common.deal(joined, _common.equal_sizes(n, num_clients)[None])
         return _common.index_lists(owner, num_clients)

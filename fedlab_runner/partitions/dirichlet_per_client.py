@@ -5,16 +5,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedlab_runner.partitions import _common
+from fedlab_runner.partitions.base import Partition
 
-BLOCK = 1024  # clients whose class distributions are drawn at a time
+CLIENTS_AT_ONCE = 1024  # whose class distributions are drawn in one call
 
 
 @dataclass(frozen=True)
-class DirichletPerClient:
-    """Client after client draws its class distribution from Dirichlet(alpha * frequencies of the classes), then that
-    many samples without replacement; a class that runs out drops out, its share going to the others in proportion.
+class DirichletPerClient(Partition):
+    """Each client in turn draws its class distribution from Dirichlet(alpha * class frequencies), then its examples by
+    that distribution without replacement.
 
-    Sizes differ by at most one. The last clients take what is left, as in the paper.
+    The share of a class that has run out goes to the other classes, in proportion. Sizes differ by at most one. The
+    last clients take the remaining examples, as in the paper.
     """
 
     alpha: float
@@ -30,9 +32,9 @@ class DirichletPerClient:
         sizes = _common.equal_sizes(len(strata), num_clients)
         concentration = self.alpha * class_sizes / len(strata)
         left = class_sizes.copy()
-        wanted = []  # the class of every place, client after client
-        for start in range(0, num_clients, BLOCK):
-            block = sizes[start : start + BLOCK].tolist()
+        wanted = []  # the class of each place, client after client
+        for start in range(0, num_clients, CLIENTS_AT_ONCE):
+            block = sizes[start : start + CLIENTS_AT_ONCE].tolist()
             logs = _common.log_gamma(rng, np.broadcast_to(concentration, (len(block), len(left))))
             for log, size in zip(logs, block, strict=True):
                 wanted.append(np.repeat(np.arange(len(left)), _take(log, size, left, rng)))
@@ -43,9 +45,9 @@ class DirichletPerClient:
 
 
 def _take(log: np.ndarray, size: int, left: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Draws `size` samples, one after the other, from the classes that have some left, and subtracts them from left.
+    """Counts [C] of `size` examples, drawn from the classes with examples left; subtracts them from `left` [C].
 
-    What a batch of draws asks beyond a class's rest is drawn again from the others: the same as one by one.
+    Draws of a class beyond its last example are drawn again from the other classes, which equals drawing one by one.
     """
     taken = np.zeros_like(left)
     while missing := size - int(taken.sum()):

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedlab_runner.partitions import _common
+from fedlab_runner.partitions.base import Partition
 
 
 @dataclass(frozen=True)
-class DirichletUnbounded:
-    """Each class is shared out by its own Dirichlet(alpha) vector, counts rounded; the last client takes the rest.
+class DirichletUnbounded(Partition):
+    """Shares each class out by its own Dirichlet(alpha) vector, counts rounded; the last client takes the rest.
 
-    Sizes differ widely and clients may be empty. With samples of a class few for the clients, rounding leaves most of
-    them to the last client: that is the definition.
+    Sizes differ widely, and clients may be empty. Where a class has few examples for the clients, rounding leaves most
+    of them to the last client: the authors' definition.
     """
 
     alpha: float

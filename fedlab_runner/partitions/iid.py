@@ -1,15 +1,16 @@
-"""Independent and identically distributed: a random permutation cut into equal parts."""
+"""Independent and identically distributed clients: a random permutation cut into equal parts."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
 from fedlab_runner.partitions import _common
+from fedlab_runner.partitions.base import Partition
 
 
 @dataclass(frozen=True)
-class IID:
-    """Equal sizes (they differ by at most one), classes by chance."""
+class IID(Partition):
+    """Each client gets equally many random examples; sizes differ by at most one."""
 
     def split(
         self, strata: np.ndarray, users: np.ndarray | None, num_clients: int, rng: np.random.Generator

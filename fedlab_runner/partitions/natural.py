@@ -5,33 +5,35 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedlab_runner.partitions import _common
+from fedlab_runner.partitions.base import Partition
 from fedlab_runner.utils.errors import UserError
+from fedlab_runner.utils.validate import at_least
 
 
 @dataclass(frozen=True)
-class Natural:
-    """num_clients users with at least min_samples samples, drawn without replacement, in ascending order of user.
+class Natural(Partition):
+    """Each client is a user with at least `min_samples` examples, drawn without replacement, in order of user.
 
-    Covers the samples of the drawn users, not those of the others.
+    The examples of other users are not trained on.
     """
 
     min_samples: int
 
     def __post_init__(self) -> None:
-        _common.check_at_least("min_samples", self.min_samples, 1)
+        at_least(1, min_samples=self.min_samples)
 
     def split(
         self, strata: np.ndarray, users: np.ndarray | None, num_clients: int, rng: np.random.Generator
     ) -> list[np.ndarray]:
         if users is None:
-            raise UserError("partition=natural needs a data set with users, and this one has none")
-        _common.check_at_least("num_clients", num_clients, 1)
+            raise UserError("partition=natural needs a data set with users, and this data set has none")
+        at_least(1, num_clients=num_clients)
         _, user, sizes = np.unique(users, return_inverse=True, return_counts=True)
         eligible = np.flatnonzero(sizes >= self.min_samples)
         if num_clients > len(eligible):
             raise UserError(
                 f"num_clients must be at most {len(eligible)}, the number of users with at least "
-                f"{self.min_samples} samples, got {num_clients}"
+                f"{self.min_samples} examples, got {num_clients}"
             )
         chosen = np.sort(rng.choice(eligible, num_clients, replace=False))
         lists = _common.index_lists(user, len(sizes))

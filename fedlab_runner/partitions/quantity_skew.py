@@ -8,13 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedlab_runner.partitions import _common
+from fedlab_runner.partitions.base import Partition
+from fedlab_runner.utils.validate import at_least
 
 
 @dataclass(frozen=True)
-class QuantitySkew:
-    """Every client gets min_size random samples, and the others are shared out by Dirichlet(alpha).
+class QuantitySkew(Partition):
+    """Gives each client `min_size` random examples and shares the other examples out by Dirichlet(alpha).
 
-    NIID-Bench instead draws all sizes again until the smallest is 10, which may never end.
+    NIID-Bench instead draws all sizes again until the smallest is 10: a loop that may never end.
     """
 
     alpha: float
@@ -22,7 +24,7 @@ class QuantitySkew:
 
     def __post_init__(self) -> None:
         _common.check_alpha(self.alpha)
-        _common.check_at_least("min_size", self.min_size, 0)
+        at_least(0, min_size=self.min_size)
 
     def split(
         self, strata: np.ndarray, users: np.ndarray | None, num_clients: int, rng: np.random.Generator
@@ -32,7 +34,7 @@ class QuantitySkew:
         rest = n - num_clients * self.min_size
         if rest < 0:
             raise ValueError(
-                f"min_size must be at most {n // num_clients} for {n} samples and {num_clients} clients, "
+                f"min_size must be at most {n // num_clients} for {n} examples and {num_clients} clients, "
                 f"got {self.min_size}"
             )
         weights = _common.dirichlet(rng, self.alpha, np.ones((1, num_clients), bool))

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedlab_runner.partitions import _common
 from fedlab_runner.partitions.blocks import BlockPartition, Holdings
+from fedlab_runner.utils.validate import at_least
 
 
 @dataclass(frozen=True)
 class RandomBlocks(BlockPartition):
-    """Each client has `blocks_per_client` of `num_blocks` feature blocks, of all examples of `classes_per_client`
-    classes, drawn without replacement.
+    """Each client draws `blocks_per_client` of `num_blocks` feature blocks and `classes_per_client` classes, without
+    replacement, and has its blocks of all examples of its classes.
 
-    `draw_seed` fixes the draw whatever the experiment's seed is; null draws from that.
+    `draw_seed` is the seed of the draw; null: the experiment's.
     """
 
     num_blocks: int
@@ -24,17 +24,20 @@ class RandomBlocks(BlockPartition):
     draw_seed: int | None
 
     def __post_init__(self) -> None:
-        for name in ("num_blocks", "blocks_per_client", "classes_per_client"):
-            _common.check_at_least(name, getattr(self, name), 1)
+        at_least(
+            1,
+            num_blocks=self.num_blocks,
+            blocks_per_client=self.blocks_per_client,
+            classes_per_client=self.classes_per_client,
+        )
         if self.blocks_per_client > self.num_blocks:
             raise ValueError(
                 f"blocks_per_client must be at most num_blocks {self.num_blocks}, got {self.blocks_per_client}"
             )
-        if self.draw_seed is not None:
-            _common.check_at_least("draw_seed", self.draw_seed, 0)
+        at_least(0, draw_seed=self.draw_seed)
 
     def draw(self, num_clients: int, num_classes: int, rng: np.random.Generator) -> Holdings:
-        _common.check_at_least("num_clients", num_clients, 1)
+        at_least(1, num_clients=num_clients)
         if self.classes_per_client > num_classes:
             raise ValueError(
                 f"classes_per_client must be at most {num_classes}, the data set's classes, got "

@@ -1,21 +1,24 @@
-"""Shards of samples sorted by label (McMahan et al., AISTATS 2017). https://arxiv.org/abs/1602.05629"""
+"""Shards of examples sorted by label (McMahan et al., AISTATS 2017). https://arxiv.org/abs/1602.05629"""
 
 from dataclasses import dataclass
 
 import numpy as np
 
 from fedlab_runner.partitions import _common
+from fedlab_runner.partitions.base import Partition
+from fedlab_runner.utils.validate import at_least
 
 
 @dataclass(frozen=True)
-class Shards:
-    """Samples sorted by class, cut into num_clients * shards_per_client equal runs (sizes differ by at most one), which
-    are dealt at random, shards_per_client to a client."""
+class Shards(Partition):
+    """Sorts the examples by class, cuts them into num_clients * shards_per_client shards, whose sizes differ by at most
+    one, and deals `shards_per_client` random shards to each client.
+    """
 
     shards_per_client: int
 
     def __post_init__(self) -> None:
-        _common.check_at_least("shards_per_client", self.shards_per_client, 1)
+        at_least(1, shards_per_client=self.shards_per_client)
 
     def split(
         self, strata: np.ndarray, users: np.ndarray | None, num_clients: int, rng: np.random.Generator
@@ -24,7 +27,7 @@ class Shards:
         num_shards = num_clients * self.shards_per_client
         if num_shards > len(strata):
             raise ValueError(
-                f"shards_per_client must be at most {len(strata) // num_clients} for {len(strata)} samples "
+                f"shards_per_client must be at most {len(strata) // num_clients} for {len(strata)} examples "
                 f"and {num_clients} clients, got {self.shards_per_client}"
             )
         client_of_shard = rng.permutation(num_shards) // self.shards_per_client

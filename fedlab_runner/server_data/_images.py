@@ -1,4 +1,4 @@
-"""Image files as server data: chosen by key, decoded once, in the shape of the clients' images."""
+"""Image files as server data, drawn from the seed and decoded once, in the shape of the clients' images."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,18 +13,12 @@ from fedlab_runner.datasets.image_cache import MODES, decode, decode_mapped
 from fedlab_runner.utils.errors import UserError
 
 SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".webp")
-SHOWN = 5  # missing classes in a message
-
-
-def check_max_images(max_images: int | None) -> None:
-    """Raises ValueError for a cap that leaves nothing to learn."""
-    if max_images is not None and max_images < 2:
-        raise ValueError(f"max_images must be >= 2 or null, got {max_images}")
+MAX_NAMED = 5  # missing classes that a message names
 
 
 def lacking(missing: Sequence[str], wanted: Sequence[str]) -> str:
-    """Which classes are missing, and how many of those that are wanted."""
-    shown = ", ".join([*missing[:SHOWN], *(["..."] if len(missing) > SHOWN else [])])
+    """The names of missing classes, and how many of the wanted classes are missing."""
+    shown = ", ".join([*missing[:MAX_NAMED], *(["..."] if len(missing) > MAX_NAMED else [])])
     return f"{shown} ({len(missing)} of {len(wanted)} missing)"
 
 
@@ -44,9 +38,8 @@ def read(
 ) -> ServerData:
     """Decodes (path, class) pairs, at most `max_images` of them drawn uniformly, to the shape of the clients' images.
 
-    Images are resized to it as a whole, bilinear with antialiasing; they are held in memory or, with a folder `cache`,
-    in a file there. Raises UserError for no image or a single class,
-    for a file that is no image and for clients whose examples are no such images.
+    Images are resized as a whole, bilinear with antialiasing, and held in memory or, with a folder `cache`, in a file
+    there. Raises UserError for no image, a single class, a file that is no image, and clients without such images.
     """
     size = shape_of(data)
     chosen = capped(len(files), max_images, seed)
@@ -54,7 +47,7 @@ def read(
     if not len(targets):
         raise UserError(f"server_data: no images in {where}")
     if torch.bincount(targets).count_nonzero() < 2:
-        raise UserError(f"server_data: all {len(targets)} images from {where} are of one class, two are needed")
+        raise UserError(f"server_data: all {len(targets)} images from {where} are of one class; two classes are needed")
     paths = [files[i][0] for i in chosen]
     if cache is None:
         return ServerData(decode(paths, size, _refuse), targets, num_classes, in_domain=False)
@@ -73,14 +66,14 @@ def _refuse(path: Path, what: str) -> UserError:
 
 
 def capped(n: int, most: int | None, seed: int) -> np.ndarray:
-    """Which of n examples are used, in order: at most `most`, uniformly."""
+    """The ascending indices of at most `most` of n examples, drawn uniformly from `seed`."""
     if most is None or n <= most:
         return np.arange(n)
     return np.sort(generator(seed, Purpose.SERVER_DATA).choice(n, most, replace=False))
 
 
 def shape_of(data: Data) -> tuple[int, int, int]:
-    """Channels, height and width of the clients' images; UserError if there are none of 1 or 3 channels."""
+    """Channels, height and width of the clients' images. Raises UserError unless these have 1 or 3 channels."""
     shape = data.train.inputs.shape[1:]
     if len(shape) != 3 or shape[0] not in MODES:
         has = f"{shape[0]} channels" if len(shape) == 3 else "no images but vectors of features"

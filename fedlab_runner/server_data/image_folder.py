@@ -1,4 +1,4 @@
-"""Out-of-domain images in ImageNet's layout: one folder a class."""
+"""Out-of-domain images in ImageNet's layout: a folder for each class."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,13 +6,16 @@ from pathlib import Path
 from fedlab_runner.core.server_data import ServerData
 from fedlab_runner.datasets.examples import Data
 from fedlab_runner.server_data import _images
+from fedlab_runner.server_data.base import ServerDataSource
 from fedlab_runner.utils.errors import UserError
+from fedlab_runner.utils.validate import at_least
 
 
 @dataclass(frozen=True)
-class ImageFolder:
-    """The images in root/<class>/, of all classes or of `classes` (folder names, such as ImageNet's wnids), at most
-    `max_images` of them drawn uniformly, decoded once into memory or into a file in the folder `cache`.
+class ImageFolder(ServerDataSource):
+    """The images in root/<class>/, of all classes or of `classes`, folder names such as ImageNet's wnids.
+
+    At most `max_images` are drawn uniformly. They are decoded once, into memory or into a file in the folder `cache`.
     """
 
     root: str
@@ -21,9 +24,9 @@ class ImageFolder:
     cache: str | None
 
     def __post_init__(self) -> None:
-        _images.check_max_images(self.max_images)
+        at_least(2, max_images=self.max_images)
         if self.classes is not None and len(set(self.classes)) < max(2, len(self.classes)):
-            raise ValueError(f"classes must be null or two different names at least, got {self.classes}")
+            raise ValueError(f"classes must be null or two or more different names, got {self.classes}")
 
     def reserve(self, data: Data, seed: int) -> tuple[ServerData, Data]:
         root = Path(self.root).expanduser()

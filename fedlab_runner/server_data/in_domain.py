@@ -1,4 +1,4 @@
-"""A few examples like the clients' own, taken out of the test set (Feddle, appendix D; FedLAW's proxy data)."""
+"""In-domain examples, taken out of the test set (Feddle, appendix D; FedLAW's proxy data)."""
 
 from dataclasses import dataclass
 
@@ -6,24 +6,25 @@ import torch
 
 from fedlab_runner.core.server_data import ServerData
 from fedlab_runner.datasets.examples import Data
+from fedlab_runner.server_data.base import ServerDataSource
+from fedlab_runner.utils.validate import at_least, within
 
-MOST = 1000  # what Feddle reserves
+DEFAULT_SIZE = 1000  # examples: as many as Feddle reserves
 
 
 @dataclass(frozen=True)
-class InDomain:
-    """Examples drawn uniformly from the test set, which loses them whether or not the algorithm uses them: `size` of
-    them or a `fraction` of the set, or, when both are null, 1000 but at most a quarter of it.
+class InDomain(ServerDataSource):
+    """`size` examples or a `fraction` of the test set, drawn uniformly; with both null 1000, but at most a quarter.
+
+    The test set loses these examples, whether or not the algorithm uses them.
     """
 
     size: int | None
     fraction: float | None
 
     def __post_init__(self) -> None:
-        if self.size is not None and self.size < 1:
-            raise ValueError(f"size must be >= 1 or null, got {self.size}")
-        if self.fraction is not None and not 0 < self.fraction < 1:
-            raise ValueError(f"fraction must be between 0 and 1 or null, got {self.fraction}")
+        at_least(1, size=self.size)
+        within("(0, 1)", fraction=self.fraction)
         if self.size is not None and self.fraction is not None:
             raise ValueError(f"fraction must be null where size is set, got {self.fraction} and size {self.size}")
 
@@ -40,7 +41,7 @@ class InDomain:
         return ServerData(mine.inputs, mine.targets, len(data.class_names), in_domain=True), rest
 
     def _size(self, total: int) -> int:
-        """How many of the test set's examples."""
+        """How many of the `total` examples of the test set the server takes."""
         if self.fraction is not None:
             return round(self.fraction * total)
-        return min(MOST, total // 4) if self.size is None else self.size
+        return min(DEFAULT_SIZE, total // 4) if self.size is None else self.size

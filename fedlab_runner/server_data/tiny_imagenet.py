@@ -6,18 +6,21 @@ from pathlib import Path
 from fedlab_runner.core.server_data import ServerData
 from fedlab_runner.datasets.examples import Data
 from fedlab_runner.server_data import _images
+from fedlab_runner.server_data.base import ServerDataSource
 from fedlab_runner.utils.errors import UserError
+from fedlab_runner.utils.validate import at_least, one_of
 
 FOLDER = "tiny-imagenet-200"
 
 
 @dataclass(frozen=True)
-class TinyImageNet:
-    """The images of one `split` in root/tiny-imagenet-200, of all classes or of `classes` (wnids), at most
-    `max_images` of them drawn uniformly, decoded once into memory or into a file in the folder `cache`.
+class TinyImageNet(ServerDataSource):
+    """The images of one `split` in root/tiny-imagenet-200, of all classes or of `classes` (wnids).
+
+    At most `max_images` are drawn uniformly. They are decoded once, into memory or into a file in the folder `cache`.
 
     Training images are in train/<wnid>/images; validation images in val/images, with their wnids in
-    val/val_annotations.txt. The order of wnids.txt numbers the classes.
+    val/val_annotations.txt. Classes are numbered in the order of wnids.txt.
     """
 
     root: str
@@ -27,11 +30,10 @@ class TinyImageNet:
     cache: str | None
 
     def __post_init__(self) -> None:
-        if self.split not in ("train", "val"):
-            raise ValueError(f"split must be train or val, got {self.split}")
-        _images.check_max_images(self.max_images)
+        one_of(("train", "val"), split=self.split)
+        at_least(2, max_images=self.max_images)
         if self.classes is not None and len(set(self.classes)) < max(2, len(self.classes)):
-            raise ValueError(f"classes must be null or two different wnids at least, got {self.classes}")
+            raise ValueError(f"classes must be null or two or more different wnids, got {self.classes}")
 
     def reserve(self, data: Data, seed: int) -> tuple[ServerData, Data]:
         root = Path(self.root).expanduser() / FOLDER

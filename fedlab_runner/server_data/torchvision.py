@@ -8,11 +8,13 @@ from fedlab_runner.core.server_data import ServerData
 from fedlab_runner.datasets.base import Dataset
 from fedlab_runner.datasets.examples import Data
 from fedlab_runner.server_data import _images
+from fedlab_runner.server_data.base import ServerDataSource
 from fedlab_runner.utils.errors import UserError
+from fedlab_runner.utils.validate import at_least, one_of
 
 
 @dataclass(frozen=True)
-class OtherDataset:
+class OtherDataset(ServerDataSource):
     """One `part` (train, test) of any data set of the group `dataset`, at most `max_images` of it drawn uniformly."""
 
     dataset: Dataset
@@ -20,9 +22,8 @@ class OtherDataset:
     max_images: int | None
 
     def __post_init__(self) -> None:
-        if self.part not in ("train", "test"):
-            raise ValueError(f"part must be train or test, got {self.part}")
-        _images.check_max_images(self.max_images)
+        one_of(("train", "test"), part=self.part)
+        at_least(2, max_images=self.max_images)
 
     def reserve(self, data: Data, seed: int) -> tuple[ServerData, Data]:
         channels, height, width = _images.shape_of(data)
@@ -36,5 +37,5 @@ class OtherDataset:
         chosen = torch.from_numpy(_images.capped(len(examples.targets), self.max_images, seed))
         targets = examples.targets[chosen]
         if torch.bincount(targets).count_nonzero() < 2:
-            raise ValueError(f"dataset must have examples of two classes at least, got {len(targets)} of a single one")
+            raise ValueError(f"dataset must have examples of two classes at least, got {len(targets)} of one class")
         return ServerData(examples.inputs[chosen], targets, len(other.class_names), in_domain=False), data

@@ -98,8 +98,8 @@ def test_features_pass_through():
         (make(9, dtype=torch.float32), (None, 32), "^image_size must be null for feature vectors .* got 32$"),
         (make(1, 8, 8), (2, None), "^channels must be 1 .* got 2$"),
         (make(2, 8, 8), (3, None), "^channels must be 2 .* got 3$"),
-        (make(1, 8, 8), (0, None), "^channels must be at least 1, got 0$"),
-        (make(1, 8, 8), (None, -3), "^image_size must be at least 1, got -3$"),
+        (make(1, 8, 8), (0, None), "^channels must be in .1, 4096., got 0$"),
+        (make(1, 8, 8), (None, -3), "^image_size must be in .1, 4096., got -3$"),
     ],
 )
 def test_impossible(data, wants, message):

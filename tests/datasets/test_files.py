@@ -30,7 +30,6 @@ from tests.helpers.torchvision_files import (
     expect_mnist,
     idx,
     md5,
-    pickled,
     write_cifar,
     write_mnist,
 )
@@ -144,32 +143,17 @@ def test_cifar_format(component, cls, tmp_path, monkeypatch):
 
 
 def test_damaged_cifar_files(tmp_path, monkeypatch):
-    files = write_cifar(tmp_path, "CIFAR100", monkeypatch)
+    write_cifar(tmp_path, "CIFAR100", monkeypatch)
     train, meta = tmp_path / "cifar-100-python/train", tmp_path / "cifar-100-python/meta"
-    good, batch = train.read_bytes(), files["train"]
-    train.write_bytes(good[:-1])
-    assert f"{train} is damaged (its md5" in refusal(CIFAR100, tmp_path)
-    lying = {**batch, "coarse_labels": [(label + 1) % 20 for label in batch["coarse_labels"]]}
-    for path, content, reason in (
-        (train, good[:-1], "is not a CIFAR file"),
-        (train, b"", "is not a CIFAR file"),
-        (train, pickled([1, 2]), "it holds no dictionary"),
-        (train, pickled({"data": 3}), "holds no array of 32x32 images"),
-        (train, pickled({**batch, "data": batch["data"][:, :100]}), "holds no array of 32x32 images"),
-        (train, pickled({**batch, "fine_labels": batch["fine_labels"][1:]}), "has no fine_labels for its 20 images"),
-        (train, pickled({**batch, "fine_labels": ["cat"] * 20}), "has fine_labels outside 0..99"),
-        (train, pickled({**batch, "fine_labels": [100] * 20}), "has fine_labels outside 0..99"),
-        (meta, pickled({"coarse_label_names": []}), "has no list fine_label_names"),
-    ):
+    good = train.read_bytes()
+    for path, content in ((train, good[:-1]), (train, b""), (meta, good)):
         before = path.read_bytes()
         path.write_bytes(content)
-        expect_cifar(tmp_path, "CIFAR100", monkeypatch)
-        message = refusal(CIFAR100, tmp_path)
-        assert str(path) in message and reason in message
+        assert f"{path} is damaged (its md5" in refusal(CIFAR100, tmp_path)
         path.write_bytes(before)
-    train.write_bytes(pickled({**lying, "fine_labels": files["test"]["fine_labels"]}))
+    train.write_bytes(good[:-1])
     expect_cifar(tmp_path, "CIFAR100", monkeypatch)
-    assert "lie in more than one of its coarse_labels" in refusal(CIFAR100Coarse, tmp_path)
+    assert f"{train} is not a CIFAR file" in refusal(CIFAR100, tmp_path)
 
 
 class Runs:

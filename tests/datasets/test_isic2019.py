@@ -90,5 +90,5 @@ def test_damaged_table(tmp_path, content, reason):
 
 @pytest.mark.parametrize(("size", "fraction"), [(0, 0.2), (16, 0.0), (16, 1.0)])
 def test_fields_out_of_range(tmp_path, size, fraction):
-    with pytest.raises(ValueError, match=r"^(image_size must be at least 1, got 0|test_fraction must be between .*)$"):
+    with pytest.raises(ValueError, match=r"^(image_size must be >= 1, got 0|test_fraction must be in .*)$"):
         load(tmp_path, 0, size, fraction)

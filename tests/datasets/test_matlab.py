@@ -72,7 +72,7 @@ def test_damaged_bytes_are_a_value_error(tmp_path_factory: pytest.TempPathFactor
 
 def test_what_claims_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = written(tmp_path / "a.mat", True, x=np.zeros(10_000))
-    monkeypatch.setattr(_matlab, "MOST", 1000)
+    monkeypatch.setattr(_matlab, "MAX_UNPACKED_BYTES", 1000)
     with pytest.raises(ValueError, match=r"cut off or too large"):
         _matlab.variable(content, "x")
     monkeypatch.undo()

@@ -233,12 +233,12 @@ def test_vmap_of_training_equals_a_loop(name):
 @pytest.mark.parametrize(
     "make,message",
     [
-        (lambda: Logistic(0, None), "channels must be null or >= 1, got 0"),
-        (lambda: SmallCNN(1, -3), "image_size must be null or >= 1, got -3"),
+        (lambda: Logistic(0, None), "channels must be >= 1, got 0"),
+        (lambda: SmallCNN(1, -3), "image_size must be >= 1, got -3"),
         (lambda: MLP(None, None, [10, 0]), "hidden must be a list of widths >= 1, got [10, 0]"),
-        (lambda: MLP(0, None, [10]), "channels must be null or >= 1, got 0"),
-        (lambda: FeddleCNN(3, 32, "none"), "pool must be 'each' or 'last', got 'none'"),
-        (lambda: ResNet18(3, 32, "layer"), "norm must be 'batch' or 'group', got 'layer'"),
+        (lambda: MLP(0, None, [10]), "channels must be >= 1, got 0"),
+        (lambda: FeddleCNN(3, 32, "none"), "pool must be one of each, last, got none"),
+        (lambda: ResNet18(3, 32, "layer"), "norm must be one of batch, group, got layer"),
         (lambda: SmallCNN(1, 16).build(1, 3, 10), "image_size must be >= 4 (two 2x2 poolings), got 3"),
         (lambda: McMahanCNN(1, 28).build(1, 3, 10), "image_size must be >= 4 (two 2x2 poolings), got 3"),
         (lambda: FeddleCNN(3, 32, "each").build(3, 7, 10), "image_size must be >= 8 with pool 'each', got 7"),
@@ -251,7 +251,7 @@ def test_vmap_of_training_equals_a_loop(name):
             lambda: timm_model(pretrained=True, weights="w.pth"),
             "weights must be null when pretrained is true, got 'w.pth'",
         ),
-        (lambda: timm_model(drop_rate=1.0), "drop_rate must be >= 0 and < 1, got 1.0"),
+        (lambda: timm_model(drop_rate=1.0), "drop_rate must be in [0, 1), got 1.0"),
         (lambda: timm_model(num_classes=3, img_size=8), "kwargs must not set what .* does, got img_size, num_classes"),
     ],
 )

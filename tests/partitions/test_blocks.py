@@ -18,7 +18,7 @@ from fedlab_runner.datasets.examples import Data
 from fedlab_runner.datasets.herigraph import HeriGraph
 from fedlab_runner.datasets.modelnet40_views import ModelNet40Views
 from fedlab_runner.experiment.run import prepare
-from fedlab_runner.models._blocks import BlockNetwork, Grid, apart, side_by_side
+from fedlab_runner.models._blocks import BlockNetwork, Grid, extract_each, extract_grouped
 from fedlab_runner.models.blocks_cnn import BlocksCNN
 from fedlab_runner.models.blocks_mlp import BlocksMLP
 from fedlab_runner.models.blocks_resnet import BlocksResNet
@@ -121,21 +121,24 @@ def dealt(component: Any, num_clients: int) -> Any:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: AssignedBlocks(0, [[0]], [[0]]), "^num_blocks must be at least 1, got 0"),
+        (lambda: AssignedBlocks(0, [[0]], [[0]]), "^num_blocks must be >= 1, got 0"),
         (lambda: AssignedBlocks(2, [[0], [1]], [[0]]), "^classes must have a list for each of the 2 clients .* got 1"),
         (lambda: AssignedBlocks(2, [[0], [2]], [[0], [0]]), "^blocks must be different numbers from 0 to 1 .* for 1"),
         (lambda: AssignedBlocks(2, [[0], []], [[0], [0]]), "^blocks must be different numbers .* for 1"),
         (lambda: AssignedBlocks(2, [[0], [1]], [[0], [1, 1]]), "^classes must be different numbers for each client"),
         (lambda: AssignedBlocks(2, [[0], [1]], [[], [1]]), "^classes must be different numbers .* for 0"),
         (lambda: RandomBlocks(2, 3, 1, None), "^blocks_per_client must be at most num_blocks 2, got 3"),
-        (lambda: RandomBlocks(2, 0, 1, None), "^blocks_per_client must be at least 1, got 0"),
-        (lambda: RandomBlocks(2, 1, 0, None), "^classes_per_client must be at least 1, got 0"),
-        (lambda: RandomBlocks(2, 1, 1, -1), "^draw_seed must be at least 0, got -1"),
+        (lambda: RandomBlocks(2, 0, 1, None), "^blocks_per_client must be >= 1, got 0"),
+        (lambda: RandomBlocks(2, 1, 0, None), "^classes_per_client must be >= 1, got 0"),
+        (lambda: RandomBlocks(2, 1, 1, -1), "^draw_seed must be >= 0, got -1"),
         (lambda: dealt(AssignedBlocks(2, [[0]], [[0]]), 2), "^num_clients must be 1 as in partition.blocks, got 2"),
         (lambda: dealt(AssignedBlocks(1, [[0]], [[3]]), 1), "^classes must be at most 2, the data set's last, got 3"),
         (lambda: dealt(RandomBlocks(1, 1, 4, 0), 1), "^classes_per_client must be at most 3, the data set's classes"),
         (lambda: dealt(AssignedBlocks(3, [[0]], [[0]]), 1), "^partition gives feature block 1, 2 to no client: give"),
-        (lambda: dealt(RandomBlocks(9, 1, 1, 0), 2), "^partition gives feature block .* to no client: give it to one"),
+        (
+            lambda: dealt(RandomBlocks(9, 1, 1, 0), 2),
+            "^partition gives feature block .* to no client: give it to a client",
+        ),
     ],
 )
 def test_bad_assignments_are_refused_in_one_line(make: Any, message: str) -> None:
@@ -208,7 +211,7 @@ def test_extractors_side_by_side_compute_what_each_does(block_channels: int) -> 
     read = [3, 0, 2]
     extractors, parts = [model.extractors[b] for b in read], [model._split(inputs)[b] for b in read]
     results = []
-    for extract in (apart, side_by_side):
+    for extract in (extract_each, extract_grouped):
         with flop_counter() as counter:
             features = torch.cat(list(extract(extractors, parts)), 1)
             forward = counter.get_total_flops()
@@ -248,14 +251,14 @@ def perceptron(sizes: list[int], blocks: list[int] | None = None) -> Any:
         (lambda: cnn(blocks=[]), r"^blocks must be null or different numbers from 0 to 11, got \[\]"),
         (lambda: cnn(widths=[4, 4, 4]), "^widths must be fewer for blocks of 4 pixels"),
         (lambda: cnn(rows=0), "^rows must be >= 1, got 0"),
-        (lambda: cnn(widths=[]), "^widths must be a list of one or more widths"),
-        (lambda: cnn(hidden=[]), "^hidden must be a list of one or more widths"),
+        (lambda: cnn(widths=[]), "^widths must be a list of one or more numbers >= 1"),
+        (lambda: cnn(hidden=[]), "^hidden must be a list of one or more numbers >= 1"),
         (lambda: cnn(server_hidden=[4]), r"^server_hidden must be null or widths of at least hidden \[5\], got \[4\]"),
         (lambda: cnn(server_hidden=[5, 5]), "^server_hidden must be null or widths of at least hidden"),
-        (lambda: resnet(50, "small"), "^depth must be 18 or 34, got 50"),
+        (lambda: resnet(50, "small"), "^depth must be one of 18, 34, got 50"),
         (lambda: resnet(18, "tiny"), "^stem must be one of small, imagenet, got tiny"),
         (lambda: perceptron([3]), "^sizes must sum to the 7 values of an example, got 3"),
-        (lambda: perceptron([]), "^sizes must be a list of one or more sizes"),
+        (lambda: perceptron([]), "^sizes must be a list of one or more numbers >= 1"),
         (lambda: perceptron([3, 4], [2]), r"^blocks must be null or different numbers from 0 to 1, got \[2\]"),
     ],
 )
@@ -366,7 +369,7 @@ def test_a_missing_view_is_named_with_its_object(tmp_path: Path) -> None:
     assert len(load_views(tmp_path, 0, 6).test.targets) == 3, "other views do"
     assert "has no view 12" in refusal(lambda: load_views(tmp_path, 12))
     for views in ([], [0, 0], [-1]):
-        with pytest.raises(ValueError, match=r"^views must be different numbers from 0, got"):
+        with pytest.raises(ValueError, match=r"^views must be different numbers >= 0, got"):
             load_views(tmp_path, *views)
 
 

@@ -5,8 +5,8 @@ import pytest
 
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.partitions import dirichlet_equal_size
+from fedlab_runner.partitions._balanced_dirichlet import balanced_counts
 from fedlab_runner.partitions._common import cut, dirichlet
-from fedlab_runner.partitions._yurochkin import balanced_counts
 from fedlab_runner.partitions.dirichlet import Dirichlet
 from fedlab_runner.partitions.dirichlet_equal_size import DirichletEqualSize
 from fedlab_runner.partitions.dirichlet_unbounded import DirichletUnbounded

@@ -3,14 +3,12 @@
 import ast
 import contextlib
 import copy
-import io
 import json
 import logging
 import os
 import pickle
 import subprocess
 import sys
-import tarfile
 import warnings
 import zipfile
 from collections.abc import Iterator
@@ -32,7 +30,6 @@ from fedlab_runner.checkpoints.store import CheckpointStore
 from fedlab_runner.config import secrets as keys
 from fedlab_runner.config import targets
 from fedlab_runner.config.build import build
-from fedlab_runner.datasets import _archives as archives
 from fedlab_runner.datasets.femnist import NPZ
 from fedlab_runner.delays.from_file import DelayFromFile
 from fedlab_runner.experiment.run import prepare, run_in
@@ -124,80 +121,6 @@ def test_a_checkpoint_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(UserError, match=r"is damaged \(it cannot be read: UnpicklingError\)"):
         CheckpointStore(tmp_path, 2).load({})
     assert not (tmp_path / "harm").exists()
-
-
-# Archives
-
-
-def tar(path: Path, *members: tuple[tarfile.TarInfo | str, bytes]) -> Path:
-    with tarfile.open(path, "w:gz") as file:
-        for member, content in members:
-            info = tarfile.TarInfo(member) if isinstance(member, str) else member
-            if info.isreg():
-                info.size = len(content)
-            file.addfile(info, io.BytesIO(content))
-    return path
-
-
-def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tarfile.TarInfo:
-    info = tarfile.TarInfo(name)
-    info.type, info.linkname = kind, target
-    return info
-
-
-def test_only_what_is_asked_for_is_taken(tmp_path: Path) -> None:
-    inside = tmp_path / "deep" / "inside"
-    inside.mkdir(parents=True)
-    escapes = [("../../escaped", b"x"), (str(tmp_path / "absolute"), b"x"), ("a/../../../up", b"x"), ("more", b"x")]
-    links = [(link("a/way", str(tmp_path)), b""), (link("hard", "../../x", tarfile.LNKTYPE), b"")]
-    archive = tar(
-        tmp_path / "a.tar.gz", *escapes, *links, ("a/way/through", b"x"), ("set/one", b"1"), ("set/two", b"2")
-    )
-    archives.take(archive, ["set/one", "set/two"], inside)
-    assert {path.name: path.read_bytes() for path in inside.iterdir()} == {"one": b"1", "two": b"2"}
-    assert {path.name for path in tmp_path.iterdir()} == {"deep", "a.tar.gz"}
-
-
-def test_a_name_from_outside_cannot_leave_the_folder_either(tmp_path: Path) -> None:
-    inside = tmp_path / "inside"
-    inside.mkdir()
-    archives.take(tar(tmp_path / "a.tar", ("../../etc/one", b"1")), ["../../etc/one"], inside)
-    assert [path.name for path in inside.iterdir()] == ["one"]
-
-
-@pytest.mark.parametrize(
-    "info",
-    [
-        link("set/one", "/etc/passwd"),
-        link("set/one", "../../../etc/passwd", tarfile.LNKTYPE),
-        link("set/one", "", tarfile.FIFOTYPE),
-        link("set/one", "", tarfile.CHRTYPE),
-        link("set/one", "", tarfile.DIRTYPE),
-    ],
-    ids=["symlink", "hardlink", "fifo", "device", "folder"],
-)
-def test_what_is_no_file_is_refused(info: tarfile.TarInfo, tmp_path: Path) -> None:
-    with pytest.raises(tarfile.TarError, match="something else than a file under set/one"):
-        archives.take(tar(tmp_path / "a.tar.gz", (info, b"")), ["set/one"], tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["a.tar.gz"]
-
-
-def test_bombs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archives, "MOST_BYTES", 1000)
-    for name in ("set/one", "other"):
-        with pytest.raises(tarfile.TarError, match="unpacks to more than 1000 bytes"):
-            archives.take(tar(tmp_path / "a.tar.gz", (name, bytes(1001)), ("set/one", b"1")), ["set/one"], tmp_path)
-    monkeypatch.setattr(archives, "MOST_MEMBERS", 3)
-    with pytest.raises(tarfile.TarError, match="or 3 files"):
-        archives.take(tar(tmp_path / "a.tar.gz", *[(f"{i}", b"") for i in range(4)]), ["set/one"], tmp_path)
-
-
-def test_a_lacking_or_damaged_archive_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(tarfile.TarError, match="has no set/two"):
-        archives.take(tar(tmp_path / "a.tar.gz", ("set/one", b"1")), ["set/one", "set/two"], tmp_path)
-    (tmp_path / "b.tar.gz").write_bytes(b"no archive")
-    with pytest.raises(tarfile.TarError):
-        archives.take(tmp_path / "b.tar.gz", ["set/one"], tmp_path)
 
 
 # Data files that claim or nest more than there is

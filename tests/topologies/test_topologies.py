@@ -10,8 +10,8 @@ from scipy.stats import chisquare
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.experiment.run import run_in
 from fedlab_runner.plots.topology import layout, plot_topology
-from fedlab_runner.topologies.graphs import describe, unreachable
 from fedlab_runner.topologies.edge_list import EdgeList
+from fedlab_runner.topologies.graphs import describe, unreachable
 from fedlab_runner.topologies.mesh import Mesh
 from fedlab_runner.topologies.random_regular import RandomRegular
 from fedlab_runner.topologies.ring import Ring
