@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fedlab_runner.datasets import base as data_module
+from fedlab_runner.datasets import examples as data_module
 from fedlab_runner.datasets.examples import Data, Examples
 
 

@@ -42,7 +42,8 @@ GROUPS = {"model": "models", "delay": "delays", "lr_schedule": "lr_schedules"}
 
 def modules(group: str) -> set[str]:
     package = import_module(f"fedlab_runner.{GROUPS[group]}")
-    return {module.name for module in iter_modules(package.__path__) if not module.name.startswith("_")}
+    names = {module.name for module in iter_modules(package.__path__) if not module.name.startswith("_")}
+    return names - {"base"}
 
 
 def timm_model(name="test_vit", pretrained=False, weights=None, drop_rate=0.0, **kwargs):

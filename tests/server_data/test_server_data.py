@@ -123,8 +123,8 @@ def test_in_domain_examples_are_a_share_of_the_test_set(fraction: float | None, 
 @pytest.mark.parametrize(
     ("size", "fraction", "message"),
     [
-        (0, None, r"size must be >= 1 or null, got 0"),
-        (-3, None, r"size must be >= 1 or null, got -3"),
+        (0, None, r"size must be >= 1, got 0"),
+        (-3, None, r"size must be >= 1, got -3"),
         (None, 0.0, r"fraction must be in \(0, 1\), got 0\.0"),
         (None, 1.0, r"fraction must be in \(0, 1\), got 1\.0"),
         (None, -0.1, r"fraction must be in \(0, 1\), got -0\.1"),
@@ -432,7 +432,7 @@ def test_bad_fields_name_themselves(make: Any, message: str) -> None:
             ["server_data=in_domain", "server_data.size=1000"],
             r"^server_data\.size must leave some of the test set's 359 examples, got 1000$",
         ),
-        (["server_data=in_domain", "server_data.size=0"], r"^server_data\.size must be >= 1 or null, got 0$"),
+        (["server_data=in_domain", "server_data.size=0"], r"^server_data\.size must be >= 1, got 0$"),
         (
             ["server_data=in_domain", "server_data.fraction=1"],
             r"^server_data\.fraction must be in \(0, 1\), got 1\.0$",
