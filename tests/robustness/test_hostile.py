@@ -70,7 +70,7 @@ FORBIDDEN = {
 
 
 # Both ends of a socket pair are processes of one run, and what a worker sends back is what Ray itself unpickles.
-ALLOWED = {"cluster": {"pickle.loads"}, "ray_driver": {"pickle.loads"}}
+ALLOWED = {"ray": {"pickle.loads"}, "driver": {"pickle.loads"}}
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
@@ -434,7 +434,7 @@ def test_sizes_that_nothing_can_hold_are_refused() -> None:
     with pytest.raises(UserError, match=r"^model\.image_size must be a whole number or null, got 1e\+30"):
         build(cfg)
     cfg = composed("model.image_size=10000000000")
-    with pytest.raises(UserError, match=r"^model\.image_size must be at most 4096"):
+    with pytest.raises(UserError, match=r"^model\.image_size must be in \[1, 4096\], got "):
         prepare(build(cfg))
 
 
