@@ -158,7 +158,7 @@ def test_without_an_analysis_a_run_has_the_name_that_it_always_had() -> None:
             ["analysis=update_cosines", "algorithm=center", "server_data=in_domain", "server_data.size=50"],
             "analysis=update_cosines needs clients that start from a server's model, not center's",
         ),
-        ([PROBED, "probe_data.size=0"], "probe_data.size must be >= 1 or null, got 0"),
+        ([PROBED, "probe_data.size=0"], "probe_data.size must be >= 1, got 0"),
         (
             [PROBED, "probe_data.size=1000", "algorithm=fedavg", "server_data=none"],
             "probe_data.size must leave some of the test set's 359 examples, got 1000",
