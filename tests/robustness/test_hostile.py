@@ -73,7 +73,7 @@ FORBIDDEN = {
 
 
 # Both ends of a socket pair are processes of one run, and what a worker sends back is what Ray itself unpickles.
-ALLOWED = {"cluster": {"pickle.loads"}, "ray_driver": {"pickle.loads"}}
+ALLOWED = {"ray": {"pickle.loads"}, "driver": {"pickle.loads"}}
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
