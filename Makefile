@@ -9,7 +9,7 @@ PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3 python;
 	then command -v $$python; break; fi; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help run report test test-all smoke bench bench-peers gpu-check golden lint types format readme docs clean
+.PHONY: help run report test test-all smoke bench bench-peers gpu-check golden check lint types format readme docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -41,9 +41,12 @@ gpu-check: $(VENV)/.installed-test ## prove the package on a GPU in ten minutes;
 golden: $(VENV)/.installed-test ## rewrite the recorded curves in tests/golden; look at the diff before committing it
 	@FEDLAB_REWRITE_GOLDEN=1 $(BIN)/python -m pytest -q tests/algorithms/test_golden.py
 
-lint: $(VENV)/.installed-test ## check style and format
+check: test lint types ## all that must hold before a change is merged
+
+lint: $(VENV)/.installed-test ## check style, format and layers
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(BIN)/lint-imports --no-cache --no-logo
 
 types: $(VENV)/.installed-test ## check types
 	@$(BIN)/mypy

@@ -27,6 +27,7 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from fedlab_runner.config import explain as cli_errors
+from fedlab_runner.config import plugins
 from fedlab_runner.config.build import conf_dir, register_resolvers, run_id
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.experiment import run as runner
@@ -69,6 +70,7 @@ class Result:
 def compose(*overrides: str) -> DictConfig:
     """The config of `fedlab <overrides>`, which may be changed before it is run. UserError for a faulty override."""
     register_resolvers()
+    plugins.register()
     try:
         with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
             return hydra.compose("train", list(overrides))

@@ -24,7 +24,7 @@ from fedlab_runner.config import config_files as config_source
 from fedlab_runner.config import explain as cli_errors
 from fedlab_runner.config import hydra_loader as composing
 from fedlab_runner.config import hydra_record as composition
-from fedlab_runner.config import listing
+from fedlab_runner.config import listing, plugins
 from fedlab_runner.config import secrets as keys
 from fedlab_runner.config.build import conf_dir, register_resolvers
 from fedlab_runner.sweep import callback as sweep
@@ -53,14 +53,17 @@ def main() -> int:
     arguments = sys.argv[1:]
     with _environment(HYDRA_FULL_ERROR="1", **dict.fromkeys((NAME, FOLDER, SHARED_BY))):
         try:
-            if arguments[:1] == ["--list"]:
-                listing.show(arguments[1] if len(arguments) > 1 else None)
+            given, unknown = get_args_parser().parse_known_args(arguments)
+            if unknown == ["--list"]:
+                config_dir = Path(given.config_dir) if given.config_dir else None
+                listing.show(next(iter(given.overrides), None), config_dir)
                 return 0
             if held := keys.in_arguments(arguments):
                 raise UserError("\n".join(held))  # before Hydra writes them down
-            if get_args_parser().parse_known_args(arguments)[0].experimental_rerun:
+            if given.experimental_rerun:
                 raise UserError("--experimental-rerun reads a pickle, which may run anything: use the run's command")
             with signals.raised(), composing.checked(completing=bool({"-sc", "--shell-completion"} & {*arguments})):
+                plugins.register()
                 try:
                     hydra.main(config_path=str(conf_dir()), config_name="train", version_base="1.3")(job)()
                 finally:

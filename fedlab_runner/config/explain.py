@@ -15,6 +15,7 @@ from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseExceptio
 
 from fedlab_runner.config import schema
 from fedlab_runner.config.build import conf_dir
+from fedlab_runner.config.listing import places
 from fedlab_runner.utils import exhaustion as scarce
 from fedlab_runner.utils.errors import RunFailed, UserError
 
@@ -205,7 +206,11 @@ def _nested_choice(key: str, arguments: Sequence[str]) -> str | None:
     group, _, folder = key.partition("/")
     given = dict(each.lstrip("+").split("=", 1) for each in arguments if "=" in each)
     choice = f"{folder}/{given.get(key)}"
-    return f"{group}={choice}" if folder and (conf_dir() / group / f"{choice}.yaml").is_file() else None
+    return (
+        f"{group}={choice}"
+        if folder and any((each / group / f"{choice}.yaml").is_file() for each in places())
+        else None
+    )
 
 
 def _one_line(text: str) -> str:

@@ -7,6 +7,7 @@ launcher and sweeper, each from names in the config.
 import contextlib
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -37,11 +38,13 @@ _LOGGED = {  # what logging may build
 
 
 class Loader(ConfigLoaderImpl):
-    """Refuses what it has composed where `hydra.*` names code of strangers, or any value holds a W&B key."""
+    """Refuses what it has composed where `hydra.*` names code of strangers, any value holds a W&B key, or a choice is
+    in two places.
+    """
 
     def load_configuration(self, *args: Any, **kwargs: Any) -> DictConfig:
         cfg = super().load_configuration(*args, **kwargs)
-        if found := faults(cfg):
+        if found := [*faults(cfg), *ambiguous_choices(cfg)]:
             raise UserError("\n".join(found))
         return cfg
 
@@ -76,6 +79,17 @@ def faults(cfg: DictConfig) -> list[str]:
     if not isinstance(hydra, Mapping):
         return [] if hydra is None else ["hydra must be a mapping"]
     return [line for name, value in keys.leaves(hydra, "hydra") for line in _of(name, str(value))]
+
+
+def ambiguous_choices(cfg: DictConfig) -> Iterator[str]:
+    """One line for each choice that several folders have: Hydra would take the first without a word."""
+    runtime = OmegaConf.select(cfg, "hydra.runtime")
+    sources = runtime.config_sources if runtime else ()
+    folders = list(dict.fromkeys(Path(each.path).resolve() for each in sources if each.schema == "file"))
+    for group, choice in runtime.choices.items() if len(folders) > 1 else ():
+        files = [folder / group.partition("@")[0] / f"{choice}.yaml" for folder in folders]
+        if len(found := [str(path) for path in files if path.is_file()]) > 1:
+            yield f"{group}={choice} is in several places, rename all but one: {', '.join(found)}"
 
 
 def _of(name: str, value: str) -> Iterator[str]:

@@ -1,28 +1,32 @@
 """`fedlab --list` names the groups, `fedlab --list experiments` the choices of one, each with what it is in one line.
 
-Nothing is imported or composed: a choice's first comment says what it is, else the docstring of its class.
+Choices are those of the package, of installed plugins and of `--config-dir`. Nothing is imported or composed: a
+choice's first comment says what it is, else the docstring of its class.
 """
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from fedlab_runner.config import schema
+from fedlab_runner.config import plugins, schema
 from fedlab_runner.config.build import conf_dir
 from fedlab_runner.utils.errors import UserError
 
-LONGEST = 80  # characters of the choices that stand beside a group
-_NO_GROUPS = ("paper",)
+MAX_CHOICES_LENGTH = 80  # characters of the choices that stand beside a group
+_NO_GROUPS = ("paper",)  # folders of the package that hold no choices
 
 
-def show(group: str | None) -> None:
+def show(group: str | None, config_dir: Path | None = None) -> None:
     """Print the choices of a group, in the singular or the plural, or all groups; UserError for an unknown one."""
     names = groups()
+    if config_dir is not None and not config_dir.is_dir():
+        raise UserError(f"--config-dir={config_dir} is no folder")
+    folders = [*places(), *([config_dir] if config_dir else [])]
     if group is None:
-        rows = [(name, ", ".join(each for each, _ in choices(name))[:LONGEST]) for name in names]
+        rows = [(name, ", ".join(dict(choices(name, folders)))[:MAX_CHOICES_LENGTH]) for name in names]
     elif found := next((name for name in names if group.rstrip("/") in (name, f"{name}s")), None):
-        rows = list(choices(found))
+        rows = list(choices(found, folders))
     else:
         guess = schema.nearest(group.removesuffix("s"), names)
         hint = f"did you mean {guess}? " if guess else ""
@@ -38,11 +42,16 @@ def groups() -> list[str]:
     return sorted(tops - {*_NO_GROUPS})
 
 
-def choices(group: str) -> Iterator[tuple[str, str]]:
-    """The names of a group's choices, nested ones as folder/name, and what each is."""
-    folder = conf_dir() / group
-    for path in sorted(folder.rglob("*.yaml"), key=lambda path: (len(path.relative_to(folder).parts), path)):
-        yield path.relative_to(folder).with_suffix("").as_posix(), _about(path)
+def places() -> list[Path]:
+    """The folders of choices that every command has: the package's own, then those of installed plugins."""
+    return [conf_dir(), *plugins.conf_dirs()]
+
+
+def choices(group: str, folders: Iterable[Path]) -> Iterator[tuple[str, str]]:
+    """The names of a group's choices, nested ones as folder/name, and what each is; folder after folder."""
+    for folder in (each / group for each in folders):
+        for path in sorted(folder.rglob("*.yaml"), key=lambda path: (len(path.relative_to(folder).parts), path)):
+            yield path.relative_to(folder).with_suffix("").as_posix(), _about(path)
 
 
 def _about(path: Path) -> str:
@@ -51,11 +60,20 @@ def _about(path: Path) -> str:
         return _first_sentence(re.sub(r"^# ", "", comment[1], flags=re.MULTILINE))
     target = re.search(r"^_target_: (\S+)", text, re.MULTILINE)
     module, _, name = (target[1] if target else "").rpartition(".")
-    source = Path(__file__).parents[2] / f"{module.replace('.', '/')}.py"
-    for node in ast.walk(ast.parse(source.read_text(encoding="utf-8")) if source.is_file() else ast.Module([], [])):
+    for node in ast.walk(_source(module, path)):
         if isinstance(node, ast.ClassDef) and node.name == name:
             return _first_sentence(ast.get_docstring(node) or "")
     return ""
+
+
+def _source(module: str, choice: Path) -> ast.Module:
+    """The statements of a module, looked for in this package and in the folders above a choice; else none."""
+    name = module.replace(".", "/")
+    for folder in (Path(__file__).parents[2], *choice.parents):
+        for path in (folder / f"{name}.py", folder / name / "__init__.py"):
+            if name and path.is_file():
+                return ast.parse(path.read_text(encoding="utf-8"))
+    return ast.Module([], [])
 
 
 def _first_sentence(text: str) -> str:

@@ -3,14 +3,13 @@
 Importing a module runs its code, so that where the module comes from is asked before. A config may name
 
 - the modules of this package,
-- modules of an installed package that registers them as entry points of the group `fedlab_runner.plugins`,
-- modules that lie in the folder given by `--config-dir`,
+- modules of an installed package that registers itself by an entry point of the group `fedlab_runner.plugins`,
+- modules that lie in a folder which the command gives by `--config-dir` or `hydra.searchpath`,
 - modules that the program which calls this one has imported itself, and that are not installed ones.
 """
 
 import dataclasses
 import importlib
-import importlib.metadata
 import importlib.util
 import inspect
 import sys
@@ -23,11 +22,15 @@ from typing import Any, Union
 
 from hydra.core.hydra_config import HydraConfig
 
+from fedlab_runner.config import plugins
+from fedlab_runner.utils import own_modules
+
 PACKAGE = "fedlab_runner"
-PLUGINS = "fedlab_runner.plugins"  # the group of entry points
+# Who gives the folders whose modules may be named: the command alone, no file.
+_COMMAND_LINE = ("command-line", "hydra.searchpath in command-line")
 _STRANGER = (
     "may name a class of fedlab_runner, of a module in the folder given by --config-dir, or of an installed plugin "
-    f"(entry point group {PLUGINS})"
+    f"(entry point group {plugins.GROUP})"
 )
 
 
@@ -43,11 +46,14 @@ def find_class(target: Any) -> type:
     if not may_be_named(module_name):
         raise ValueError(f"{_STRANGER}, got {target!r}")
     try:
-        cls = vars(importlib.import_module(module_name)).get(class_name)
+        module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if not error.name or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module is there, something that it imports is not
         raise ValueError(f"cannot be imported, got {target!r}: no module named {error.name!r}") from error
+    if not _is_packaged(module_name):
+        own_modules.remember(module)
+    cls = vars(module).get(class_name)
     if cls is None:
         raise ValueError(f"cannot be imported, got {target!r}: {module_name!r} has no {class_name!r}")
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
@@ -60,17 +66,18 @@ def may_be_named(module: str) -> bool:
     top, *inner = module.split(".")
     if any(part.startswith("__") for part in inner):  # `__main__` is a command
         return False
-    if top == PACKAGE or any(f"{module}.".startswith(f"{plugin}.") for plugin in _plugins()):
+    if _is_packaged(module):
         return True
     if top in sys.stdlib_module_names:
         return False
     if module in sys.modules:
         return not _is_installed(getattr(sys.modules[module], "__spec__", None))
-    if (folder := _config_dir()) and (spec := PathFinder.find_spec(top, [str(folder)])):
-        if str(folder) not in sys.path:
-            sys.path.append(str(folder))  # the last: what is there hides no other module
-        found = importlib.util.find_spec(top)
-        return found is not None and _places(found) == _places(spec)
+    for folder in config_dirs():
+        if spec := PathFinder.find_spec(top, [str(folder)]):
+            if str(folder) not in sys.path:
+                sys.path.append(str(folder))  # the last: what is there hides no other module
+            found = importlib.util.find_spec(top)
+            return found is not None and _places(found) == _places(spec)
     if importlib.util.find_spec(top) is None:
         raise ValueError(f"cannot be imported, got {module!r}: no module named {top!r}")
     return False
@@ -116,14 +123,15 @@ def _members(protocol: type) -> set[str]:
     return {name for name in names if not name.startswith("_")}
 
 
-def _plugins() -> set[str]:
-    return {entry.module for entry in importlib.metadata.entry_points(group=PLUGINS)}
+def _is_packaged(module: str) -> bool:
+    """Whether a module belongs to this package or to an installed plugin of it."""
+    return any(f"{module}.".startswith(f"{package}.") for package in (PACKAGE, *plugins.modules()))
 
 
-def _config_dir() -> Path | None:
-    """The folder that the command gives by --config-dir; also in a launcher's process, whose config still has it."""
+def config_dirs() -> list[Path]:
+    """The folders that the command gives; also in a launcher's process, whose config still has them."""
     sources = HydraConfig.get().runtime.config_sources if HydraConfig.initialized() else []
-    return next((Path(each.path) for each in sources if each.provider == "command-line"), None)
+    return [Path(each.path).absolute() for each in sources if each.provider in _COMMAND_LINE and each.schema == "file"]
 
 
 def _places(spec: ModuleSpec) -> list[str]:

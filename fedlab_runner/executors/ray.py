@@ -124,7 +124,7 @@ class _Session:
         shares = shares_of(work, pieces, min(len(pieces), SHARES_A_CORE * self._ready.cores))
         client_data = self._kept(work.client_data, lambda: packed_population(work.client_data))
         numbers = [client_data, self._kept(work.family.module, lambda: own_tensors(work))]
-        self._send(Train(inner, pickled(work), numbers, set(self._numbers.values()), shares))
+        self._send(Train(pickled(work, inner), numbers, set(self._numbers.values()), shares))
         while not isinstance(answer := self._receive(), Ready):
             if isinstance(answer, Done):
                 rows = shares[answer.share].rows

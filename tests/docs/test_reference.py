@@ -1,12 +1,6 @@
-"""The pages in docs/ are those of the code, their links lead somewhere, and their example of a data set runs."""
+"""The pages in docs/ are those of the code, and their links lead somewhere."""
 
-import json
-import os
 import re
-import shlex
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,9 +9,7 @@ from docs.generate import readme
 from docs.generate import reference as docs
 from tests.helpers.paths import ROOT
 
-PAGES = sorted((ROOT / "docs").glob("*.md"))
-EXTENDING = (ROOT / "docs" / "extending.md").read_text()
-FILES = dict(re.findall(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```", EXTENDING, re.S))
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
 
 
 @pytest.mark.parametrize("name", docs.PAGES)
@@ -52,33 +44,3 @@ def test_links_lead_somewhere(page: Path) -> None:
         if anchor:
             titles = re.findall(r"^#+ (.+)$", file.read_text(), re.M)
             assert anchor in {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}, target
-
-
-def test_the_example_of_a_data_set_is_formatted_as_the_code_is() -> None:
-    (source,) = [text for path, text in FILES.items() if path.endswith(".py")]
-    for command in (["check"], ["format", "--check"]):
-        arguments = [*command, "--config", str(ROOT / "pyproject.toml"), "--stdin-filename", "spirals.py", "-"]
-        ended = subprocess.run([sys.executable, "-m", "ruff", *arguments], input=source, text=True, capture_output=True)
-        assert ended.returncode == 0, ended.stdout + ended.stderr
-
-
-@pytest.mark.slow  # commands of the user's, each from its start
-def test_the_example_of_a_data_set_learns(tmp_path: Path) -> None:
-    """In a copy of the repository that differs by the two files of the page."""
-    for folder in ("fedlab_runner", "conf"):
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    for path, text in FILES.items():
-        assert not (tmp_path / path).exists()
-        (tmp_path / path).write_text(text)
-    (command,) = re.findall(r"^fedlab (.*)$", EXTENDING, re.M)
-
-    def fedlab(*more: str) -> subprocess.CompletedProcess[str]:
-        start = [sys.executable, "-m", "fedlab_runner", *shlex.split(command), "logger=none", "rounds=30", *more]
-        environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-        return subprocess.run(start, cwd=tmp_path, env=environment, capture_output=True, text=True)
-
-    ran = fedlab("local.lr=0.5", "local.epochs=5", "delay=none")
-    assert ran.returncode == 0, ran.stderr
-    (summary,) = tmp_path.glob("outputs/*/summary.json")
-    assert json.loads(summary.read_text())["objective"] > 0.6  # half of the points by chance
-    assert fedlab("dataset.turns=-1").stderr == "error: dataset.turns must be > 0, got -1.0\n"

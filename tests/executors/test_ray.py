@@ -1,6 +1,8 @@
 """A Ray cluster of two nodes on this machine: the inner executor's bits, and what happens when a node dies."""
 
+import importlib
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -10,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 import torch
@@ -17,11 +20,12 @@ import torch
 from fedlab_runner.config.build import build
 from fedlab_runner.core.work import Work
 from fedlab_runner.executors._pieces import Chunk, ChunkedExecutor
-from fedlab_runner.executors._ray.serialization import shares_of
+from fedlab_runner.executors._ray.serialization import own_tensors, packed_population, pickled, shares_of
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.processes import Processes
 from fedlab_runner.executors.ray import Ray
 from fedlab_runner.executors.vectorized import Vectorized
+from fedlab_runner.utils import own_modules
 from fedlab_runner.utils.errors import RunFailed, UserError
 from tests.executors.test_processes import train
 from tests.helpers.composed import composed, files
@@ -57,6 +61,95 @@ def test_clients_are_dealt_out_by_their_steps() -> None:
     assert [int(share.num_steps.sum()) for share in shares] == [20, 14, 12]  # two epochs of 10; 5 + 2; and the rest
     whole = shares_of(work, [Chunk(np.array([3, 1]), False), Chunk(np.array([0]), True)], 1)
     assert [(piece.rows.tolist(), piece.frozen_norm) for piece in whole[0].pieces] == [([0, 1], False), ([2], True)]
+
+
+OWN = """
+import own_tools, torch
+from dataclasses import dataclass
+from fedlab_runner.augment.base import Augment
+from fedlab_runner.executors.loop import Loop
+
+
+@dataclass(frozen=True)
+class Halving(Loop):
+    def train_piece(self, work, piece, y, losses):
+        super().train_piece(work, piece, y, losses)
+        y[piece.rows] *= own_tools.STRENGTH
+
+
+@dataclass(frozen=True)
+class Mirror(Augment):
+    numbers = 1
+
+    def num_views(self, shape):
+        return 2
+
+    def views(self, drawn, shape):
+        return (2 * drawn[:, 0]).astype("int64")
+
+    def apply(self, inputs, views):
+        return inputs * (1 - 2 * views.unsqueeze(1))
+
+
+def pulled(family, anchor):
+    def loss(model, batch):
+        return family.loss(model, batch) + own_tools.distance(model.params, anchor)
+
+    return loss
+"""
+WORKER = """
+import pickle, sys, types
+import cloudpickle
+
+sys.modules["ray"], sys.modules["ray.cloudpickle"] = types.SimpleNamespace(get=lambda ref: ref.thing), cloudpickle
+
+
+class Ref:
+    def __init__(self, name, thing):
+        self.name, self.thing = name, thing
+
+    def hex(self):
+        return self.name
+
+
+job, population, tensors, share = pickle.load(sys.stdin.buffer)
+from fedlab_runner.executors._ray.serialization import Round, train_share
+
+round = Round(Ref("job", job), [Ref("population", population), Ref("tensors", tensors)])
+pickle.dump(train_share(round, share), sys.stdout.buffer)
+"""
+
+
+def test_a_worker_needs_no_file_of_the_users_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Executor, augmentation and loss from `--config-dir`; with the pickler that Ray's is a copy of."""
+    (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "own_tools.py").write_text(
+        "STRENGTH = 0.5\n\n\ndef distance(a, b):\n    return STRENGTH * (a - b).square().sum()\n"
+    )
+    monkeypatch.setattr(own_modules, "_homes", set())
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own: Any = importlib.import_module("own")
+    own_modules.remember(own)
+    monkeypatch.setitem(sys.modules, "ray.cloudpickle", cloudpickle)
+    inner = own.Halving(compile=False)
+    fed = federation(augment=own.Mirror())
+    ids, start = np.arange(len(RAGGED)), fed.family.init(0)
+    steps = fed.client_data.num_steps(ids, fed.local, False)
+    loss = own.pulled(fed.family, fed.family.init(1)[: fed.family.num_params])
+    work = Work(fed.family, fed.client_data, ids, steps, fed.local, 0.1, 0, 0, start, loss=loss)
+    (share,) = shares_of(work, inner.pieces(work), 1)
+    sent = pickle.dumps((pickled(work, inner), packed_population(work.client_data), own_tensors(work), share))
+    for module in ("own", "own_tools"):
+        cloudpickle.unregister_pickle_by_value(sys.modules[module])
+        monkeypatch.delitem(sys.modules, module)
+    paths = {"PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(
+        [sys.executable, "-c", WORKER], input=sent, capture_output=True, cwd=ROOT, env=os.environ | paths
+    )
+    assert ended.returncode == 0, ended.stderr.decode()
+    models, losses = pickle.loads(ended.stdout)
+    expected, expected_losses = inner.train(work)
+    assert np.array_equal(models, expected[share.rows]) and np.array_equal(losses, expected_losses[share.rows])
 
 
 @pytest.fixture(scope="module")

@@ -27,8 +27,8 @@ from omegaconf import OmegaConf
 import fedlab_runner
 from fedlab_runner import train
 from fedlab_runner.checkpoints.store import CheckpointStore
+from fedlab_runner.config import plugins, targets
 from fedlab_runner.config import secrets as keys
-from fedlab_runner.config import targets
 from fedlab_runner.config.build import build
 from fedlab_runner.datasets.femnist import NPZ
 from fedlab_runner.delays.from_file import DelayFromFile
@@ -401,8 +401,8 @@ def test_a_module_in_the_config_dir_may_be_named(
 
 
 def test_an_installed_plugin_may_be_named_and_nothing_beside_it(mark: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = metadata.EntryPoint("payload", "payload", targets.PLUGINS)
-    monkeypatch.setattr(metadata, "entry_points", lambda *, group: [entry] if group == targets.PLUGINS else [])
+    entry = metadata.EntryPoint("payload", "payload", plugins.GROUP)
+    monkeypatch.setattr(metadata, "entry_points", lambda *, group: [entry] if group == plugins.GROUP else [])
     assert targets.may_be_named("payload") and targets.may_be_named("payload.inner") and not mark.exists()
     assert not targets.may_be_named("os") and not targets.may_be_named("torch.hub")
     with pytest.raises(ValueError, match="no module named 'payloads'"):
@@ -413,7 +413,7 @@ def test_a_module_that_hides_behind_an_installed_one_is_not_taken(mark: Path, mo
     for name in ("yaml", "json", "wandb", "payload"):
         (mark.parent / "conf").mkdir(exist_ok=True)
         (mark.parent / "conf" / f"{name}.py").write_text(PAYLOAD)
-        monkeypatch.setattr(targets, "_config_dir", lambda: mark.parent / "conf")
+        monkeypatch.setattr(targets, "config_dirs", lambda: [mark.parent / "conf"])
         assert not targets.may_be_named(name), "another one of the name comes first"
     assert not mark.exists() and not (mark.parent / "conf" / "mark").exists()
 

@@ -15,7 +15,6 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-from fedlab_runner.executors._pieces import ChunkedExecutor
 from fedlab_runner.executors._ray.serialization import ClientShare, Round, train_share
 from fedlab_runner.utils.system import die_with_parent, usable_cores
 
@@ -34,8 +33,7 @@ class Keep(NamedTuple):
 class Train(NamedTuple):
     """Train a cohort; what is in the store under other numbers than these is not needed any more."""
 
-    inner: ChunkedExecutor
-    work: bytes
+    job: bytes
     lasting: list[int]
     in_use: set[int]
     shares: list[ClientShare]
@@ -100,9 +98,9 @@ class Driver:
         """Sends what becomes of each share, as it comes; gives the reason when the cluster is lost."""
         ray, errors = self._ray, self._ray.exceptions
         self._kept = {number: ref for number, ref in self._kept.items() if number in asked.in_use}
-        round = Round(ray.put(asked.work), [self._kept[number] for number in asked.lasting])
+        round = Round(ray.put(asked.job), [self._kept[number] for number in asked.lasting])
         losses = [0] * len(asked.shares)
-        waiting = {self._train.remote(asked.inner, round, share): i for i, share in enumerate(asked.shares)}
+        waiting = {self._train.remote(round, share): i for i, share in enumerate(asked.shares)}
         while waiting:
             done, _ = ray.wait(list(waiting), timeout=LOOK_SECONDS)
             if not done and (reason := self._reason_gone()) is not None:
@@ -126,7 +124,7 @@ class Driver:
                     send(self._connection, Lost(i, str(error).partition("\n")[0], again))
                     if not again:
                         return None
-                    waiting[self._train.remote(asked.inner, round, asked.shares[i])] = i
+                    waiting[self._train.remote(round, asked.shares[i])] = i
         return None
 
     def _reason_gone(self) -> str | None:

@@ -19,6 +19,7 @@ from fedlab_runner.augment.base import Augment
 from fedlab_runner.core.client_data import ClientData, Streams
 from fedlab_runner.core.work import Work, own_generator
 from fedlab_runner.executors._pieces import Chunk, ChunkedExecutor
+from fedlab_runner.utils import own_modules
 from fedlab_runner.utils.system import keep_freed_memory
 
 Ref = Any  # where something lies in the cluster's object store
@@ -28,7 +29,7 @@ KEPT = 8  # things that a worker process keeps for the next rounds
 class Round(NamedTuple):
     """What all clients of a round share, put into the object store."""
 
-    work: Ref  # the Work of no clients, pickled, with gaps where it refers to what lasts
+    job: Ref  # the inner executor and the Work of no clients, pickled, with gaps where they refer to what lasts
     lasting: list[Ref]  # the population, the module's own tensors
 
 
@@ -47,7 +48,9 @@ def packed_population(client_data: ClientData) -> "Packed":
     """For the object store."""
     members, _ = client_data.assignment
     inputs, targets = client_data.inputs.numpy(), client_data.targets.numpy()
-    return Packed(inputs, targets, members, client_data.num_examples, client_data.streams, client_data.augment)
+    file = io.BytesIO()
+    _pickler()(file).dump(client_data.augment)
+    return Packed(inputs, targets, members, client_data.num_examples, client_data.streams, file.getvalue())
 
 
 def own_tensors(work: Work) -> list[Tensor]:
@@ -56,20 +59,30 @@ def own_tensors(work: Work) -> list[Tensor]:
     return [*module.parameters(), *module.buffers()]
 
 
-def pickled(work: Work) -> bytes:
-    """The work of no clients, with gaps where it refers to its population and the module's own tensors; closures are
-    sent with the code that they need.
+def _pickler() -> Any:
+    """Ray's pickler. It sends closures with the code that they need, and the user's own modules whole: other machines
+    need not have their files.
+    """
+    cloudpickle: Any = importlib.import_module("ray.cloudpickle")
+    for module in own_modules.loaded():
+        cloudpickle.register_pickle_by_value(module)
+    return cloudpickle.Pickler
+
+
+def pickled(work: Work, inner: ChunkedExecutor) -> bytes:
+    """The inner executor and the work of no clients, with gaps where they refer to the population and the module's own
+    tensors.
     """
     places: dict[int, Any] = {id(tensor): number for number, tensor in enumerate(own_tensors(work))}
     places[id(work.client_data)] = "population"
-    base: Any = importlib.import_module("ray.cloudpickle").Pickler
+    base: Any = _pickler()
 
     class Pickler(base):  # type: ignore[misc]  # of a library that may be missing
         def persistent_id(self, thing: object) -> Any:
             return places.get(id(thing))
 
     file = io.BytesIO()
-    Pickler(file).dump(replace(work.select(np.empty(0, np.int64)), per_step=work.per_step))
+    Pickler(file).dump((inner, replace(work.select(np.empty(0, np.int64)), per_step=work.per_step)))
     return file.getvalue()
 
 
@@ -92,11 +105,11 @@ def _share(work: Work, pieces: list[Chunk]) -> ClientShare:
     )
 
 
-def train_share(inner: ChunkedExecutor, round: Round, share: ClientShare) -> tuple[np.ndarray, np.ndarray]:
+def train_share(round: Round, share: ClientShare) -> tuple[np.ndarray, np.ndarray]:
     """In a worker process: the models [k, D] and mean losses [k] of a share's clients."""
     torch.set_num_threads(1)
     keep_freed_memory()
-    whole: Work = _received(round.work, lambda content: _unpickled(content, round.lasting))
+    inner, whole = _received(round.job, lambda content: _unpickled(content, round.lasting))
     per_step = whole.per_step
     work = replace(
         whole,
@@ -135,7 +148,7 @@ class Packed(NamedTuple):
     members: np.ndarray
     num_examples: np.ndarray
     streams: Streams
-    augment: Augment | None
+    augment: bytes  # pickled
 
 
 def _population(packed: Packed) -> ClientData:
@@ -143,15 +156,16 @@ def _population(packed: Packed) -> ClientData:
         warnings.simplefilter("ignore", UserWarning)  # that the arrays may not be written into: nobody does
         inputs, targets = torch.from_numpy(packed.inputs), torch.from_numpy(packed.targets)
     split = np.split(packed.members, np.cumsum(packed.num_examples)[:-1])
-    return ClientData(inputs, targets, split, torch.device("cpu"), packed.streams, packed.augment)
+    augment: Augment | None = pickle.Unpickler(io.BytesIO(packed.augment)).load()
+    return ClientData(inputs, targets, split, torch.device("cpu"), packed.streams, augment)
 
 
-def _unpickled(content: bytes, lasting: list[Ref]) -> Work:
+def _unpickled(content: bytes, lasting: list[Ref]) -> tuple[ChunkedExecutor, Work]:
     client_data, tensors = _received(lasting[0], _population), _received(lasting[1], lambda found: found)
 
     class Unpickler(pickle.Unpickler):
         def persistent_load(self, place: Any) -> Any:
             return client_data if place == "population" else tensors[place]
 
-    work: Work = Unpickler(io.BytesIO(content)).load()
-    return work
+    job: tuple[ChunkedExecutor, Work] = Unpickler(io.BytesIO(content)).load()
+    return job

@@ -1,0 +1,28 @@
+"""The user's own modules: a config named one from a folder of the user's, which other machines need not have."""
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+_PACKAGE = __name__.partition(".")[0]
+_homes: set[Path] = set()  # the folders that hold them
+
+
+def remember(module: ModuleType) -> None:
+    """Notes that this module, and with it each module of its folder, is the user's own."""
+    top = sys.modules.get(module.__name__.partition(".")[0], module)
+    places = [*getattr(top, "__path__", ())] or [getattr(top, "__file__", None)]
+    _homes.update(Path(place).absolute().parent for place in places if place)
+
+
+def loaded() -> list[ModuleType]:
+    """The user's own modules that are imported, by name."""
+    return [module for name, module in sorted(sys.modules.items()) if _is_own(name, module)]
+
+
+def _is_own(name: str, module: ModuleType) -> bool:
+    file = getattr(module, "__file__", None)
+    if not file or name != getattr(module, "__name__", None) or name.partition(".")[0] in (_PACKAGE, "__main__"):
+        return False
+    path = Path(file).absolute()
+    return not {"site-packages", "dist-packages"} & {*path.parts} and any(path.is_relative_to(each) for each in _homes)

@@ -1,0 +1,58 @@
+"""The examples of the pages on extending, and a `fedlab` that finds them."""
+
+import logging
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fedlab_runner import train
+from fedlab_runner.utils import own_modules
+from tests.helpers.paths import ROOT
+
+INDEX = ROOT / "docs" / "extending.md"
+PAGES = {path.stem: path for path in sorted((ROOT / "docs" / "extending").glob("*.md"))}
+
+
+def files(page: Path) -> dict[str, str]:
+    """The files that a page shows."""
+    return dict(re.findall(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```", page.read_text(), re.S))
+
+
+def command(page: Path) -> list[str]:
+    """The arguments of the command that a page shows."""
+    (line,) = re.findall(r"^fedlab (.*)$", page.read_text(), re.M)
+    return shlex.split(line)
+
+
+EXAMPLES = {path: text for page in PAGES.values() for path, text in files(page).items()}
+MODULES = [Path(path).stem for path in EXAMPLES if path.endswith(".py")]
+
+Fedlab = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def fedlab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Fedlab]:
+    """`fedlab` in this process, in a folder with the examples of all pages: the exit code and stderr."""
+    for path, text in EXAMPLES.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(own_modules, "_homes", set())
+    handlers, level = logging.root.handlers[:], logging.root.level
+
+    def run(*arguments: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["fedlab", *arguments])
+        return train.main(), capsys.readouterr().err
+
+    yield run
+    for name in MODULES:
+        sys.modules.pop(name, None)
+    for handler in set(logging.root.handlers) - set(handlers):
+        handler.close()
+    logging.root.handlers[:] = handlers
+    logging.root.setLevel(level)

@@ -1,0 +1,56 @@
+"""What a contributor meets: the targets of make, the hooks of a commit, the citation."""
+
+import re
+import shlex
+from pathlib import Path
+
+import yaml
+
+from fedlab_runner import __version__
+from tests.helpers.paths import ROOT
+
+MAKEFILE = (ROOT / "Makefile").read_text()
+
+
+def recipe(target: str) -> tuple[list[str], list[str]]:
+    """The prerequisites of a target, and its commands."""
+    found = re.search(rf"^{target}:([^#\n]*)##[^\n]*\n((?:\t.*\n)*)", MAKEFILE, re.M)
+    assert found
+    return found[1].split(), found[2].splitlines()
+
+
+def test_check_is_what_the_ci_runs() -> None:
+    checks = re.search(r"^for check in (.*); do$", (ROOT / ".ci" / "run").read_text(), re.M)
+    assert checks and recipe("check") == (checks[1].split(), [])
+
+
+def test_lint_looks_at_style_format_and_layers() -> None:
+    _, commands = recipe("lint")
+    assert [shlex.split(line)[0] for line in commands] == ["@$(BIN)/ruff", "@$(BIN)/ruff", "@$(BIN)/lint-imports"]
+
+
+def test_a_commit_is_checked_by_the_ruff_of_lint() -> None:
+    (repository,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    entries = [shlex.split(hook["entry"])[:2] for hook in repository["hooks"]]
+    assert entries == [[".venv/bin/ruff", "check"], [".venv/bin/ruff", "format"]]
+
+
+def test_the_citation_is_of_this_version() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert {"cff-version", "message", "title", "authors"} <= citation.keys()  # what the format asks for
+    assert citation["cff-version"] == "1.2.0" and citation["type"] == "software"
+    assert (citation["title"], citation["version"], citation["license"]) == ("fedlab_runner", __version__, "Apache-2.0")
+    assert all(set(author) == {"name"} for author in citation["authors"]), "entities, not people"
+
+
+def test_contributing_is_one_page_and_true() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    assert len(text.splitlines()) <= 80
+    targets = set(re.findall(r"^([a-z-]+):.*## ", MAKEFILE, re.M))
+    assert set(re.findall(r"`make ([a-z-]+)", text)) <= targets
+    folders = {path.name for path in Path(ROOT / "fedlab_runner").iterdir() if (path / "__init__.py").is_file()}
+    shown = text.split("```text\n")[1].split("```")[0]
+    listed = set(re.findall(r"\w+", " ".join(re.split(r" {2,}", line)[0] for line in shown.splitlines())))
+    assert listed <= folders | {"train", "api"}
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        assert (ROOT / target).is_file()
