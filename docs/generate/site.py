@@ -1,0 +1,48 @@
+"""Hooks of the site's build: README.md is the home page, and links out of docs/ become plain text.
+
+A site that is read offline has no repository beside it, so a link to a source file would lead nowhere.
+"""
+
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parents[2]
+_LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the home page."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    files.append(File.generated(config, "index.md", content=home(text)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Replace the links that leave docs/ by their texts."""
+    return within_docs(markdown, page.file.src_uri)
+
+
+def home(readme: str) -> str:
+    """README.md as docs/index.md: links lose their `docs/`, and links to other files of the repository go."""
+
+    def link(match: re.Match[str]) -> str:
+        mark, text, target = match.groups()
+        if target.startswith(("http", "#")):
+            return match[0]
+        return f"{mark}[{text}]({target.removeprefix('docs/')})" if target.startswith("docs/") else text
+
+    return _LINK.sub(link, readme)
+
+
+def within_docs(markdown: str, page: str) -> str:
+    """The text of a page, by its path below docs/, without links to files outside of docs/."""
+
+    def link(match: re.Match[str]) -> str:
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(page), match[3]))
+        return f"`{match[2]}`" if not match[3].startswith("http") and target.startswith("..") else match[0]
+
+    return _LINK.sub(link, markdown)
