@@ -5,7 +5,8 @@ import re
 import textwrap
 
 LINE_LENGTH = 100  # characters
-_MARKS = re.compile(r" (?=(?:[-+*>]|#+|\d+[.)])(?: |$))")  # a space before what would start a list at the start of a line
+# A space before a sign that would start a list, a heading or a quotation at the start of a line.
+_MARKS = re.compile(r" (?=(?:[-+*>]|#+|\d+[.)])(?: |$))")
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:

@@ -84,7 +84,7 @@ GROUPS = {
     ),
     "pruning": Group(
         "Pruning",
-        "Pruning ends a run of a sweep early where the run is behind the others. [Sweeps](../sweeps.md) has the details.",
+        "Pruning ends a run of a sweep early where the run is behind the others: see [sweeps](../sweeps.md#pruning).",
     ),
 }
 SETTINGS = ("evaluation", "checkpoint", "logger")  # groups of one file, or nearly; they share the page of settings
