@@ -5,6 +5,7 @@ import re
 import textwrap
 
 LINE_LENGTH = 100  # characters
+MAX_CODE_LENGTH = 60  # characters of code in backticks that stay on one line
 # A space before a sign that would start a list, a heading or a quotation at the start of a line.
 _MARKS = re.compile(r" (?=(?:[-+*>]|#+|\d+[.)])(?: |$))")
 
@@ -34,13 +35,17 @@ def first_sentence(docstring: str | None) -> str:
 
 
 def wrapped(text: str) -> str:
-    """The text in lines of at most LINE_LENGTH characters; tables, headings and code are not broken."""
+    """The text in lines of at most LINE_LENGTH characters; tables, headings and short code are not broken."""
     return "\n".join(line if line.startswith(("|", "#")) else _wrapped(line) for line in text.splitlines())
 
 
 def _wrapped(line: str) -> str:
     indent = "  " if line.startswith("- ") else ""
-    kept = re.sub(r"`[^`]+`", lambda code: code[0].replace(" ", "\0"), _MARKS.sub("\0", line[len(indent) :]))
+    kept = re.sub(
+        rf"`[^`]{{1,{MAX_CODE_LENGTH}}}`",
+        lambda code: code[0].replace(" ", "\0"),
+        _MARKS.sub("\0", line[len(indent) :]),
+    )
     filled = textwrap.fill(
         kept, LINE_LENGTH - len(indent), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )

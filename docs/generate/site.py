@@ -12,6 +12,12 @@ ROOT = Path(__file__).resolve().parents[2]
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 
 
+def on_config(config: Any) -> Any:
+    """Write the pages of folders into the navigation."""
+    config.nav = expanded(config.nav, ROOT / "docs")
+    return config
+
+
 def on_files(files: Any, config: Any) -> Any:
     """Add the home page."""
     from mkdocs.structure.files import File  # of the extra `docs`; the tests of this module do without
@@ -24,6 +30,22 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Replace the links that leave docs/ by their texts."""
     return within_docs(markdown, page.file.src_uri)
+
+
+def expanded(nav: list[Any], docs: Path) -> list[Any]:
+    """The navigation with `name/` replaced by `name.md` and the pages of the folder `name`, in alphabetical order."""
+
+    def pages(target: Any) -> Any:
+        if isinstance(target, list):
+            return expanded(target, docs)
+        if not target.endswith("/"):
+            return target
+        found = [docs / f"{target[:-1]}.md", *sorted((docs / target).glob("*.md"))]
+        return [path.relative_to(docs).as_posix() for path in found if path.is_file()]
+
+    return [
+        {title: pages(each) for title, each in entry.items()} if isinstance(entry, dict) else entry for entry in nav
+    ]
 
 
 def home(readme: str) -> str:

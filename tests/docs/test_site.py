@@ -1,6 +1,7 @@
 """The documentation site: every page is in its navigation, nothing is fetched, no link leaves it."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +21,15 @@ def pages(nav: list[Any]) -> Iterator[str]:
 
 def test_every_page_is_in_the_navigation_once() -> None:
     written = [path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")]
-    assert sorted(pages(CONFIG["nav"])) == sorted(["index.md", *written])
+    assert sorted(pages(site.expanded(CONFIG["nav"], ROOT / "docs"))) == sorted(["index.md", *written])
+
+
+def test_a_folder_in_the_navigation_stands_for_its_pages(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    for name in ("a.md", "a/c.md", "a/b.md", "d.md"):
+        (tmp_path / name).touch()
+    nav = ["d.md", {"A": "a/", "More": [{"D": "d.md"}]}]
+    assert site.expanded(nav, tmp_path) == ["d.md", {"A": ["a.md", "a/b.md", "a/c.md"], "More": [{"D": "d.md"}]}]
 
 
 def test_nothing_is_fetched_from_a_network() -> None:
