@@ -41,15 +41,15 @@ def wrapped(text: str) -> str:
 
 def _wrapped(line: str) -> str:
     indent = "  " if line.startswith("- ") else ""
-    kept = re.sub(
-        rf"`[^`]{{1,{MAX_CODE_LENGTH}}}`",
-        lambda code: code[0].replace(" ", "\0"),
-        _MARKS.sub("\0", line[len(indent) :]),
-    )
+    kept = re.sub(r"`[^`]+`", _unbroken, _MARKS.sub("\0", line[len(indent) :]))
     filled = textwrap.fill(
         kept, LINE_LENGTH - len(indent), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
     return f"{line[: len(indent)]}{filled}".replace("\0", " ")
+
+
+def _unbroken(code: re.Match[str]) -> str:
+    return code[0].replace(" ", "\0") if len(code[0]) <= MAX_CODE_LENGTH else code[0]
 
 
 def escaped(text: str) -> str:
