@@ -9,7 +9,7 @@ PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3 python;
 	then command -v $$python; break; fi; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help run report test test-all smoke bench bench-peers gpu-check golden check lint types format readme docs clean
+.PHONY: help run report test test-all smoke bench bench-peers gpu-check golden check lint types format docs site clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -55,14 +55,15 @@ format: $(VENV)/.installed-test ## rewrite the files in the one format
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-readme: $(VENV)/.installed ## rewrite the tables of README.md from the code and the configs
-	@$(BIN)/python -m docs.generate.readme
-
-docs: $(VENV)/.installed ## rewrite the pages in docs/ that are made from the code and the configs
+docs: $(VENV)/.installed ## rewrite docs/reference from the code and the configs
 	@$(BIN)/python -m docs.generate.reference
 
+site: $(VENV)/.installed-docs ## build the documentation site; open site/index.html
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "site/index.html"
+
 clean: ## remove the environment and caches (not outputs/)
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -76,4 +77,8 @@ $(VENV)/.installed: pyproject.toml | $(BIN)/python
 
 $(VENV)/.installed-test: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[test]"
+	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-docs: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[docs]"
 	@touch $@ $(VENV)/.installed

@@ -78,7 +78,8 @@ def test_a_wheel_in_an_empty_folder_runs(tmp_path: Path) -> None:
     code = (
         f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r}); "
         "sys.argv = ['fedlab', 'rounds=1', 'logger=none', 'model=logistic']; "
-        "from fedlab_runner import config, train; print(config.conf_dir()); sys.exit(train.main())"
+        "from fedlab_runner import train; from fedlab_runner.config.build import conf_dir; "
+        "print(conf_dir()); sys.exit(train.main())"
     )
     ended = subprocess.run([sys.executable, "-c", code], cwd=empty, capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")

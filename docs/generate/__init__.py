@@ -1,1 +1,1 @@
-"""The pages of docs/ that are made from the code and the configs: `make docs` writes them, tests keep them true."""
+"""The pages in docs/reference, made from the code and the configs, and the documentation site."""

@@ -1,94 +1,294 @@
-"""The pages docs/algorithms.md and docs/datasets.md, made from docstrings and configs: `make docs` writes them."""
+"""The pages in docs/reference, made from docstrings, configs and docs/choices.md: `make docs` writes them."""
 
+import inspect
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from docs.generate import readme
+from omegaconf import OmegaConf
 
-FOLDER = readme.README.parent / "docs"
-_NOTE = "<!-- Made by `make docs` from docstrings and configs: change those. -->"
+from docs.generate import markdown
+from fedlab_runner.config import listing, schema, targets
+from fedlab_runner.config.build import conf_dir
 
-
-def algorithms() -> str:
-    """A chapter an algorithm: what it is, its source, hyperparameters, and what is done where its paper is silent."""
-    choices = _choices(readme.README.read_text(encoding="utf-8"))
-    chapters = [_algorithm(path, choices) for path in readme.files("algorithm")]
-    head = "Chosen with `algorithm=<name>`. How they compare and what they log is in the [README](../README.md)."
-    return "\n\n".join(["# Algorithms", _NOTE, head, _contents("algorithm"), *chapters]) + "\n"
-
-
-def datasets() -> str:
-    """A chapter a data set: where it is from, its files, licence and keys."""
-    chapters = [_dataset(path) for path in readme.files("dataset")]
-    head = (
-        "Chosen with `dataset=<name>`. Files are looked for in `dataset.root`, which is the environment's "
-        "`FEDLAB_DATA` or the folder `data`. What is missing is said with the file and where to get it."
-    )
-    return "\n\n".join(["# Data sets", _NOTE, head, _contents("dataset"), *chapters]) + "\n"
+DOCS = Path(__file__).resolve().parents[1]
+MAX_VALUE_LENGTH = 60  # characters of a default; a longer list is shortened to its first entries
+_NOTE = "<!-- Made by `make docs` from docstrings and configs. Change those, not this page. -->"
+_FIELD = re.compile(r"(\w+):[^#]*(?:#\s*(.*))?")  # a top-level line of a YAML file: key and comment
 
 
-PAGES: dict[str, Callable[[], str]] = {"algorithms.md": algorithms, "datasets.md": datasets}
+class Group(NamedTuple):
+    """A config group: the title of its page, and the page's introduction."""
+
+    title: str
+    lead: str
+
+
+GROUPS = {
+    "algorithm": Group(
+        "Algorithms",
+        "An algorithm says what the server and the clients do in a round. Set a hyperparameter with "
+        "`algorithm.<key>=<value>`. [Metrics](../metrics.md) lists what each algorithm logs, "
+        "[open choices](../choices.md) what it does where its paper is silent.",
+    ),
+    "dataset": Group(
+        "Data sets",
+        "A data set has training and test examples. A data set with files reads them below `dataset.root`, by default "
+        "the folder that the environment variable `FEDLAB_DATA` names, else `data`. Where a file is missing, the "
+        "error names the file and where to get it. Images are resized, and grey images are replicated to three "
+        "channels, as the model's `image_size` and `channels` ask.",
+    ),
+    "partition": Group("Partitions", "A partition deals the training examples out to the clients."),
+    "delay": Group(
+        "Delays",
+        "A delay says how many rounds after its start a client's update arrives. With `draw=client` a client keeps one "
+        "delay; with `draw=dispatch` it gets a new one each time it starts.",
+    ),
+    "participation": Group("Participation", "Participation says which idle clients start in a round."),
+    "model": Group("Models", "All clients train this model, or a mix of several (`model=mix`)."),
+    "local": Group(
+        "Local training",
+        "Local training says how a client trains: the optimiser, the learning rate and the number of steps.",
+    ),
+    "lr_schedule": Group(
+        "Learning-rate schedules", "A schedule is a factor on `local.lr` by round; rounds are counted from 0."
+    ),
+    "loss": Group("Losses", "A loss says what a client learns from its labels, under every algorithm."),
+    "augment": Group(
+        "Augmentations",
+        "An augmentation changes an example each time a client trains on it: in local training, and on the aggregator "
+        "where models teach each other. Server data, test examples and the examples on which clients are evaluated "
+        "stay as they are.",
+    ),
+    "server_data": Group(
+        "Server data",
+        "Server data are examples that the server has. In-domain examples are taken out of the test set before "
+        "anything else, for every algorithm, so all algorithms are tested on the same rest. Images of another domain "
+        "are resized to the model's input and keep classes of their own.",
+    ),
+    "topology": Group(
+        "Topologies",
+        "A topology says which clients can reach each other where there is no server. It is drawn once; the run's log "
+        "has it.",
+    ),
+    "executor": Group(
+        "Executors",
+        "An executor carries out the local training of a cohort. It changes the speed, not the result. "
+        "[Speed and scale](../speed.md) compares them.",
+    ),
+    "analysis": Group(
+        "Analyses",
+        "An analysis measures something beside the algorithm. It changes nothing that the algorithm sees.",
+    ),
+    "pruning": Group(
+        "Pruning",
+        "Pruning ends a run of a sweep early where the run is behind the others: see [sweeps](../sweeps.md#pruning).",
+    ),
+}
+SETTINGS = ("evaluation", "checkpoint", "logger")  # groups of one file, or nearly; they share the page of settings
+WITH_SOURCE = ("algorithm", "dataset", "partition", "model", "augment", "analysis")  # their modules cite one
+
+
+def pages() -> dict[str, str]:
+    """All pages of docs/reference by file name."""
+    made = {f"{group}.md": group_page(group) for group in GROUPS}
+    return {"index.md": index(), **made, "settings.md": settings(), "experiment.md": experiments()}
 
 
 def main() -> int:
-    """Write the pages anew."""
-    for name, page in PAGES.items():
-        (FOLDER / name).write_text(page(), encoding="utf-8")
+    """Write docs/reference anew."""
+    for old in (DOCS / "reference").glob("*.md"):
+        old.unlink()
+    for name, text in pages().items():
+        (DOCS / "reference" / name).write_text(text, encoding="utf-8")
     return 0
 
 
-def _algorithm(path: Path, choices: list[tuple[str, str, str]]) -> str:
-    cls = readme.target(path)
-    mine = [choice for choice in choices if _about(path.stem, cls, *choice)]
-    silent = "\n".join(f"- {question} {done}{_key(key)}" for question, done, key in mine)
-    after = ["Where the paper is silent:", silent] if mine else []
-    return _chapter(path, cls, f"Source: {readme.source(readme.about(cls))}", after=after)
+def index() -> str:
+    rows = [
+        [f"[{group.title}]({name}.md)", f"`{name}=`", f"`{_chosen()[name]}`", markdown.first_sentence(group.lead)]
+        for name, group in GROUPS.items()
+    ]
+    lead = (
+        "Every choice of an experiment is a file in a folder of `conf/`, a config group. `fedlab <group>=<choice>` "
+        "takes another file, `fedlab <group>.<key>=<value>` sets a key of it."
+    )
+    more = (
+        "Keys without a group, evaluation, checkpoints and logging are on the page of [settings](settings.md). "
+        "[Experiments](experiment.md) are settings under version control. `fedlab --list <group>` prints a group in "
+        "the terminal, `fedlab --cfg job -p <group>` the keys that a command would use."
+    )
+    return _page("Reference", lead, markdown.table(["page", "chosen with", "default", "in short"], rows), more)
 
 
-def _about(name: str, cls: type, question: str, done: str, key: str) -> bool:
+def group_page(group: str) -> str:
+    """A table of the choices of a group, then a chapter for each."""
+    paths = files(group)
+    contents = markdown.table(
+        [f"`{group}=`", "in short"], [[f"[`{path.stem}`](#{path.stem})", _in_short(path)] for path in paths]
+    )
+    default = f"The default is `{group}={_chosen()[group]}`."
+    presets = sorted(path for path in (conf_dir() / group).glob("*/*.yaml"))
+    more = ["## More settings", _listed(group, presets)] if presets else []
+    return _page(GROUPS[group].title, GROUPS[group].lead, default, contents, *map(chapter, paths), *more)
+
+
+def chapter(path: Path) -> str:
+    """A choice: its code, where it comes from, what it does, its keys, and what it does where its paper is silent."""
+    group, cls = path.parent.name, target(path)
+    if (original := _original(path)) != path:
+        what = [_comment(path), f"It is [`{original.stem}`](#{original.stem}) with other defaults."]
+        return "\n\n".join([f"## {path.stem}", *what, keys_table(path)])
+    code = Path(*cls.__module__.split(".")).with_suffix(".py")
+    head = [f"## {path.stem}", f"`{cls.__name__}` in [{code}](../../{code})"]
+    if group in WITH_SOURCE:
+        head.append(f"Source: {markdown.source(about(cls))}" if group == "algorithm" else markdown.linked(about(cls)))
+    what = list(map(markdown.escaped, markdown.paragraphs(cls.__doc__)))
+    silent = _silent(path, cls) if group == "algorithm" else []
+    return "\n\n".join([*head, *what, *(_files(cls) if group == "dataset" else []), keys_table(path), *silent])
+
+
+def settings() -> str:
+    """The keys that belong to no group of components."""
+    parts = ["## Run", keys_table(conf_dir() / "train.yaml")]
+    for group in SETTINGS:
+        path = conf_dir() / group / f"{_chosen()[group]}.yaml"
+        parts += [f"## {group.capitalize()}", keys_table(path)]
+    lead = "These keys are the same for all choices of the groups."
+    return _page("Settings", lead, *parts, "`logger=none` is `logger=wandb` with `logger.mode=disabled`.")
+
+
+def experiments() -> str:
+    """All experiments with what each is."""
+    folder = conf_dir() / "experiment"
+    parts = ["## General", _listed("experiment", sorted(folder.glob("*.yaml")))]
+    for paper in sorted(path for path in folder.iterdir() if path.is_dir()):
+        parts += [f"## {paper.name}", _listed("experiment", sorted(paper.glob("*.yaml")))]
+    lead = (
+        "An experiment is a file in `conf/experiment` that sets several groups and keys. The command line overrides "
+        "it: `fedlab experiment=feddle/table7 dataset=fashion_mnist seed=1`. `+debug=tiny` runs any experiment in "
+        "little."
+    )
+    return _page("Experiments", lead, *parts)
+
+
+def files(group: str) -> list[Path]:
+    """The config files of a group, without those in folders of it."""
+    return sorted((conf_dir() / group).glob("*.yaml"))
+
+
+def target(path: Path) -> type:
+    return targets.find_class(_content(path)["_target_"])
+
+
+def about(cls: type) -> str:
+    """How the module's docstring starts, with the address that may stand alone below."""
+    module = inspect.getmodule(cls)
+    first, *others = markdown.paragraphs(module.__doc__ if module else None)
+    return " ".join([first, *(each for each in others[:1] if each.startswith("http"))])
+
+
+def keys(path: Path) -> Iterator[list[str]]:
+    """The keys that users set in a file: name, default and comment."""
+    comments = {match[1]: match[2] or "" for line in path.read_text().splitlines() if (match := _FIELD.match(line))}
+    group = "" if path.parent == conf_dir() else path.parent.name
+    for key, value in _content(path).items():
+        if key not in ("_target_", "defaults", "hydra"):
+            yield [f"`{schema.join(group, key)}`", f"`{_short(value)}`", comments.get(key, "")]
+
+
+def keys_table(path: Path) -> str:
+    rows = list(keys(path))
+    return markdown.table(["key", "default", "meaning"], rows) if rows else "It has no keys."
+
+
+def choices() -> list[list[str]]:
+    """The rows of docs/choices.md: question, what is done, keys."""
+    return markdown.rows((DOCS / "choices.md").read_text(encoding="utf-8"))
+
+
+def _page(title: str, *parts: str) -> str:
+    return "\n\n".join([f"# {title}", _NOTE, *map(markdown.wrapped, parts)]) + "\n"
+
+
+def _listed(group: str, paths: Sequence[Path]) -> str:
+    what = dict(listing.choices(group))
+    names = [path.relative_to(conf_dir() / group).with_suffix("").as_posix() for path in paths]
+    return markdown.table([f"`{group}=`", "in short"], [[f"`{name}`", what[name]] for name in names])
+
+
+def _in_short(path: Path) -> str:
+    return markdown.first_sentence(target(path).__doc__) if _original(path) == path else _comment(path)
+
+
+def _original(path: Path) -> Path:
+    """The file of the same group and class that describes the class: named as its module, else the default choice."""
+    cls = target(path)
+    same = {each.stem: each for each in files(path.parent.name) if target(each) is cls}
+    names = (cls.__module__.rpartition(".")[2], _chosen()[path.parent.name])
+    return next((same[name] for name in names if name in same), path)
+
+
+def _silent(path: Path, cls: type) -> list[str]:
+    lines = [
+        f"- {question} {done}" + (f" ({key})" if key != "fixed" else "")
+        for question, done, key in choices()
+        if _concerns(path.stem, cls, question, done, key)
+    ]
+    return ["Where the paper is silent:", "\n".join(lines)] if lines else []
+
+
+def _concerns(name: str, cls: type, question: str, done: str, key: str) -> bool:
     """Whether a choice is one of this algorithm: it has the key, the question names it, or it has no key and does."""
     words = question if "algorithm=" in key else f"{question} {done}"
     named = re.search(rf"\b{cls.__name__}\b", words.replace("+", ""), re.IGNORECASE)
     return bool(named or re.search(rf"\balgorithm={name}\b", key))
 
 
-def _dataset(path: Path) -> str:
-    cls = readme.target(path)
-    module = readme.paragraphs(sys.modules[cls.__module__].__doc__)
-    others = [each for each in module[1:] if not each.startswith("http")]
-    layout = getattr(sys.modules[cls.__module__], "LAYOUT", None)
-    files = [f"Files below `dataset.root`: {layout}."] if layout else []
-    return _chapter(path, cls, readme.linked(readme.about(cls)), before=[*files, *others])
+def _files(cls: type) -> list[str]:
+    """The files of a data set, and what else its module says, such as the licence."""
+    module = sys.modules[cls.__module__]
+    others = [each for each in markdown.paragraphs(module.__doc__)[1:] if not each.startswith("http")]
+    layout = getattr(module, "LAYOUT", None)
+    return [*([f"Files below `dataset.root`: {layout}."] if layout else []), *map(markdown.escaped, others)]
 
 
-def _chapter(path: Path, cls: type, origin: str, before: Sequence[str] = (), after: Sequence[str] = ()) -> str:
-    """Name, code, origin and docstring, then the table of keys with paragraphs before and after it."""
-    code = Path(*cls.__module__.split(".")).with_suffix(".py")
-    head = [f"## {path.stem}", f"`{cls.__name__}` in [{code}](../{code})", origin]
-    return "\n\n".join([*head, *readme.paragraphs(cls.__doc__), *before, _keys(path), *after])
+def _chosen() -> dict[str, str]:
+    """The choice of each group in the default experiment."""
+    entries = _content(conf_dir() / "train.yaml")["defaults"]
+    return {group: name for entry in entries if isinstance(entry, dict) for group, name in entry.items()}
 
 
-def _keys(path: Path) -> str:
-    rows = list(readme.keys(path))
-    return readme.table(["key", "default", "meaning"], rows).rstrip("\n") if rows else "It has no keys."
+def _comment(path: Path) -> str:
+    return next(text for name, text in listing.choices(path.parent.name) if name == path.stem)
 
 
-def _contents(group: str) -> str:
-    return " · ".join(f"[{path.stem}](#{path.stem})" for path in readme.files(group))
+def _content(path: Path) -> dict[str, Any]:
+    content: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    return {str(key): value for key, value in content.items()}
 
 
-def _choices(text: str) -> list[tuple[str, str, str]]:
-    """The rows of README's table of choices that papers leave open: question, what is done, key."""
-    part = text.split("\n## Choices that papers leave open\n")[1].split("\n## ")[0]
-    lines = [line for line in part.splitlines() if line.startswith("| ")][2:]
-    cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
-    return [(question, done, key) for question, done, key in cells]
+def _short(value: Any) -> str:
+    """A default; of a long list the first entries and the number of all."""
+    text = _value(value)
+    if isinstance(value, list) and len(text) > MAX_VALUE_LENGTH:
+        return f"[{text[1 : text.index(',', MAX_VALUE_LENGTH // 2)]},...] ({len(value)} entries)"
+    return text
 
 
-def _key(key: str) -> str:
-    return "" if key == "fixed" else f" ({key})"
+def _value(value: Any) -> str:
+    """A value as it is typed on the command line."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"[{','.join(map(_value, value))}]"
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{key}:{_value(each)}' for key, each in value.items())}}}"
+    return str(value)
 
 
 if __name__ == "__main__":

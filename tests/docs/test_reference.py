@@ -1,46 +1,78 @@
-"""The pages in docs/ are those of the code, and their links lead somewhere."""
+"""The pages in docs/reference are those of the code."""
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 
-from docs.generate import readme
-from docs.generate import reference as docs
+from docs.generate import markdown, reference
+from fedlab_runner.config import listing
 from tests.helpers.paths import ROOT
 
-PAGES = sorted((ROOT / "docs").rglob("*.md"))
+FOLDER = ROOT / "docs" / "reference"
 
 
-@pytest.mark.parametrize("name", docs.PAGES)
-def test_a_generated_page_is_that_of_the_code(name: str) -> None:
-    assert (ROOT / "docs" / name).read_text() == docs.PAGES[name](), "run: make docs"
+def chapters(text: str) -> dict[str, str]:
+    return dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", text, re.S | re.M))
 
 
-@pytest.mark.parametrize(("group", "page"), [("algorithm", "algorithms.md"), ("dataset", "datasets.md")])
-def test_every_choice_has_its_chapter_with_all_keys(group: str, page: str) -> None:
-    chapters = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", (ROOT / "docs" / page).read_text(), re.S | re.M))
-    assert sorted(chapters) == sorted(path.stem for path in (ROOT / "conf" / group).glob("*.yaml"))
-    for path in readme.files(group):
-        assert all(f"| {key} |" in chapters[path.stem] for key, *_ in readme.keys(path))
+def test_the_generated_pages_are_those_of_the_code() -> None:
+    written = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.iterdir()}
+    assert written == reference.pages(), "run: make docs"
+
+
+def test_every_group_with_components_has_its_page() -> None:
+    groups = {path.parent.name for path in (ROOT / "conf").glob("*/*.yaml") if "_target_" in path.read_text()}
+    assert groups - {"hparams_search"} == {*reference.GROUPS, *reference.SETTINGS}
+
+
+@pytest.mark.parametrize("group", reference.GROUPS)
+def test_every_choice_has_its_chapter_with_all_keys(group: str) -> None:
+    found = chapters((FOLDER / f"{group}.md").read_text())
+    found.pop("More", None)
+    assert sorted(found) == sorted(path.stem for path in (ROOT / "conf" / group).glob("*.yaml"))
+    for path in reference.files(group):
+        assert all(f"| {key} |" in found[path.stem] for key, *_ in reference.keys(path))
+
+
+def test_every_experiment_is_listed() -> None:
+    listed = {row[0].strip("`") for row in markdown.rows((FOLDER / "experiment.md").read_text())}
+    folder = ROOT / "conf" / "experiment"
+    assert listed == {path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml")}
 
 
 def test_every_data_set_has_a_licence_and_every_choice_its_algorithm() -> None:
-    sets, algorithms = docs.datasets(), docs.algorithms()
+    sets, algorithms = reference.group_page("dataset"), chapters(reference.group_page("algorithm"))
     assert sets.count("\nLicence: ") == sets.count("\n## ")
-    fedbuff = algorithms.split("\n## fedbuff\n")[1].split("\n## ")[0]
+    fedbuff = algorithms["fedbuff"]
     assert "Where the paper is silent:" in fedbuff and "`algorithm=fedbuff algorithm.staleness_exp=0.0`" in fedbuff
     assert "What does SCAFFOLD start with?" not in fedbuff
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
-        path, _, anchor = target.partition("#")
-        if target.startswith("http"):
-            continue
-        file = (page.parent / path).resolve() if path else page
-        assert file.is_file(), target
-        if anchor:
-            titles = re.findall(r"^#+ (.+)$", file.read_text(), re.M)
-            assert anchor in {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}, target
+def test_a_page_follows_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(ROOT / "conf", tmp_path / "conf")
+    (tmp_path / "conf" / "delay" / "another.yaml").write_text(
+        "# Two rounds.\n_target_: fedlab_runner.delays.constant.ConstantDelay\n"
+        "draw: null\nrounds: [1, a]  # large <x>\n"
+    )
+    for module in (reference, listing):
+        monkeypatch.setattr(module, "conf_dir", lambda: tmp_path / "conf")
+    chapter = chapters(reference.group_page("delay"))["another"]
+    assert "Two rounds.\n\nIt is [`constant`](#constant) with other defaults." in chapter
+    assert "| `delay.draw` | `null` |  |\n| `delay.rounds` | `[1,a]` | large &lt;x> |" in chapter
+
+
+def test_settings_have_the_default_and_the_comment_of_their_file() -> None:
+    settings = {
+        key.strip("`"): (default.strip("`"), meaning) for key, default, meaning in markdown.rows(reference.settings())
+    }
+    assert settings["rounds"] == ("100", "asking for more continues the same run")
+    assert settings["evaluation.per_class"] == ("false", "adds test/accuracy_class/&lt;class>")
+
+
+def test_lines_break_where_markdown_reads_nothing_into_it() -> None:
+    words = "word " * 24
+    assert markdown.wrapped(f"{words}- 1 `a b`").splitlines() == [("word " * 20).strip(), ("word " * 4) + "- 1 `a b`"]
+    assert markdown.wrapped(f"| {words} |") == f"| {words} |"
+    assert all(line.startswith(("- ", "  ")) for line in markdown.wrapped(f"- {words}").splitlines())
