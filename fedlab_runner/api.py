@@ -26,11 +26,11 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from fedlab_runner.config import explain as cli_errors
 from fedlab_runner.config.build import conf_dir, register_resolvers, run_id
+from fedlab_runner.config.explain import explain
 from fedlab_runner.core.federation import Federation
-from fedlab_runner.experiment import run as runner
 from fedlab_runner.experiment.loop import Simulation
+from fedlab_runner.experiment.run import run_whole
 from fedlab_runner.tracking.jsonl import Row
 from fedlab_runner.utils.errors import UserError
 
@@ -73,7 +73,7 @@ def compose(*overrides: str) -> DictConfig:
         with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
             return hydra.compose("train", list(overrides))
     except Exception as error:
-        lines = cli_errors.explain(error, overrides)
+        lines = explain(error, overrides)
         if lines is None:
             raise
         raise UserError("\n".join(lines)) from error
@@ -84,4 +84,4 @@ def run(cfg: DictConfig, folder: str | Path | None = None) -> Result:
 
     Raises UserError where config, data or folder do not allow it, and Diverged.
     """
-    return Result(*runner.run_whole(Path("outputs") / run_id(cfg) if folder is None else Path(folder), cfg))
+    return Result(*run_whole(Path("outputs") / run_id(cfg) if folder is None else Path(folder), cfg))

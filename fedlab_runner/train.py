@@ -20,18 +20,12 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from fedlab_runner.config import config_files as config_source
-from fedlab_runner.config import explain as cli_errors
-from fedlab_runner.config import hydra_loader as composing
-from fedlab_runner.config import hydra_record as composition
-from fedlab_runner.config import listing
-from fedlab_runner.config import secrets as keys
+from fedlab_runner.config import config_files, hydra_loader, hydra_record, listing, secrets
 from fedlab_runner.config.build import conf_dir, register_resolvers
-from fedlab_runner.sweep import callback as sweep
-from fedlab_runner.sweep import records as sweep_records
+from fedlab_runner.config.explain import explain, is_of_run, unwrapped
+from fedlab_runner.sweep import callback, records
 from fedlab_runner.sweep.table import show
-from fedlab_runner.utils import signals
-from fedlab_runner.utils import streams as terminal
+from fedlab_runner.utils import signals, streams
 from fedlab_runner.utils.errors import Interrupted, Pruned, UserError
 from fedlab_runner.utils.sweep_job import FOLDER, NAME
 from fedlab_runner.utils.system import SHARED_BY
@@ -40,14 +34,14 @@ log = logging.getLogger("fedlab_runner")
 
 # At import, because the workers of a launcher import this module and nothing else of ours before they compose.
 register_resolvers()
-config_source.register()
+config_files.register()
 
 
 class JobFailed(BaseException):
     """Carries the error of a single run (its cause) out of Hydra, which prints lines of its own for an Exception."""
 
 
-@terminal.kept()
+@streams.protected()
 def main() -> int:
     """Run the command line and return the exit code."""
     arguments = sys.argv[1:]
@@ -56,11 +50,11 @@ def main() -> int:
             if arguments[:1] == ["--list"]:
                 listing.show(arguments[1] if len(arguments) > 1 else None)
                 return 0
-            if held := keys.in_arguments(arguments):
+            if held := secrets.in_arguments(arguments):
                 raise UserError("\n".join(held))  # before Hydra writes them down
             if get_args_parser().parse_known_args(arguments)[0].experimental_rerun:
                 raise UserError("--experimental-rerun reads a pickle, which may run anything: use the run's command")
-            with signals.raised(), composing.checked(completing=bool({"-sc", "--shell-completion"} & {*arguments})):
+            with signals.raised(), hydra_loader.checked(completing=bool({"-sc", "--shell-completion"} & {*arguments})):
                 try:
                     hydra.main(config_path=str(conf_dir()), config_name="train", version_base="1.3")(job)()
                 finally:
@@ -76,11 +70,11 @@ def main() -> int:
         if folder := os.environ.get(FOLDER):
             show(Path(folder))
             if code == 2:
-                sweep.remove_if_empty(Path(folder))
+                callback.remove_if_empty(Path(folder))
         return code
 
 
-@terminal.kept()  # in a launcher's process too
+@streams.protected()  # in a launcher's process too
 def job(cfg: DictConfig) -> float:
     """One experiment, as Hydra calls it, in this process or in a launcher's; the objective."""
     if HydraConfig.get().mode != RunMode.MULTIRUN:
@@ -91,21 +85,21 @@ def job(cfg: DictConfig) -> float:
     try:
         objective = _run(cfg)
     except Interrupted as stop:  # not an Exception: Hydra ends the sweep
-        sweep.record(cfg, "interrupted", error=str(stop))
+        callback.record(cfg, "interrupted", error=str(stop))
         raise
     except Pruned as pruned:
         log.info("%s", pruned)
-        sweep.record(cfg, "pruned", pruned.objective, error=str(pruned))
+        callback.record(cfg, "pruned", pruned.objective, error=str(pruned))
         return pruned.objective  # a sweeper that learns from results learns from this one too
     except Exception as error:  # Hydra goes on with the other jobs, and says nothing before the end
         if _requeued(error):
             raise SystemExit(0) from error
-        lines = cli_errors.explain(error, ())
-        said = keys.redacted("; ".join(lines or [repr(error)]))
+        lines = explain(error, ())
+        said = secrets.redacted("; ".join(lines or [repr(error)]))
         log.error("failed: %s", said, exc_info=lines is None)
-        sweep.record(cfg, "failed", error=said)
+        callback.record(cfg, "failed", error=said)
         raise
-    sweep.record(cfg, "finished", objective)
+    callback.record(cfg, "finished", objective)
     return objective
 
 
@@ -120,14 +114,12 @@ def _requeued(error: Exception) -> bool:
 
 
 def _run(cfg: DictConfig) -> float:
-    terminal.optional()
-    composition.write(cfg)
+    streams.make_optional()
+    hydra_record.write(cfg)
     with signals.raised():
-        from fedlab_runner.experiment import (
-            run as runner,  # torch and all the rest: not for --help, not for shell completion
-        )
+        from fedlab_runner.experiment.run import run  # imports torch: not for --help, not for shell completion
 
-        return runner.run(cfg)
+        return run(cfg)
 
 
 def _report(error: BaseException, arguments: list[str]) -> int:
@@ -136,18 +128,18 @@ def _report(error: BaseException, arguments: list[str]) -> int:
         print(f"{error}; the same command continues from the last checkpoint", file=sys.stderr)
         return 128 + error.signal
     if folder := os.environ.get(FOLDER):
-        rows = sweep_records.read(Path(folder))
+        rows = records.read(Path(folder))
         if failed := sum(len(row.failed) for row in rows):
             print(f"error: {failed} of {sum(len(row.jobs) for row in rows)} jobs failed", file=sys.stderr)
             return 1
-    lines = cli_errors.explain(error, arguments)
+    lines = explain(error, arguments)
     if lines is None:
-        text = "".join(traceback.format_exception(cli_errors.unwrapped(error)))
-        print(keys.redacted(text), file=sys.stderr, end="")
+        text = "".join(traceback.format_exception(unwrapped(error)))
+        print(secrets.redacted(text), file=sys.stderr, end="")
         return 1
     for line in lines:
-        print(f"error: {keys.redacted(line)}", file=sys.stderr)
-    return 1 if cli_errors.is_of_run(error) else 2
+        print(f"error: {secrets.redacted(line)}", file=sys.stderr)
+    return 1 if is_of_run(error) else 2
 
 
 @contextmanager

@@ -15,8 +15,8 @@ from omegaconf import DictConfig
 
 from fedlab_runner import train
 from fedlab_runner.config import build as config
-from fedlab_runner.config import explain as cli_errors
 from fedlab_runner.config import listing
+from fedlab_runner.config.explain import explain
 from fedlab_runner.utils import signals
 from fedlab_runner.utils.errors import Diverged, Interrupted, UserError
 
@@ -46,9 +46,8 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[DictConfig], float]], None]:
     """Puts a function in the place of a run."""
-    from fedlab_runner.experiment import run as runner
 
-    return lambda function: monkeypatch.setattr(runner, "run", function)
+    return lambda function: monkeypatch.setattr("fedlab_runner.experiment.run.run", function)
 
 
 def folders() -> list[str]:
@@ -207,7 +206,7 @@ def test_all_faults_are_shown_a_line_each(command: Command) -> None:
 
 def test_a_missing_extra_says_how_to_get_it() -> None:
     error = MissingConfigException("gone", missing_cfg_file="hydra/launcher/joblib", options=["basic"])
-    lines = cli_errors.explain(error, ["hydra/launcher=joblib"])
+    lines = explain(error, ["hydra/launcher=joblib"])
     assert lines == ['hydra/launcher=joblib needs an extra: pip install "fedlab-runner[joblib]"']
 
 

@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -18,19 +18,19 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 
-from fedlab_runner.config import run_id as run_ids
-from fedlab_runner.config import schema
-from fedlab_runner.config import secrets as keys
+from fedlab_runner.config import schema, secrets
+from fedlab_runner.config.run_id import run_id_of, without_volatile
 from fedlab_runner.tracking.metric_direction import direction_of
 from fedlab_runner.utils.digest import digest
 from fedlab_runner.utils.errors import UserError
+from fedlab_runner.utils.validate import at_least, one_of, within
 
-if TYPE_CHECKING:  # its modules load torch: not for --help, not for shell completion
+if TYPE_CHECKING:  # imports torch: not for --help, not for shell completion
     from fedlab_runner.config.components import Components
 
 PRECISIONS = ("float32", "bfloat16", "float64")
-MOST_THREADS = max(64, 4 * (os.cpu_count() or 1))  # more only wait for each other, until the system refuses them
-NONFINITE = ("stop", "drop", "zero", "clip")  # what `guard.Guard` can do about an update that is not finite
+MAX_THREADS = max(64, 4 * (os.cpu_count() or 1))  # more threads wait for each other, and the system may refuse them
+NONFINITE = ("stop", "drop", "zero", "clip")  # what `core.update_guard` can do about an update that is not finite
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,12 @@ class Checked:
         """The values without the volatile keys: two configs with one fingerprint are one run."""
         if self.errors:
             raise UserError("\n".join(self.errors))
-        return run_ids.without_volatile(self.values)
+        return without_volatile(self.values)
 
     @property
     def run_id(self) -> str:
         """The name of the run's folder, `<algorithm>-<8 hex>`."""
-        return run_ids.name(self.fingerprint)
+        return run_id_of(self.fingerprint)
 
     def build(self) -> "Components":
         """The built components; UserError with one line for each fault of the config, before any data is touched."""
@@ -106,7 +106,7 @@ def check(cfg: DictConfig) -> Checked:
     except OmegaConfBaseException as error:
         known = next((each for each in (error.__cause__, error.__context__) if isinstance(each, UserError)), error)
         line = str(known).splitlines()[0].removeprefix("UserError raised while resolving interpolation: ")
-        raise UserError(keys.redacted(f"{error.full_key or 'the config'}: {line}")) from error
+        raise UserError(secrets.redacted(f"{error.full_key or 'the config'}: {line}")) from error
     if faults := [*_key_faults(cfg, values), *_escapes(values)]:
         raise UserError("\n".join(faults))  # alone: other lines show values
     values = _bounded(values, values.pop("debug", None))
@@ -176,14 +176,14 @@ def _key_faults(cfg: DictConfig, values: Mapping[str, Any]) -> list[str]:
     """Places of the config, of Hydra's part too, that hold a W&B key."""
     hydra = OmegaConf.select(cfg, "hydra")
     settings = {} if hydra is None else OmegaConf.to_container(hydra, resolve=False)
-    return keys.faults([*keys.leaves(values, ""), *keys.leaves(settings, "hydra")])
+    return secrets.faults([*secrets.leaves(values, ""), *secrets.leaves(settings, "hydra")])
 
 
 def _escapes(values: Mapping[str, Any]) -> list[str]:
     """Values in which an interpolation is left: whoever reads them next would resolve it, unchecked."""
     return [
         f"{name} holds an escaped interpolation, \\${{...}}: write the value itself"
-        for name, value in keys.leaves(values, "")
+        for name, value in secrets.leaves(values, "")
         if "${" in f"{name}{value}"
     ]
 
@@ -193,27 +193,32 @@ def _without_hydra(cfg: DictConfig) -> DictConfig:
 
 
 def _setting_faults(values: Mapping[str, Any], errors: list[str]) -> list[str]:
-    """Ranges of the top-level values, of those that have the right type."""
-    wanted: dict[str, tuple[Callable[[Any], object], str]] = {
-        "rounds": (lambda x: x >= 0, ">= 0"),
-        "seed": (lambda x: x >= 0, ">= 0"),
-        "num_clients": (lambda x: x >= 1, ">= 1"),
-        "threads": (
-            lambda x: x is None or 1 <= x <= MOST_THREADS,
-            f"null or between 1 and {MOST_THREADS}, as this machine has {os.cpu_count()} cores",
-        ),
-        "train_fraction": (lambda x: 0 < x <= 1, "in (0, 1]"),
-        "label_noise": (lambda x: 0 <= x <= 1, "between 0 and 1"),
-        "validation": (lambda x: 0 <= x < 1, "in [0, 1)"),
-        "nonfinite": (lambda x: x in NONFINITE, "one of " + ", ".join(NONFINITE)),
-        "precision": (lambda x: x in PRECISIONS, "one of " + ", ".join(PRECISIONS)),
-        "device": (lambda x: re.fullmatch(r"auto|cpu|cuda(:\d+)?", x), "one of auto, cpu, cuda, cuda:<index>"),
+    """The range faults of the top-level values, for those of the right type."""
+    checks: dict[str, Callable[..., None]] = {
+        "rounds": partial(at_least, 0),
+        "seed": partial(at_least, 0),
+        "num_clients": partial(at_least, 1),
+        "threads": partial(within, f"[1, {MAX_THREADS}]"),
+        "train_fraction": partial(within, "(0, 1]"),
+        "label_noise": partial(within, "[0, 1]"),
+        "validation": partial(within, "[0, 1)"),
+        "nonfinite": partial(one_of, NONFINITE),
+        "precision": partial(one_of, PRECISIONS),
+        "device": _check_device,
     }
-    return [
-        f"{key} must be {words}, got {values[key]}"
-        for key, (is_right, words) in wanted.items()
-        if not _has_fault(key, errors) and not is_right(values[key])
-    ]
+    faults = []
+    for key, check_value in checks.items():
+        if not _has_fault(key, errors):
+            try:
+                check_value(**{key: values[key]})
+            except ValueError as error:
+                faults.append(str(error))
+    return faults
+
+
+def _check_device(device: str) -> None:
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
+        raise ValueError(f"device must be one of auto, cpu, cuda, cuda:<index>, got {device}")
 
 
 def _cross_faults(values: Mapping[str, Any], built: Mapping[str, Any], errors: list[str]) -> list[str]:
@@ -262,6 +267,6 @@ def _resolve_run_id(*, _root_: DictConfig) -> str:
 
 def _resolve_env(key: str, *default: Any) -> Any:
     """`${oc.env:}`, which gives no W&B key to a config: from there it could reach any file, also one of Hydra's."""
-    if faults := keys.faults([(f"${{oc.env:{key}}}", os.environ.get(key))]):
+    if faults := secrets.faults([(f"${{oc.env:{key}}}", os.environ.get(key))]):
         raise UserError(faults[0])
     return oc.env(key, *default)

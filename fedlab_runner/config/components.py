@@ -21,7 +21,7 @@ from fedlab_runner.partitions.base import Partition
 from fedlab_runner.pruning.base import Pruning
 from fedlab_runner.server_data.base import ServerDataSource
 from fedlab_runner.topologies.base import Topology
-from fedlab_runner.tracking.recorder import Logger
+from fedlab_runner.tracking.logger import Logger
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ class FileConfigSource(file_config_source.FileConfigSource):  # of this name, or
         """The config in a file. Raises UserError where the file is too large, too deep, or has too many aliases."""
         path = Path(os.path.realpath(os.path.join(self.path, self._normalize_file_name(config_path))))
         try:
-            untrusted.check_yaml(untrusted.read_bytes(path, untrusted.MOST_YAML))
+            untrusted.check_yaml(untrusted.read_bytes(path, untrusted.MAX_YAML_BYTES))
         except FileNotFoundError:
             pass  # Hydra says so
         except untrusted.Unreadable as fault:

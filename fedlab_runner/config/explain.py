@@ -15,7 +15,7 @@ from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseExceptio
 
 from fedlab_runner.config import schema
 from fedlab_runner.config.build import conf_dir
-from fedlab_runner.utils import exhaustion as scarce
+from fedlab_runner.utils import exhaustion
 from fedlab_runner.utils.errors import RunFailed, UserError
 
 # Choices that come with an extra of this package.
@@ -65,7 +65,7 @@ def explain(error: BaseException, arguments: Sequence[str]) -> list[str] | None:
     if (refused := _of_disk(error)) is not None:
         where = f"{refused.filename}: " if refused.filename else ""
         return [_one_line(f"{where}{refused.strerror}: {DISK[refused.errno or 0]}")]
-    if (line := next(filter(None, map(scarce.explain, _causes(error))), None)) is not None:
+    if (line := next(filter(None, map(exhaustion.explain, _causes(error))), None)) is not None:
         return [_one_line(line)]
     if (killed := _of_worker(error)) is not None:
         codes = ", ".join(re.findall(r"\{(.*?)\}", str(killed)))
@@ -105,7 +105,7 @@ def is_of_run(error: BaseException) -> bool:
         return False
     if _of_disk(error) is not None or _of_worker(error) is not None:
         return True
-    return any(isinstance(each, RunFailed) or scarce.explain(each) for each in _causes(error))
+    return any(isinstance(each, RunFailed) or exhaustion.explain(each) for each in _causes(error))
 
 
 def _of_folder(error: BaseException) -> OSError | None:

@@ -14,7 +14,7 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.object_type import ObjectType
 from omegaconf import DictConfig, OmegaConf
 
-from fedlab_runner.config import secrets as keys
+from fedlab_runner.config import secrets
 from fedlab_runner.utils.errors import UserError
 
 # What Hydra builds: its own parts, those of installed plugins, the samplers of Optuna's sweeper, and our callback.
@@ -70,12 +70,12 @@ def checked(completing: bool = False) -> Iterator[None]:
 def faults(cfg: DictConfig) -> list[str]:
     """One line for each place that is refused; nothing is resolved or imported."""
     values: Any = OmegaConf.to_container(cfg, resolve=False)
-    if held := keys.faults(keys.leaves(values, "")):
+    if held := secrets.faults(secrets.leaves(values, "")):
         return held  # alone: other lines show values
     hydra = values.get("hydra")
     if not isinstance(hydra, Mapping):
         return [] if hydra is None else ["hydra must be a mapping"]
-    return [line for name, value in keys.leaves(hydra, "hydra") for line in _of(name, str(value))]
+    return [line for name, value in secrets.leaves(hydra, "hydra") for line in _of(name, str(value))]
 
 
 def _of(name: str, value: str) -> Iterator[str]:

@@ -12,7 +12,7 @@ from fedlab_runner.config import schema
 from fedlab_runner.config.build import conf_dir
 from fedlab_runner.utils.errors import UserError
 
-LONGEST = 80  # characters of the choices that stand beside a group
+MAX_CHOICES_CHARACTERS = 80  # characters of the choices that stand beside a group
 _NO_GROUPS = ("paper",)
 
 
@@ -20,7 +20,7 @@ def show(group: str | None) -> None:
     """Print the choices of a group, in the singular or the plural, or all groups; UserError for an unknown one."""
     names = groups()
     if group is None:
-        rows = [(name, ", ".join(each for each, _ in choices(name))[:LONGEST]) for name in names]
+        rows = [(name, ", ".join(each for each, _ in choices(name))[:MAX_CHOICES_CHARACTERS]) for name in names]
     elif found := next((name for name in names if group.rstrip("/") in (name, f"{name}s")), None):
         rows = list(choices(found))
     else:

@@ -40,7 +40,7 @@ def stopping(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
     return {**fingerprint, "nonfinite": "stop"}
 
 
-def name(fingerprint: Mapping[str, Any]) -> str:
+def run_id_of(fingerprint: Mapping[str, Any]) -> str:
     """`<algorithm>-<8 hex>`: the algorithm's file name and a hash of the fingerprint; the same in every process.
 
     An algorithm around another one, its `base`, is followed by that one's name: `fedwalk-scaffold-<8 hex>`.

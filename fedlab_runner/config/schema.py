@@ -11,8 +11,8 @@ from typing import Any, Literal, Union
 from fedlab_runner.config import targets
 
 MISSING = "???"  # OmegaConf's mark of a value that must be given
-LONGEST = 200  # characters of a value in a message
-MOST = 2**63  # whole numbers are smaller: libraries take no larger ones
+MAX_SHOWN_CHARACTERS = 200  # characters of a value in a message
+INT_LIMIT = 2**63  # whole numbers are smaller: libraries take no larger ones
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +133,7 @@ def _convert_at(value: Any, hint: Any, path: str, errors: list[str]) -> Any:
         if hint is not Any and targets.takes_objects(hint):
             how = f"<group>@{path}=<name>" if "." in path else f"{path}=<one of the files in conf/{path}>"
             wanted = f"a choice: {how}"
-        if isinstance(value, int) and abs(value) >= MOST and float not in targets.kinds(hint):
+        if isinstance(value, int) and abs(value) >= INT_LIMIT and float not in targets.kinds(hint):
             wanted = "less than 2^63 in size"
         errors.append(f"{path} must be {wanted}, got {_shown(value)}")
         return value
@@ -142,7 +142,7 @@ def _convert_at(value: Any, hint: Any, path: str, errors: list[str]) -> Any:
 def _shown(value: Any) -> str:
     """A value in a message, which stays a line that can be read."""
     text = "null" if value is None else repr(value) if not isinstance(value, int) or abs(value) < 10**30 else "more"
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+    return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[:MAX_SHOWN_CHARACTERS]}..."
 
 
 def _convert(value: Any, hint: Any) -> Any:
@@ -163,7 +163,7 @@ def _convert(value: Any, hint: Any) -> Any:
     if isinstance(value, int | float | str) and not isinstance(value, bool):
         if hint is str:
             return str(value)
-        if hint is int and (not isinstance(value, float) or value.is_integer()) and abs(int(value)) < MOST:
+        if hint is int and (not isinstance(value, float) or value.is_integer()) and abs(int(value)) < INT_LIMIT:
             return int(value)
         if hint is float and not math.isnan(float(value)):
             return float(value) + 0.0  # no -0.0, which numpy takes for a negative number

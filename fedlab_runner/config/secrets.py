@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 VARIABLE = "WANDB_API_KEY"
-SHORTEST = 8  # characters; less would be found by chance
+MIN_KEY_CHARACTERS = 8  # characters; less would be found by chance
 
 
 def faults(leaves: Iterable[tuple[str, Any]]) -> list[str]:
@@ -51,4 +51,4 @@ def _known() -> list[str]:
         found += [entry[2] for host in hosts if host and (entry := file.hosts.get(host))]
     except (OSError, netrc.NetrcParseError, RuntimeError):  # none, one that only other programs read, no home
         pass
-    return [key for key in found if len(key) >= SHORTEST]
+    return [key for key in found if len(key) >= MIN_KEY_CHARACTERS]

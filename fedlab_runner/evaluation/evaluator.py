@@ -11,6 +11,7 @@ from fedlab_runner.core.client_data import ClientData
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.datasets.examples import Examples
 from fedlab_runner.tracking.summary import RULES
+from fedlab_runner.utils.validate import at_least, one_of
 
 CLASS_PREFIX = "test/accuracy_class/"  # and the number of the class: a metric key
 
@@ -39,13 +40,9 @@ class Evaluation:
     target: float | None
 
     def __post_init__(self) -> None:
-        for name in ("every", "batch_size", "last"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
-        if self.held_out < 0:
-            raise ValueError(f"held_out must be >= 0, got {self.held_out}")
-        if self.summary not in RULES:
-            raise ValueError(f"summary must be one of {', '.join(RULES)}, got {self.summary}")
+        at_least(1, every=self.every, batch_size=self.batch_size, last=self.last)
+        at_least(0, held_out=self.held_out)
+        one_of(RULES, summary=self.summary)
 
     def due(self, round: int, rounds: int) -> bool:
         """Whether the models are evaluated after this round (0: before the first)."""

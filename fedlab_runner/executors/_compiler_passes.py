@@ -10,7 +10,7 @@ from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
 aten = torch.ops.aten
-LEAST = 2**17  # values of a layer from which on the update gains: fewer stay in a core's own cache
+MIN_VALUES = 2**17  # values of a layer from which on the update gains: fewer stay in a core's own cache
 
 _GRADIENT = CallFunction(aten.mm.default, KeywordArg("a"), KeywordArg("b"))
 _MOVED = CallFunction(aten.sub.Tensor, KeywordArg("w"), CallFunction(aten.mul.Tensor, _GRADIENT, KeywordArg("lr")))
@@ -31,7 +31,7 @@ class UpdateInPlace(CustomGraphPass):
 
 
 def _gains(w: Tensor) -> bool:
-    return w.device.type == "cpu" and w.numel() >= LEAST
+    return w.device.type == "cpu" and w.numel() >= MIN_VALUES
 
 
 def _replace(match: Match, w: Node, a: Node, b: Node, lr: Node) -> None:

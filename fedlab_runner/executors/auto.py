@@ -11,17 +11,18 @@ from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.work import Executor, OfOne, Work
 from fedlab_runner.executors._autotune.cache import Memory, kind_of, shape_of
 from fedlab_runner.executors._autotune.measure import expected_seconds, measure, sample
-from fedlab_runner.executors._pieces import SingleProcessExecutor
+from fedlab_runner.executors._chunks import SingleProcessExecutor
 from fedlab_runner.executors.compiled import has_compiler, in_layers
 from fedlab_runner.executors.cuda_graph import CudaGraph
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.processes import Processes
-from fedlab_runner.executors.vectorized import CHUNK, Vectorized
+from fedlab_runner.executors.vectorized import DEFAULT_CHUNK_SIZE, Vectorized
 from fedlab_runner.utils.durations import duration
 from fedlab_runner.utils.system import usable_cores
+from fedlab_runner.utils.validate import at_least
 
 _log = logging.getLogger(__name__)
-REFERENCE, UNTIMED = "loop", f"vectorized executor.chunk_size={CHUNK}"
+REFERENCE, UNTIMED = "loop", f"vectorized executor.chunk_size={DEFAULT_CHUNK_SIZE}"
 COMPILING_SECONDS = 60.0  # what is expected of it before it is known: shorter runs do not try
 
 
@@ -54,10 +55,8 @@ class Auto:
     compile: bool
 
     def __post_init__(self) -> None:
-        if self.seconds < 0:
-            raise ValueError(f"seconds must be >= 0, got {self.seconds}")
-        if self.workers is not None and self.workers < 1:
-            raise ValueError(f"workers must be >= 1 or null, got {self.workers}")
+        at_least(0, seconds=self.seconds)
+        at_least(1, workers=self.workers)
 
     def bind_run(self, folder: Path, rounds: int) -> Executor:
         """The same for one run: it notes its choices there and knows how many rounds are left."""
@@ -66,7 +65,7 @@ class Auto:
         return _Choosing(self, memory)
 
     def max_parallel_clients(self, clients: int) -> int:
-        return min(clients, CHUNK)
+        return min(clients, DEFAULT_CHUNK_SIZE)
 
     def num_processes(self) -> int:
         return self.workers or usable_cores()
@@ -77,7 +76,7 @@ class Auto:
 
     def map_models(self, family: ModelFamily, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
         # Without a choice: what is no local training does not depend on what was measured.
-        return Vectorized(chunk_size=CHUNK, compile=False).map_models(family, function, *rows, fill=fill)
+        return Vectorized(chunk_size=DEFAULT_CHUNK_SIZE, compile=False).map_models(family, function, *rows, fill=fill)
 
 
 class _Choosing(SingleProcessExecutor):
@@ -120,7 +119,7 @@ class _Choosing(SingleProcessExecutor):
         run that is continued has to find there what it began with.
         """
         workers = self.num_processes()
-        loop, chunks = Loop(compile=False), Vectorized(chunk_size=CHUNK, compile=False)
+        loop, chunks = Loop(compile=False), Vectorized(chunk_size=DEFAULT_CHUNK_SIZE, compile=False)
         whole, processes = "vectorized executor.chunk_size=null", f"processes executor.workers={workers}"
         graph, together = "cuda_graph executor.chunk_size=1", "cuda_graph executor.chunk_size=null"
         compiled = " executor.compile=true"
@@ -139,13 +138,15 @@ class _Choosing(SingleProcessExecutor):
                 Processes(workers, Loop(compile=True)), shared=True, compiled=True
             ),
             f"{processes} +executor@executor.inner=vectorized executor.inner.compile=true": Candidate(
-                Processes(workers, Vectorized(chunk_size=CHUNK, compile=True)),
+                Processes(workers, Vectorized(chunk_size=DEFAULT_CHUNK_SIZE, compile=True)),
                 stacked=True,
                 whole=True,
                 shared=True,
                 compiled=True,
             ),
-            UNTIMED + compiled: Candidate(Vectorized(chunk_size=CHUNK, compile=True), stacked=True, compiled=True),
+            UNTIMED + compiled: Candidate(
+                Vectorized(chunk_size=DEFAULT_CHUNK_SIZE, compile=True), stacked=True, compiled=True
+            ),
             whole + compiled: Candidate(
                 Vectorized(chunk_size=None, compile=True), stacked=True, whole=True, compiled=True
             ),
@@ -156,7 +157,7 @@ class _Choosing(SingleProcessExecutor):
 
     def _fit(self, work: Work, *, compiled: bool) -> dict[str, Executor]:
         """Those that may be of use for this work, compiled ones or the others."""
-        few, dropout = len(work.ids) <= CHUNK, work.family.has_dropout
+        few, dropout = len(work.ids) <= DEFAULT_CHUNK_SIZE, work.family.has_dropout
         workers = min(self.num_processes(), len(work.ids))
         shareable = workers > 1 and work.family.device.type == "cpu"
         compilable = self._settings.compile and in_layers(work) and has_compiler()

@@ -24,7 +24,7 @@ from fedlab_runner.utils.signals import deferred
 Layers = list[Tensor]  # the parameters of one model, or of A models [A, ...]
 Step = Callable[..., Any]  # (layers, slots, lr, t, inputs, targets, mask, *offsets) -> the loss, a scalar or [A]
 _FEED = "feed"  # in a cohort's notes
-GATHERED = 2**19  # bytes of examples that are gathered ahead, at the most
+MAX_GATHERED_BYTES = 2**19  # bytes of examples that are gathered ahead, at the most
 
 
 def in_layers(work: Work) -> bool:
@@ -43,7 +43,7 @@ def has_compiler() -> bool:
 
 def graph_of(function: Step, family: ModelFamily, *, layer_by_layer: bool = False) -> Step:
     """torch.compile of a step of the task's models, so that processes can still be forked."""
-    from fedlab_runner.executors import _compiler_passes as passes  # which imports the compiler, for a second
+    from fedlab_runner.executors._compiler_passes import UpdateInPlace  # imports the compiler: a second
 
     # A process's first gradient decides whether autograd starts threads, without which a fork has no autograd. The
     # compiler knows more devices than are there, so that it must not be the first to ask.
@@ -53,7 +53,7 @@ def graph_of(function: Step, family: ModelFamily, *, layer_by_layer: bool = Fals
     options: dict[str, Any] = {}
     if layer_by_layer:  # which are the same tensors in every step
         options["guard_filter_fn"] = torch.compiler.keep_tensor_guards_unsafe
-        options["post_grad_custom_post_pass"] = passes.UpdateInPlace()
+        options["post_grad_custom_post_pass"] = UpdateInPlace()
     compiled: Step = torch.compile(function, options=options or None)
     return compiled
 
@@ -69,7 +69,7 @@ def width(clients: int) -> int:
     return -(-clients // step) * step
 
 
-def train_one(work: Work, row: int, layers: Layers) -> Tensor:
+def train_client(work: Work, row: int, layers: Layers) -> Tensor:
     """Trains a client's model in place; its mean loss in the last epoch."""
     feed, (at,) = _feed(work, np.array([row]))
     steps, first = int(feed.steps[at]), int(feed.last_epoch[at])
@@ -81,7 +81,7 @@ def train_one(work: Work, row: int, layers: Layers) -> Tensor:
     return torch.dot(torch.stack(losses[first:]), weights) / weights.sum()
 
 
-def train_chunk(work: Work, rows: np.ndarray, y: Tensor, values: Tensor) -> None:
+def train_clients(work: Work, rows: np.ndarray, y: Tensor, values: Tensor) -> None:
     """Clients in the order of their steps, most first: their models and mean losses in the last epoch into their rows
     of y [K, P] and values [K].
 
@@ -138,7 +138,7 @@ def _batches(work: Work, indices: Tensor, masks: Tensor) -> Iterator[tuple[Tenso
     """
     family, client_data = work.family, work.client_data
     size = client_data.inputs[:1].numel() * indices[:1].numel() * family.dtype.itemsize  # bytes of a step
-    ahead = max(1, GATHERED // max(1, size))
+    ahead = max(1, MAX_GATHERED_BYTES // max(1, size))
     for some, mask in zip(torch.split(indices, ahead), torch.split(masks, ahead), strict=True):
         if some.dim() > 2:
             yield from zip(*family.batch(*client_data.minibatch(some), mask)[:3], strict=True)

@@ -15,12 +15,12 @@ from torch.func import grad, vmap
 
 from fedlab_runner.core.optimizer import Optimizer, zero_slots
 from fedlab_runner.core.work import Gradient, Work
-from fedlab_runner.executors._pieces import Chunk
+from fedlab_runner.executors._chunks import Chunk
 from fedlab_runner.executors.compiled import graph_of, width
 from fedlab_runner.executors.vectorized import Vectorized, blocks
 from fedlab_runner.utils.errors import UserError
 
-WARM = 3  # steps before the recording: libraries choose their kernels in them
+WARM_UP_STEPS = 3  # steps before the recording: libraries choose their kernels in them
 
 
 @dataclass(frozen=True)
@@ -33,37 +33,37 @@ class CudaGraph(Vectorized):
     dropout is trained as `vectorized` does it.
     """
 
-    def pieces(self, work: Work) -> list[Chunk]:
+    def chunks(self, work: Work) -> list[Chunk]:
         if work.family.device.type != "cuda":
             raise UserError(
                 f"executor=cuda_graph needs a GPU (device=cuda), got {work.family.device}: take loop, vectorized or "
                 "processes"
             )
-        return super().pieces(work)
+        return super().chunks(work)
 
-    def compiling(self, work: Work) -> list[int]:
+    def compiling_chunks(self, work: Work) -> list[int]:
         return [0] if self.compile else []
 
-    def train_piece(self, work: Work, piece: Chunk, y: Tensor, losses: Tensor) -> None:
-        if work.family.has_dropout or not work.num_steps[piece.rows].any():
-            super().train_piece(work, piece, y, losses)
+    def train_chunk(self, work: Work, chunk: Chunk, y: Tensor, losses: Tensor) -> None:
+        if work.family.has_dropout or not work.num_steps[chunk.rows].any():
+            super().train_chunk(work, chunk, y, losses)
             return
-        work.family.mode(True, frozen_norm=piece.frozen_norm)
-        step = self._recorded(work, piece)
-        rows = np.concatenate([piece.rows[:1].repeat(step.models - len(piece.rows)), piece.rows])
+        work.family.mode(True, frozen_norm=chunk.frozen_norm)
+        step = self._recorded(work, chunk)
+        rows = np.concatenate([chunk.rows[:1].repeat(step.models - len(chunk.rows)), chunk.rows])
         found = step.train(work, rows)
-        y[piece.rows], losses[piece.rows] = (each[-len(piece.rows) :] for each in found)
+        y[chunk.rows], losses[chunk.rows] = (each[-len(chunk.rows) :] for each in found)
 
-    def _recorded(self, work: Work, piece: Chunk) -> "RecordedStep":
+    def _recorded(self, work: Work, chunk: Chunk) -> "RecordedStep":
         """The step for so many clients, recorded now if it was not before."""
         added = (work.loss, work.perturb, work.correct)
         lasts = all(each is None for each in added) and not work.per_client and work.per_step is None
         notes = work.client_data.notes if lasts else work.notes
-        optimizer, models, frozen = work.local.make_optimizer(), width(len(piece.rows)), piece.frozen_norm
+        optimizer, models, frozen = work.local.make_optimizer(), width(len(chunk.rows)), chunk.frozen_norm
         how = optimizer, work.local.batch_size, work.local.clip_norm, work.offsets is not None
         key = work.family, models, frozen, self.compile, *how
         if key not in notes:
-            gradient = self._of_all(work.select(piece.rows[:1]))  # a part of it: what is kept keeps it
+            gradient = self._of_all(work.select(chunk.rows[:1]))  # a part of it: what is kept keeps it
             notes[key] = RecordedStep(work, models, gradient, padded=frozen or not work.family.has_batch_norm)
         recorded: RecordedStep = notes[key]
         return recorded
@@ -169,7 +169,7 @@ def record(launch: Callable[[], None], device: torch.device) -> Callable[[], Any
         aside: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch has no types for it
         aside.wait_stream(here)
         with torch.cuda.stream(aside):
-            for _ in range(WARM):
+            for _ in range(WARM_UP_STEPS):
                 launch()
         here.wait_stream(aside)
         with refusing(), torch.cuda.graph(graph):

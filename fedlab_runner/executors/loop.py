@@ -10,9 +10,9 @@ from torch import Tensor
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.optimizer import zero_slots
 from fedlab_runner.core.work import Gradient, Objective, OfOne, Work, one_by_one
+from fedlab_runner.executors._chunks import Chunk, ChunkedExecutor
 from fedlab_runner.executors._fork.buffers import ONE
-from fedlab_runner.executors._pieces import Chunk, ChunkedExecutor
-from fedlab_runner.executors.compiled import graph_of, in_layers, is_ready, train_one
+from fedlab_runner.executors.compiled import graph_of, in_layers, is_ready, train_client
 
 _ROOM = "room"  # in a cohort's notes
 Move = Callable[..., Tensor]  # (step, inputs, targets, mask, *own) -> the loss: moves one client's model
@@ -27,32 +27,32 @@ class Loop(ChunkedExecutor):
     def max_parallel_clients(self, clients: int) -> int:
         return min(1, clients)
 
-    def pieces(self, work: Work) -> list[Chunk]:
+    def chunks(self, work: Work) -> list[Chunk]:
         return [Chunk(rows[k : k + 1], frozen) for frozen, rows in work.groups() for k in range(len(rows))]
 
-    def compiling(self, work: Work) -> list[int]:
+    def compiling_chunks(self, work: Work) -> list[int]:
         return [0] if self.compile and not (in_layers(work) and is_ready(work, 0)) else []
 
     def map_models(self, family: ModelFamily, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
         return one_by_one(function, *rows)
 
-    def train_piece(self, work: Work, piece: Chunk, y: Tensor, losses: Tensor) -> None:
-        family, client_data, row = work.family, work.client_data, int(piece.rows[0])
-        family.mode(True, frozen_norm=piece.frozen_norm)
+    def train_chunk(self, work: Work, chunk: Chunk, y: Tensor, losses: Tensor) -> None:
+        family, client_data, row = work.family, work.client_data, int(chunk.rows[0])
+        family.mode(True, frozen_norm=chunk.frozen_norm)
         w, layers = _room(work)  # not the row itself: how it is aligned, and so the last bits, would depend on it
         w.copy_(work.start if work.start.dim() == 1 else work.start[row])
         if self.compile and in_layers(work):
-            losses[row] = train_one(work, row, layers)  # nothing is drawn in it
+            losses[row] = train_client(work, row, layers)  # nothing is drawn in it
             y[row] = w
             return
         work.seed_torch(row)
-        plan, weighted_loss, seen = work.plan(piece.rows), w.new_zeros(()), 0
+        plan, weighted_loss, seen = work.plan(chunk.rows), w.new_zeros(()), 0
         with ExitStack() as stack:
             move = self._move(work, w, stack)
             for t, size in enumerate(plan.sizes[0, : work.num_steps[row]].tolist()):
                 index = plan.indices[0, t, :size]
                 batch = family.batch(*client_data.minibatch(index), w.new_ones(size))
-                loss = move(t, *batch[:3], *(o[0] for o in work.own(piece.rows, t)))
+                loss = move(t, *batch[:3], *(o[0] for o in work.own(chunk.rows, t)))
                 if t >= plan.last_epoch[0]:
                     weighted_loss, seen = weighted_loss + loss * size, seen + size
         y[row], losses[row] = w, weighted_loss / max(seen, 1)

@@ -15,16 +15,17 @@ from torch import Tensor
 from fedlab_runner.core.client_data import ClientData
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.work import OfOne, Work, own_generator
+from fedlab_runner.executors._chunks import ChunkedExecutor, SingleProcessExecutor
 from fedlab_runner.executors._fork.buffers import SHARED, shared_zeros
 from fedlab_runner.executors._fork.pool import ForkPool, PoolWork
 from fedlab_runner.executors._fork.processes import one_thread
-from fedlab_runner.executors._pieces import ChunkedExecutor, SingleProcessExecutor
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.system import resident_bytes, usable_cores
+from fedlab_runner.utils.validate import at_least
 
 _log = logging.getLogger(__name__)
 # Workers that stay keep what was in memory when they were forked, also what is replaced later: no more than this.
-MOST_KEPT = 2e9
+MAX_KEPT_BYTES = 2e9
 _lasting: "list[WorkerSession]" = []  # at most one
 _watched: weakref.WeakSet[ClientData] = weakref.WeakSet()
 
@@ -34,7 +35,7 @@ class Processes(SingleProcessExecutor):
     """Shares what `inner` does among `workers` processes (null: as many as there are usable cores) of one thread each;
     the result is the inner executor's, bit for bit.
 
-    Whoever is free takes the longest piece that is left; this process works too. What a worker that dies has not
+    Whoever is free takes the longest chunk that is left; this process works too. What a worker that dies has not
     finished is trained here. Mutual learning (DFML) is shared too.
     """
 
@@ -42,8 +43,7 @@ class Processes(SingleProcessExecutor):
     inner: ChunkedExecutor
 
     def __post_init__(self) -> None:
-        if self.workers is not None and self.workers < 1:
-            raise ValueError(f"workers must be >= 1 or null, got {self.workers}")
+        at_least(1, workers=self.workers)
         if not isinstance(self.inner, ChunkedExecutor):
             raise ValueError(f"inner must be loop or vectorized, got {type(self.inner).__name__.lower()}")
 
@@ -62,10 +62,10 @@ class Processes(SingleProcessExecutor):
         y = SHARED.take(len(work.ids), work.family.size, work.family.dtype)
         if not len(work.ids):
             return y, y.new_zeros(0)
-        desk = _desk(self.inner, self.num_processes(), work)
+        session = _session_for(self.inner, self.num_processes(), work)
         with own_generator(work), one_thread():
-            desk.carry_out(work, y)
-        return y, desk.losses[: len(work.ids)].clone()
+            session.carry_out(work, y)
+        return y, session.losses[: len(work.ids)].clone()
 
 
 class WorkerSession:
@@ -74,15 +74,15 @@ class WorkerSession:
     def __init__(self, inner: ChunkedExecutor, workers: int, work: Work) -> None:
         self._inner, self._workers, self._work = inner, workers, _terms(work)
         self._whose = weakref.ref(work.family), weakref.ref(work.client_data)
-        self.lasts = _is_plain(work) and (resident_bytes() or MOST_KEPT) < MOST_KEPT
+        self.lasts = _is_plain(work) and (resident_bytes() or MAX_KEPT_BYTES) < MAX_KEPT_BYTES
         clients, dtype = len(work.ids), work.family.dtype
         self.losses = shared_zeros((clients,), dtype)
-        self._done = shared_zeros((clients,), torch.uint8).numpy()  # by piece: there are at most as many
+        self._done = shared_zeros((clients,), torch.uint8).numpy()  # by chunk: there are at most as many
         self._order = shared_zeros((2, clients + 1), torch.int64).numpy()  # count, ids; round, steps
         self._lr = shared_zeros((1,), torch.float64).numpy()
         self._start = shared_zeros((work.family.size if self.lasts else 0,), dtype)
         self._memory = SHARED.number
-        self._crew: ForkPool | None = None
+        self._pool: ForkPool | None = None
 
     def serves(self, inner: ChunkedExecutor, workers: int, work: Work) -> bool:
         """Whether its workers, as they are, can do this work."""
@@ -93,16 +93,16 @@ class WorkerSession:
             and self._whose[1]() is work.client_data
             and len(work.ids) <= len(self.losses)
             and self._memory == SHARED.number  # else they would write where nobody looks
-            and (self._crew is None or self._crew.is_whole())
+            and (self._pool is None or self._pool.is_whole())
         )
 
     def carry_out(self, work: Work, y: Tensor) -> None:
         """Trains the cohort: models into y [K, D], losses into `losses`."""
         clients = len(work.ids)
         share = self._share(work, y)
-        done = self._done[: share.pieces]
+        done = self._done[: share.chunks]
         done[:] = 0
-        for number in self._inner.compiling(work):  # here, once: a fork cannot compile
+        for number in self._inner.compiling_chunks(work):  # here, once: a fork cannot compile
             share.train(number)
             self.dismiss()  # those that are there do not know the new graph
         if self.lasts:
@@ -111,14 +111,14 @@ class WorkerSession:
             self._lr[0] = work.lr
             self._start.copy_(work.start)
         helpers = min(self._workers, len(self.losses) if self.lasts else int((done == 0).sum())) - 1
-        self._crew = self._crew or ForkPool(
+        self._pool = self._pool or ForkPool(
             max(0, helpers), (lambda: self._next(work)) if self.lasts else lambda: share
         )
-        self._crew.work(share, done)
+        self._pool.work(share, done)
         if not self.lasts:
             self.dismiss()
         if left := np.flatnonzero(done == 0).tolist():
-            _log.warning("round %d: %d pieces of work are trained again", work.round + 1, len(left))
+            _log.warning("round %d: %d chunks of work are trained again", work.round + 1, len(left))
             for number in left:
                 share.train(number)
 
@@ -128,9 +128,9 @@ class WorkerSession:
 
     def dismiss(self) -> None:
         """Its workers end."""
-        if self._crew is not None:
-            self._crew.dismiss()
-        self._crew = None
+        if self._pool is not None:
+            self._pool.dismiss()
+        self._pool = None
 
     def _next(self, like: Work) -> PoolWork:
         """In a worker: the order that lies there, of work that is else like the first."""
@@ -140,13 +140,13 @@ class WorkerSession:
         return self._share(work, SHARED.again(clients, work.family.size, work.family.dtype))
 
     def _share(self, work: Work, y: Tensor) -> PoolWork:
-        pieces = self._inner.pieces(work)
+        chunks = self._inner.chunks(work)
 
         def train(number: int) -> None:
-            self._inner.train_piece(work, pieces[number], y, self.losses)
+            self._inner.train_chunk(work, chunks[number], y, self.losses)
             self._done[number] = 1
 
-        return PoolWork(train, len(pieces))
+        return PoolWork(train, len(chunks))
 
 
 def dismiss() -> None:
@@ -155,18 +155,18 @@ def dismiss() -> None:
         _lasting.pop().dismiss()
 
 
-def _desk(inner: ChunkedExecutor, workers: int, work: Work) -> WorkerSession:
+def _session_for(inner: ChunkedExecutor, workers: int, work: Work) -> WorkerSession:
     """The one whose workers wait, if they can do this; else a new one."""
     if _lasting and _lasting[0].serves(inner, workers, work):
         return _lasting[0]
-    desk = WorkerSession(inner, workers, work)
-    if desk.lasts:
+    session = WorkerSession(inner, workers, work)
+    if session.lasts:
         dismiss()
-        _lasting.append(desk)
+        _lasting.append(session)
         if work.client_data not in _watched:
             _watched.add(work.client_data)
             weakref.finalize(work.client_data, _after_run)
-    return desk
+    return session
 
 
 def _after_run() -> None:

@@ -23,15 +23,15 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.work import OfOne, Work
-from fedlab_runner.executors._pieces import ChunkedExecutor, new_models
+from fedlab_runner.executors._chunks import ChunkedExecutor, new_models
 from fedlab_runner.executors._ray.driver import Done, Failed, Gone, Keep, Lost, Ready, Train, receive, send
 from fedlab_runner.executors._ray.serialization import own_tensors, packed_population, pickled, shares_of
 from fedlab_runner.utils.errors import RunFailed, UserError
 from fedlab_runner.utils.system import usable_cores
 
 _log = logging.getLogger(__name__)
-SHARES_A_CORE = 4  # more than one: a slow or busy machine takes fewer, and less is lost with a machine
-END_SECONDS = 15.0
+SHARES_PER_CORE = 4  # more than one: a slow or busy machine takes fewer, and less is lost with a machine
+DRIVER_EXIT_SECONDS = 15.0
 
 
 @dataclass(frozen=True)
@@ -120,8 +120,8 @@ class _Session:
 
     def train(self, work: Work, inner: ChunkedExecutor, y: Tensor, losses: Tensor) -> None:
         """Writes models and mean losses of the whole cohort into y [K, D] and losses [K]."""
-        pieces = inner.pieces(work)
-        shares = shares_of(work, pieces, min(len(pieces), SHARES_A_CORE * self._ready.cores))
+        chunks = inner.chunks(work)
+        shares = shares_of(work, chunks, min(len(chunks), SHARES_PER_CORE * self._ready.cores))
         client_data = self._kept(work.client_data, lambda: packed_population(work.client_data))
         numbers = [client_data, self._kept(work.family.module, lambda: own_tensors(work))]
         self._send(Train(inner, pickled(work), numbers, set(self._numbers.values()), shares))
@@ -176,7 +176,7 @@ def _end(connection: Connection, process: "subprocess.Popen[bytes]", errors: IO[
     connection.close()
     errors.close()
     try:
-        process.wait(END_SECONDS)
+        process.wait(DRIVER_EXIT_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

@@ -11,10 +11,11 @@ from torch.func import grad, vmap
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.optimizer import zero_slots
 from fedlab_runner.core.work import Gradient, OfOne, Work, one_by_one
-from fedlab_runner.executors._pieces import Chunk, ChunkedExecutor
-from fedlab_runner.executors.compiled import graph_of, in_layers, is_ready, train_chunk, width
+from fedlab_runner.executors._chunks import Chunk, ChunkedExecutor
+from fedlab_runner.executors.compiled import graph_of, in_layers, is_ready, train_clients, width
+from fedlab_runner.utils.validate import at_least
 
-CHUNK = 10  # where a size must be fixed and none is given
+DEFAULT_CHUNK_SIZE = 10  # where a size must be fixed and none is given
 
 
 @dataclass(frozen=True)
@@ -31,34 +32,33 @@ class Vectorized(ChunkedExecutor):
     compile: bool
 
     def __post_init__(self) -> None:
-        if self.chunk_size is not None and self.chunk_size < 1:
-            raise ValueError(f"chunk_size must be >= 1 or null, got {self.chunk_size}")
+        at_least(1, chunk_size=self.chunk_size)
 
     def max_parallel_clients(self, clients: int) -> int:
         return min(self.chunk_size or clients, clients)
 
-    def pieces(self, work: Work) -> list[Chunk]:
+    def chunks(self, work: Work) -> list[Chunk]:
         return [
             Chunk(chunk, frozen)
             for frozen, rows in work.groups()
             for chunk in np.array_split(rows, -(-len(rows) // (self.chunk_size or len(rows))))
         ]
 
-    def train_piece(self, work: Work, piece: Chunk, y: Tensor, losses: Tensor) -> None:
-        work.family.mode(True, frozen_norm=piece.frozen_norm)
+    def train_chunk(self, work: Work, chunk: Chunk, y: Tensor, losses: Tensor) -> None:
+        work.family.mode(True, frozen_norm=chunk.frozen_norm)
         if self.compile and in_layers(work):
-            train_chunk(work, piece.rows, y, losses)  # nothing is drawn in it
+            train_clients(work, chunk.rows, y, losses)  # nothing is drawn in it
         else:
-            work.seed_torch(int(piece.rows[0]))
-            y[piece.rows], losses[piece.rows] = _train_chunk(work, piece.rows, self._step(work), self.compile)
+            work.seed_torch(int(chunk.rows[0]))
+            y[chunk.rows], losses[chunk.rows] = _train_chunk(work, chunk.rows, self._step(work), self.compile)
 
-    def compiling(self, work: Work) -> list[int]:
+    def compiling_chunks(self, work: Work) -> list[int]:
         if not self.compile:
             return []
         if not in_layers(work):
             return [0]
         first: dict[int, int] = {}
-        for number, (rows, _) in enumerate(self.pieces(work)):
+        for number, (rows, _) in enumerate(self.chunks(work)):
             if not is_ready(work, len(rows)):
                 first.setdefault(width(len(rows)), number)
         return list(first.values())
@@ -67,7 +67,7 @@ class Vectorized(ChunkedExecutor):
         if family.device.type == "cpu" and family.has_convolution:  # vmap makes grouped convolutions: 1.6 times as slow
             return one_by_one(function, *rows)
         n = len(rows[0])
-        size = self.chunk_size or (CHUNK if fill else n)
+        size = self.chunk_size or (DEFAULT_CHUNK_SIZE if fill else n)
         parts = []
         for begin in range(0, n, size):
             chunk = [t[begin : begin + size] for t in rows]

@@ -8,7 +8,7 @@ import numpy as np
 from fedlab_runner.plots.partition import class_counts
 from fedlab_runner.plots.style import save
 
-NUMBERED = 400  # up to so many cells have their number written in them
+MAX_NUMBERED_CELLS = 400  # up to so many cells have their number written in them
 
 
 def block_table(
@@ -49,7 +49,7 @@ def plot_blocks(path: Path, columns: Sequence[str], rows: Sequence[Sequence[int]
     )
     axes.set_yticks(range(len(counts)))
     axes.set_ylabel("feature block")
-    if counts.size <= NUMBERED:
+    if counts.size <= MAX_NUMBERED_CELLS:
         for (block, label), count in np.ndenumerate(counts):
             dark = count == 0 or count > 0.6 * most
             axes.text(label, block, str(count), ha="center", va="center", fontsize=8, color="w" if dark else "k")

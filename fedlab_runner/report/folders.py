@@ -14,21 +14,20 @@ from typing import Any, NamedTuple
 
 from fedlab_runner.config.run_id import without_volatile
 from fedlab_runner.core.metric_names import COUNT_PREFIX
-from fedlab_runner.experiment.provenance import FILE as COMMANDS
-from fedlab_runner.experiment.pruner import read as read_note
+from fedlab_runner.experiment.provenance import COMMANDS_FILE
+from fedlab_runner.experiment.pruner import read_note
 from fedlab_runner.report.runs import Run
 from fedlab_runner.sweep import records
 from fedlab_runner.tracking.jsonl import Row, decode
 from fedlab_runner.tracking.recorder import DIGEST, METRICS, SUMMARY
 from fedlab_runner.tracking.summary import RULES
-from fedlab_runner.utils import checksummed_json as sealed
-from fedlab_runner.utils import untrusted
+from fedlab_runner.utils import checksummed_json, untrusted
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.escaping import short
 from fedlab_runner.utils.untrusted import Unreadable
 
-LARGEST = 1e100  # a number beyond is as one that is not finite: sums and squares of it would not be
-LONGEST_ERROR = 500  # characters
+MAX_MAGNITUDE = 1e100  # a number beyond is as one that is not finite: sums and squares of it would not be
+MAX_ERROR_CHARACTERS = 500  # characters
 _AGE = "[0-9]{1,9}"
 
 
@@ -126,7 +125,7 @@ def _errors(path: Path) -> dict[str, str]:
     """What the sweeps in a folder say of the jobs that did not finish, by the name of the run's folder."""
     jobs = [job for sweep in _sweeps(path) for job in _jobs(sweep)]
     return {
-        _run_name(job): short(str(job.get("error")), LONGEST_ERROR)
+        _run_name(job): short(str(job.get("error")), MAX_ERROR_CHARACTERS)
         for job in jobs
         if job.get("status") == "failed" and job.get("error")
     }
@@ -136,8 +135,8 @@ def _jobs(sweep: Path) -> list[dict[str, Any]]:
     found = []
     for path in sorted((sweep / "jobs").glob("*.json")):
         try:
-            found.append(sealed.read(path))
-        except (OSError, sealed.Damaged):  # removed by a sweep that tries again; the run's own files tell all
+            found.append(checksummed_json.read(path))
+        except (OSError, checksummed_json.Damaged):  # removed by a sweep that tries again; the run's own files tell all
             continue
     return found
 
@@ -149,7 +148,7 @@ def _read(folder: Path, error: str | None) -> Run | None:
         return None
     told = _mapping(folder, ".hydra/hydra.yaml").get("hydra")
     hydra = told if isinstance(told, dict) else {}
-    starts = [start for start in _lines(folder, COMMANDS, untrusted.parse_json)[0] if isinstance(start, dict)]
+    starts = [start for start in _lines(folder, COMMANDS_FILE, untrusted.parse_json)[0] if isinstance(start, dict)]
     rows, damaged = _rows(folder)
     run = Run(
         folder,
@@ -250,7 +249,7 @@ def _numbers(line: bytes) -> Row:
     row = decode(line)
     if any(key.startswith(COUNT_PREFIX) and not re.fullmatch(_AGE, key[len(COUNT_PREFIX) :]) for key in row):
         raise ValueError("not a staleness")
-    return {key: value if abs(value) <= LARGEST else math.nan for key, value in row.items()}
+    return {key: value if abs(value) <= MAX_MAGNITUDE else math.nan for key, value in row.items()}
 
 
 def _lines(folder: Path, name: str, read: Callable[[bytes], Any]) -> tuple[list[Any], bool]:

@@ -15,7 +15,7 @@ CONDITIONS = (
     *("dataset", "model", "partition", "num_clients", "participation", "delay", "label_noise", "drop_empty"),
     *("train_fraction", "rounds", "evaluation", "precision"),
 )
-LONGEST = 120  # characters of a key with its value, in a name
+MAX_NAME_CHARACTERS = 120  # characters of a key with its value, in a name
 Peers = tuple[str | None, ...]
 Setting = Mapping[str, str]  # every key that decides a run's numbers, but for the seed: choices by group, and values
 
@@ -93,7 +93,7 @@ class Differences:
 def label(setting: Setting, keys: Iterable[str]) -> str:
     """Some keys of a setting in words; the algorithm by its name alone."""
     words = [setting[key] if key == "algorithm" else f"{key}={setting[key]}" for key in keys if key in setting]
-    return " ".join(short(word, LONGEST) for word in words)
+    return " ".join(short(word, MAX_NAME_CHARACTERS) for word in words)
 
 
 def text(value: Any) -> str:

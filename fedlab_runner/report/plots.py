@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PNG = b"\x89PNG\r\n\x1a\n"
-MOST_LINES = 10  # as many as have colours that can be told apart
-MOST_PARTITIONS = 12
-LEGEND_LINE = 0.22  # inches
-WIDTH = 12.4  # inches, of the page
-WIDE = 100  # a cost whose largest value is so many times its smallest gets a logarithmic axis
+MAX_LINES = 10  # as many as have colours that can be told apart
+MAX_PARTITIONS = 12
+LEGEND_LINE_INCHES = 0.22  # inches
+PAGE_INCHES = 12.4  # inches, of the page
+LOG_AXIS_RATIO = 100  # a cost whose largest value is so many times its smallest gets a logarithmic axis
 
 
 class Curve(NamedTuple):
@@ -61,7 +61,7 @@ def convergence(groups: Sequence[SeedGroup]) -> list[Picture]:
         left_out = len(members) - len(shown)
         caption = condition or "all runs"
         if left_out:
-            caption += f" (the best {MOST_LINES} of {len(members)} methods; the tables have all)"
+            caption += f" (the best {MAX_LINES} of {len(members)} methods; the tables have all)"
         name = file_name(f"curves-{condition}")
         found.append(Picture(name, "svg", _svg(partial(_draw, curves, members[0].runs[0].metric)), caption))
     return found
@@ -119,7 +119,7 @@ def partitions(groups: Sequence[SeedGroup]) -> tuple[list[Picture], int]:
             found.setdefault(digest, Picture(name, "png", picture, caption))
             break  # a seed has one partition under one condition
     pictures = list(found.values())
-    return pictures[:MOST_PARTITIONS], max(0, len(pictures) - MOST_PARTITIONS)
+    return pictures[:MAX_PARTITIONS], max(0, len(pictures) - MAX_PARTITIONS)
 
 
 def _points(run: Run) -> dict[int, float]:
@@ -130,10 +130,10 @@ def _points(run: Run) -> dict[int, float]:
 
 def _most_interesting(groups: Sequence[SeedGroup]) -> list[SeedGroup]:
     """As many as can be told apart: the best, in the order in which they stand."""
-    if len(groups) <= MOST_LINES:
+    if len(groups) <= MAX_LINES:
         return list(groups)
     left, kept = list(groups), list[SeedGroup]()
-    while left and len(kept) < MOST_LINES:
+    while left and len(kept) < MAX_LINES:
         kept.append(best(left) or left[0])
         left.remove(kept[-1])
     return [group for group in groups if group in kept]
@@ -145,8 +145,8 @@ def _draw(curves: Sequence[Curve], metric: str) -> "Figure":
     costs = [cost for cost in COSTS if any(max(curve.costs.get(cost[0], [0])) > 0 for curve in curves)]
     rows, across = (2, 2) if len(costs) == 3 else (1, 1 + len(costs))
     columns = 2 if len(curves) > 1 and max(len(label(curve.label)) for curve in curves) <= 60 else 1
-    legend = LEGEND_LINE * -(-len(curves) // columns)
-    figure = new_figure(WIDTH if rows > 1 else 4.2 * across, 3.3 * rows + legend, "")
+    legend = LEGEND_LINE_INCHES * -(-len(curves) // columns)
+    figure = new_figure(PAGE_INCHES if rows > 1 else 4.2 * across, 3.3 * rows + legend, "")
     first, *others = figure.subplots(rows, across, squeeze=False, sharey=True).flat
     for i, curve in enumerate(curves):
         _line(first, i, curve, [float(round) for round in curve.rounds])
@@ -166,7 +166,7 @@ def _over_cost(axes: "Axes", curves: Sequence[Curve], key: str) -> None:
     """The metric over what was spent; where costs differ widely the axis is logarithmic, and has no zero."""
     known = [(i, curve) for i, curve in enumerate(curves) if key in curve.costs]
     spent = [curve.costs[key][-1] for _, curve in known if curve.costs[key][-1] > 0]
-    wide = bool(spent) and max(spent) > WIDE * min(spent)
+    wide = bool(spent) and max(spent) > LOG_AXIS_RATIO * min(spent)
     for i, curve in known:
         _line(axes, i, curve, [math.nan if wide and x == 0 else x for x in curve.costs[key]])
     if wide:

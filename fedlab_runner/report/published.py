@@ -21,7 +21,7 @@ from fedlab_runner.utils.errors import UserError
 IN_PERCENT = "accuracy in percent"  # in the unit of such a table
 # What a table's ± is over: the seeds of a setting; the last ten evaluations of a run; nothing, as it has no ±.
 SEEDS, ROUNDS, NONE = "seeds", "rounds", "none"
-LAST = 10
+LAST_EVALUATIONS = 10
 OVER_ROUNDS = ("comm/", "cost/")  # metrics that all rounds have; of others, the value in the best round counts
 
 
@@ -113,7 +113,7 @@ def beside(paper: Paper, groups: Sequence[SeedGroup]) -> ReportTable:
 def meant(paper: Paper) -> str:
     """What the deviations of a table are, ours and the paper's."""
     if paper.spread == ROUNDS:
-        return f"over the last {LAST} evaluations of a run (divided by n), ours the mean of it over seeds"
+        return f"over the last {LAST_EVALUATIONS} evaluations of a run (divided by n), ours the mean of it over seeds"
     ours = "standard deviation over seeds, ours divided by n - 1"
     return ours if paper.spread == SEEDS else f"{ours}; the paper has none"
 
@@ -170,7 +170,9 @@ def _over_rounds(run: Run, key: str) -> float:
     if not run.finished:
         return math.nan
     rows = [row for row in run.rows if row["round"] <= run.rounds]
-    return float(summarise(rows, key, run.rule, LAST, run.evaluation.get("every", 1), run.rounds)["std_of_last"])
+    return float(
+        summarise(rows, key, run.rule, LAST_EVALUATIONS, run.evaluation.get("every", 1), run.rounds)["std_of_last"]
+    )
 
 
 def _ours(groups: Sequence[SeedGroup], column: Mapping[str, Any]) -> list[float]:
@@ -222,7 +224,7 @@ def _equal(have: str | None, value: float) -> bool:
         return False
 
 
-def comma_rows(paper: Paper, groups: Sequence[SeedGroup]) -> list[dict[str, Any]]:
+def csv_rows(paper: Paper, groups: Sequence[SeedGroup]) -> list[dict[str, Any]]:
     """A row for each cell of the paper's table and each of our settings in it (or none), in the paper's unit."""
     found = []
     for row in paper.rows:

@@ -9,8 +9,8 @@ from typing import Any
 from fedlab_runner.report.runs import Run
 from fedlab_runner.tracking.jsonl import Row
 
-FEWEST = 3  # seeds in common below which nothing is said of a difference
-LEVEL = 0.05
+MIN_SEEDS = 3  # seeds in common below which nothing is said of a difference
+SIGNIFICANCE_LEVEL = 0.05
 
 
 def mean(values: Sequence[float]) -> float:
@@ -46,7 +46,7 @@ def paired(one: Mapping[Any, float], other: Mapping[Any, float]) -> Difference:
     from scipy.special import stdtr, stdtrit  # the distribution of t and its inverse
 
     centre, error, freedom = mean(values), std(values) / math.sqrt(len(values)), len(values) - 1
-    half = float(stdtrit(freedom, 1 - LEVEL / 2)) * error
+    half = float(stdtrit(freedom, 1 - SIGNIFICANCE_LEVEL / 2)) * error
     p = 2 * float(stdtr(freedom, -abs(centre) / error)) if error > 0 else math.nan
     return Difference(len(values), centre, centre - half, centre + half, p)
 

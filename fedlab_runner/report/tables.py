@@ -18,7 +18,7 @@ from fedlab_runner.report.formatting import (
 )
 from fedlab_runner.report.grouping import SeedGroup
 from fedlab_runner.report.runs import Run
-from fedlab_runner.report.stats import FEWEST, LEVEL, Difference, holm, mean, paired, reached, total
+from fedlab_runner.report.stats import MIN_SEEDS, SIGNIFICANCE_LEVEL, Difference, holm, mean, paired, reached, total
 
 SUMS = (  # what is added up over the rounds: metric key, heading
     ("comm/upload_mb", "uploaded, MB"),
@@ -188,10 +188,10 @@ def significance(groups: Sequence[SeedGroup]) -> tuple[ReportTable | None, list[
         if top is None or not others:
             continue
         found = [paired(group.finished, top.finished) for group in others]
-        if max(each.seeds for each in found) < FEWEST:
+        if max(each.seeds for each in found) < MIN_SEEDS:
             few[condition] = max(each.seeds for each in found)
             continue
-        adjusted = holm([each.p if each.seeds >= FEWEST else math.nan for each in found])
+        adjusted = holm([each.p if each.seeds >= MIN_SEEDS else math.nan for each in found])
         for group, each, p in zip(others, found, adjusted, strict=True):
             rows.append([cell(condition or "all"), cell(group.method), cell(top.method), *_verdict(each, p, top)])
     header = ["condition", "method", "against the best", "seeds", "difference", "95 % interval", "p", "p, Holm", ""]
@@ -200,12 +200,12 @@ def significance(groups: Sequence[SeedGroup]) -> tuple[ReportTable | None, list[
 
 def _verdict(each: Difference, adjusted: float, top: SeedGroup) -> list[Cell]:
     metric = top.runs[0].metric
-    if each.seeds < FEWEST:
+    if each.seeds < MIN_SEEDS:
         said = "too few seeds"
     elif math.isnan(each.p):
         said = "equal" if each.mean == 0 else "the same in every seed"
     else:
-        said = "significant" if adjusted < LEVEL else "may be chance"
+        said = "significant" if adjusted < SIGNIFICANCE_LEVEL else "may be chance"
     interval = NONE if math.isnan(each.low) else f"{difference(each.low, metric)} … {difference(each.high, metric)}"
     shown = (str(each.seeds), difference(each.mean, metric), interval, probability(each.p), probability(adjusted), said)
     return [cell(words) for words in shown]
@@ -217,5 +217,5 @@ def _too_few(few: Mapping[str, int]) -> list[str]:
     where = "" if set(few) == {""} else f" under {'; '.join(condition or 'all' for condition in few)}"
     return [
         f"No difference is tested{where}: methods share at most {times(max(few.values()), 'finished seed')} there, and "
-        f"at least {FEWEST} are needed. A difference seen on so few may be chance."
+        f"at least {MIN_SEEDS} are needed. A difference seen on so few may be chance."
     ]

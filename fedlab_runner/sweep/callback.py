@@ -27,8 +27,7 @@ from omegaconf import DictConfig
 from fedlab_runner.config.build import rounds_of
 from fedlab_runner.sweep.records import GRID, Job, read_job, read_json
 from fedlab_runner.sweep.table import refresh
-from fedlab_runner.utils import checksummed_json as sealed
-from fedlab_runner.utils import streams as terminal
+from fedlab_runner.utils import checksummed_json, streams
 from fedlab_runner.utils.digest import digest
 from fedlab_runner.utils.files import write_text_atomically
 from fedlab_runner.utils.sweep_job import FOLDER, NAME
@@ -41,7 +40,7 @@ class SweepCallback(Callback):
     """Opens the folder of a sweep in the process that starts it, and lets go of what Hydra would keep of each job."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        terminal.optional()
+        streams.make_optional()
         overrides = list(config.hydra.overrides.task)
         folder = Path(config.hydra.sweep.dir).absolute() / "sweeps" / sweep_id(overrides)
         (folder / "jobs").mkdir(parents=True, exist_ok=True)
@@ -100,7 +99,9 @@ def record(cfg: DictConfig, status: str, objective: float | None = None, error: 
         error=error,
     )
     # Named by the overrides: a job that is run again takes its own place, even if an edited config moved its folder.
-    write_text_atomically(Path(folder) / "jobs" / f"{digest(sorted(job.overrides))}.json", sealed.text(asdict(job)))
+    write_text_atomically(
+        Path(folder) / "jobs" / f"{digest(sorted(job.overrides))}.json", checksummed_json.text(asdict(job))
+    )
     refresh(Path(folder))
 
 

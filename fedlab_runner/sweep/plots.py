@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST_LINES = 10  # as many as have colours that can be told apart; more say less than the table
-LEGEND_LINE = 0.22  # inches
+MAX_LINES = 10  # as many as have colours that can be told apart; more say less than the table
+LEGEND_LINE_INCHES = 0.22  # inches
 # Beside the objective's metric: file, key, and the keys of a band around it.
 CURVES = (
     ("update_cosines", "analysis/update_cosine_mean", ("analysis/update_cosine_min", "analysis/update_cosine_max")),
@@ -54,10 +54,10 @@ def _against(folder: Path, rows: Sequence[Row], key: str) -> Path | None:
             rest = tuple(each for each in _varying(rows, row) if each != f"{key}={values[key]}")
             names[float(values[key])] = values[key]
             lines.setdefault(rest, {})[float(values[key])] = row.values()
-    if len(lines) > MOST_LINES or all(len(line) < 2 for line in lines.values()):
+    if len(lines) > MAX_LINES or all(len(line) < 2 for line in lines.values()):
         return None
     places = sorted(names)
-    figure = new_figure(6.4, 3.6 + LEGEND_LINE * len(lines), folder.name)
+    figure = new_figure(6.4, 3.6 + LEGEND_LINE_INCHES * len(lines), folder.name)
     axes = figure.subplots()
     for i, (rest, line) in enumerate(lines.items()):
         x = [places.index(value) for value in sorted(line)]
@@ -83,7 +83,7 @@ def _over_rounds(
     """
     if not any(found := [_by_round(runs, key) for runs in logged]):
         return None
-    figure = new_figure(6.4, 3.6 + LEGEND_LINE * len(rows), folder.name)
+    figure = new_figure(6.4, 3.6 + LEGEND_LINE_INCHES * len(rows), folder.name)
     axes = figure.subplots()
     for i, (row, runs, values) in enumerate(zip(rows, logged, found, strict=True)):
         _draw(axes, i, list(values), list(values.values()), " ".join(_varying(rows, row)), spread=band is None)
@@ -105,14 +105,14 @@ def _saved(figure: "Figure", folder: Path, name: str) -> Path:
 
 def _groups(rows: Sequence[Row]) -> list[tuple[tuple[str, ...], list[Row]]]:
     """The settings that are in one picture, and the numbers that set it apart from the others."""
-    if len(rows) <= MOST_LINES:
+    if len(rows) <= MAX_LINES:
         return [((), list(rows))] if len(rows) > 1 else []
     numbers = _numbers(rows)
     groups: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         shared = tuple(each for each in row.setting if each.partition("=")[0] in numbers)
         groups.setdefault(shared, []).append(row)
-    return [(shared, some) for shared, some in groups.items() if 1 < len(some) <= MOST_LINES]
+    return [(shared, some) for shared, some in groups.items() if 1 < len(some) <= MAX_LINES]
 
 
 def _by_round(runs: Sequence[Sequence[Mapping[str, Any]]], key: str) -> dict[int, list[float]]:

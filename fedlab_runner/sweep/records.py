@@ -9,8 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fedlab_runner.utils import checksummed_json as sealed
-from fedlab_runner.utils import untrusted
+from fedlab_runner.utils import checksummed_json, untrusted
 from fedlab_runner.utils.escaping import visible
 
 GRID = "grid.json"  # in the sweep's folder: the overrides of each job, where they are known before
@@ -62,7 +61,7 @@ class Row:
 
 
 _FIELDS = {each.name for each in fields(Job)}
-_LEAST = _FIELDS - {"summary", "error"}
+_REQUIRED_FIELDS = _FIELDS - {"summary", "error"}
 
 
 def read(folder: Path) -> list[Row]:
@@ -84,12 +83,12 @@ def natural(setting: Iterable[str]) -> list[Any]:
 def read_job(path: Path) -> dict[str, Any]:
     """The fields of a Job in its file; empty, with a warning, where they are not what was written."""
     try:
-        values = sealed.read(path)
-        if not (_LEAST <= values.keys() <= _FIELDS and _sound(values)):  # of an older version: without a sum
-            raise sealed.Damaged("is damaged")
+        values = checksummed_json.read(path)
+        if not (_REQUIRED_FIELDS <= values.keys() <= _FIELDS and _sound(values)):  # of an older version: without a sum
+            raise checksummed_json.Damaged("is damaged")
     except OSError:
         return {}
-    except sealed.Damaged as fault:
+    except checksummed_json.Damaged as fault:
         _warn_once(f"{visible(str(path))} {fault} and does not count: the command of the sweep writes it anew")
         return {}
     return values

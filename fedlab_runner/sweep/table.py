@@ -21,7 +21,7 @@ def refresh(folder: Path) -> list[Row]:
     rows = read(folder)
     while True:
         write_text_atomically(folder / "table.md", markdown(rows))
-        write_text_atomically(folder / "table.csv", comma_separated(rows))
+        write_text_atomically(folder / "table.csv", csv_text(rows))
         if (now := read(folder)) == rows:
             return rows
         rows = now
@@ -45,7 +45,7 @@ def markdown(rows: Sequence[Row]) -> str:
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
-def comma_separated(rows: Sequence[Row]) -> str:
+def csv_text(rows: Sequence[Row]) -> str:
     """The table with mean and std of every number of the summaries, for programs."""
     keys = sorted({key for row in rows for key in set().union(*(job.summary for job in row.jobs)) if row.values(key)})
     header = ["setting", "seeds", "failed", "mean", "std"]
@@ -54,7 +54,7 @@ def comma_separated(rows: Sequence[Row]) -> str:
         columns = [row.values(), *(row.values(key) for key in keys)]
         numbers = [float(cell) if cell else None for v in columns for cell in (_mean(v, 10), _std(v, 10))]
         lines.append([" ".join(row.setting), len(row.values()), len(row.failed), *numbers])
-    return escaping.comma_separated(lines)
+    return escaping.csv_text(lines)
 
 
 def show(folder: Path) -> None:

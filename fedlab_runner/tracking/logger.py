@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from fedlab_runner.utils.validate import above, one_of
+
 MODES = ("online", "offline", "disabled")
 
 
@@ -28,13 +30,9 @@ class Logger:
     save_model: bool
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise ValueError(f"mode must be one of {', '.join(MODES)}, got {self.mode}")
+        one_of(MODES, mode=self.mode)
+        above(0, init_timeout=self.init_timeout, finish_timeout=self.finish_timeout)
         if not self.project:
             raise ValueError(f"project must be a name, got {self.project!r}")
         if not self.dir:
             raise ValueError(f"dir must be a folder, got {self.dir!r}")
-        if self.init_timeout <= 0:
-            raise ValueError(f"init_timeout must be > 0, got {self.init_timeout}")
-        if self.finish_timeout <= 0:
-            raise ValueError(f"finish_timeout must be > 0, got {self.finish_timeout}")

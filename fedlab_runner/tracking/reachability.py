@@ -6,7 +6,7 @@ import time
 import urllib.error
 import urllib.request
 
-ASK_SECONDS, AGAIN_SECONDS = 10.0, 2.0
+REQUEST_TIMEOUT_SECONDS, RETRY_SECONDS = 10.0, 2.0
 
 
 class Reach:
@@ -38,7 +38,7 @@ class Reach:
     def _ask(self) -> None:
         while not self._stopped.is_set() and not self._answered.is_set():
             try:
-                urllib.request.urlopen(self._url, timeout=ASK_SECONDS).close()
+                urllib.request.urlopen(self._url, timeout=REQUEST_TIMEOUT_SECONDS).close()
                 self._answered.set()
             except Exception as error:  # whatever a network does
                 self.reason = str(getattr(error, "reason", error))
@@ -49,4 +49,4 @@ class Reach:
                     self._answered.set()
             self._known.set()
             if not self._answered.is_set():
-                self._stopped.wait(AGAIN_SECONDS)
+                self._stopped.wait(RETRY_SECONDS)

@@ -13,8 +13,6 @@ from fedlab_runner.tracking.wandb_run import Tracker
 from fedlab_runner.utils.errors import Pruned
 from fedlab_runner.utils.files import write_text_atomically
 
-__all__ = ["Logger", "Recorder"]
-
 METRICS = "metrics.jsonl"
 TIMINGS = "timings.jsonl"
 SUMMARY = "summary.json"
@@ -133,7 +131,7 @@ class Recorder:
         rows = ("at_best", "final")  # it has those itself
         self._tracker.summary({key: value for key, value in summary.items() if key not in rows})
         self._tracker.finish(exit_code=0)
-        write_summary(self._folder, sealed(summary, self._metrics.digest()))
+        write_summary(self._folder, with_digest(summary, self._metrics.digest()))
         if self._show_summary:
             self._console.table(summary)
 
@@ -143,7 +141,7 @@ class Recorder:
         return [row | timings.get(row["round"], {}) for row in self._metrics.rows]
 
 
-def sealed(summary: Mapping[str, Any], digest: str) -> dict[str, Any]:
+def with_digest(summary: Mapping[str, Any], digest: str) -> dict[str, Any]:
     """A summary as its file holds it, with the SHA-256 of the rows that it summarises."""
     return {**clean(summary), DIGEST: digest}
 

@@ -20,12 +20,12 @@ from fedlab_runner.utils.sweep_job import NAME as SWEEP
 
 _log = logging.getLogger(__name__)
 
-LATE = "late"  # of the updates that arrived, those that began in an earlier round; counted here
+LATE_KEY = "late"  # of the updates that arrived, those that began in an earlier round; counted here
 # What is shown of a round, as much as there is room for: metric key, label, format.
-SHOWN = (
+SHOWN_METRICS = (
     ("test/accuracy", "accuracy", "{:.2%}"),
     ("late/in_flight", "in flight", "{:.0f}"),
-    (LATE, "late", "{:.0f}"),
+    (LATE_KEY, "late", "{:.0f}"),
     ("train/loss", "loss", "{:.3f}"),
 )
 LOG_SECONDS = 5.0  # between two log lines at the least
@@ -72,10 +72,10 @@ class Console:
         """Shows one round."""
         self._latest.update(row)
         if "late/arrived" in row:
-            self._latest[LATE] = row["late/arrived"] - row.get(f"{COUNT_PREFIX}0", 0)
+            self._latest[LATE_KEY] = row["late/arrived"] - row.get(f"{COUNT_PREFIX}0", 0)
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=row["round"])
-        elif not self._live and SHOWN[0][0] in row:
+        elif not self._live and SHOWN_METRICS[0][0] in row:
             self._line(row["round"])
 
     def stop(self) -> None:
@@ -155,7 +155,7 @@ def _rate(speed: float) -> str:
 
 
 def _parts(values: Mapping[str, Any]) -> list[str]:
-    return [f"{label} {form.format(values[key])}" for key, label, form in SHOWN if key in values]
+    return [f"{label} {form.format(values[key])}" for key, label, form in SHOWN_METRICS if key in values]
 
 
 def _show(value: Any) -> str:

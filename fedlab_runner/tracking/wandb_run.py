@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
-AT_HAND_SECONDS = 1.0  # that a run waits for its server before it begins without
-PATIENCE_SECONDS = 5.0  # for a first answer at the end of a short run, since its beginning
+FIRST_ANSWER_SECONDS = 1.0  # that a run waits for its server before it begins without
+LAST_ANSWER_SECONDS = 5.0  # for a first answer at the end of a short run, since its beginning
 
 
 class Tracker:
@@ -56,7 +56,7 @@ class Tracker:
         self._waiting = list(history)
         if self._logger.mode == "online":
             self._reach = self._try(lambda: Reach(service.server()), "W&B does not say where its server is")
-        if self._reach is None or self._reach.answers(AT_HAND_SECONDS):
+        if self._reach is None or self._reach.answers(FIRST_ANSWER_SECONDS):
             self._open()
         else:
             _log.info("W&B's server has not answered yet: the run begins meanwhile")
@@ -91,7 +91,7 @@ class Tracker:
         if self._reach is None:
             return
         if (
-            self._reach.answers(PATIENCE_SECONDS if last else 0.0)
+            self._reach.answers(LAST_ANSWER_SECONDS if last else 0.0)
             or last
             or self._reach.seconds > self._logger.init_timeout
         ):

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from fedlab_runner.utils import streams as terminal
+from fedlab_runner.utils import streams
 
 # Section, open or not, and its panels: title and the metrics in it.
 LINES: Sequence[tuple[str, bool, Sequence[tuple[str, Sequence[str]]]]] = (
@@ -110,7 +110,7 @@ def workspace(entity: str, project: str, group: str | None) -> Any:
     )
 
 
-@terminal.kept()
+@streams.protected()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Save the workspace and print its address."""
     parser = argparse.ArgumentParser("fedlab-dashboard", description="A W&B workspace of a project's runs.")
@@ -128,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:  # W&B raises whatever its transport does
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         return _refused(f"W&B did not save the workspace ({reason}): `wandb login` first, or look at WANDB_BASE_URL")
-    terminal.optional()  # it is saved
+    streams.make_optional()  # it is saved
     print(saved.url)
     return 0
 

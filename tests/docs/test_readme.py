@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 
 from docs.generate import readme
 from fedlab_runner.config import build as config
-from fedlab_runner.experiment import run as runner
+from fedlab_runner.experiment.run import run_in
 from tests.helpers import pictures
 from tests.helpers.composed import composed
 from tests.helpers.paths import ROOT
@@ -161,7 +161,7 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
         for overrides in runs:
             folder = tmp_path_factory.mktemp("run")
             evaluated = ("evaluation.per_class=true", "evaluation.clients=true", "evaluation.train=true")
-            runner.run_in(folder, composed("rounds=3", *overrides, *evaluated))
+            run_in(folder, composed("rounds=3", *overrides, *evaluated))
             for file in ("metrics.jsonl", "timings.jsonl"):
                 for line in (folder / file).read_text().splitlines():
                     keys |= json.loads(line).keys()
@@ -189,7 +189,7 @@ def test_the_defaults_in_the_table_of_choices_are_those_of_the_configs() -> None
 
 @pytest.mark.pictures
 def test_the_files_of_a_run_folder_are_those_on_the_page(tmp_path: Path) -> None:
-    runner.run_in(tmp_path, composed("rounds=1", "delay=none"))
+    run_in(tmp_path, composed("rounds=1", "delay=none"))
     table = section("Everyday use").split("### The run folder")[1].split("###")[0]
     listed = {name.rstrip("/") for row in rows(table) for cell in row for name in code(cell)}
     assert {path.name for path in (*tmp_path.iterdir(), *(tmp_path / "plots").iterdir())} <= listed

@@ -16,7 +16,7 @@ import torch
 
 from fedlab_runner.config.build import build
 from fedlab_runner.core.work import Work
-from fedlab_runner.executors._pieces import Chunk, ChunkedExecutor
+from fedlab_runner.executors._chunks import Chunk, ChunkedExecutor
 from fedlab_runner.executors._ray.serialization import shares_of
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.processes import Processes
@@ -52,7 +52,7 @@ def test_clients_are_dealt_out_by_their_steps() -> None:
     ids = np.arange(8)
     steps = fed.client_data.num_steps(ids, fed.local, False)
     work = Work(fed.family, fed.client_data, ids, steps, fed.local, 0.1, 0, 0, fed.family.init(0))
-    shares = shares_of(work, LOOP.pieces(work), 3)
+    shares = shares_of(work, LOOP.chunks(work), 3)
     assert sorted(row for share in shares for row in share.rows.tolist()) == list(range(8))
     assert [int(share.num_steps.sum()) for share in shares] == [20, 14, 12]  # two epochs of 10; 5 + 2; and the rest
     whole = shares_of(work, [Chunk(np.array([3, 1]), False), Chunk(np.array([0]), True)], 1)

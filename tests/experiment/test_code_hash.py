@@ -176,7 +176,7 @@ def test_the_commit_of_a_users_repository_is_noted(user: User, monkeypatch: pyte
     run_in(user.run, user.config("rounds=1"))
     user.write("parts{n}/sign.py", "SIGN = 1.00\n")
     run_in(user.run, user.config("rounds=2"))
-    starts = [json.loads(line) for line in (user.run / provenance.FILE).read_text().splitlines()]
+    starts = [json.loads(line) for line in (user.run / provenance.COMMANDS_FILE).read_text().splitlines()]
     noted = [{Path(path): commit for path, commit in start["own_commits"].items()} for start in starts]
     assert noted == [{user.code: commit.strip()}, {user.code: commit.strip() + "-dirty"}]
 
@@ -187,7 +187,7 @@ def test_what_is_not_ours_to_judge_is_let_pass(user: User) -> None:
     summary = json.loads((user.run / "summary.json").read_text())
     kept = summary.pop("code_sha256")
     (user.run / "summary.json").write_text(json.dumps(summary))
-    (user.run / provenance.FILE).write_text('{"code": 3}\n[]\nnonsense\n{"code": {"a": "b"}}\n')
+    (user.run / provenance.COMMANDS_FILE).write_text('{"code": 3}\n[]\nnonsense\n{"code": {"a": "b"}}\n')
     run_in(user.run, user.config("rounds=1"))
     assert json.loads((user.run / "summary.json").read_text())["code_sha256"] == kept
     assert provenance.codes(user.run) == [{"a": "b"}]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedlab_runner.evaluation.evaluator import Evaluation
-from fedlab_runner.experiment import pruner as giving_up
+from fedlab_runner.experiment import pruner
 from fedlab_runner.pruning.median import Median
 from fedlab_runner.pruning.none import NoPruning
 from fedlab_runner.report import cli
@@ -81,7 +81,7 @@ def test_it_compares_with_the_finished_runs_of_its_sweep(tmp_path: Path, monkeyp
     def look(rounds: int = 3, every: int = 1, folder: str = "mine", least: int = 3) -> None:
         evaluation = Evaluation(every, 100, False, False, False, "test/accuracy", "best", 1, 0, None)
         (tmp_path / folder).mkdir(exist_ok=True)
-        giving_up.Watch(tmp_path / folder, Median(0, least), evaluation, rounds).look(lambda: rows, 1)
+        pruner.Pruner(tmp_path / folder, Median(0, least), evaluation, rounds).look(lambda: rows, 1)
 
     look(rounds=1)  # the last round
     look(every=2)  # not evaluated
@@ -91,7 +91,7 @@ def test_it_compares_with_the_finished_runs_of_its_sweep(tmp_path: Path, monkeyp
         Pruned, match=r"^given up after round 1: its best so far is worse than the median of 3 finished"
     ):
         look()
-    assert giving_up.read(tmp_path / "mine")["objective"] == 0.55
+    assert pruner.read_note(tmp_path / "mine")["objective"] == 0.55
     monkeypatch.delenv(sweep.FOLDER)
     look()
 
@@ -99,7 +99,7 @@ def test_it_compares_with_the_finished_runs_of_its_sweep(tmp_path: Path, monkeyp
 def test_of_a_loss_less_is_better(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(sweep.FOLDER, str(write_sweep(tmp_path, 0.5, 0.6, 0.7, metric="test/loss")))
     evaluation = Evaluation(1, 100, False, False, False, "test/loss", "best", 1, 0, None)
-    watch = giving_up.Watch(tmp_path, Median(0, 3), evaluation, 3)
+    watch = pruner.Pruner(tmp_path, Median(0, 3), evaluation, 3)
     watch.look(lambda: [{"round": 1, "test/loss": 0.55}], 1)
     with pytest.raises(Pruned):
         watch.look(lambda: [{"round": 1, "test/loss": 0.65}], 1)
@@ -108,12 +108,12 @@ def test_of_a_loss_less_is_better(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_what_was_given_up_stays_so_under_the_same_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(sweep.FOLDER, str(write_sweep(tmp_path, 0.5, 0.6, 0.7)))
     with pytest.raises(Pruned):
-        giving_up.Watch(tmp_path, Median(0, 3), ACCURACY, 3).look(lambda: [{"round": 1, "test/accuracy": math.nan}], 1)
+        pruner.Pruner(tmp_path, Median(0, 3), ACCURACY, 3).look(lambda: [{"round": 1, "test/accuracy": math.nan}], 1)
     with pytest.raises(Pruned) as again:
-        giving_up.Watch(tmp_path, Median(0, 3), ACCURACY, 3).start()
+        pruner.Pruner(tmp_path, Median(0, 3), ACCURACY, 3).start()
     assert again.value.round == 1 and math.isnan(again.value.objective)
-    giving_up.Watch(tmp_path, Median(2, 3), ACCURACY, 3).start()
-    assert not (tmp_path / giving_up.FILE).exists()
+    pruner.Pruner(tmp_path, Median(2, 3), ACCURACY, 3).start()
+    assert not (tmp_path / pruner.NOTE_FILE).exists()
 
 
 @pytest.mark.slow  # commands of the user's, each from its start
@@ -165,9 +165,9 @@ def test_pruning_outside_of_a_sweep_is_said_to_do_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delenv(sweep.FOLDER, raising=False)
-    giving_up.Watch(tmp_path, NoPruning(), ACCURACY, 3).start()
+    pruner.Pruner(tmp_path, NoPruning(), ACCURACY, 3).start()
     assert not caplog.records
-    giving_up.Watch(tmp_path, Median(0, 3), ACCURACY, 3).start()
+    pruner.Pruner(tmp_path, Median(0, 3), ACCURACY, 3).start()
     assert [record.getMessage() for record in caplog.records] == [
         "pruning compares the runs of a sweep, and this is none (no -m): it does nothing"
     ]

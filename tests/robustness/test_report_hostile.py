@@ -20,7 +20,7 @@ from fedlab_runner.report import published as paper
 from fedlab_runner.report.folders import find
 from fedlab_runner.sweep import callback as sweep
 from fedlab_runner.sweep import records as sweep_records
-from fedlab_runner.utils import checksummed_json as sealed
+from fedlab_runner.utils import checksummed_json
 from tests.helpers.report_files import curve, write_run
 
 HARM = (
@@ -94,7 +94,7 @@ def hostile(good: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             if seed == 3:
                 (folder / "metrics.jsonl").write_text("")
                 job |= {"status": "failed", "error": harm}
-            (jobs / f"{i}-{seed}.json").write_text(sealed.text(job))
+            (jobs / f"{i}-{seed}.json").write_text(checksummed_json.text(job))
         shutil.copytree(good, outputs / f"{i}-bad-{name}")
         (outputs / f"{i}-bad-{name}" / "config.yaml").write_text("x:\n" + "- " * 100 + "a")
     (jobs.parent / "grid.json").write_text(json.dumps([[harm] for harm in HARM]))

@@ -41,14 +41,13 @@ Sweep = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Sweep]:
     """A sweep in this process with a function in the place of a run: the exit code, stdout and stderr."""
-    from fedlab_runner.experiment import run as runner
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sweep_plots, "plot_sweep", lambda _: [])
     handlers, level = logging.root.handlers[:], logging.root.level
 
     def start(run: Callable[[DictConfig], float], *arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(runner, "run", run)
+        monkeypatch.setattr("fedlab_runner.experiment.run.run", run)
         monkeypatch.setattr(sys, "argv", ["fedlab", "-m", *arguments])
         code = train.main()
         shown = capsys.readouterr()

@@ -87,7 +87,7 @@ def test_nothing_is_drawn_where_there_is_nothing_to_compare(tmp_path: Path) -> N
         job(search, 0.5, f"local.lr={i}", f"local.epochs={i}")
     assert [path.stem for path in plot_sweep(search)] == ["curves"]
     many = tmp_path / "many" / "sweep"
-    for i in range(sweep_plots.MOST_LINES + 1):
+    for i in range(sweep_plots.MAX_LINES + 1):
         for lr in ("1", "2"):
             job(many, 0.5, f"algorithm=a{i}", f"local.lr={lr}")
     assert plot_sweep(many) == []

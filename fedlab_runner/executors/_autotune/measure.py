@@ -11,12 +11,12 @@ from torch import Tensor
 
 from fedlab_runner.core.work import Executor, Work
 from fedlab_runner.executors._autotune.cache import Cost
-from fedlab_runner.executors._pieces import wait_for
+from fedlab_runner.executors._chunks import wait_for
 
 _log = logging.getLogger(__name__)
 STEP_SECONDS, FLOPS_A_SECOND = 3e-4, 2e10  # of a small step, and of a large one: a core of today
 SAMPLE_SECONDS = 1.0
-MOST_STEPS = 8
+MAX_SAMPLE_STEPS = 8
 REPETITIONS = 2
 # How far models may be from the reference, in units of how far training moved them.
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-2}
@@ -37,9 +37,9 @@ def sample(work: Work, seconds: float) -> Work:
     if seconds <= SAMPLE_SECONDS:
         return work
     most = int(work.num_steps.max())
-    if (work.num_steps > MOST_STEPS).any():
-        seconds *= MOST_STEPS / most
-        local = replace(work.local, epochs=None, steps=MOST_STEPS)
+    if (work.num_steps > MAX_SAMPLE_STEPS).any():
+        seconds *= MAX_SAMPLE_STEPS / most
+        local = replace(work.local, epochs=None, steps=MAX_SAMPLE_STEPS)
     else:
         local = work.local
     count = int(np.clip(len(work.ids) * SAMPLE_SECONDS / seconds, min(20, len(work.ids)), len(work.ids)))

@@ -1,4 +1,4 @@
-"""Forked helpers of one thread each: they wait for a round's pieces of work, share them with their parent, and wait
+"""Forked helpers of one thread each: they wait for a round's chunks of work, share them with their parent, and wait
 again.
 """
 
@@ -18,27 +18,27 @@ from fedlab_runner.executors._fork.processes import Helper, answers, bury, fork,
 
 _log = logging.getLogger(__name__)
 _NUMBER = struct.Struct("<i")
-MOST_TICKETS = 1024  # they must fit into a pipe at once, which holds 4 KiB at the least
+MAX_TICKETS = 1024  # they must fit into a pipe at once, which holds 4 KiB at the least
 _GO, _DONE = b"g", b"d"
 _ending: list[int] = []  # helpers that have been dismissed and only have to be collected
 
 
 class PoolWork(NamedTuple):
-    """A round's pieces, by number, and what carries one out."""
+    """A round's chunks, by number, and what carries one out."""
 
     train: Callable[[int], None]
-    pieces: int
+    chunks: int
 
     def tickets(self) -> list[np.ndarray]:
-        """The pieces, dealt out so that each part is a fair share of long and short ones."""
-        count = min(self.pieces, MOST_TICKETS)
-        return [np.arange(first, self.pieces, count) for first in range(count)]
+        """The chunks, dealt out so that each part is a fair share of long and short ones."""
+        count = min(self.chunks, MAX_TICKETS)
+        return [np.arange(first, self.chunks, count) for first in range(count)]
 
 
 class ForkPool:
     """So many helpers; `begin` is called in each of them at the start of a round and says what there is to do.
 
-    It is a fork: what `begin` refers to, they have as it was when the crew was made.
+    It is a fork: what `begin` refers to, they have as it was when the pool was made.
     """
 
     def __init__(self, helpers: int, begin: Callable[[], PoolWork]) -> None:
@@ -62,11 +62,11 @@ class ForkPool:
         return not any(select.select([each.line], [], [], 0)[0] for each in self._helpers)
 
     def work(self, share: PoolWork, done: np.ndarray) -> None:
-        """Carries out the pieces that are not done yet, in this process and in the helpers; what a helper that dies had
+        """Carries out the chunks that are not done yet, in this process and in the helpers; what a helper that dies had
         taken is left.
         """
         tickets = share.tickets()
-        left = [number for number, pieces in enumerate(tickets) if not done[pieces].all()]
+        left = [number for number, chunks in enumerate(tickets) if not done[chunks].all()]
         try:
             os.write(self._fill, b"".join(map(_NUMBER.pack, left)))
             for helper in self._helpers:

@@ -18,9 +18,9 @@ from fedlab_runner.utils.signals import name
 from fedlab_runner.utils.system import cpu_seconds, die_with_parent
 
 _log = logging.getLogger(__name__)
-LOOK_SECONDS = 5.0  # how often helpers are looked at while the parent waits for them
+POLL_SECONDS = 5.0  # how often helpers are looked at while the parent waits for them
 STUCK_SECONDS = 60.0  # a helper that has used no CPU time for so long is given up
-MOST_WORDS = 500  # of a helper's last words
+MAX_MESSAGE_BYTES = 500  # of a helper's last words
 _SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
@@ -62,7 +62,7 @@ def fork(helpers: list[Helper], run: Callable[[socket.socket], None], *descripto
             run(its)
             code = 0
         except BaseException as error:
-            its.send(f"{type(error).__name__}: {error}"[:MOST_WORDS].encode())
+            its.send(f"{type(error).__name__}: {error}"[:MAX_MESSAGE_BYTES].encode())
             raise
         finally:
             os._exit(code)  # the parent's files, tracker and locks are none of its business
@@ -86,7 +86,7 @@ def answers(helpers: Sequence[Helper]) -> Iterator[tuple[Helper, bytes]]:
     """
     busy = {helper: (0.0, time.monotonic()) for helper in helpers}
     while busy:
-        for line in select.select([helper.line for helper in busy], [], [], LOOK_SECONDS)[0]:
+        for line in select.select([helper.line for helper in busy], [], [], POLL_SECONDS)[0]:
             helper = next(each for each in busy if each.line is line)
             del busy[helper]
             yield helper, _received(line)
@@ -113,7 +113,7 @@ def bury(helpers: list[Helper], dead: Helper, said: bytes) -> str:
 
 def _received(line: socket.socket) -> bytes:
     try:
-        return line.recv(MOST_WORDS)
+        return line.recv(MAX_MESSAGE_BYTES)
     except ConnectionResetError:
         return b""
 

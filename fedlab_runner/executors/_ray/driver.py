@@ -15,13 +15,13 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-from fedlab_runner.executors._pieces import ChunkedExecutor
+from fedlab_runner.executors._chunks import ChunkedExecutor
 from fedlab_runner.executors._ray.serialization import ClientShare, Round, train_share
 from fedlab_runner.utils.system import die_with_parent, usable_cores
 
-LOOK_SECONDS = 2.0  # how often the cluster is looked at while nothing comes
-GONE_SECONDS = 20.0  # a head that has not answered for so long is lost; one that was restarted may come back
-MOST_LOSSES = 3  # of one share: then it is what kills its workers
+POLL_SECONDS = 2.0  # how often the cluster is looked at while nothing comes
+HEAD_LOST_SECONDS = 20.0  # a head that has not answered for so long is lost; one that was restarted may come back
+MAX_SHARE_LOSSES = 3  # of one share: then it is what kills its workers
 
 
 class Keep(NamedTuple):
@@ -104,7 +104,7 @@ class Driver:
         losses = [0] * len(asked.shares)
         waiting = {self._train.remote(asked.inner, round, share): i for i, share in enumerate(asked.shares)}
         while waiting:
-            done, _ = ray.wait(list(waiting), timeout=LOOK_SECONDS)
+            done, _ = ray.wait(list(waiting), timeout=POLL_SECONDS)
             if not done and (reason := self._reason_gone()) is not None:
                 return reason
             if self._connection.poll():  # nothing is asked for in between: the other end is closed
@@ -122,7 +122,7 @@ class Driver:
                     if (reason := self._reason_gone()) is not None:
                         return reason
                     losses[i] += 1
-                    again = losses[i] < MOST_LOSSES
+                    again = losses[i] < MAX_SHARE_LOSSES
                     send(self._connection, Lost(i, str(error).partition("\n")[0], again))
                     if not again:
                         return None
@@ -133,7 +133,7 @@ class Driver:
         """Why the cluster cannot be used any more, if so."""
         since = time.monotonic()
         while not answers(self._head):
-            if time.monotonic() - since > GONE_SECONDS:
+            if time.monotonic() - since > HEAD_LOST_SECONDS:
                 return "its head does not answer"
             time.sleep(0.2)
         alive = {node["NodeID"]: node["Alive"] for node in self._ray.nodes()}
@@ -186,6 +186,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     # Under its own name and not as `__main__`: what is sent must be the classes that the other end knows.
-    from fedlab_runner.executors._ray import driver as ray_driver
+    from fedlab_runner.executors._ray import driver
 
-    ray_driver.main()
+    driver.main()

@@ -18,11 +18,11 @@ from torch import Tensor
 from fedlab_runner.augment.base import Augment
 from fedlab_runner.core.client_data import ClientData, Streams
 from fedlab_runner.core.work import Work, own_generator
-from fedlab_runner.executors._pieces import Chunk, ChunkedExecutor
+from fedlab_runner.executors._chunks import Chunk, ChunkedExecutor
 from fedlab_runner.utils.system import keep_freed_memory
 
 Ref = Any  # where something lies in the cluster's object store
-KEPT = 8  # things that a worker process keeps for the next rounds
+MAX_KEPT_OBJECTS = 8  # things that a worker process keeps for the next rounds
 
 
 class Round(NamedTuple):
@@ -40,7 +40,7 @@ class ClientShare(NamedTuple):
     num_steps: np.ndarray  # [k]
     start: Tensor | None  # [k, D]; None: they start from the round's model
     per_client: tuple[Tensor, ...]  # each [k, ...]
-    pieces: list[Chunk]  # rows of the share
+    chunks: list[Chunk]  # rows of the share
 
 
 def packed_population(client_data: ClientData) -> "Packed":
@@ -73,20 +73,20 @@ def pickled(work: Work) -> bytes:
     return file.getvalue()
 
 
-def shares_of(work: Work, pieces: list[Chunk], count: int) -> list[ClientShare]:
-    """The pieces (longest first) dealt out to so many shares that have nearly the same number of local steps."""
+def shares_of(work: Work, chunks: list[Chunk], count: int) -> list[ClientShare]:
+    """The chunks (longest first) dealt out to so many shares that have nearly the same number of local steps."""
     loads, dealt = np.zeros(count), [list[Chunk]() for _ in range(count)]
-    for piece in pieces:
+    for chunk in chunks:
         least = int(loads.argmin())
-        loads[least] += work.num_steps[piece.rows].sum()
-        dealt[least].append(piece)
+        loads[least] += work.num_steps[chunk.rows].sum()
+        dealt[least].append(chunk)
     return [_share(work, dealt[i]) for i in np.argsort(-loads, kind="stable").tolist() if dealt[i]]
 
 
-def _share(work: Work, pieces: list[Chunk]) -> ClientShare:
-    rows = np.concatenate([piece.rows for piece in pieces])
-    part, ends = work.select(rows), np.cumsum([len(piece.rows) for piece in pieces]).tolist()
-    own = [Chunk(np.arange(end - len(p.rows), end), p.frozen_norm) for p, end in zip(pieces, ends, strict=True)]
+def _share(work: Work, chunks: list[Chunk]) -> ClientShare:
+    rows = np.concatenate([chunk.rows for chunk in chunks])
+    part, ends = work.select(rows), np.cumsum([len(chunk.rows) for chunk in chunks]).tolist()
+    own = [Chunk(np.arange(end - len(p.rows), end), p.frozen_norm) for p, end in zip(chunks, ends, strict=True)]
     return ClientShare(
         rows, part.ids, part.num_steps, part.start if part.start.dim() == 2 else None, part.per_client, own
     )
@@ -109,8 +109,8 @@ def train_share(inner: ChunkedExecutor, round: Round, share: ClientShare) -> tup
     y = torch.empty(len(share.ids), work.family.size, dtype=work.family.dtype)
     losses = y.new_zeros(len(share.ids))
     with own_generator(work):
-        for piece in share.pieces:
-            inner.train_piece(work, piece, y, losses)
+        for chunk in share.chunks:
+            inner.train_chunk(work, chunk, y, losses)
     return y.numpy(), losses.numpy()
 
 
@@ -121,7 +121,7 @@ def _received(ref: Ref, unpack: Callable[[Any], Any]) -> Any:
     name = ref.hex()
     if name not in _kept:
         _kept[name] = unpack(importlib.import_module("ray").get(ref))
-        if len(_kept) > KEPT:
+        if len(_kept) > MAX_KEPT_OBJECTS:
             _kept.popitem(last=False)
     _kept.move_to_end(name)
     return _kept[name]

@@ -1,4 +1,4 @@
-"""A cohort's work in pieces that do not depend on each other, carried out one after another."""
+"""A cohort's work in chunks that do not depend on each other, carried out one after another."""
 
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -40,27 +40,27 @@ class ChunkedExecutor(SingleProcessExecutor, ABC):
         """As in `Executor`."""
 
     @abstractmethod
-    def pieces(self, work: Work) -> list[Chunk]:
-        """All clients of the cohort, longest work first. A piece's result depends on its own clients alone."""
+    def chunks(self, work: Work) -> list[Chunk]:
+        """All clients of the cohort, longest work first. A chunk's result depends on its own clients alone."""
 
     @abstractmethod
     def map_models(self, family: ModelFamily, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
         """As in `Executor`."""
 
     @abstractmethod
-    def compiling(self, work: Work) -> list[int]:
-        """Those of the pieces, by number, whose training compiles what they and the others need."""
+    def compiling_chunks(self, work: Work) -> list[int]:
+        """Those of the chunks, by number, whose training compiles what they and the others need."""
 
     @abstractmethod
-    def train_piece(self, work: Work, piece: Chunk, y: Tensor, losses: Tensor) -> None:
-        """Writes the models and mean losses of the piece's clients into their rows of y [K, D] and losses [K]."""
+    def train_chunk(self, work: Work, chunk: Chunk, y: Tensor, losses: Tensor) -> None:
+        """Writes the models and mean losses of the chunk's clients into their rows of y [K, D] and losses [K]."""
 
     def train(self, work: Work) -> tuple[Tensor, Tensor]:
         y = new_models(work)
         losses = y.new_zeros(len(work.ids))
         with own_generator(work):
-            for piece in self.pieces(work):
-                self.train_piece(work, piece, y, losses)
+            for chunk in self.chunks(work):
+                self.train_chunk(work, chunk, y, losses)
         return y, losses
 
 
