@@ -1,4 +1,4 @@
-"""All clients of a chunk in one call: vmap over per-client models, data and optimisers."""
+"""All clients of a chunk in one call: vmap over their models, data and optimisers."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from fedlab_runner.executors._chunks import Chunk, ChunkedExecutor
 from fedlab_runner.executors.compiled import graph_of, in_layers, is_ready, train_clients, width
 from fedlab_runner.utils.validate import at_least
 
-DEFAULT_CHUNK_SIZE = 10  # where a size must be fixed and none is given
+DEFAULT_CHUNK_SIZE = 10  # clients, where a size is needed and chunk_size is null
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,10 @@ class Vectorized(ChunkedExecutor):
     def train_chunk(self, work: Work, chunk: Chunk, y: Tensor, losses: Tensor) -> None:
         work.family.mode(True, frozen_norm=chunk.frozen_norm)
         if self.compile and in_layers(work):
-            train_clients(work, chunk.rows, y, losses)  # nothing is drawn in it
+            train_clients(work, chunk.rows, y, losses)  # the step draws no random numbers
         else:
             work.seed_torch(int(chunk.rows[0]))
-            y[chunk.rows], losses[chunk.rows] = _train_chunk(work, chunk.rows, self._step(work), self.compile)
+            y[chunk.rows], losses[chunk.rows] = _train_clients(work, chunk.rows, self._step(work), self.compile)
 
     def compiling_chunks(self, work: Work) -> list[int]:
         if not self.compile:
@@ -64,7 +64,7 @@ class Vectorized(ChunkedExecutor):
         return list(first.values())
 
     def map_models(self, family: ModelFamily, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
-        if family.device.type == "cpu" and family.has_convolution:  # vmap makes grouped convolutions: 1.6 times as slow
+        if family.device.type == "cpu" and family.has_convolution:  # vmap makes grouped convolutions, 1.6 times as slow
             return one_by_one(function, *rows)
         n = len(rows[0])
         size = self.chunk_size or (DEFAULT_CHUNK_SIZE if fill else n)
@@ -82,7 +82,7 @@ class Vectorized(ChunkedExecutor):
         return graph_of(step, work.family) if self.compile else step
 
 
-def _train_chunk(work: Work, chunk: np.ndarray, step: Gradient, full_width: bool) -> tuple[Tensor, Tensor]:
+def _train_clients(work: Work, chunk: np.ndarray, step: Gradient, full_width: bool) -> tuple[Tensor, Tensor]:
     family, client_data = work.family, work.client_data
     plan, optimizer = work.plan(chunk), work.local.make_optimizer()
     params, buffers = work.start_of(chunk)
@@ -112,8 +112,9 @@ def _train_chunk(work: Work, chunk: np.ndarray, step: Gradient, full_width: bool
 
 
 def blocks(sizes: np.ndarray, by_size: bool) -> Iterator[tuple[slice | np.ndarray, int]]:
-    """The clients that take a step together, given their minibatch sizes [k] (0: done), and the width of the padded
-    minibatch.
+    """Groups of clients that take a step together, each with the width of its padded minibatch.
+
+    `sizes` [k] are the clients' minibatch sizes, 0 where a client is done; `by_size`: one group for each size.
     """
     sizes = sizes[: int((sizes > 0).sum())]
     if not by_size or (sizes == sizes[:1]).all():

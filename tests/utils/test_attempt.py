@@ -27,8 +27,8 @@ PARTS = {  # and what is called in it: the number of a call in a round of the ru
         6,
     ),  # some are of the time estimate
     "algorithm": ("algorithms.fedavg", "FedAvg.server_step", 2),
-    "evaluation": ("evaluation", "Evaluation.evaluate", 2),
-    "checkpoint": ("checkpoint", "CheckpointStore.save", 1),
+    "evaluation": ("evaluation.evaluator", "Evaluation.evaluate", 2),
+    "checkpoint": ("checkpoints.store", "CheckpointStore.save", 1),
 }
 # What a run executes before it begins: it dies in one of the calls.
 DIE = """

@@ -1,5 +1,5 @@
-"""A cohort's work as it travels to other machines: what lasts is sent once, what all clients share once a round, and
-what a client has of its own with the client.
+"""A cohort's work as it is sent to other machines: the clients' data once, the shared work once a round, and a client's
+own tensors with the client.
 """
 
 import importlib
@@ -21,19 +21,19 @@ from fedlab_runner.core.work import Work, own_generator
 from fedlab_runner.executors._chunks import Chunk, ChunkedExecutor
 from fedlab_runner.utils.system import keep_freed_memory
 
-Ref = Any  # where something lies in the cluster's object store
-MAX_KEPT_OBJECTS = 8  # things that a worker process keeps for the next rounds
+Ref = Any  # a reference to an object in the cluster's object store
+MAX_KEPT_OBJECTS = 8  # that a worker process keeps for later rounds
 
 
 class Round(NamedTuple):
-    """What all clients of a round share, put into the object store."""
+    """What all clients of a round share, in the object store."""
 
-    work: Ref  # the Work of no clients, pickled, with gaps where it refers to what lasts
-    lasting: list[Ref]  # the population, the module's own tensors
+    work: Ref  # the Work of no clients, pickled, with references to the lasting objects
+    lasting: list[Ref]  # the clients' data, the module's own tensors
 
 
 class ClientShare(NamedTuple):
-    """What some of the clients have of their own."""
+    """Some of the clients, with the tensors of their own."""
 
     rows: np.ndarray  # [k] of the cohort
     ids: np.ndarray  # [k]
@@ -43,25 +43,26 @@ class ClientShare(NamedTuple):
     chunks: list[Chunk]  # rows of the share
 
 
-def packed_population(client_data: ClientData) -> "Packed":
-    """For the object store."""
+def packed_client_data(client_data: ClientData) -> "Packed":
+    """The clients' data as arrays, for the object store."""
     members, _ = client_data.assignment
     inputs, targets = client_data.inputs.numpy(), client_data.targets.numpy()
     return Packed(inputs, targets, members, client_data.num_examples, client_data.streams, client_data.augment)
 
 
 def own_tensors(work: Work) -> list[Tensor]:
-    """The values that the module has beside those of the models, for the object store."""
+    """The module's parameters and buffers, which are no part of the models' vectors, for the object store."""
     module = work.family.module
     return [*module.parameters(), *module.buffers()]
 
 
 def pickled(work: Work) -> bytes:
-    """The work of no clients, with gaps where it refers to its population and the module's own tensors; closures are
-    sent with the code that they need.
+    """The work of no clients, pickled with references in the place of the clients' data and the module's tensors.
+
+    Closures are sent with the code that they need.
     """
     places: dict[int, Any] = {id(tensor): number for number, tensor in enumerate(own_tensors(work))}
-    places[id(work.client_data)] = "population"
+    places[id(work.client_data)] = "client_data"
     base: Any = importlib.import_module("ray.cloudpickle").Pickler
 
     class Pickler(base):  # type: ignore[misc]  # of a library that may be missing
@@ -74,7 +75,7 @@ def pickled(work: Work) -> bytes:
 
 
 def shares_of(work: Work, chunks: list[Chunk], count: int) -> list[ClientShare]:
-    """The chunks (longest first) dealt out to so many shares that have nearly the same number of local steps."""
+    """The chunks (longest first) divided into `count` shares of nearly equal numbers of local steps."""
     loads, dealt = np.zeros(count), [list[Chunk]() for _ in range(count)]
     for chunk in chunks:
         least = int(loads.argmin())
@@ -93,7 +94,7 @@ def _share(work: Work, chunks: list[Chunk]) -> ClientShare:
 
 
 def train_share(inner: ChunkedExecutor, round: Round, share: ClientShare) -> tuple[np.ndarray, np.ndarray]:
-    """In a worker process: the models [k, D] and mean losses [k] of a share's clients."""
+    """Trains a share in a worker process: models [k, D] and mean losses [k] of its clients."""
     torch.set_num_threads(1)
     keep_freed_memory()
     whole: Work = _received(round.work, lambda content: _unpickled(content, round.lasting))
@@ -114,7 +115,7 @@ def train_share(inner: ChunkedExecutor, round: Round, share: ClientShare) -> tup
     return y.numpy(), losses.numpy()
 
 
-_kept: OrderedDict[str, Any] = OrderedDict()  # of this worker process, by reference
+_kept: OrderedDict[str, Any] = OrderedDict()  # by reference: the objects that this worker process keeps
 
 
 def _received(ref: Ref, unpack: Callable[[Any], Any]) -> Any:
@@ -128,7 +129,7 @@ def _received(ref: Ref, unpack: Callable[[Any], Any]) -> Any:
 
 
 class Packed(NamedTuple):
-    """A population as arrays, which the processes of a machine share without a copy."""
+    """The clients' data as arrays, which the processes of a machine share without a copy."""
 
     inputs: np.ndarray
     targets: np.ndarray
@@ -138,20 +139,20 @@ class Packed(NamedTuple):
     augment: Augment | None
 
 
-def _population(packed: Packed) -> ClientData:
+def _client_data(packed: Packed) -> ClientData:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that the arrays may not be written into: nobody does
+        warnings.simplefilter("ignore", UserWarning)  # that the arrays are read-only: they are only read
         inputs, targets = torch.from_numpy(packed.inputs), torch.from_numpy(packed.targets)
     split = np.split(packed.members, np.cumsum(packed.num_examples)[:-1])
     return ClientData(inputs, targets, split, torch.device("cpu"), packed.streams, packed.augment)
 
 
 def _unpickled(content: bytes, lasting: list[Ref]) -> Work:
-    client_data, tensors = _received(lasting[0], _population), _received(lasting[1], lambda found: found)
+    client_data, tensors = _received(lasting[0], _client_data), _received(lasting[1], lambda found: found)
 
     class Unpickler(pickle.Unpickler):
         def persistent_load(self, place: Any) -> Any:
-            return client_data if place == "population" else tensors[place]
+            return client_data if place == "client_data" else tensors[place]
 
     work: Work = Unpickler(io.BytesIO(content)).load()
     return work
