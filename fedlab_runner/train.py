@@ -1,4 +1,4 @@
-"""The one entry point: compose, check, run; whatever goes wrong ends in one clear line and an exit code.
+"""The command `fedlab`: compose, check, run. Every error of the user's ends in one clear line and an exit code.
 
 Exit codes: 0 done, 1 a run failed (diverged, disk full, cluster lost), 2 the command or the config is wrong, 128 + n
 stopped by signal n.
@@ -32,18 +32,18 @@ from fedlab_runner.utils.system import SHARED_BY
 
 log = logging.getLogger("fedlab_runner")
 
-# At import, because the workers of a launcher import this module and nothing else of ours before they compose.
+# At import, because a launcher's workers import only this module of the package before they compose.
 register_resolvers()
 config_files.register()
 
 
 class JobFailed(BaseException):
-    """Carries the error of a single run (its cause) out of Hydra, which prints lines of its own for an Exception."""
+    """Carries the error of a single run, its cause, through Hydra, which would print its own lines for an Exception."""
 
 
 @streams.protected()
 def main() -> int:
-    """Run the command line and return the exit code."""
+    """Runs the command line and returns the exit code."""
     arguments = sys.argv[1:]
     with _environment(HYDRA_FULL_ERROR="1", **dict.fromkeys((NAME, FOLDER, SHARED_BY))):
         try:
@@ -51,14 +51,14 @@ def main() -> int:
                 listing.show(arguments[1] if len(arguments) > 1 else None)
                 return 0
             if held := secrets.in_arguments(arguments):
-                raise UserError("\n".join(held))  # before Hydra writes them down
+                raise UserError("\n".join(held))  # before Hydra writes the arguments into files
             if get_args_parser().parse_known_args(arguments)[0].experimental_rerun:
                 raise UserError("--experimental-rerun reads a pickle, which may run anything: use the run's command")
             with signals.raised(), hydra_loader.checked(completing=bool({"-sc", "--shell-completion"} & {*arguments})):
                 try:
                     hydra.main(config_path=str(conf_dir()), config_name="train", version_base="1.3")(job)()
                 finally:
-                    sys.stdout.flush()  # what --cfg and its like have printed is an answer: it may not get lost
+                    sys.stdout.flush()  # the answer of --cfg and its like must not get lost
             code = 0
         except KeyboardInterrupt:
             code = _report(Interrupted(signal.SIGINT), arguments)
@@ -76,7 +76,7 @@ def main() -> int:
 
 @streams.protected()  # in a launcher's process too
 def job(cfg: DictConfig) -> float:
-    """One experiment, as Hydra calls it, in this process or in a launcher's; the objective."""
+    """Runs one experiment for Hydra, in this process or in a launcher's, and returns the objective."""
     if HydraConfig.get().mode != RunMode.MULTIRUN:
         try:
             return _run(cfg)
@@ -90,8 +90,8 @@ def job(cfg: DictConfig) -> float:
     except Pruned as pruned:
         log.info("%s", pruned)
         callback.record(cfg, "pruned", pruned.objective, error=str(pruned))
-        return pruned.objective  # a sweeper that learns from results learns from this one too
-    except Exception as error:  # Hydra goes on with the other jobs, and says nothing before the end
+        return pruned.objective  # a sweeper that learns from results uses this one too
+    except Exception as error:  # Hydra goes on with the other jobs and reports nothing before the end
         if _requeued(error):
             raise SystemExit(0) from error
         lines = explain(error, ())
@@ -104,10 +104,10 @@ def job(cfg: DictConfig) -> float:
 
 
 def _requeued(error: Exception) -> bool:
-    """Whether Slurm has put this job back into the queue when its time was over.
+    """Whether Slurm has put this job back into the queue because its time was over.
 
-    submitit asks for it by a command that Slurm may kill with the job before the command ends: an error of its handler,
-    raised wherever the run was. The run has been checkpointed all the same and goes on when the job starts again.
+    submitit's signal handler requests this by a command that Slurm may kill together with the job. The handler then
+    raises an error wherever the run was. The run has been checkpointed and goes on when the job starts again.
     """
     command = list(error.cmd[:2]) if isinstance(error, subprocess.CalledProcessError) else []
     return command == ["scontrol", "requeue"] and getattr(error, "returncode", 0) == -signal.SIGTERM
@@ -123,7 +123,7 @@ def _run(cfg: DictConfig) -> float:
 
 
 def _report(error: BaseException, arguments: list[str]) -> int:
-    """Print the error to stderr; the exit code for it."""
+    """Prints the error to stderr and returns its exit code."""
     if isinstance(error, Interrupted):
         print(f"{error}; the same command continues from the last checkpoint", file=sys.stderr)
         return 128 + error.signal
@@ -144,7 +144,7 @@ def _report(error: BaseException, arguments: list[str]) -> int:
 
 @contextmanager
 def _environment(**values: str | None) -> Iterator[None]:
-    """Set (or with None remove) environment variables, and put back what was there before."""
+    """Sets environment variables (None: removes them) within the block, and restores them."""
     before = {name: os.environ.get(name) for name in values}
     try:
         _set_environment(values)
@@ -162,7 +162,7 @@ def _set_environment(values: dict[str, str | None]) -> None:
 
 
 if __name__ == "__main__":
-    # Under its own name and not as `__main__`, so that launchers can send `job` to other processes.
+    # Imported by its name, not run as `__main__`, so that launchers can send `job` to other processes.
     from fedlab_runner import train
 
     sys.exit(train.main())

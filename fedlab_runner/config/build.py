@@ -1,8 +1,7 @@
 """From a composed config to built components: check everything, then build.
 
-A config is resolved once, checked whole, and built from the values that were checked. Nothing is built while a
-`_target_` is refused, at whatever depth it stands. Hydra's `instantiate` is not used: it resolves a second time, and
-calls what any `_target_` in any value names.
+A config is resolved once, checked whole, and built from the checked values. Nothing is built while any `_target_` is
+refused. Hydra's `instantiate` is not used: it resolves a second time, and calls whatever a `_target_` names.
 """
 
 import os
@@ -35,10 +34,10 @@ NONFINITE = ("stop", "drop", "zero", "clip")  # what `core.update_guard` can do 
 
 @dataclass(frozen=True)
 class Checked:
-    """A config that was resolved and checked: the only thing that is built from, written down or hashed."""
+    """A resolved and checked config: the only form that is built, written or hashed."""
 
-    nodes: Mapping[str, Any]  # the values of the right types, components as `schema.Node`
-    errors: tuple[str, ...]  # types, ranges and keys that are wrong
+    nodes: Mapping[str, Any]  # values of the right types, components as `schema.Node`
+    errors: tuple[str, ...]  # a line for each fault of keys and types
 
     @property
     def values(self) -> dict[str, Any]:
@@ -59,7 +58,7 @@ class Checked:
         return run_id_of(self.fingerprint)
 
     def build(self) -> "Components":
-        """The built components; UserError with one line for each fault of the config, before any data is touched."""
+        """Builds the components, without reading data; UserError with one line for each fault of the config."""
         from fedlab_runner.config.components import Components
 
         errors = [*self.errors]
@@ -83,8 +82,9 @@ def conf_dir() -> Path:
 
 
 def register_resolvers() -> None:
-    """Make the resolvers of `conf/` known to OmegaConf, and keep W&B's key from `${oc.env:}`. Each process that
-    composes needs them, so importing `train` does it.
+    """Registers the resolvers of `conf/` with OmegaConf, and keeps W&B's key from `${oc.env:}`.
+
+    Each process that composes needs the resolvers, so importing `train` registers them.
     """
     OmegaConf.register_new_resolver("run_id", _resolve_run_id, replace=True)
     OmegaConf.register_new_resolver("direction_of", direction_of, replace=True)
@@ -93,14 +93,15 @@ def register_resolvers() -> None:
 
 
 def _where(group: str, name: str, then: Any, otherwise: Any, *, _root_: DictConfig) -> Any:
-    """`${where:dataset,CIFAR10,0.01,0.005}`: 0.01 if the group's choice is of class CIFAR10, else 0.005. For a value of
-    an experiment that depends on another choice of the same run.
+    """`${where:dataset,CIFAR10,0.01,0.005}` is 0.01 if the dataset's class is CIFAR10, else 0.005.
+
+    For a value of an experiment that depends on another choice of the same run.
     """
     return then if str(_root_[group]["_target_"]).rpartition(".")[2] == name else otherwise
 
 
 def check(cfg: DictConfig) -> Checked:
-    """The config with its faults; UserError where it cannot be resolved, or holds what may not be written down."""
+    """Resolves and checks a config; UserError where it cannot be resolved, or holds a W&B key or an interpolation."""
     try:
         values: Any = OmegaConf.to_container(_without_hydra(cfg), resolve=True, throw_on_missing=False)
     except OmegaConfBaseException as error:
@@ -116,7 +117,7 @@ def check(cfg: DictConfig) -> Checked:
 
 
 def build(cfg: DictConfig) -> "Components":
-    """The built components; UserError with one line for each fault of the config, before any data is touched."""
+    """Checks a config and builds its components; UserError with one line for each fault of the config."""
     return check(cfg).build()
 
 
@@ -126,7 +127,7 @@ def run_id(cfg: DictConfig) -> str:
 
 
 def fingerprint(cfg: DictConfig) -> dict[str, Any]:
-    """What decides the numbers of the run: see `Checked`."""
+    """The values that decide the numbers of a run; see `Checked`."""
     return check(cfg).fingerprint
 
 
@@ -136,7 +137,7 @@ def rounds_of(cfg: DictConfig) -> Any:
 
 
 def _bounded(value: Any, bound: Any) -> Any:
-    """A config with the numbers of the group `debug` as bounds of its own; a bound of a list is that of its items."""
+    """The config, its numbers bounded by those of the group `debug`; a list's bound is that of its items."""
     if isinstance(value, list):
         return [_bounded(each, bound) for each in value]
     if isinstance(value, dict) and isinstance(bound, dict):
@@ -147,15 +148,18 @@ def _bounded(value: Any, bound: Any) -> Any:
 
 @cache
 def _hints() -> dict[str, Any]:
+    """The type of each top-level value. Their classes import torch, so a type or range check does too: only faults that
+    Hydra itself finds, such as an unknown key, are reported without torch.
+    """
     from fedlab_runner.config.components import Components
 
     return get_type_hints(Components)
 
 
 def _built(value: Any, path: str, errors: list[str]) -> Any:
-    """The value with its components built, inner ones first, so that the innermost fault is the one that is named.
+    """The value with its components built, inner components first, so that a message names the innermost fault.
 
-    What has a fault stays as it is.
+    A component with a fault is not built.
     """
     if isinstance(value, list):
         return [_built(each, f"{path}[{i}]", errors) for i, each in enumerate(value)]
@@ -167,7 +171,7 @@ def _built(value: Any, path: str, errors: list[str]) -> Any:
     if not _has_fault(path, errors):
         try:
             return value.cls(**fields)
-        except ValueError as error:  # all else is a bug in a constructor
+        except ValueError as error:  # any other exception is a bug of a constructor
             errors.append(f"{path}.{error}")
     return value
 
@@ -180,7 +184,7 @@ def _key_faults(cfg: DictConfig, values: Mapping[str, Any]) -> list[str]:
 
 
 def _escapes(values: Mapping[str, Any]) -> list[str]:
-    """Values in which an interpolation is left: whoever reads them next would resolve it, unchecked."""
+    """Values that still hold an interpolation: a later reader would resolve it unchecked."""
     return [
         f"{name} holds an escaped interpolation, \\${{...}}: write the value itself"
         for name, value in secrets.leaves(values, "")
@@ -222,7 +226,7 @@ def _check_device(device: str) -> None:
 
 
 def _cross_faults(values: Mapping[str, Any], built: Mapping[str, Any], errors: list[str]) -> list[str]:
-    """Faults of one value in the light of another or of the machine; none needs data."""
+    """Faults of a value that depend on another value or on the machine."""
     faults = []
     if not _has_fault("participation", errors) and not _has_fault("num_clients", errors):
         try:
@@ -231,7 +235,7 @@ def _cross_faults(values: Mapping[str, Any], built: Mapping[str, Any], errors: l
             faults.append(f"participation.{error}")
     if values.get("nonfinite") == "clip" and not _has_fault("local", errors) and built["local"].update_norm is None:
         faults.append(
-            "nonfinite must be stop, drop or zero where local.update_norm is null, got clip: what is left of an update "
+            "nonfinite must be stop, drop or zero where local.update_norm is null, got clip: the rest of an update "
             "that is not finite needs a bound"
         )
     if not _has_fault("device", errors) and values["device"].startswith("cuda"):
@@ -254,7 +258,7 @@ def _cuda_faults(device: str) -> list[str]:
 
 
 def _resolve_run_id(*, _root_: DictConfig) -> str:
-    """`${run_id:}`. A faulty config raises, so no folder is made for it; except in a sweep, whose other jobs go on."""
+    """`${run_id:}`. A faulty config raises, so that no folder is made; in a sweep other jobs go on."""
     try:
         checked = check(_root_)
         checked.build()
@@ -266,7 +270,7 @@ def _resolve_run_id(*, _root_: DictConfig) -> str:
 
 
 def _resolve_env(key: str, *default: Any) -> Any:
-    """`${oc.env:}`, which gives no W&B key to a config: from there it could reach any file, also one of Hydra's."""
+    """`${oc.env:}` without W&B's key, which a config would carry into the run's files."""
     if faults := secrets.faults([(f"${{oc.env:{key}}}", os.environ.get(key))]):
         raise UserError(faults[0])
     return oc.env(key, *default)

@@ -1,4 +1,4 @@
-"""What an experiment is made of. The type hints say what each place of a config takes."""
+"""The components of an experiment; the type hints are the schema of the config's top level."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +26,7 @@ from fedlab_runner.tracking.logger import Logger
 
 @dataclass(frozen=True)
 class Components:
-    """The top-level keys of a config, the groups as built objects."""
+    """The top-level values of a config, groups as built objects."""
 
     rounds: int
     seed: int

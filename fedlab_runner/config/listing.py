@@ -1,6 +1,6 @@
-"""`fedlab --list` names the groups, `fedlab --list experiments` the choices of one, each with what it is in one line.
+"""`fedlab --list` names the groups, `fedlab --list experiments` the choices of a group, with a line on each.
 
-Nothing is imported or composed: a choice's first comment says what it is, else the docstring of its class.
+Nothing is imported or composed: the line is a choice's first comment, else the docstring of its class.
 """
 
 import ast
@@ -12,12 +12,12 @@ from fedlab_runner.config import schema
 from fedlab_runner.config.build import conf_dir
 from fedlab_runner.utils.errors import UserError
 
-MAX_CHOICES_CHARACTERS = 80  # characters of the choices that stand beside a group
-_NO_GROUPS = ("paper",)
+MAX_CHOICES_CHARACTERS = 80  # of the choices that are shown beside a group
+_NO_GROUPS = ("paper",)  # folders of conf that are no groups
 
 
 def show(group: str | None) -> None:
-    """Print the choices of a group, in the singular or the plural, or all groups; UserError for an unknown one."""
+    """Prints the choices of a group, in the singular or plural, or all groups; UserError for an unknown group."""
     names = groups()
     if group is None:
         rows = [(name, ", ".join(each for each, _ in choices(name))[:MAX_CHOICES_CHARACTERS]) for name in names]
@@ -32,14 +32,14 @@ def show(group: str | None) -> None:
 
 
 def groups() -> list[str]:
-    """The groups of conf, those of Hydra's own too."""
+    """The groups in conf, Hydra's groups included."""
     parts = [path.relative_to(conf_dir()).parts for path in conf_dir().rglob("*.yaml")]
     tops = {"/".join(each[: 2 if each[0] == "hydra" else 1]) for each in parts if len(each) > 1}
     return sorted(tops - {*_NO_GROUPS})
 
 
 def choices(group: str) -> Iterator[tuple[str, str]]:
-    """The names of a group's choices, nested ones as folder/name, and what each is."""
+    """The names of a group's choices, nested ones as folder/name, each with its line."""
     folder = conf_dir() / group
     for path in sorted(folder.rglob("*.yaml"), key=lambda path: (len(path.relative_to(folder).parts), path)):
         yield path.relative_to(folder).with_suffix("").as_posix(), _about(path)

@@ -190,9 +190,7 @@ class _Choosing(SingleProcessExecutor):
             known |= measure(part, eager)
         if not known.keys() >= compiled.keys() and min(map(total, eager)) > 5 * COMPILING_SECONDS:
             _log.info("executor=auto tries compiled steps, which can take a minute or more")
-            beside = {
-                name: eager[name] for name in (REFERENCE, min(eager, key=total))
-            }  # timed again, under the same load
+            beside = {name: eager[name] for name in (REFERENCE, min(eager, key=total))}  # under the same load
             known |= measure(part, beside | compiled)
         self._memory.learn(shape, known)
         ranked = sorted((eager | compiled).keys() & known.keys(), key=total)

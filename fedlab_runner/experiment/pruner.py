@@ -6,9 +6,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fedlab_runner.evaluation.evaluator import Evaluation
 from fedlab_runner.pruning.base import Curve, Pruning
 from fedlab_runner.pruning.none import NoPruning
 from fedlab_runner.sweep import records
@@ -21,6 +20,9 @@ from fedlab_runner.utils.errors import Pruned
 from fedlab_runner.utils.files import write_text_atomically
 from fedlab_runner.utils.sweep_job import FOLDER
 
+if TYPE_CHECKING:  # imports torch: not for fedlab-report, which reads the notes
+    from fedlab_runner.evaluation.evaluator import Evaluation
+
 NOTE_FILE = "pruned.json"
 _log = logging.getLogger("fedlab_runner")
 
@@ -28,7 +30,7 @@ _log = logging.getLogger("fedlab_runner")
 class Pruner:
     """Compares one run with the finished runs of its sweep; outside of a sweep nothing is pruned."""
 
-    def __init__(self, folder: Path, pruning: Pruning, evaluation: Evaluation, rounds: int) -> None:
+    def __init__(self, folder: Path, pruning: Pruning, evaluation: "Evaluation", rounds: int) -> None:
         self._path, self._pruning, self._evaluation, self._rounds = folder / NOTE_FILE, pruning, evaluation, rounds
         values = {field.name: getattr(pruning, field.name) for field in fields(pruning)}
         self._rule = {"pruning": type(pruning).__name__, **values}
