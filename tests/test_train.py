@@ -158,7 +158,7 @@ def test_help_names_the_groups_and_what_to_type(tmp_path: Path) -> None:
     )
     assert ended.returncode == 0
     assert "fedlab -m algorithm=fedavg,fedbuff seed=0,1" in ended.stdout
-    assert "partition: assigned_blocks, by_user, " in ended.stdout
+    assert "partition: assigned_blocks, " in ended.stdout
 
 
 # One clear line.
@@ -189,7 +189,7 @@ def test_help_names_the_groups_and_what_to_type(tmp_path: Path) -> None:
         (f"hydra.run.dir={'x' * 300}", f"{'x' * 300}: no folder can be made there (File name too long): give another"),
         (
             "model._target_=fedlab_runner.delays.none.NoDelay",
-            "model._target_ must be of the kind Model (fed",
+            "model._target_ must be of the kind Architecture (fed",
         ),
         ("algoritm=fedavg", "algoritm is not a key: did you mean algorithm?"),
         ("~local.lrr", "local.lrr is not a key: did you mean local.lr?"),

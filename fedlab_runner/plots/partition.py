@@ -1,4 +1,4 @@
-"""Who has what: a table and a picture of a partition, clients x classes."""
+"""Table and picture of a partition, clients x classes."""
 
 import csv
 import io
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PARTITION_FILE = "partition.csv"
-MAX_CLIENTS_IN_ORDER = 100  # up to so many clients are drawn in their order; more are sorted by size
-MAX_NAMED_CLASSES = 30  # up to so many classes are named in the picture
-MAX_COLUMNS = 1000  # of the heat map, at most: about its pixels; more clients are averaged with their neighbours
-MAX_BARS = 30  # of the histogram, at most
+MAX_CLIENTS_IN_ORDER = 100  # more clients are sorted by size
+MAX_NAMED_CLASSES = 30  # more classes have no names in the picture
+MAX_COLUMNS = 1000  # of the heat map, about its pixels: more clients are averaged with their neighbours
+MAX_BARS = 30  # of the histogram
 
 
 def class_counts(split: Sequence[np.ndarray], labels: np.ndarray, num_classes: int) -> np.ndarray:
-    """How many samples of each class every client has, int64 [N, C]; labels [n] are class indices."""
+    """The number of examples by client and class, int64 [N, C]; labels [n] are class indices."""
     if not len(split):
         return np.zeros((0, num_classes), np.int64)
     clients = np.repeat(np.arange(len(split)), [len(part) for part in split])
@@ -34,9 +34,9 @@ def class_counts(split: Sequence[np.ndarray], labels: np.ndarray, num_classes: i
 def partition_table(
     split: Sequence[np.ndarray], labels: np.ndarray, class_names: Sequence[str]
 ) -> tuple[list[str], list[list[int]]]:
-    """The columns client, examples and one a class, and a row for every client.
+    """The columns (client, examples, then each class), and a row for each client.
 
-    Labels may be finer than the named classes (strata of CIFAR-100's superclasses): then classes are numbered.
+    Labels finer than the named classes (the strata of CIFAR-100's superclasses) are numbered.
     """
     counts = class_counts(split, labels, num_classes := _num_classes(labels, class_names))
     columns = ["client", "examples", *_names(class_names, num_classes)]
@@ -104,7 +104,7 @@ def _line(name: str, values: np.ndarray) -> str:
 
 
 def _heat_map(figure: "Figure", axes: "Axes", counts: np.ndarray, names: list[str]) -> None:
-    """Classes down, clients across; white is none, and the colour grows with the square root of the count."""
+    """Draws classes down, clients across; white is zero, and the colour grows with the square root of the count."""
     from matplotlib import colormaps
     from matplotlib.colors import ListedColormap, PowerNorm
     from matplotlib.ticker import MaxNLocator

@@ -1,4 +1,4 @@
-"""A picture of who can reach whom."""
+"""Picture of a topology: which client can reach which."""
 
 from pathlib import Path
 
@@ -7,8 +7,8 @@ import numpy as np
 from fedlab_runner.plots.style import BLUE, GREY, STYLE, new_figure, save
 from fedlab_runner.topologies.base import describe
 
-MAX_POINTS = 200  # up to so many clients are points with links; more are rows and columns of a matrix
-MAX_NUMBERED_POINTS = 40  # up to so many have their number beside them
+MAX_POINTS = 200  # more clients are drawn as a matrix, not as points with links
+MAX_NUMBERED_POINTS = 40  # more points have no numbers
 LAYOUT_STEPS = 150  # of the layout
 
 

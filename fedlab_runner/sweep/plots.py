@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MAX_LINES = 10  # as many as have colours that can be told apart; more say less than the table
-LEGEND_LINE_INCHES = 0.22  # inches
-# Beside the objective's metric: file, key, and the keys of a band around it.
+MAX_LINES = 10  # of a picture: there are ten colours that can be told apart
+LEGEND_LINE_INCHES = 0.22  # the height of a line of the legend
+# Further curves beside the objective's metric: file, key, and the keys of a band around it.
 CURVES = (
     ("update_cosines", "analysis/update_cosine_mean", ("analysis/update_cosine_min", "analysis/update_cosine_max")),
     ("directions", "algorithm/probe_cosine_first", None),
@@ -25,7 +25,7 @@ CURVES = (
 
 
 def plot_sweep(folder: Path) -> list[Path]:
-    """Draws into `folder`/plots what there is to draw, from the jobs that have finished, and returns the files.
+    """Draws the finished jobs of a sweep into `folder`/plots, and returns the files.
 
     `<key>.png`: the objective against each swept key whose values are numbers, a line for each combination of the other
     keys, with the mean and the standard deviation over seeds. `curves.png`: its metric over the rounds by setting;
@@ -45,7 +45,7 @@ def plot_sweep(folder: Path) -> list[Path]:
 
 
 def _against(folder: Path, rows: Sequence[Row], key: str) -> Path | None:
-    """The objective against one key; None where its values share no other setting or there are too many of those."""
+    """Draws the objective against one key; None where no two values share the other keys, or for too many lines."""
     lines: dict[tuple[str, ...], dict[float, list[float]]] = {}
     names: dict[float, str] = {}
     for row in rows:
@@ -78,8 +78,9 @@ def _over_rounds(
     rows: Sequence[Row],
     logged: Sequence[Sequence[Sequence[Mapping[str, Any]]]],
 ) -> Path | None:
-    """A metric over the rounds, a line a setting; None where none has it. `logged`: a run's rows by setting and job.
-    `shared` is what the settings have in common and others have not.
+    """Draws a metric over the rounds, a line for each setting; None where no run has it.
+
+    `logged` has a run's rows by setting and job, `shared` the overrides that tell these settings from others.
     """
     if not any(found := [_by_round(runs, key) for runs in logged]):
         return None
@@ -104,7 +105,7 @@ def _saved(figure: "Figure", folder: Path, name: str) -> Path:
 
 
 def _groups(rows: Sequence[Row]) -> list[tuple[tuple[str, ...], list[Row]]]:
-    """The settings that are in one picture, and the numbers that set it apart from the others."""
+    """The settings by picture, each with the overrides that its settings share."""
     if len(rows) <= MAX_LINES:
         return [((), list(rows))] if len(rows) > 1 else []
     numbers = _numbers(rows)
@@ -170,7 +171,7 @@ def _is_number(text: str) -> bool:
 
 
 def _judged(rows: Sequence[Row]) -> str:
-    """What the objective is."""
+    """The objective in words."""
     summary = next((job.summary for row in rows for job in row.jobs if "metric" in job.summary), {})
     return f"{summary['rule']} of {summary['metric']}" if summary else "objective"
 

@@ -1,4 +1,4 @@
-"""The table of a sweep over seeds, written anew whenever a job ends."""
+"""The table of a sweep: mean and spread over seeds, written anew whenever a job ends."""
 
 import os
 import shlex
@@ -14,9 +14,9 @@ from fedlab_runner.utils.files import write_text_atomically
 
 
 def refresh(folder: Path) -> list[Row]:
-    """Write table.md and table.csv anew from the jobs that have ended.
+    """Writes table.md and table.csv anew from the jobs that have ended.
 
-    Safe with several writers: whoever writes last looks again afterwards, so no job is left out.
+    Several processes may do this at once: each reads the records again after it has written, so no job is left out.
     """
     rows = read(folder)
     while True:
@@ -28,7 +28,7 @@ def refresh(folder: Path) -> list[Row]:
 
 
 def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of the table; overrides that all settings share are left out."""
+    """The header and rows of the table, without the overrides that all settings share."""
     shared = set.intersection(*(set(row.setting) for row in rows)) if len(rows) > 1 else set()
     body = []
     for row in rows:
@@ -58,7 +58,7 @@ def csv_text(rows: Sequence[Row]) -> str:
 
 
 def show(folder: Path) -> None:
-    """Print the table, draw the pictures, and say where they are."""
+    """Prints the table, draws the pictures and prints their paths."""
     import rich
     from rich.table import Table
     from rich.text import Text
@@ -74,7 +74,7 @@ def show(folder: Path) -> None:
     rich.print(table)
     for path in (folder / "table.md", *plot_sweep(folder)):
         print(visible(os.path.relpath(path)))
-    print(f"a page of it all: fedlab-report {shlex.quote(os.path.relpath(folder))}")
+    print(f"a page of all results: fedlab-report {shlex.quote(os.path.relpath(folder))}")
 
 
 def _mean(values: Sequence[float], digits: int = 4) -> str:
@@ -82,5 +82,5 @@ def _mean(values: Sequence[float], digits: int = 4) -> str:
 
 
 def _std(values: Sequence[float], digits: int = 4) -> str:
-    """The sample standard deviation; one value has none."""
+    """The sample standard deviation; empty for fewer than two values."""
     return f"{statistics.stdev(values):.{digits}g}" if len(values) > 1 else ""

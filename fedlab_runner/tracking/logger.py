@@ -9,12 +9,12 @@ MODES = ("online", "offline", "disabled")
 
 @dataclass(frozen=True)
 class Logger:
-    """How a run shows itself in W&B and on the terminal; its own files are written whatever stands here.
+    """What W&B and the terminal show of a run; the run's own files are always written.
 
-    dir: the W&B folder that all runs share; W&B itself insists on the last part being `wandb`.
-    init_timeout, finish_timeout: seconds that an online server may take before the run goes on without it.
-    progress: whether the terminal shows a live bar; None: when it is one.
-    save_model: whether the run leaves its final weights in its folder and, as an artifact, in W&B.
+    dir: the W&B folder that all runs share; W&B itself requires the last part to be `wandb`.
+    init_timeout, finish_timeout: seconds that W&B's server may take before the run goes on without it.
+    progress: whether to show a live bar; None: on a terminal only.
+    save_model: whether to save the final weights in the run's folder and, as an artifact, in W&B.
     """
 
     mode: str

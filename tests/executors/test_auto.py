@@ -283,5 +283,5 @@ def test_a_stopped_run_goes_on_with_its_executor(tmp_path: Path, monkeypatch: py
 def test_bad_values() -> None:
     with pytest.raises(ValueError, match=r"^seconds must be >= 0, got -1.0$"):
         Auto(-1.0, None, compile=True)
-    with pytest.raises(ValueError, match=r"^workers must be >= 1 or null, got 0$"):
+    with pytest.raises(ValueError, match=r"^workers must be >= 1, got 0$"):
         Auto(30.0, 0, compile=True)

@@ -252,7 +252,7 @@ def test_no_worker_outlives_its_parent(number: signal.Signals) -> None:
 
 
 def test_bad_values() -> None:
-    with pytest.raises(ValueError, match=r"^workers must be >= 1 or null, got 0$"):
+    with pytest.raises(ValueError, match=r"^workers must be >= 1, got 0$"):
         Processes(0, LOOP)
     with pytest.raises(ValueError, match=r"^inner must be loop or vectorized, got processes$"):
         Processes(2, Processes(2, LOOP))  # type: ignore[arg-type]

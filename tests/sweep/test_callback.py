@@ -27,7 +27,7 @@ from fedlab_runner import train
 from fedlab_runner.config import build as config
 from fedlab_runner.sweep import callback as sweep
 from fedlab_runner.sweep import plots as sweep_plots
-from fedlab_runner.sweep import records as sweep_records
+from fedlab_runner.sweep import records
 from fedlab_runner.sweep.records import Job, Row
 from fedlab_runner.tracking.metric_direction import check_direction, direction_of
 from fedlab_runner.utils import system
@@ -104,7 +104,7 @@ def test_a_damaged_record_of_a_job_does_not_count_and_is_written_anew(
 ) -> None:
     """A digit of its number, or a letter of a name in it: never another mean in silence."""
     warnings: list[str] = []
-    monkeypatch.setattr(sweep_records._log, "warning", lambda text, *words: warnings.append(text % words))
+    monkeypatch.setattr(records._log, "warning", lambda text, *words: warnings.append(text % words))
     assert launch(score, *GRID)[0] == 0
     whole = table()
     path = min((only_folder() / "jobs").iterdir())
@@ -113,24 +113,23 @@ def test_a_damaged_record_of_a_job_does_not_count_and_is_written_anew(
         path.write_text(content.replace(old, new, 1))
         assert path.read_text() != content
         warnings.clear()
-        sweep_records._warn_once.cache_clear()
+        records._warn_once.cache_clear()
         sweep.refresh(only_folder())
         assert sorted(row["seeds"] for row in table().values()) == ["1", "2", "2", "2"]
         assert warnings == [f"{path} is damaged and does not count: the command of the sweep writes it anew"]
     assert launch(score, *GRID)[0] == 0
     assert table() == whole and path.read_text() == content
-    # What an older version wrote, without a sum.
-    old = {key: value for key, value in json.loads(content).items() if key not in ("format", "sha256")}
-    path.write_text(json.dumps(old, indent=1))
+    bare = {key: value for key, value in json.loads(content).items() if key not in ("format", "sha256")}
+    path.write_text(json.dumps(bare, indent=1))
     sweep.refresh(only_folder())
-    assert table() == whole
+    assert table() != whole, "a record without its checksum"
 
 
 def test_a_grid_knows_its_jobs_before_they_run(launch: Sweep) -> None:
     seen = []
-    launch(lambda cfg: seen.append(sweep.to_come(only_folder())) or 0.0, *GRID[1:], "rounds=3")
+    launch(lambda cfg: seen.append(records.to_come(only_folder())) or 0.0, *GRID[1:], "rounds=3")
     jobs = [[f"delay.std={std}", f"seed={seed}", "rounds=3"] for std in (5, 20) for seed in (0, 1)]
-    assert seen == [jobs[i:] for i in range(4)] and sweep.to_come(only_folder()) == []
+    assert seen == [jobs[i:] for i in range(4)] and records.to_come(only_folder()) == []
 
 
 def test_jobs_know_their_sweep_by_its_name(launch: Sweep) -> None:
