@@ -1,4 +1,4 @@
-"""A report put together from runs."""
+"""Builds the report of some runs."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,19 +12,19 @@ from fedlab_runner.report.runs import Run
 from fedlab_runner.report.stats import MIN_SEEDS, SIGNIFICANCE_LEVEL
 from fedlab_runner.utils.errors import UserError
 
-# What is said of all runs, where they agree; the rest is in their config.yaml.
+# Keys that the overview shows where all runs agree on them; the others are in the runs' config.yaml.
 SHARED_KEYS = (
     *("algorithm", "dataset", "model", "server_data", "partition", "partition.alpha", "delay", "delay.std"),
     *("num_clients", "participation.cohort_size", "rounds", "local", "local.lr", "local.epochs", "local.batch_size"),
 )
 
-MAX_JOBS_NAMED = 12  # jobs to come
+MAX_JOBS_NAMED = 12  # of the jobs to come
 
 
 def select(runs: Iterable[Run], experiment: str | None) -> list[SeedGroup]:
-    """The runs by setting; of an experiment only those that it started or that its published table has a cell for.
+    """The runs by setting; with an experiment, only runs that it started or that fit a cell of its published table.
 
-    Raises UserError where the experiment has none of them.
+    Raises UserError where the experiment has no run.
     """
     groups = group(runs)
     if experiment is None:
@@ -38,7 +38,7 @@ def select(runs: Iterable[Run], experiment: str | None) -> list[SeedGroup]:
     if not mine:
         names = sorted({run.choices.get("experiment", "none") for each in groups for run in each.runs})
         raise UserError(f"no run belongs to experiment={experiment}: the runs there have {', '.join(names)}")
-    return group(run for each in mine for run in each.runs)  # named anew: less tells these apart
+    return group(run for each in mine for run in each.runs)  # named again: fewer keys tell these apart
 
 
 def report(
@@ -48,8 +48,10 @@ def report(
     to_come: Sequence[str] = (),
     unreadable: Mapping[str, str] = MappingProxyType({}),
 ) -> Report:
-    """The whole report; `wanted` are the target values of the metric, else each condition has its own; `to_come` are
-    the jobs of sweeps that have not ended, `unreadable` what is wrong with the folders that cannot be read.
+    """The whole report.
+
+    `wanted`: target values of the metric, else each condition has its own; `to_come`: jobs of sweeps that have not
+    ended; `unreadable`: the faults of folders that cannot be read.
     """
     runs = [run for each in groups for run in each.runs]
     papers = [published.load(experiment)] if experiment else list(published.papers(runs))
@@ -166,7 +168,7 @@ def _partitions(groups: Sequence[SeedGroup]) -> Section | None:
 
 
 def _runs(groups: Sequence[SeedGroup]) -> Section:
-    """Where each number comes from, and how to get it again."""
+    """The runs behind the numbers, with commits and commands."""
     rows, code = [], []
     for each in groups:
         for run in each.runs:

@@ -18,7 +18,7 @@ from fedlab_runner.utils.files import write_atomically, write_text_atomically
 
 @streams.protected()
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit code."""
+    """Runs the command line and returns the exit code."""
     parser = argparse.ArgumentParser(
         "fedlab-report", description="One page of runs, finished or not: tables and curves."
     )
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {visible(str(error))}", file=sys.stderr)
         return 2
-    streams.make_optional()  # the page is there
+    streams.make_optional()  # the page is written
     print(f"{subtitle}\n{visible(os.path.relpath(page))}")
     return 0
 
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def write(
     folders: Sequence[Path], out: Path | None = None, experiment: str | None = None, targets: Sequence[float] = ()
 ) -> tuple[Path, str]:
-    """Writes index.html, report.md with plots/, and the CSV files into `out`; the page's path and what it is about.
+    """Writes index.html, report.md with plots/, and the CSV files into `out`; returns the page's path and subtitle.
 
     Raises UserError where there is nothing to report on or no place to write it.
     """

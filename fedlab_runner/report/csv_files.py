@@ -21,7 +21,7 @@ def files(groups: Sequence[SeedGroup], papers: Sequence[Paper], wanted: Sequence
 
 
 def _runs(groups: Sequence[SeedGroup], wanted: Sequence[float]) -> list[dict[str, Any]]:
-    """A row a run, with its summaries and what it cost; `rounds to <target>` for each target of its condition."""
+    """A row for each run: its summaries, its costs, and `rounds to <target>` for each target of its condition."""
     rows = []
     for condition, members in by_condition(groups).items():
         goals = targets(members, wanted)
@@ -59,7 +59,7 @@ def _setting(group: SeedGroup) -> dict[str, Any]:
 
 
 def _text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows with all keys that any has; what is missing or not a number is empty."""
+    """Rows as CSV with the keys of all rows; a missing or non-finite value is empty."""
     keys = list(dict.fromkeys(key for row in rows for key in row))
     return csv_text([keys, *([_plain(row.get(key)) for key in keys] for row in rows)])
 

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PNG = b"\x89PNG\r\n\x1a\n"
-MAX_LINES = 10  # as many as have colours that can be told apart
+MAX_LINES = 10  # of a picture: there are ten colours that can be told apart
 MAX_PARTITIONS = 12
-LEGEND_LINE_INCHES = 0.22  # inches
-PAGE_INCHES = 12.4  # inches, of the page
-LOG_AXIS_RATIO = 100  # a cost whose largest value is so many times its smallest gets a logarithmic axis
+LEGEND_LINE_INCHES = 0.22  # the height of a line of the legend
+PAGE_INCHES = 12.4  # the width of the page
+LOG_AXIS_RATIO = 100  # from this ratio of the largest to the smallest cost on, the axis is logarithmic
 
 
 class Curve(NamedTuple):
@@ -40,7 +40,7 @@ class Curve(NamedTuple):
     rounds: list[int]
     means: list[float]
     stds: list[float]  # zero for one seed
-    costs: dict[str, list[float]]  # what had been spent until then, the mean over seeds, by metric key if it is logged
+    costs: dict[str, list[float]]  # by metric key: cumulative cost at each round, the mean over seeds
 
 
 COSTS = (
@@ -51,7 +51,7 @@ COSTS = (
 
 
 def convergence(groups: Sequence[SeedGroup]) -> list[Picture]:
-    """For each condition, the metric over rounds and over what was spent, a line a method."""
+    """For each condition, the metric over rounds and over costs, a line for each method."""
     found = []
     for condition, members in by_condition(groups).items():
         shown = _most_interesting(members)
@@ -68,7 +68,7 @@ def convergence(groups: Sequence[SeedGroup]) -> list[Picture]:
 
 
 def curve_of(group: SeedGroup) -> Curve:
-    """The curve over the finished seeds; while there is none, over the others."""
+    """The curve over the finished seeds; while none is finished, over the others."""
     done = [run for run in group.runs if run.finished]
     runs = done or [run for run in group.runs if _points(run)]
     points = [_points(run) for run in runs]
@@ -87,7 +87,7 @@ def curve_of(group: SeedGroup) -> Curve:
 
 
 def staleness(groups: Sequence[SeedGroup]) -> list[Picture]:
-    """For each condition, how many updates were how late, from the runs of the method with the most of them."""
+    """For each condition, a histogram of staleness, from the runs of the method with the most updates."""
     found: dict[str, Picture] = {}
     for condition, members in by_condition(groups).items():
         group = max(members, key=lambda each: sum(sum(staleness_counts(run.rows).values()) for run in each.runs))
@@ -103,7 +103,7 @@ def staleness(groups: Sequence[SeedGroup]) -> list[Picture]:
 
 
 def partitions(groups: Sequence[SeedGroup]) -> tuple[list[Picture], int]:
-    """Each different partition of the smallest seeds, as the runs have drawn it; and how many are left out."""
+    """The runs' own pictures of each different partition of the smallest seeds, and the number left out."""
     found: dict[str, Picture] = {}
     for condition, members in by_condition(groups).items():
         for run in (group.runs[0] for group in members):
@@ -112,7 +112,7 @@ def partitions(groups: Sequence[SeedGroup]) -> tuple[list[Picture], int]:
                 digest = hashlib.sha256(untrusted.read_bytes(run.folder / "partition.csv")).hexdigest()
             except (FileNotFoundError, untrusted.Unreadable):
                 continue
-            if not picture.startswith(PNG):  # the page is passed on, and a link may lead to any file
+            if not picture.startswith(PNG):  # people pass the page on, and a link may lead to any file
                 continue
             caption = f"{condition or 'all runs'}: seed {run.seed}"
             name = file_name(f"partition-{condition}-seed{run.seed}")
@@ -129,7 +129,7 @@ def _points(run: Run) -> dict[int, float]:
 
 
 def _most_interesting(groups: Sequence[SeedGroup]) -> list[SeedGroup]:
-    """As many as can be told apart: the best, in the order in which they stand."""
+    """The best methods, as many as have colours, in their given order."""
     if len(groups) <= MAX_LINES:
         return list(groups)
     left, kept = list(groups), list[SeedGroup]()
@@ -163,7 +163,7 @@ def _draw(curves: Sequence[Curve], metric: str) -> "Figure":
 
 
 def _over_cost(axes: "Axes", curves: Sequence[Curve], key: str) -> None:
-    """The metric over what was spent; where costs differ widely the axis is logarithmic, and has no zero."""
+    """Draws the metric over a cost; where costs differ widely the axis is logarithmic, without zero."""
     known = [(i, curve) for i, curve in enumerate(curves) if key in curve.costs]
     spent = [curve.costs[key][-1] for _, curve in known if curve.costs[key][-1] > 0]
     wide = bool(spent) and max(spent) > LOG_AXIS_RATIO * min(spent)
@@ -189,7 +189,7 @@ def _histogram(rows: Sequence[Row]) -> "Figure":
 
 
 def _svg(draw: Callable[[], "Figure"]) -> bytes:
-    """A picture as text that is the same for the same numbers."""
+    """The SVG of a picture: equal numbers give equal bytes."""
     from matplotlib.style import context
 
     file = io.BytesIO()

@@ -1,4 +1,4 @@
-"""The tables of a report; every number in them is made from the rows of `metrics.jsonl` and `timings.jsonl`."""
+"""The tables of a report, computed from the rows of `metrics.jsonl` and `timings.jsonl`."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,7 +20,7 @@ from fedlab_runner.report.grouping import SeedGroup
 from fedlab_runner.report.runs import Run
 from fedlab_runner.report.stats import MIN_SEEDS, SIGNIFICANCE_LEVEL, Difference, holm, mean, paired, reached, total
 
-SUMS = (  # what is added up over the rounds: metric key, heading
+SUMS = (  # metrics that are summed over the rounds: key, heading
     ("comm/upload_mb", "uploaded, MB"),
     ("comm/download_mb", "downloaded, MB"),
     ("cost/client_gflops", "clients, GFLOPs"),
@@ -73,7 +73,7 @@ def comparison(groups: Sequence[SeedGroup]) -> ReportTable:
 def result(
     groups: Sequence[SeedGroup], bold: bool = False, more: Sequence[str] = (), deviation: float | None = None
 ) -> Cell:
-    """Mean and standard deviation of the finished seeds (or another deviation), and what is missing."""
+    """Mean and standard deviation (or another deviation) of the finished seeds, with remarks on missing ones."""
     if not groups:
         return cell("not run", *more, muted=True)
     values, metric = finished(groups), groups[0].runs[0].metric
@@ -119,7 +119,7 @@ def to_target(groups: Sequence[SeedGroup], wanted: Sequence[float]) -> ReportTab
 
 
 def _rounds(counts: Sequence[int | None]) -> float:
-    """The mean where every seed got there, else infinite."""
+    """The mean number of rounds where every seed reached the target, else infinity."""
     return mean([each for each in counts if each is not None]) if counts and None not in counts else math.inf
 
 
@@ -142,7 +142,7 @@ def _reached(group: SeedGroup, rounds: Sequence[int | None], bold: bool) -> list
 
 
 def costs(groups: Sequence[SeedGroup]) -> ReportTable:
-    """What the rounds that are on file cost, the mean over seeds."""
+    """The costs of the rounds on file, means over seeds."""
     runs = [run for group in groups for run in group.runs]
     sums = [(key, name) for key, name in SUMS if any(key in row for run in runs for row in run.rows)]
     header = ["method", "rounds", *(name for _, name in sums), "largest cache, MB", "seconds a round"]
@@ -179,7 +179,7 @@ def _seconds(run: Run) -> float:
 
 
 def significance(groups: Sequence[SeedGroup]) -> tuple[ReportTable | None, list[str]]:
-    """Each method against the best of its condition, paired over seeds; and what cannot be said, in sentences."""
+    """Each method against the best of its condition, paired over seeds, and sentences on untested differences."""
     rows: list[list[Cell]] = []
     few: dict[str, int] = {}
     for condition, members in by_condition(groups).items():

@@ -37,7 +37,7 @@ def test_every_bit_and_every_length(tmp_path: Path) -> None:
 def test_other_formats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.json"
     path.write_text(json.dumps(CONTENT, indent=1))
-    with pytest.raises(checksummed_json.Damaged, match="^is damaged$"):
+    with pytest.raises(checksummed_json.Damaged, match=r"^is damaged$"):
         checksummed_json.read(path)  # without its checksum
     with monkeypatch.context() as patch:
         patch.setattr(checksummed_json, "FORMAT", 2)

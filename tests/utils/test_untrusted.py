@@ -16,7 +16,7 @@ from fedlab_runner.config.build import conf_dir
 from fedlab_runner.experiment import pruner
 from fedlab_runner.sweep import callback as sweep
 from fedlab_runner.sweep import plots as sweep_plots
-from fedlab_runner.sweep import records as sweep_records
+from fedlab_runner.sweep import records
 from fedlab_runner.utils import checksummed_json, untrusted
 from fedlab_runner.utils.untrusted import Unreadable
 from tests.helpers.composed import SMALL
@@ -183,6 +183,7 @@ def test_an_experiment_of_a_stranger_is_one_line(way: str, text: bytes, fault: s
 
 def test_records_of_a_sweep_are_what_they_say_or_do_not_count(tmp_path: Path) -> None:
     job = {"overrides": ["x=1"], "seed": 0, "status": "finished", "objective": 0.5, "folder": "outputs/a"}
+    job |= {"summary": {}, "error": None}
     wrong = [
         {"overrides": "x=1"},
         {"overrides": [["x"]]},
@@ -201,12 +202,12 @@ def test_records_of_a_sweep_are_what_they_say_or_do_not_count(tmp_path: Path) ->
     assert [len(row.jobs) for row in sweep.refresh(tmp_path)] == [1]
     for grid in ([1], {"a": 1}, [["a", 1]], "text", None):
         (tmp_path / "grid.json").write_text(json.dumps(grid))
-        assert sweep.to_come(tmp_path) == []
+        assert records.to_come(tmp_path) == []
 
 
 def test_settings_with_numbers_of_any_length_have_an_order() -> None:
     settings = [(f"a={number}",) for number in ("20", "5", "9" * 5000, "007", "x", "\N{SUPERSCRIPT TWO}")]
-    ordered = [each[0].removeprefix("a=") for each in sorted(settings, key=sweep_records.natural)]
+    ordered = [each[0].removeprefix("a=") for each in sorted(settings, key=records.natural)]
     assert [each for each in ordered if each.isdecimal()] == ["5", "007", "20", "9" * 5000]
 
 
