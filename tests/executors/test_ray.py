@@ -56,7 +56,7 @@ def test_clients_are_dealt_out_by_their_steps() -> None:
     assert sorted(row for share in shares for row in share.rows.tolist()) == list(range(8))
     assert [int(share.num_steps.sum()) for share in shares] == [20, 14, 12]  # two epochs of 10; 5 + 2; and the rest
     whole = shares_of(work, [Chunk(np.array([3, 1]), False), Chunk(np.array([0]), True)], 1)
-    assert [(piece.rows.tolist(), piece.frozen_norm) for piece in whole[0].pieces] == [([0, 1], False), ([2], True)]
+    assert [(chunk.rows.tolist(), chunk.frozen_norm) for chunk in whole[0].chunks] == [([0, 1], False), ([2], True)]
 
 
 @pytest.fixture(scope="module")

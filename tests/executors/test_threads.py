@@ -1,6 +1,5 @@
 """How many threads a run takes unasked."""
 
-import json
 import os
 import subprocess
 import sys
@@ -77,7 +76,7 @@ def test_a_damaged_note_is_said_and_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     idle(monkeypatch, 2, 3)
-    (tmp_path / _run_notes.NOTES_FILE).write_text(json.dumps({_run_notes.hardware(): {"threads": "all"}}))
+    (tmp_path / _run_notes.NOTES_FILE).write_text(checksummed_json.text({_run_notes.hardware(): {"threads": "all"}}))
     assert threads.set_threads(None, tmp_path) == 2 and not caplog.records
     path = tmp_path / _run_notes.NOTES_FILE
     path.write_text(path.read_text().replace('"threads": 2', '"threads": 9'))

@@ -41,7 +41,7 @@ def test_a_run_that_stands_still_says_so(case: str, tmp_path: Path, caplog: pyte
     caplog.set_level(logging.WARNING, "fedlab_runner")
     number = run_in(tmp_path, composed(*FEW, *STILL[case]))
     before, after = (record.message for record in caplog.records if "model" in record.message)
-    assert before.startswith("the server's model will not move: ") and "\n" not in before
+    assert before.startswith("the server's model will not change: ") and "\n" not in before
     assert after.startswith("the evaluated model never changed: ") and summary(tmp_path)["warnings"] == [after]
     bytes = (tmp_path / "summary.json").read_bytes()
     assert run_in(tmp_path, composed(*FEW, *STILL[case])) == number

@@ -15,6 +15,7 @@ from fedlab_runner.pruning.median import Median
 from fedlab_runner.pruning.none import NoPruning
 from fedlab_runner.report import cli
 from fedlab_runner.sweep import callback as sweep
+from fedlab_runner.utils import checksummed_json
 from fedlab_runner.utils.errors import Pruned
 from tests.helpers.report_files import curve, write_run
 
@@ -70,7 +71,7 @@ def write_sweep(outputs: Path, *accuracies: float, metric: str = "test/accuracy"
         job = sweep.Job(
             [f"seed={i}"], i, "failed" if i == len(accuracies) else "finished", accuracy, f"elsewhere/{run.name}"
         )
-        (folder / "jobs" / f"{i}.json").write_text(json.dumps(job.__dict__))
+        (folder / "jobs" / f"{i}.json").write_text(checksummed_json.text(job.__dict__))
     return folder
 
 

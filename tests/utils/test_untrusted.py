@@ -14,9 +14,9 @@ import yaml
 from fedlab_runner import api
 from fedlab_runner.config.build import conf_dir
 from fedlab_runner.experiment import pruner
-from fedlab_runner.sweep import callback as sweep
 from fedlab_runner.sweep import plots as sweep_plots
 from fedlab_runner.sweep import records
+from fedlab_runner.sweep.table import refresh
 from fedlab_runner.utils import checksummed_json, untrusted
 from fedlab_runner.utils.untrusted import Unreadable
 from tests.helpers.composed import SMALL
@@ -199,7 +199,7 @@ def test_records_of_a_sweep_are_what_they_say_or_do_not_count(tmp_path: Path) ->
         (tmp_path / "jobs" / f"{i}.json").write_text(checksummed_json.text(job | change))
     os.mkfifo(tmp_path / "jobs" / "fifo.json")
     (tmp_path / "jobs" / "deep.json").write_text("[" * 100_000)
-    assert [len(row.jobs) for row in sweep.refresh(tmp_path)] == [1]
+    assert [len(row.jobs) for row in refresh(tmp_path)] == [1]
     for grid in ([1], {"a": 1}, [["a", 1]], "text", None):
         (tmp_path / "grid.json").write_text(json.dumps(grid))
         assert records.to_come(tmp_path) == []
