@@ -147,7 +147,7 @@ def test_an_edit_between_two_calls(edit: str, user: User, caplog: pytest.LogCapt
     with pytest.raises(UserError, match="other code"):  # it was taken once
         run_in(user.run, user.config("rounds=2"))
     run_in(user.run, user.config("rounds=3", "checkpoint.same_code=false"))
-    assert "it goes on with this" in caplog.text
+    assert "the run goes on with the present code" in caplog.text
     run_in(user.run, user.config("rounds=4"))  # which is its code now
 
 

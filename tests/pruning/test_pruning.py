@@ -157,7 +157,7 @@ def test_a_sweep_gives_up_and_the_run_can_go_on(tmp_path: Path) -> None:
 def test_a_report_says_that_a_run_was_given_up(tmp_path: Path) -> None:
     for seed in (0, 1):
         folder = write_run(tmp_path, f"seed={seed}", "rounds=3", "evaluation.every=1", rows=curve(0.1, 0.2))
-        (folder / "pruned.json").write_text('{"round": 1}')
+        (folder / "pruned.json").write_text(checksummed_json.text({"round": 1}))
     text = (cli.write([tmp_path])[0].parent / "report.md").read_text()
     assert "given up<br>seed 0: given up, round 1 of 3, 20.0 so far<br>seed 1: given up, round 1 of 3" in text
 
@@ -170,5 +170,5 @@ def test_pruning_outside_of_a_sweep_is_said_to_do_nothing(
     assert not caplog.records
     pruner.Pruner(tmp_path, Median(0, 3), ACCURACY, 3).start()
     assert [record.getMessage() for record in caplog.records] == [
-        "pruning compares the runs of a sweep, and this is none (no -m): it does nothing"
+        "pruning has no effect: it compares the runs of a sweep, and this run belongs to none (no -m)"
     ]

@@ -233,7 +233,7 @@ def test_a_run_does_not_go_on_with_other_data(part: str, template: Template, fiv
     ended = template.run(work, *DISK, *LONGER, code=code)
     assert one_line(ended, r"^the examples, or which client has which, are not those that the run began with: bring ")
     ended = template.run(work, *DISK, *LONGER, "checkpoint.same_data=false", code=code)
-    assert ended.status == 0 and "it goes on with these" in ended.said
+    assert ended.status == 0 and "the run goes on with these" in ended.said
 
 
 def test_a_run_does_not_go_on_with_other_frozen_weights(template: Template, tmp_path: Path) -> None:
