@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.work import OfOne, Work
-from fedlab_runner.executors._pieces import SingleProcessExecutor, new_models
+from fedlab_runner.executors._chunks import SingleProcessExecutor, new_models
 from fedlab_runner.executors.vectorized import Vectorized
 
 

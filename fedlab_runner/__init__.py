@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["Result", "compose", "run"]
 
-# Before torch loads GNU's OpenMP, whose threads else wait for work at full speed, as long as a time slice: where other
-# processes want the cores too, four threads then take 25 times as long as one (docs/speed.md). A user's settings hold.
+# Set before torch loads GNU's OpenMP. By default its threads wait for work at full speed for a whole time slice: beside
+# other busy processes four threads then take 25 times as long as one (docs/speed.md). A user's settings stay.
 if not os.environ.keys() & {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}:
     os.environ["GOMP_SPINCOUNT"] = "10000"
 
 
 def __getattr__(name: str) -> Any:
-    """Torch and Hydra are loaded by whoever asks for what needs them: the command's --help does not."""
+    """Imports the API, and with it torch and Hydra, on first use: `fedlab --help` needs neither."""
     if name in __all__:
         from fedlab_runner import api
 

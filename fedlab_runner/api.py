@@ -1,4 +1,4 @@
-"""Experiments from Python, in a notebook for instance, as the command line runs them.
+"""Experiments from Python, such as a notebook, run as the command line runs them.
 
 >>> from fedlab_runner import compose, run
 >>> cfg = compose("algorithm=fedavg", "model=logistic", "rounds=2", "logger=none")  # as after `fedlab`
@@ -12,7 +12,7 @@ True
 50
 >>> tuple(result.models.shape)  # one model of 64 x 10 weights and 10 biases, a vector
 (1, 650)
->>> run(cfg, "outputs/from-python").objective == result.objective  # finished already: read, not run again
+>>> run(cfg, "outputs/from-python").objective == result.objective  # the finished run is read
 True
 """
 
@@ -26,29 +26,29 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from fedlab_runner.config import explain as cli_errors
 from fedlab_runner.config import plugins
 from fedlab_runner.config.build import conf_dir, register_resolvers, run_id
+from fedlab_runner.config.explain import explain
 from fedlab_runner.core.federation import Federation
-from fedlab_runner.experiment import run as runner
 from fedlab_runner.experiment.loop import Simulation
+from fedlab_runner.experiment.run import run_whole
 from fedlab_runner.tracking.jsonl import Row
 from fedlab_runner.utils.errors import UserError
 
 
 @dataclass(frozen=True)
 class Result:
-    """A finished run: its numbers, and what it ended with."""
+    """A finished run: its numbers and its final state."""
 
     folder: Path
-    metrics: Sequence[Row]  # one a round, the initial model's first; a number that is not finite is NaN
+    metrics: Sequence[Row]  # a row for the initial model and each round; a non-finite number is NaN
     summary: Mapping[str, Any]  # as in summary.json
     state: Any  # of the algorithm, after the last round
-    simulation: Simulation  # algorithm, federation, test data and all else that decides the numbers
+    simulation: Simulation  # algorithm, federation, test data: everything that decides the numbers
 
     @property
     def objective(self) -> float:
-        """What the run is judged by."""
+        """The number by which the run is judged."""
         return float(self.summary["objective"])
 
     @property
@@ -58,32 +58,32 @@ class Result:
 
     @property
     def models(self) -> Tensor | list[Tensor]:
-        """The models that are evaluated, as vectors [n, D]; `federation.family.predict` takes one of them.
+        """The evaluated models as vectors [n, D]; `federation.family.predict` takes one vector.
 
-        Where each client has a model of its own they are in the order of the clients; a list [D_i] where these have
-        several architectures, of which `federation.families` are the families.
+        Clients' own models are in the order of the clients. With several architectures (`federation.families`) the
+        result is a list of vectors [D_i].
         """
         models = [w for _, w in self.simulation.evaluated(self.state)]
         return torch.stack(models) if len(self.federation.families) == 1 else models
 
 
 def compose(*overrides: str) -> DictConfig:
-    """The config of `fedlab <overrides>`, which may be changed before it is run. UserError for a faulty override."""
+    """The config of `fedlab <overrides>`, to be changed or run; UserError for a faulty override."""
     register_resolvers()
     plugins.register()
     try:
         with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
             return hydra.compose("train", list(overrides))
     except Exception as error:
-        lines = cli_errors.explain(error, overrides)
+        lines = explain(error, overrides)
         if lines is None:
             raise
         raise UserError("\n".join(lines)) from error
 
 
 def run(cfg: DictConfig, folder: str | Path | None = None) -> Result:
-    """Runs or continues an experiment in a folder, `outputs/<run id>` without one; a finished one is only loaded.
+    """Runs or continues an experiment in a folder, by default `outputs/<run id>`; a finished run is only loaded.
 
-    Raises UserError where config, data or folder do not allow it, and Diverged.
+    Raises UserError where config, data or folder do not allow the run, and Diverged.
     """
-    return Result(*runner.run_whole(Path("outputs") / run_id(cfg) if folder is None else Path(folder), cfg))
+    return Result(*run_whole(Path("outputs") / run_id(cfg) if folder is None else Path(folder), cfg))

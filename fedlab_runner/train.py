@@ -1,4 +1,4 @@
-"""The one entry point: compose, check, run; whatever goes wrong ends in one clear line and an exit code.
+"""The command `fedlab`: compose, check, run. Every error of the user's ends in one clear line and an exit code.
 
 Exit codes: 0 done, 1 a run failed (diverged, disk full, cluster lost), 2 the command or the config is wrong, 128 + n
 stopped by signal n.
@@ -20,36 +20,30 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from fedlab_runner.config import config_files as config_source
-from fedlab_runner.config import explain as cli_errors
-from fedlab_runner.config import hydra_loader as composing
-from fedlab_runner.config import hydra_record as composition
-from fedlab_runner.config import listing, plugins
-from fedlab_runner.config import secrets as keys
+from fedlab_runner.config import config_files, hydra_loader, hydra_record, listing, plugins, secrets
 from fedlab_runner.config.build import conf_dir, register_resolvers
-from fedlab_runner.sweep import callback as sweep
-from fedlab_runner.sweep import records as sweep_records
+from fedlab_runner.config.explain import explain, is_of_run, unwrapped
+from fedlab_runner.sweep import callback, records
 from fedlab_runner.sweep.table import show
-from fedlab_runner.utils import signals
-from fedlab_runner.utils import streams as terminal
+from fedlab_runner.utils import signals, streams
 from fedlab_runner.utils.errors import Interrupted, Pruned, UserError
 from fedlab_runner.utils.sweep_job import FOLDER, NAME
 from fedlab_runner.utils.system import SHARED_BY
 
 log = logging.getLogger("fedlab_runner")
 
-# At import, because the workers of a launcher import this module and nothing else of ours before they compose.
+# At import, because a launcher's workers import only this module of the package before they compose.
 register_resolvers()
-config_source.register()
+config_files.register()
 
 
 class JobFailed(BaseException):
-    """Carries the error of a single run (its cause) out of Hydra, which prints lines of its own for an Exception."""
+    """Carries the error of a single run, its cause, through Hydra, which would print its own lines for an Exception."""
 
 
-@terminal.kept()
+@streams.protected()
 def main() -> int:
-    """Run the command line and return the exit code."""
+    """Runs the command line and returns the exit code."""
     arguments = sys.argv[1:]
     with _environment(HYDRA_FULL_ERROR="1", **dict.fromkeys((NAME, FOLDER, SHARED_BY))):
         try:
@@ -58,16 +52,16 @@ def main() -> int:
                 config_dir = Path(given.config_dir) if given.config_dir else None
                 listing.show(next(iter(given.overrides), None), config_dir)
                 return 0
-            if held := keys.in_arguments(arguments):
-                raise UserError("\n".join(held))  # before Hydra writes them down
+            if held := secrets.in_arguments(arguments):
+                raise UserError("\n".join(held))  # before Hydra writes the arguments into files
             if given.experimental_rerun:
                 raise UserError("--experimental-rerun reads a pickle, which may run anything: use the run's command")
-            with signals.raised(), composing.checked(completing=bool({"-sc", "--shell-completion"} & {*arguments})):
+            with signals.raised(), hydra_loader.checked(completing=bool({"-sc", "--shell-completion"} & {*arguments})):
                 plugins.register()
                 try:
                     hydra.main(config_path=str(conf_dir()), config_name="train", version_base="1.3")(job)()
                 finally:
-                    sys.stdout.flush()  # what --cfg and its like have printed is an answer: it may not get lost
+                    sys.stdout.flush()  # the answer of --cfg and its like must not get lost
             code = 0
         except KeyboardInterrupt:
             code = _report(Interrupted(signal.SIGINT), arguments)
@@ -79,13 +73,13 @@ def main() -> int:
         if folder := os.environ.get(FOLDER):
             show(Path(folder))
             if code == 2:
-                sweep.remove_if_empty(Path(folder))
+                callback.remove_if_empty(Path(folder))
         return code
 
 
-@terminal.kept()  # in a launcher's process too
+@streams.protected()  # in a launcher's process too
 def job(cfg: DictConfig) -> float:
-    """One experiment, as Hydra calls it, in this process or in a launcher's; the objective."""
+    """Runs one experiment for Hydra, in this process or in a launcher's, and returns the objective."""
     if HydraConfig.get().mode != RunMode.MULTIRUN:
         try:
             return _run(cfg)
@@ -94,68 +88,66 @@ def job(cfg: DictConfig) -> float:
     try:
         objective = _run(cfg)
     except Interrupted as stop:  # not an Exception: Hydra ends the sweep
-        sweep.record(cfg, "interrupted", error=str(stop))
+        callback.record(cfg, "interrupted", error=str(stop))
         raise
     except Pruned as pruned:
         log.info("%s", pruned)
-        sweep.record(cfg, "pruned", pruned.objective, error=str(pruned))
-        return pruned.objective  # a sweeper that learns from results learns from this one too
-    except Exception as error:  # Hydra goes on with the other jobs, and says nothing before the end
+        callback.record(cfg, "pruned", pruned.objective, error=str(pruned))
+        return pruned.objective  # a sweeper that learns from results uses this one too
+    except Exception as error:  # Hydra goes on with the other jobs and reports nothing before the end
         if _requeued(error):
             raise SystemExit(0) from error
-        lines = cli_errors.explain(error, ())
-        said = keys.redacted("; ".join(lines or [repr(error)]))
+        lines = explain(error, ())
+        said = secrets.redacted("; ".join(lines or [repr(error)]))
         log.error("failed: %s", said, exc_info=lines is None)
-        sweep.record(cfg, "failed", error=said)
+        callback.record(cfg, "failed", error=said)
         raise
-    sweep.record(cfg, "finished", objective)
+    callback.record(cfg, "finished", objective)
     return objective
 
 
 def _requeued(error: Exception) -> bool:
-    """Whether Slurm has put this job back into the queue when its time was over.
+    """Whether Slurm has put this job back into the queue because its time was over.
 
-    submitit asks for it by a command that Slurm may kill with the job before the command ends: an error of its handler,
-    raised wherever the run was. The run has been checkpointed all the same and goes on when the job starts again.
+    submitit's signal handler requests this by a command that Slurm may kill together with the job. The handler then
+    raises an error wherever the run was. The run has been checkpointed and goes on when the job starts again.
     """
     command = list(error.cmd[:2]) if isinstance(error, subprocess.CalledProcessError) else []
     return command == ["scontrol", "requeue"] and getattr(error, "returncode", 0) == -signal.SIGTERM
 
 
 def _run(cfg: DictConfig) -> float:
-    terminal.optional()
-    composition.write(cfg)
+    streams.make_optional()
+    hydra_record.write(cfg)
     with signals.raised():
-        from fedlab_runner.experiment import (
-            run as runner,  # torch and all the rest: not for --help, not for shell completion
-        )
+        from fedlab_runner.experiment.run import run  # imports torch: not for --help, not for shell completion
 
-        return runner.run(cfg)
+        return run(cfg)
 
 
 def _report(error: BaseException, arguments: list[str]) -> int:
-    """Print the error to stderr; the exit code for it."""
+    """Prints the error to stderr and returns its exit code."""
     if isinstance(error, Interrupted):
         print(f"{error}; the same command continues from the last checkpoint", file=sys.stderr)
         return 128 + error.signal
     if folder := os.environ.get(FOLDER):
-        rows = sweep_records.read(Path(folder))
+        rows = records.read(Path(folder))
         if failed := sum(len(row.failed) for row in rows):
             print(f"error: {failed} of {sum(len(row.jobs) for row in rows)} jobs failed", file=sys.stderr)
             return 1
-    lines = cli_errors.explain(error, arguments)
+    lines = explain(error, arguments)
     if lines is None:
-        text = "".join(traceback.format_exception(cli_errors.unwrapped(error)))
-        print(keys.redacted(text), file=sys.stderr, end="")
+        text = "".join(traceback.format_exception(unwrapped(error)))
+        print(secrets.redacted(text), file=sys.stderr, end="")
         return 1
     for line in lines:
-        print(f"error: {keys.redacted(line)}", file=sys.stderr)
-    return 1 if cli_errors.is_of_run(error) else 2
+        print(f"error: {secrets.redacted(line)}", file=sys.stderr)
+    return 1 if is_of_run(error) else 2
 
 
 @contextmanager
 def _environment(**values: str | None) -> Iterator[None]:
-    """Set (or with None remove) environment variables, and put back what was there before."""
+    """Sets environment variables (None: removes them) within the block, and restores them."""
     before = {name: os.environ.get(name) for name in values}
     try:
         _set_environment(values)
@@ -173,7 +165,7 @@ def _set_environment(values: dict[str, str | None]) -> None:
 
 
 if __name__ == "__main__":
-    # Under its own name and not as `__main__`, so that launchers can send `job` to other processes.
+    # Imported by its name, not run as `__main__`, so that launchers can send `job` to other processes.
     from fedlab_runner import train
 
     sys.exit(train.main())

@@ -11,7 +11,7 @@ import torch
 
 import fedlab_runner
 from fedlab_runner import api, compose, run
-from fedlab_runner.experiment import run as runner
+from fedlab_runner.experiment.run import run_in
 from fedlab_runner.utils.errors import UserError
 from tests.helpers.composed import SMALL, composed, files
 
@@ -37,7 +37,7 @@ def test_a_run_from_python_is_the_run_of_the_command_line(tmp_path: Path) -> Non
     overrides = ("algorithm=fedbuff", "rounds=3")
     result = run(compose(*SMALL, *overrides))
     assert result.folder.parent == Path("outputs") and result.folder.name.startswith("fedbuff-")
-    runner.run_in(tmp_path / "other", composed(*overrides))
+    run_in(tmp_path / "other", composed(*overrides))
     assert files(result.folder) == files(tmp_path / "other")
     fed = result.federation
     predicted = fed.family.predict(result.models[0], result.simulation.test.inputs).argmax(-1)
@@ -74,9 +74,7 @@ def test_the_weights_are_left_where_they_are_asked_for() -> None:
     overrides = (*SMALL, "algorithm=fedavg", "rounds=2", "evaluation.per_class=true")
     run(compose(*overrides), "x")
     assert not Path("x/model.safetensors").exists()
-    runner.run_in(
-        Path("x"), compose(*overrides, "logger.save_model=true")
-    )  # finished, but they were not asked for then
+    run_in(Path("x"), compose(*overrides, "logger.save_model=true"))  # finished, but they were not asked for then
     result = run(compose(*overrides), "x")
     with safe_open("x/model.safetensors", "pt") as file:
         names = file.keys()

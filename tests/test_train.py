@@ -15,8 +15,8 @@ from omegaconf import DictConfig
 
 from fedlab_runner import train
 from fedlab_runner.config import build as config
-from fedlab_runner.config import explain as cli_errors
 from fedlab_runner.config import listing
+from fedlab_runner.config.explain import explain
 from fedlab_runner.utils import signals
 from fedlab_runner.utils.errors import Diverged, Interrupted, UserError
 
@@ -46,9 +46,8 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[DictConfig], float]], None]:
     """Puts a function in the place of a run."""
-    from fedlab_runner.experiment import run as runner
 
-    return lambda function: monkeypatch.setattr(runner, "run", function)
+    return lambda function: monkeypatch.setattr("fedlab_runner.experiment.run.run", function)
 
 
 def folders() -> list[str]:
@@ -66,8 +65,15 @@ def folders() -> list[str]:
         "['--info', 'defaults']",
         "['--version']",
         "['--list', 'models']",
+        "['--list']",
+        "['--list', 'modle']",
+        "['--hydra-help']",
         "['local.lrr=1']",
         "['algorithm=fedvag']",
+        "['-m', 'algorithm=fedvag,fedbuff']",
+        "['seed=0,1']",
+        "['local.lr=[1']",
+        "['--config-name=trian']",
     ],
 )
 def test_nothing_heavy_is_imported_before_a_run(arguments: str, tmp_path: Path) -> None:
@@ -80,6 +86,31 @@ try:
 except SystemExit as end:
     assert not end.code
 heavy = set({HEAVY}) & set(sys.modules)
+assert not heavy, heavy
+"""
+    ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "light"),
+    [
+        ("from fedlab_runner.report.cli import main; main(['--help'])", HEAVY),
+        ("from fedlab_runner.report.cli import main; main(['nowhere'])", HEAVY),
+        ("from fedlab_runner.tracking.wandb_workspace import main; main(['--help'])", HEAVY),
+        # A range check needs the classes of the config, and these import torch; nothing else.
+        ("from fedlab_runner.api import compose, run; run(compose('local.lr=-1'))", HEAVY[1:]),
+        ("import fedlab_runner.experiment.run, fedlab_runner.executors.processes", HEAVY[1:]),
+    ],
+)
+def test_a_command_imports_only_what_it_uses(command: str, light: tuple[str, ...], tmp_path: Path) -> None:
+    code = f"""
+import sys
+try:
+    {command}
+except (SystemExit, ValueError):
+    pass
+heavy = set({light}) & set(sys.modules)
 assert not heavy, heavy
 """
     ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
@@ -152,7 +183,7 @@ def test_help_names_the_groups_and_what_to_type(tmp_path: Path) -> None:
             "participation.cohort_size and fraction: set exactly one of them and the",
         ),
         ("local.lr=inf", "local.lr must be finite and > 0, got inf"),
-        ("threads=1000000", "threads must be null or between 1 and "),
+        ("threads=1000000", "threads must be in [1, "),
         ("hydra.run.dir=/proc/nobody/x", "/proc/nobody: no folder can be made there (No such file or directory): give"),
         ("hydra.run.dir=file", "file: no folder can be made there (File exists): give another hydra.run.dir"),
         (f"hydra.run.dir={'x' * 300}", f"{'x' * 300}: no folder can be made there (File name too long): give another"),
@@ -207,7 +238,7 @@ def test_all_faults_are_shown_a_line_each(command: Command) -> None:
 
 def test_a_missing_extra_says_how_to_get_it() -> None:
     error = MissingConfigException("gone", missing_cfg_file="hydra/launcher/joblib", options=["basic"])
-    lines = cli_errors.explain(error, ["hydra/launcher=joblib"])
+    lines = explain(error, ["hydra/launcher=joblib"])
     assert lines == ['hydra/launcher=joblib needs an extra: pip install "fedlab-runner[joblib]"']
 
 

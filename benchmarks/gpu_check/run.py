@@ -28,7 +28,7 @@ from benchmarks.gpu_check.finding import Finding, Part, Setting, line
 from benchmarks.gpu_check.table import counted, table
 from benchmarks.gpu_check.watch import TO_BEGIN, TO_END, Ended, watch
 from benchmarks.run import commit
-from fedlab_runner.executors._autotune.cache import processor
+from fedlab_runner.executors._run_notes import processor
 from fedlab_runner.utils.files import write_text_atomically
 from fedlab_runner.utils.system import usable_cores
 

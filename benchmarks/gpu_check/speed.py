@@ -18,7 +18,7 @@ from benchmarks.case import Contender, Row
 from benchmarks.gpu_check.finding import Case, Finding, Setting
 from benchmarks.run import matrix_rate, measured
 from benchmarks.workloads import FLOAT, W1, Shape
-from fedlab_runner.executors._pieces import wait_for
+from fedlab_runner.executors._chunks import wait_for
 
 TURNS = 3
 SMALL_CLIENTS = Shape(500, 20, 50, 10)  # 50 in a round

@@ -1,1 +1,1 @@
-"""Checkpoints that a kill at any instant cannot spoil."""
+"""Checkpoints: the files of a run's states, and the packing of a state into plain values."""

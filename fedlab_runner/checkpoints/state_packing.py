@@ -1,5 +1,6 @@
-"""States as plain values for a checkpoint, and back: NamedTuples become lists, so that no class has to be trusted
-when a file is read.
+"""States packed into plain values for a checkpoint, and unpacked.
+
+NamedTuples become lists, so that reading a file needs no class that the file names.
 """
 
 from typing import Any
@@ -8,7 +9,7 @@ from torch import Tensor
 
 
 def pack(value: Any) -> Any:
-    """Nested dicts and lists of tensors and plain values."""
+    """The value as nested dicts and lists of tensors and plain values."""
     if isinstance(value, tuple | list):
         return [pack(item) for item in value]
     if isinstance(value, dict):
@@ -18,15 +19,15 @@ def pack(value: Any) -> Any:
 
 
 def unpack(packed: Any, *, like: Any) -> Any:
-    """The value that was packed, with the NamedTuple classes of `like`, a value of the same structure."""
+    """The packed value with the NamedTuple classes of `like`, a value of the same structure."""
     if isinstance(like, tuple) and hasattr(like, "_make"):
         return type(like)._make(unpack(item, like=inner) for item, inner in zip(packed, like, strict=True))
     return tuple(packed) if isinstance(like, tuple) else packed
 
 
 def differs(packed: Any, *, like: Any) -> bool:
-    """Whether a packed value cannot be one of the kind of `like`, a value of the same structure: the types of its
-    parts, and the types and sizes of the tensors that both have.
+    """Whether a packed value differs from `like`, a value of the same structure, in the types of its parts, or in the
+    types and sizes of the tensors that both have.
     """
     if hasattr(like, "_fields"):
         return not isinstance(packed, list) or any(
@@ -43,19 +44,17 @@ def differs(packed: Any, *, like: Any) -> bool:
 
 
 def layout(value: Any) -> dict[str, Any] | None:
-    """The names of a NamedTuple's fields, each with those of what is in it; None for all else."""
+    """The field names of a NamedTuple, each with the layout of its value; None for any other value."""
     return {name: layout(getattr(value, name)) for name in value._fields} if hasattr(value, "_fields") else None
 
 
 def fits(packed: Any, names: dict[str, Any] | None, *, like: Any) -> bool:
-    """Whether a packed value, with this layout (None: not known), has the fields of `like`."""
+    """Whether a packed value with this layout has the fields of `like`."""
     if not hasattr(like, "_fields"):
         return True
-    if (
-        not isinstance(packed, list)
-        or len(packed) != len(like._fields)
-        or list(names or like._fields) != [*like._fields]
-    ):
+    if not isinstance(packed, list) or names is None or not len(packed) == len(names) == len(like._fields):
+        return False
+    if list(names) != [*like._fields]:
         return False
     inner = zip(packed, like._fields, like, strict=True)
-    return all(fits(item, names and names[name], like=each) for item, name, each in inner)
+    return all(fits(item, names[name], like=each) for item, name, each in inner)

@@ -1,4 +1,4 @@
-"""Checkpoints that a kill at any instant cannot spoil."""
+"""Checkpoints on disk: a kill at any instant leaves the newest whole one readable."""
 
 import hashlib
 import io
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.files import TEMPORARY, open_to_read, write_atomically
 from fedlab_runner.utils.signals import deferred
+from fedlab_runner.utils.validate import at_least, within
 
 if TYPE_CHECKING:
     import torch
@@ -22,20 +23,21 @@ _log = logging.getLogger(__name__)
 
 MAGIC = b"FEDLABCK"
 VERSION = 1
-# Magic, version, length of the header, SHA-256 of those two and the header. The header, in JSON, holds the SHA-256 of
-# the body, which is what torch.save writes. Every format version to come begins like this.
+# A file begins with the magic, the version, the length of the header, and the SHA-256 of version, length and header.
+# The header, in JSON, holds the SHA-256 of the body, which torch.save writes. Other versions begin in the same way.
 _PREFIX = struct.Struct("<8sII32s")
 _NAME = re.compile(r"round_(\d{6,})\.pt")
 _HEADER = {"round", "sha256", "fingerprint_sha256", "fingerprint"}
-_SHOWN_KEYS = 5
+_MAX_KEYS_SHOWN = 5
 
 
 @dataclass(frozen=True)
 class Checkpointing:
-    """When to write a checkpoint, and how many to keep. seconds, rounds: since the last one; None: no such rule.
+    """When to write a checkpoint, how many to keep, and what must be the same to continue from one.
 
-    `share`: of the time that checkpoints under the rule `seconds` take at most, by waiting longer where they are slow.
-    `same_data`, `same_code`: whether a run must go on with the examples, and the code, that it began with.
+    `seconds`, `rounds`: write a checkpoint when the last one is this old; None: no such rule.
+    `share`: largest share of the run's time for checkpoints under the rule `seconds`; slow ones are written less often.
+    `same_data`, `same_code`: refuse to continue a run with other examples, or other code, than it began with.
     """
 
     seconds: float | None
@@ -46,33 +48,31 @@ class Checkpointing:
     same_code: bool
 
     def __post_init__(self) -> None:
-        for name, least in (("seconds", 0), ("rounds", 1), ("keep", 1)):
-            if (value := getattr(self, name)) is not None and value < least:
-                raise ValueError(f"{name} must be >= {least}, got {value}")
-        if not 0 < self.share <= 1:
-            raise ValueError(f"share must be in (0, 1], got {self.share}")
+        at_least(0, seconds=self.seconds)
+        at_least(1, rounds=self.rounds, keep=self.keep)
+        within("(0, 1]", share=self.share)
 
     def due(self, round: int, last_round: int, elapsed: float, took: float) -> bool:
-        """Whether `round` ends with a checkpoint, `elapsed` seconds after the last, which `took` so many to write."""
+        """Whether `round` ends with a checkpoint: the last one is `elapsed` seconds old and took `took` to write."""
         by_age = self.seconds is not None and elapsed >= max(self.seconds, took * (1 / self.share - 1))
         by_number = self.rounds is not None and round - last_round >= self.rounds
         return by_age or by_number
 
 
 class CheckpointStore:
-    """The checkpoints of a run folder: `checkpoints/round_<round>.pt`, the newest `keep` of them.
+    """The newest `keep` checkpoints of a run folder, `checkpoints/round_<round>.pt`.
 
-    A payload is made of dicts, lists and tuples with tensors, numbers, strings, bytes, booleans and None: what
-    torch.load reads with `weights_only=True`, so that no checkpoint can run code.
+    A payload holds dicts, lists and tuples of tensors, numbers, strings, bytes, booleans and None. torch.load reads
+    these with `weights_only=True`, so no checkpoint can run code.
     """
 
     def __init__(self, folder: Path, keep: int) -> None:
         self._folder = folder / "checkpoints"
         self._keep = keep
 
-    @deferred()  # torch.save turns the exception of a signal that comes in it into one of its own
+    @deferred()  # torch.save replaces the exception of a signal by its own
     def save(self, round: int, fingerprint: dict[str, Any], payload: Any) -> Path:
-        """Writes the checkpoint of `round`, then removes the older ones, those of later rounds and what a kill left."""
+        """Writes the checkpoint of `round`, then removes older and later checkpoints and leftovers of a kill."""
         path = self._folder / f"round_{round:06d}.pt"
         payload = _portable(payload)
         write_atomically(path, lambda file: _write(file, round, _plain(fingerprint), payload))
@@ -85,15 +85,14 @@ class CheckpointStore:
         self,
         fingerprint: dict[str, Any],
         device: "torch.device | str" = "cpu",
-        lacks: Callable[[int, Any], str | None] = lambda round, payload: None,
+        find_damage: Callable[[int, Any], str | None] = lambda round, payload: None,
         also: Sequence[dict[str, Any]] = (),
     ) -> tuple[int, Any] | None:
         """The newest whole checkpoint as (round, payload), its tensors on `device`; None where none was ever written.
-        It must be of this fingerprint, or of one of those that may be continued `also`.
 
-        A damaged file is passed over with a warning, and so is one of which `lacks(round, payload)` says what else is
-        missing to go on from it. Raises UserError where none is left, or the newest whole one is of another config or
-        of a format that this version does not know.
+        The checkpoint must have this fingerprint or one of those in `also`. A damaged file is passed over with a
+        warning, and so is one for which `find_damage(round, payload)` returns a reason. Raises UserError where no
+        checkpoint is left, or where the newest whole one has another config or another format.
         """
         reasons, ours = [], [_plain(each) for each in (fingerprint, *also)]
         for path in self._newest_first():
@@ -102,17 +101,17 @@ class CheckpointStore:
             except _Damaged as damage:
                 reasons.append(f"{path} is damaged ({damage})")
             else:
-                if (missing := lacks(round, payload)) is None:
+                if (found := find_damage(round, payload)) is None:
                     for reason in reasons:
                         _log.warning("%s: the run goes on after round %d", reason, round)
                     return round, payload
-                reasons.append(f"{path} cannot be continued ({missing})")
+                reasons.append(f"{path} cannot be continued ({found})")
         if reasons:
-            raise UserError(f"{'; '.join(reasons)}; there is no other checkpoint: {_way_out(self._folder)}")
+            raise UserError(f"{'; '.join(reasons)}; there is no other checkpoint: {_remedy(self._folder)}")
         return None
 
     def rounds(self) -> list[int]:
-        """The rounds of the checkpoints that are there, whole or damaged, newest first."""
+        """The rounds of all checkpoints, whole or damaged, newest first."""
         return [_round(path) for path in self._newest_first()]
 
     def _newest_first(self) -> Iterator[Path]:
@@ -121,11 +120,11 @@ class CheckpointStore:
 
 
 class _Damaged(Exception):
-    """A file that is not what was written; the message says in which way."""
+    """A checkpoint is damaged; the message says in which way."""
 
 
 class _Hashing:
-    """A file to write to that knows the SHA-256 of what went through it."""
+    """A file to write to, with the SHA-256 of the bytes written."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -148,9 +147,9 @@ def _write(file: BinaryIO, round: int, fingerprint: dict[str, Any], payload: Any
         "fingerprint_sha256": _digest(fingerprint),
         "fingerprint": fingerprint,
     }
-    file.write(_head(header))  # as long as the one that takes its place when the body's digest is known
+    file.write(_head(header))  # has the length of the final header, which replaces it
     body = _Hashing(file)
-    torch.save(payload, cast(BinaryIO, body))  # of a file it only uses write and flush
+    torch.save(payload, cast(BinaryIO, body))  # torch.save calls only write and flush
     file.seek(0)
     file.write(_head(header | {"sha256": body.sha256.hexdigest()}))
 
@@ -178,10 +177,10 @@ def _read(path: Path, fingerprints: Sequence[dict[str, Any]], device: "torch.dev
         if _prefix_digest(version, text) != digest:
             raise _Damaged("its header was changed or cut off")
         if version != VERSION:
-            raise UserError(f"{path} has format {version}, this version reads {VERSION}: {_way_out(path.parent)}")
+            raise UserError(f"{path} has format {version}, this version reads {VERSION}: {_remedy(path.parent)}")
         header = _parsed(lambda: json.loads(text))
         if not isinstance(header, dict) or not header.keys() >= _HEADER or type(header["round"]) is not int:
-            raise _Damaged("its header is another one's")
+            raise _Damaged("its header lacks keys")
         if header["fingerprint_sha256"] not in map(_digest, fingerprints):
             raise UserError(_other_config(path, header["fingerprint"], fingerprints[0]))
         body = file.read()
@@ -189,12 +188,12 @@ def _read(path: Path, fingerprints: Sequence[dict[str, Any]], device: "torch.dev
         raise _Damaged("its body was changed or cut off")
     payload = _parsed(lambda: torch.load(io.BytesIO(body), map_location=device, weights_only=True))
     if not isinstance(payload, dict):
-        raise _Damaged("its body is another one's")
+        raise _Damaged("its body is no mapping")
     return header["round"], payload
 
 
 def _parsed(parse: Callable[[], Any]) -> Any:
-    """What `parse` gives, which only reads: whatever it raises is a fault of the file, whose sums anybody can make."""
+    """The result of `parse`; whatever it raises is a fault of the file, whose checksums a stranger can make."""
     try:
         return parse()
     except MemoryError:
@@ -204,7 +203,7 @@ def _parsed(parse: Callable[[], Any]) -> Any:
 
 
 def _portable(payload: Any) -> Any:
-    """The same payload with no tensor that would drag a larger storage into the file, checked to be readable again."""
+    """The payload, checked to be readable again; a tensor that is a view of a larger storage is copied."""
     import torch
 
     if isinstance(payload, torch.Tensor):
@@ -221,7 +220,7 @@ def _portable(payload: Any) -> Any:
 
 
 def _plain(fingerprint: dict[str, Any]) -> dict[str, Any]:
-    """As it comes back from the file: tuples are lists there."""
+    """The fingerprint as a file returns it: tuples have become lists."""
     return cast(dict[str, Any], json.loads(json.dumps(fingerprint, sort_keys=True)))
 
 
@@ -233,8 +232,8 @@ def _other_config(path: Path, theirs: dict[str, Any], ours: dict[str, Any]) -> s
     there, here = dict(_leaves(theirs)), dict(_leaves(ours))
     keys = [key for key in there | here if there.get(key, "absent") != here.get(key, "absent")]
     shown = [f"{key} ({there.get(key, 'absent')} there, {here.get(key, 'absent')} here)" for key in keys]
-    more = f" and {len(shown) - _SHOWN_KEYS} more" if len(shown) > _SHOWN_KEYS else ""
-    return f"{path} is of another config: {', '.join(shown[:_SHOWN_KEYS])}{more}: {_way_out(path.parent)}"
+    more = f" and {len(shown) - _MAX_KEYS_SHOWN} more" if len(shown) > _MAX_KEYS_SHOWN else ""
+    return f"{path} is of another config: {', '.join(shown[:_MAX_KEYS_SHOWN])}{more}: {_remedy(path.parent)}"
 
 
 def _leaves(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -245,7 +244,7 @@ def _leaves(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield f"{prefix}{key}", value
 
 
-def _way_out(checkpoints: Path) -> str:
+def _remedy(checkpoints: Path) -> str:
     return f"delete {checkpoints.parent} to start the run anew, or give another hydra.run.dir"
 
 

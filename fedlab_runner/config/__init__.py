@@ -1,1 +1,1 @@
-"""From a composed config to checked components: Hydra's loader, the schema, secrets, run ids, error messages."""
+"""From a composed config to checked components: Hydra's loader, schema, secrets, run ids, error messages."""

@@ -1,15 +1,14 @@
 """From a composed config to built components: check everything, then build.
 
-A config is resolved once, checked whole, and built from the values that were checked. Nothing is built while a
-`_target_` is refused, at whatever depth it stands. Hydra's `instantiate` is not used: it resolves a second time, and
-calls what any `_target_` in any value names.
+A config is resolved once, checked whole, and built from the checked values. Nothing is built while any `_target_` is
+refused. Hydra's `instantiate` is not used: it resolves a second time, and calls whatever a `_target_` names.
 """
 
 import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -18,27 +17,27 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 
-from fedlab_runner.config import run_id as run_ids
-from fedlab_runner.config import schema
-from fedlab_runner.config import secrets as keys
+from fedlab_runner.config import schema, secrets
+from fedlab_runner.config.run_id import run_id_of, without_volatile
 from fedlab_runner.tracking.metric_direction import direction_of
 from fedlab_runner.utils.digest import digest
 from fedlab_runner.utils.errors import UserError
+from fedlab_runner.utils.validate import at_least, one_of, within
 
-if TYPE_CHECKING:  # its modules load torch: not for --help, not for shell completion
+if TYPE_CHECKING:  # imports torch: not for --help, not for shell completion
     from fedlab_runner.config.components import Components
 
 PRECISIONS = ("float32", "bfloat16", "float64")
-MOST_THREADS = max(64, 4 * (os.cpu_count() or 1))  # more only wait for each other, until the system refuses them
-NONFINITE = ("stop", "drop", "zero", "clip")  # what `guard.Guard` can do about an update that is not finite
+MAX_THREADS = max(64, 4 * (os.cpu_count() or 1))  # more threads wait for each other, and the system may refuse them
+NONFINITE = ("stop", "drop", "zero", "clip")  # what `core.update_guard` can do about an update that is not finite
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A config that was resolved and checked: the only thing that is built from, written down or hashed."""
+    """A resolved and checked config: the only form that is built, written or hashed."""
 
-    nodes: Mapping[str, Any]  # the values of the right types, components as `schema.Node`
-    errors: tuple[str, ...]  # types, ranges and keys that are wrong
+    nodes: Mapping[str, Any]  # values of the right types, components as `schema.Node`
+    errors: tuple[str, ...]  # a line for each fault of keys and types
 
     @property
     def values(self) -> dict[str, Any]:
@@ -51,15 +50,15 @@ class Checked:
         """The values without the volatile keys: two configs with one fingerprint are one run."""
         if self.errors:
             raise UserError("\n".join(self.errors))
-        return run_ids.without_volatile(self.values)
+        return without_volatile(self.values)
 
     @property
     def run_id(self) -> str:
         """The name of the run's folder, `<algorithm>-<8 hex>`."""
-        return run_ids.name(self.fingerprint)
+        return run_id_of(self.fingerprint)
 
     def build(self) -> "Components":
-        """The built components; UserError with one line for each fault of the config, before any data is touched."""
+        """Builds the components, without reading data; UserError with one line for each fault of the config."""
         from fedlab_runner.config.components import Components
 
         errors = [*self.errors]
@@ -83,8 +82,9 @@ def conf_dir() -> Path:
 
 
 def register_resolvers() -> None:
-    """Make the resolvers of `conf/` known to OmegaConf, and keep W&B's key from `${oc.env:}`. Each process that
-    composes needs them, so importing `train` does it.
+    """Registers the resolvers of `conf/` with OmegaConf, and keeps W&B's key from `${oc.env:}`.
+
+    Each process that composes needs the resolvers, so importing `train` registers them.
     """
     OmegaConf.register_new_resolver("run_id", _resolve_run_id, replace=True)
     OmegaConf.register_new_resolver("direction_of", direction_of, replace=True)
@@ -93,20 +93,21 @@ def register_resolvers() -> None:
 
 
 def _where(group: str, name: str, then: Any, otherwise: Any, *, _root_: DictConfig) -> Any:
-    """`${where:dataset,CIFAR10,0.01,0.005}`: 0.01 if the group's choice is of class CIFAR10, else 0.005. For a value of
-    an experiment that depends on another choice of the same run.
+    """`${where:dataset,CIFAR10,0.01,0.005}` is 0.01 if the dataset's class is CIFAR10, else 0.005.
+
+    For a value of an experiment that depends on another choice of the same run.
     """
     return then if str(_root_[group]["_target_"]).rpartition(".")[2] == name else otherwise
 
 
 def check(cfg: DictConfig) -> Checked:
-    """The config with its faults; UserError where it cannot be resolved, or holds what may not be written down."""
+    """Resolves and checks a config; UserError where it cannot be resolved, or holds a W&B key or an interpolation."""
     try:
         values: Any = OmegaConf.to_container(_without_hydra(cfg), resolve=True, throw_on_missing=False)
     except OmegaConfBaseException as error:
         known = next((each for each in (error.__cause__, error.__context__) if isinstance(each, UserError)), error)
         line = str(known).splitlines()[0].removeprefix("UserError raised while resolving interpolation: ")
-        raise UserError(keys.redacted(f"{error.full_key or 'the config'}: {line}")) from error
+        raise UserError(secrets.redacted(f"{error.full_key or 'the config'}: {line}")) from error
     if faults := [*_key_faults(cfg, values), *_escapes(values)]:
         raise UserError("\n".join(faults))  # alone: other lines show values
     values = _bounded(values, values.pop("debug", None))
@@ -116,7 +117,7 @@ def check(cfg: DictConfig) -> Checked:
 
 
 def build(cfg: DictConfig) -> "Components":
-    """The built components; UserError with one line for each fault of the config, before any data is touched."""
+    """Checks a config and builds its components; UserError with one line for each fault of the config."""
     return check(cfg).build()
 
 
@@ -126,7 +127,7 @@ def run_id(cfg: DictConfig) -> str:
 
 
 def fingerprint(cfg: DictConfig) -> dict[str, Any]:
-    """What decides the numbers of the run: see `Checked`."""
+    """The values that decide the numbers of a run; see `Checked`."""
     return check(cfg).fingerprint
 
 
@@ -136,7 +137,7 @@ def rounds_of(cfg: DictConfig) -> Any:
 
 
 def _bounded(value: Any, bound: Any) -> Any:
-    """A config with the numbers of the group `debug` as bounds of its own; a bound of a list is that of its items."""
+    """The config, its numbers bounded by those of the group `debug`; a list's bound is that of its items."""
     if isinstance(value, list):
         return [_bounded(each, bound) for each in value]
     if isinstance(value, dict) and isinstance(bound, dict):
@@ -147,15 +148,18 @@ def _bounded(value: Any, bound: Any) -> Any:
 
 @cache
 def _hints() -> dict[str, Any]:
+    """The type of each top-level value. Their classes import torch, so a type or range check does too: only faults that
+    Hydra itself finds, such as an unknown key, are reported without torch.
+    """
     from fedlab_runner.config.components import Components
 
     return get_type_hints(Components)
 
 
 def _built(value: Any, path: str, errors: list[str]) -> Any:
-    """The value with its components built, inner ones first, so that the innermost fault is the one that is named.
+    """The value with its components built, inner components first, so that a message names the innermost fault.
 
-    What has a fault stays as it is.
+    A component with a fault is not built.
     """
     if isinstance(value, list):
         return [_built(each, f"{path}[{i}]", errors) for i, each in enumerate(value)]
@@ -167,7 +171,7 @@ def _built(value: Any, path: str, errors: list[str]) -> Any:
     if not _has_fault(path, errors):
         try:
             return value.cls(**fields)
-        except ValueError as error:  # all else is a bug in a constructor
+        except ValueError as error:  # any other exception is a bug of a constructor
             errors.append(f"{path}.{error}")
     return value
 
@@ -176,14 +180,14 @@ def _key_faults(cfg: DictConfig, values: Mapping[str, Any]) -> list[str]:
     """Places of the config, of Hydra's part too, that hold a W&B key."""
     hydra = OmegaConf.select(cfg, "hydra")
     settings = {} if hydra is None else OmegaConf.to_container(hydra, resolve=False)
-    return keys.faults([*keys.leaves(values, ""), *keys.leaves(settings, "hydra")])
+    return secrets.faults([*secrets.leaves(values, ""), *secrets.leaves(settings, "hydra")])
 
 
 def _escapes(values: Mapping[str, Any]) -> list[str]:
-    """Values in which an interpolation is left: whoever reads them next would resolve it, unchecked."""
+    """Values that still hold an interpolation: a later reader would resolve it unchecked."""
     return [
         f"{name} holds an escaped interpolation, \\${{...}}: write the value itself"
-        for name, value in keys.leaves(values, "")
+        for name, value in secrets.leaves(values, "")
         if "${" in f"{name}{value}"
     ]
 
@@ -193,31 +197,36 @@ def _without_hydra(cfg: DictConfig) -> DictConfig:
 
 
 def _setting_faults(values: Mapping[str, Any], errors: list[str]) -> list[str]:
-    """Ranges of the top-level values, of those that have the right type."""
-    wanted: dict[str, tuple[Callable[[Any], object], str]] = {
-        "rounds": (lambda x: x >= 0, ">= 0"),
-        "seed": (lambda x: x >= 0, ">= 0"),
-        "num_clients": (lambda x: x >= 1, ">= 1"),
-        "threads": (
-            lambda x: x is None or 1 <= x <= MOST_THREADS,
-            f"null or between 1 and {MOST_THREADS}, as this machine has {os.cpu_count()} cores",
-        ),
-        "train_fraction": (lambda x: 0 < x <= 1, "in (0, 1]"),
-        "label_noise": (lambda x: 0 <= x <= 1, "between 0 and 1"),
-        "validation": (lambda x: 0 <= x < 1, "in [0, 1)"),
-        "nonfinite": (lambda x: x in NONFINITE, "one of " + ", ".join(NONFINITE)),
-        "precision": (lambda x: x in PRECISIONS, "one of " + ", ".join(PRECISIONS)),
-        "device": (lambda x: re.fullmatch(r"auto|cpu|cuda(:\d+)?", x), "one of auto, cpu, cuda, cuda:<index>"),
+    """The range faults of the top-level values, for those of the right type."""
+    checks: dict[str, Callable[..., None]] = {
+        "rounds": partial(at_least, 0),
+        "seed": partial(at_least, 0),
+        "num_clients": partial(at_least, 1),
+        "threads": partial(within, f"[1, {MAX_THREADS}]"),
+        "train_fraction": partial(within, "(0, 1]"),
+        "label_noise": partial(within, "[0, 1]"),
+        "validation": partial(within, "[0, 1)"),
+        "nonfinite": partial(one_of, NONFINITE),
+        "precision": partial(one_of, PRECISIONS),
+        "device": _check_device,
     }
-    return [
-        f"{key} must be {words}, got {values[key]}"
-        for key, (is_right, words) in wanted.items()
-        if not _has_fault(key, errors) and not is_right(values[key])
-    ]
+    faults = []
+    for key, check_value in checks.items():
+        if not _has_fault(key, errors):
+            try:
+                check_value(**{key: values[key]})
+            except ValueError as error:
+                faults.append(str(error))
+    return faults
+
+
+def _check_device(device: str) -> None:
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
+        raise ValueError(f"device must be one of auto, cpu, cuda, cuda:<index>, got {device}")
 
 
 def _cross_faults(values: Mapping[str, Any], built: Mapping[str, Any], errors: list[str]) -> list[str]:
-    """Faults of one value in the light of another or of the machine; none needs data."""
+    """Faults of a value that depend on another value or on the machine."""
     faults = []
     if not _has_fault("participation", errors) and not _has_fault("num_clients", errors):
         try:
@@ -226,7 +235,7 @@ def _cross_faults(values: Mapping[str, Any], built: Mapping[str, Any], errors: l
             faults.append(f"participation.{error}")
     if values.get("nonfinite") == "clip" and not _has_fault("local", errors) and built["local"].update_norm is None:
         faults.append(
-            "nonfinite must be stop, drop or zero where local.update_norm is null, got clip: what is left of an update "
+            "nonfinite must be stop, drop or zero where local.update_norm is null, got clip: the rest of an update "
             "that is not finite needs a bound"
         )
     if not _has_fault("device", errors) and values["device"].startswith("cuda"):
@@ -249,7 +258,7 @@ def _cuda_faults(device: str) -> list[str]:
 
 
 def _resolve_run_id(*, _root_: DictConfig) -> str:
-    """`${run_id:}`. A faulty config raises, so no folder is made for it; except in a sweep, whose other jobs go on."""
+    """`${run_id:}`. A faulty config raises, so that no folder is made; in a sweep other jobs go on."""
     try:
         checked = check(_root_)
         checked.build()
@@ -261,7 +270,7 @@ def _resolve_run_id(*, _root_: DictConfig) -> str:
 
 
 def _resolve_env(key: str, *default: Any) -> Any:
-    """`${oc.env:}`, which gives no W&B key to a config: from there it could reach any file, also one of Hydra's."""
-    if faults := keys.faults([(f"${{oc.env:{key}}}", os.environ.get(key))]):
+    """`${oc.env:}` without W&B's key, which a config would carry into the run's files."""
+    if faults := secrets.faults([(f"${{oc.env:{key}}}", os.environ.get(key))]):
         raise UserError(faults[0])
     return oc.env(key, *default)

@@ -1,4 +1,4 @@
-"""What an experiment is made of. The type hints say what each place of a config takes."""
+"""The components of an experiment; the type hints are the schema of the config's top level."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -21,12 +21,12 @@ from fedlab_runner.partitions.base import Partition
 from fedlab_runner.pruning.base import Pruning
 from fedlab_runner.server_data.base import ServerDataSource
 from fedlab_runner.topologies.base import Topology
-from fedlab_runner.tracking.recorder import Logger
+from fedlab_runner.tracking.logger import Logger
 
 
 @dataclass(frozen=True)
 class Components:
-    """The top-level keys of a config, the groups as built objects."""
+    """The top-level values of a config, groups as built objects."""
 
     rounds: int
     seed: int

@@ -1,4 +1,8 @@
-"""Hydra's config files, looked at before they are loaded: an experiment from elsewhere cannot hang a command."""
+"""Checks each config file before Hydra loads it, so that a stranger's experiment cannot hang a command.
+
+`train` calls `register` when it is imported. From then on Hydra reads every file of the package's groups, of
+`--config-dir` and of `hydra.searchpath` through `FileConfigSource.load_config`, while it composes.
+"""
 
 import os
 from pathlib import Path
@@ -11,22 +15,22 @@ from fedlab_runner.utils import untrusted
 from fedlab_runner.utils.errors import UserError
 
 
-class FileConfigSource(file_config_source.FileConfigSource):  # of this name, or Hydra refuses two for one scheme
-    """The files of the package's own groups, of `--config-dir` and of `hydra.searchpath`."""
+class FileConfigSource(file_config_source.FileConfigSource):  # Hydra refuses a second name for one scheme
+    """Config files on disk."""
 
     def load_config(self, config_path: str) -> ConfigResult:
-        """The config in a file. Raises UserError where the file is too large, too deep, or has too many aliases."""
+        """The config in a file; UserError where the file is too large, too deep, or has too many aliases."""
         path = Path(os.path.realpath(os.path.join(self.path, self._normalize_file_name(config_path))))
         try:
-            untrusted.check_yaml(untrusted.read_bytes(path, untrusted.MOST_YAML))
+            untrusted.check_yaml(untrusted.read_bytes(path, untrusted.MAX_YAML_BYTES))
         except FileNotFoundError:
-            pass  # Hydra says so
+            pass  # Hydra reports it
         except untrusted.Unreadable as fault:
-            if str(fault) != untrusted.NOT_YAML:  # Hydra says where
+            if str(fault) != untrusted.NOT_YAML:  # Hydra reports the line
                 raise UserError(f"{path} {fault}: it is not loaded") from None
         return super().load_config(config_path)
 
 
 def register() -> None:
-    """From now on Hydra reads files through this."""
+    """Makes Hydra read config files through `FileConfigSource`."""
     SourcesRegistry.instance().types[FileConfigSource.scheme()] = FileConfigSource

@@ -1,4 +1,4 @@
-"""What went wrong, one line for each fault: Hydra's and our own exceptions translated for the user."""
+"""Explains exceptions of Hydra, of the system and of this package to the user, one line for each fault."""
 
 import errno
 import re
@@ -16,7 +16,7 @@ from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseExceptio
 from fedlab_runner.config import schema
 from fedlab_runner.config.build import conf_dir
 from fedlab_runner.config.listing import places
-from fedlab_runner.utils import exhaustion as scarce
+from fedlab_runner.utils import exhaustion
 from fedlab_runner.utils.errors import RunFailed, UserError
 
 # Choices that come with an extra of this package.
@@ -28,7 +28,7 @@ EXTRAS = {
 }
 
 
-# What a file system says when it is not the program's fault, and the way out.
+# The errors of a file system that are no fault of the program, with the remedy.
 NO_ROOM = "make room; the same command goes on from the last checkpoint"
 NO_ACCESS = "give a place that may be written to, such as another hydra.run.dir"
 DISK = {
@@ -39,9 +39,9 @@ DISK = {
 }
 
 
-# A folder that cannot be made, because of what was asked for: a file has its name, /proc has no folders.
+# Errors of a folder that cannot be made because of its name: a file has that name, or /proc has no folders.
 NO_FOLDER = {errno.EEXIST, errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL}
-READERS = (
+READERS = (  # modules that read a config by recursion
     "antlr4.",
     "hydra.",
     "omegaconf.",
@@ -54,9 +54,9 @@ READERS = (
 
 
 def explain(error: BaseException, arguments: Sequence[str]) -> list[str] | None:
-    """The lines to show for an error of a command with these arguments; None for a bug, which needs its traceback."""
+    """The lines to show for an error of a command with these arguments; None for a bug, whose traceback is shown."""
     known = next((each for each in _causes(error) if isinstance(each, UserError | RunFailed)), error)
-    # By convention our own code raises ValueError for users; one from inside a library is a bug of ours.
+    # This package raises ValueError for users only; a ValueError from inside a library is a bug.
     if isinstance(known, UserError | RunFailed) or (type(known) is ValueError and _raised_in(known, "fedlab_runner.")):
         return str(known).splitlines() or [type(known).__name__]
     if (folder := _of_folder(error)) is not None:
@@ -66,7 +66,7 @@ def explain(error: BaseException, arguments: Sequence[str]) -> list[str] | None:
     if (refused := _of_disk(error)) is not None:
         where = f"{refused.filename}: " if refused.filename else ""
         return [_one_line(f"{where}{refused.strerror}: {DISK[refused.errno or 0]}")]
-    if (line := next(filter(None, map(scarce.explain, _causes(error))), None)) is not None:
+    if (line := next(filter(None, map(exhaustion.explain, _causes(error))), None)) is not None:
         return [_one_line(line)]
     if (killed := _of_worker(error)) is not None:
         codes = ", ".join(re.findall(r"\{(.*?)\}", str(killed)))
@@ -101,38 +101,38 @@ def explain(error: BaseException, arguments: Sequence[str]) -> list[str] | None:
 
 
 def is_of_run(error: BaseException) -> bool:
-    """Whether a run failed by no fault of its command: a file system refused, or something ran out or was lost."""
+    """Whether a run failed without a fault of its command: the disk refused, or a resource ran out or was lost."""
     if _of_folder(error) is not None:
         return False
     if _of_disk(error) is not None or _of_worker(error) is not None:
         return True
-    return any(isinstance(each, RunFailed) or scarce.explain(each) for each in _causes(error))
+    return any(isinstance(each, RunFailed) or exhaustion.explain(each) for each in _causes(error))
 
 
 def _of_folder(error: BaseException) -> OSError | None:
-    """The refusal to make a folder, because of the name that was asked for."""
+    """The error of a folder that cannot be made because of its name; None for other errors."""
     refused = isinstance(error, OSError) and error.errno in NO_FOLDER and _raised_in(error, "pathlib")
     return error if isinstance(error, OSError) and refused else None
 
 
 def _of_worker(error: BaseException) -> BaseException | None:
-    """What joblib says where a process of its own was killed; the library need not be there."""
+    """joblib's error for a killed worker process, found by name, as joblib is an extra; None for other errors."""
     return next((each for each in _causes(error) if type(each).__name__ == "TerminatedWorkerError"), None)
 
 
 def _of_disk(error: BaseException) -> OSError | None:
-    """What a file system refused; some of Hydra's errors are OSErrors too, without a number."""
+    """The error of a file system; None for other errors, among them Hydra's OSErrors, which have no number."""
     return next((each for each in _causes(error) if isinstance(each, OSError) and each.errno in DISK), None)
 
 
 def unwrapped(error: BaseException) -> BaseException:
-    """What OmegaConf wrapped, whose traceback it does not show; any other error as it is."""
+    """The error that OmegaConf has wrapped, and whose traceback it hides; any other error as it is."""
     *_, last = _causes(error)
     return last if isinstance(error, OmegaConfBaseException) else error
 
 
 def known_keys(arguments: Sequence[str]) -> list[str]:
-    """All keys of the config with the choices of these arguments, or of the default one where they do not compose."""
+    """All keys of the config that these arguments choose, or of the default config where they do not compose."""
     choices = [
         argument.partition(",")[0]  # the first of a sweep
         for argument in arguments
@@ -162,14 +162,14 @@ def _keys(value: Any, path: str) -> Iterator[str]:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and what led to it: OmegaConf wraps what a resolver raises, without naming it as the cause."""
+    """The error and its causes; OmegaConf wraps a resolver's error without naming it as the cause."""
     while error is not None:
         yield error
         error = error.__cause__ or (error.__context__ if isinstance(error, OmegaConfBaseException) else None)
 
 
 def _raised_in(error: BaseException, package: str | tuple[str, ...]) -> bool:
-    """Whether a module of the package raised the error itself, rather than something that it called."""
+    """Whether a module of the package itself raised the error, and not a function that the module called."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return bool(frames) and str(frames[-1].f_globals.get("__name__", "")).startswith(package)
 

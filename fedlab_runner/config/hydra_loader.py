@@ -1,7 +1,8 @@
-"""Hydra's config loader with a check of Hydra's own part, `hydra.*`, before Hydra acts on it.
+"""Checks a composed config, above all Hydra's own part `hydra.*`, before Hydra acts on it.
 
-Between composing and acting Hydra leaves no place for a check: it makes folders, opens log files and builds callbacks,
-launcher and sweeper, each from names in the config.
+`train.main` runs Hydra within `checked()`. Hydra, and each launcher's process, then calls `Loader.load_configuration`
+once for each job, after composing and before it makes folders, opens log files and builds callbacks, launcher and
+sweeper from names in the config: Hydra has no other place for a check.
 """
 
 import contextlib
@@ -15,21 +16,21 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.object_type import ObjectType
 from omegaconf import DictConfig, OmegaConf
 
-from fedlab_runner.config import secrets as keys
+from fedlab_runner.config import secrets
 from fedlab_runner.utils.errors import UserError
 
-# What Hydra builds: its own parts, those of installed plugins, the samplers of Optuna's sweeper, and our callback.
+# Classes that Hydra may build: its own, those of installed plugins, Optuna's samplers, and this package's callback.
 _BUILT = re.compile(
     r"(hydra\._internal\.core_plugins|hydra\.experimental\.callbacks|hydra_plugins)(\.\w+)*\.[A-Z]\w+"
     r"|optuna\.samplers\.[A-Z]\w+|fedlab_runner\.sweep\.callback\.SweepCallback"
 )
-# Parts of a config from which Hydra builds objects, and what may be interpolated there: texts, never other parts.
+# Parts of a config from which Hydra builds objects, and the interpolations that they may hold: texts, no other parts.
 _BUILT_FROM = re.compile(r"hydra\.(callbacks|launcher|sweeper|job_logging|hydra_logging)(\..*)?")
 _TEXTS = re.compile(
     r"\$\{(hydra\.(job\.(name|num|id|override_dirname)|run\.dir|sweep\.(dir|subdir)|runtime\.(cwd|output_dir))"
     r"|oc\.env:[\w,]+|now:[^${}]*|direction_of:\$\{evaluation\.metric\})\}"
 )
-_LOGGED = {  # what logging may build
+_LOGGED = {  # classes that Python's logging may build
     *("logging.StreamHandler", "logging.FileHandler", "logging.NullHandler", "logging.handlers.RotatingFileHandler"),
     *("fedlab_runner.tracking.log_lines.LineHandler", "fedlab_runner.tracking.log_lines.LogFile"),
     *("rich.logging.RichHandler", "colorlog.ColoredFormatter"),
@@ -38,8 +39,8 @@ _LOGGED = {  # what logging may build
 
 
 class Loader(ConfigLoaderImpl):
-    """Refuses what it has composed where `hydra.*` names code of strangers, any value holds a W&B key, or a choice is
-    in two places.
+    """Hydra's loader; refuses a config whose `hydra.*` names a stranger's code, that holds a W&B key, or one of whose
+    choices is in two places.
     """
 
     def load_configuration(self, *args: Any, **kwargs: Any) -> DictConfig:
@@ -50,7 +51,7 @@ class Loader(ConfigLoaderImpl):
 
 
 class Completing(Loader):
-    """The loader of shell completion, which offers the choices in folders of a group too: experiment=feddle/table7."""
+    """The loader of shell completion; it also offers choices in a group's folders, as experiment=feddle/table7."""
 
     def get_group_options(
         self, group_name: str, results_filter: ObjectType | None = ObjectType.CONFIG, *args: Any, **kwargs: Any
@@ -65,20 +66,20 @@ class Completing(Loader):
 
 @contextlib.contextmanager
 def checked(completing: bool = False) -> Iterator[None]:
-    """Hydra composes with this loader here, and so do the launchers that it sends to other processes."""
+    """Within the block Hydra composes with this loader, and so do its launchers in other processes."""
     with mock.patch("hydra._internal.hydra.ConfigLoaderImpl", Completing if completing else Loader):
         yield
 
 
 def faults(cfg: DictConfig) -> list[str]:
-    """One line for each place that is refused; nothing is resolved or imported."""
+    """One line for each refused value; nothing is resolved or imported."""
     values: Any = OmegaConf.to_container(cfg, resolve=False)
-    if held := keys.faults(keys.leaves(values, "")):
+    if held := secrets.faults(secrets.leaves(values, "")):
         return held  # alone: other lines show values
     hydra = values.get("hydra")
     if not isinstance(hydra, Mapping):
         return [] if hydra is None else ["hydra must be a mapping"]
-    return [line for name, value in keys.leaves(hydra, "hydra") for line in _of(name, str(value))]
+    return [line for name, value in secrets.leaves(hydra, "hydra") for line in _of(name, str(value))]
 
 
 def ambiguous_choices(cfg: DictConfig) -> Iterator[str]:

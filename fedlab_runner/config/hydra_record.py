@@ -1,4 +1,7 @@
-"""What Hydra composed for a run, in the folder `.hydra` of its own: Hydra itself would follow links."""
+"""Writes the composed config of a run into its folder `.hydra`.
+
+`train` calls `write` at the start of each job, in the place of Hydra's own record, which would follow links.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,7 @@ FOLDER = ".hydra"
 
 
 def write(cfg: DictConfig) -> None:
-    """Writes the config as it was composed, Hydra's own part of it, and the overrides of the current job."""
+    """Writes the composed config, Hydra's own part, and the overrides of the current job."""
     hydra: Any = HydraConfig.instance().cfg
     folder = Path(hydra.hydra.runtime.output_dir) / FOLDER
     for name, part in {"config": cfg, "hydra": hydra, "overrides": hydra.hydra.overrides.task}.items():

@@ -1,7 +1,7 @@
-"""`fedlab --list` names the groups, `fedlab --list experiments` the choices of one, each with what it is in one line.
+"""`fedlab --list` names the groups, `fedlab --list experiments` the choices of a group, with a line on each.
 
-Choices are those of the package, of installed plugins and of `--config-dir`. Nothing is imported or composed: a
-choice's first comment says what it is, else the docstring of its class.
+Choices are those of the package, of installed plugins and of `--config-dir`. Nothing is imported or composed: the line
+is a choice's first comment, else the docstring of its class.
 """
 
 import ast
@@ -13,18 +13,18 @@ from fedlab_runner.config import plugins, schema
 from fedlab_runner.config.build import conf_dir
 from fedlab_runner.utils.errors import UserError
 
-MAX_CHOICES_LENGTH = 80  # characters of the choices that stand beside a group
-_NO_GROUPS = ("paper",)  # folders of the package that hold no choices
+MAX_CHOICES_CHARACTERS = 80  # of the choices that are shown beside a group
+_NO_GROUPS = ("paper",)  # folders of conf that are no groups
 
 
 def show(group: str | None, config_dir: Path | None = None) -> None:
-    """Print the choices of a group, in the singular or the plural, or all groups; UserError for an unknown one."""
+    """Prints the choices of a group, in the singular or plural, or all groups; UserError for an unknown group."""
     names = groups()
     if config_dir is not None and not config_dir.is_dir():
         raise UserError(f"--config-dir={config_dir} is no folder")
     folders = [*places(), *([config_dir] if config_dir else [])]
     if group is None:
-        rows = [(name, ", ".join(dict(choices(name, folders)))[:MAX_CHOICES_LENGTH]) for name in names]
+        rows = [(name, ", ".join(dict(choices(name, folders)))[:MAX_CHOICES_CHARACTERS]) for name in names]
     elif found := next((name for name in names if group.rstrip("/") in (name, f"{name}s")), None):
         rows = list(choices(found, folders))
     else:
@@ -36,7 +36,7 @@ def show(group: str | None, config_dir: Path | None = None) -> None:
 
 
 def groups() -> list[str]:
-    """The groups of conf, those of Hydra's own too."""
+    """The groups in conf, Hydra's groups included."""
     parts = [path.relative_to(conf_dir()).parts for path in conf_dir().rglob("*.yaml")]
     tops = {"/".join(each[: 2 if each[0] == "hydra" else 1]) for each in parts if len(each) > 1}
     return sorted(tops - {*_NO_GROUPS})
@@ -48,7 +48,7 @@ def places() -> list[Path]:
 
 
 def choices(group: str, folders: Iterable[Path]) -> Iterator[tuple[str, str]]:
-    """The names of a group's choices, nested ones as folder/name, and what each is; folder after folder."""
+    """The names of a group's choices, nested ones as folder/name, each with its line; folder after folder."""
     for folder in (each / group for each in folders):
         for path in sorted(folder.rglob("*.yaml"), key=lambda path: (len(path.relative_to(folder).parts), path)):
             yield path.relative_to(folder).with_suffix("").as_posix(), _about(path)

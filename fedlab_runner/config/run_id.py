@@ -1,4 +1,4 @@
-"""The name of a run: a function of what decides its numbers, and of nothing else."""
+"""The id of a run: a function of the config values that decide its numbers, and of nothing else."""
 
 import copy
 from collections.abc import Mapping
@@ -6,8 +6,8 @@ from typing import Any
 
 from fedlab_runner.utils.digest import digest
 
-# What may change between two calls that continue one run: how far, how fast, where, and what is written down.
 SERVER_DATA = ("server_data", "probe_data", "auxiliary_data")  # the nodes of the group `server_data`
+# Keys that may change when a run is continued: how far, how fast and where it runs, and what it writes.
 VOLATILE = (
     *("rounds", "executor", "logger", "device", "threads", "checkpoint", "pruning", "dataset.root", "dataset.download"),
     *(f"{node}.{key}" for node in SERVER_DATA for key in ("root", "cache", "dataset.root", "dataset.download")),
@@ -16,7 +16,7 @@ VOLATILE = (
 
 
 def without_volatile(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config without the keys, or values of keys, that do not decide the numbers of a round."""
+    """The config without the keys that do not decide the numbers of a round."""
     kept = copy.deepcopy(dict(config))
     for key in VOLATILE:
         node, last = _parent(kept, key)
@@ -25,7 +25,7 @@ def without_volatile(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parent(config: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
-    """The mapping that holds a key, and its last part; an empty one where a config, of a report, has none there."""
+    """The mapping that holds a key, and the key's last part; an empty mapping where the config has none there."""
     *parents, last = key.split(".")
     node: Any = config
     for parent in parents:
@@ -34,13 +34,14 @@ def _parent(config: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
 
 
 def stopping(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
-    """The fingerprint of the same run with nonfinite=stop. What that has done so far any other policy would have done:
-    nothing has happened yet that they are for.
+    """The fingerprint of the same run with nonfinite=stop.
+
+    A run with any other policy may continue that run: no update was non-finite so far, so the policies agree.
     """
     return {**fingerprint, "nonfinite": "stop"}
 
 
-def name(fingerprint: Mapping[str, Any]) -> str:
+def run_id_of(fingerprint: Mapping[str, Any]) -> str:
     """`<algorithm>-<8 hex>`: the algorithm's file name and a hash of the fingerprint; the same in every process.
 
     An algorithm around another one, its `base`, is followed by that one's name: `fedwalk-scaffold-<8 hex>`.

@@ -1,4 +1,4 @@
-"""The type check of a config against the dataclass fields of its targets, before anything is built."""
+"""Checks a config's types against the dataclass fields of its targets, before anything is built."""
 
 import dataclasses
 import difflib
@@ -10,14 +10,14 @@ from typing import Any, Literal, Union
 
 from fedlab_runner.config import targets
 
-MISSING = "???"  # OmegaConf's mark of a value that must be given
-LONGEST = 200  # characters of a value in a message
-MOST = 2**63  # whole numbers are smaller: libraries take no larger ones
+MISSING = "???"  # OmegaConf's mark of a value that the user must give
+MAX_SHOWN_CHARACTERS = 200  # of a value in a message
+INT_LIMIT = 2**63  # whole numbers must be smaller in size: libraries take no larger ones
 
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """A component of a config, checked and not yet built: `cls(**fields)`, once the nodes in its fields are built."""
+    """A checked component that is not built yet: it is `cls(**fields)` once the nodes in its fields are built."""
 
     target: str
     cls: type
@@ -40,8 +40,9 @@ def convert_fields(
 
 
 def convert_node(node: Mapping[str, Any], hint: Any, path: str, errors: list[str]) -> "Node | dict[str, Any]":
-    """A node with `_target_`, its values converted to the types of the target's fields; as it is where the place with
-    this type hint does not take the target.
+    """A node with `_target_`, its values converted to the types of the target's fields.
+
+    The node is returned unchanged, with a fault, where this type hint does not take the target.
     """
     try:
         cls = targets.find_class(node["_target_"])
@@ -63,7 +64,7 @@ def convert_node(node: Mapping[str, Any], hint: Any, path: str, errors: list[str
 
 
 def plain(value: Any) -> Any:
-    """A converted value as a config has it: nodes as mappings with a `_target_`."""
+    """A converted value in the form of a config: nodes are mappings with a `_target_`."""
     if isinstance(value, Node):
         return {"_target_": value.target, **plain(value.fields)}
     if isinstance(value, dict):
@@ -72,7 +73,7 @@ def plain(value: Any) -> Any:
 
 
 def unknown_key(key: str, known: Collection[str]) -> str:
-    """One line that says that a key does not exist and which ones do."""
+    """A line that reports an unknown key and names the known ones."""
     parent, _, last = key.rpartition(".")
     siblings = [name.rpartition(".")[2] for name in known if name.rpartition(".")[0] == parent]
     siblings = [name for name in siblings if name != "_target_"]
@@ -89,7 +90,7 @@ def unknown_key(key: str, known: Collection[str]) -> str:
 
 
 def nearest(word: str, words: Collection[str]) -> str | None:
-    """The word that was probably meant."""
+    """The word nearest to `word`; None where none is near."""
     return next(iter(difflib.get_close_matches(word, words, n=1, cutoff=0.6)), None)
 
 
@@ -133,20 +134,20 @@ def _convert_at(value: Any, hint: Any, path: str, errors: list[str]) -> Any:
         if hint is not Any and targets.takes_objects(hint):
             how = f"<group>@{path}=<name>" if "." in path else f"{path}=<one of the files in conf/{path}>"
             wanted = f"a choice: {how}"
-        if isinstance(value, int) and abs(value) >= MOST and float not in targets.kinds(hint):
+        if isinstance(value, int) and abs(value) >= INT_LIMIT and float not in targets.kinds(hint):
             wanted = "less than 2^63 in size"
         errors.append(f"{path} must be {wanted}, got {_shown(value)}")
         return value
 
 
 def _shown(value: Any) -> str:
-    """A value in a message, which stays a line that can be read."""
+    """A value as a message shows it, in one short line."""
     text = "null" if value is None else repr(value) if not isinstance(value, int) or abs(value) < 10**30 else "more"
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+    return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[:MAX_SHOWN_CHARACTERS]}..."
 
 
 def _convert(value: Any, hint: Any) -> Any:
-    """The value as the type, if nothing is lost by it: 1 is a number, 1e2 a whole one, "0.1" (environment) a number."""
+    """The value as the type, if that loses nothing: 1 is a number, 1e2 a whole number, "0.1" (environment) a number."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return value
@@ -163,7 +164,7 @@ def _convert(value: Any, hint: Any) -> Any:
     if isinstance(value, int | float | str) and not isinstance(value, bool):
         if hint is str:
             return str(value)
-        if hint is int and (not isinstance(value, float) or value.is_integer()) and abs(int(value)) < MOST:
+        if hint is int and (not isinstance(value, float) or value.is_integer()) and abs(int(value)) < INT_LIMIT:
             return int(value)
         if hint is float and not math.isnan(float(value)):
             return float(value) + 0.0  # no -0.0, which numpy takes for a negative number
@@ -171,7 +172,7 @@ def _convert(value: Any, hint: Any) -> Any:
 
 
 def _convert_union(value: Any, hints: tuple[Any, ...]) -> Any:
-    """The value unchanged if one of the types is its own, else as the first type that takes it."""
+    """The value unchanged if its type is among the hints, else as the first type that takes it."""
     if type(value) in hints:
         return _convert(value, type(value))
     for hint in hints:

@@ -1,11 +1,11 @@
 """The classes that a config may name: `_target_` is resolved here, and a module that is not the user's is not imported.
 
-Importing a module runs its code, so that where the module comes from is asked before. A config may name
+Importing a module runs its code, so the origin of a module is checked before. A config may name
 
 - the modules of this package,
 - modules of an installed package that registers itself by an entry point of the group `fedlab_runner.plugins`,
 - modules that lie in a folder which the command gives by `--config-dir` or `hydra.searchpath`,
-- modules that the program which calls this one has imported itself, and that are not installed ones.
+- modules that the calling program has imported itself, unless they are installed.
 """
 
 import dataclasses
@@ -84,7 +84,7 @@ def may_be_named(module: str) -> bool:
 
 
 def fits(cls: type, hint: Any) -> bool:
-    """Whether a place with this type hint takes objects of the class: of a protocol, all that has its members."""
+    """Whether a value with this type hint may be of the class; a protocol takes every class with its members."""
     if len(several := kinds(hint)) > 1:
         return any(fits(cls, each) for each in several)
     base = typing.get_origin(hint) or hint
@@ -97,13 +97,13 @@ def fits(cls: type, hint: Any) -> bool:
 
 
 def name_of(hint: Any) -> str:
-    """What a place takes, in words."""
+    """The classes that a type hint takes, in words."""
     found = [typing.get_origin(each) or each for each in kinds(hint) if takes_objects(each)]
     return " or ".join(f"{kind.__name__} ({kind.__module__})" for kind in found)
 
 
 def takes_objects(hint: Any) -> bool:
-    """Whether a place with this type hint is one for a `_target_` at all."""
+    """Whether a type hint takes objects, which a config gives by a `_target_`."""
     if len(several := kinds(hint)) > 1:
         return any(takes_objects(each) for each in several)
     base = typing.get_origin(hint) or hint
@@ -139,7 +139,7 @@ def _places(spec: ModuleSpec) -> list[str]:
 
 
 def _is_installed(spec: ModuleSpec | None) -> bool:
-    """Whether a module came with Python or by pip, rather than from a program of the user's."""
+    """Whether a module came with Python or by pip, and not with a user's program."""
     if spec is None:  # the program itself, such as a notebook
         return False
     folders = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")}

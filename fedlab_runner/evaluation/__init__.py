@@ -1,1 +1,1 @@
-"""How good the models of a run are."""
+"""Evaluation of a run's models."""

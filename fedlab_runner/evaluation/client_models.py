@@ -1,4 +1,4 @@
-"""How good the models of all clients are, where each client has its own: on the test set and on its own examples."""
+"""Evaluation of a federation where each client has a model: on the test set and on the client's own examples."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from fedlab_runner.evaluation.evaluator import Evaluation, over_clients, per_cla
 
 
 class ClientModel(NamedTuple):
-    """One client's model."""
+    """The model of one client."""
 
     family: ModelFamily
     vector: Tensor  # [D_a]
@@ -29,14 +29,14 @@ Scores = dict[str, float]
 
 
 class ClientModels:
-    """Evaluates the models of all clients; one that has not changed since the last evaluation keeps what it scored."""
+    """Evaluates the models of all clients; a model unchanged since the last evaluation keeps its scores."""
 
     def __init__(self, evaluation: Evaluation, fed: Federation, test: Examples) -> None:
         self._evaluation, self._fed, self._test = evaluation, fed, test
-        self._known: dict[tuple[object, ...], Scores] = {}  # of the last evaluation, by examples and model
+        self._known: dict[tuple[object, ...], Scores] = {}  # scores of the last evaluation, by examples and model
 
     def evaluate(self, models: Stacks, more: Mapping[str, tuple[Sequence[ModelFamily], Stacks]]) -> Scores:
-        """Means over the clients; of `more` models only accuracy and loss, under their names."""
+        """The mean metrics over the clients; of `more` models, under their names, accuracy and loss only."""
         known, self._known = self._known, {}
         metrics = self._evaluate(self._by_client(self._fed.families, models), known)
         for name, (families, stacks) in more.items():
@@ -68,7 +68,7 @@ class ClientModels:
         ]
 
     def _on_test(self, models: list[ClientModel], known: dict[tuple[object, ...], Scores]) -> list[Scores]:
-        """What each model scores on the test set."""
+        """The scores of each model on the test set."""
         test = self._test
         for family in dict.fromkeys(m.family for m in models):
             wanted = {("test", family, m.digest): m.vector for m in models if m.family is family}
@@ -82,7 +82,7 @@ class ClientModels:
     def _on_their_own(
         self, models: list[ClientModel], client_data: ClientData, known: dict[tuple[object, ...], Scores]
     ) -> list[float]:
-        """The accuracy of each client's model on the client's examples, of clients that have any."""
+        """The accuracy of each client's model on the client's own examples, for clients that have examples."""
         accuracies = []
         for client in np.flatnonzero(client_data.num_examples).tolist():
             model, kind = models[client], "own" if client_data is self._fed.client_data else "validation"
@@ -97,7 +97,7 @@ class ClientModels:
 
     @torch.no_grad()
     def _score(self, family: ModelFamily, models: Tensor, inputs: Tensor, targets: Tensor) -> list[Scores]:
-        """What each of the models [m, D] scores; a function of that model alone, whatever the others are."""
+        """The scores of models [m, D]; to the bit, each depends on its own model alone."""
         size, p = self._evaluation.batch_size, family.num_params
         right, total = [], torch.zeros(len(models), dtype=torch.float64, device=family.device)
         for begin in range(0, len(targets), size):

@@ -1,4 +1,4 @@
-"""How good a model is: accuracy and loss on the test set, by class, and over clients."""
+"""Accuracy and loss of models: on the test set, by class, and over clients."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,20 +11,21 @@ from fedlab_runner.core.client_data import ClientData
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.datasets.examples import Examples
 from fedlab_runner.tracking.summary import RULES
+from fedlab_runner.utils.validate import at_least, one_of
 
-CLASS_PREFIX = "test/accuracy_class/"  # and the number of the class: a metric key
+CLASS_PREFIX = "test/accuracy_class/"  # followed by the class index: a metric key
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """When and what to evaluate, and which number a run is judged by.
+    """When and what to evaluate, and the number by which a run is judged.
 
-    `every` n rounds and after the last one, in batches of `batch_size`; `per_class` adds each class's test accuracy,
-    `clients` the spread of the model's accuracy over the clients' own training examples and `train` accuracy and loss
-    on all of them together. The objective is
-    `metric` under rule `summary` (best_of_last, mean_of_last over the `last` evaluations, best, last). `held_out` test
-    examples are left out, the very ones that in-domain server data would be, so that all methods share a test set.
-    With a `target`, the summary has the first evaluated round in which the metric reaches it.
+    Models are evaluated after `every` n rounds and after the last one, in batches of `batch_size`. `per_class` adds the
+    test accuracy of each class, `clients` the spread of the accuracy over the clients' own training examples, `train`
+    accuracy and loss on all training examples. The objective is `metric` under the rule `summary` (best_of_last and
+    mean_of_last over the `last` evaluations, best, last). `held_out` test examples are left out: those that in-domain
+    server data of this size would take, so that all methods share a test set. With a `target`, the summary has the
+    first evaluated round in which the metric reaches it.
     """
 
     every: int
@@ -39,13 +40,9 @@ class Evaluation:
     target: float | None
 
     def __post_init__(self) -> None:
-        for name in ("every", "batch_size", "last"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
-        if self.held_out < 0:
-            raise ValueError(f"held_out must be >= 0, got {self.held_out}")
-        if self.summary not in RULES:
-            raise ValueError(f"summary must be one of {', '.join(RULES)}, got {self.summary}")
+        at_least(1, every=self.every, batch_size=self.batch_size, last=self.last)
+        at_least(0, held_out=self.held_out)
+        one_of(RULES, summary=self.summary)
 
     def due(self, round: int, rounds: int) -> bool:
         """Whether the models are evaluated after this round (0: before the first)."""
@@ -54,13 +51,13 @@ class Evaluation:
     def evaluate(
         self, family: ModelFamily, models: Tensor, test: Examples, client_data: ClientData
     ) -> dict[str, float]:
-        """Metrics of one model [D], or the mean of those of several [n, D]."""
+        """The metrics of one model [D], or their means over several models [n, D]."""
         every = [self._evaluate_one(family, w, test, client_data) for w in models.view(-1, family.size)]
         metrics = {key: sum(m[key] for m in every) / len(every) for key in every[0]}
         return metrics | (_over_models([m["test/accuracy"] for m in every]) if models.dim() > 1 else {})
 
     def evaluate_clients(self, family: ModelFamily, models: Iterable[Tensor], test: Examples) -> dict[str, float]:
-        """The spread of the clients' own models over the test set; nothing when there are none."""
+        """The spread of the test accuracy over the clients' own models; empty without models."""
         accuracies = [float(self._score(family, w, test.inputs, test.targets)[0].mean()) for w in models]
         return _over_models(accuracies) if accuracies else {}
 
@@ -96,7 +93,7 @@ class Evaluation:
 
 
 def _by_client(correct: Tensor, owners: Tensor, client_data: ClientData) -> Tensor:
-    """The accuracy of each client that has examples, from what is right [n] and whose it is [n]."""
+    """The accuracy of each client with examples, from correctness [n] and owner [n] of each example."""
     sizes = torch.from_numpy(client_data.num_examples).to(correct.device)
     right = torch.zeros(len(sizes), dtype=torch.float64, device=correct.device).index_add_(0, owners, correct)
     return (right / sizes)[sizes > 0]
@@ -113,7 +110,7 @@ def over_clients(accuracy: Tensor) -> dict[str, float]:
 
 
 def _over_models(accuracies: list[float]) -> dict[str, float]:
-    """Mean, spread and least of the test accuracies of clients' own models."""
+    """Mean, standard deviation and minimum of the test accuracies of clients' own models."""
     values = torch.tensor(accuracies, dtype=torch.float64)
     return {
         "client_models/accuracy_mean": float(values.mean()),
@@ -123,7 +120,7 @@ def _over_models(accuracies: list[float]) -> dict[str, float]:
 
 
 def per_class(correct: Tensor, targets: Tensor, num_classes: int) -> dict[str, float]:
-    """Accuracy on each class that the test set holds."""
+    """The accuracy on each class that the test set holds."""
     counts = torch.bincount(targets, minlength=num_classes)
     right = torch.bincount(targets, correct, minlength=num_classes)
     return {f"{CLASS_PREFIX}{c}": float(right[c] / counts[c]) for c in range(num_classes) if counts[c]}

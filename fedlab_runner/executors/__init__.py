@@ -1,1 +1,1 @@
-"""How the local work of a cohort is carried out: one interface, several ways, one result."""
+"""Executors: ways to carry out the local work of a cohort. All give the same result."""

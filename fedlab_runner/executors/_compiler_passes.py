@@ -1,6 +1,4 @@
-"""What PyTorch's compiler does not find by itself in a local step on a CPU: the update of a linear layer, for which it
-writes the gradient out before it reads it again.
-"""
+"""A pass for PyTorch's compiler: a local step on a CPU updates a linear layer without storing its gradient."""
 
 import torch
 from torch import Tensor
@@ -10,7 +8,7 @@ from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
 aten = torch.ops.aten
-LEAST = 2**17  # values of a layer from which on the update gains: fewer stay in a core's own cache
+MIN_VALUES = 2**17  # of a layer: a smaller one stays in a core's own cache, and the pass gains nothing
 
 _GRADIENT = CallFunction(aten.mm.default, KeywordArg("a"), KeywordArg("b"))
 _MOVED = CallFunction(aten.sub.Tensor, KeywordArg("w"), CallFunction(aten.mul.Tensor, _GRADIENT, KeywordArg("lr")))
@@ -31,7 +29,7 @@ class UpdateInPlace(CustomGraphPass):
 
 
 def _gains(w: Tensor) -> bool:
-    return w.device.type == "cpu" and w.numel() >= LEAST
+    return w.device.type == "cpu" and w.numel() >= MIN_VALUES
 
 
 def _replace(match: Match, w: Node, a: Node, b: Node, lr: Node) -> None:

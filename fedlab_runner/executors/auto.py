@@ -1,4 +1,4 @@
-"""Measures the executors on a run's own work and keeps the fastest that agrees with the loop."""
+"""Times the executors on a run's own work and keeps the fastest that agrees with the loop."""
 
 import logging
 from dataclasses import dataclass
@@ -11,29 +11,31 @@ from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.work import Executor, OfOne, Work
 from fedlab_runner.executors._autotune.cache import Memory, kind_of, shape_of
 from fedlab_runner.executors._autotune.measure import expected_seconds, measure, sample
-from fedlab_runner.executors._pieces import SingleProcessExecutor
+from fedlab_runner.executors._chunks import SingleProcessExecutor
 from fedlab_runner.executors.compiled import has_compiler, in_layers
 from fedlab_runner.executors.cuda_graph import CudaGraph
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.processes import Processes
-from fedlab_runner.executors.vectorized import CHUNK, Vectorized
+from fedlab_runner.executors.vectorized import DEFAULT_CHUNK_SIZE, Vectorized
 from fedlab_runner.utils.durations import duration
 from fedlab_runner.utils.system import usable_cores
+from fedlab_runner.utils.validate import at_least
 
 _log = logging.getLogger(__name__)
-REFERENCE, UNTIMED = "loop", f"vectorized executor.chunk_size={CHUNK}"
-COMPILING_SECONDS = 60.0  # what is expected of it before it is known: shorter runs do not try
+# The candidates that others must agree with, and that short runs take.
+REFERENCE, UNTIMED = "loop", f"vectorized executor.chunk_size={DEFAULT_CHUNK_SIZE}"
+COMPILING_SECONDS = 60.0  # expected time of the compiler before it was measured
 
 
 class Candidate(NamedTuple):
-    """An executor, and what kind of work it is not for."""
+    """An executor, with the properties by which it fits a kind of work."""
 
     executor: Executor
     stacked: bool = False  # trains clients side by side
-    whole: bool = False  # of no use for a small cohort: another does the same
-    shared: bool = False  # among processes
+    whole: bool = False  # for a small cohort another candidate does the same
+    shared: bool = False  # shares the cohort among processes
     compiled: bool = False
-    recorded: bool = False  # on a GPU
+    recorded: bool = False  # replays CUDA graphs
 
 
 @dataclass(frozen=True)
@@ -41,12 +43,12 @@ class Auto:
     """Times the other executors on the first cohort of a run, keeps the fastest whose models agree with those of
     `loop`, and says which.
 
-    What was measured is remembered for this machine, this code and such work in the user's cache folder, what was
-    chosen in the run's folder: a run that is continued on the same machine goes on with it, and so to the same bits.
-    Runs with less than `seconds` of expected local training are not worth a measurement: they take `vectorized` with
-    its defaults. A model with dropout would draw other masks when clients train side by side: it is left to `loop`, in
-    `workers` processes (null: as many as there are usable cores; 1: none) where that pays. With `compile` it tries
-    compiled steps too where minutes of training are left; while the compiler works, a signal to stop has to wait.
+    Measurements are kept by machine, code and kind of work in the user's cache folder, choices in the run's folder: a
+    run that is continued on the same machine keeps its executor, and so computes the same bits. Runs with less than
+    `seconds` of expected local training take `vectorized` with its defaults, untimed. A model with dropout would draw
+    other masks when clients train side by side: it is trained by `loop`, in `workers` processes (null: as many as there
+    are usable cores; 1: none) where that is faster. With `compile`, compiled steps are timed too where minutes of
+    training are left; while the compiler works, a signal to stop has to wait.
     """
 
     seconds: float
@@ -54,34 +56,32 @@ class Auto:
     compile: bool
 
     def __post_init__(self) -> None:
-        if self.seconds < 0:
-            raise ValueError(f"seconds must be >= 0, got {self.seconds}")
-        if self.workers is not None and self.workers < 1:
-            raise ValueError(f"workers must be >= 1 or null, got {self.workers}")
+        at_least(0, seconds=self.seconds)
+        at_least(1, workers=self.workers)
 
     def bind_run(self, folder: Path, rounds: int) -> Executor:
-        """The same for one run: it notes its choices there and knows how many rounds are left."""
+        """An executor for one run, which notes its choices in the folder and knows how many rounds are left."""
         memory = Memory()
         memory.open(folder, rounds)
         return _Choosing(self, memory)
 
     def max_parallel_clients(self, clients: int) -> int:
-        return min(clients, CHUNK)
+        return min(clients, DEFAULT_CHUNK_SIZE)
 
     def num_processes(self) -> int:
         return self.workers or usable_cores()
 
     def train(self, work: Work) -> tuple[Tensor, Tensor]:
-        """Outside of a run: chosen anew, by what is remembered for the machine."""
+        """Trains outside of a run, with an executor chosen by the measurements in the user's cache."""
         return _Choosing(self, Memory()).train(work)
 
     def map_models(self, family: ModelFamily, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
-        # Without a choice: what is no local training does not depend on what was measured.
-        return Vectorized(chunk_size=CHUNK, compile=False).map_models(family, function, *rows, fill=fill)
+        # No choice: only local training may depend on measurements.
+        return Vectorized(chunk_size=DEFAULT_CHUNK_SIZE, compile=False).map_models(family, function, *rows, fill=fill)
 
 
 class _Choosing(SingleProcessExecutor):
-    """The executor of one run, which is chosen when its first cohort comes."""
+    """The executor of one run, chosen for each kind of work at its first cohort."""
 
     def __init__(self, settings: Auto, memory: Memory) -> None:
         self._settings, self._memory = settings, memory
@@ -116,11 +116,12 @@ class _Choosing(SingleProcessExecutor):
         return candidates[name].executor
 
     def _candidates(self) -> dict[str, Candidate]:
-        """All that can be chosen, by the words that choose it on the command line; whatever the cohort is, as a
-        run that is continued has to find there what it began with.
+        """All candidates, by the words that choose them on the command line.
+
+        They do not depend on the cohort: a run that is continued must find its first choice among them.
         """
         workers = self.num_processes()
-        loop, chunks = Loop(compile=False), Vectorized(chunk_size=CHUNK, compile=False)
+        loop, chunks = Loop(compile=False), Vectorized(chunk_size=DEFAULT_CHUNK_SIZE, compile=False)
         whole, processes = "vectorized executor.chunk_size=null", f"processes executor.workers={workers}"
         graph, together = "cuda_graph executor.chunk_size=1", "cuda_graph executor.chunk_size=null"
         compiled = " executor.compile=true"
@@ -139,13 +140,15 @@ class _Choosing(SingleProcessExecutor):
                 Processes(workers, Loop(compile=True)), shared=True, compiled=True
             ),
             f"{processes} +executor@executor.inner=vectorized executor.inner.compile=true": Candidate(
-                Processes(workers, Vectorized(chunk_size=CHUNK, compile=True)),
+                Processes(workers, Vectorized(chunk_size=DEFAULT_CHUNK_SIZE, compile=True)),
                 stacked=True,
                 whole=True,
                 shared=True,
                 compiled=True,
             ),
-            UNTIMED + compiled: Candidate(Vectorized(chunk_size=CHUNK, compile=True), stacked=True, compiled=True),
+            UNTIMED + compiled: Candidate(
+                Vectorized(chunk_size=DEFAULT_CHUNK_SIZE, compile=True), stacked=True, compiled=True
+            ),
             whole + compiled: Candidate(
                 Vectorized(chunk_size=None, compile=True), stacked=True, whole=True, compiled=True
             ),
@@ -155,8 +158,8 @@ class _Choosing(SingleProcessExecutor):
         }
 
     def _fit(self, work: Work, *, compiled: bool) -> dict[str, Executor]:
-        """Those that may be of use for this work, compiled ones or the others."""
-        few, dropout = len(work.ids) <= CHUNK, work.family.has_dropout
+        """The candidates that fit this work, compiled or not."""
+        few, dropout = len(work.ids) <= DEFAULT_CHUNK_SIZE, work.family.has_dropout
         workers = min(self.num_processes(), len(work.ids))
         shareable = workers > 1 and work.family.device.type == "cpu"
         compilable = self._settings.compile and in_layers(work) and has_compiler()
@@ -173,7 +176,7 @@ class _Choosing(SingleProcessExecutor):
         }
 
     def _fastest(self, work: Work, rounds: int) -> str:
-        """The name of the candidate with which the rest of the run ends first."""
+        """The name of the candidate with the least time for the rest of the run."""
         shape, steps = shape_of(work), int(work.num_steps.sum())
         known = self._memory.costs(shape)
         eager, compiled = self._fit(work, compiled=False), self._fit(work, compiled=True)
@@ -187,7 +190,7 @@ class _Choosing(SingleProcessExecutor):
             known |= measure(part, eager)
         if not known.keys() >= compiled.keys() and min(map(total, eager)) > 5 * COMPILING_SECONDS:
             _log.info("executor=auto tries compiled steps, which can take a minute or more")
-            beside = {name: eager[name] for name in (REFERENCE, min(eager, key=total))}  # in the same minute
+            beside = {name: eager[name] for name in (REFERENCE, min(eager, key=total))}  # under the same load
             known |= measure(part, beside | compiled)
         self._memory.learn(shape, known)
         ranked = sorted((eager | compiled).keys() & known.keys(), key=total)

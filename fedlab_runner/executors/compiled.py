@@ -1,6 +1,6 @@
-"""Whole local steps as one compiled graph: the gradient and the update, layer by layer and in place.
+"""Local steps as one compiled graph each: gradient and update, layer by layer and in place.
 
-A gradient that is gathered into a vector, and a vector that moves as a whole, cost as much as a small model's layer.
+To gather the gradient into a vector, and to update a whole vector, costs as much as a small model's layer.
 """
 
 import logging
@@ -23,13 +23,15 @@ from fedlab_runner.utils.signals import deferred
 
 Layers = list[Tensor]  # the parameters of one model, or of A models [A, ...]
 Step = Callable[..., Any]  # (layers, slots, lr, t, inputs, targets, mask, *offsets) -> the loss, a scalar or [A]
-_FEED = "feed"  # in a cohort's notes
-GATHERED = 2**19  # bytes of examples that are gathered ahead, at the most
+_FEED = "feed"  # key in a cohort's notes
+MAX_GATHERED_BYTES = 2**19  # of examples that are gathered ahead of their steps
 
 
 def in_layers(work: Work) -> bool:
-    """Whether the work is the task's own loss, followed as it is. What an algorithm adds, and a bound on the gradient's
-    norm, need the gradient as one vector; dropout would draw other masks.
+    """Whether the work follows the gradient of the model family's own loss.
+
+    An algorithm's additions, and a bound on the gradient's norm, need the gradient as one vector; dropout would draw
+    other masks.
     """
     added = (work.loss, work.perturb, work.correct, work.per_step, work.local.clip_norm)
     plain = all(each is None for each in added) and not work.per_client
@@ -37,40 +39,42 @@ def in_layers(work: Work) -> bool:
 
 
 def has_compiler() -> bool:
-    """Whether this machine can compile."""
+    """Whether this machine has a C++ compiler."""
     return any(map(shutil.which, ("c++", "g++", "clang++")))
 
 
 def graph_of(function: Step, family: ModelFamily, *, layer_by_layer: bool = False) -> Step:
-    """torch.compile of a step of the task's models, so that processes can still be forked."""
-    from fedlab_runner.executors import _compiler_passes as passes  # which imports the compiler, for a second
+    """Compiles a step of a family's models with torch.compile, so that processes can still be forked."""
+    from fedlab_runner.executors._compiler_passes import UpdateInPlace  # imports the compiler: a second
 
     # A process's first gradient decides whether autograd starts threads, without which a fork has no autograd. The
-    # compiler knows more devices than are there, so that it must not be the first to ask.
+    # compiler knows more devices than are there, so it must not compute the first gradient.
     one = torch.ones((), requires_grad=True)
     torch.autograd.grad(one * 2, one)
-    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it says at length that there is no GPU
+    logging.getLogger("torch.utils.cpp_extension").setLevel(
+        logging.ERROR
+    )  # silences long warnings that there is no GPU
     options: dict[str, Any] = {}
-    if layer_by_layer:  # which are the same tensors in every step
+    if layer_by_layer:  # the layers are the same tensors in every step
         options["guard_filter_fn"] = torch.compiler.keep_tensor_guards_unsafe
-        options["post_grad_custom_post_pass"] = passes.UpdateInPlace()
+        options["post_grad_custom_post_pass"] = UpdateInPlace()
     compiled: Step = torch.compile(function, options=options or None)
     return compiled
 
 
 def is_ready(work: Work, clients: int) -> bool:
-    """Whether the graph for so many clients side by side, or for one by one (0), has been asked for before."""
+    """Whether the graph for so many clients side by side (0: one client alone) has been made."""
     return _key(work, width(clients)) in work.family.compiled
 
 
 def width(clients: int) -> int:
-    """How many models the step of a chunk moves. Each number would need a graph of its own, so many share one."""
+    """The number of models in a chunk's graph, at least `clients`: chunks of similar sizes share a graph."""
     step = 1 << max(0, clients.bit_length() - 4)
     return -(-clients // step) * step
 
 
-def train_one(work: Work, row: int, layers: Layers) -> Tensor:
-    """Trains a client's model in place; its mean loss in the last epoch."""
+def train_client(work: Work, row: int, layers: Layers) -> Tensor:
+    """Trains a client's model in place, and returns its mean loss in the last epoch."""
     feed, (at,) = _feed(work, np.array([row]))
     steps, first = int(feed.steps[at]), int(feed.last_epoch[at])
     if not steps:
@@ -81,11 +85,10 @@ def train_one(work: Work, row: int, layers: Layers) -> Tensor:
     return torch.dot(torch.stack(losses[first:]), weights) / weights.sum()
 
 
-def train_chunk(work: Work, rows: np.ndarray, y: Tensor, values: Tensor) -> None:
-    """Clients in the order of their steps, most first: their models and mean losses in the last epoch into their rows
-    of y [K, P] and values [K].
+def train_clients(work: Work, rows: np.ndarray, y: Tensor, values: Tensor) -> None:
+    """Trains clients, most steps first: writes models and mean losses of the last epoch into y [K, P] and values [K].
 
-    All take as many steps as the first; what a client does beyond its own is not looked at.
+    All clients take as many steps as the first; the steps beyond a client's own are ignored.
     """
     doubles = width(len(rows)) - len(rows)
     rows = np.concatenate([rows[:1].repeat(doubles), rows])
@@ -98,10 +101,10 @@ def train_chunk(work: Work, rows: np.ndarray, y: Tensor, values: Tensor) -> None
     most, places = int(feed.steps[at[0]]), torch.from_numpy(at).to(work.family.device)
     indices, masks, weights = (part[places, :most] for part in (feed.indices, feed.masks, feed.weights))
     own = () if work.offsets is None else (work.offsets[rows],)
-    active = (feed.steps[at, None] > np.arange(most + 1)).sum(0).tolist()  # who take a step more than 0, 1, ...
+    active = (feed.steps[at, None] > np.arange(most + 1)).sum(0).tolist()  # clients with more than 0, 1, ... steps
 
     def keep(first: int, end: int) -> None:
-        """The models of clients who have done all their steps."""
+        """Copies the models of clients that have done all their steps into y."""
         if (first := max(first, doubles)) < end:
             done = torch.cat([layer[first:end].flatten(1) for layer in layers], 1)
             y.index_copy_(0, torch.from_numpy(rows[first:end]).to(y.device), done)
@@ -119,10 +122,10 @@ def train_chunk(work: Work, rows: np.ndarray, y: Tensor, values: Tensor) -> None
 def _moved(
     work: Work, models: int, layers: Layers, feed: "_Feed", indices: Tensor, masks: Tensor, own: tuple[Tensor, ...]
 ) -> Iterator[Tensor]:
-    """Moves the layers, of so many models side by side or of one (0), and gives the loss of each step once it is done.
-    A short minibatch is filled up with masked examples: one shape, one graph.
+    """Takes local steps of the layers, of so many models side by side (0: of one), and yields each step's loss.
 
-    indices and masks are [T, b] or [T, A, b]; `own` belongs to the clients at every step.
+    A short minibatch is filled up with masked examples: one shape needs one graph. `indices` and `masks` are [T, b] or
+    [T, A, b]; `own` holds the clients' own tensors for every step.
     """
     optimizer, ready, step = work.local.make_optimizer(), is_ready(work, models), _compiled(work, models)
     slots = [[torch.zeros_like(layer) for layer in layers] for _ in range(optimizer.slots)]
@@ -133,29 +136,30 @@ def _moved(
 
 
 def _batches(work: Work, indices: Tensor, masks: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Inputs, targets and mask of each step. Small examples are gathered for several steps: a call costs more than the
-    copy of a few kilobytes.
+    """Inputs, targets and mask of each step.
+
+    Small examples are gathered for several steps: a call costs more than the copy of a few kilobytes.
     """
     family, client_data = work.family, work.client_data
     size = client_data.inputs[:1].numel() * indices[:1].numel() * family.dtype.itemsize  # bytes of a step
-    ahead = max(1, GATHERED // max(1, size))
+    ahead = max(1, MAX_GATHERED_BYTES // max(1, size))
     for some, mask in zip(torch.split(indices, ahead), torch.split(masks, ahead), strict=True):
         if some.dim() > 2:
             yield from zip(*family.batch(*client_data.minibatch(some), mask)[:3], strict=True)
-        else:  # one client: its minibatches are laid out as images
+        else:  # one client: its minibatches keep the memory layout of images
             batch = family.batch(*client_data.minibatch(some.flatten()), mask)
             yield from zip(*(torch.split(x, some.shape[1]) for x in batch[:2]), mask, strict=True)
 
 
 class _Feed(NamedTuple):
-    """What the steps of k clients are given, and what their losses count."""
+    """The inputs of the local steps of k clients, and the weights of their losses."""
 
     indices: Tensor  # [k, T, b]
-    masks: Tensor  # [k, T, b]: 1 for a real example; all are where there is none, as a mean needs one
+    masks: Tensor  # [k, T, b]: 1 for a real example; all 1 in a step without any, as a mean needs one
     weights: Tensor  # [k, T]: the examples of the last epoch's minibatches
     last_epoch: np.ndarray  # [k]: the first step of it
     steps: np.ndarray  # [k]
-    times: tuple[Tensor, ...]  # the numbers of the steps, as tensors: a number would be compiled in, and so would lr
+    times: tuple[Tensor, ...]  # step numbers as tensors: a plain number, such as lr, would be compiled in
     lr: Tensor
 
     @staticmethod
@@ -170,7 +174,7 @@ class _Feed(NamedTuple):
 
 
 def _feed(work: Work, rows: np.ndarray) -> tuple[_Feed, np.ndarray]:
-    """That of some of the clients, and where in it they are; a small cohort's is worked out at once."""
+    """A feed that has some of the clients, and their places in it; a small cohort has one feed for all clients."""
     if work.whole_plan is None:
         return _Feed.of(work, work.plan(rows), work.num_steps[rows]), np.arange(len(rows))
     if _FEED not in work.notes:
@@ -183,7 +187,7 @@ def _compiled(work: Work, models: int) -> Step:
     key = _key(work, models)
     if key not in work.family.compiled:
         step = _step(work.family, work.local.make_optimizer(), stacked=models > 0)
-        # The compiler counts its graphs by code object and gives up after eight: to each task its own.
+        # The compiler counts its graphs by code object and gives up after eight: each step gets a code object.
         step.__code__ = step.__code__.replace()
         work.family.compiled[key] = graph_of(step, work.family, layer_by_layer=True)
     return work.family.compiled[key]

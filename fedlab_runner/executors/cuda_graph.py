@@ -1,6 +1,6 @@
-"""Local steps on a GPU that are launched as one: each is recorded once as a CUDA graph and then replayed.
+"""Local steps on a GPU, each recorded once as a CUDA graph and then replayed in one launch.
 
-A small model's step is some hundred kernels of a few microseconds, and to launch each of them takes as long again.
+A small model's step has some hundred kernels of a few microseconds, and to launch a kernel takes as long as to run it.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,12 +15,12 @@ from torch.func import grad, vmap
 
 from fedlab_runner.core.optimizer import Optimizer, zero_slots
 from fedlab_runner.core.work import Gradient, Work
-from fedlab_runner.executors._pieces import Chunk
+from fedlab_runner.executors._chunks import Chunk
 from fedlab_runner.executors.compiled import graph_of, width
 from fedlab_runner.executors.vectorized import Vectorized, blocks
 from fedlab_runner.utils.errors import UserError
 
-WARM = 3  # steps before the recording: libraries choose their kernels in them
+WARM_UP_STEPS = 3  # before the recording: libraries choose their kernels in them
 
 
 @dataclass(frozen=True)
@@ -28,42 +28,42 @@ class CudaGraph(Vectorized):
     """Trains as `vectorized` does, up to `chunk_size` clients side by side (null: the whole cohort; 1: one after
     another), and replays a recorded step instead of launching its kernels one by one.
 
-    What is recorded stays for the rounds to come, unless an algorithm adds to the step what changes from round to
-    round. With batch norm, minibatches that are not full, which may not be padded, are launched as usual. A model with
-    dropout is trained as `vectorized` does it.
+    A recorded step is kept for later rounds, unless the algorithm adds something to it that changes with the round.
+    With batch norm, a minibatch that is not full must not be padded: its step is launched kernel by kernel. A model
+    with dropout is trained as `vectorized` trains it.
     """
 
-    def pieces(self, work: Work) -> list[Chunk]:
+    def chunks(self, work: Work) -> list[Chunk]:
         if work.family.device.type != "cuda":
             raise UserError(
                 f"executor=cuda_graph needs a GPU (device=cuda), got {work.family.device}: take loop, vectorized or "
                 "processes"
             )
-        return super().pieces(work)
+        return super().chunks(work)
 
-    def compiling(self, work: Work) -> list[int]:
+    def compiling_chunks(self, work: Work) -> list[int]:
         return [0] if self.compile else []
 
-    def train_piece(self, work: Work, piece: Chunk, y: Tensor, losses: Tensor) -> None:
-        if work.family.has_dropout or not work.num_steps[piece.rows].any():
-            super().train_piece(work, piece, y, losses)
+    def train_chunk(self, work: Work, chunk: Chunk, y: Tensor, losses: Tensor) -> None:
+        if work.family.has_dropout or not work.num_steps[chunk.rows].any():
+            super().train_chunk(work, chunk, y, losses)
             return
-        work.family.mode(True, frozen_norm=piece.frozen_norm)
-        step = self._recorded(work, piece)
-        rows = np.concatenate([piece.rows[:1].repeat(step.models - len(piece.rows)), piece.rows])
+        work.family.mode(True, frozen_norm=chunk.frozen_norm)
+        step = self._recorded(work, chunk)
+        rows = np.concatenate([chunk.rows[:1].repeat(step.models - len(chunk.rows)), chunk.rows])
         found = step.train(work, rows)
-        y[piece.rows], losses[piece.rows] = (each[-len(piece.rows) :] for each in found)
+        y[chunk.rows], losses[chunk.rows] = (each[-len(chunk.rows) :] for each in found)
 
-    def _recorded(self, work: Work, piece: Chunk) -> "RecordedStep":
-        """The step for so many clients, recorded now if it was not before."""
+    def _recorded(self, work: Work, chunk: Chunk) -> "RecordedStep":
+        """The recorded step for a chunk; recorded now if it is new."""
         added = (work.loss, work.perturb, work.correct)
         lasts = all(each is None for each in added) and not work.per_client and work.per_step is None
         notes = work.client_data.notes if lasts else work.notes
-        optimizer, models, frozen = work.local.make_optimizer(), width(len(piece.rows)), piece.frozen_norm
+        optimizer, models, frozen = work.local.make_optimizer(), width(len(chunk.rows)), chunk.frozen_norm
         how = optimizer, work.local.batch_size, work.local.clip_norm, work.offsets is not None
         key = work.family, models, frozen, self.compile, *how
         if key not in notes:
-            gradient = self._of_all(work.select(piece.rows[:1]))  # a part of it: what is kept keeps it
+            gradient = self._of_all(work.select(chunk.rows[:1]))  # one row: a kept step keeps its work in memory
             notes[key] = RecordedStep(work, models, gradient, padded=frozen or not work.family.has_batch_norm)
         recorded: RecordedStep = notes[key]
         return recorded
@@ -74,7 +74,7 @@ class CudaGraph(Vectorized):
 
 
 class RecordedStep:
-    """One local step of A models, with all that it reads and writes at fixed places on the device.
+    """One local step of A models, whose inputs and outputs have fixed places on the device.
 
     `padded`: minibatches that are not full are filled up with masked examples.
     """
@@ -82,7 +82,7 @@ class RecordedStep:
     def __init__(self, work: Work, models: int, gradient: Gradient, *, padded: bool) -> None:
         rows, family, device = np.zeros(models, dtype=np.int64), work.family, work.family.device
         self.models, self._padded, self._gradient = models, padded, gradient
-        self._task, self._population = family, work.client_data
+        self._family, self._client_data = family, work.client_data
         self._optimizer: Optimizer = work.local.make_optimizer()
         self._params, self._buffers = (part.contiguous() for part in work.start_of(rows))
         self._slots = zero_slots(self._optimizer, self._params)
@@ -95,11 +95,11 @@ class RecordedStep:
         self._replay = record(self._launch, device)
 
     def train(self, work: Work, rows: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Models [A, D] and mean losses of the last epoch [A] of clients in the order of their steps, most first.
+        """Models [A, D] and mean losses of the last epoch [A] of clients, most steps first.
 
-        All take as many steps as the first; what a client does beyond its own is not looked at.
+        All clients take as many steps as the first; the steps beyond a client's own are ignored.
         """
-        family, plan = self._task, work.plan(rows)
+        family, plan = self._family, work.plan(rows)
         self._begin(work, rows)
         sizes = torch.from_numpy(plan.sizes).to(family.device)
         masked = sizes.where(sizes > 0, work.local.batch_size).unsqueeze(2)  # a mean needs an example
@@ -126,7 +126,7 @@ class RecordedStep:
         self._t.zero_()
 
     def _move(self, work: Work, rows: np.ndarray, t: int, index: Tensor, sizes: Tensor, active: np.ndarray) -> None:
-        """One step of those who still train, whose minibatches have these sizes [k]."""
+        """One step of the clients that still train; `active` [k] are the sizes of their minibatches."""
         if t == 0 or work.per_step is not None:
             for kept, new in zip(self._own, work.own(rows, t), strict=True):
                 kept.copy_(new)
@@ -138,21 +138,21 @@ class RecordedStep:
         self._replay()
 
     def _launch(self) -> None:
-        """What is recorded."""
-        self._step(slice(None), self._index, (self._places < self._sizes).to(self._task.dtype))
+        """The step that is recorded."""
+        self._step(slice(None), self._index, (self._places < self._sizes).to(self._family.dtype))
         self._t += 1
 
     def _launch_by_size(self, index: Tensor, sizes: np.ndarray) -> None:
-        """The same for batch norm, which would see the padding: clients with minibatches of one size together."""
+        """The step for batch norm, which would see the padding: clients with equal minibatch sizes train together."""
         for rows, most in blocks(sizes, by_size=True):
             part = index[rows, :most]
-            self._step(rows, part, torch.ones_like(part, dtype=self._task.dtype))
+            self._step(rows, part, torch.ones_like(part, dtype=self._family.dtype))
         self._t += 1
 
     def _step(self, rows: slice | np.ndarray, index: Tensor, mask: Tensor) -> None:
         params, buffers = self._params[rows], self._buffers[rows]
         slots, own = (tuple(each[rows] for each in some) for some in (self._slots, self._own))
-        batch = self._task.batch(*self._population.minibatch(index), mask)
+        batch = self._family.batch(*self._client_data.minibatch(index), mask)
         g, (loss, updated) = self._gradient(params, buffers, *batch[:3], *own)
         self._optimizer.step(params, g, slots, self._lr, self._t)
         self._loss[rows], self._buffers[rows] = loss, updated
@@ -163,13 +163,13 @@ class RecordedStep:
 
 
 def record(launch: Callable[[], None], device: torch.device) -> Callable[[], Any]:
-    """What does all that `launch` does on the GPU again, in one call."""
+    """Records the GPU work of `launch`; returns a function that does this work again in one launch."""
     with torch.cuda.device(device):
         here, graph = torch.cuda.current_stream(), torch.cuda.CUDAGraph()
         aside: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch has no types for it
         aside.wait_stream(here)
         with torch.cuda.stream(aside):
-            for _ in range(WARM):
+            for _ in range(WARM_UP_STEPS):
                 launch()
         here.wait_stream(aside)
         with refusing(), torch.cuda.graph(graph):
@@ -179,7 +179,7 @@ def record(launch: Callable[[], None], device: torch.device) -> Callable[[], Any
 
 @contextmanager
 def refusing() -> Iterator[None]:
-    """Says in one line what cannot be recorded: a step that waits for the GPU, or for which there is no memory."""
+    """Turns the error of a step that cannot be recorded (it waits for the GPU, or lacks memory) into a UserError."""
     try:
         yield
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""One client after another: the reference that every other executor must agree with."""
+"""One client after another: the reference, with which every other executor must agree."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -10,12 +10,12 @@ from torch import Tensor
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.optimizer import zero_slots
 from fedlab_runner.core.work import Gradient, Objective, OfOne, Work, one_by_one
+from fedlab_runner.executors._chunks import Chunk, ChunkedExecutor
 from fedlab_runner.executors._fork.buffers import ONE
-from fedlab_runner.executors._pieces import Chunk, ChunkedExecutor
-from fedlab_runner.executors.compiled import graph_of, in_layers, is_ready, train_one
+from fedlab_runner.executors.compiled import graph_of, in_layers, is_ready, train_client
 
-_ROOM = "room"  # in a cohort's notes
-Move = Callable[..., Tensor]  # (step, inputs, targets, mask, *own) -> the loss: moves one client's model
+_BUFFER = "buffer"  # key in a cohort's notes
+Move = Callable[..., Tensor]  # (step, inputs, targets, mask, *own) -> the loss, after a step of one client's model
 
 
 @dataclass(frozen=True)
@@ -27,32 +27,32 @@ class Loop(ChunkedExecutor):
     def max_parallel_clients(self, clients: int) -> int:
         return min(1, clients)
 
-    def pieces(self, work: Work) -> list[Chunk]:
+    def chunks(self, work: Work) -> list[Chunk]:
         return [Chunk(rows[k : k + 1], frozen) for frozen, rows in work.groups() for k in range(len(rows))]
 
-    def compiling(self, work: Work) -> list[int]:
+    def compiling_chunks(self, work: Work) -> list[int]:
         return [0] if self.compile and not (in_layers(work) and is_ready(work, 0)) else []
 
     def map_models(self, family: ModelFamily, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
         return one_by_one(function, *rows)
 
-    def train_piece(self, work: Work, piece: Chunk, y: Tensor, losses: Tensor) -> None:
-        family, client_data, row = work.family, work.client_data, int(piece.rows[0])
-        family.mode(True, frozen_norm=piece.frozen_norm)
-        w, layers = _room(work)  # not the row itself: how it is aligned, and so the last bits, would depend on it
+    def train_chunk(self, work: Work, chunk: Chunk, y: Tensor, losses: Tensor) -> None:
+        family, client_data, row = work.family, work.client_data, int(chunk.rows[0])
+        family.mode(True, frozen_norm=chunk.frozen_norm)
+        w, layers = _buffer(work)  # not the row of y: its alignment, and so the last bits, would depend on the row
         w.copy_(work.start if work.start.dim() == 1 else work.start[row])
         if self.compile and in_layers(work):
-            losses[row] = train_one(work, row, layers)  # nothing is drawn in it
+            losses[row] = train_client(work, row, layers)  # the step draws no random numbers
             y[row] = w
             return
         work.seed_torch(row)
-        plan, weighted_loss, seen = work.plan(piece.rows), w.new_zeros(()), 0
+        plan, weighted_loss, seen = work.plan(chunk.rows), w.new_zeros(()), 0
         with ExitStack() as stack:
             move = self._move(work, w, stack)
             for t, size in enumerate(plan.sizes[0, : work.num_steps[row]].tolist()):
                 index = plan.indices[0, t, :size]
                 batch = family.batch(*client_data.minibatch(index), w.new_ones(size))
-                loss = move(t, *batch[:3], *(o[0] for o in work.own(piece.rows, t)))
+                loss = move(t, *batch[:3], *(o[0] for o in work.own(chunk.rows, t)))
                 if t >= plan.last_epoch[0]:
                     weighted_loss, seen = weighted_loss + loss * size, seen + size
         y[row], losses[row] = w, weighted_loss / max(seen, 1)
@@ -81,21 +81,21 @@ class Loop(ChunkedExecutor):
         return move
 
 
-def _room(work: Work) -> tuple[Tensor, list[Tensor]]:
-    """For one model [D], the same for all clients of a cohort, and its trainable parameters."""
-    if _ROOM not in work.notes:
+def _buffer(work: Work) -> tuple[Tensor, list[Tensor]]:
+    """A buffer for one model [D], shared by all clients of a cohort, and views of its trainable parameters."""
+    if _BUFFER not in work.notes:
         family = work.family
         if family.device.type == "cpu":
             w = ONE.take(1, family.size, family.dtype)[0]
         else:
             w = torch.empty(family.size, device=family.device, dtype=family.dtype)
-        work.notes[_ROOM] = w, list(family.views(w[: family.num_params]).values())
-    room: tuple[Tensor, list[Tensor]] = work.notes[_ROOM]
-    return room
+        work.notes[_BUFFER] = w, list(family.views(w[: family.num_params]).values())
+    found: tuple[Tensor, list[Tensor]] = work.notes[_BUFFER]
+    return found
 
 
 def _gradient(objective: Objective) -> Gradient:
-    """Of the objective by its parameters, with what it gives beside its value."""
+    """The gradient of an objective by its parameters, with the objective's second result."""
 
     def gradient(params: Tensor, *rest: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         leaf = params.detach().requires_grad_()
@@ -107,8 +107,9 @@ def _gradient(objective: Objective) -> Gradient:
 
 
 def _by_layers(work: Work, leaves: list[Tensor]) -> Move:
-    """The step of a model that the module is bound to, where nothing needs the gradient as one vector: to make one
-    costs as much as a small layer.
+    """The local step, layer by layer, of the model that the module is bound to.
+
+    No vector of the whole gradient is made: to make one costs as much as a small layer.
     """
     family, optimizer, supervised = work.family, work.local.make_optimizer(), work.offsets is not None
 
@@ -122,9 +123,9 @@ def _by_layers(work: Work, leaves: list[Tensor]) -> Move:
 
 
 def _module_gradient(work: Work, leaves: list[Tensor], buffers: Tensor) -> Gradient:
-    """The same of the task's own loss, for the model that the module is bound to: a plain call of a plain module.
+    """The gradient, as a vector, of the model family's own loss at the model that the module is bound to.
 
-    The steps that make the parameters views of a vector, and their gradients a vector again, cost as much as a layer.
+    A plain call of the module: to rebuild its parameters from a vector in each step costs as much as a layer.
     """
     family, supervised = work.family, work.offsets is not None
 

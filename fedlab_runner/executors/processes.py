@@ -1,7 +1,7 @@
-"""A cohort shared among worker processes of one thread each, which are forks of this one.
+"""A cohort shared among worker processes of one thread each, which are forks of this process.
 
-A fork takes along the population, the models and the closures that an algorithm gives to `train`, without a copy. Plain
-local training from one model needs only a few numbers from then on: its workers stay for the rounds to come.
+A fork has the clients' data, the models and the algorithm's closures without a copy. For plain local training from one
+model, the next round needs only a few numbers: the workers stay for later rounds.
 """
 
 import logging
@@ -15,35 +15,35 @@ from torch import Tensor
 from fedlab_runner.core.client_data import ClientData
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.work import OfOne, Work, own_generator
+from fedlab_runner.executors._chunks import ChunkedExecutor, SingleProcessExecutor
 from fedlab_runner.executors._fork.buffers import SHARED, shared_zeros
 from fedlab_runner.executors._fork.pool import ForkPool, PoolWork
 from fedlab_runner.executors._fork.processes import one_thread
-from fedlab_runner.executors._pieces import ChunkedExecutor, SingleProcessExecutor
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.system import resident_bytes, usable_cores
+from fedlab_runner.utils.validate import at_least
 
 _log = logging.getLogger(__name__)
-# Workers that stay keep what was in memory when they were forked, also what is replaced later: no more than this.
-MOST_KEPT = 2e9
-_lasting: "list[WorkerSession]" = []  # at most one
-_watched: weakref.WeakSet[ClientData] = weakref.WeakSet()
+# Workers that stay keep all memory of the time of the fork, also what the run replaces later: no more than this.
+MAX_KEPT_BYTES = 2e9
+_lasting: "list[WorkerSession]" = []  # at most one: the session whose workers wait for a round
+_watched: weakref.WeakSet[ClientData] = weakref.WeakSet()  # whose end dismisses the workers
 
 
 @dataclass(frozen=True)
 class Processes(SingleProcessExecutor):
-    """Shares what `inner` does among `workers` processes (null: as many as there are usable cores) of one thread each;
-    the result is the inner executor's, bit for bit.
+    """Shares the chunks of `inner` among `workers` processes (null: as many as there are usable cores) of one thread
+    each; the result is the inner executor's, bit for bit.
 
-    Whoever is free takes the longest piece that is left; this process works too. What a worker that dies has not
-    finished is trained here. Mutual learning (DFML) is shared too.
+    A free process, this one included, takes the longest chunk that is left. If a worker dies, this process trains its
+    unfinished chunks. Mutual learning (DFML) is shared too.
     """
 
     workers: int | None
     inner: ChunkedExecutor
 
     def __post_init__(self) -> None:
-        if self.workers is not None and self.workers < 1:
-            raise ValueError(f"workers must be >= 1 or null, got {self.workers}")
+        at_least(1, workers=self.workers)
         if not isinstance(self.inner, ChunkedExecutor):
             raise ValueError(f"inner must be loop or vectorized, got {type(self.inner).__name__.lower()}")
 
@@ -62,111 +62,111 @@ class Processes(SingleProcessExecutor):
         y = SHARED.take(len(work.ids), work.family.size, work.family.dtype)
         if not len(work.ids):
             return y, y.new_zeros(0)
-        desk = _desk(self.inner, self.num_processes(), work)
+        session = _session_for(self.inner, self.num_processes(), work)
         with own_generator(work), one_thread():
-            desk.carry_out(work, y)
-        return y, desk.losses[: len(work.ids)].clone()
+            session.carry_out(work, y)
+        return y, session.losses[: len(work.ids)].clone()
 
 
 class WorkerSession:
-    """What a process and its workers share for cohorts of up to K clients: the order, in numbers, and the results."""
+    """The shared memory and the workers for cohorts of up to K clients: the order, in numbers, and the results."""
 
     def __init__(self, inner: ChunkedExecutor, workers: int, work: Work) -> None:
         self._inner, self._workers, self._work = inner, workers, _terms(work)
         self._whose = weakref.ref(work.family), weakref.ref(work.client_data)
-        self.lasts = _is_plain(work) and (resident_bytes() or MOST_KEPT) < MOST_KEPT
+        self.lasts = _is_plain(work) and (resident_bytes() or MAX_KEPT_BYTES) < MAX_KEPT_BYTES
         clients, dtype = len(work.ids), work.family.dtype
         self.losses = shared_zeros((clients,), dtype)
-        self._done = shared_zeros((clients,), torch.uint8).numpy()  # by piece: there are at most as many
+        self._done = shared_zeros((clients,), torch.uint8).numpy()  # by chunk: there are at most K
         self._order = shared_zeros((2, clients + 1), torch.int64).numpy()  # count, ids; round, steps
         self._lr = shared_zeros((1,), torch.float64).numpy()
         self._start = shared_zeros((work.family.size if self.lasts else 0,), dtype)
         self._memory = SHARED.number
-        self._crew: ForkPool | None = None
+        self._pool: ForkPool | None = None
 
     def serves(self, inner: ChunkedExecutor, workers: int, work: Work) -> bool:
-        """Whether its workers, as they are, can do this work."""
+        """Whether the present workers can do this work."""
         return (
             _is_plain(work)
             and (self._inner, self._workers, self._work) == (inner, workers, _terms(work))
             and self._whose[0]() is work.family
             and self._whose[1]() is work.client_data
             and len(work.ids) <= len(self.losses)
-            and self._memory == SHARED.number  # else they would write where nobody looks
-            and (self._crew is None or self._crew.is_whole())
+            and self._memory == SHARED.number  # else the workers would write into the old buffer
+            and (self._pool is None or self._pool.is_whole())
         )
 
     def carry_out(self, work: Work, y: Tensor) -> None:
-        """Trains the cohort: models into y [K, D], losses into `losses`."""
+        """Trains the cohort: writes models into y [K, D] and losses into `losses`."""
         clients = len(work.ids)
         share = self._share(work, y)
-        done = self._done[: share.pieces]
+        done = self._done[: share.chunks]
         done[:] = 0
-        for number in self._inner.compiling(work):  # here, once: a fork cannot compile
+        for number in self._inner.compiling_chunks(work):  # in this process: a fork cannot compile
             share.train(number)
-            self.dismiss()  # those that are there do not know the new graph
+            self.dismiss()  # the present workers lack the new graph
         if self.lasts:
             self._order[:, 0] = clients, work.round
             self._order[0, 1 : clients + 1], self._order[1, 1 : clients + 1] = work.ids, work.num_steps
             self._lr[0] = work.lr
             self._start.copy_(work.start)
         helpers = min(self._workers, len(self.losses) if self.lasts else int((done == 0).sum())) - 1
-        self._crew = self._crew or ForkPool(
+        self._pool = self._pool or ForkPool(
             max(0, helpers), (lambda: self._next(work)) if self.lasts else lambda: share
         )
-        self._crew.work(share, done)
+        self._pool.work(share, done)
         if not self.lasts:
             self.dismiss()
         if left := np.flatnonzero(done == 0).tolist():
-            _log.warning("round %d: %d pieces of work are trained again", work.round + 1, len(left))
+            _log.warning("round %d: %d chunks are trained again", work.round + 1, len(left))
             for number in left:
                 share.train(number)
 
     def is_orphan(self) -> bool:
-        """Whether the clients are gone that it was made for."""
+        """Whether the clients' data that the session was made for is gone."""
         return self._whose[1]() is None
 
     def dismiss(self) -> None:
-        """Its workers end."""
-        if self._crew is not None:
-            self._crew.dismiss()
-        self._crew = None
+        """Ends the workers."""
+        if self._pool is not None:
+            self._pool.dismiss()
+        self._pool = None
 
     def _next(self, like: Work) -> PoolWork:
-        """In a worker: the order that lies there, of work that is else like the first."""
+        """In a worker: the work of the present order; all but the order is as in the first work, `like`."""
         (clients, round), rest = self._order[:, 0].tolist(), self._order[:, 1:]
         ids, steps = rest[:, :clients].copy()
         work = replace(like, ids=ids, num_steps=steps, round=round, lr=float(self._lr[0]), start=self._start)
         return self._share(work, SHARED.again(clients, work.family.size, work.family.dtype))
 
     def _share(self, work: Work, y: Tensor) -> PoolWork:
-        pieces = self._inner.pieces(work)
+        chunks = self._inner.chunks(work)
 
         def train(number: int) -> None:
-            self._inner.train_piece(work, pieces[number], y, self.losses)
+            self._inner.train_chunk(work, chunks[number], y, self.losses)
             self._done[number] = 1
 
-        return PoolWork(train, len(pieces))
+        return PoolWork(train, len(chunks))
 
 
 def dismiss() -> None:
-    """Workers that wait for another round end."""
+    """Ends the workers that wait for another round."""
     while _lasting:
         _lasting.pop().dismiss()
 
 
-def _desk(inner: ChunkedExecutor, workers: int, work: Work) -> WorkerSession:
-    """The one whose workers wait, if they can do this; else a new one."""
+def _session_for(inner: ChunkedExecutor, workers: int, work: Work) -> WorkerSession:
+    """The session whose workers wait, if it can do this work; else a new session."""
     if _lasting and _lasting[0].serves(inner, workers, work):
         return _lasting[0]
-    desk = WorkerSession(inner, workers, work)
-    if desk.lasts:
+    session = WorkerSession(inner, workers, work)
+    if session.lasts:
         dismiss()
-        _lasting.append(desk)
+        _lasting.append(session)
         if work.client_data not in _watched:
             _watched.add(work.client_data)
             weakref.finalize(work.client_data, _after_run)
-    return desk
+    return session
 
 
 def _after_run() -> None:
@@ -175,11 +175,11 @@ def _after_run() -> None:
 
 
 def _is_plain(work: Work) -> bool:
-    """Whether a few numbers say what there is to do: no functions of an algorithm's own, one model to start from."""
+    """Whether a few numbers describe the work: the algorithm adds no function, all clients start from one model."""
     own = (work.loss, work.perturb, work.correct, work.per_step)
     return all(each is None for each in own) and not work.per_client and work.start.dim() == 1
 
 
 def _terms(work: Work) -> tuple[object, ...]:
-    """What must be the same for all cohorts of lasting workers, beside task and population."""
+    """What must stay the same for waiting workers, beside model family and clients' data."""
     return work.local, work.seed

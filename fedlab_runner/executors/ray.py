@@ -23,25 +23,24 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.work import OfOne, Work
-from fedlab_runner.executors._pieces import ChunkedExecutor, new_models
+from fedlab_runner.executors._chunks import ChunkedExecutor, new_models
 from fedlab_runner.executors._ray.driver import Done, Failed, Gone, Keep, Lost, Ready, Train, receive, send
-from fedlab_runner.executors._ray.serialization import own_tensors, packed_population, pickled, shares_of
+from fedlab_runner.executors._ray.serialization import own_tensors, packed_client_data, pickled, shares_of
 from fedlab_runner.utils.errors import RunFailed, UserError
 from fedlab_runner.utils.system import usable_cores
 
 _log = logging.getLogger(__name__)
-SHARES_A_CORE = 4  # more than one: a slow or busy machine takes fewer, and less is lost with a machine
-END_SECONDS = 15.0
+SHARES_PER_CORE = 4  # several: a slow or busy machine takes fewer, and a lost machine loses less
+DRIVER_EXIT_SECONDS = 15.0  # after which the driver is killed
 
 
 @dataclass(frozen=True)
 class Ray:
-    """Shares what `inner` does among all cores of a Ray cluster at `address` (null: one on this machine), one thread
-    each; the result is the inner executor's, bit for bit where the machines have the same processor.
+    """Shares the chunks of `inner` among all cores of a Ray cluster at `address` (null: a new one on this machine), one
+    thread each; the result is the inner executor's, bit for bit where the machines have the same processor.
 
-    Clients are dealt out by their number of local steps; models and data are sent once and not with each client, and
-    results are taken as they come. The clients of a machine that is lost are trained again on others; when the head
-    is lost, the run is checkpointed and ends.
+    Clients are divided by their number of local steps. Data is sent once, a model once a round. The clients of a lost
+    machine are trained again on others; when the cluster's head is lost, the run is checkpointed and ends.
     """
 
     address: str | None
@@ -54,7 +53,7 @@ class Ray:
             raise ValueError(f"inner must be loop or vectorized, got {type(self.inner).__name__.lower()}")
 
     def bind_run(self, folder: Path, rounds: int) -> Self:
-        """Connects: a cluster that cannot be reached is said before the run begins."""
+        """Connects, so that an unreachable cluster is reported before the run begins."""
         _ = self._session
         return self
 
@@ -76,8 +75,8 @@ class Ray:
             if len(work.ids):
                 self._session.train(work, self.inner, y, losses)
         except BaseException:
-            if (session := self.__dict__.pop("_session", None)) is not None:  # None: it could not be opened
-                session.close()  # it may be in the middle of a cohort
+            if (session := self.__dict__.pop("_session", None)) is not None:  # None: the session could not be opened
+                session.close()  # the driver may be in the middle of a cohort
             raise
         return y, losses
 
@@ -87,12 +86,12 @@ class Ray:
 
 
 class _Session:
-    """A process that speaks with a cluster."""
+    """A connection to a cluster by way of a driver process."""
 
     def __init__(self, address: str | None) -> None:
         if not importlib.util.find_spec("ray"):
             raise UserError('executor=ray needs an extra: pip install "fedlab-runner[ray]"')
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # what the driver and Ray say: mostly noise
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # the output of the driver and of Ray
         ours, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-m", "fedlab_runner.executors._ray.driver"]
@@ -102,12 +101,12 @@ class _Session:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._errors,
-                start_new_session=True,  # Ctrl-C is for the run
+                start_new_session=True,  # Ctrl-C reaches the run only
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
         self._connection = Connection(ours.detach())
         self.close = weakref.finalize(self, _end, self._connection, process, self._errors)
-        self._numbers: Any = WeakIdKeyDictionary()  # of what lies in the object store
+        self._numbers: Any = WeakIdKeyDictionary()  # of the objects in Ray's object store
         self._sent = 0
         answer = self._receive()
         if not isinstance(answer, Ready):
@@ -120,9 +119,9 @@ class _Session:
 
     def train(self, work: Work, inner: ChunkedExecutor, y: Tensor, losses: Tensor) -> None:
         """Writes models and mean losses of the whole cohort into y [K, D] and losses [K]."""
-        pieces = inner.pieces(work)
-        shares = shares_of(work, pieces, min(len(pieces), SHARES_A_CORE * self._ready.cores))
-        client_data = self._kept(work.client_data, lambda: packed_population(work.client_data))
+        chunks = inner.chunks(work)
+        shares = shares_of(work, chunks, min(len(chunks), SHARES_PER_CORE * self._ready.cores))
+        client_data = self._kept(work.client_data, lambda: packed_client_data(work.client_data))
         numbers = [client_data, self._kept(work.family.module, lambda: own_tensors(work))]
         self._send(Train(pickled(work, inner), numbers, set(self._numbers.values()), shares))
         while not isinstance(answer := self._receive(), Ready):
@@ -141,7 +140,7 @@ class _Session:
         self._ready = answer
 
     def _kept(self, lasting: object, packed: Callable[[], Any]) -> int:
-        """Its number in the object store, where it is put when it is new."""
+        """The number of an object in the object store; a new object is put there."""
         if lasting not in self._numbers:
             self._sent += 1
             self._numbers[lasting] = self._sent
@@ -159,7 +158,7 @@ class _Session:
         )
 
     def _send(self, message: Any) -> None:
-        with suppress(OSError):  # the other end is gone: what is received next says so
+        with suppress(OSError):  # the driver has ended: the next receive reports it
             send(self._connection, message)
 
     def _receive(self) -> Any:
@@ -172,11 +171,11 @@ class _Session:
 
 
 def _end(connection: Connection, process: "subprocess.Popen[bytes]", errors: IO[bytes]) -> None:
-    """Ends the driver: it leaves the cluster when the connection is closed."""
+    """Ends the driver, which leaves the cluster when its connection is closed."""
     connection.close()
     errors.close()
     try:
-        process.wait(END_SECONDS)
+        process.wait(DRIVER_EXIT_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

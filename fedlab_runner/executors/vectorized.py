@@ -1,4 +1,4 @@
-"""All clients of a chunk in one call: vmap over per-client models, data and optimisers."""
+"""All clients of a chunk in one call: vmap over their models, data and optimisers."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,10 +11,11 @@ from torch.func import grad, vmap
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.optimizer import zero_slots
 from fedlab_runner.core.work import Gradient, OfOne, Work, one_by_one
-from fedlab_runner.executors._pieces import Chunk, ChunkedExecutor
-from fedlab_runner.executors.compiled import graph_of, in_layers, is_ready, train_chunk, width
+from fedlab_runner.executors._chunks import Chunk, ChunkedExecutor
+from fedlab_runner.executors.compiled import graph_of, in_layers, is_ready, train_clients, width
+from fedlab_runner.utils.validate import at_least
 
-CHUNK = 10  # where a size must be fixed and none is given
+DEFAULT_CHUNK_SIZE = 10  # clients, where a size is needed and chunk_size is null
 
 
 @dataclass(frozen=True)
@@ -31,43 +32,42 @@ class Vectorized(ChunkedExecutor):
     compile: bool
 
     def __post_init__(self) -> None:
-        if self.chunk_size is not None and self.chunk_size < 1:
-            raise ValueError(f"chunk_size must be >= 1 or null, got {self.chunk_size}")
+        at_least(1, chunk_size=self.chunk_size)
 
     def max_parallel_clients(self, clients: int) -> int:
         return min(self.chunk_size or clients, clients)
 
-    def pieces(self, work: Work) -> list[Chunk]:
+    def chunks(self, work: Work) -> list[Chunk]:
         return [
             Chunk(chunk, frozen)
             for frozen, rows in work.groups()
             for chunk in np.array_split(rows, -(-len(rows) // (self.chunk_size or len(rows))))
         ]
 
-    def train_piece(self, work: Work, piece: Chunk, y: Tensor, losses: Tensor) -> None:
-        work.family.mode(True, frozen_norm=piece.frozen_norm)
+    def train_chunk(self, work: Work, chunk: Chunk, y: Tensor, losses: Tensor) -> None:
+        work.family.mode(True, frozen_norm=chunk.frozen_norm)
         if self.compile and in_layers(work):
-            train_chunk(work, piece.rows, y, losses)  # nothing is drawn in it
+            train_clients(work, chunk.rows, y, losses)  # the step draws no random numbers
         else:
-            work.seed_torch(int(piece.rows[0]))
-            y[piece.rows], losses[piece.rows] = _train_chunk(work, piece.rows, self._step(work), self.compile)
+            work.seed_torch(int(chunk.rows[0]))
+            y[chunk.rows], losses[chunk.rows] = _train_clients(work, chunk.rows, self._step(work), self.compile)
 
-    def compiling(self, work: Work) -> list[int]:
+    def compiling_chunks(self, work: Work) -> list[int]:
         if not self.compile:
             return []
         if not in_layers(work):
             return [0]
         first: dict[int, int] = {}
-        for number, (rows, _) in enumerate(self.pieces(work)):
+        for number, (rows, _) in enumerate(self.chunks(work)):
             if not is_ready(work, len(rows)):
                 first.setdefault(width(len(rows)), number)
         return list(first.values())
 
     def map_models(self, family: ModelFamily, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
-        if family.device.type == "cpu" and family.has_convolution:  # vmap makes grouped convolutions: 1.6 times as slow
+        if family.device.type == "cpu" and family.has_convolution:  # vmap makes grouped convolutions, 1.6 times as slow
             return one_by_one(function, *rows)
         n = len(rows[0])
-        size = self.chunk_size or (CHUNK if fill else n)
+        size = self.chunk_size or (DEFAULT_CHUNK_SIZE if fill else n)
         parts = []
         for begin in range(0, n, size):
             chunk = [t[begin : begin + size] for t in rows]
@@ -82,7 +82,7 @@ class Vectorized(ChunkedExecutor):
         return graph_of(step, work.family) if self.compile else step
 
 
-def _train_chunk(work: Work, chunk: np.ndarray, step: Gradient, full_width: bool) -> tuple[Tensor, Tensor]:
+def _train_clients(work: Work, chunk: np.ndarray, step: Gradient, full_width: bool) -> tuple[Tensor, Tensor]:
     family, client_data = work.family, work.client_data
     plan, optimizer = work.plan(chunk), work.local.make_optimizer()
     params, buffers = work.start_of(chunk)
@@ -112,8 +112,9 @@ def _train_chunk(work: Work, chunk: np.ndarray, step: Gradient, full_width: bool
 
 
 def blocks(sizes: np.ndarray, by_size: bool) -> Iterator[tuple[slice | np.ndarray, int]]:
-    """The clients that take a step together, given their minibatch sizes [k] (0: done), and the width of the padded
-    minibatch.
+    """Groups of clients that take a step together, each with the width of its padded minibatch.
+
+    `sizes` [k] are the clients' minibatch sizes, 0 where a client is done; `by_size`: one group for each size.
     """
     sizes = sizes[: int((sizes > 0).sum())]
     if not by_size or (sizes == sizes[:1]).all():

@@ -1,6 +1,4 @@
-"""What a run leaves in its folder beside its numbers, for people: the config, who has which examples, pictures, the
-model. All of it is shown in W&B too.
-"""
+"""The files of a run for people, beside its numbers: config, partition, pictures, model. W&B shows them too."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -11,26 +9,24 @@ from omegaconf import OmegaConf
 
 from fedlab_runner.evaluation.evaluator import CLASS_PREFIX
 from fedlab_runner.experiment import provenance
-from fedlab_runner.experiment.export import FILE as MODEL
-from fedlab_runner.experiment.export import save_models
+from fedlab_runner.experiment.export import MODEL_FILE, save_models
 from fedlab_runner.experiment.setup import Prepared
 from fedlab_runner.plots.blocks import block_table, plot_blocks
 from fedlab_runner.plots.curves import plot_curves, plot_staleness
 from fedlab_runner.plots.diagnostics import plot_diagnostics
-from fedlab_runner.plots.partition import FILE as PARTITION
-from fedlab_runner.plots.partition import partition_table, plot_partition, write_partition_table
+from fedlab_runner.plots.partition import PARTITION_FILE, partition_table, plot_partition, write_partition_table
 from fedlab_runner.plots.topology import plot_topology
 from fedlab_runner.tracking.jsonl import Row
 from fedlab_runner.tracking.recorder import Recorder
 from fedlab_runner.utils.files import write_text_atomically
 
 _log = logging.getLogger("fedlab_runner")
-CONFIG = "config.yaml"
-LOGGED_CLIENTS = 1000  # of the clients x classes table that goes to W&B
+CONFIG = "config.yaml"  # in the run's folder
+LOGGED_CLIENTS = 1000  # so many rows of the partition table go to W&B
 
 
 class RunArtifacts:
-    """All that one run leaves. `record` notes by which command it was started."""
+    """Writes one run's files. `record` notes the command that started the run and returns the commit."""
 
     def __init__(
         self, folder: Path, name: str, config: Mapping[str, Any], prepared: Prepared, record: Callable[[], str | None]
@@ -40,12 +36,12 @@ class RunArtifacts:
         self._strata, self._classes = prepared.data.train.strata.numpy(), prepared.data.class_names
 
     def start(self) -> str | None:
-        """Writes the config and the command; the commit of the code."""
+        """Writes the config and the command, and returns the commit of the code."""
         self._write_config()
         return self._record()
 
     def show_partition(self, recorder: Recorder) -> None:
-        """Who has what and who reaches whom, as tables and pictures."""
+        """Shows partition and topology as tables and pictures."""
         columns, rows = partition_table(self._prepared.split[:LOGGED_CLIENTS], self._strata, self._classes)
         recorder.table("partition", columns, rows)
         if (blocks := self._prepared.simulation.fed.blocks) is not None:
@@ -54,8 +50,8 @@ class RunArtifacts:
             recorder.image(name, picture)
 
     def show_results(self, recorder: Recorder, state: Any, save_model: bool) -> None:
-        """The pictures of all rounds, the accuracy on each class and, where it is wanted, the model of a State."""
-        self._bring_back()
+        """Writes the pictures of all rounds, the accuracy on each class and, if asked, the models of a State."""
+        self._restore_removed()
         rows = recorder.rows()
         plot_curves(self._plots / "curves.png", rows, self._name)
         recorder.image("curves", self._plots / "curves.png")
@@ -65,15 +61,15 @@ class RunArtifacts:
             recorder.image(picture.stem, picture)
         self._show_classes(rows, recorder)
         if save_model:
-            save_models(self._folder / MODEL, self._prepared.simulation.evaluated(state), rows[-1]["round"])
-            recorder.model(self._folder / MODEL)
+            save_models(self._folder / MODEL_FILE, self._prepared.simulation.evaluated(state), rows[-1]["round"])
+            recorder.model(self._folder / MODEL_FILE)
 
-    def _bring_back(self) -> None:
-        """Writes again what somebody has removed while the run was at work."""
+    def _restore_removed(self) -> None:
+        """Writes again the files that somebody has removed while the run was at work."""
         again: dict[str, Callable[[], object]] = {
             CONFIG: self._write_config,
-            provenance.FILE: self._record,
-            PARTITION: self._draw_partition,
+            provenance.COMMANDS_FILE: self._record,
+            PARTITION_FILE: self._draw_partition,
         }
         for name, write in again.items():
             if not (self._folder / name).exists():
@@ -84,7 +80,7 @@ class RunArtifacts:
         write_text_atomically(self._folder / CONFIG, OmegaConf.to_yaml(OmegaConf.create(dict(self._config))))
 
     def _draw_partition(self) -> list[tuple[str, Path]]:
-        """Writes the table of who has what, and draws that and who reaches whom: names and paths of the pictures."""
+        """Writes the partition table and draws partition, topology and blocks: names and paths of the pictures."""
         split, plots, fed = self._prepared.split, self._plots, self._prepared.simulation.fed
         write_partition_table(self._folder, split, self._strata, self._classes)
         plot_partition(plots / "partition.png", split, self._strata, self._classes, self._name)
@@ -99,7 +95,7 @@ class RunArtifacts:
         return drawn
 
     def _show_classes(self, rows: Sequence[Row], recorder: Recorder) -> None:
-        """The last accuracy on each class as a table in W&B, where classes were evaluated."""
+        """Shows the last accuracy on each class as a table in W&B, where classes were evaluated."""
         last: Row = {}
         for row in rows:
             last |= row

@@ -1,4 +1,4 @@
-"""The code that a run's numbers come from: which modules, and a digest of what each of them says."""
+"""The code that computes a run's numbers: its modules, with a digest of each module's statements."""
 
 import ast
 import hashlib
@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from hydra.utils import get_class
 
 Code = dict[str, str]  # digests by module
-SHOWN = 4
-OURS = __name__.partition(".")[0]
+MAX_MODULES_SHOWN = 4
+PACKAGE = __name__.partition(".")[0]
 
 
 class _Source(NamedTuple):
@@ -23,14 +23,14 @@ class _Source(NamedTuple):
 
 
 def code_of(config: Mapping[str, Any]) -> Code:
-    """The modules of all classes that a resolved config names and of their bases, with all that these import of the
-    same packages, and of a user's other files beside them.
+    """The modules of all classes that a resolved config names, and of their bases, with digests.
 
-    A digest is that of a module's statements: comments, docstrings and layout make no difference to it.
+    Modules that these import are included where they belong to the same package or lie among the user's own files.
+    A digest covers a module's statements: comments, docstrings and layout do not matter.
     """
     targets = set(_targets(config))
     packages = {target.partition(".")[0] for target in targets}
-    homes = [path for package in packages - {OURS} for path in _home(package)]
+    homes = [path for package in packages - {PACKAGE} for path in _home(package)]
     ahead = {base.__module__ for target in targets for base in get_class(target).__mro__}
     found: Code = {}
     while ahead:
@@ -50,20 +50,22 @@ def code_of(config: Mapping[str, Any]) -> Code:
 
 
 def digest_of_code(code: Code) -> str:
-    """One digest of all of them."""
+    """One digest of all modules."""
     return hashlib.sha256(repr(sorted(code.items())).encode()).hexdigest()[:16]
 
 
 def own_folders(code: Code) -> list[Path]:
     """Where the modules lie that are neither installed nor of this package: a user's own."""
-    return sorted({home for package in {name.partition(".")[0] for name in code} - {OURS} for home in _home(package)})
+    return sorted(
+        {home for package in {name.partition(".")[0] for name in code} - {PACKAGE} for home in _home(package)}
+    )
 
 
 def changed(theirs: Code, ours: Code) -> str:
-    """Which modules differ, in words."""
+    """The modules that differ, in words."""
     names = sorted(name for name in theirs | ours if theirs.get(name) != ours.get(name))
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
+    more = f" and {len(names) - MAX_MODULES_SHOWN} more" if len(names) > MAX_MODULES_SHOWN else ""
+    return ", ".join(names[:MAX_MODULES_SHOWN]) + more
 
 
 def _targets(value: Any) -> Iterator[str]:
@@ -78,7 +80,7 @@ def _targets(value: Any) -> Iterator[str]:
 
 
 def _home(package: str) -> list[Path]:
-    """The folder in which a package lies, or a module of no package; none where it is installed."""
+    """The folder that holds a package or top-level module; empty where it is installed."""
     spec = _spec(package)
     places = [] if spec is None else [*(spec.submodule_search_locations or ()), spec.origin]
     homes = [Path(place).parent for place in places[:1] if place and Path(place).exists()]
@@ -90,7 +92,7 @@ def _is_installed(path: Path) -> bool:
 
 
 def _path(name: str) -> Path | None:
-    """The file of a module, found without importing anything; None where there is none, as for what is built in."""
+    """The file of a module, found without an import; None where there is no file, as for built-in modules."""
     top, *parts = name.split(".")
     spec = _spec(top)
     if spec is None:
@@ -114,17 +116,17 @@ def _spec(top: str) -> ModuleSpec | None:
         return None
 
 
-_read: dict[str, tuple[ModuleSpec, _Source]] = {}  # of modules as they were when they were imported
+_read: dict[str, tuple[ModuleSpec, _Source]] = {}  # by module: its source when it was imported
 
 
 def _source(name: str, path: Path) -> _Source:
-    """What a module says. An imported one is read once: its file may be edited while this process works with it."""
+    """The source of a module. An imported module is read once: its file may be edited while this process uses it."""
     spec = getattr(sys.modules.get(name), "__spec__", None)
     if name in _read and _read[name][0] is spec:
         return _read[name][1]
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     source = _parsed(path.read_bytes(), package, path.suffix)
-    if spec is not None:  # importing a module again gives it another one
+    if spec is not None:  # a module that is imported again has another spec
         _read[name] = spec, source
     return source
 
@@ -144,8 +146,9 @@ def _parsed(content: bytes, package: str, suffix: str) -> _Source:
 
 
 def _imported(tree: ast.AST, package: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """The modules that are imported anywhere in it, each with the names that are taken from it: modules too, perhaps.
-    What only type checkers read is left out.
+    """Each module that the code imports, with the imported names, which may be modules too.
+
+    Imports under TYPE_CHECKING are left out.
     """
     if isinstance(tree, ast.Import):
         yield from ((alias.name, ()) for alias in tree.names)

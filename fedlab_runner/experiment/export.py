@@ -1,4 +1,4 @@
-"""The models that a run ended with, as a file that other programs read."""
+"""The final models of a run as a safetensors file, which other programs read."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,14 +8,13 @@ from torch import Tensor
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.utils.files import write_atomically
 
-FILE = "model.safetensors"
+MODEL_FILE = "model.safetensors"
 
 
 def save_models(path: Path, models: Sequence[tuple[ModelFamily, Tensor]], round: int) -> None:
-    """Writes models [D], each with its family, under PyTorch's names, frozen parameters included;
-    `<i>.<name>` where there are several.
+    """Writes models [D], each with its family, frozen parameters included; the metadata has the `round`.
 
-    The file's metadata has the `round` after which they were the run's.
+    A tensor is named as in PyTorch; with several models its name is `<i>.<name>`.
     """
     from safetensors.torch import save
 

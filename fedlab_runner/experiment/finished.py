@@ -1,4 +1,4 @@
-"""Whether a run folder holds a finished run, whole and with the numbers that it was left with."""
+"""A finished run in a run folder: recognised by its config, its code and the checksum of its rows."""
 
 import hashlib
 import logging
@@ -8,50 +8,54 @@ from pathlib import Path
 from fedlab_runner.config.components import Components
 from fedlab_runner.experiment import provenance
 from fedlab_runner.experiment.code_hash import Code, changed, digest_of_code
-from fedlab_runner.experiment.export import FILE as MODEL
+from fedlab_runner.experiment.export import MODEL_FILE
 from fedlab_runner.tracking.jsonl import decode
-from fedlab_runner.tracking.recorder import DIGEST, METRICS, SUMMARY, sealed, write_summary
+from fedlab_runner.tracking.recorder import DIGEST, METRICS, SUMMARY, with_digest, write_summary
 from fedlab_runner.tracking.summary import summarise
 from fedlab_runner.utils import untrusted
 from fedlab_runner.utils.errors import UserError
 
 _log = logging.getLogger("fedlab_runner")
-CODE = "code_sha256"  # in a summary: of what its numbers were computed by
+CODE_DIGEST = "code_sha256"  # key of a summary: the digest of the code that computed its numbers
 
 
 def objective_of_finished(folder: Path, name: str, c: Components, code: Code) -> float | None:
-    """The objective after c.rounds rounds, if this folder holds a finished run of this config that is at least as
-    long, and its rows are those that it wrote. A summary that is not theirs is written anew.
+    """The objective after c.rounds rounds, if the folder holds a finished, undamaged run of this config at least as
+    long; else None. A summary that does not fit the rows is written anew.
 
-    UserError where another code made them, unless `checkpoint.same_code` allows it.
+    Raises UserError where other code made the rows, unless `checkpoint.same_code` is false.
     """
     e = c.evaluation
     try:
         summary = untrusted.read_json(folder / SUMMARY)
         lines = list(islice(untrusted.lines(folder / METRICS), summary["rounds"] + 1))
         rows = [decode(line) for line in lines]
+        code_digest, rows_digest = summary[CODE_DIGEST], summary[DIGEST]
     except (OSError, ValueError, TypeError, KeyError):
         return None
     complete = len(rows) == summary["rounds"] + 1 and [row["round"] for row in rows] == list(range(len(rows)))
     if summary.get("run_id") != name or not complete:
         return None
-    if len(rows) <= c.rounds or (c.logger.save_model and not (folder / MODEL).exists() and len(rows) == c.rounds + 1):
+    if len(rows) <= c.rounds or (
+        c.logger.save_model and not (folder / MODEL_FILE).exists() and len(rows) == c.rounds + 1
+    ):
         return None  # the last checkpoint has the weights that are asked for now
     whole = {"run_id": name, **summarise(rows, e.metric, e.summary, e.last, e.every, summary["rounds"], e.target)}
-    whole[CODE] = summary.get(CODE, digest_of_code(code))  # older versions did not write it
-    now = sealed(whole, hashlib.sha256(b"".join(lines)).hexdigest())
-    if summary.get(DIGEST, now[DIGEST]) != now[DIGEST]:
+    whole[CODE_DIGEST] = code_digest
+    now = with_digest(whole, hashlib.sha256(b"".join(lines)).hexdigest())
+    if rows_digest != now[DIGEST]:
         _log.warning("%s is not as the finished run left it: the run goes on from a checkpoint", folder / METRICS)
         return None
-    if whole[CODE] != digest_of_code(code):
-        _other_code(folder, whole[CODE], code, c.checkpoint.same_code)
+    if code_digest != digest_of_code(code):
+        _report_other_code(folder, code_digest, code, c.checkpoint.same_code)
     if summary != now:
         _log.info("%s is written anew from %s", folder / SUMMARY, METRICS)
         write_summary(folder, now)
     return float(summarise(rows[: c.rounds + 1], e.metric, e.summary, e.last, e.every, c.rounds)["objective"])
 
 
-def _other_code(folder: Path, digest: str, code: Code, refuse: bool) -> None:
+def _report_other_code(folder: Path, digest: str, code: Code, refuse: bool) -> None:
+    """Warns that other code finished the run, or raises UserError."""
     theirs = [each for each in provenance.codes(folder) if digest_of_code(each) == digest]
     what = f"{folder} holds a run that other code has finished"
     what += f" (changed: {changed(theirs[-1], code)})" if theirs else ""

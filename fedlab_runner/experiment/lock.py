@@ -1,4 +1,4 @@
-"""The lock that keeps two processes out of one run folder."""
+"""The lock of a run folder: one process at a time works there."""
 
 import fcntl
 import logging
@@ -17,9 +17,9 @@ _log = logging.getLogger(__name__)
 
 
 class RunLock:
-    """Context manager: this process alone works in `folder`. The system lets go of it when the process ends in any way.
+    """Context manager that locks `folder` for this process; the system unlocks it however the process ends.
 
-    Raises UserError, naming the other process, where the folder is taken.
+    Raises UserError, with the name of the other process, where the folder is locked.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -29,8 +29,8 @@ class RunLock:
 
     def __enter__(self) -> Self:
         make_folder(self._folder)
-        # The file stays when the lock is gone: removing it would let two processes lock two files of one name.
-        # Nor is a copy put in its place: whoever holds the lock would hold that of another file.
+        # The file stays when the lock is released: after a removal two processes could lock two files of one name.
+        # The file is not replaced by a copy either: the process that holds the lock would hold that of the old file.
         descriptor = open_own(self._path, os.O_RDWR | os.O_CREAT, alone=False)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -43,8 +43,8 @@ class RunLock:
         except OSError as error:
             _log.warning("%s cannot be locked (%s): let no second process work in it", self._folder, error)
         self._descriptor, self._place = descriptor, os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
-        with suppress(OSError):  # on a full disk the lock holds without a name
-            if os.fstat(descriptor).st_nlink == 1:  # not into what may be somebody's under another name
+        with suppress(OSError):  # on a full disk the lock works without the note
+            if os.fstat(descriptor).st_nlink == 1:  # a file with a second name may be somebody else's
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
         _held.add(self)
@@ -54,14 +54,14 @@ class RunLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._descriptor is not None:
-            with suppress(OSError):  # where there are no locks
+            with suppress(OSError):  # the file system has no locks
                 fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         self._close()
 
     def renew(self) -> None:
-        """Makes the folder, and takes it, anew where somebody has removed or renamed it.
+        """Makes and locks the folder again where somebody has removed or renamed it.
 
-        Raises RunFailed where there is another folder in its place, or another process may have taken this one.
+        Raises RunFailed where another folder is in its place, or another process may have locked this one.
         """
         if self._descriptor is None or self._place is None or is_at(self._path, self._descriptor):
             return
@@ -69,7 +69,7 @@ class RunLock:
         if os.path.lexists(self._path) or (not here and self._folder.is_dir() and any(self._folder.iterdir())):
             raise RunFailed(
                 f"{self._folder if not here else self._path} was removed while the run was at work, and another is in "
-                "its place, which is left as it is: bring back what was there, or give another hydra.run.dir"
+                "its place, which is left as it is: bring back the removed one, or give another hydra.run.dir"
             )
         _log.warning("%s was removed while the run was at work: it is made anew", self._path if here else self._folder)
         self._close()
@@ -86,10 +86,10 @@ class RunLock:
 _held: weakref.WeakSet[RunLock] = weakref.WeakSet()  # the locks of this process
 
 
-def _let_go() -> None:
+def _close_in_fork() -> None:
     for lock in list(_held):
         lock._close()
 
 
-# A forked worker shares the locks and would hold them beyond our sudden death.
-os.register_at_fork(after_in_child=_let_go)
+# A forked worker shares the descriptors and would hold the locks after the sudden death of the run.
+os.register_at_fork(after_in_child=_close_in_fork)

@@ -1,4 +1,4 @@
-"""The loop of a run: round, evaluate, record, checkpoint."""
+"""The loop of a run: train a round, evaluate, record, write a checkpoint."""
 
 import logging
 import math
@@ -32,8 +32,10 @@ from fedlab_runner.utils.durations import duration
 from fedlab_runner.utils.errors import Diverged, UserError
 
 _log = logging.getLogger(__name__)
-WARM = 2  # the round, of those that are run, that tells what rounds take: the first one measures, forks and compiles
-WORTH_SAYING = 60.0  # seconds that are left
+WARM_ROUND = (
+    2  # the round, of those that are run, that tells what rounds take: the first one measures, forks and compiles
+)
+MIN_REPORTED_SECONDS = 60.0  # seconds that are left
 # What may be wrong with a checkpoint that is whole by its sums.
 
 
@@ -44,17 +46,17 @@ class LRSchedule(Protocol):
 
 
 class Snapshot(NamedTuple):
-    """A run between two rounds, by reference: algorithms never write into their State."""
+    """The state of a run between two rounds; tensors are shared, as algorithms never write into their State."""
 
     round: int  # rounds done
     state: Any
     federation: dict[str, Any]
-    analysis: Any  # what the analysis remembers
+    analysis: Any  # the state of the analysis
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """An experiment ready to run, or to go on: everything that its numbers depend on."""
+    """An experiment ready to run or to continue: everything that its numbers depend on."""
 
     algorithm: Algorithm[Any]
     fed: Federation
@@ -63,7 +65,7 @@ class Simulation:
     analysis: Analysis[Any]
     lr_schedule: LRSchedule
     rounds: int
-    examples: str  # a digest of all that clients and server have, and are tested with
+    examples: str  # a digest of all training, server and test examples
 
     def run(
         self,
@@ -76,20 +78,22 @@ class Simulation:
     ) -> Any:
         """Runs until `rounds` rounds are done, from the newest checkpoint if there is one, and returns the final State.
 
-        `on_start` is called when the recorder is open, `on_round` after each round: what it raises ends the run.
-        However the run ends, the last whole round is checkpointed.
+        `on_start` is called when the recorder is open, `on_round` after each round; their exceptions end the run.
+        However the run ends, its last whole round is checkpointed.
         Raises Diverged when a model or the training loss is not finite.
         """
         code = code_of(fingerprint)
-        lacks = partial(self._lacks, recorder, checkpointing, code)
-        saved = store.load(fingerprint, self.fed.family.device, lacks, also=[stopping(fingerprint)])
+        find_damage = partial(self._find_damage, recorder, checkpointing, code)
+        saved = store.load(fingerprint, self.fed.family.device, find_damage, also=[stopping(fingerprint)])
         memory = check_run_memory(self.algorithm, self.fed, self.rounds)
         now, wall = self._resume(*saved) if saved else (self._initial(), 0.0)
         self.fed.client_state.retain(store.rounds())
         began = time.monotonic() - wall
         first, saved_round, saved_at, saving = now.round, now.round, time.monotonic(), 0.0
-        written = True  # all that there is: before its first evaluation a run has nothing to go on from
-        begun = saved is not None  # there is a checkpoint, or something to write one of
+        written = (
+            True  # whether a checkpoint holds the present state; before its first evaluation a run has nothing to save
+        )
+        begun = saved is not None  # whether there is a checkpoint, or a state to write one of
         evaluation = None
         recorder.start(now.round if saved else -1)
         on_start()
@@ -99,8 +103,8 @@ class Simulation:
             if now.round > saved_round or not written or (begun and now.round not in store.rounds()):
                 attempt.at("checkpoint", now.round)
                 began_saving = time.monotonic()
-                recorder.sync()  # a checkpoint must not outrun its metrics
-                self.fed.client_state.sync()  # nor its rows
+                recorder.sync()  # the rows of a checkpoint's rounds must be on disk before it
+                self.fed.client_state.sync()  # and so must the clients' states
                 state, federation = pack(now.state), pack(now.federation)
                 payload = {"state": state, "federation": federation, "analysis": pack(now.analysis)}
                 payload |= {"wall": time.monotonic() - began, "metrics": recorder.digest(now.round)}
@@ -118,7 +122,7 @@ class Simulation:
                 evaluation = time.monotonic() - evaluating
                 written, begun = False, True
                 if (reason := foreseen(self.algorithm, self.fed, self.rounds)) is not None:
-                    _log.warning("the server's model will not move: %s", reason)
+                    _log.warning("the server's model will not change: %s", reason)
             attempt.at("time estimate")
             _log.info("%s; %s", self._expected_time(now.round, evaluation), memory)
             while now.round < self.rounds:
@@ -136,8 +140,8 @@ class Simulation:
                 now = Snapshot(now.round + 1, state, self.fed.state_dict(), memory)
                 if self.evaluation.due(now.round, self.rounds):
                     evaluation = done - trained
-                if now.round in (first + 1, first + WARM):
-                    self._say_time_left(now.round, trained - started, evaluation, now.round == first + WARM)
+                if now.round in (first + 1, first + WARM_ROUND):
+                    self._say_time_left(now.round, trained - started, evaluation, now.round == first + WARM_ROUND)
                 if checkpointing.due(now.round, saved_round, done - saved_at, saving):
                     save()
                 signals.check()
@@ -153,7 +157,7 @@ class Simulation:
         return now.state
 
     def _expected_time(self, done: int, evaluation: float | None) -> str:
-        """Of the rounds that are left, in words; `evaluation` is what one takes, if it is known."""
+        """The expected time of the rounds that are left, in words; `evaluation`: seconds of one, if known."""
         rounds = range(done + 1, self.rounds + 1)
         if not rounds:
             return "0 rounds are left"
@@ -165,12 +169,13 @@ class Simulation:
         return f"{words}; evaluation {duration(times * evaluation)}"
 
     def _say_time_left(self, done: int, a_round: float, evaluation: float | None, warm: bool) -> None:
-        """From what a round took: local training, what the algorithm adds to it, and what the server does. The first
-        round, not `warm`, takes longer than the others, as it may measure and compile.
+        """Logs the time left, from the seconds of a round and of an evaluation.
+
+        A round that is not `warm`, the first, takes longer than the others, as it may measure and compile.
         """
         rounds = range(done + 1, self.rounds + 1)
         evaluations = sum(self.evaluation.due(round, self.rounds) for round in rounds) * (evaluation or 0.0)
-        if (left := len(rounds) * a_round + evaluations) >= WORTH_SAYING:
+        if (left := len(rounds) * a_round + evaluations) >= MIN_REPORTED_SECONDS:
             took, all_of_them = duration(a_round), ("" if warm else "at most ") + duration(left)
             _log.info("round %d took %s: %s for the %d that are left", done, took, all_of_them, len(rounds))
 
@@ -178,7 +183,7 @@ class Simulation:
         return Snapshot(0, self.algorithm.init(self.fed), self.fed.state_dict(), self.analysis.init())
 
     def _analyse(self, now: Snapshot) -> tuple[Any, dict[str, float]]:
-        """What the analysis remembers after looking at the round that begins, and its metrics."""
+        """The state of the analysis after it has observed the round that begins, and its metrics."""
         self.fed.begin(now.round, self.lr_schedule.factor(now.round))
         return self.analysis.observe(now.analysis, now.state, self.algorithm, self.fed)
 
@@ -192,7 +197,7 @@ class Simulation:
         loss = metrics.get("train/loss", 0.0)
         models = self.algorithm.models(state)
         stacks = (models,) if isinstance(models, Tensor) else models
-        # Row by row: of all models at once, torch.isfinite would make another copy.
+        # Model by model: for all at once, torch.isfinite would make another copy.
         rows = [stack.view(-1, stack.shape[-1]) for stack in stacks]
         diagnosis = f"the run diverged in round {now.round + 1} (train/loss {loss:.3g}"
         if not (math.isfinite(loss) and all(bool(finite_rows([each]).all()) for each in rows)):
@@ -219,7 +224,7 @@ class Simulation:
         return metrics | self.evaluation.evaluate_clients(fed.family, own, self.test)
 
     def evaluated(self, state: Any) -> list[tuple[ModelFamily, Tensor]]:
-        """Each model [D] that is evaluated, with its family; where each client has one, in the order of the clients."""
+        """Each evaluated model [D] with its family; where each client has a model, in the order of the clients."""
         fed, models = self.fed, self.algorithm.models(state)
         if isinstance(models, Tensor):
             return [(fed.family, w) for w in models.view(-1, fed.family.size)]
@@ -231,36 +236,36 @@ class Simulation:
         return ClientModels(self.evaluation, self.fed, self.test)
 
     def _first_evaluation(self, state: Any) -> dict[str, float]:
-        """The metrics of the initial model; UserError when what the run is to be judged by is not among them."""
+        """The metrics of the initial model; UserError where `evaluation.metric` is not among them."""
         metrics, wanted = self._evaluate(state, 0), self.evaluation.metric
         if wanted not in metrics:
             raise UserError(f"evaluation.metric must be one of {', '.join(metrics)}, got {wanted}")
         return metrics
 
-    def _lacks(
+    def _find_damage(
         self, recorder: Recorder, checkpointing: Checkpointing, code: Code, round: int, payload: dict[str, Any]
     ) -> str | None:
-        """What a checkpoint refers to and does not find as it was; older versions wrote down less of it.
+        """The first file of the run that is not as it was at a checkpoint, in words; None where all are.
 
-        UserError where the examples are others, or the code is.
+        Raises UserError where examples, code or frozen weights differ from those of the checkpoint.
         """
         with understood(round, STRANGE):
             check_beginning(payload, checkpointing, examples=self.examples, code=code, frozen=self._frozen)
-            return recorder.find_damage(round, payload.get("metrics")) or self.fed.client_state.find_damage(
+            return recorder.find_damage(round, payload["metrics"]) or self.fed.client_state.find_damage(
                 round, payload["federation"]["client_state"]
             )
 
     @cached_property
     def _frozen(self) -> str:
-        """A digest of the models' weights that are not trained, which are in no State."""
+        """A digest of the models' frozen weights, which no State holds."""
         modules = [family.module for family in self.fed.families]
         return digest_of(p.detach() for module in modules for p in module.parameters() if not p.requires_grad)
 
     def _resume(self, round: int, payload: dict[str, Any]) -> tuple[Snapshot, float]:
-        """The run as it was after `round` rounds, and the seconds it had taken."""
+        """The snapshot after `round` rounds, and the seconds that the run had taken until then."""
         first, first_memory = self.algorithm.init(self.fed), self.analysis.init()
         with understood(round, STRANGE):
-            if not fits(payload["state"], payload.get("layout"), like=first):  # older versions did not write it
+            if not fits(payload["state"], payload["layout"], like=first):
                 name = type(self.algorithm).__name__
                 raise UserError(
                     f"the checkpoint after round {round} is of a version whose State of {name} had other fields: go on "
@@ -270,5 +275,5 @@ class Simulation:
                 raise ValueError("its State has other parts, types or sizes")
             state = unpack(payload["state"], like=first)
             self.fed.load_state_dict(payload["federation"])
-            memory = unpack(payload.get("analysis"), like=first_memory)  # none in checkpoints of older versions
+            memory = unpack(payload["analysis"], like=first_memory)
             return Snapshot(round, state, self.fed.state_dict(), memory), float(payload["wall"])

@@ -1,4 +1,4 @@
-"""By which commands and from which code a run came to be: one line in its folder for each start."""
+"""The commands, library versions and code of a run: a line of `commands.jsonl` for each start."""
 
 import json
 import platform
@@ -18,36 +18,35 @@ from fedlab_runner.config.build import conf_dir
 from fedlab_runner.experiment.code_hash import Code, own_folders
 from fedlab_runner.utils.files import append_line
 
-FILE = "commands.jsonl"
+COMMANDS_FILE = "commands.jsonl"
 
 
 def record(folder: Path, command: str | None, threads: int, code: Code) -> str | None:
-    """Notes that the run in `folder` was started by `command` (None: by a program) with so many threads and this code,
-    and returns the commit.
+    """Notes a start of the run in `folder` by `command` (None: by a program) with so many threads and this code.
+
+    Returns the commit of this package; None outside a repository.
     """
     commit, versions = _commit(Path(__file__).parent), {"python": platform.python_version(), **_versions()}
     own = {str(place): found for place in own_folders(code) if (found := _commit(place))}
     cwd = get_original_cwd() if HydraConfig.initialized() else str(Path.cwd())
     line = {"command": command, "cwd": cwd, "commit": commit, "own_commits": own, "threads": threads}
     line |= {"versions": versions, "code": code}
-    append_line(folder / FILE, json.dumps(line))
+    append_line(folder / COMMANDS_FILE, json.dumps(line))
     return commit
 
 
 def codes(folder: Path) -> list[Code]:
-    """That of each start of the run in a folder, as far as it is known."""
+    """The code of each start of the run in a folder, where it can be read."""
     found = []
     with suppress(OSError):
-        for line in (folder / FILE).read_bytes().splitlines():
+        for line in (folder / COMMANDS_FILE).read_bytes().splitlines():
             with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 found.append({str(name): str(digest) for name, digest in json.loads(line)["code"].items()})
     return found
 
 
 def command_of(hydra: DictConfig, cfg: DictConfig) -> str:
-    """The command that starts the run that Hydra has composed, alone, from the folder in which it was typed: also of a
-    job of a sweep.
-    """
+    """The command that starts Hydra's run, also a job of a sweep, by itself from the folder where it was typed."""
     parts = ["fedlab"]
     for source in hydra.runtime.config_sources:
         if source.provider == "main" and Path(source.path) != conf_dir():
@@ -66,30 +65,30 @@ def command_of(hydra: DictConfig, cfg: DictConfig) -> str:
 
 
 def _folder_alone(hydra: DictConfig, cfg: DictConfig) -> str:
-    """Where the run would be if it were no job of a sweep."""
+    """The folder that the run would have outside of a sweep."""
     directory = OmegaConf.to_container(hydra.run, resolve=False)
     whole: Any = OmegaConf.create({**cast(dict[str, Any], OmegaConf.to_container(cfg)), "hydra": {"run": directory}})
     return str(whole.hydra.run.dir)
 
 
 def _quoted(text: str) -> str:
-    """As a value on Hydra's command line; braces of an interpolation are none there."""
+    """The text quoted for Hydra's command line, so that braces begin no interpolation."""
     return "'" + text.replace("'", "\\'") + "'"
 
 
 def _versions() -> dict[str, str]:
-    """Of ourselves and of the libraries that numbers depend on."""
+    """The versions of this package and of the libraries that numbers depend on."""
     found = {}
     for name in ("fedlab-runner", "torch", "torchvision", "timm", "numpy"):
         try:
             found[name] = version(name)
-        except PackageNotFoundError:  # run from a checkout that was not installed
+        except PackageNotFoundError:  # a checkout that is not installed
             continue
     return found
 
 
 def _commit(folder: Path) -> str | None:
-    """The git commit of the code in a folder, marked when files differ from it; None outside a repository."""
+    """The git commit of a folder, with `-dirty` where files differ from it; None outside a repository."""
     try:
         dirty = "-dirty" if _git(folder, "status", "--porcelain", "--untracked-files=no") else ""
         return _git(folder, "rev-parse", "HEAD") + dirty

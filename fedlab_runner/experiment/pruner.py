@@ -1,4 +1,4 @@
-"""A run of a sweep that is given up by the rule `pruning`: when, and the note of it in the run's folder."""
+"""Ends a run of a sweep by the rule `pruning`, and notes that in the run's folder."""
 
 import logging
 import math
@@ -6,9 +6,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fedlab_runner.evaluation.evaluator import Evaluation
 from fedlab_runner.pruning.base import Curve, Pruning
 from fedlab_runner.pruning.none import NoPruning
 from fedlab_runner.sweep import records
@@ -16,39 +15,41 @@ from fedlab_runner.tracking.jsonl import Row, clean, decode
 from fedlab_runner.tracking.metric_direction import lower_is_better
 from fedlab_runner.tracking.recorder import METRICS
 from fedlab_runner.tracking.summary import summarise
-from fedlab_runner.utils import checksummed_json as sealed
-from fedlab_runner.utils import untrusted
+from fedlab_runner.utils import checksummed_json, untrusted
 from fedlab_runner.utils.errors import Pruned
 from fedlab_runner.utils.files import write_text_atomically
 from fedlab_runner.utils.sweep_job import FOLDER
 
-FILE = "pruned.json"
+if TYPE_CHECKING:  # imports torch: not for fedlab-report, which reads the notes
+    from fedlab_runner.evaluation.evaluator import Evaluation
+
+NOTE_FILE = "pruned.json"
 _log = logging.getLogger("fedlab_runner")
 
 
 class Pruner:
-    """Compares one run with those that its sweep has finished; outside of a sweep it never says a word."""
+    """Compares one run with the finished runs of its sweep; outside of a sweep nothing is pruned."""
 
-    def __init__(self, folder: Path, pruning: Pruning, evaluation: Evaluation, rounds: int) -> None:
-        self._path, self._pruning, self._evaluation, self._rounds = folder / FILE, pruning, evaluation, rounds
+    def __init__(self, folder: Path, pruning: Pruning, evaluation: "Evaluation", rounds: int) -> None:
+        self._path, self._pruning, self._evaluation, self._rounds = folder / NOTE_FILE, pruning, evaluation, rounds
         values = {field.name: getattr(pruning, field.name) for field in fields(pruning)}
         self._rule = {"pruning": type(pruning).__name__, **values}
         sweep_folder = os.environ.get(FOLDER)
         self._sweep = None if sweep_folder is None else Path(sweep_folder)
-        self._known: dict[Path, Curve] = {}  # of finished runs, which are read once
+        self._known: dict[Path, Curve] = {}  # by run folder: curves of finished runs, read once
 
     def start(self) -> None:
-        """Raises Pruned where the same rule has given the run up before; else the run may go on."""
+        """Raises Pruned where the same rule ended this run before."""
         if self._sweep is None and not isinstance(self._pruning, NoPruning):
-            _log.warning("pruning compares the runs of a sweep, and this is none (no -m): it does nothing")
-        note = read(self._path.parent)
+            _log.warning("pruning has no effect: it compares the runs of a sweep, and this run belongs to none (no -m)")
+        note = read_note(self._path.parent)
         whole = {"round", "objective", "reason"} <= note.keys()
         if self._sweep is not None and note.get("rule") == self._rule and whole:
             raise Pruned(note["round"], math.nan if note["objective"] is None else note["objective"], note["reason"])
         self._path.unlink(missing_ok=True)
 
     def look(self, history: Callable[[], Sequence[Row]], round: int) -> None:
-        """Raises Pruned, and notes it, where the rule gives up the run that has this history."""
+        """Notes the end of the run and raises Pruned, where the rule ends a run with this history."""
         e = self._evaluation
         if self._sweep is None or round >= self._rounds or not e.due(round, self._rounds):
             return
@@ -58,11 +59,11 @@ class Pruner:
             return
         objective = float(summarise(rows, e.metric, e.summary, e.last, e.every, self._rounds)["objective"])
         note = {"round": round, "objective": objective, "reason": reason, "rule": self._rule}
-        write_text_atomically(self._path, sealed.text(clean(note)))
+        write_text_atomically(self._path, checksummed_json.text(clean(note)))
         raise Pruned(round, objective, reason)
 
     def _others(self) -> list[Curve]:
-        """The curves of the runs that the sweep has finished."""
+        """The curves of the sweep's finished runs."""
         assert self._sweep is not None
         for folder in records.finished(self._sweep):
             if folder != self._path.parent and folder not in self._known and (rows := _rows(folder / METRICS)):
@@ -70,22 +71,22 @@ class Pruner:
         return list(self._known.values())
 
 
-def read(folder: Path) -> Mapping[str, Any]:
-    """The note in a run's folder; empty where the run was not given up, or nothing tells so any more."""
+def read_note(folder: Path) -> Mapping[str, Any]:
+    """The note in a run's folder; empty where the run was not pruned or the note cannot be read."""
     try:
-        return sealed.read(folder / FILE)
-    except (OSError, sealed.Damaged):
+        return checksummed_json.read(folder / NOTE_FILE)
+    except (OSError, checksummed_json.Damaged):
         return {}
 
 
 def _rows(path: Path) -> list[Row]:
     try:
         return [decode(line) for line in untrusted.lines(path)]
-    except (OSError, ValueError):  # removed, or being written by someone who makes it longer
+    except (OSError, ValueError):  # removed, or at work again
         return []
 
 
 def _curve(rows: Sequence[Row], metric: str) -> Curve:
-    """The evaluations after the first round, so that larger is better."""
+    """The evaluations from round 1 on, negated where less is better: larger is better in a curve."""
     sign = -1 if lower_is_better(metric) else 1
     return {row["round"]: sign * row[metric] for row in rows if row["round"] > 0 and metric in row}

@@ -1,6 +1,4 @@
-"""What a run will take, before its first round: time, from a few steps of local training and the first evaluation, and
-the most memory, from the sizes of all that a round holds at once.
-"""
+"""Estimates before the first round of a run: time, from a few local steps, and peak memory, from what a round holds."""
 
 import logging
 import time
@@ -16,42 +14,42 @@ from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.round_cost import local_operations
 from fedlab_runner.core.work import Work
-from fedlab_runner.executors._pieces import wait_for
+from fedlab_runner.executors._chunks import wait_for
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.system import memory_bytes, resident_bytes
 
 _log = logging.getLogger(__name__)
-AHEAD = 50  # rounds whose cohorts are looked at
-SAMPLE_SECONDS, MOST_STEPS = 0.3, 8
-REST = 2e8  # bytes: pictures, buffers of files and what else comes after the start
-GPU_REST = 5e8  # bytes: the workspaces of its libraries
-WORTH_REFUSING = 2**28  # bytes; smaller runs are not held up by what the system says
+ROUNDS_AHEAD = 50  # so many rounds are looked at for the largest cohort
+SAMPLE_SECONDS, MAX_SAMPLE_STEPS = 0.3, 8  # of the local training that is timed
+HOST_OVERHEAD_BYTES = 2e8  # pictures, buffers of files and other needs after the start
+GPU_OVERHEAD_BYTES = 5e8  # the workspaces of the GPU's libraries
+MIN_REFUSED_BYTES = 2**28  # runs that need less are not refused
 
 
 class Need(NamedTuple):
-    """Bytes of one kind that a run comes to hold, and how to need fewer."""
+    """Bytes that a run will hold for one purpose, and the remedy where they are too many."""
 
     bytes: float
     what: str
     remedy: str
-    on_host: bool  # beside a GPU; without one all is
+    on_host: bool  # in host memory; without a GPU always
 
 
 def check_run_memory(algorithm: Algorithm[Any], fed: Federation, rounds: int) -> str:
-    """The most memory that a run of so many rounds will hold, in words; UserError where that is more than is free."""
+    """The peak memory of a run of so many rounds, in words; UserError where less memory is free."""
     needs = [need for need in _needs(algorithm, fed, rounds) if need.bytes]
     of_host = [need for need in needs if need.on_host]
-    words = _fitting(of_host, "", resident_bytes() or 0, memory_bytes(), REST)
+    words = _fitting(of_host, "", resident_bytes() or 0, memory_bytes(), HOST_OVERHEAD_BYTES)
     if fed.family.device.type == "cpu":
         return words
     of_gpu = [need for need in needs if not need.on_host]
-    return f"{words}; {_fitting(of_gpu, ' of the GPU', *gpu_bytes(fed.family.device), GPU_REST)}"
+    return f"{words}; {_fitting(of_gpu, ' of the GPU', *gpu_bytes(fed.family.device), GPU_OVERHEAD_BYTES)}"
 
 
 def _fitting(needs: Sequence[Need], where: str, now: int, free: int | None, rest: float) -> str:
     more = sum(need.bytes for need in needs)
-    if free is not None and more > max(free, WORTH_REFUSING):
+    if free is not None and more > max(free, MIN_REFUSED_BYTES):
         largest = sorted(needs, key=lambda need: -need.bytes)
         parts = ", ".join(f"{need.bytes / 1e9:.1f} GB for {need.what}" for need in largest)
         ways = "; or ".join(dict.fromkeys(need.remedy for need in largest if need.bytes > 0.1 * more))
@@ -63,15 +61,13 @@ def _fitting(needs: Sequence[Need], where: str, now: int, free: int | None, rest
 
 
 def gpu_bytes(device: torch.device) -> tuple[int, int]:
-    """What this process has of a GPU's memory, data and models, and what it could still have."""
-    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # for tensors to come
+    """The bytes of a GPU that this process uses for data and models, and the bytes that it could still get."""
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # torch keeps them for new tensors
     return torch.cuda.memory_allocated(device), torch.cuda.mem_get_info(device)[0] + kept
 
 
 def expected_bytes(algorithm: Algorithm[Any], fed: Federation, rounds: int) -> float:
-    """What a run of so many rounds will come to hold on its device beside what is there, without the libraries'
-    workspaces.
-    """
+    """The bytes that a run of so many rounds will add on its device, without the workspaces of libraries."""
     beside_a_gpu = fed.family.device.type != "cpu"
     return sum(need.bytes for need in _needs(algorithm, fed, rounds) if not (beside_a_gpu and need.on_host))
 
@@ -84,12 +80,12 @@ def _needs(algorithm: Algorithm[Any], fed: Federation, rounds: int) -> list[Need
     value, model = family.dtype.itemsize, family.size * family.dtype.itemsize
     side, slots = fed.executor.max_parallel_clients(load.starting), fed.local.make_optimizer().slots
     fewer = "lower participation.cohort_size"
-    # Of those that arrive the late ones are there, and all are put together from those and the ones that are not late.
+    # Arriving late updates are held twice: by themselves, and joined with the updates that are not late.
     late = (load.late + 2 * load.arriving) * sent if load.late else 0
     found = [
         (copies * load.starting * model, f"the models of {load.starting} clients", fewer),
         (late * model, f"{load.late} late updates", f"{fewer} or the delay"),
-        # Of each client that trains: its model, gradient in parts and in one, the update and the optimiser's slots.
+        # Each client in training: model, gradient in parts and as a vector, update, and the optimiser's slots.
         ((4 + slots) * side * model, f"{side} clients in training", "lower executor.chunk_size or workers"),
         (side * _saved_bytes(family, fed), "their activations", "lower local.batch_size or executor.chunk_size"),
     ]
@@ -99,10 +95,10 @@ def _needs(algorithm: Algorithm[Any], fed: Federation, rounds: int) -> list[Need
 
 
 def _most_at_once(fed: Federation, rounds: int) -> CohortLoad:
-    """As in the rounds that come next."""
+    """The largest numbers of starting clients and of late and arriving updates in the next rounds."""
     starting = late = arriving = 0
     due = np.empty(0, np.int64)
-    for round, starts in enumerate(fed.ahead(min(AHEAD, rounds)), fed.round):
+    for round, starts in enumerate(fed.ahead(min(ROUNDS_AHEAD, rounds)), fed.round):
         due = np.concatenate([due[due >= round], starts.due])
         now = int((due == round).sum())
         starting, late, arriving = max(starting, len(starts.ids)), max(late, len(due) - now), max(arriving, now)
@@ -110,13 +106,13 @@ def _most_at_once(fed: Federation, rounds: int) -> CohortLoad:
 
 
 def _saved_bytes(family: ModelFamily, fed: Federation) -> int:
-    """What a step keeps of one minibatch for its backward pass."""
+    """The bytes that a local step keeps of one minibatch for its backward pass."""
     seen: dict[int, int] = {}
 
     def note(saved: Tensor) -> Tensor:
         storage = saved.untyped_storage()
         seen[storage.data_ptr()] = storage.nbytes()
-        return saved.detach()  # the tensor itself may lead back to its node: the two would never be freed
+        return saved.detach()  # the tensor itself may refer to its node: neither would be freed
 
     size = fed.local.batch_size
     inputs, targets = fed.client_data.inputs[:size].clone(), fed.client_data.targets[:size]
@@ -130,8 +126,9 @@ def _saved_bytes(family: ModelFamily, fed: Federation) -> int:
 
 
 def seconds_a_round(algorithm: Algorithm[Any], fed: Federation) -> float:
-    """Of all that clients and server compute, one after another in this process, at the speed of a few steps of local
-    training of the client with the most examples.
+    """The seconds of a round if clients and server compute one after another in this process.
+
+    Scaled from a few timed steps of local training of the client with the most examples.
     """
     client = np.array([int(fed.client_data.num_examples.argmax())])
     if not fed.client_data.num_examples[client[0]]:
@@ -140,7 +137,7 @@ def seconds_a_round(algorithm: Algorithm[Any], fed: Federation) -> float:
     for family in fed.families:
         _timed(_steps_of(family, fed, client, 1))  # warms up
         once = _timed(_steps_of(family, fed, client, 1))
-        steps = int(np.clip(SAMPLE_SECONDS / max(once, 1e-6), 1, MOST_STEPS))
+        steps = int(np.clip(SAMPLE_SECONDS / max(once, 1e-6), 1, MAX_SAMPLE_STEPS))
         a_step.append(_timed(_steps_of(family, fed, client, steps)) / steps)
     trained = np.flatnonzero(fed.client_data.num_examples)
     steps = fed.client_data.num_steps(trained, fed.local, fed.family.has_batch_norm).mean()

@@ -1,4 +1,4 @@
-"""One experiment, from a composed config to its objective."""
+"""One experiment from a composed config to its objective: run, continued, or read where it is finished."""
 
 import logging
 from functools import partial
@@ -15,7 +15,7 @@ from fedlab_runner.config.components import Components
 from fedlab_runner.experiment import provenance
 from fedlab_runner.experiment.artifacts import RunArtifacts
 from fedlab_runner.experiment.code_hash import code_of, digest_of_code
-from fedlab_runner.experiment.finished import CODE, objective_of_finished
+from fedlab_runner.experiment.finished import CODE_DIGEST, objective_of_finished
 from fedlab_runner.experiment.lock import RunLock
 from fedlab_runner.experiment.loop import Simulation
 from fedlab_runner.experiment.pruner import Pruner
@@ -33,7 +33,7 @@ _log = logging.getLogger("fedlab_runner")
 
 
 class Outcome(NamedTuple):
-    """What is left of a run in the process that ran it."""
+    """The result of a run in the process that ran it."""
 
     folder: Path
     metrics: list[Row]
@@ -43,16 +43,18 @@ class Outcome(NamedTuple):
 
 
 def run(cfg: DictConfig) -> float:
-    """Runs, continues or, when it is finished, only reads the experiment in Hydra's run folder; the objective."""
+    """Runs or continues the experiment in Hydra's run folder, or reads a finished one; returns the objective."""
     hydra: Any = HydraConfig.get()
     check_direction(hydra, str(cfg.evaluation.metric))
     return run_in(Path(hydra.runtime.output_dir), cfg, provenance.command_of(hydra, cfg))
 
 
 def run_in(folder: Path, cfg: DictConfig, command: str | None = None) -> float:
-    """The same in a folder of the caller's; UserError where config, data or folder do not allow it.
+    """Runs or continues the experiment in a folder, or reads a finished one; returns the objective.
 
-    `command`, if there is one that does the same, is noted in the folder."""
+    `command`, a command line that does the same, is noted in the folder. Raises UserError where config, data or folder
+    do not allow the run.
+    """
     checked = check(cfg)
     components, name = checked.build(), checked.run_id
     with RunLock(folder) as lock:
@@ -67,7 +69,10 @@ def run_in(folder: Path, cfg: DictConfig, command: str | None = None) -> float:
 
 
 def run_whole(folder: Path, cfg: DictConfig) -> Outcome:
-    """The same for a caller who wants more than the objective; a finished run is loaded from its last checkpoint."""
+    """Runs or continues the experiment in a folder, or loads a finished one from its last checkpoint.
+
+    Raises UserError where config, data or folder do not allow the run.
+    """
     checked = check(cfg)
     components, name = checked.build(), checked.run_id
     with RunLock(folder) as lock:
@@ -92,39 +97,42 @@ def _run_locked(
     command: str | None,
     show_summary: bool = True,
 ) -> Outcome:
-    """Runs to the end in a run folder, and leaves there the config, the summary and the plots; Pruned if `pruning` in a
-    sweep wants no more of it.
+    """Runs to the end in a locked run folder, and writes config, summary and plots there.
+
+    Raises Pruned where the rule `pruning` of a sweep ends the run.
     """
-    watch = Pruner(folder, c.pruning, c.evaluation, c.rounds)
+    pruner = Pruner(folder, c.pruning, c.evaluation, c.rounds)
     remove_leftovers(folder, folder / "checkpoints")
-    watch.start()
+    pruner.start()
     fed = prepared.simulation.fed
     fed.trainer.executor = fed.executor.bind_run(folder, c.rounds)
     code = code_of(checked.fingerprint)
     record = partial(provenance.record, folder, command, torch.get_num_threads(), code)
-    leaving = RunArtifacts(folder, name, checked.values, prepared, record)
+    artifacts = RunArtifacts(folder, name, checked.values, prepared, record)
     recorder = Recorder(
         folder,
         c.logger,
-        run_id=name if folder.name == name else f"{name}-{digest(str(folder.absolute()))[:4]}",  # one id, one folder
+        run_id=name if folder.name == name else f"{name}-{digest(str(folder.absolute()))[:4]}",  # an id for each folder
         config=checked.values,
         rounds=c.rounds,
         job_type=type(c.algorithm).__name__,
-        commit=leaving.start(),
+        commit=artifacts.start(),
         show_summary=show_summary,
         hold=lock.renew,
     )
     with recorder:
         store = CheckpointStore(folder, c.checkpoint.keep)
-        show = partial(leaving.show_partition, recorder)
-        look = partial(watch.look, recorder.rows)
+        show = partial(artifacts.show_partition, recorder)
+        look = partial(pruner.look, recorder.rows)
         state = prepared.simulation.run(
             recorder, store, c.checkpoint, checked.fingerprint, on_start=show, on_round=look
         )
-        leaving.show_results(recorder, state, c.logger.save_model)
+        artifacts.show_results(recorder, state, c.logger.save_model)
         rows, e = recorder.rows(), c.evaluation
         summary = summarise(rows, e.metric, e.summary, e.last, e.every, c.rounds, e.target)
         for warning in summary.get("warnings", []):
             _log.warning("%s", warning)
-        recorder.finish({"run_id": name, **summary, CODE: digest_of_code(code)})  # the last that is written
+        recorder.finish(
+            {"run_id": name, **summary, CODE_DIGEST: digest_of_code(code)}
+        )  # the last file that the run writes
     return Outcome(folder, rows, summary, state, prepared.simulation)

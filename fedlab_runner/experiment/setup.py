@@ -1,4 +1,4 @@
-"""An experiment made ready: the data is loaded and dealt out, the federation is built."""
+"""Prepares an experiment: loads the data, partitions it, and builds the federation."""
 
 import logging
 import re
@@ -37,7 +37,7 @@ _log = logging.getLogger("fedlab_runner")
 
 @dataclass(frozen=True)
 class Prepared:
-    """An experiment with its data dealt out: what is run, and what is shown of the partition."""
+    """An experiment ready to run, with the data and the partition that plots show."""
 
     simulation: Simulation
     data: Data
@@ -45,8 +45,9 @@ class Prepared:
 
 
 def prepare(components: Components, folder: Path | None = None) -> Prepared:
-    """Loads the data, deals it out and builds the federation, whose files are in a run folder; UserError where the
-    config does not fit the data.
+    """Loads the data, partitions it and builds the federation, which keeps its files in a run folder.
+
+    Raises UserError where the config does not fit the data.
     """
     c = components
     keep_freed_memory()
@@ -116,14 +117,14 @@ def prepare(components: Components, folder: Path | None = None) -> Prepared:
 
 
 def _server_data(c: Components, data: Data) -> tuple[dict[str, ServerData | None], Data]:
-    """Each set of the server's own examples by its node, and the data that they leave; no two share an example."""
+    """The server's sets of examples by config node, and the data that is left; no example is in two of them."""
     found: dict[str, ServerData | None] = {}
     for node in SERVER_DATA:
         source = getattr(c, node)
         try:
             with _faults(node, source):
                 found[node], data = source.reserve(data, c.seed)
-        except UserError as error:  # the choices name the node where they mostly stand
+        except UserError as error:  # a source names the node where it usually stands
             raise UserError(re.sub(r"\bserver_data\b", node, str(error))) from error
     return found, data
 
@@ -131,14 +132,14 @@ def _server_data(c: Components, data: Data) -> tuple[dict[str, ServerData | None
 def _digest(
     train: Examples, test: Examples, split: Sequence[np.ndarray], server_data: Mapping[str, ServerData | None]
 ) -> str:
-    """Of who has which examples; of images in a cache only the labels, as their file has checksums of its own."""
+    """A digest of who has which examples; of cached images only the labels, as their file has its own checksums."""
     kept = [each for each in server_data.values() if each is not None]
     arrays = (train.inputs, train.targets, train.present, test.inputs, test.targets, test.present)
     return digest_of([*arrays, *split, *(each.targets for each in kept), *(e.inputs for e in kept if not e.mapped)])
 
 
 def _tested(held_out: int, data: Data, rest: Data, seed: int) -> Data:
-    """The data without those test examples that the server has taken, or `held_out` of them if that is more."""
+    """The data without the test examples that the server took, or without `held_out` of them if that is more."""
     size = len(data.test.targets)
     if held_out >= size:
         raise ValueError(f"held_out must be less than the test set's {size} examples, got {held_out}")
@@ -146,7 +147,7 @@ def _tested(held_out: int, data: Data, rest: Data, seed: int) -> Data:
 
 
 def model_families(c: Components, data: Data, device: torch.device, num_clients: int) -> list[ModelFamily]:
-    """One family of models for each architecture."""
+    """A model family for each architecture."""
     dtype = torch.float64 if c.precision == "float64" else torch.float32
     num_classes, models = len(data.class_names), c.model.architectures()
     if len(models) > num_clients:
@@ -174,7 +175,10 @@ def model_families(c: Components, data: Data, device: torch.device, num_clients:
 
 
 def draw_topology(c: Components, num_clients: int) -> np.ndarray | None:
-    """Who can reach whom, drawn from the seed and logged, where there is no server; what goes unused is said."""
+    """The topology [N, N] of a decentralised algorithm, drawn from the seed and logged; else None.
+
+    A topology or delay that the algorithm does not use is a warning.
+    """
     name = c.algorithm.name
     if not c.algorithm.decentralized:
         if not isinstance(c.topology, Mesh):
@@ -189,7 +193,7 @@ def draw_topology(c: Components, num_clients: int) -> np.ndarray | None:
 
 @contextmanager
 def _faults(node: str, component: Any) -> Iterator[None]:
-    """What a component refuses is an error of the user's; one that begins with a field gets the field's place."""
+    """Turns a component's ValueError into a UserError; a message that begins with a field gets the field's full key."""
     try:
         yield
     except ValueError as error:

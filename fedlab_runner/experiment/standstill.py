@@ -1,4 +1,4 @@
-"""Runs whose model never changes: told before the first round where the clock alone tells it."""
+"""Runs whose server model will never change, recognised before the first round from the clock alone."""
 
 from typing import Any
 
@@ -7,12 +7,12 @@ import numpy as np
 from fedlab_runner.core.algorithm import Algorithm, ServerAlgorithm
 from fedlab_runner.core.federation import Federation
 
-FAR = 1000  # rounds that are looked at ahead
+MAX_ROUNDS_AHEAD = 1000  # longer runs are not checked
 
 
 def foreseen(algorithm: Algorithm[Any], fed: Federation, rounds: int) -> str | None:
-    """Why a run that begins will not move the server's model, in words; None where nothing tells so."""
-    if not isinstance(algorithm, ServerAlgorithm) or not 0 < rounds <= FAR:
+    """Why a run will not change the server's model, in words; None where the clock gives no reason."""
+    if not isinstance(algorithm, ServerAlgorithm) or not 0 < rounds <= MAX_ROUNDS_AHEAD:
         return None
     stalenesses: list[list[int]] = [[] for _ in range(rounds)]
     seen: list[np.ndarray] = []

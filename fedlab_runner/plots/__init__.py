@@ -1,1 +1,1 @@
-"""Pictures of one run."""
+"""Pictures and tables of one run."""

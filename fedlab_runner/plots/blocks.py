@@ -1,4 +1,4 @@
-"""How many clients have each feature block of each class: a table and a picture (HyFEM, Fig 11 and 12)."""
+"""Table and picture of how many clients have each feature block of each class (HyFEM, Fig 11 and 12)."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,15 +8,15 @@ import numpy as np
 from fedlab_runner.plots.partition import class_counts
 from fedlab_runner.plots.style import save
 
-NUMBERED = 400  # up to so many cells have their number written in them
+MAX_NUMBERED_CELLS = 400  # larger heat maps have no numbers
 
 
 def block_table(
     owned: np.ndarray, split: Sequence[np.ndarray], labels: np.ndarray, class_names: Sequence[str]
 ) -> tuple[list[str], list[list[int]]]:
-    """The columns block and one a class, and a row for every block: how many clients have it of examples of the class.
+    """The columns (block, then each class), and a row for each block: the clients that have it for the class.
 
-    `owned` [N, d0] says who holds which block, `split` which examples each client has, `labels` [n] their classes.
+    `owned` [N, d0]: which client holds which block; `split`: the examples of each client; `labels` [n]: their classes.
     """
     has_class = class_counts(split, labels, len(class_names)) > 0
     counts = owned.T.astype(np.int64) @ has_class.astype(np.int64)
@@ -24,7 +24,7 @@ def block_table(
 
 
 def plot_blocks(path: Path, columns: Sequence[str], rows: Sequence[Sequence[int]], title: str) -> None:
-    """Draws the table of `block_table` as a heat map into an image file; cells that nobody has are black."""
+    """Draws the table of `block_table` as a heat map into an image file; cells without a client are black."""
     from matplotlib import colormaps
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.colors import ListedColormap
@@ -49,7 +49,7 @@ def plot_blocks(path: Path, columns: Sequence[str], rows: Sequence[Sequence[int]
     )
     axes.set_yticks(range(len(counts)))
     axes.set_ylabel("feature block")
-    if counts.size <= NUMBERED:
+    if counts.size <= MAX_NUMBERED_CELLS:
         for (block, label), count in np.ndenumerate(counts):
             dark = count == 0 or count > 0.6 * most
             axes.text(label, block, str(count), ha="center", va="center", fontsize=8, color="w" if dark else "k")

@@ -1,4 +1,4 @@
-"""Pictures of one run, drawn without a display."""
+"""Curves of a run over its rounds, drawn without a display."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def plot_curves(path: Path, rows: Sequence[Mapping[str, Any]], title: str) -> None:
-    """Test accuracy, and train and test loss, over the rounds; `rows` as in `metrics.jsonl`."""
+    """Draws test accuracy, and train and test loss, over the rounds; `rows` as in `metrics.jsonl`."""
     from matplotlib.style import context
 
     with context(STYLE):
@@ -24,9 +24,9 @@ def plot_curves(path: Path, rows: Sequence[Mapping[str, Any]], title: str) -> No
 
 
 def plot_staleness(path: Path, rows: Sequence[Mapping[str, Any]], title: str) -> bool:
-    """How old, in rounds, the updates were on arrival: over the rounds, and over all updates if rows hold counts.
+    """Draws the staleness of updates on arrival, in rounds: over the rounds, and as a histogram if rows hold counts.
 
-    False, and no file, if no row says anything of it.
+    Returns False, and draws nothing, where no row has a staleness.
     """
     from matplotlib.style import context
 
@@ -44,7 +44,7 @@ def plot_staleness(path: Path, rows: Sequence[Mapping[str, Any]], title: str) ->
 
 
 def staleness_counts(rows: Sequence[Mapping[str, Any]]) -> dict[int, float]:
-    """Updates by staleness in rounds, added up over `rows` from their keys `late/staleness_count/<staleness>`."""
+    """The number of updates by staleness in rounds, summed over the keys `late/staleness_count/<staleness>`."""
     counts: dict[int, float] = {}
     for row in rows:
         for key, value in row.items():
@@ -64,7 +64,7 @@ def _staleness_over_rounds(axes: "Axes", rows: Sequence[Mapping[str, Any]]) -> N
 
 
 def staleness_histogram(axes: "Axes", rows: Sequence[Mapping[str, Any]]) -> None:
-    """How many updates had which staleness over all `rows`, which must hold counts."""
+    """Draws the number of updates by staleness over all `rows`, which must hold counts."""
     from matplotlib.ticker import MaxNLocator
 
     counts = staleness_counts(rows)

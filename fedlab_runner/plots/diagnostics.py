@@ -1,4 +1,4 @@
-"""Pictures of what some algorithms and analyses log; which there are depends on the metrics of a run, not on names."""
+"""Pictures of metrics that some algorithms and analyses log, drawn for every run that has these metrics."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -15,14 +15,14 @@ Rows = Sequence[Mapping[str, Any]]  # as in `metrics.jsonl`
 
 
 class Panel(NamedTuple):
-    """One pair of axes, drawn where a finite value of `key`, or of a key that starts with it, is among the rows."""
+    """A panel of a picture, drawn where a key that starts with `key` has a finite value in the rows."""
 
     key: str
     draw: Callable[["Axes", Rows], None]
 
 
 def plot_diagnostics(folder: Path, rows: Rows, title: str) -> list[Path]:
-    """Draws each picture of `PICTURES` that the rows have something for, and returns their files."""
+    """Draws each picture of `PICTURES` for which the rows have values, and returns the files."""
     from matplotlib.style import context
 
     logged = {key for row in rows for key, value in row.items() if math.isfinite(value)}

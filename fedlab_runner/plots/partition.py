@@ -1,4 +1,4 @@
-"""Who has what: a table and a picture of a partition, clients x classes."""
+"""Table and picture of a partition, clients x classes."""
 
 import csv
 import io
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FILE = "partition.csv"
-EACH_CLIENT = 100  # up to so many clients are drawn in their order; more are sorted by size
-EACH_CLASS = 30  # up to so many classes are named in the picture
-COLUMNS = 1000  # of the heat map, at most: about its pixels; more clients are averaged with their neighbours
-BARS = 30  # of the histogram, at most
+PARTITION_FILE = "partition.csv"
+MAX_CLIENTS_IN_ORDER = 100  # more clients are sorted by size
+MAX_NAMED_CLASSES = 30  # more classes have no names in the picture
+MAX_COLUMNS = 1000  # of the heat map, about its pixels: more clients are averaged with their neighbours
+MAX_BARS = 30  # of the histogram
 
 
 def class_counts(split: Sequence[np.ndarray], labels: np.ndarray, num_classes: int) -> np.ndarray:
-    """How many samples of each class every client has, int64 [N, C]; labels [n] are class indices."""
+    """The number of examples by client and class, int64 [N, C]; labels [n] are class indices."""
     if not len(split):
         return np.zeros((0, num_classes), np.int64)
     clients = np.repeat(np.arange(len(split)), [len(part) for part in split])
@@ -34,9 +34,9 @@ def class_counts(split: Sequence[np.ndarray], labels: np.ndarray, num_classes: i
 def partition_table(
     split: Sequence[np.ndarray], labels: np.ndarray, class_names: Sequence[str]
 ) -> tuple[list[str], list[list[int]]]:
-    """The columns client, examples and one a class, and a row for every client.
+    """The columns (client, examples, then each class), and a row for each client.
 
-    Labels may be finer than the named classes (strata of CIFAR-100's superclasses): then classes are numbered.
+    Labels finer than the named classes (the strata of CIFAR-100's superclasses) are numbered.
     """
     counts = class_counts(split, labels, num_classes := _num_classes(labels, class_names))
     columns = ["client", "examples", *_names(class_names, num_classes)]
@@ -51,7 +51,7 @@ def write_partition_table(
     columns, rows = partition_table(split, labels, class_names)
     table = io.StringIO(newline="")
     csv.writer(table).writerows([columns, *rows])
-    write_text_atomically(folder / FILE, table.getvalue())
+    write_text_atomically(folder / PARTITION_FILE, table.getvalue())
     counts = class_counts(split, labels, len(columns) - 2)
     write_text_atomically(folder / "partition.md", _summary(counts))
 
@@ -65,7 +65,7 @@ def plot_partition(
 
     num_classes = _num_classes(labels, class_names)
     counts = class_counts(split, labels, num_classes)
-    height = min(8.0, max(3.6, 1.6 + 0.22 * min(num_classes, EACH_CLASS)))
+    height = min(8.0, max(3.6, 1.6 + 0.22 * min(num_classes, MAX_NAMED_CLASSES)))
     figure = Figure(figsize=(12, height), layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(f"{title}: {len(counts):,} clients, {counts.sum():,} examples", fontsize=13)
@@ -104,16 +104,16 @@ def _line(name: str, values: np.ndarray) -> str:
 
 
 def _heat_map(figure: "Figure", axes: "Axes", counts: np.ndarray, names: list[str]) -> None:
-    """Classes down, clients across; white is none, and the colour grows with the square root of the count."""
+    """Draws classes down, clients across; white is zero, and the colour grows with the square root of the count."""
     from matplotlib import colormaps
     from matplotlib.colors import ListedColormap, PowerNorm
     from matplotlib.ticker import MaxNLocator
 
-    each_client, each_class = len(counts) <= EACH_CLIENT, len(names) <= EACH_CLASS
+    each_client, each_class = len(counts) <= MAX_CLIENTS_IN_ORDER, len(names) <= MAX_NAMED_CLASSES
     num_clients, label, values = len(counts), "client", counts.astype(np.float64)
     if not each_client:
         values, label = values[np.argsort(-counts.sum(1), kind="stable")], "clients, largest first"
-        if (together := -(-num_clients // COLUMNS)) > 1:
+        if (together := -(-num_clients // MAX_COLUMNS)) > 1:
             starts = np.arange(0, num_clients, together)
             widths = np.diff(starts, append=num_clients)
             values = np.add.reduceat(values, starts, axis=0) / widths[:, None]
@@ -147,7 +147,7 @@ def _histogram(axes: "Axes", sizes: np.ndarray) -> None:
     from matplotlib.ticker import MaxNLocator
 
     low, high = (int(sizes.min()), int(sizes.max())) if len(sizes) else (0, 0)
-    width = -(-(high - low + 1) // BARS)  # whole numbers to a bar, so that none is empty by rounding
+    width = -(-(high - low + 1) // MAX_BARS)  # whole numbers to a bar, so that none is empty by rounding
     heights = np.bincount((sizes - low) // width)
     lefts = low - 0.5 + width * np.arange(len(heights))
     axes.bar(lefts, heights, width, align="edge", color="#721f81", edgecolor="white", linewidth=0.4)

@@ -1,4 +1,4 @@
-"""What all pictures share: one look, and no need of a display."""
+"""The common style of all pictures, which need no display."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -43,6 +43,6 @@ def new_figure(width: float, height: float, title: str) -> "Figure":
 
 
 def save(figure: "Figure", path: Path) -> None:
-    """Writes the picture, in the format that its name says."""
+    """Writes the picture in the format of its file name."""
     kind, dpi = path.suffix.removeprefix("."), STYLE["savefig.dpi"]
     write_atomically(path, lambda file: figure.savefig(file, format=kind, dpi=dpi))

@@ -1,4 +1,4 @@
-"""A picture of who can reach whom."""
+"""Picture of a topology: which client can reach which."""
 
 from pathlib import Path
 
@@ -7,9 +7,9 @@ import numpy as np
 from fedlab_runner.plots.style import BLUE, GREY, STYLE, new_figure, save
 from fedlab_runner.topologies.graphs import describe
 
-EACH_CLIENT = 200  # up to so many clients are points with links; more are rows and columns of a matrix
-NUMBERED = 40  # up to so many have their number beside them
-STEPS = 150  # of the layout
+MAX_POINTS = 200  # more clients are drawn as a matrix, not as points with links
+MAX_NUMBERED_POINTS = 40  # more points have no numbers
+LAYOUT_STEPS = 150  # of the layout
 
 
 def plot_topology(path: Path, linked: np.ndarray, title: str) -> None:
@@ -24,16 +24,19 @@ def plot_topology(path: Path, linked: np.ndarray, title: str) -> None:
         axes = figure.subplots()
         axes.grid(False)
         axes.set_aspect("equal")
-        if len(linked) > EACH_CLIENT:
+        if len(linked) > MAX_POINTS:
             axes.imshow(linked, cmap="Blues", interpolation="nearest", vmin=0, vmax=1)
             axes.set_xlabel("client")
             axes.set_ylabel("client")
         else:
             places, ends = layout(linked), np.argwhere(np.triu(linked))
+            numbered = len(linked) <= MAX_NUMBERED_POINTS
             strength = min(1.0, max(0.25, 60 / max(len(ends), 1)))
             axes.add_collection(LineCollection(list(places[ends]), colors=GREY, linewidths=0.8, alpha=strength))
-            axes.scatter(places[:, 0], places[:, 1], s=200 if len(linked) <= NUMBERED else 25, color=BLUE, zorder=2)
-            if len(linked) <= NUMBERED:
+            axes.scatter(
+                places[:, 0], places[:, 1], s=200 if len(linked) <= MAX_NUMBERED_POINTS else 25, color=BLUE, zorder=2
+            )
+            if numbered:
                 for client, (x, y) in enumerate(places):
                     axes.text(x, y, str(client), ha="center", va="center", fontsize=7, color="w", zorder=3)
             axes.set_axis_off()
@@ -49,11 +52,11 @@ def layout(linked: np.ndarray) -> np.ndarray:
     angles = np.pi / 2 - 2 * np.pi * np.arange(n) / max(n, 1)
     places = np.stack([np.cos(angles), np.sin(angles)], 1)
     spacing = 2 / np.sqrt(max(n, 1))
-    for step in range(STEPS if n > 2 else 0):
+    for step in range(LAYOUT_STEPS if n > 2 else 0):
         between = places[:, None] - places
         distance = np.maximum(np.linalg.norm(between, axis=-1), 1e-6)
         pull = spacing**2 / distance**2 - np.where(linked, distance / spacing, 0)
         force = (between * pull[..., None]).sum(1)
         length = np.maximum(np.linalg.norm(force, axis=1, keepdims=True), 1e-9)
-        places = places + force / length * np.minimum(length, 0.2 * (1 - step / STEPS))
+        places = places + force / length * np.minimum(length, 0.2 * (1 - step / LAYOUT_STEPS))
     return places

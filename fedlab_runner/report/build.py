@@ -1,37 +1,35 @@
-"""A report put together from runs."""
+"""Builds the report of some runs."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from fedlab_runner.report import plots as pictures
-from fedlab_runner.report import published as papers
-from fedlab_runner.report import tables
+from fedlab_runner.report import plots, published, tables
 from fedlab_runner.report.content import Report, ReportTable, Section, cell
 from fedlab_runner.report.formatting import judged, times, value
 from fedlab_runner.report.grouping import Differences, SeedGroup, group
 from fedlab_runner.report.runs import Run
-from fedlab_runner.report.stats import FEWEST, LEVEL
+from fedlab_runner.report.stats import MIN_SEEDS, SIGNIFICANCE_LEVEL
 from fedlab_runner.utils.errors import UserError
 
-# What is said of all runs, where they agree; the rest is in their config.yaml.
-TOLD = (
+# Keys that the overview shows where all runs agree on them; the others are in the runs' config.yaml.
+SHARED_KEYS = (
     *("algorithm", "dataset", "model", "server_data", "partition", "partition.alpha", "delay", "delay.std"),
     *("num_clients", "participation.cohort_size", "rounds", "local", "local.lr", "local.epochs", "local.batch_size"),
 )
 
-MOST_NAMED = 12  # jobs to come
+MAX_JOBS_NAMED = 12  # of the jobs to come
 
 
 def select(runs: Iterable[Run], experiment: str | None) -> list[SeedGroup]:
-    """The runs by setting; of an experiment only those that it started or that its published table has a cell for.
+    """The runs by setting; with an experiment, only runs that it started or that fit a cell of its published table.
 
-    Raises UserError where the experiment has none of them.
+    Raises UserError where the experiment has no run.
     """
     groups = group(runs)
     if experiment is None:
         return groups
-    paper = papers.load(experiment)
+    paper = published.load(experiment)
     mine = [
         each
         for each in groups
@@ -40,7 +38,7 @@ def select(runs: Iterable[Run], experiment: str | None) -> list[SeedGroup]:
     if not mine:
         names = sorted({run.choices.get("experiment", "none") for each in groups for run in each.runs})
         raise UserError(f"no run belongs to experiment={experiment}: the runs there have {', '.join(names)}")
-    return group(run for each in mine for run in each.runs)  # named anew: less tells these apart
+    return group(run for each in mine for run in each.runs)  # named again: fewer keys tell these apart
 
 
 def report(
@@ -50,12 +48,14 @@ def report(
     to_come: Sequence[str] = (),
     unreadable: Mapping[str, str] = MappingProxyType({}),
 ) -> Report:
-    """The whole report; `wanted` are the target values of the metric, else each condition has its own; `to_come` are
-    the jobs of sweeps that have not ended, `unreadable` what is wrong with the folders that cannot be read.
+    """The whole report.
+
+    `wanted`: target values of the metric, else each condition has its own; `to_come`: jobs of sweeps that have not
+    ended; `unreadable`: the faults of folders that cannot be read.
     """
     runs = [run for each in groups for run in each.runs]
-    published = [papers.load(experiment)] if experiment else list(papers.papers(runs))
-    known = [paper for paper in published if paper is not None]
+    papers = [published.load(experiment)] if experiment else list(published.papers(runs))
+    known = [paper for paper in papers if paper is not None]
     sections: list[Section | None] = [_overview(groups, runs, to_come), *(_published(paper, groups) for paper in known)]
     others = [each for each in groups if not any(paper.has(each) for paper in known)]
     if others:
@@ -75,7 +75,7 @@ def report(
 def _overview(groups: Sequence[SeedGroup], runs: Sequence[Run], to_come: Sequence[str]) -> Section:
     settings = [each.setting for each in groups]
     first = settings[0]
-    shared = [key for key in TOLD if key in first and all(each.get(key) == first[key] for each in settings)]
+    shared = [key for key in SHARED_KEYS if key in first and all(each.get(key) == first[key] for each in settings)]
     notes = [f"What all runs share: {', '.join(f'{key}={first[key]}' for key in shared)}."] if shared else []
     for key, values in Differences(settings).between_algorithms().items():
         told = "; ".join(f"{algorithm} {value}" for algorithm, value in values.items())
@@ -87,20 +87,20 @@ def _overview(groups: Sequence[SeedGroup], runs: Sequence[Run], to_come: Sequenc
     if warned := [run for run in runs if run.warnings]:
         notes.append(f"{times(len(warned), 'run')} ended with a warning; the list at the end has it.")
     if to_come:
-        more = f"; and {len(to_come) - MOST_NAMED} more" if len(to_come) > MOST_NAMED else ""
-        named = "; ".join(to_come[:MOST_NAMED]) + more
+        more = f"; and {len(to_come) - MAX_JOBS_NAMED} more" if len(to_come) > MAX_JOBS_NAMED else ""
+        named = "; ".join(to_come[:MAX_JOBS_NAMED]) + more
         notes.append(f"The sweep has {times(len(to_come), 'job')} that have not ended, at work or not begun: {named}.")
     return Section("Overview", notes)
 
 
-def _published(paper: papers.Paper, groups: Sequence[SeedGroup]) -> Section:
+def _published(paper: published.Paper, groups: Sequence[SeedGroup]) -> Section:
     notes = [
-        f"The published table gives {paper.unit}. A difference is ours minus the paper's; ± is {papers.meant(paper)}; "
-        "the best of ours in each column is in bold."
+        f"The published table gives {paper.unit}. A difference is ours minus the paper's; ± is "
+        f"{published.meant(paper)}; the best of ours in each column is in bold."
     ]
-    if missing := papers.not_run(paper, groups):
+    if missing := published.not_run(paper, groups):
         notes.append(f"Not run, and left out of the table: {'; '.join(missing)}.")
-    return Section(f"Beside the paper: {paper.name}", notes, [papers.beside(paper, groups)])
+    return Section(f"Beside the paper: {paper.name}", notes, [published.beside(paper, groups)])
 
 
 def _compared(groups: Sequence[SeedGroup], also: bool) -> Section:
@@ -111,7 +111,7 @@ def _compared(groups: Sequence[SeedGroup], also: bool) -> Section:
 
 
 def _curves(groups: Sequence[SeedGroup]) -> Section | None:
-    drawn = pictures.convergence(groups)
+    drawn = plots.convergence(groups)
     note = (
         "Lines are means over the finished seeds, bands one standard deviation; dashed where no seed is finished yet."
     )
@@ -147,28 +147,28 @@ def _significance(groups: Sequence[SeedGroup]) -> Section | None:
         notes = [
             "Each method against the one with the best mean under the same condition, paired over the seeds that both "
             "have finished: a seed decides partition, cohorts, delays and first model, so these cancel out. Two-sided "
-            f"paired t-test, p adjusted (Holm) for the methods of a condition, significant below {LEVEL}. With few "
-            f"seeds (at least {FEWEST} are asked for) only large differences can be told from chance, and the best "
-            "was chosen after looking, which makes it look a little better than it is.",
+            f"paired t-test, p adjusted (Holm) for the methods of a condition, significant below {SIGNIFICANCE_LEVEL}. "
+            f"With few seeds (at least {MIN_SEEDS} are needed) only large differences can be told from chance, and the "
+            "best was chosen after looking, which makes it look a little better than it is.",
             *notes,
         ]
     return Section("Are the differences real?", notes, [table] if table else [])
 
 
 def _staleness(groups: Sequence[SeedGroup]) -> Section | None:
-    drawn = pictures.staleness(groups)
+    drawn = plots.staleness(groups)
     note = "From the start of a client to the arrival of its update; of the method with the most updates on file."
     return Section("How late updates were", [note], pictures=drawn) if drawn else None
 
 
 def _partitions(groups: Sequence[SeedGroup]) -> Section | None:
-    drawn, left_out = pictures.partitions(groups)
+    drawn, left_out = plots.partitions(groups)
     notes = [f"{left_out} more are not shown: each run has its own in plots/partition.png."] if left_out else []
     return Section("Who had which examples", notes, pictures=drawn) if drawn else None
 
 
 def _runs(groups: Sequence[SeedGroup]) -> Section:
-    """Where each number comes from, and how to get it again."""
+    """The runs behind the numbers, with commits and commands."""
     rows, code = [], []
     for each in groups:
         for run in each.runs:

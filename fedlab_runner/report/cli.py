@@ -8,19 +8,17 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from fedlab_runner.report import build, html, markdown
-from fedlab_runner.report import csv_files as comma
-from fedlab_runner.report import published as papers
+from fedlab_runner.report import build, csv_files, html, markdown, published
 from fedlab_runner.report.folders import find, to_come
-from fedlab_runner.utils import streams as terminal
+from fedlab_runner.utils import streams
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.escaping import visible
 from fedlab_runner.utils.files import write_atomically, write_text_atomically
 
 
-@terminal.kept()
+@streams.protected()
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit code."""
+    """Runs the command line and returns the exit code."""
     parser = argparse.ArgumentParser(
         "fedlab-report", description="One page of runs, finished or not: tables and curves."
     )
@@ -35,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {visible(str(error))}", file=sys.stderr)
         return 2
-    terminal.optional()  # the page is there
+    streams.make_optional()  # the page is written
     print(f"{subtitle}\n{visible(os.path.relpath(page))}")
     return 0
 
@@ -43,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def write(
     folders: Sequence[Path], out: Path | None = None, experiment: str | None = None, targets: Sequence[float] = ()
 ) -> tuple[Path, str]:
-    """Writes index.html, report.md with plots/, and the CSV files into `out`; the page's path and what it is about.
+    """Writes index.html, report.md with plots/, and the CSV files into `out`; returns the page's path and subtitle.
 
     Raises UserError where there is nothing to report on or no place to write it.
     """
@@ -54,14 +52,16 @@ def write(
     out = out or Path(os.path.commonpath([folder.absolute() for folder in folders])) / "report"
     if os.path.exists(out) and not out.is_dir():
         raise UserError(f"--out must be a folder, got the file {out}")
-    named = [papers.load(experiment)] if experiment else papers.papers(run for each in groups for run in each.runs)
+    named = (
+        [published.load(experiment)] if experiment else published.papers(run for each in groups for run in each.runs)
+    )
     try:
         for section in report.sections:
             for picture in section.pictures:
                 path = out / markdown.FOLDER / f"{picture.name}.{picture.kind}"
                 write_atomically(path, partial(_put, picture.content))
         known = [paper for paper in named if paper is not None]
-        for name, text in comma.files(groups, known, targets).items():
+        for name, text in csv_files.files(groups, known, targets).items():
             write_text_atomically(out / name, text)
         write_text_atomically(out / "report.md", markdown.document(report))
         write_text_atomically(out / "index.html", html.page(report))

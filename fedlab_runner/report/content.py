@@ -1,4 +1,4 @@
-"""What a report consists of, whatever it is written as."""
+"""The parts of a report, independent of its format."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Cell(NamedTuple):
-    """One cell of a table: the first line is the value, others are remarks on it."""
+    """A cell of a table: the first line is the value, the others are remarks."""
 
     lines: tuple[str, ...]
     bold: bool = False  # the best
@@ -15,7 +15,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class ReportTable:
-    """The first `names` columns are texts, the others numbers."""
+    """A table whose first `names` columns are texts and whose other columns are numbers."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[Cell]]
@@ -25,7 +25,7 @@ class ReportTable:
 
 @dataclass(frozen=True)
 class Picture:
-    """`name` is that of its file beside the markdown, `kind` svg or png."""
+    """A picture; `name` and `kind` (svg or png) make the file name beside the markdown."""
 
     name: str
     kind: str
@@ -46,7 +46,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything on the page."""
+    """The whole page."""
 
     title: str
     subtitle: str
@@ -54,5 +54,5 @@ class Report:
 
 
 def cell(*lines: str, bold: bool = False, muted: bool = False) -> Cell:
-    """A cell of some lines, without the empty ones."""
+    """A cell of the lines that are not empty."""
     return Cell(tuple(line for line in lines if line) or ("",), bold, muted)

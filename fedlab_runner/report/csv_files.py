@@ -5,23 +5,23 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedlab_runner.report.grouping import SeedGroup
-from fedlab_runner.report.published import Paper, comma_rows
+from fedlab_runner.report.published import Paper, csv_rows
 from fedlab_runner.report.stats import mean, reached, std, total
 from fedlab_runner.report.tables import CACHE, SUMS, by_condition, finished, targets
 from fedlab_runner.tracking.summary import RULES
-from fedlab_runner.utils.escaping import comma_separated
+from fedlab_runner.utils.escaping import csv_text
 
 
 def files(groups: Sequence[SeedGroup], papers: Sequence[Paper], wanted: Sequence[float]) -> dict[str, str]:
     """The files by name."""
     found = {"runs.csv": _text(_runs(groups, wanted)), "settings.csv": _text([_setting(group) for group in groups])}
     if papers:
-        found["paper.csv"] = _text([row for paper in papers for row in comma_rows(paper, groups)])
+        found["paper.csv"] = _text([row for paper in papers for row in csv_rows(paper, groups)])
     return found
 
 
 def _runs(groups: Sequence[SeedGroup], wanted: Sequence[float]) -> list[dict[str, Any]]:
-    """A row a run, with its summaries and what it cost; `rounds to <target>` for each target of its condition."""
+    """A row for each run: its summaries, its costs, and `rounds to <target>` for each target of its condition."""
     rows = []
     for condition, members in by_condition(groups).items():
         goals = targets(members, wanted)
@@ -59,9 +59,9 @@ def _setting(group: SeedGroup) -> dict[str, Any]:
 
 
 def _text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows with all keys that any has; what is missing or not a number is empty."""
+    """Rows as CSV with the keys of all rows; a missing or non-finite value is empty."""
     keys = list(dict.fromkeys(key for row in rows for key in row))
-    return comma_separated([keys, *([_plain(row.get(key)) for key in keys] for row in rows)])
+    return csv_text([keys, *([_plain(row.get(key)) for key in keys] for row in rows)])
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The runs in some folders; nothing there is written to, any of it may be running, and strangers may have made it."""
+"""Reads the runs in some folders. The runs may be at work, or come from strangers; the folders are only read."""
 
 import hashlib
 import math
@@ -14,26 +14,25 @@ from typing import Any, NamedTuple
 
 from fedlab_runner.config.run_id import without_volatile
 from fedlab_runner.core.metric_names import COUNT_PREFIX
-from fedlab_runner.experiment.provenance import FILE as COMMANDS
-from fedlab_runner.experiment.pruner import read as read_note
+from fedlab_runner.experiment.provenance import COMMANDS_FILE
+from fedlab_runner.experiment.pruner import read_note
 from fedlab_runner.report.runs import Run
 from fedlab_runner.sweep import records
 from fedlab_runner.tracking.jsonl import Row, decode
 from fedlab_runner.tracking.recorder import DIGEST, METRICS, SUMMARY
 from fedlab_runner.tracking.summary import RULES
-from fedlab_runner.utils import checksummed_json as sealed
-from fedlab_runner.utils import untrusted
+from fedlab_runner.utils import checksummed_json, untrusted
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.escaping import short
 from fedlab_runner.utils.untrusted import Unreadable
 
-LARGEST = 1e100  # a number beyond is as one that is not finite: sums and squares of it would not be
-LONGEST_ERROR = 500  # characters
+MAX_MAGNITUDE = 1e100  # a larger number counts as NaN: its sums and squares could overflow
+MAX_ERROR_CHARACTERS = 500  # of a job's error
 _AGE = "[0-9]{1,9}"
 
 
 class FoundRuns(NamedTuple):
-    """The runs, and what is wrong with the folders that cannot be read, by their paths."""
+    """The runs, and the faults of folders that cannot be read, by path."""
 
     runs: list[Run]
     unreadable: dict[str, str]
@@ -67,7 +66,7 @@ def find(paths: Iterable[Path]) -> FoundRuns:
 
 
 def to_come(paths: Iterable[Path]) -> list[str]:
-    """The jobs of the sweeps in some folders that have not ended, by their overrides, without what all jobs share."""
+    """The overrides of the sweeps' jobs that have not ended, without those that all jobs of a sweep share."""
     found = []
     for sweep in (each for path in paths for each in _sweeps(path)):
         jobs = records.to_come(sweep)
@@ -79,14 +78,14 @@ def to_come(paths: Iterable[Path]) -> list[str]:
 
 
 def _walk(path: Path) -> Iterator[tuple[Path, set[str]]]:
-    """Each folder below with the names in it, without following links, at any depth."""
+    """Each folder below a path, at any depth, with the names in it; links are not followed."""
     left = [path]
     while left:
         folder = left.pop()
         try:
             with os.scandir(folder) as entries:
                 inside = list(entries)
-        except OSError:  # removed, or not ours to read
+        except OSError:  # removed, or without permission
             continue
         left += [folder / entry.name for entry in inside if entry.is_dir(follow_symlinks=False)]
         yield folder, {entry.name for entry in inside}
@@ -99,8 +98,8 @@ def _sweeps(path: Path) -> list[Path]:
 
 
 def _folders(path: Path, errors: Mapping[str, str]) -> list[Path]:
-    """The run folders that a path stands for."""
-    if (path / "jobs").is_dir():  # a sweep: its runs lie beside `sweeps`, wherever it was moved to
+    """The run folders of a path: of a sweep, of the run itself, or of all runs below."""
+    if (path / "jobs").is_dir():  # a sweep: its runs lie beside the folder `sweeps`
         names = {_run_name(job) for job in _jobs(path)}
         return [path.parent.parent / name for name in sorted(names - {""})]
     if _is_run(*next(_walk(path), (path, set[str]()))):
@@ -117,16 +116,16 @@ def _is_run(folder: Path, names: set[str]) -> bool:
 
 
 def _run_name(job: Mapping[str, Any]) -> str:
-    """The name of the run's folder; empty where the record has none."""
+    """The name of a job's run folder; empty where the record has none."""
     name = Path(str(job.get("folder", ""))).name
     return "" if name == ".." else name
 
 
 def _errors(path: Path) -> dict[str, str]:
-    """What the sweeps in a folder say of the jobs that did not finish, by the name of the run's folder."""
+    """The errors of failed jobs of the sweeps in a folder, by the name of the run's folder."""
     jobs = [job for sweep in _sweeps(path) for job in _jobs(sweep)]
     return {
-        _run_name(job): short(str(job.get("error")), LONGEST_ERROR)
+        _run_name(job): short(str(job.get("error")), MAX_ERROR_CHARACTERS)
         for job in jobs
         if job.get("status") == "failed" and job.get("error")
     }
@@ -136,20 +135,23 @@ def _jobs(sweep: Path) -> list[dict[str, Any]]:
     found = []
     for path in sorted((sweep / "jobs").glob("*.json")):
         try:
-            found.append(sealed.read(path))
-        except (OSError, sealed.Damaged):  # removed by a sweep that tries again; the run's own files tell all
+            found.append(checksummed_json.read(path))
+        except (
+            OSError,
+            checksummed_json.Damaged,
+        ):  # removed by a sweep that runs again; the run's own files have everything
             continue
     return found
 
 
 def _read(folder: Path, error: str | None) -> Run | None:
-    """The run in a folder; None where it has no config yet. Raises Unreadable, with the name of the file."""
+    """The run in a folder; None where it has no config yet. Raises Unreadable with the name of the damaged file."""
     config = _mapping(folder, "config.yaml") or _mapping(folder, ".hydra/config.yaml")
     if not config:
         return None
     told = _mapping(folder, ".hydra/hydra.yaml").get("hydra")
     hydra = told if isinstance(told, dict) else {}
-    starts = [start for start in _lines(folder, COMMANDS, untrusted.parse_json)[0] if isinstance(start, dict)]
+    starts = [start for start in _lines(folder, COMMANDS_FILE, untrusted.parse_json)[0] if isinstance(start, dict)]
     rows, damaged = _rows(folder)
     run = Run(
         folder,
@@ -169,7 +171,7 @@ def _read(folder: Path, error: str | None) -> Run | None:
 
 
 def _check(run: Run) -> None:
-    """Raises Unreadable where a config cannot be that of a run, or not that of its rows."""
+    """Raises Unreadable where the config is not that of a run, or does not fit its rows."""
     try:
         without_volatile(run.config)
     except (AttributeError, TypeError):
@@ -178,11 +180,13 @@ def _check(run: Run) -> None:
     counts = [e.get("last", 1), e.get("every", 1)]
     if run.rows and not (run.rule in RULES and all(isinstance(each, int) and each >= 1 for each in counts)):
         known = ", ".join(RULES)
-        raise Unreadable(f"config.yaml: evaluation is not as this version has it (its summary is one of {known})")
+        raise Unreadable(
+            f"config.yaml: evaluation has other values than this version allows (summary is one of {known})"
+        )
 
 
 def _choices(hydra: Mapping[str, Any]) -> dict[str, str]:
-    """The file chosen for each place."""
+    """The choice for each place of the config."""
     runtime = hydra.get("runtime")
     chosen = runtime.get("choices") if isinstance(runtime, dict) else None
     pairs = chosen.items() if isinstance(chosen, dict) else ()
@@ -190,23 +194,23 @@ def _choices(hydra: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _started(hydra: Mapping[str, Any]) -> list[str]:
-    """The command as Hydra has it, of a run that has not noted its own."""
+    """The command in Hydra's record, for a run that has not noted its command yet."""
     overrides = hydra.get("overrides")
-    family = overrides.get("task") if isinstance(overrides, dict) else None
-    return [shlex.join(["fedlab", *family])] if untrusted.are_texts(family) else []
+    task = overrides.get("task") if isinstance(overrides, dict) else None
+    return [shlex.join(["fedlab", *task])] if untrusted.are_texts(task) else []
 
 
 def _texts(starts: Iterable[Mapping[str, Any]], key: str) -> list[str]:
-    """Each text once."""
+    """The texts under a key, each once."""
     return list(dict.fromkeys(each for start in starts if isinstance(each := start.get(key), str) and each))
 
 
 def _damaged(folder: Path, summary: Mapping[str, Any], rounds: int) -> bool:
-    """Whether a run that has ended after `rounds` or more has other rows than those that its summary is of."""
+    """Whether the rows of a run that ended after `rounds` or more differ from the rows of its summary."""
     ended, digest = summary.get("rounds"), summary.get(DIGEST)
-    if type(ended) is not int or digest is None:  # not finished, or of an older version
+    if type(ended) is not int or digest is None:  # not finished
         return False
-    if ended < rounds:  # made longer and on its way: it may have done its last rounds again
+    if ended < rounds:  # made longer and at work: its last rounds may have been run again
         return False
     hashed = hashlib.sha256()
     try:
@@ -218,7 +222,7 @@ def _damaged(folder: Path, summary: Mapping[str, Any], rounds: int) -> bool:
 
 
 def _warnings(summary: Mapping[str, Any], done: int) -> list[str]:
-    """What the run says of the result that it has now."""
+    """The warnings of the run's summary, if the summary is of the present rows."""
     told = summary.get("warnings", [])
     if not untrusted.are_texts(told):
         raise Unreadable(f"{SUMMARY}: warnings are not texts")
@@ -226,7 +230,7 @@ def _warnings(summary: Mapping[str, Any], done: int) -> list[str]:
 
 
 def _mapping(folder: Path, name: str) -> dict[str, Any]:
-    """What a YAML or JSON file holds, interpolations as they stand; empty where there is none."""
+    """The mapping in a YAML or JSON file, with unresolved interpolations; empty where there is no file."""
     try:
         read = untrusted.read_json if name.endswith(".json") else untrusted.read_yaml
         content = read(folder / name)
@@ -240,7 +244,7 @@ def _mapping(folder: Path, name: str) -> dict[str, Any]:
 
 
 def _rows(folder: Path) -> tuple[list[Row], bool]:
-    """The rows of the rounds 0, 1, 2, ..., and whether there is something behind them that is no such row."""
+    """The rows of the rounds 0, 1, 2, ..., and whether anything else follows them."""
     rows, damaged = _lines(folder, METRICS, _numbers)
     count = next((i for i, row in enumerate(rows) if row["round"] != i), len(rows))
     return rows[:count], damaged or count < len(rows)
@@ -250,12 +254,13 @@ def _numbers(line: bytes) -> Row:
     row = decode(line)
     if any(key.startswith(COUNT_PREFIX) and not re.fullmatch(_AGE, key[len(COUNT_PREFIX) :]) for key in row):
         raise ValueError("not a staleness")
-    return {key: value if abs(value) <= LARGEST else math.nan for key, value in row.items()}
+    return {key: value if abs(value) <= MAX_MAGNITUDE else math.nan for key, value in row.items()}
 
 
 def _lines(folder: Path, name: str, read: Callable[[bytes], Any]) -> tuple[list[Any], bool]:
-    """What is read of the whole lines of a file, up to one that is not what it should be; and whether there is one,
-    other than a last line without an end: somebody may be writing it.
+    """The values of a file's lines up to the first damaged line, and whether there is a damaged line.
+
+    A last line without an end is not damaged: a run may be writing it.
     """
     found: list[Any] = []
     try:

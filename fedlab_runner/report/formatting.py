@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Numbers and remarks in the form in which people read them."""
 
 import math
 import re
@@ -25,19 +25,19 @@ def value(number: float, metric: str, digits: int = 1) -> str:
 
 
 def spread(values: Sequence[float], metric: str, deviation: float | None = None) -> str:
-    """Mean ± deviation, of the values themselves (one has none) unless another is given."""
+    """Mean ± deviation: the standard deviation of the values (a single value has none), unless another is given."""
     deviation = std(values) if deviation is None else deviation
     return value(mean(values), metric) + ("" if math.isnan(deviation) else f" ± {value(deviation, metric)}")
 
 
 def difference(number: float, metric: str) -> str:
-    """The same with its sign."""
+    """A difference of two values of a metric, with its sign."""
     shown = value(abs(number), metric)
     return shown if math.isnan(number) or not re.search("[1-9]", shown) else ("+" if number > 0 else MINUS) + shown
 
 
 def amount(number: float) -> str:
-    """A count or a cost, at most four digits of it shown."""
+    """A count or a cost, with about four digits."""
     if math.isnan(number):
         return NONE
     if number == 0 or 0.01 <= abs(number) < 1e6:
@@ -56,7 +56,7 @@ def times(count: int, what: str) -> str:
 
 
 def judged(run: Run) -> str:
-    """How the objective is made, e.g. `largest of the last 5 test/accuracy`."""
+    """The rule of a run's objective in words, e.g. `largest test/accuracy of the last 5 evaluations`."""
     last, best = run.evaluation.get("last", 5), "smallest" if run.lower_is_better else "largest"
     rules = {
         "best_of_last": f"{best} {run.metric} of the last {last} evaluations",
@@ -68,7 +68,7 @@ def judged(run: Run) -> str:
 
 
 def remarks(groups: Sequence[SeedGroup]) -> tuple[str, ...]:
-    """What is to be said of the runs of a cell: seeds that failed, or are on their way, or warn of their result."""
+    """Remarks on the runs of a cell: seeds that failed, are at work, or have a warning."""
     runs = [run for each in groups for run in each.runs if not run.finished]
     failed = [run for run in runs if run.error is not None]
     lines = (

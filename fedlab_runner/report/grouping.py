@@ -1,4 +1,4 @@
-"""Which runs are seeds of one setting, and what to call it: the keys in which it differs from the others."""
+"""Groups runs that are seeds of one setting, and names a setting by the keys in which it differs from others."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,12 +10,12 @@ from fedlab_runner.report.runs import Run
 from fedlab_runner.sweep.records import natural
 from fedlab_runner.utils.escaping import short
 
-# What a method is compared under; all other keys belong to the method.
+# Keys of the condition under which methods are compared; all other keys belong to the method.
 CONDITIONS = (
     *("dataset", "model", "partition", "num_clients", "participation", "delay", "label_noise", "drop_empty"),
     *("train_fraction", "rounds", "evaluation", "precision"),
 )
-LONGEST = 120  # characters of a key with its value, in a name
+MAX_NAME_CHARACTERS = 120  # of a key with its value, in a name
 Peers = tuple[str | None, ...]
 Setting = Mapping[str, str]  # every key that decides a run's numbers, but for the seed: choices by group, and values
 
@@ -36,7 +36,7 @@ class SeedGroup:
 
 
 def setting(run: Run) -> dict[str, str]:
-    """What a run tries: the choice of each group, the value of each other key, and how many rounds."""
+    """The setting of a run: the choice of each group, the value of each other key, and the number of rounds."""
     return dict(_flat(without_volatile(run.config), "", run.choices)) | {"rounds": text(run.config.get("rounds"))}
 
 
@@ -56,12 +56,12 @@ def group(runs: Iterable[Run]) -> list[SeedGroup]:
 
 
 def is_condition(key: str) -> bool:
-    """Whether a key belongs to what methods are compared under."""
+    """Whether a key belongs to the condition under which methods are compared."""
     return key.partition(".")[0] in CONDITIONS
 
 
 class Differences:
-    """What tells some settings apart.
+    """The keys that tell some settings apart.
 
     Keys of a choice are compared among the settings that made it, and what belongs to the method among those of the
     same algorithm: that one algorithm is tried with two learning rates does not change the name of another.
@@ -93,7 +93,7 @@ class Differences:
 def label(setting: Setting, keys: Iterable[str]) -> str:
     """Some keys of a setting in words; the algorithm by its name alone."""
     words = [setting[key] if key == "algorithm" else f"{key}={setting[key]}" for key in keys if key in setting]
-    return " ".join(short(word, LONGEST) for word in words)
+    return " ".join(short(word, MAX_NAME_CHARACTERS) for word in words)
 
 
 def text(value: Any) -> str:
@@ -119,7 +119,7 @@ def _flat(node: Mapping[str, Any], path: str, choices: Mapping[str, str]) -> Ite
 
 
 def _peers(key: str, one: Setting) -> Peers:
-    """What another setting must have in common with this one for a key of theirs to be compared."""
+    """The values that two settings must share for this key of theirs to be compared."""
     parts = key.split(".")
     same = [".".join(parts[:i]) for i in range(1, len(parts))]
     if not is_condition(key) and key != "algorithm":

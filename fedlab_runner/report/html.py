@@ -1,4 +1,4 @@
-"""A report as one HTML page that needs nothing but itself."""
+"""A report as one HTML page that loads no other file."""
 
 import base64
 import re
@@ -82,7 +82,7 @@ def _cell(cell: Cell, name: bool) -> str:
 
 
 def _parted(name: str) -> list[str]:
-    """A method's name, and the keys that tell it from others of that name."""
+    """A method's name, and the keys that tell it from other methods of that name."""
     first, _, keys = name.partition(" ")
     return [first, keys] if "=" in keys and "=" not in first else [name]
 
@@ -95,7 +95,7 @@ def _picture(picture: Picture) -> str:
 
 
 def _broken(heading: str) -> str:
-    """A heading of several overrides has a line for each."""
+    """A heading with a line for each override in it."""
     return "<br>".join(f"<span>{escape(part)}</span>" for part in (heading.split(" ") if "=" in heading else [heading]))
 
 

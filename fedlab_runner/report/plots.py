@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PNG = b"\x89PNG\r\n\x1a\n"
-MOST_LINES = 10  # as many as have colours that can be told apart
-MOST_PARTITIONS = 12
-LEGEND_LINE = 0.22  # inches
-WIDTH = 12.4  # inches, of the page
-WIDE = 100  # a cost whose largest value is so many times its smallest gets a logarithmic axis
+MAX_LINES = 10  # of a picture: there are ten colours that can be told apart
+MAX_PARTITIONS = 12
+LEGEND_LINE_INCHES = 0.22  # the height of a line of the legend
+PAGE_INCHES = 12.4  # the width of the page
+LOG_AXIS_RATIO = 100  # from this ratio of the largest to the smallest cost on, the axis is logarithmic
 
 
 class Curve(NamedTuple):
@@ -40,7 +40,7 @@ class Curve(NamedTuple):
     rounds: list[int]
     means: list[float]
     stds: list[float]  # zero for one seed
-    costs: dict[str, list[float]]  # what had been spent until then, the mean over seeds, by metric key if it is logged
+    costs: dict[str, list[float]]  # by metric key: cumulative cost at each round, the mean over seeds
 
 
 COSTS = (
@@ -51,7 +51,7 @@ COSTS = (
 
 
 def convergence(groups: Sequence[SeedGroup]) -> list[Picture]:
-    """For each condition, the metric over rounds and over what was spent, a line a method."""
+    """For each condition, the metric over rounds and over costs, a line for each method."""
     found = []
     for condition, members in by_condition(groups).items():
         shown = _most_interesting(members)
@@ -61,14 +61,14 @@ def convergence(groups: Sequence[SeedGroup]) -> list[Picture]:
         left_out = len(members) - len(shown)
         caption = condition or "all runs"
         if left_out:
-            caption += f" (the best {MOST_LINES} of {len(members)} methods; the tables have all)"
+            caption += f" (the best {MAX_LINES} of {len(members)} methods; the tables have all)"
         name = file_name(f"curves-{condition}")
         found.append(Picture(name, "svg", _svg(partial(_draw, curves, members[0].runs[0].metric)), caption))
     return found
 
 
 def curve_of(group: SeedGroup) -> Curve:
-    """The curve over the finished seeds; while there is none, over the others."""
+    """The curve over the finished seeds; while none is finished, over the others."""
     done = [run for run in group.runs if run.finished]
     runs = done or [run for run in group.runs if _points(run)]
     points = [_points(run) for run in runs]
@@ -87,7 +87,7 @@ def curve_of(group: SeedGroup) -> Curve:
 
 
 def staleness(groups: Sequence[SeedGroup]) -> list[Picture]:
-    """For each condition, how many updates were how late, from the runs of the method with the most of them."""
+    """For each condition, a histogram of staleness, from the runs of the method with the most updates."""
     found: dict[str, Picture] = {}
     for condition, members in by_condition(groups).items():
         group = max(members, key=lambda each: sum(sum(staleness_counts(run.rows).values()) for run in each.runs))
@@ -103,7 +103,7 @@ def staleness(groups: Sequence[SeedGroup]) -> list[Picture]:
 
 
 def partitions(groups: Sequence[SeedGroup]) -> tuple[list[Picture], int]:
-    """Each different partition of the smallest seeds, as the runs have drawn it; and how many are left out."""
+    """The runs' own pictures of each different partition of the smallest seeds, and the number left out."""
     found: dict[str, Picture] = {}
     for condition, members in by_condition(groups).items():
         for run in (group.runs[0] for group in members):
@@ -112,14 +112,14 @@ def partitions(groups: Sequence[SeedGroup]) -> tuple[list[Picture], int]:
                 digest = hashlib.sha256(untrusted.read_bytes(run.folder / "partition.csv")).hexdigest()
             except (FileNotFoundError, untrusted.Unreadable):
                 continue
-            if not picture.startswith(PNG):  # the page is passed on, and a link may lead to any file
+            if not picture.startswith(PNG):  # people pass the page on, and a link may lead to any file
                 continue
             caption = f"{condition or 'all runs'}: seed {run.seed}"
             name = file_name(f"partition-{condition}-seed{run.seed}")
             found.setdefault(digest, Picture(name, "png", picture, caption))
             break  # a seed has one partition under one condition
     pictures = list(found.values())
-    return pictures[:MOST_PARTITIONS], max(0, len(pictures) - MOST_PARTITIONS)
+    return pictures[:MAX_PARTITIONS], max(0, len(pictures) - MAX_PARTITIONS)
 
 
 def _points(run: Run) -> dict[int, float]:
@@ -129,11 +129,11 @@ def _points(run: Run) -> dict[int, float]:
 
 
 def _most_interesting(groups: Sequence[SeedGroup]) -> list[SeedGroup]:
-    """As many as can be told apart: the best, in the order in which they stand."""
-    if len(groups) <= MOST_LINES:
+    """The best methods, as many as have colours, in their given order."""
+    if len(groups) <= MAX_LINES:
         return list(groups)
     left, kept = list(groups), list[SeedGroup]()
-    while left and len(kept) < MOST_LINES:
+    while left and len(kept) < MAX_LINES:
         kept.append(best(left) or left[0])
         left.remove(kept[-1])
     return [group for group in groups if group in kept]
@@ -145,8 +145,8 @@ def _draw(curves: Sequence[Curve], metric: str) -> "Figure":
     costs = [cost for cost in COSTS if any(max(curve.costs.get(cost[0], [0])) > 0 for curve in curves)]
     rows, across = (2, 2) if len(costs) == 3 else (1, 1 + len(costs))
     columns = 2 if len(curves) > 1 and max(len(label(curve.label)) for curve in curves) <= 60 else 1
-    legend = LEGEND_LINE * -(-len(curves) // columns)
-    figure = new_figure(WIDTH if rows > 1 else 4.2 * across, 3.3 * rows + legend, "")
+    legend = LEGEND_LINE_INCHES * -(-len(curves) // columns)
+    figure = new_figure(PAGE_INCHES if rows > 1 else 4.2 * across, 3.3 * rows + legend, "")
     first, *others = figure.subplots(rows, across, squeeze=False, sharey=True).flat
     for i, curve in enumerate(curves):
         _line(first, i, curve, [float(round) for round in curve.rounds])
@@ -163,10 +163,10 @@ def _draw(curves: Sequence[Curve], metric: str) -> "Figure":
 
 
 def _over_cost(axes: "Axes", curves: Sequence[Curve], key: str) -> None:
-    """The metric over what was spent; where costs differ widely the axis is logarithmic, and has no zero."""
+    """Draws the metric over a cost; where costs differ widely the axis is logarithmic, without zero."""
     known = [(i, curve) for i, curve in enumerate(curves) if key in curve.costs]
     spent = [curve.costs[key][-1] for _, curve in known if curve.costs[key][-1] > 0]
-    wide = bool(spent) and max(spent) > WIDE * min(spent)
+    wide = bool(spent) and max(spent) > LOG_AXIS_RATIO * min(spent)
     for i, curve in known:
         _line(axes, i, curve, [math.nan if wide and x == 0 else x for x in curve.costs[key]])
     if wide:
@@ -189,7 +189,7 @@ def _histogram(rows: Sequence[Row]) -> "Figure":
 
 
 def _svg(draw: Callable[[], "Figure"]) -> bytes:
-    """A picture as text that is the same for the same numbers."""
+    """The SVG of a picture: equal numbers give equal bytes."""
     from matplotlib.style import context
 
     file = io.BytesIO()

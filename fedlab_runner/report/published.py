@@ -1,4 +1,4 @@
-"""A published table (`conf/paper`) beside ours: which runs belong in which of its cells, and how far apart they are."""
+"""Published tables (`conf/paper`) beside this package's runs: the runs of each cell, and the differences."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,11 +18,11 @@ from fedlab_runner.tracking.metric_direction import lower_is_better
 from fedlab_runner.tracking.summary import summarise
 from fedlab_runner.utils.errors import UserError
 
-IN_PERCENT = "accuracy in percent"  # in the unit of such a table
-# What a table's ± is over: the seeds of a setting; the last ten evaluations of a run; nothing, as it has no ±.
+IN_PERCENT = "accuracy in percent"  # in the unit of a table whose values are percentages
+# What a table's ± covers: the seeds of a setting; the last ten evaluations of a run; nothing, without a ±.
 SEEDS, ROUNDS, NONE = "seeds", "rounds", "none"
-LAST = 10
-OVER_ROUNDS = ("comm/", "cost/")  # metrics that all rounds have; of others, the value in the best round counts
+LAST_EVALUATIONS = 10
+OVER_ROUNDS = ("comm/", "cost/")  # costs, averaged over all rounds; of other metrics the best round counts
 
 
 @dataclass(frozen=True)
@@ -31,22 +31,22 @@ class Paper:
 
     name: str  # e.g. feddle/table7
     unit: str
-    spread: str  # what its ± is over
+    spread: str  # what its ± covers
     columns: Sequence[Mapping[str, Any]]
     rows: Sequence[Mapping[str, Any]]
 
     @property
     def scale(self) -> float:
-        """What ours are multiplied by to have the table's unit."""
+        """The factor from this package's unit to the table's."""
         return 100 if IN_PERCENT in self.unit else 1
 
     def has(self, group: SeedGroup) -> bool:
-        """Whether any cell is about this setting."""
+        """Whether a cell fits this setting."""
         return any(fits(group, {**column, **row["choice"]}) for row in self.rows for column in self.columns)
 
 
 def load(name: str) -> Paper | None:
-    """The table of that name, or of the table that the experiment is a part of (`feddle/table1_vit` of Table 1)."""
+    """The table of this name, or the table of which the experiment is a part (`feddle/table1_vit` of Table 1)."""
     folder = conf_dir() / "paper"
     known = {path.relative_to(folder).with_suffix("").as_posix(): path for path in folder.rglob("*.yaml")}
     for each in (name, name.partition("_")[0]):
@@ -68,7 +68,7 @@ def papers(runs: Iterable[Run]) -> list[Paper]:
 
 
 def fits(group: SeedGroup, wanted: Mapping[str, Any]) -> bool:
-    """Whether a setting is the one of a cell: the column's keys and the row's choice."""
+    """Whether a setting fits a cell, whose keys are the column's and the row's choice."""
     for key, value in wanted.items():
         place = key.rpartition("@")[2]
         have = group.setting.get(place) if key != "experiment" else group.runs[0].choices.get(key)
@@ -84,7 +84,7 @@ def fits(group: SeedGroup, wanted: Mapping[str, Any]) -> bool:
 
 
 def beside(paper: Paper, groups: Sequence[SeedGroup]) -> ReportTable:
-    """The paper's table with ours in it; a row has several lines where it was run in several ways."""
+    """The paper's table with the runs' values; a row that was run in several settings has several lines."""
     columns = [i for i, column in enumerate(paper.columns) if _runs_of(paper, column, groups)]
     lines: list[tuple[str, list[list[SeedGroup]], Mapping[str, Any]]] = []
     for row in paper.rows:
@@ -111,15 +111,15 @@ def beside(paper: Paper, groups: Sequence[SeedGroup]) -> ReportTable:
 
 
 def meant(paper: Paper) -> str:
-    """What the deviations of a table are, ours and the paper's."""
+    """What the deviations of a table are, the paper's and this package's."""
     if paper.spread == ROUNDS:
-        return f"over the last {LAST} evaluations of a run (divided by n), ours the mean of it over seeds"
+        return f"over the last {LAST_EVALUATIONS} evaluations of a run (divided by n), ours the mean of it over seeds"
     ours = "standard deviation over seeds, ours divided by n - 1"
     return ours if paper.spread == SEEDS else f"{ours}; the paper has none"
 
 
 def not_run(paper: Paper, groups: Sequence[SeedGroup]) -> list[str]:
-    """The columns of the paper's table that none of our runs belongs to."""
+    """The columns of the paper's table without a run."""
     names = zip(_names(paper.columns), paper.columns, strict=True)
     return [name for name, column in names if not _runs_of(paper, column, groups)]
 
@@ -129,7 +129,7 @@ def _runs_of(paper: Paper, column: Mapping[str, Any], groups: Sequence[SeedGroup
 
 
 def _variants(paper: Paper, groups: Sequence[SeedGroup]) -> dict[int, str]:
-    """What tells each setting of a row from the others, though the paper's table does not say it; by id."""
+    """The keys that tell the settings of a row apart and are not in the paper's table, by id of the group."""
     said = {key for column in paper.columns for key in column} | {"algorithm", "server_data"}
     differences = Differences([group.setting for group in groups])
     return {
@@ -141,7 +141,7 @@ def _variants(paper: Paper, groups: Sequence[SeedGroup]) -> dict[int, str]:
 def _cell(
     paper: Paper, column: Mapping[str, Any], groups: Sequence[SeedGroup], theirs: Any, spread_of: Any, top: float | None
 ) -> Cell:
-    """Ours, theirs and the difference; the best of ours in bold."""
+    """The runs' value, the paper's and the difference; the best of the runs in bold."""
     ours = _ours(groups, column)
     metric = _metric_of(column, groups)
     more = []
@@ -158,7 +158,7 @@ def _cell(
 
 
 def _deviation(paper: Paper, groups: Sequence[SeedGroup], column: Mapping[str, Any], ours: Sequence[float]) -> float:
-    """Ours, over what the paper's is over."""
+    """The deviation of the runs, over what the paper's deviation covers."""
     if paper.spread != ROUNDS:
         return std(ours)
     key = _metric_of(column, groups)
@@ -170,7 +170,9 @@ def _over_rounds(run: Run, key: str) -> float:
     if not run.finished:
         return math.nan
     rows = [row for row in run.rows if row["round"] <= run.rounds]
-    return float(summarise(rows, key, run.rule, LAST, run.evaluation.get("every", 1), run.rounds)["std_of_last"])
+    return float(
+        summarise(rows, key, run.rule, LAST_EVALUATIONS, run.evaluation.get("every", 1), run.rounds)["std_of_last"]
+    )
 
 
 def _ours(groups: Sequence[SeedGroup], column: Mapping[str, Any]) -> list[float]:
@@ -192,18 +194,18 @@ def _metric(run: Run, key: str) -> float:
 
 
 def _metric_of(column: Mapping[str, Any], groups: Sequence[SeedGroup]) -> str:
-    """What a column's numbers are of."""
+    """The metric of a column."""
     return str(column.get("metric", groups[0].runs[0].metric if groups else "test/accuracy"))
 
 
 def _rank(number: float, column: Mapping[str, Any], groups: Sequence[SeedGroup]) -> float:
-    """The larger the better, as it is shown, so that equal ones are equally bold; the least where there is none."""
+    """A rank, larger is better, of the value as shown, so that equal values are both bold; the least for NaN."""
     sign = -1 if lower_is_better(_metric_of(column, groups)) else 1
     return -math.inf if math.isnan(number) else sign * round(number, 3)
 
 
 def _names(columns: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What tells the columns apart."""
+    """The names of columns: the keys that tell them apart."""
     keys = [
         key
         for key in dict.fromkeys(key for column in columns for key in column)
@@ -222,8 +224,8 @@ def _equal(have: str | None, value: float) -> bool:
         return False
 
 
-def comma_rows(paper: Paper, groups: Sequence[SeedGroup]) -> list[dict[str, Any]]:
-    """A row for each cell of the paper's table and each of our settings in it (or none), in the paper's unit."""
+def csv_rows(paper: Paper, groups: Sequence[SeedGroup]) -> list[dict[str, Any]]:
+    """A row for each cell of the paper's table and each setting that fits it (or none), in the paper's unit."""
     found = []
     for row in paper.rows:
         for i, column in enumerate(paper.columns):

@@ -1,4 +1,4 @@
-"""A run as its own files have it."""
+"""A run as a report reads it from the run's folder."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ from fedlab_runner.tracking.summary import RULES, summarise
 
 @dataclass(frozen=True)
 class Run:
-    """One run folder. `rows` and `timings` are those of `metrics.jsonl` and `timings.jsonl`, up to the first torn line.
+    """A run's folder. `rows` and `timings` are the lines of `metrics.jsonl` and `timings.jsonl` up to a torn line.
 
-    `choices` has the file chosen for each place of the config; `error` is why a job of a sweep failed, if it says so;
-    `warnings` are what the run has to say of its own result.
+    `choices`: the choice for each place of the config; `error`: why the job of a sweep failed, if its record has it;
+    `warnings`: the run's own warnings on its result.
     """
 
     folder: Path
@@ -28,8 +28,8 @@ class Run:
     commands: Sequence[str]
     commits: Sequence[str]
     error: str | None = None
-    pruned: bool = False  # given up by the rule of its sweep
-    damaged: bool = False  # its rows are not those that it ended with
+    pruned: bool = False  # ended by the rule `pruning` of its sweep
+    damaged: bool = False  # the rows are not those of its summary
     warnings: Sequence[str] = ()
 
     @property
@@ -51,22 +51,22 @@ class Run:
 
     @property
     def done(self) -> int:
-        """The last round that is on file; -1: not even the initial model."""
+        """The last round on file; -1: none, not even that of the initial model."""
         return self.rows[-1]["round"] if self.rows else -1
 
     @property
     def finished(self) -> bool:
-        """Whether all rounds are there, as they were; a run that was made longer and stopped is not finished."""
+        """Whether all rounds are there, undamaged; a run that was made longer and stopped is not finished."""
         return self.done >= self.rounds > 0 and not self.damaged
 
     @property
     def metric(self) -> str:
-        """What the run is judged by."""
+        """The metric by which the run is judged."""
         return str(self.evaluation.get("metric", "test/accuracy"))
 
     @property
     def rule(self) -> str:
-        """How one number is made of its evaluations."""
+        """The rule that makes one number of the evaluations."""
         return str(self.evaluation.get("summary", RULES[0]))
 
     @property
@@ -76,19 +76,19 @@ class Run:
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """The summaries of the rounds that there are, as `summary.json` of a finished run has them."""
+        """The summary of the rounds on file, as in the `summary.json` of a finished run."""
         e = self.evaluation
         rows = [row for row in self.rows if row["round"] <= self.rounds]
         return summarise(rows, self.metric, self.rule, e.get("last", 5), e.get("every", 1), self.rounds)
 
     @property
     def objective(self) -> float | None:
-        """The number that counts; None for a run that is not finished."""
+        """The run's number; None where the run is not finished."""
         return float(self.summary["objective"]) if self.finished else None
 
     @property
     def status(self) -> str:
-        """In words: finished, or how far it is, or why it ended."""
+        """The status in words: finished, the present round, or why the run ended."""
         if self.finished:
             return "finished"
         if self.damaged:
@@ -101,11 +101,11 @@ class Run:
 
     @property
     def ended(self) -> bool:
-        """Whether there is nothing more to come."""
+        """Whether no more rounds will come."""
         return self.finished or self.pruned or self.error is not None
 
     @property
     def evaluation(self) -> Mapping[str, Any]:
-        """Its part of the config; empty where a broken one has none."""
+        """The part `evaluation` of the config; empty where a broken config has none."""
         found = self.config.get("evaluation")
         return found if isinstance(found, Mapping) else {}

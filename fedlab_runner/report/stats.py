@@ -9,8 +9,8 @@ from typing import Any
 from fedlab_runner.report.runs import Run
 from fedlab_runner.tracking.jsonl import Row
 
-FEWEST = 3  # seeds in common below which nothing is said of a difference
-LEVEL = 0.05
+MIN_SEEDS = 3  # in common, that a test of a difference needs
+SIGNIFICANCE_LEVEL = 0.05  # of the two-sided tests
 
 
 def mean(values: Sequence[float]) -> float:
@@ -25,7 +25,7 @@ def std(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Difference:
-    """What one method has over another on the seeds that both have."""
+    """The difference of two methods over the seeds that both have."""
 
     seeds: int
     mean: float
@@ -37,7 +37,7 @@ class Difference:
 def paired(one: Mapping[Any, float], other: Mapping[Any, float]) -> Difference:
     """The difference `one` - `other` over the seeds that both have finished with finite values.
 
-    A seed decides partition, cohorts, delays and first model, so what these do to both methods is not in a difference.
+    A seed decides partition, cohorts, delays and first model, so their common effect cancels out.
     """
     seeds = [seed for seed in one if seed in other and math.isfinite(one[seed]) and math.isfinite(other[seed])]
     values = [one[seed] - other[seed] for seed in seeds]
@@ -46,13 +46,13 @@ def paired(one: Mapping[Any, float], other: Mapping[Any, float]) -> Difference:
     from scipy.special import stdtr, stdtrit  # the distribution of t and its inverse
 
     centre, error, freedom = mean(values), std(values) / math.sqrt(len(values)), len(values) - 1
-    half = float(stdtrit(freedom, 1 - LEVEL / 2)) * error
+    half = float(stdtrit(freedom, 1 - SIGNIFICANCE_LEVEL / 2)) * error
     p = 2 * float(stdtr(freedom, -abs(centre) / error)) if error > 0 else math.nan
     return Difference(len(values), centre, centre - half, centre + half, p)
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """p-values adjusted for so many tests (Holm, 1979); NaN stays NaN and does not count."""
+    """p-values adjusted for the number of tests (Holm, 1979); NaN stays NaN and is no test."""
     known = sorted((p, i) for i, p in enumerate(ps) if not math.isnan(p))
     adjusted, largest = [math.nan] * len(ps), 0.0
     for rank, (p, i) in enumerate(known):
@@ -62,7 +62,7 @@ def holm(ps: Sequence[float]) -> list[float]:
 
 
 def total(rows: Sequence[Row], key: str, until: float = math.inf) -> float:
-    """The sum of what is logged each round, up to a round; NaN where nothing is logged."""
+    """The sum of a metric over the rounds up to `until`; NaN where no row has it."""
     values = [row[key] for row in rows if key in row and row["round"] <= until]
     return math.fsum(values) if values else math.nan
 
@@ -77,7 +77,7 @@ def reached(run: Run, target: float) -> int | None:
 
 
 def cumulative(rows: Sequence[Row], key: str) -> dict[int, float]:
-    """What is logged each round, added up to each round."""
+    """The sum of a metric up to each round, by round."""
     sums, so_far = {}, 0.0
     for row in rows:
         so_far += row.get(key, 0.0)

@@ -1,4 +1,4 @@
-"""The tables of a report; every number in them is made from the rows of `metrics.jsonl` and `timings.jsonl`."""
+"""The tables of a report, computed from the rows of `metrics.jsonl` and `timings.jsonl`."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,9 +18,9 @@ from fedlab_runner.report.formatting import (
 )
 from fedlab_runner.report.grouping import SeedGroup
 from fedlab_runner.report.runs import Run
-from fedlab_runner.report.stats import FEWEST, LEVEL, Difference, holm, mean, paired, reached, total
+from fedlab_runner.report.stats import MIN_SEEDS, SIGNIFICANCE_LEVEL, Difference, holm, mean, paired, reached, total
 
-SUMS = (  # what is added up over the rounds: metric key, heading
+SUMS = (  # metrics that are summed over the rounds: key, heading
     ("comm/upload_mb", "uploaded, MB"),
     ("comm/download_mb", "downloaded, MB"),
     ("cost/client_gflops", "clients, GFLOPs"),
@@ -73,7 +73,7 @@ def comparison(groups: Sequence[SeedGroup]) -> ReportTable:
 def result(
     groups: Sequence[SeedGroup], bold: bool = False, more: Sequence[str] = (), deviation: float | None = None
 ) -> Cell:
-    """Mean and standard deviation of the finished seeds (or another deviation), and what is missing."""
+    """Mean and standard deviation (or another deviation) of the finished seeds, with remarks on missing ones."""
     if not groups:
         return cell("not run", *more, muted=True)
     values, metric = finished(groups), groups[0].runs[0].metric
@@ -119,7 +119,7 @@ def to_target(groups: Sequence[SeedGroup], wanted: Sequence[float]) -> ReportTab
 
 
 def _rounds(counts: Sequence[int | None]) -> float:
-    """The mean where every seed got there, else infinite."""
+    """The mean number of rounds where every seed reached the target, else infinity."""
     return mean([each for each in counts if each is not None]) if counts and None not in counts else math.inf
 
 
@@ -142,7 +142,7 @@ def _reached(group: SeedGroup, rounds: Sequence[int | None], bold: bool) -> list
 
 
 def costs(groups: Sequence[SeedGroup]) -> ReportTable:
-    """What the rounds that are on file cost, the mean over seeds."""
+    """The costs of the rounds on file, means over seeds."""
     runs = [run for group in groups for run in group.runs]
     sums = [(key, name) for key, name in SUMS if any(key in row for run in runs for row in run.rows)]
     header = ["method", "rounds", *(name for _, name in sums), "largest cache, MB", "seconds a round"]
@@ -179,7 +179,7 @@ def _seconds(run: Run) -> float:
 
 
 def significance(groups: Sequence[SeedGroup]) -> tuple[ReportTable | None, list[str]]:
-    """Each method against the best of its condition, paired over seeds; and what cannot be said, in sentences."""
+    """Each method against the best of its condition, paired over seeds, and sentences on untested differences."""
     rows: list[list[Cell]] = []
     few: dict[str, int] = {}
     for condition, members in by_condition(groups).items():
@@ -188,10 +188,10 @@ def significance(groups: Sequence[SeedGroup]) -> tuple[ReportTable | None, list[
         if top is None or not others:
             continue
         found = [paired(group.finished, top.finished) for group in others]
-        if max(each.seeds for each in found) < FEWEST:
+        if max(each.seeds for each in found) < MIN_SEEDS:
             few[condition] = max(each.seeds for each in found)
             continue
-        adjusted = holm([each.p if each.seeds >= FEWEST else math.nan for each in found])
+        adjusted = holm([each.p if each.seeds >= MIN_SEEDS else math.nan for each in found])
         for group, each, p in zip(others, found, adjusted, strict=True):
             rows.append([cell(condition or "all"), cell(group.method), cell(top.method), *_verdict(each, p, top)])
     header = ["condition", "method", "against the best", "seeds", "difference", "95 % interval", "p", "p, Holm", ""]
@@ -200,12 +200,12 @@ def significance(groups: Sequence[SeedGroup]) -> tuple[ReportTable | None, list[
 
 def _verdict(each: Difference, adjusted: float, top: SeedGroup) -> list[Cell]:
     metric = top.runs[0].metric
-    if each.seeds < FEWEST:
+    if each.seeds < MIN_SEEDS:
         said = "too few seeds"
     elif math.isnan(each.p):
         said = "equal" if each.mean == 0 else "the same in every seed"
     else:
-        said = "significant" if adjusted < LEVEL else "may be chance"
+        said = "significant" if adjusted < SIGNIFICANCE_LEVEL else "may be chance"
     interval = NONE if math.isnan(each.low) else f"{difference(each.low, metric)} … {difference(each.high, metric)}"
     shown = (str(each.seeds), difference(each.mean, metric), interval, probability(each.p), probability(adjusted), said)
     return [cell(words) for words in shown]
@@ -217,5 +217,5 @@ def _too_few(few: Mapping[str, int]) -> list[str]:
     where = "" if set(few) == {""} else f" under {'; '.join(condition or 'all' for condition in few)}"
     return [
         f"No difference is tested{where}: methods share at most {times(max(few.values()), 'finished seed')} there, and "
-        f"at least {FEWEST} are needed. A difference seen on so few may be chance."
+        f"at least {MIN_SEEDS} are needed. A difference seen on so few may be chance."
     ]

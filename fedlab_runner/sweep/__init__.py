@@ -1,1 +1,1 @@
-"""The record of many runs: jobs, table, pictures."""
+"""The record of a sweep, which is many runs: jobs, table, pictures."""

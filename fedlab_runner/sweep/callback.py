@@ -1,6 +1,6 @@
-"""How a sweep is recorded while it runs: its folder, and a file for each job that ends.
+"""Records a sweep while it runs: its folder, and a file for each job that ends.
 
-Nothing is collected in memory: the jobs may run in other processes or on other machines, and any of them may die.
+Nothing is collected in memory: jobs may run in other processes or on other machines, and any of them may die.
 """
 
 import contextlib
@@ -27,8 +27,7 @@ from omegaconf import DictConfig
 from fedlab_runner.config.build import rounds_of
 from fedlab_runner.sweep.records import GRID, Job, read_job, read_json
 from fedlab_runner.sweep.table import refresh
-from fedlab_runner.utils import checksummed_json as sealed
-from fedlab_runner.utils import streams as terminal
+from fedlab_runner.utils import checksummed_json, streams
 from fedlab_runner.utils.digest import digest
 from fedlab_runner.utils.files import write_text_atomically
 from fedlab_runner.utils.sweep_job import FOLDER, NAME
@@ -38,14 +37,14 @@ _log = logging.getLogger(__name__)
 
 
 class SweepCallback(Callback):
-    """Opens the folder of a sweep in the process that starts it, and lets go of what Hydra would keep of each job."""
+    """Makes the folder of a sweep in the process that starts it, and drops what Hydra would keep of each job."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        terminal.optional()
+        streams.make_optional()
         overrides = list(config.hydra.overrides.task)
         folder = Path(config.hydra.sweep.dir).absolute() / "sweeps" / sweep_id(overrides)
         (folder / "jobs").mkdir(parents=True, exist_ok=True)
-        for path in (folder / "jobs").glob("*.json"):  # what failed last time is tried again
+        for path in (folder / "jobs").glob("*.json"):  # jobs that did not finish are tried again
             if read_job(path).get("status") != "finished":
                 path.unlink()
         write_text_atomically(folder / "command.txt", shlex.join(["fedlab", *sys.argv[1:]]) + "\n")
@@ -54,13 +53,13 @@ class SweepCallback(Callback):
         os.environ.update({NAME: folder.name, FOLDER: str(folder), SHARED_BY: shared_by})
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
-        # Launchers collect all jobs until the end, and their two configs are 0.2 MB; sweepers want the value alone.
+        # Launchers keep all jobs until the end, and a job's two configs take 0.2 MB; sweepers need the value only.
         if config.hydra.mode == RunMode.MULTIRUN:
             job_return.cfg = job_return.hydra_cfg = None
 
 
 def _grid(config: DictConfig) -> list[list[str]]:
-    """The overrides of every job of a grid; nothing where a sweeper makes up its jobs as it goes."""
+    """The overrides of every job of a grid; empty where a sweeper chooses its jobs one after another."""
     sweeper = config.hydra.sweeper
     if not sweeper["_target_"].endswith("BasicSweeper"):
         return []
@@ -68,12 +67,12 @@ def _grid(config: DictConfig) -> list[list[str]]:
     try:
         parsed = OverridesParser.create().parse_overrides([*params, *config.hydra.overrides.task])
         return [job for batch in BasicSweeper.split_arguments(parsed, None) for job in batch]
-    except HydraException:  # it says so itself, or it needs the config groups, for glob(*)
+    except HydraException:  # Hydra reports it; or glob(*), which needs the config groups
         return []
 
 
 def sweep_id(overrides: Iterable[str]) -> str:
-    """The keys that vary and a hash of all overrides in any order, e.g. `algorithm_std_seed-1a2b3c4d`."""
+    """The keys that vary and a hash of all overrides, e.g. `algorithm_std_seed-1a2b3c4d`; their order is irrelevant."""
     overrides = sorted(overrides)
     names = [line.partition("=")[0].rpartition(".")[2] for line in overrides if re.search(r"=.*[,(]", line)]
     names += [line.replace("=", "-") for line in overrides if line.startswith("hparams_search=")]
@@ -81,13 +80,13 @@ def sweep_id(overrides: Iterable[str]) -> str:
 
 
 def record(cfg: DictConfig, status: str, objective: float | None = None, error: str | None = None) -> None:
-    """Write how the current job of a sweep ended, and the table with it."""
+    """Writes the record of the current job of a sweep, and the table anew."""
     folder = os.environ.get(FOLDER)
-    if folder is None:  # a launcher that drops the environment: the run folder still tells all
+    if folder is None:  # the launcher drops the environment: only the run folder has the result
         return
     hydra = HydraConfig.get()
     summary = read_json(Path(hydra.runtime.output_dir) / "summary.json")
-    if summary.get("rounds") != rounds_of(cfg):  # of an earlier, longer or shorter call of the same run
+    if summary.get("rounds") != rounds_of(cfg):  # of an earlier call of the run with other rounds
         summary = {}
     seed = cfg.get("seed")
     job = Job(
@@ -100,16 +99,22 @@ def record(cfg: DictConfig, status: str, objective: float | None = None, error: 
         error=error,
     )
     # Named by the overrides: a job that is run again takes its own place, even if an edited config moved its folder.
-    write_text_atomically(Path(folder) / "jobs" / f"{digest(sorted(job.overrides))}.json", sealed.text(asdict(job)))
+    write_text_atomically(
+        Path(folder) / "jobs" / f"{digest(sorted(job.overrides))}.json", checksummed_json.text(asdict(job))
+    )
     refresh(Path(folder))
 
 
 def remove_if_empty(folder: Path) -> None:
-    """Take back the folder of a sweep that was refused before any job, and the folders that were made for it."""
+    """Removes the folder of a sweep that was refused before any job, and the empty folders above it."""
     if any((folder / "jobs").iterdir()):
         return
-    for path in (folder / "command.txt", folder / GRID, folder.parent.parent / "multirun.yaml"):  # the last is Hydra's
+    for path in (
+        folder / "command.txt",
+        folder / GRID,
+        folder.parent.parent / "multirun.yaml",
+    ):  # Hydra made the last one
         path.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # what holds anything else stays
+    with contextlib.suppress(OSError):  # a folder with other files stays
         for each in (folder / "jobs", folder, folder.parent, folder.parent.parent):
             each.rmdir()

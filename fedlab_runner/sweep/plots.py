@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST_LINES = 10  # as many as have colours that can be told apart; more say less than the table
-LEGEND_LINE = 0.22  # inches
-# Beside the objective's metric: file, key, and the keys of a band around it.
+MAX_LINES = 10  # of a picture: there are ten colours that can be told apart
+LEGEND_LINE_INCHES = 0.22  # the height of a line of the legend
+# Further curves beside the objective's metric: file, key, and the keys of a band around it.
 CURVES = (
     ("update_cosines", "analysis/update_cosine_mean", ("analysis/update_cosine_min", "analysis/update_cosine_max")),
     ("directions", "algorithm/probe_cosine_first", None),
@@ -25,7 +25,7 @@ CURVES = (
 
 
 def plot_sweep(folder: Path) -> list[Path]:
-    """Draws into `folder`/plots what there is to draw, from the jobs that have finished, and returns the files.
+    """Draws the finished jobs of a sweep into `folder`/plots, and returns the files.
 
     `<key>.png`: the objective against each swept key whose values are numbers, a line for each combination of the other
     keys, with the mean and the standard deviation over seeds. `curves.png`: its metric over the rounds by setting;
@@ -45,7 +45,7 @@ def plot_sweep(folder: Path) -> list[Path]:
 
 
 def _against(folder: Path, rows: Sequence[Row], key: str) -> Path | None:
-    """The objective against one key; None where its values share no other setting or there are too many of those."""
+    """Draws the objective against one key; None where no two values share the other keys, or for too many lines."""
     lines: dict[tuple[str, ...], dict[float, list[float]]] = {}
     names: dict[float, str] = {}
     for row in rows:
@@ -54,10 +54,10 @@ def _against(folder: Path, rows: Sequence[Row], key: str) -> Path | None:
             rest = tuple(each for each in _varying(rows, row) if each != f"{key}={values[key]}")
             names[float(values[key])] = values[key]
             lines.setdefault(rest, {})[float(values[key])] = row.values()
-    if len(lines) > MOST_LINES or all(len(line) < 2 for line in lines.values()):
+    if len(lines) > MAX_LINES or all(len(line) < 2 for line in lines.values()):
         return None
     places = sorted(names)
-    figure = new_figure(6.4, 3.6 + LEGEND_LINE * len(lines), folder.name)
+    figure = new_figure(6.4, 3.6 + LEGEND_LINE_INCHES * len(lines), folder.name)
     axes = figure.subplots()
     for i, (rest, line) in enumerate(lines.items()):
         x = [places.index(value) for value in sorted(line)]
@@ -78,12 +78,13 @@ def _over_rounds(
     rows: Sequence[Row],
     logged: Sequence[Sequence[Sequence[Mapping[str, Any]]]],
 ) -> Path | None:
-    """A metric over the rounds, a line a setting; None where none has it. `logged`: a run's rows by setting and job.
-    `shared` is what the settings have in common and others have not.
+    """Draws a metric over the rounds, a line for each setting; None where no run has it.
+
+    `logged` has a run's rows by setting and job, `shared` the overrides that tell these settings from others.
     """
     if not any(found := [_by_round(runs, key) for runs in logged]):
         return None
-    figure = new_figure(6.4, 3.6 + LEGEND_LINE * len(rows), folder.name)
+    figure = new_figure(6.4, 3.6 + LEGEND_LINE_INCHES * len(rows), folder.name)
     axes = figure.subplots()
     for i, (row, runs, values) in enumerate(zip(rows, logged, found, strict=True)):
         _draw(axes, i, list(values), list(values.values()), " ".join(_varying(rows, row)), spread=band is None)
@@ -104,15 +105,15 @@ def _saved(figure: "Figure", folder: Path, name: str) -> Path:
 
 
 def _groups(rows: Sequence[Row]) -> list[tuple[tuple[str, ...], list[Row]]]:
-    """The settings that are in one picture, and the numbers that set it apart from the others."""
-    if len(rows) <= MOST_LINES:
+    """The settings by picture, each with the overrides that its settings share."""
+    if len(rows) <= MAX_LINES:
         return [((), list(rows))] if len(rows) > 1 else []
     numbers = _numbers(rows)
     groups: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         shared = tuple(each for each in row.setting if each.partition("=")[0] in numbers)
         groups.setdefault(shared, []).append(row)
-    return [(shared, some) for shared, some in groups.items() if 1 < len(some) <= MOST_LINES]
+    return [(shared, some) for shared, some in groups.items() if 1 < len(some) <= MAX_LINES]
 
 
 def _by_round(runs: Sequence[Sequence[Mapping[str, Any]]], key: str) -> dict[int, list[float]]:
@@ -170,7 +171,7 @@ def _is_number(text: str) -> bool:
 
 
 def _judged(rows: Sequence[Row]) -> str:
-    """What the objective is."""
+    """The objective in words."""
     summary = next((job.summary for row in rows for job in row.jobs if "metric" in job.summary), {})
     return f"{summary['rule']} of {summary['metric']}" if summary else "objective"
 

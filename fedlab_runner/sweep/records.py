@@ -1,4 +1,4 @@
-"""What the jobs of a sweep have left in its folder, read as a stranger's: one file a job."""
+"""The records of a sweep's jobs, one file a job, read as files that a stranger may have written."""
 
 import logging
 import math
@@ -9,11 +9,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fedlab_runner.utils import checksummed_json as sealed
-from fedlab_runner.utils import untrusted
+from fedlab_runner.utils import checksummed_json, untrusted
 from fedlab_runner.utils.escaping import visible
 
-GRID = "grid.json"  # in the sweep's folder: the overrides of each job, where they are known before
+GRID = "grid.json"  # in the sweep's folder: the overrides of each job, for a grid
 
 _log = logging.getLogger(__name__)
 
@@ -32,7 +31,7 @@ class Job:
 
     @property
     def setting(self) -> tuple[str, ...]:
-        """What the job tries: its overrides without the seed."""
+        """The job's overrides without the seed."""
         return tuple(sorted(each for each in self.overrides if each.partition("=")[0] != "seed"))
 
 
@@ -55,18 +54,17 @@ class Row:
 
     @property
     def remarks(self) -> str:
-        """How many seeds do not count, and why."""
+        """The number of seeds that do not count, with the reasons."""
         pruned = [job for job in self.jobs if job.status == "pruned"]
         parts = [f"{len(self.failed)}: {self.failed[0].error}"] if self.failed else []
         return "; ".join(parts + ([f"{len(pruned)} {str(pruned[0].error).partition(':')[0]}"] if pruned else []))
 
 
 _FIELDS = {each.name for each in fields(Job)}
-_LEAST = _FIELDS - {"summary", "error"}
 
 
 def read(folder: Path) -> list[Row]:
-    """One row a setting, in the order of their names."""
+    """A row for each setting, in the order of their names."""
     found: dict[tuple[str, ...], list[Job]] = {}
     for path in sorted((folder / "jobs").glob("*.json")):
         if values := read_job(path):
@@ -78,25 +76,27 @@ def read(folder: Path) -> list[Row]:
 def natural(setting: Iterable[str]) -> list[Any]:
     """A sort key that puts delay.std=5 before delay.std=20."""
     parts = re.split(r"0*([0-9]+)", " ".join(setting))
-    return [(len(part), part) if i % 2 else part for i, part in enumerate(parts)]  # int() has a limit of digits
+    return [
+        (len(part), part) if i % 2 else part for i, part in enumerate(parts)
+    ]  # compared as texts: int() has a limit of digits
 
 
 def read_job(path: Path) -> dict[str, Any]:
-    """The fields of a Job in its file; empty, with a warning, where they are not what was written."""
+    """The fields of the Job in a file; empty, with a warning, where the file is damaged."""
     try:
-        values = sealed.read(path)
-        if not (_LEAST <= values.keys() <= _FIELDS and _sound(values)):  # of an older version: without a sum
-            raise sealed.Damaged("is damaged")
+        values = checksummed_json.read(path)
+        if values.keys() != _FIELDS or not _sound(values):
+            raise checksummed_json.Damaged("is damaged")
     except OSError:
         return {}
-    except sealed.Damaged as fault:
+    except checksummed_json.Damaged as fault:
         _warn_once(f"{visible(str(path))} {fault} and does not count: the command of the sweep writes it anew")
         return {}
     return values
 
 
 def _sound(values: Mapping[str, Any]) -> bool:
-    """Whether the fields of a job are what they are said to be."""
+    """Whether the fields of a job have the right types."""
     texts = untrusted.are_texts([values["folder"], values["status"]]) and isinstance(values.get("error"), str | None)
     numbers = isinstance(values["objective"], int | float | None) and isinstance(values.get("summary", {}), dict)
     return texts and numbers and untrusted.are_texts(values["overrides"])
@@ -104,12 +104,12 @@ def _sound(values: Mapping[str, Any]) -> bool:
 
 @cache
 def _warn_once(message: str) -> None:
-    """The records are read again whenever a job ends."""
+    """Warns once: the records are read again whenever a job ends."""
     _log.warning("%s", message)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file; empty where there is none that can be read."""
+    """The object in a JSON file; empty where it cannot be read."""
     try:
         values = untrusted.read_json(path)
     except (OSError, ValueError):
@@ -118,7 +118,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def to_come(folder: Path) -> list[list[str]]:
-    """The overrides of the jobs of a grid that have left no word yet: they have not begun, or are at work."""
+    """The overrides of a grid's jobs without a record: they have not begun, or are at work."""
     try:
         grid = untrusted.read_json(folder / GRID)
     except (OSError, ValueError):
@@ -130,6 +130,6 @@ def to_come(folder: Path) -> list[list[str]]:
 
 
 def finished(folder: Path) -> list[Path]:
-    """The run folders of a sweep's finished jobs, which lie beside `sweeps`, wherever that was moved to."""
+    """The run folders of a sweep's finished jobs; they lie beside the folder `sweeps`."""
     jobs = [job for row in read(folder) for job in row.jobs if job.status == "finished"]
     return [folder.parent.parent / Path(job.folder).name for job in jobs]

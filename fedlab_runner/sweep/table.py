@@ -1,4 +1,4 @@
-"""The table of a sweep over seeds, written anew whenever a job ends."""
+"""The table of a sweep: mean and spread over seeds, written anew whenever a job ends."""
 
 import os
 import shlex
@@ -14,21 +14,21 @@ from fedlab_runner.utils.files import write_text_atomically
 
 
 def refresh(folder: Path) -> list[Row]:
-    """Write table.md and table.csv anew from the jobs that have ended.
+    """Writes table.md and table.csv anew from the jobs that have ended.
 
-    Safe with several writers: whoever writes last looks again afterwards, so no job is left out.
+    Several processes may do this at once: each reads the records again after it has written, so no job is left out.
     """
     rows = read(folder)
     while True:
         write_text_atomically(folder / "table.md", markdown(rows))
-        write_text_atomically(folder / "table.csv", comma_separated(rows))
+        write_text_atomically(folder / "table.csv", csv_text(rows))
         if (now := read(folder)) == rows:
             return rows
         rows = now
 
 
 def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of the table; overrides that all settings share are left out."""
+    """The header and rows of the table, without the overrides that all settings share."""
     shared = set.intersection(*(set(row.setting) for row in rows)) if len(rows) > 1 else set()
     body = []
     for row in rows:
@@ -45,7 +45,7 @@ def markdown(rows: Sequence[Row]) -> str:
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
-def comma_separated(rows: Sequence[Row]) -> str:
+def csv_text(rows: Sequence[Row]) -> str:
     """The table with mean and std of every number of the summaries, for programs."""
     keys = sorted({key for row in rows for key in set().union(*(job.summary for job in row.jobs)) if row.values(key)})
     header = ["setting", "seeds", "failed", "mean", "std"]
@@ -54,11 +54,11 @@ def comma_separated(rows: Sequence[Row]) -> str:
         columns = [row.values(), *(row.values(key) for key in keys)]
         numbers = [float(cell) if cell else None for v in columns for cell in (_mean(v, 10), _std(v, 10))]
         lines.append([" ".join(row.setting), len(row.values()), len(row.failed), *numbers])
-    return escaping.comma_separated(lines)
+    return escaping.csv_text(lines)
 
 
 def show(folder: Path) -> None:
-    """Print the table, draw the pictures, and say where they are."""
+    """Prints the table, draws the pictures and prints their paths."""
     import rich
     from rich.table import Table
     from rich.text import Text
@@ -74,7 +74,7 @@ def show(folder: Path) -> None:
     rich.print(table)
     for path in (folder / "table.md", *plot_sweep(folder)):
         print(visible(os.path.relpath(path)))
-    print(f"a page of it all: fedlab-report {shlex.quote(os.path.relpath(folder))}")
+    print(f"a page of all results: fedlab-report {shlex.quote(os.path.relpath(folder))}")
 
 
 def _mean(values: Sequence[float], digits: int = 4) -> str:
@@ -82,5 +82,5 @@ def _mean(values: Sequence[float], digits: int = 4) -> str:
 
 
 def _std(values: Sequence[float], digits: int = 4) -> str:
-    """The sample standard deviation; one value has none."""
+    """The sample standard deviation; empty for fewer than two values."""
     return f"{statistics.stdev(values):.{digits}g}" if len(values) > 1 else ""

@@ -1,1 +1,1 @@
-"""Where a run's numbers go: its own files, W&B and the terminal. `recorder` joins them."""
+"""Recorders of a run's numbers: its own files, W&B and the terminal. `recorder` joins them."""

@@ -1,4 +1,4 @@
-"""A run's numbers as one JSON object a line: the source of truth that all other views are copies of."""
+"""A run's numbers as a file of JSON objects, a line for each round: all other views are copies of this file."""
 
 import hashlib
 import json
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 def clean(value: Any) -> Any:
-    """`value` as JSON can hold it: numbers of any library become Python's, those that are not finite become None."""
+    """The value in a form that JSON can hold: numbers become Python's, non-finite numbers None."""
     if isinstance(value, Mapping):
         return {str(key): clean(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -40,16 +40,16 @@ def clean(value: Any) -> Any:
 
 
 def encode(round: int, numbers: Mapping[str, Any]) -> bytes:
-    """One line: `round` first, then the keys in order of the alphabet, so that equal numbers are equal bytes."""
+    """The line of a round: `round` first, then the keys in alphabetical order, so that equal rows are equal bytes."""
     assert "round" not in numbers
     row = {"round": round} | {key: clean(numbers[key]) for key in sorted(numbers)}
     return json.dumps(row, allow_nan=False).encode() + b"\n"
 
 
 def decode(line: bytes) -> Row:
-    """The row of one line; null, which stands for a number that was not finite, is NaN again.
+    """The row of a line; null, which stands for a non-finite number, becomes NaN.
 
-    Raises ValueError unless it is an object of numbers with a round from 0 on.
+    Raises ValueError unless the line is an object of numbers with a `round` >= 0.
     """
     row = untrusted.parse_json(line)
     if not isinstance(row, dict) or type(row.get("round")) is not int or row["round"] < 0:
@@ -66,10 +66,9 @@ def _number(value: Any) -> Any:
 
 
 class JsonLines:
-    """A file of rows, one a round in rising order; `rows` is what it holds.
+    """A file of rows, one for each round in rising order; `rows` is its content.
 
-    Each line is handed to the system at once.
-    A killed process loses no line; a machine that loses power loses at most the lines since the last `sync`.
+    Each line is written at once. A killed process loses no line, a power failure at most the lines since `sync`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -77,10 +76,10 @@ class JsonLines:
         self.rows: list[Row] = []
         self._descriptor: int | None = None
         self._size, self._sha256 = 0, hashlib.sha256()
-        self._digests: list[str] = []  # of the file up to each row
+        self._digests: list[str] = []  # by row: of the file up to there
 
     def open(self, round: int) -> None:
-        """Cuts the file back to the rows up to `round` (-1: none), without a torn last line, and opens it for more."""
+        """Cuts the file after the row of `round` (-1: to nothing) and opens it to append rows."""
         self.close()
         make_folder(self.path.parent)
         found, self.rows = self._read(round), []
@@ -93,8 +92,8 @@ class JsonLines:
         sync_folder(self.path.parent)
 
     def find_damage(self, round: int, digest: str | None) -> str | None:
-        """What is wrong with the file for going on after `round`: it must hold the rounds 0 to it, and they must have
-        the digest (None: any); None where nothing is.
+        """Why a run cannot continue after `round`: the file must hold the rounds 0 to `round` with this digest (None:
+        any digest). None where it can.
         """
         found = self._read(round)
         if [row["round"] for _, row in found] != list(range(round + 1)):
@@ -116,7 +115,7 @@ class JsonLines:
         return self._sha256.hexdigest() if round is None else self._digests[round]
 
     def append(self, round: int, numbers: Mapping[str, Any]) -> Row:
-        """Writes one line and returns its row as a reader will find it."""
+        """Appends a row and returns it as a reader will find it."""
         assert self._descriptor is not None, "open comes first"
         line = encode(round, numbers)
         with naming(self.path):
@@ -125,9 +124,7 @@ class JsonLines:
         return self.rows[-1]
 
     def sync(self) -> None:
-        """Forces what was appended to disk. A file that somebody has removed, replaced or cut is written anew, with a
-        warning.
-        """
+        """Forces the rows to disk. A file that was removed, replaced or cut is written anew, with a warning."""
         if self._descriptor is not None:
             if not is_at(self.path, self._descriptor) or os.fstat(self._descriptor).st_size != self._size:
                 self._write_anew()
@@ -135,7 +132,7 @@ class JsonLines:
                 os.fsync(self._descriptor)
 
     def verify(self) -> None:
-        """Reads the whole file: one that is not what was written is written anew, with a warning."""
+        """Reads the file back: a file that differs from the rows is written anew, with a warning."""
         with open_to_read(self.path) as file:
             same = hashlib.sha256(file.read()).hexdigest() == self.digest()
         if not same:
@@ -160,7 +157,7 @@ class JsonLines:
         self._digests.append(self._sha256.hexdigest())
 
     def _read(self, round: int) -> list[tuple[bytes, Row]]:
-        """The leading whole lines with the rows up to `round`."""
+        """The lines and rows up to `round`, or up to the first damaged line."""
         if not self.path.exists():
             return []
         with open_to_read(self.path) as file:
@@ -172,7 +169,7 @@ def _head(lines: Iterable[bytes], round: int) -> list[tuple[bytes, Row]]:
     for line in lines:
         try:
             row = decode(line)
-        except ValueError:  # torn by a kill or by lost power: nothing behind it can be trusted
+        except ValueError:  # torn by a kill or a power failure: later lines cannot be trusted
             break
         if row["round"] > round or not line.endswith(b"\n"):
             break

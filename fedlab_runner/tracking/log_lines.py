@@ -1,4 +1,4 @@
-"""Log lines on the terminal and in pipes, each in one piece: a command in it can be copied, a file of them searched."""
+"""Handlers for log lines. A line is never broken, so that a command in it can be copied and a log can be searched."""
 
 import logging
 import os
@@ -17,7 +17,7 @@ FILE_ONLY = {"file_only": True}  # the `extra` of a record that the terminal doe
 
 
 class LineHandler(logging.Handler):
-    """Writes through rich's console, so that lines go above a live bar; the terminal wraps them, nothing else does."""
+    """Writes through rich's console, so that lines go above a live bar; only the terminal wraps them."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Writes one record: time, level from a warning on, message, and the traceback if there is one."""
@@ -31,12 +31,12 @@ class LineHandler(logging.Handler):
                 )
             line.append(self.format(record), "not dim")
             get_console().print(line, soft_wrap=True, highlight=False)
-        except Exception:  # as all handlers do: a log line must not end a run
+        except Exception:  # as other handlers do: a log line must not end a run
             self.handleError(record)
 
 
 class LogFile(logging.FileHandler):
-    """Appends to a file of the run folder. One that cannot be written to any more is mentioned once, in one line."""
+    """Appends to a file of the run folder; a file that cannot be written to any more is reported once."""
 
     def _open(self) -> TextIOWrapper:
         lost: list[OSError] = []

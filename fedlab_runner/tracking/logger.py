@@ -2,17 +2,19 @@
 
 from dataclasses import dataclass
 
+from fedlab_runner.utils.validate import above, one_of
+
 MODES = ("online", "offline", "disabled")
 
 
 @dataclass(frozen=True)
 class Logger:
-    """How a run shows itself in W&B and on the terminal; its own files are written whatever stands here.
+    """What W&B and the terminal show of a run; the run's own files are always written.
 
-    dir: the W&B folder that all runs share; W&B itself insists on the last part being `wandb`.
-    init_timeout, finish_timeout: seconds that an online server may take before the run goes on without it.
-    progress: whether the terminal shows a live bar; None: when it is one.
-    save_model: whether the run leaves its final weights in its folder and, as an artifact, in W&B.
+    dir: the W&B folder that all runs share; W&B itself requires the last part to be `wandb`.
+    init_timeout, finish_timeout: seconds that W&B's server may take before the run goes on without it.
+    progress: whether to show a live bar; None: on a terminal only.
+    save_model: whether to save the final weights in the run's folder and, as an artifact, in W&B.
     """
 
     mode: str
@@ -28,13 +30,9 @@ class Logger:
     save_model: bool
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise ValueError(f"mode must be one of {', '.join(MODES)}, got {self.mode}")
+        one_of(MODES, mode=self.mode)
+        above(0, init_timeout=self.init_timeout, finish_timeout=self.finish_timeout)
         if not self.project:
             raise ValueError(f"project must be a name, got {self.project!r}")
         if not self.dir:
             raise ValueError(f"dir must be a folder, got {self.dir!r}")
-        if self.init_timeout <= 0:
-            raise ValueError(f"init_timeout must be > 0, got {self.init_timeout}")
-        if self.finish_timeout <= 0:
-            raise ValueError(f"finish_timeout must be > 0, got {self.finish_timeout}")

@@ -1,4 +1,4 @@
-"""Which way a metric is good, told by its key: summaries, sweeps, pruning and reports all ask here."""
+"""Whether a larger or a smaller value of a metric is better, by its key."""
 
 import re
 from typing import Any
@@ -8,14 +8,14 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedlab_runner.utils.errors import UserError
 
-# Words of a key; the last one that is known decides, so that `accuracy_std` is a spread and no accuracy.
+# Words of a key; the last known word decides, so that `accuracy_std` is a spread and no accuracy.
 _LOWER = {
     *("loss", "losses", "error", "errors", "err", "nll", "perplexity", "mse", "rmse", "mae", "std", "variance"),
     *("divergence", "time", "seconds", "mb", "bytes", "flops", "gflops", "models", "staleness", "rounds"),
-    *("clipped", "finite", "negative"),  # updates/not_finite counts those that are not
+    *("clipped", "finite", "negative"),  # updates/not_finite counts non-finite updates
 }
 _HIGHER = {"accuracy", "precision", "recall", "f1", "auc"}
-_COSTS = {"comm", "cost", "time"}  # groups of keys in which everything is spent
+_COSTS = {"comm", "cost", "time"}  # groups of keys whose metrics are all costs
 
 
 def lower_is_better(key: str) -> bool:
@@ -35,12 +35,12 @@ def lower_is_better(key: str) -> bool:
 
 
 def direction_of(key: str) -> str:
-    """What a search does with the metric: `minimize` or `maximize`."""
+    """The direction of a search over the metric: `minimize` or `maximize`."""
     return "minimize" if lower_is_better(key) else "maximize"
 
 
 def check_direction(hydra: DictConfig, key: str) -> None:
-    """UserError where the search of which a run is a part looks for the worst values of the metric."""
+    """UserError where the run is part of a search for the worst values of the metric."""
     sweeper: Any = OmegaConf.to_container(hydra.sweeper, resolve=False)
     told, wanted = sweeper.get("direction"), direction_of(key)
     told = getattr(told, "name", told)  # a text, or a member of an enumeration

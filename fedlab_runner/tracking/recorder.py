@@ -1,4 +1,4 @@
-"""What a run shows as it goes: `metrics.jsonl`, `timings.jsonl`, `summary.json`, a W&B run, a view on the terminal."""
+"""Records a run: `metrics.jsonl`, `timings.jsonl`, `summary.json`, a W&B run, a view on the terminal."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -13,20 +13,19 @@ from fedlab_runner.tracking.wandb_run import Tracker
 from fedlab_runner.utils.errors import Pruned
 from fedlab_runner.utils.files import write_text_atomically
 
-__all__ = ["Logger", "Recorder"]
-
+# Files of a run's folder.
 METRICS = "metrics.jsonl"
 TIMINGS = "timings.jsonl"
 SUMMARY = "summary.json"
-DIGEST = "metrics_sha256"  # in it: of metrics.jsonl
+DIGEST = "metrics_sha256"  # key of the summary: the SHA-256 of metrics.jsonl
 
 
 class Recorder:
     """Records one run; a context manager that closes everything, and marks the W&B run as failed on an exception.
 
-    The numbers of a run lie in its folder, one line a round: `metrics.jsonl` what is a function of the config, so that
-    two runs of one config have equal bytes, and `timings.jsonl` what is not. A number that is not finite is null there
-    and NaN in `rows`. W&B and the terminal show copies and cannot stop a run.
+    Each round is a line in two files. `metrics.jsonl` has the numbers that are a function of the config, so that two
+    runs of one config have equal bytes; `timings.jsonl` has the others. A non-finite number is null in the files and
+    NaN in `rows`. W&B and the terminal show copies and cannot stop a run.
     """
 
     def __init__(
@@ -42,9 +41,7 @@ class Recorder:
         show_summary: bool = True,
         hold: Callable[[], None] = lambda: None,
     ) -> None:
-        """`hold` makes sure that the folder is still this run's, and raises where it is not; it is called before what
-        was recorded is taken to be there.
-        """
+        """`hold` raises where the folder is no longer this run's; `sync` calls it first."""
         self._folder, self._hold = folder, hold
         self._metrics = JsonLines(folder / METRICS)
         self._timings = JsonLines(folder / TIMINGS)
@@ -64,7 +61,7 @@ class Recorder:
         self._tracker.finish(exit_code=0 if kind in (None, Pruned) else 1)
 
     def start(self, round: int) -> None:
-        """Goes on after `round` (-1: from nothing); what the files hold beyond it is cut off.
+        """Opens the files to continue after `round` (-1: from nothing); later rows are cut off.
 
         Raises UserError where `metrics.jsonl` lacks one of the rounds 0 to `round`.
         """
@@ -78,38 +75,32 @@ class Recorder:
         self._console.start(latest, round)
 
     def log(self, round: int, metrics: dict[str, float], timings: dict[str, float]) -> None:
-        """Records one round, the one after the last: `metrics` must be a function of the config, `timings` need not."""
+        """Records the next round; `metrics` must be a function of the config, `timings` need not."""
         assert round == len(self._metrics.rows), f"round {round} after {len(self._metrics.rows)} rounds"
         row = self._metrics.append(round, metrics) | self._timings.append(round, timings)
         self._tracker.log(row)
         self._console.log(row)
 
     def table(self, name: str, columns: list[str], rows: list[list[Any]]) -> None:
-        """Shows a table in W&B; call it whenever the run is started or continued, as W&B's older files of the run are
-        replaced.
-        """
+        """Shows a table in W&B. Call this at each start of the run: W&B's older files of the run are replaced."""
         self._tracker.table(name, columns, clean(rows))
 
     def image(self, name: str, path: Path) -> None:
-        """Shows a picture in W&B; call it whenever the run is started or continued, as W&B's older files of the run
-        are replaced.
-        """
+        """Shows a picture in W&B. Call this at each start of the run: W&B's older files of the run are replaced."""
         self._tracker.image(name, path)
 
     def model(self, path: Path) -> None:
-        """Hands the file with the final weights to W&B."""
+        """Gives the file of the final weights to W&B."""
         self._tracker.model(path)
 
     def sync(self) -> None:
-        """Forces the files to disk: done before a checkpoint, whose rounds must not be missing here. What somebody has
-        removed or changed meanwhile is written anew.
-        """
+        """Forces the files to disk, as each checkpoint needs its rounds there; damaged files are written anew."""
         self._hold()
         self._metrics.sync()
         self._timings.sync()
 
     def find_damage(self, round: int, digest: str | None) -> str | None:
-        """What keeps a run from going on after `round`, whose rows had this digest; None if nothing does."""
+        """Why the run cannot continue after `round`, whose rows had this digest; None where it can."""
         return self._metrics.find_damage(round, digest)
 
     def digest(self, round: int) -> str:
@@ -117,34 +108,33 @@ class Recorder:
         return self._metrics.digest(round)
 
     def rows(self) -> list[Row]:
-        """What `metrics.jsonl` holds."""
+        """The rows of `metrics.jsonl`."""
         return [dict(row) for row in self._metrics.rows]
 
     def finish(self, summary: dict[str, Any]) -> None:
-        """Shows the summary in W&B, closes the run there, then writes `summary.json`, in the order given and with the
-        digest of the rows, and shows it on the terminal where that is wanted.
+        """Shows the summary in W&B, closes the run there, writes `summary.json`, and shows the summary on the terminal.
 
-        The file says that the run is finished and nothing is left to do, so it comes last: killed before, the run is
-        taken up again, W&B's copy of it included.
+        `summary.json` marks the run as finished, so it is written last: a run that is killed before is continued, and
+        its copy in W&B too.
         """
         self.sync()
         self._metrics.verify()
         summary = clean(summary)
-        rows = ("at_best", "final")  # it has those itself
+        rows = ("at_best", "final")  # W&B has these values itself
         self._tracker.summary({key: value for key, value in summary.items() if key not in rows})
         self._tracker.finish(exit_code=0)
-        write_summary(self._folder, sealed(summary, self._metrics.digest()))
+        write_summary(self._folder, with_digest(summary, self._metrics.digest()))
         if self._show_summary:
             self._console.table(summary)
 
     def _history(self) -> list[Row]:
-        """The kept rounds with the timings that are known of them."""
+        """The rows with their timings, where these are known."""
         timings = {row["round"]: row for row in self._timings.rows}
         return [row | timings.get(row["round"], {}) for row in self._metrics.rows]
 
 
-def sealed(summary: Mapping[str, Any], digest: str) -> dict[str, Any]:
-    """A summary as its file holds it, with the SHA-256 of the rows that it summarises."""
+def with_digest(summary: Mapping[str, Any], digest: str) -> dict[str, Any]:
+    """The content of a summary's file: the summary with the SHA-256 of its rows."""
     return {**clean(summary), DIGEST: digest}
 
 

@@ -1,4 +1,4 @@
-"""The few numbers that stand for a run, as papers report them."""
+"""The summary of a run: the few numbers that papers report."""
 
 import math
 import statistics
@@ -65,9 +65,7 @@ def summarise(
 
 
 def standstill(rows: Sequence[Mapping[str, Any]]) -> str | None:
-    """Why a run has not moved its model, in words: every evaluation is that of the first model, to the bit. None where
-    it has.
-    """
+    """A warning where every evaluation equals that of the first model, to the bit; else None."""
     first = {key: value for key, value in rows[0].items() if key != "round"} if rows else {}
     later = [row for row in rows[1:] if first.keys() <= row.keys()]
     if not first or not later or any(row[key] != value for row in later for key, value in first.items()):
@@ -82,7 +80,7 @@ def _metrics(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _best(rows: Sequence[dict[str, Any]], metric: str) -> tuple[float, int | None]:
-    """The best value and the first round that had it."""
+    """The best value and the first round with it."""
     sign = -1 if lower_is_better(metric) else 1
     known = [(sign * float(row[metric]), -row["round"]) for row in rows if not math.isnan(row[metric])]
     if not known:

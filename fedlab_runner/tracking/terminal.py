@@ -1,4 +1,7 @@
-"""A run on the terminal: a live line where there is one, a plain log line now and then where there is not."""
+"""The live view of a run: a progress bar on a terminal, else a log line now and then.
+
+That a lost terminal cannot stop a run is the work of `fedlab_runner.utils.streams`.
+"""
 
 import logging
 import math
@@ -20,15 +23,15 @@ from fedlab_runner.utils.sweep_job import NAME as SWEEP
 
 _log = logging.getLogger(__name__)
 
-LATE = "late"  # of the updates that arrived, those that began in an earlier round; counted here
-# What is shown of a round, as much as there is room for: metric key, label, format.
-SHOWN = (
+LATE_KEY = "late"  # the number of arrived updates that began in an earlier round; computed here
+# The metrics of a round that the view shows, as far as there is room: key, label, format.
+SHOWN_METRICS = (
     ("test/accuracy", "accuracy", "{:.2%}"),
     ("late/in_flight", "in flight", "{:.0f}"),
-    (LATE, "late", "{:.0f}"),
+    (LATE_KEY, "late", "{:.0f}"),
     ("train/loss", "loss", "{:.3f}"),
 )
-LOG_SECONDS = 5.0  # between two log lines at the least
+LOG_SECONDS = 5.0  # at least, between two log lines
 
 
 class Console:
@@ -37,7 +40,7 @@ class Console:
     def __init__(self, run_id: str, rounds: int, progress: bool | None) -> None:
         self._run_id = run_id
         self._rounds = rounds
-        self._console = get_console()  # the one that log lines are written to: they go above the bar
+        self._console = get_console()  # log lines are written to it too, above the bar
         if progress is None:
             progress = self._console.is_terminal and multiprocessing.current_process().name == "MainProcess"
         self._live = progress
@@ -48,7 +51,7 @@ class Console:
         self._logged = -math.inf
 
     def start(self, latest: Row, round: int) -> None:
-        """Begins after `round` (-1: nothing was done yet); `latest` is the last known value of each metric."""
+        """Begins after `round` (-1: before the first evaluation); `latest` has the last value of each metric."""
         self._latest = dict(latest)
         self._began = time.monotonic()
         self._first = max(round, 0)
@@ -57,7 +60,7 @@ class Console:
         if self._live:
             self._bar = Progress(
                 TextColumn("[bold]round[/] {task.completed:.0f}/{task.total:.0f}"),
-                BarColumn(bar_width=None, table_column=Column(ratio=1)),  # takes the room that the others leave
+                BarColumn(bar_width=None, table_column=Column(ratio=1)),  # fills the rest of the line
                 _Latest(self._latest),
                 _Speed(),
                 TimeRemainingColumn(compact=True),
@@ -72,20 +75,20 @@ class Console:
         """Shows one round."""
         self._latest.update(row)
         if "late/arrived" in row:
-            self._latest[LATE] = row["late/arrived"] - row.get(f"{COUNT_PREFIX}0", 0)
+            self._latest[LATE_KEY] = row["late/arrived"] - row.get(f"{COUNT_PREFIX}0", 0)
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=row["round"])
-        elif not self._live and SHOWN[0][0] in row:
+        elif not self._live and SHOWN_METRICS[0][0] in row:
             self._line(row["round"])
 
     def stop(self) -> None:
-        """Lets go of the terminal; may be called again."""
+        """Removes the bar; may be called again."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
 
     def table(self, summary: Mapping[str, Any]) -> None:
-        """The final table: the summary, then the metrics of the last round; in a sweep, which has a table, one line."""
+        """Shows the summary and the metrics of the last round as a table; in a sweep, which has its own, as a line."""
         self.stop()
         if os.environ.get(SWEEP):
             _log.info("%s is finished: %s %s", self._run_id, summary.get("rule"), _show(summary.get("objective")))
@@ -125,13 +128,13 @@ class Console:
 
 
 class _Latest(ProgressColumn):
-    """The newest value of each metric that is shown; it leaves room for the bar on a narrow terminal."""
+    """The newest values of the shown metrics, as many as leave room for the bar."""
 
     def __init__(self, latest: Row) -> None:
         super().__init__()
         self._values = latest
 
-    def render(self, family: Task) -> Text:
+    def render(self, task: Task) -> Text:
         parts = _parts(self._values)
         room = get_console().width - 42
         while len(parts) > 1 and len("  ".join(parts)) > room:
@@ -140,22 +143,22 @@ class _Latest(ProgressColumn):
 
 
 class _Speed(ProgressColumn):
-    """How fast it goes."""
+    """The speed of the run."""
 
-    def render(self, family: Task) -> Text:
-        speed = family.finished_speed or family.speed
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
         if not speed:
             return Text("- rounds/s", style="magenta", no_wrap=True)
         return Text(_rate(speed), style="magenta", no_wrap=True)
 
 
 def _rate(speed: float) -> str:
-    """Rounds a second, or seconds a round where that is the larger number."""
+    """A speed as rounds a second, or as seconds a round below one round a second."""
     return f"{speed:.1f} rounds/s" if speed >= 1 else f"{1 / speed:.1f} s/round"
 
 
 def _parts(values: Mapping[str, Any]) -> list[str]:
-    return [f"{label} {form.format(values[key])}" for key, label, form in SHOWN if key in values]
+    return [f"{label} {form.format(values[key])}" for key, label, form in SHOWN_METRICS if key in values]
 
 
 def _show(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""A run in Weights & Biases: a second copy of its numbers, which may fail in any way without the run noticing."""
+"""A run in Weights & Biases: a second copy of its numbers, whose failures never stop the run."""
 
 import logging
 import shutil
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
-AT_HAND_SECONDS = 1.0  # that a run waits for its server before it begins without
-PATIENCE_SECONDS = 5.0  # for a first answer at the end of a short run, since its beginning
+FIRST_ANSWER_SECONDS = 1.0  # that a run waits for W&B's server before it begins
+LAST_ANSWER_SECONDS = 5.0  # since the start, that a short run waits for the server at its end
 
 
 class Tracker:
-    """One W&B run under an id of our own: its history is that of the run's files, complete and without doubles.
+    """A W&B run under this run's id, whose history equals the run's files.
 
-    Started again, an online run sends the rounds that the server lacks. An offline one cannot see what it wrote before,
-    so it writes all rounds into a new file and, once that is closed, removes the older files of the same id.
+    A continued online run sends the rounds that the server lacks. A continued offline run writes all rounds into a new
+    file and, when that is closed, removes the older files of the same id.
     """
 
     def __init__(
@@ -38,31 +38,29 @@ class Tracker:
         self._commit = commit
         self._folder = _wandb_folder(Path(logger.dir))
         self._run: wandb.Run | None = None
-        self._reach: Reach | None = None  # while it is not known whether the server answers
-        self._waiting: list[Row] = []  # the rounds until then
-        self._older: list[Path] = []  # the files that the new ones will replace
-        self._first = 0  # the first round that is to be sent
+        self._reach: Reach | None = None  # while the server has not answered
+        self._waiting: list[Row] = []  # the rounds until the server answers
+        self._older: list[Path] = []  # offline files that the new ones will replace
+        self._first = 0  # the first round to be sent
         self._last = 0
         self._media: dict[str, Any] = {}
         self._warned = False
-        self._lacks = False  # whether it was said that the server does not get everything
+        self._incomplete = False  # whether the run has warned that W&B lacks some of it
 
     def start(self, history: Iterable[Row]) -> None:
-        """Opens the run and brings it up to `history`: later where the server does not answer yet, offline if it
-        never does.
-        """
+        """Opens the run and sends `history`: later where the server has not answered yet, offline if it never does."""
         if self._logger.mode == "disabled":
             return
         self._waiting = list(history)
         if self._logger.mode == "online":
             self._reach = self._try(lambda: Reach(service.server()), "W&B does not say where its server is")
-        if self._reach is None or self._reach.answers(AT_HAND_SECONDS):
+        if self._reach is None or self._reach.answers(FIRST_ANSWER_SECONDS):
             self._open()
         else:
             _log.info("W&B's server has not answered yet: the run begins meanwhile")
 
     def _open(self) -> None:
-        """Opens the run, and sends what has waited."""
+        """Opens the run and sends the waiting rounds."""
         if self._reach is not None:
             self._reach.stop()
             if self._reach.answers():
@@ -80,25 +78,27 @@ class Tracker:
         self._try(lambda: run.define_metric("*", step_metric="round"), "W&B did not take the x axis")
         self._first = 0 if run.offline else self._try(lambda: run.step, "W&B did not say where the run stands") or 0
         if not run.offline:
-            self._try(lambda: service.listen(lambda text: self._say_lacks(run, text)), "W&B does not say what it lacks")
+            self._try(
+                lambda: service.listen(lambda text: self._warn_incomplete(run, text)), "W&B does not say what it lacks"
+            )
         waiting, self._waiting = self._waiting, []
         for row in waiting:
             self.log(row)
         self._say_where(run)
 
     def _settle(self, last: bool) -> None:
-        """Opens a run that waits for its server, if that has answered or has had its time. `last`: the run is over."""
+        """Opens a waiting run if the server has answered or its time is over. `last`: the run has ended."""
         if self._reach is None:
             return
         if (
-            self._reach.answers(PATIENCE_SECONDS if last else 0.0)
+            self._reach.answers(LAST_ANSWER_SECONDS if last else 0.0)
             or last
             or self._reach.seconds > self._logger.init_timeout
         ):
             self._open()
 
     def log(self, row: Row) -> None:
-        """Sends one round, with the tables and images that were handed over since the last."""
+        """Sends a round, with the tables and images since the last round."""
         self._last = row["round"]
         if self._reach is not None:
             self._waiting.append(row)
@@ -107,11 +107,11 @@ class Tracker:
             return
         numbers = {key: value for key, value in row.items() if not key.startswith(FILE_ONLY)} | self._media
         run, self._media = self._run, {}
-        # Without commit=True the row stays open until the next one, so that tables and images of the end can join it.
+        # Without commit=True a row stays open until the next one: tables and images of the end can join the last row.
         self._try(lambda: run.log(numbers, step=self._last), "W&B did not take a round")
 
     def table(self, name: str, columns: list[str], rows: list[list[Any]]) -> None:
-        """A table that goes with the next round, or with the last one."""
+        """Adds a table to the next round, or to the last round at the end."""
         if self._run is not None or self._reach is not None:
             import wandb
 
@@ -119,14 +119,14 @@ class Tracker:
             self._add(name, lambda: wandb.Table(columns=list(columns), data=rows, allow_mixed_types=True))
 
     def image(self, name: str, path: Path) -> None:
-        """A picture that goes with the next round, or with the last one."""
+        """Adds a picture to the next round, or to the last round at the end."""
         if self._run is not None or self._reach is not None:
             import wandb
 
             self._add(name, lambda: wandb.Image(str(path)))
 
     def model(self, path: Path) -> None:
-        """The weights in a file, as an artifact `model-<run id>`."""
+        """Adds a file of weights as the artifact `model-<run id>`."""
         self._settle(last=True)
         if self._run is not None:
             run = self._run
@@ -150,7 +150,7 @@ class Tracker:
         try:
             run.finish(exit_code=exit_code)
         except Exception as error:
-            self._say_lacks(run, f"it could not finish: {service.line(error)}")
+            self._warn_incomplete(run, f"it could not finish: {service.line(error)}")
             if isinstance(error, ConnectionError):  # its process has ended
                 self._try(service.teardown, "W&B did not stop")
             return
@@ -170,24 +170,24 @@ class Tracker:
             return self._init("online")
         except Exception as error:
             self._warn(f"W&B cannot be reached ({service.line(error)}): the run goes on with logger.mode=offline")
-        # The background process still holds the run's id, and an empty folder is left: both would be in the way.
+        # W&B's process still holds the run's id, and an empty folder is left: both would hinder the offline run.
         self._try(service.teardown, "W&B did not stop")
         for left in set(_segments(self._folder, self._run_id, "run")) - set(before):
             shutil.rmtree(left, ignore_errors=True)
         return None
 
     def _init(self, mode: Literal["online", "offline"]) -> "wandb.Run":
-        """Opens a run of its own object, whatever other run this process had or has."""
+        """Opens a run that is independent of other W&B runs of this process."""
         import wandb
 
         self._folder.mkdir(parents=True, exist_ok=True)
-        # Silent before anything else: the process-wide setting is what keeps `init` from asking for a key.
+        # Set for the process first: this keeps `init` from asking for a key.
         wandb.setup(wandb.Settings(silent=True))
         settings = wandb.Settings(
             silent=True,
-            console="off",  # the terminal is ours, and a live bar is no log
+            console="off",  # the terminal's output, with its live bar, is not uploaded
             save_code=False,
-            disable_git=True,  # the commit comes from the caller; no patch of the working tree is saved
+            disable_git=True,  # the caller gives the commit; no patch of the working tree is saved
             git_commit=self._commit,
             root_dir=str(self._folder.parent),
             init_timeout=self._logger.init_timeout,
@@ -225,10 +225,10 @@ class Tracker:
         else:
             _log.info("W&B is online: %s", run.url)
 
-    def _say_lacks(self, run: "wandb.Run", reason: str) -> None:
-        """Warns once that not all has arrived; of an online run `wandb sync` must be told that it is meant."""
-        if not self._lacks:
-            self._lacks = True
+    def _warn_incomplete(self, run: "wandb.Run", reason: str) -> None:
+        """Warns once that W&B lacks some of the run; `wandb sync` needs a flag for an online run."""
+        if not self._incomplete:
+            self._incomplete = True
             command = f"wandb sync {'' if run.offline else '--include-online '}{_short(_segment(run))}"
             self._warn(
                 f"W&B lacks some of the run ({reason}): the run's own files have it, `{command}` uploads it later"
@@ -240,7 +240,7 @@ class Tracker:
             self._media[name] = value
 
     def _try(self, action: Callable[[], _Result], problem: str) -> _Result | None:
-        """What `action` returns; None, and a warning the first time, when anything is wrong with it."""
+        """The result of `action`; None if it raises, with a warning the first time."""
         try:
             return action()
         except Exception as error:
@@ -254,14 +254,14 @@ class Tracker:
 
 
 def _wandb_folder(folder: Path) -> Path:
-    """W&B keeps its runs in a folder of that name, so only its parent can be chosen."""
+    """W&B's folder: its last part must be `wandb`."""
     folder = folder.expanduser().absolute()
     return folder if folder.name == "wandb" else folder / "wandb"
 
 
 def _segments(folder: Path, run_id: str, kind: str) -> list[Path]:
-    """The folders of this very id, named `<kind>-<date>_<time>-<id>`, that were not uploaded yet."""
-    file = f"run-{run_id}.wandb"  # the folder's name may have a number after the id, this one has not
+    """The folders `<kind>-<date>_<time>-<id>` of exactly this id that were not uploaded yet."""
+    file = f"run-{run_id}.wandb"  # unlike the folder's name, the file's name has no number after the id
     found = folder.glob(f"{kind}-*")
     return [path for path in found if (path / file).is_file() and not (path / f"{file}.synced").exists()]
 
@@ -271,6 +271,6 @@ def _segment(run: "wandb.Run") -> Path:
 
 
 def _short(path: Path) -> str:
-    """The path as one would type it here."""
+    """The path relative to the working folder, where that is shorter."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)

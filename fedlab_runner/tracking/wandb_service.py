@@ -1,18 +1,18 @@
-"""What is asked of W&B itself, of which there is one in a process, beside any run."""
+"""Calls to W&B's service, of which a process has one for all its runs."""
 
 from collections.abc import Callable
 from contextlib import suppress
 
 
 def server() -> str:
-    """The address that runs are sent to."""
+    """The address of the server to which W&B sends runs."""
     import wandb
 
     return str(wandb.setup(wandb.Settings(silent=True)).settings.base_url)
 
 
 class _Messages:
-    """What W&B would print on the terminal, which is silent: its warnings and errors go to `tell`."""
+    """Passes W&B's warnings and errors, which are not printed, to `tell`."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
@@ -27,8 +27,9 @@ class _Messages:
 
 
 def listen(tell: Callable[[str], None] | None) -> None:
-    """Has W&B's messages of this process told, or nobody: a server that refuses for good stops the upload and is
-    mentioned nowhere else.
+    """Sends W&B's messages of this process to `tell` (None: to nobody).
+
+    A server that refuses an upload for good is reported in such a message only.
     """
     import wandb
 
@@ -41,7 +42,7 @@ def _plain(message: str) -> str:
 
 
 def teardown() -> None:
-    """Ends W&B's process. One that has ended otherwise is forgotten: else that is said at length when Python ends."""
+    """Ends W&B's process. A process that has died is forgotten, else Python reports it at length when it ends."""
     import wandb
 
     with suppress(SystemExit):  # with the exit code of that process

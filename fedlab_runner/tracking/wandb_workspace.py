@@ -1,4 +1,4 @@
-"""`fedlab-dashboard`: a W&B workspace with the panels that a federated experiment is looked at by, in one command.
+"""The command `fedlab-dashboard`: saves a W&B workspace with the panels of a federated experiment.
 
 Needs the extra (`pip install "fedlab-runner[dashboard]"`) and an account or server: nothing can be saved offline.
 Exit codes: 0 saved, 2 something is missing.
@@ -11,9 +11,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from fedlab_runner.utils import streams as terminal
+from fedlab_runner.utils import streams
 
-# Section, open or not, and its panels: title and the metrics in it.
+# Sections: name, open or not, and panels with title and metrics.
 LINES: Sequence[tuple[str, bool, Sequence[tuple[str, Sequence[str]]]]] = (
     (
         "Accuracy",
@@ -67,11 +67,11 @@ TABLES = ("partition", "per_class")
 
 
 def workspace(entity: str, project: str, group: str | None) -> Any:
-    """The workspace, not yet saved: lines are means over the runs of an algorithm with a band of one deviation.
+    """A workspace, not yet saved: lines are means over the runs of an algorithm with a band of one standard deviation.
 
-    `group` is a sweep, to which it is confined; None: all runs of the project.
+    `group` is the sweep to show; None: all runs of the project.
     """
-    # By name, as it is an extra: the type check must not depend on whether it is there.
+    # Imported by name: the type check must not depend on an extra.
     ws: Any = importlib.import_module("wandb_workspaces.workspaces")
     wr: Any = importlib.import_module("wandb_workspaces.reports.v2")
 
@@ -110,9 +110,9 @@ def workspace(entity: str, project: str, group: str | None) -> Any:
     )
 
 
-@terminal.kept()
+@streams.protected()
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Save the workspace and print its address."""
+    """Saves the workspace and prints its address."""
     parser = argparse.ArgumentParser("fedlab-dashboard", description="A W&B workspace of a project's runs.")
     parser.add_argument("--entity", help="user or team (default: the account's own)")
     parser.add_argument("--project", default="fedlab_runner", help="default: %(default)s")
@@ -125,10 +125,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         entity = given.entity or str(wandb.Api().default_entity)
         saved = workspace(entity, given.project, given.group).save()
-    except Exception as error:  # W&B raises whatever its transport does
+    except Exception as error:  # W&B raises any error of its transport
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         return _refused(f"W&B did not save the workspace ({reason}): `wandb login` first, or look at WANDB_BASE_URL")
-    terminal.optional()  # it is saved
+    streams.make_optional()  # it is saved
     print(saved.url)
     return 0
 

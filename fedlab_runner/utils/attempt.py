@@ -1,24 +1,24 @@
-"""A note in a run's folder of what the run is at, so that the next attempt can say where the last one was killed."""
+"""A note in the run's folder of the part of the run at work: the next attempt reports where this one was killed."""
 
 import faulthandler
 import logging
 import os
 import re
 import socket
-import stat
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from fedlab_runner.utils.files import write_atomically
+from fedlab_runner.utils.errors import UserError
+from fedlab_runner.utils.files import open_to_read, write_atomically
 
 _log = logging.getLogger("fedlab_runner")
 
-FILE = ".attempt"
-STACK = "crash.txt"  # what Python was at when a fatal signal came
-LENGTH = 128  # bytes of the note; behind it Python's fault handler writes, where a signal leaves it the time
-MOST_STACK = 2**20  # bytes of what it may have written
+NOTE_FILE = ".attempt"
+STACK_FILE = "crash.txt"  # the stack of Python when a fatal signal came
+NOTE_BYTES = 128  # the length of the note; Python's fault handler writes behind it, where a signal leaves it the time
+MAX_STACK_BYTES = 2**20  # of a stack that is read
 _NOTE = re.compile(r"process \d{1,10} on [\w.-]{1,60} in [a-z ]{1,30}(\d{1,12} \([a-z ]{1,30}\))?", re.ASCII)
 _FATAL = re.compile(rb"\AFatal Python error: ([A-Za-z -]{1,40})\n")
 _SIGNALS = {
@@ -38,12 +38,12 @@ class _Place(NamedTuple):
         return self.part if self.round is None else f"round {self.round} ({self.part})"
 
 
-_place = _Place()  # where this process is
-_running: list["Attempt"] = []  # at most one
+_place = _Place()  # of this process
+_running: list["Attempt"] = []  # at most one attempt
 
 
 def at(part: str, round: int | None = None) -> None:
-    """The run is in this part now, in small letters, of this round, counted from 1 (None: the same as before)."""
+    """Notes that the run enters a part, in small letters, of a round, counted from 1; None: the same round."""
     global _place
     _place = _Place(part, _place.round if round is None else round)
     for attempt in _running:
@@ -51,19 +51,19 @@ def at(part: str, round: int | None = None) -> None:
 
 
 def place() -> str:
-    """The part that the run is in, in words."""
+    """The part of the run that is at work, in words."""
     return str(_place)
 
 
 class Attempt:
-    """Context manager around a run in `folder`: keeps the note, removes it at an end that the program knows of.
+    """Context manager around a run in `folder`: keeps the note, and removes it when the program itself ends the run.
 
-    Says first, in one line, where the last attempt was if it left a note: it was killed. No number depends on the note:
-    what cannot be read is passed over, what cannot be written is left out, and no link is followed.
+    A note that is there at the start means that the last attempt was killed; one log line says where. No number depends
+    on the note: one that cannot be read is passed over, one that cannot be written is left out, no link is followed.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._path = folder, folder / FILE
+        self._folder, self._path = folder, folder / NOTE_FILE
         self._descriptor: int | None = None
         self._handles_faults = False
         self._host = re.sub(r"[^\w.-]", "-", socket.gethostname()[:40], flags=re.ASCII)
@@ -71,13 +71,13 @@ class Attempt:
     def __enter__(self) -> Self:
         global _place
         _place = _Place()
-        self._tell()
+        self._report_last()
         with suppress(OSError):
-            self._path.unlink(missing_ok=True)  # and not what a link there leads to
+            self._path.unlink(missing_ok=True)  # a link, not its target
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             self._descriptor = os.open(self._path, flags, 0o644)
-            os.lseek(self._descriptor, LENGTH, os.SEEK_SET)
-            if not faulthandler.is_enabled():  # else somebody else wants to know
+            os.lseek(self._descriptor, NOTE_BYTES, os.SEEK_SET)
+            if not faulthandler.is_enabled():  # else another program has its own handler
                 faulthandler.enable(self._descriptor)
                 self._handles_faults = True
         _running.append(self)
@@ -92,14 +92,14 @@ class Attempt:
             self._path.unlink(missing_ok=True)
 
     def write(self) -> None:
-        """Notes where the run is."""
+        """Writes the part of the run that is at work into the note."""
         if self._descriptor is not None:
-            note = f"process {os.getpid()} on {self._host} in {_place}".ljust(LENGTH - 1) + "\n"
+            note = f"process {os.getpid()} on {self._host} in {_place}".ljust(NOTE_BYTES - 1) + "\n"
             with suppress(OSError):
                 os.pwrite(self._descriptor, note.encode(), 0)
 
     def leave(self) -> None:
-        """Writes no more; the note stays."""
+        """Stops writing; the note stays."""
         if self._handles_faults:
             faulthandler.disable()
         if self._descriptor is not None:
@@ -107,16 +107,16 @@ class Attempt:
         self._descriptor, self._handles_faults = None, False
         _running.clear()
 
-    def _tell(self) -> None:
-        """What became of the last attempt, if it did not come to its end."""
+    def _report_last(self) -> None:
+        """Warns in one line where the last attempt was killed, if it was."""
         content = _read(self._path)
-        note, stack = content[:LENGTH].decode(errors="replace").strip(), content[LENGTH:]
+        note, stack = content[:NOTE_BYTES].decode(errors="replace").strip(), content[NOTE_BYTES:]
         if not _NOTE.fullmatch(note):
             return
         if not (fatal := _FATAL.match(stack)):
-            _log.warning("the last attempt ended without a word (killed, or out of memory?): %s", note)
+            _log.warning("the last attempt left no reason for its end (killed, or out of memory?): %s", note)
             return
-        kept = self._folder / STACK
+        kept = self._folder / STACK_FILE
         with suppress(OSError):
             write_atomically(kept, lambda file: file.write(stack))
         name = _SIGNALS.get(fatal[1].replace(b"-", b" "), "a fatal signal")
@@ -124,21 +124,16 @@ class Attempt:
 
 
 def _read(path: Path) -> bytes:
-    """What a plain file holds, up to a length; nothing where there is none."""
+    """The note and the stack behind it; empty where there is no plain file."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
+        with open_to_read(path, follow_links=False) as file:
+            return file.read(NOTE_BYTES + MAX_STACK_BYTES)
+    except (OSError, UserError):
         return b""
-    try:
-        return os.pread(descriptor, LENGTH + MOST_STACK, 0) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
-    except OSError:
-        return b""
-    finally:
-        os.close(descriptor)
 
 
 def _in_fork() -> None:
-    """A worker's end is its parent's to tell."""
+    """A forked worker does not write the note: its parent reports how the worker ends."""
     for attempt in list(_running):
         attempt.leave()
 

@@ -1,4 +1,4 @@
-"""Small JSON objects in files that tell whether they are as they were written."""
+"""Small JSON objects in files, with a checksum by which a reader finds damage."""
 
 import hashlib
 import json
@@ -9,24 +9,21 @@ from typing import Any
 from fedlab_runner.utils import untrusted
 
 FORMAT = 1
-_MARK = ',\n "sha256": "'  # before the SHA-256 of all that stands before this
+_MARK = ',\n "sha256": "'  # stands between the content and its SHA-256
 
 
 class Damaged(ValueError):
-    """What is wrong with a file, in words that follow its name."""
+    """The fault of a file, in words that follow its name."""
 
 
 def text(content: Mapping[str, Any]) -> str:
-    """The object as a file holds it: with a key `format`, and at the end the SHA-256 of all before it."""
+    """The text of a file with this content: the object, a key `format`, and at the end the SHA-256 of all before."""
     body = json.dumps({**content, "format": FORMAT}, indent=1).removesuffix("\n}")
     return body + _end(body)
 
 
 def read(path: Path) -> dict[str, Any]:
-    """What `text` was made of. A file of an older version, without format and sum, is read as it stands.
-
-    Raises Damaged, and OSError where there is no such file.
-    """
+    """The content of a file that holds a `text`. Raises Damaged, and OSError where there is no such file."""
     try:
         content = untrusted.read_bytes(path)
         values = untrusted.parse_json(content)
@@ -34,11 +31,11 @@ def read(path: Path) -> dict[str, Any]:
         raise Damaged("is damaged") from None
     whole = content.decode()
     body, mark, _ = whole.rpartition(_MARK)
-    if not isinstance(values, dict) or (mark and whole != body + _end(body)) or (not mark and "format" in values):
+    if not isinstance(values, dict) or not mark or whole != body + _end(body):
         raise Damaged("is damaged")
-    if values.pop("format", FORMAT) != FORMAT:
+    if values.pop("format", None) != FORMAT:
         raise Damaged(f"has another format than {FORMAT}, which this version reads")
-    values.pop("sha256", None)
+    del values["sha256"]
     return values
 
 

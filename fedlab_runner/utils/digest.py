@@ -7,7 +7,7 @@ from typing import Any
 
 
 def digest(value: Any) -> str:
-    """Eight hex digits of a plain value; the order of keys and 1 against 1.0 make no difference."""
+    """Eight hex digits of a plain value; the order of keys does not matter, and 1 equals 1.0."""
     text = json.dumps(_canonical(value), sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 

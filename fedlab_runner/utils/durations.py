@@ -1,8 +1,8 @@
-"""How numbers are said to people."""
+"""Durations in words."""
 
 
 def duration(seconds: float) -> str:
-    """In the unit that a reader wants."""
+    """Seconds in the unit that reads best: `less than 1 s`, `80 s`, `25 min`, `3.1 h`."""
     if seconds < 1:
         return "less than 1 s"
     minutes = round(seconds / 60)

@@ -1,12 +1,12 @@
-"""The exceptions that the command line shows in one line."""
+"""The exceptions that the command line shows without a traceback."""
 
 
 class UserError(ValueError):
-    """Something that the user can mend: one line that names the key or file and the way out."""
+    """A fault that the user can mend: one line that names the key or file and the remedy."""
 
 
 class RunFailed(RuntimeError):
-    """A run cannot go on, by no fault of its command and config: one line that names what is lost and the way out."""
+    """A run cannot go on though its command and config are right: one line with what is lost and the remedy."""
 
 
 class Diverged(RunFailed):
@@ -14,7 +14,7 @@ class Diverged(RunFailed):
 
 
 class Pruned(Exception):
-    """The rule `pruning` has given the run up after `round`; `objective` is that of its evaluations so far."""
+    """The rule `pruning` ended the run after `round`; `objective` is that of the evaluations so far."""
 
     def __init__(self, round: int, objective: float, reason: str) -> None:
         super().__init__(f"given up after round {round}: {reason}")
@@ -22,11 +22,11 @@ class Pruned(Exception):
 
 
 class Interrupted(BaseException):
-    """A signal asked the run to stop; it has been checkpointed. `signal` is its number."""
+    """A signal, with this number, asked the run to stop; the run has been checkpointed."""
 
     def __init__(self, signal: int) -> None:
         super().__init__(f"stopped by signal {signal}")
         self.signal = signal
 
     def __reduce__(self) -> tuple[type["Interrupted"], tuple[int]]:
-        return type(self), (self.signal,)  # a launcher's worker sends it back pickled
+        return type(self), (self.signal,)  # a launcher's worker returns it pickled

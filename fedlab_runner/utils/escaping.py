@@ -1,4 +1,4 @@
-"""Texts of strangers, made harmless for what shows them: names, config values and errors come out of run folders."""
+"""Texts of strangers, such as names and errors from a run folder, made harmless for the program that shows them."""
 
 import csv
 import hashlib
@@ -10,12 +10,12 @@ from typing import Any
 _SPECIAL = re.compile(r"[\\`*\[\]|~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 _FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")  # the last four are their full-width forms
-_NAME = 100  # characters of a file name, far below the 255 bytes of a file system, for a suffix and a temporary name
+_MAX_NAME_CHARACTERS = 100  # of a file name: far below a file system's 255 bytes, which leaves room for a suffix
 
 
 def visible(text: str) -> str:
-    """The text in one line, with what is no visible character written as an escape, such as `\\x1b`: control sequences
-    of terminals, line ends, marks that change the direction of writing, halves of characters.
+    """The text in one line, its invisible characters as escapes such as `\\x1b`: control sequences of terminals, line
+    ends, marks that change the direction of writing, halves of characters.
     """
     if text.isprintable():
         return text
@@ -26,29 +26,29 @@ def visible(text: str) -> str:
 
 
 def markdown(text: str) -> str:
-    """The text as markdown that shows exactly it: no HTML, link, picture, code, emphasis, formula or cell's end."""
+    """Markdown that shows exactly the text: no HTML, link, picture, code, emphasis, formula or end of a cell."""
     text = re.sub("[&<>]", lambda found: _ENTITIES[found[0]], visible(text).strip())
     return _start(_SPECIAL.sub(r"\\\g<0>", text))
 
 
 def _start(text: str) -> str:
-    """A list's or a heading's mark at the start loses its meaning."""
+    """The text, in which a list's or a heading's mark at the start is escaped."""
     if re.match(r"[#+=:-]", text):
         return f"\\{text}"
     return re.sub(r"^(\d+)([.)])", r"\1\\\2", text) if re.match(r"\d+[.)](\s|$)", text) else text
 
 
 def fenced(lines: Iterable[str], language: str = "") -> str:
-    """Lines as a block of markdown's code, which they cannot end."""
+    """Lines as a block of code in markdown; no line can end the block."""
     shown = [visible(line) for line in lines]
     ticks = max((len(found) for line in shown for found in re.findall("`+", line)), default=0)
     fence = "`" * max(3, ticks + 1)
     return "\n".join([fence + language, *shown, fence])
 
 
-def comma_separated(rows: Iterable[Sequence[Any]]) -> str:
-    """Rows as CSV in which no program finds a formula: texts are quoted, and one that would be taken for a formula has
-    an apostrophe before it. Numbers stay numbers; None is empty.
+def csv_text(rows: Iterable[Sequence[Any]]) -> str:
+    """Rows as CSV that holds no formula: texts are quoted, and a text that a program would take for a formula begins
+    with an apostrophe. Numbers stay numbers; None is empty.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
@@ -56,21 +56,21 @@ def comma_separated(rows: Iterable[Sequence[Any]]) -> str:
     return text.getvalue()
 
 
-def short(text: str, most: int) -> str:
-    """The text, or its beginning and a hash of all of it: still another one for another text."""
-    return text if len(text) <= most else f"{text[: most - 9]}\N{HORIZONTAL ELLIPSIS}{_hash(text)}"
+def short(text: str, limit: int) -> str:
+    """The text, or its beginning and a hash of the whole: two long texts stay different."""
+    return text if len(text) <= limit else f"{text[: limit - 9]}\N{HORIZONTAL ELLIPSIS}{_hash(text)}"
 
 
 def file_name(words: str) -> str:
-    """A name for a file about these words, always the same; with a hash where they are too long or do not show."""
+    """A file name made of these words; a hash is added where they are too long or have characters that names lack."""
     name = re.sub(r"[^A-Za-z0-9_.=-]+", "_", words).strip("-_.")
-    if len(name) <= _NAME and re.fullmatch(r"[A-Za-z0-9_.=, -]*", words):
+    if len(name) <= _MAX_NAME_CHARACTERS and re.fullmatch(r"[A-Za-z0-9_.=, -]*", words):
         return name
-    return f"{name[: _NAME - 9]}-{_hash(words)}"
+    return f"{name[: _MAX_NAME_CHARACTERS - 9]}-{_hash(words)}"
 
 
 def label(text: str) -> str:
-    """The text for a picture, where dollars would begin a formula and a first underscore hides a line's name."""
+    """The text for matplotlib, where a dollar begins a formula and a first underscore hides a line's name."""
     text = short(visible(text), 120).replace("$", "\\$")
     return f" {text}" if text.startswith("_") else text
 

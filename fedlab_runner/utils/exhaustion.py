@@ -1,19 +1,19 @@
-"""What a machine has no more of: memory, processes, threads, open files. One line is enough: it is no fault of ours.
+"""The errors of a machine that has run out of memory, processes, threads or open files, each explained in one line.
 
-The same shortage comes as an exception of Python, of numpy, of torch's own allocators, or of the system.
+The same shortage comes as an exception of Python, of numpy, of torch's allocators, or of the system.
 """
 
 import errno
 import re
 
-_WAY_OUT = {
+_REMEDIES = {
     "memory": "lower participation.cohort_size, local.batch_size or executor.chunk_size, or raise a limit (ulimit -v)",
     "processes or threads": "lower executor.workers or threads, or raise a limit (ulimit -u)",
     "open files": "raise the limit (ulimit -n)",
 }
 _BY_NUMBER = {errno.ENOMEM: "memory", errno.EAGAIN: "processes or threads"}
 _BY_NUMBER |= dict.fromkeys((errno.EMFILE, errno.ENFILE), "open files")
-_BY_WORDS = {  # a RuntimeError tells by its words alone, and so does a library that cannot be loaded
+_BY_WORDS = {  # a RuntimeError and an ImportError have no number
     r"can't allocate memory|out of memory|bad_alloc|cannot allocate memory|failed to map segment": "memory",
     r"can't start new thread|Resource temporarily unavailable": "processes or threads",
     r"Too many open files": "open files",
@@ -21,7 +21,7 @@ _BY_WORDS = {  # a RuntimeError tells by its words alone, and so does a library 
 
 
 def explain(error: BaseException) -> str | None:
-    """The line to show where something ran out; None for all other errors."""
+    """The line to show where the machine ran out of something; None for all other errors."""
     what = None
     if isinstance(error, MemoryError):
         what = "memory"
@@ -34,4 +34,6 @@ def explain(error: BaseException) -> str | None:
         return None
     lines = str(error).strip().splitlines()
     said = f" ({lines[0][:200]})" if lines else ""
-    return f"there is no more of {what}{said}: {_WAY_OUT[what]}; the same command goes on from the last checkpoint"
+    return (
+        f"the machine has run out of {what}{said}: {_REMEDIES[what]}; the same command goes on from the last checkpoint"
+    )

@@ -1,4 +1,4 @@
-"""Writing files so that a reader, or a run that is started again, sees the old content or the new, never half of it."""
+"""Opening files safely, and writing them whole: a reader sees the old content or the new one, never half of it."""
 
 import errno
 import os
@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 from fedlab_runner.utils.errors import UserError
 
-TEMPORARY = ".tmp"
+TEMPORARY = ".tmp"  # the end of the name of a file that is being written
 _NOT_OURS = "{} is a link or no plain file, and is not written to: delete it, or give another hydra.run.dir"
 _LEFT = re.compile(rf".+\.[0-9a-f]{{16}}{re.escape(TEMPORARY)}")
 
@@ -21,8 +21,8 @@ _LEFT = re.compile(rf".+\.[0-9a-f]{{16}}{re.escape(TEMPORARY)}")
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Calls `write` on a temporary file beside `path`, forces it to disk and renames it to `path`.
 
-    The name is `<name>.<random>.tmp`, so that processes of several machines may write one path; it is removed when
-    `write` fails, and only a killed process leaves one behind.
+    The temporary name is `<name>.<random>.tmp`, so that processes of several machines may write one path. The file is
+    removed when `write` fails; only a killed process leaves one behind.
     """
     make_folder(path.parent)
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}{TEMPORARY}")
@@ -40,15 +40,15 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def write_text_atomically(path: Path, text: str) -> None:
-    """The same for a text, in UTF-8."""
+    """Writes a text in UTF-8 by way of a temporary file, as `write_atomically` does."""
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
 def open_own(path: Path, flags: int, alone: bool = True) -> int:
-    """A descriptor of a plain file that is written in place, in a run folder: what is to be there is nobody else's.
+    """Opens a plain file of a run folder to be written in place, and returns its descriptor.
 
-    Raises UserError where there is a link, a pipe, a device or a folder instead. A file that has another name too (a
-    hard link, such as a backup's) is copied first, if it is to be `alone`, and the other name keeps what it had.
+    Raises UserError where the path is a link, a pipe, a device or a folder. With `alone`, a file that has a second name
+    (a hard link, such as a backup's) is copied first: the second name keeps the old content.
     """
     try:  # without waiting for the other end of a pipe
         descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY, 0o644)
@@ -67,19 +67,30 @@ def open_own(path: Path, flags: int, alone: bool = True) -> int:
     return open_own(path, flags)
 
 
-def open_to_read(path: Path) -> BinaryIO:
-    """A plain file of a run folder, or what a link there leads to. UserError for a pipe or a device, which may have no
-    end.
+class NotPlainFile(UserError):
+    """A path is a pipe, a device or a folder, and is not read: its content may have no end."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"{path} is no plain file, and is not read: delete it, or give another hydra.run.dir")
+
+
+def open_to_read(path: Path, *, follow_links: bool = True) -> BinaryIO:
+    """Opens a plain file that others may have made or replaced; without `follow_links` a link is no plain file.
+
+    Raises NotPlainFile, and OSError as the system does.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
-        return os.fdopen(descriptor, "rb")
-    os.close(descriptor)
-    raise UserError(f"{path} is no plain file, and is not read: delete it, or give another hydra.run.dir")
+    if not stat.S_ISREG(path.stat(follow_symlinks=follow_links).st_mode):  # opening some devices has effects
+        raise NotPlainFile(path)
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY  # O_NONBLOCK: a pipe does not make us wait
+    descriptor = os.open(path, flags if follow_links else flags | os.O_NOFOLLOW)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # replaced since it was looked at
+        os.close(descriptor)
+        raise NotPlainFile(path)
+    return os.fdopen(descriptor, "rb")
 
 
 def append_line(path: Path, line: str) -> None:
-    """Adds a line to a file of lines, in the place of what a killed process left of its own."""
+    """Appends a line to a file of lines; a torn last line, which a killed process left, is removed first."""
     descriptor = open_own(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
     try:
         with naming(path):
@@ -91,13 +102,13 @@ def append_line(path: Path, line: str) -> None:
 
 
 def write_whole(descriptor: int, data: bytes) -> None:
-    """All of it: the system may take a part at a time."""
+    """Writes all the bytes: one call to the system may write a part of them."""
     while data:
         data = data[os.write(descriptor, data) :]
 
 
 def is_at(path: Path, descriptor: int) -> bool:
-    """Whether a name still leads to an open file: it may have been removed, or another file put in its place."""
+    """Whether a path still names an open file: the file may have been removed, or replaced by another one."""
     try:
         return os.path.samestat(os.lstat(path), os.fstat(descriptor))
     except OSError:
@@ -105,7 +116,7 @@ def is_at(path: Path, descriptor: int) -> bool:
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a folder with those above it, and forces their entries to disk: what is in it must not be lost with it."""
+    """Makes a folder and its parents, and forces their entries to disk: a lost entry would lose the files in it."""
     if not folder.is_dir():
         make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
@@ -113,7 +124,7 @@ def make_folder(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Forces the folder's entries to disk: without it a new file or a rename may be lost with the power."""
+    """Forces a folder's entries to disk: else a power failure may lose a new file or a rename."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         with naming(folder):
@@ -123,7 +134,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def remove_leftovers(*folders: Path) -> None:
-    """Removes what killed processes left of files that were being written; nobody else may be writing there."""
+    """Removes the temporary files that killed processes left; no other process may be writing in these folders."""
     for folder in folders:
         for path in folder.glob(f"*{TEMPORARY}"):
             if _LEFT.fullmatch(path.name):
@@ -132,7 +143,7 @@ def remove_leftovers(*folders: Path) -> None:
 
 @contextmanager
 def naming(path: Path | None) -> Iterator[None]:
-    """An OSError of a call that knows only a descriptor names the file, if it has a name."""
+    """Adds the file's name to an OSError of a call that was given a descriptor only; None: the file has no name."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Signals that stop a run: raised where the program is, and again where that exception was lost."""
+"""Signals that stop a run. Each raises an exception in the main thread, and a second one where the first was lost."""
 
 import signal
 import sys
@@ -10,18 +10,18 @@ from typing import Any
 
 from fedlab_runner.utils.errors import Interrupted
 
-_asked: list[int] = []  # the signal that has come, in this process
-_waiting: list[None] = []  # one for each open `deferred`
-_lost: list[int] = []  # whose exception was lost, until it is raised again
-AGAIN_SECONDS = 0.01  # until a signal whose exception was lost is raised once more
+_asked: list[int] = []  # the signals that this process has received
+_waiting: list[None] = []  # one entry for each open `deferred`
+_lost: list[int] = []  # signals whose exception was lost, until it is raised again
+RERAISE_SECONDS = 0.01  # until a lost exception is raised again
 
 
 @contextmanager
 def raised() -> Iterator[None]:
-    """SIGTERM, SIGINT and SIGHUP raise Interrupted in the main thread; a second one acts as before: stop at once.
+    """SIGTERM, SIGINT and SIGHUP raise Interrupted in the main thread; a second signal ends the process at once.
 
-    Only where nobody else decided what they do: a launcher's handlers stay, and so do the ignored SIGINT of a
-    background job and the ignored SIGHUP of nohup.
+    Handlers that another program has set stay: a launcher's, the ignored SIGINT of a background job, the ignored
+    SIGHUP of nohup.
     """
     before = {}
     if threading.current_thread() is threading.main_thread():
@@ -36,7 +36,7 @@ def raised() -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         restore()
         _asked.append(number)
-        if _calls(frame, hook):  # an exception of it would be lost for good
+        if _calls(frame, hook):  # an exception raised in the hook would be lost for good
             _again(Interrupted(number), stop)
         elif not _waiting:
             raise Interrupted(number)
@@ -61,28 +61,28 @@ def raised() -> Iterator[None]:
 
 
 def _calls(frame: FrameType | None, function: Callable[..., object]) -> bool:
-    """Whether a function has been called and has not returned, by the frame where the program is."""
+    """Whether a function has been called and has not returned, seen from the frame at work."""
     while frame is not None and frame.f_code is not function.__code__:
         frame = frame.f_back
     return frame is not None
 
 
 def _again(ignored: BaseException | None, handler: Callable[[int, FrameType | None], None]) -> bool:
-    """Whether this exception, which Python is about to print and forget because a destructor or a weak reference's
-    callback was running, is ours; it is raised again as soon as that has ended.
+    """Raises an Interrupted again that Python is about to print and forget, because a destructor or a weak reference's
+    callback was running; returns whether the exception is one.
     """
     if not isinstance(ignored, Interrupted):
         return False
 
     def once_more() -> None:
-        if _lost:  # not if the run has stopped by now
+        if _lost:  # cleared where the run has stopped
             _lost.clear()
             signal.pthread_kill(main.ident or 0, ignored.signal)
 
     main = threading.main_thread()
     _lost.append(ignored.signal)
     signal.signal(ignored.signal, handler)
-    timer = threading.Timer(AGAIN_SECONDS, once_more)
+    timer = threading.Timer(RERAISE_SECONDS, once_more)
     timer.daemon = True
     timer.start()
     return True
@@ -90,8 +90,8 @@ def _again(ignored: BaseException | None, handler: Callable[[int, FrameType | No
 
 @contextmanager
 def deferred() -> Iterator[None]:
-    """A signal that comes meanwhile is raised at the end: the compiler loses exceptions in its callbacks, and
-    torch.save puts its own in their place.
+    """Raises Interrupted at the end of the block for a signal that comes within: torch's compiler loses exceptions in
+    its callbacks, and torch.save replaces them by its own.
     """
     _waiting.append(None)
     try:
@@ -103,8 +103,8 @@ def deferred() -> Iterator[None]:
 
 
 def check() -> None:
-    """Raises Interrupted if a signal has come whose exception was lost: destructors and some callbacks of libraries,
-    the compiler's among them, print an exception and go on.
+    """Raises Interrupted if the exception of a signal was lost: destructors and some callbacks of libraries, among them
+    those of torch's compiler, print an exception and go on.
     """
     if _asked:
         _lost.clear()
@@ -112,5 +112,5 @@ def check() -> None:
 
 
 def name(number: int) -> str:
-    """SIGSEGV and the like; `signal 99` for one that has no name."""
+    """The name of a signal, such as SIGSEGV; `signal 99` where it has none."""
     return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"

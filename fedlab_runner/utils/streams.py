@@ -1,4 +1,7 @@
-"""The terminal cannot stop a run: not a pipe that is closed, not a full disk behind it, not a window that is gone."""
+"""Standard output and error that cannot stop a run: a closed pipe, a full disk or a closed window is reported once.
+
+The live view of a run, which writes to these streams, is `fedlab_runner.tracking.terminal`.
+"""
 
 import errno
 import io
@@ -10,14 +13,12 @@ from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
 _NAMES = {1: "standard output", 2: "standard error"}
-_lost: dict[int, OSError] = {}  # descriptor: the first error of each stream that cannot be written to
-_optional: list[None] = []  # not empty: there is work that goes on whatever becomes of what is printed
+_lost: dict[int, OSError] = {}  # by descriptor: the first error of a stream that cannot be written to
+_optional: list[None] = []  # not empty: the process does work whose results are in files
 
 
 class Forgiving(io.FileIO):
-    """A descriptor to write to. An error goes to `tell`, which raises it or does not; what was to be written is lost
-    then.
-    """
+    """A descriptor to write to. An error goes to `tell`, which may raise it; if not, the bytes are lost."""
 
     def __init__(self, descriptor: int, tell: Callable[[OSError], None], closefd: bool = True) -> None:
         super().__init__(descriptor, "wb", closefd=closefd)
@@ -25,7 +26,7 @@ class Forgiving(io.FileIO):
 
     def write(self, data: Any) -> int:
         try:
-            while (written := super().write(data)) is None:  # somebody has made it non-blocking
+            while (written := super().write(data)) is None:  # another process has made it non-blocking
                 select.select([], [self], [])
         except OSError as error:
             self._tell(error)
@@ -36,7 +37,7 @@ class Forgiving(io.FileIO):
 def text_of(
     raw: Forgiving, encoding: str, line_buffering: bool = False, write_through: bool = False
 ) -> io.TextIOWrapper:
-    """A text file; what its encoding has no sign for is written as an escape."""
+    """A text file; a character that its encoding lacks is written as an escape."""
     return io.TextIOWrapper(
         io.BufferedWriter(raw),
         encoding,
@@ -47,11 +48,11 @@ def text_of(
 
 
 @contextmanager
-def kept() -> Iterator[None]:
-    """Standard output and error never fail, but for one case: what a command was asked to print (no run, see
-    `optional`) must not get lost, unless it was the reader who had enough.
+def protected() -> Iterator[None]:
+    """Within the block standard output and error never fail, but for one case: before `make_optional`, a command whose
+    printed answer is lost raises OSError, unless the reader closed the pipe.
 
-    Streams that somebody else has put in the place of the process's own are left alone.
+    Streams by which another program has replaced the process's own are left alone.
     """
     _fill()
     before: list[tuple[str, TextIO]] = []
@@ -70,26 +71,26 @@ def kept() -> Iterator[None]:
                 setattr(sys, name, stream)
 
 
-def optional() -> None:
-    """From now on this process does work whose results are in files: it says once that a stream is lost and goes on."""
+def make_optional() -> None:
+    """From now on the results of this process are in files: a lost stream is reported once, and the work goes on."""
     _optional.append(None)
     for descriptor, error in _lost.items():
         _say(descriptor, error)
 
 
 def _fill() -> None:
-    """Opens nothing in the place of a standard stream that was closed: else the next file that is opened would be it,
-    and what libraries and children print would be in there.
+    """Opens /dev/null for each closed standard stream: else the next file that is opened would take its descriptor, and
+    the output of libraries and children would go into that file.
     """
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # takes the lowest number that is free
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # open takes the lowest free number
 
 
 def _stream(descriptor: int, before: TextIO | None) -> io.TextIOWrapper:
-    """The same stream, which keeps its errors to itself; `before` is None where it was closed."""
+    """A stream that hides its errors, with the settings of `before` (None: the stream was closed)."""
 
     def tell(error: OSError) -> None:
         if descriptor in _lost:
@@ -105,7 +106,7 @@ def _stream(descriptor: int, before: TextIO | None) -> io.TextIOWrapper:
 
 
 def _say(descriptor: int, error: OSError) -> None:
-    """On the other stream, past its buffers: this may be in the middle of a write to it."""
+    """Warns on the other stream, past its buffers: the process may be in the middle of a write to it."""
     line = f"warning: {_NAMES[descriptor]} cannot be written to ({error.strerror}): the run goes on without it\n"
     with suppress(OSError):  # it is lost too
         os.write(3 - descriptor, line.encode())

@@ -1,4 +1,4 @@
-"""What the system knows of processes and cores."""
+"""Cores, memory and processes, as the system reports them."""
 
 import ctypes
 import os
@@ -13,18 +13,18 @@ from typing import Any
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of mallopt
 _ALLOCATOR_SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
-KEPT_FREE = 2**30  # bytes that stay with the process when they are freed
-KEPT_PIECES = 2**26, 2**25  # pieces of memory that may be among them, in bytes; older libraries allow the second alone
-SHARED_BY = "FEDLAB_SHARED_BY"  # the environment variable that says how many jobs run side by side on this machine
+TRIM_THRESHOLD_BYTES = 2**30  # so much freed memory stays with the process
+MMAP_THRESHOLD_BYTES = 2**26, 2**25  # larger blocks go back at once; older C libraries allow the second value only
+SHARED_BY = "FEDLAB_SHARED_BY"  # environment variable: how many jobs share this machine
 
 
 def usable_cores() -> int:
-    """The CPU cores that this process may use: its share of the machine's, where jobs of a sweep run side by side."""
+    """The CPU cores that this process may use: a share of the machine's where jobs of a sweep run side by side."""
     return max(1, machine_cores() // int(os.environ.get(SHARED_BY) or 1))
 
 
 def idle_cores(seconds: float = 0.1) -> int:
-    """The usable cores that nobody was at work on for a moment, at least one (Linux; elsewhere all of them)."""
+    """The usable cores that were idle for `seconds`, at least one (Linux; elsewhere all usable cores)."""
     usable = usable_cores()
     before, began = _idle_ticks(), time.perf_counter()
     if usable == 1 or before is None:
@@ -35,7 +35,7 @@ def idle_cores(seconds: float = 0.1) -> int:
 
 
 def _idle_ticks() -> int | None:
-    """For how long the cores of this process have been idle in total; None where unknown."""
+    """The idle time of this process's cores since the start of the system, in clock ticks; None where unknown."""
     try:
         own = {f"cpu{core}" for core in os.sched_getaffinity(0)}
         lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
@@ -46,7 +46,7 @@ def _idle_ticks() -> int | None:
 
 def jobs_at_once(launcher: Mapping[str, Any]) -> int:
     """How many jobs of a sweep share this machine, by the config of Hydra's launcher."""
-    if launcher["_target_"].endswith("submitit_launcher.LocalLauncher"):  # all of them, however many
+    if launcher["_target_"].endswith("submitit_launcher.LocalLauncher"):  # starts all jobs at once
         return machine_cores()
     jobs = int(launcher.get("n_jobs") or 1)
     return max(1, machine_cores() + 1 + jobs if jobs < 0 else jobs)
@@ -54,7 +54,7 @@ def jobs_at_once(launcher: Mapping[str, Any]) -> int:
 
 @lru_cache(maxsize=1)
 def machine_cores() -> int:
-    """The CPU cores that affinity and control group's quota leave, whoever else is at work on them."""
+    """The CPU cores that affinity and the control group's quota leave to this process, busy or not."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -64,7 +64,7 @@ def machine_cores() -> int:
 
 
 def die_with_parent(parent: int) -> None:
-    """Lets the system kill this process when its parent ends in whatever way (Linux)."""
+    """Has the system kill this process when its parent ends, however it ends (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it has ended already
@@ -73,20 +73,20 @@ def die_with_parent(parent: int) -> None:
 
 @lru_cache(maxsize=1)
 def keep_freed_memory() -> None:
-    """Lets the C library keep what is freed for what comes next (glibc; elsewhere nothing happens).
+    """Has the C library keep freed memory for the next allocation (glibc; elsewhere nothing happens).
 
-    Else the activations of convolutions go back to the system after a local step, and the next step gets them anew,
+    Else the activations of convolutions go back to the system after each local step, and the next step gets them anew,
     page by page: a quarter of its time. A user's own settings in the environment are left alone.
     """
     if sys.platform != "linux" or any(name in os.environ for name in _ALLOCATOR_SETTINGS):
         return
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):  # other libraries may have none
-        mallopt(_M_TRIM_THRESHOLD, KEPT_FREE)
-        any(mallopt(_M_MMAP_THRESHOLD, size) for size in KEPT_PIECES)
+        mallopt(_M_TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES)
+        any(mallopt(_M_MMAP_THRESHOLD, size) for size in MMAP_THRESHOLD_BYTES)
 
 
 def cpu_seconds(pid: int) -> float | None:
-    """CPU time that a process has used; None where that cannot be found out."""
+    """The CPU time that a process has used; None where unknown."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -95,7 +95,7 @@ def cpu_seconds(pid: int) -> float | None:
 
 
 def resident_bytes() -> int | None:
-    """Memory that this process has now; None where unknown."""
+    """The resident memory of this process; None where unknown."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
@@ -103,7 +103,7 @@ def resident_bytes() -> int | None:
 
 
 def memory_bytes() -> int | None:
-    """Memory that could be used without swapping, the limit of the control group included; None where unknown."""
+    """The memory that is free without swapping, within the limit of the control group; None where unknown."""
     found = []
     try:
         lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())

@@ -1,12 +1,10 @@
-"""Reading files that a stranger may have written: run folders and config folders travel.
+"""Reading files that a stranger may have written: people pass run folders and config folders on.
 
-Whatever such a file is, holds or claims, reading it takes bounded time, memory and stack and ends in the content or in
-`Unreadable`. A path that is no plain file (a FIFO, a device, a folder) is never opened for its content.
+Whatever such a file holds, reading it takes bounded time, memory and stack, and ends in the content or in `Unreadable`.
+A path that is no plain file (a pipe, a device, a folder) is never read: `utils.files.open_to_read` refuses it.
 """
 
 import json
-import os
-import stat
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -14,66 +12,49 @@ from typing import Any, BinaryIO, TypeGuard
 
 import yaml
 
-MOST_BYTES = 2**24  # of a file that is read as a whole
-MOST_YAML = 2**20  # bytes; a run's config has some ten thousand
-MOST_NODES = 100_000  # of a YAML document, each alias counted as what it stands for, a long text as several
-_TEXT = 64  # characters of a text that count as a value
-MOST_LINES = 2**28  # bytes of a file of lines
-LONGEST_LINE = 2**22  # bytes
-DEEPEST = 50  # levels of lists and mappings
-MOST_DIGITS = 40  # of an integer: Python refuses to write down those of more than 4,300
+from fedlab_runner.utils.files import NotPlainFile, open_to_read
+
+MAX_FILE_BYTES = 2**24  # of a file that is read whole
+MAX_YAML_BYTES = 2**20  # a run's config has about ten thousand
+MAX_YAML_NODES = 100_000  # of a YAML document: an alias counts as what it stands for, a long text as several
+_CHARACTERS_A_NODE = 64  # so many characters of a text count as one node
+MAX_LINES_BYTES = 2**28  # of a file of lines
+MAX_LINE_BYTES = 2**22  # of one line, with its end
+MAX_DEPTH = 50  # levels of lists and mappings, one in another
+MAX_INT_DIGITS = 40  # Python refuses to print integers of more than 4,300 digits
 
 NOT_YAML = "is not YAML"
-_TOO_DEEP = f"is nested deeper than {DEEPEST} levels"
+_TOO_DEEP = f"is nested deeper than {MAX_DEPTH} levels"
 
 
 class Unreadable(ValueError):
     """What is wrong with a file, in words that follow its name."""
 
 
-def open_file(path: Path) -> BinaryIO:
-    """A plain file, opened for reading; symbolic links are followed.
-
-    Raises Unreadable, and FileNotFoundError where there is nothing.
-    """
-    try:
-        if not stat.S_ISREG(path.stat().st_mode):  # before it is opened: that alone has effects on some devices
-            raise Unreadable("is not a plain file")
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise FileNotFoundError(error.errno, error.strerror, str(path)) from error
-    except OSError as error:
-        raise Unreadable(f"cannot be read ({error.strerror})") from error
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # exchanged in between: O_NONBLOCK has kept us from waiting
-        os.close(descriptor)
-        raise Unreadable("is not a plain file")
-    return os.fdopen(descriptor, "rb")
-
-
-def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
-    """The whole content. Raises Unreadable, and FileNotFoundError where there is nothing."""
-    with open_file(path) as file:
-        content = _read(file, most + 1)
-    if len(content) > most:
-        raise Unreadable(f"is larger than {most // 2**20} MiB")
+def read_bytes(path: Path, limit: int = MAX_FILE_BYTES) -> bytes:
+    """The whole content. Raises Unreadable, also above `limit` bytes, and FileNotFoundError where there is nothing."""
+    with _open(path) as file:
+        content = _read(file, limit + 1)
+    if len(content) > limit:
+        raise Unreadable(f"is larger than {limit // 2**20} MiB")
     return content
 
 
 def lines(path: Path) -> Iterator[bytes]:
-    """The lines with their ends; the last one may have none. Raises Unreadable, and FileNotFoundError."""
-    with open_file(path) as file:
-        left = MOST_LINES
-        while line := file.readline(LONGEST_LINE + 1):
+    """The lines with their ends; the last line may have none. Raises Unreadable, and FileNotFoundError."""
+    with _open(path) as file:
+        left = MAX_LINES_BYTES
+        while line := file.readline(MAX_LINE_BYTES + 1):
             left -= len(line)
-            if len(line) > LONGEST_LINE:
-                raise Unreadable(f"has a line longer than {LONGEST_LINE // 2**20} MiB")
+            if len(line) > MAX_LINE_BYTES:
+                raise Unreadable(f"has a line longer than {MAX_LINE_BYTES // 2**20} MiB")
             if left < 0:
-                raise Unreadable(f"is larger than {MOST_LINES // 2**20} MiB")
+                raise Unreadable(f"is larger than {MAX_LINES_BYTES // 2**20} MiB")
             yield line
 
 
 def parse_json(content: bytes) -> Any:
-    """The value of a JSON text in UTF-8, or Unreadable. Of a key that is there twice the last value counts."""
+    """The value of a JSON text in UTF-8; of a repeated key the last value counts. Raises Unreadable."""
     try:
         value = _JSON.decode(content.decode())
     except RecursionError:
@@ -82,7 +63,7 @@ def parse_json(content: bytes) -> Any:
         raise
     except ValueError:
         raise Unreadable("is not JSON") from None
-    if content.count(b"[") + content.count(b"{") > DEEPEST:
+    if content.count(b"[") + content.count(b"{") > MAX_DEPTH:
         _check_depth(value)
     return value
 
@@ -93,14 +74,13 @@ def read_json(path: Path) -> Any:
 
 
 def check_yaml(content: bytes) -> None:
-    """Raises Unreadable unless a YAML text is safe to be loaded: its size, depth and aliases are within the limits.
+    """Raises Unreadable unless a YAML text is safe to load: its size, depth and aliases are within the limits.
 
-    A loader builds what it reads level by level on the stack (libyaml's dies of a segmentation fault there), and what
-    follows it writes every alias out: nine lines may stand for a thousand million values. This reads one event after
-    the other instead.
+    A loader needs stack for each level (libyaml's ends in a segmentation fault), and whoever copies the result writes
+    every alias out: nine lines may stand for a thousand million values. The check reads the parser's events one by one.
     """
-    if len(content) > MOST_YAML:
-        raise Unreadable(f"is larger than {MOST_YAML // 2**20} MiB")
+    if len(content) > MAX_YAML_BYTES:
+        raise Unreadable(f"is larger than {MAX_YAML_BYTES // 2**20} MiB")
     nodes, open_at, anchors = 0, list[tuple[str | None, int]](), dict[str, int]()
     try:
         for event in _events(content):
@@ -116,14 +96,14 @@ def check_yaml(content: bytes) -> None:
                 if anchor is not None:
                     anchors[anchor] = nodes - before
             elif isinstance(event, yaml.ScalarEvent):
-                size = 1 + len(event.value) // _TEXT
+                size = 1 + len(event.value) // _CHARACTERS_A_NODE
                 nodes += size
                 if event.anchor is not None:
                     anchors[event.anchor] = size
-            if len(open_at) > DEEPEST:
+            if len(open_at) > MAX_DEPTH:
                 raise Unreadable(_TOO_DEEP)
-            if nodes > MOST_NODES:
-                raise Unreadable(f"stands for more than {MOST_NODES:,} values")
+            if nodes > MAX_YAML_NODES:
+                raise Unreadable(f"stands for more than {MAX_YAML_NODES:,} values")
     except (yaml.YAMLError, UnicodeDecodeError):
         raise Unreadable(NOT_YAML) from None
 
@@ -135,33 +115,44 @@ def _events(content: bytes) -> Iterator[Any]:
 
 
 def parse_yaml(content: bytes) -> Any:
-    """The value of a YAML text, of what JSON can hold too, with texts for keys; or Unreadable."""
+    """The value of a YAML text that JSON could hold too, its keys as texts. Raises Unreadable."""
     check_yaml(content)
     try:
         return _plain(_loader()(content).get_single_data())
     except Unreadable:
         raise
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError):  # also of what a tag makes of its scalar
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError):  # a tag's constructor raises any of these
         raise Unreadable(NOT_YAML) from None
 
 
 def read_yaml(path: Path) -> Any:
     """The value in a YAML file. Raises Unreadable, and FileNotFoundError where there is nothing."""
-    return parse_yaml(read_bytes(path, MOST_YAML))
+    return parse_yaml(read_bytes(path, MAX_YAML_BYTES))
 
 
 def _int(digits: str) -> int:
-    if len(digits.lstrip("-")) > MOST_DIGITS:
-        raise Unreadable(f"holds a number of more than {MOST_DIGITS} digits")
+    if len(digits.lstrip("-")) > MAX_INT_DIGITS:
+        raise Unreadable(f"holds a number of more than {MAX_INT_DIGITS} digits")
     return int(digits)
 
 
 _JSON = json.JSONDecoder(parse_int=_int)
 
 
-def _read(file: BinaryIO, most: int) -> bytes:
-    """Up to so many bytes: memory grows with what comes, not with what the file claims."""
-    parts, left = [], most
+def _open(path: Path) -> BinaryIO:
+    try:
+        return open_to_read(path)
+    except NotPlainFile:
+        raise Unreadable("is not a plain file") from None
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise FileNotFoundError(error.errno, error.strerror, str(path)) from error
+    except OSError as error:
+        raise Unreadable(f"cannot be read ({error.strerror})") from error
+
+
+def _read(file: BinaryIO, limit: int) -> bytes:
+    """Up to `limit` bytes. Memory grows with the bytes that come, not with the size that the file claims."""
+    parts, left = [], limit
     while left and (part := file.read(min(left, 2**20))):
         parts.append(part)
         left -= len(part)
@@ -170,7 +161,7 @@ def _read(file: BinaryIO, most: int) -> bytes:
 
 def _check_depth(value: Any) -> None:
     level = [value]
-    for _ in range(DEEPEST):
+    for _ in range(MAX_DEPTH):
         inside = (node.values() if isinstance(node, dict) else node for node in level if isinstance(node, dict | list))
         level = [child for children in inside for child in children]
     if any(isinstance(node, dict | list) for node in level):
@@ -178,13 +169,13 @@ def _check_depth(value: Any) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it; the depth is known to be bounded."""
+    """The value as JSON has it; its depth has been checked."""
     if isinstance(value, dict):
         return {str(_plain(key)): _plain(each) for key, each in value.items()}
     if isinstance(value, list):
         return [_plain(each) for each in value]
-    if isinstance(value, int) and abs(value) >= 10**MOST_DIGITS:  # bases other than ten have no limit of Python's
-        raise Unreadable(f"holds a number of more than {MOST_DIGITS} digits")
+    if isinstance(value, int) and abs(value) >= 10**MAX_INT_DIGITS:  # Python limits the digits in base ten only
+        raise Unreadable(f"holds a number of more than {MAX_INT_DIGITS} digits")
     if value is None or isinstance(value, str | bool | int | float):
         return value
     raise Unreadable(f"holds a {type(value).__name__}")
@@ -197,7 +188,7 @@ def are_texts(values: Any) -> TypeGuard[list[str]]:
 
 @cache
 def _loader() -> Any:
-    """libyaml's, where it is there: OmegaConf's takes a second for ten runs. A date is a text, as there."""
+    """A loader of libyaml where PyYAML has it: OmegaConf's takes a second for ten runs. Dates are texts in both."""
     base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     known = {
         first: [(tag, pattern) for tag, pattern in each if not tag.endswith(":timestamp")]

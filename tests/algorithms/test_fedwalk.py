@@ -21,7 +21,7 @@ from fedlab_runner.core.algorithm import ServerAlgorithm
 from fedlab_runner.core.client_losses import client_losses
 from fedlab_runner.core.rng import Purpose
 from fedlab_runner.executors.vectorized import Vectorized
-from fedlab_runner.experiment import run as runner
+from fedlab_runner.experiment.setup import prepare
 from fedlab_runner.utils.errors import UserError
 from tests.helpers.composed import composed
 from tests.helpers.toy import (
@@ -428,7 +428,7 @@ def build(*overrides: str) -> Components:
 )
 def test_a_config_that_cannot_be_is_one_line_that_names_the_key(overrides: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message) as error:
-        runner.prepare(build(*overrides))
+        prepare(build(*overrides))
     assert len(str(error.value).splitlines()) == 1
 
 
@@ -440,7 +440,7 @@ def test_its_name_says_what_it_is_around() -> None:
 
 
 def test_server_and_leash_data_are_two_things() -> None:
-    fed = runner.prepare(
+    fed = prepare(
         build(
             "server_data=in_domain",
             "server_data.size=50",

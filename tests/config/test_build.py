@@ -104,7 +104,7 @@ def test_build_gives_objects_and_plain_values() -> None:
         ("seed=-1", "seed must be >= 0, got -1"),
         ("train_fraction=0", "train_fraction must be in (0, 1], got 0"),
         ("train_fraction=1.1", "train_fraction must be in (0, 1], got 1.1"),
-        ("label_noise=1.5", "label_noise must be between 0 and 1, got 1.5"),
+        ("label_noise=1.5", "label_noise must be in [0, 1], got 1.5"),
         ("precision=float8", "precision must be one of float32, bfloat16, float64, got float8"),
         ("device=gpu", "device must be one of auto, cpu, cuda, cuda:<index>, got gpu"),
         ("delay.std=-1", "delay.std must be finite and >= 0, got -1.0"),

@@ -237,15 +237,15 @@ def test_workers_are_never_left_to_compile(caplog: pytest.LogCaptureFixture, mon
     """A fork that comes to a cohort or a chunk of a new size can wait for ever for the compiler's threads."""
     from torch._dynamo.utils import counters
 
-    train_piece, here = Vectorized.train_piece, os.getpid()
+    train_chunk, here = Vectorized.train_chunk, os.getpid()
 
     def watched(self: Vectorized, *how: Any) -> None:
         time.sleep(0.3 * (os.getpid() == here))  # the worker takes its share
         counters.clear()
-        train_piece(self, *how)
+        train_chunk(self, *how)
         assert os.getpid() == here or not counters["stats"], "compiled in a worker"
 
-    monkeypatch.setattr(Vectorized, "train_piece", watched)
+    monkeypatch.setattr(Vectorized, "train_chunk", watched)
     training = local(epochs=None, steps=3)  # what is asked for in later rounds is plain work: workers stay
     inner = Vectorized(chunk_size=3, compile=True)
     fed = federation(executor=Processes(workers=2, inner=inner), training=training)

@@ -87,7 +87,7 @@ def test_what_a_dead_worker_leaves_is_learnt_again(
         assert end != "error", "of the worker's own"
         time.sleep(60)
 
-    monkeypatch.setattr(forks, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(forks, "POLL_SECONDS", 0.02)
     monkeypatch.setattr(forks, "STUCK_SECONDS", 0.5)
     expected, _ = learnt(1)
     found, _ = learnt(3, act=in_workers_only(act))

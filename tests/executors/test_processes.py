@@ -19,9 +19,9 @@ from fedlab_runner.config.build import build
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.work import Executor
 from fedlab_runner.executors import processes
+from fedlab_runner.executors._chunks import ChunkedExecutor
 from fedlab_runner.executors._fork import pool as crew
 from fedlab_runner.executors._fork import processes as forks
-from fedlab_runner.executors._pieces import ChunkedExecutor
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.processes import Processes
 from fedlab_runner.executors.vectorized import Vectorized
@@ -43,7 +43,7 @@ def train(fed: Federation, start: Tensor | None = None, **how: Any) -> tuple[Ten
 @pytest.fixture(autouse=True)
 def forked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The workers of a test; others may have left processes of their own, and more memory than workers may keep."""
-    monkeypatch.setattr(processes, "MOST_KEPT", float("inf"))
+    monkeypatch.setattr(processes, "MAX_KEPT_BYTES", float("inf"))
     fork, pids = os.fork, list[int]()
 
     def noted() -> int:
@@ -146,13 +146,13 @@ def test_workers_go_with_the_clients(forked: list[int]) -> None:
 
 
 def test_workers_do_not_stay_where_they_would_keep_much(monkeypatch: pytest.MonkeyPatch, forked: list[int]) -> None:
-    monkeypatch.setattr(processes, "MOST_KEPT", 1)
+    monkeypatch.setattr(processes, "MAX_KEPT_BYTES", 1)
     rounds(Processes(2, LOOP), COHORTS[:1] * 3)
     assert len(forked) == 3 and nobody_is_left(forked)
 
 
 def test_more_pieces_than_tickets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crew, "MOST_TICKETS", 3)
+    monkeypatch.setattr(crew, "MAX_TICKETS", 3)
     expected = train(federation())
     assert torch.equal(train(federation(executor=Processes(2, LOOP)))[0], expected[0])
 
@@ -182,7 +182,7 @@ def test_what_dead_workers_leave_is_trained_again(caplog: pytest.LogCaptureFixtu
 def test_a_worker_that_stands_still_is_given_up(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, forked: list[int]
 ) -> None:
-    monkeypatch.setattr(forks, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(forks, "POLL_SECONDS", 0.02)
     monkeypatch.setattr(forks, "STUCK_SECONDS", 0.2)
     result = train(federation(executor=Processes(2, LOOP)), correct=in_workers_only(lambda: time.sleep(60)))
     assert torch.equal(result[0], train(federation())[0])
@@ -252,7 +252,7 @@ def test_no_worker_outlives_its_parent(number: signal.Signals) -> None:
 
 
 def test_bad_values() -> None:
-    with pytest.raises(ValueError, match=r"^workers must be >= 1 or null, got 0$"):
+    with pytest.raises(ValueError, match=r"^workers must be >= 1, got 0$"):
         Processes(0, LOOP)
     with pytest.raises(ValueError, match=r"^inner must be loop or vectorized, got processes$"):
         Processes(2, Processes(2, LOOP))  # type: ignore[arg-type]

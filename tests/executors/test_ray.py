@@ -19,8 +19,8 @@ import torch
 
 from fedlab_runner.config.build import build
 from fedlab_runner.core.work import Work
-from fedlab_runner.executors._pieces import Chunk, ChunkedExecutor
-from fedlab_runner.executors._ray.serialization import own_tensors, packed_population, pickled, shares_of
+from fedlab_runner.executors._chunks import Chunk, ChunkedExecutor
+from fedlab_runner.executors._ray.serialization import own_tensors, packed_client_data, pickled, shares_of
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.processes import Processes
 from fedlab_runner.executors.ray import Ray
@@ -56,11 +56,11 @@ def test_clients_are_dealt_out_by_their_steps() -> None:
     ids = np.arange(8)
     steps = fed.client_data.num_steps(ids, fed.local, False)
     work = Work(fed.family, fed.client_data, ids, steps, fed.local, 0.1, 0, 0, fed.family.init(0))
-    shares = shares_of(work, LOOP.pieces(work), 3)
+    shares = shares_of(work, LOOP.chunks(work), 3)
     assert sorted(row for share in shares for row in share.rows.tolist()) == list(range(8))
     assert [int(share.num_steps.sum()) for share in shares] == [20, 14, 12]  # two epochs of 10; 5 + 2; and the rest
     whole = shares_of(work, [Chunk(np.array([3, 1]), False), Chunk(np.array([0]), True)], 1)
-    assert [(piece.rows.tolist(), piece.frozen_norm) for piece in whole[0].pieces] == [([0, 1], False), ([2], True)]
+    assert [(chunk.rows.tolist(), chunk.frozen_norm) for chunk in whole[0].chunks] == [([0, 1], False), ([2], True)]
 
 
 OWN = """
@@ -72,9 +72,9 @@ from fedlab_runner.executors.loop import Loop
 
 @dataclass(frozen=True)
 class Halving(Loop):
-    def train_piece(self, work, piece, y, losses):
-        super().train_piece(work, piece, y, losses)
-        y[piece.rows] *= own_tools.STRENGTH
+    def train_chunk(self, work, chunk, y, losses):
+        super().train_chunk(work, chunk, y, losses)
+        y[chunk.rows] *= own_tools.STRENGTH
 
 
 @dataclass(frozen=True)
@@ -137,8 +137,8 @@ def test_a_worker_needs_no_file_of_the_users_modules(tmp_path: Path, monkeypatch
     steps = fed.client_data.num_steps(ids, fed.local, False)
     loss = own.pulled(fed.family, fed.family.init(1)[: fed.family.num_params])
     work = Work(fed.family, fed.client_data, ids, steps, fed.local, 0.1, 0, 0, start, loss=loss)
-    (share,) = shares_of(work, inner.pieces(work), 1)
-    sent = pickle.dumps((pickled(work, inner), packed_population(work.client_data), own_tensors(work), share))
+    (share,) = shares_of(work, inner.chunks(work), 1)
+    sent = pickle.dumps((pickled(work, inner), packed_client_data(work.client_data), own_tensors(work), share))
     for module in ("own", "own_tools"):
         cloudpickle.unregister_pickle_by_value(sys.modules[module])
         monkeypatch.delitem(sys.modules, module)

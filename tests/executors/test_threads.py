@@ -1,6 +1,5 @@
 """How many threads a run takes unasked."""
 
-import json
 import os
 import subprocess
 import sys
@@ -9,10 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedlab_runner.executors import threads
-from fedlab_runner.executors._autotune import cache as memory
-from fedlab_runner.utils import checksummed_json as sealed
-from fedlab_runner.utils import system
+from fedlab_runner.executors import _run_notes, threads
+from fedlab_runner.executors._autotune.cache import Memory
+from fedlab_runner.utils import checksummed_json, system
 
 STAT = """cpu  900 0 0 {sum} 0 0 0 0 0 0
 cpu0 100 0 50 {0} 3 0 0 0 0 0
@@ -64,13 +62,13 @@ def test_a_run_goes_on_with_its_number_on_the_same_machine(
 ) -> None:
     idle(monkeypatch, 4, 1)
     assert threads.set_threads(None, tmp_path) == 4
-    choices = memory.Memory()
+    choices = Memory()
     choices.open(tmp_path, 10)
     choices.choose("kind", "loop")  # beside what executor=auto notes
     assert threads.set_threads(None, tmp_path) == 4 and choices.choice("kind") == "loop"
-    monkeypatch.setattr(memory.platform, "node", lambda: "another")
+    monkeypatch.setattr(_run_notes.platform, "node", lambda: "another")
     assert threads.set_threads(None, tmp_path) == 1
-    noted = sealed.read(tmp_path / memory.CHOICES)
+    noted = checksummed_json.read(tmp_path / _run_notes.NOTES_FILE)
     assert sorted(value["threads"] for value in noted.values() if "threads" in value) == [1, 4]
 
 
@@ -78,9 +76,9 @@ def test_a_damaged_note_is_said_and_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     idle(monkeypatch, 2, 3)
-    (tmp_path / memory.CHOICES).write_text(json.dumps({memory.hardware(): {"threads": "all"}}))
+    (tmp_path / _run_notes.NOTES_FILE).write_text(checksummed_json.text({_run_notes.hardware(): {"threads": "all"}}))
     assert threads.set_threads(None, tmp_path) == 2 and not caplog.records
-    path = tmp_path / memory.CHOICES
+    path = tmp_path / _run_notes.NOTES_FILE
     path.write_text(path.read_text().replace('"threads": 2', '"threads": 9'))
     assert threads.set_threads(None, tmp_path) == 3
     assert [record.getMessage() for record in caplog.records] == [

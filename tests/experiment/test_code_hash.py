@@ -147,7 +147,7 @@ def test_an_edit_between_two_calls(edit: str, user: User, caplog: pytest.LogCapt
     with pytest.raises(UserError, match="other code"):  # it was taken once
         run_in(user.run, user.config("rounds=2"))
     run_in(user.run, user.config("rounds=3", "checkpoint.same_code=false"))
-    assert "it goes on with this" in caplog.text
+    assert "the run goes on with the present code" in caplog.text
     run_in(user.run, user.config("rounds=4"))  # which is its code now
 
 
@@ -176,23 +176,23 @@ def test_the_commit_of_a_users_repository_is_noted(user: User, monkeypatch: pyte
     run_in(user.run, user.config("rounds=1"))
     user.write("parts{n}/sign.py", "SIGN = 1.00\n")
     run_in(user.run, user.config("rounds=2"))
-    starts = [json.loads(line) for line in (user.run / provenance.FILE).read_text().splitlines()]
+    starts = [json.loads(line) for line in (user.run / provenance.COMMANDS_FILE).read_text().splitlines()]
     noted = [{Path(path): commit for path, commit in start["own_commits"].items()} for start in starts]
     assert noted == [{user.code: commit.strip()}, {user.code: commit.strip() + "-dirty"}]
 
 
-def test_what_is_not_ours_to_judge_is_let_pass(user: User) -> None:
-    """A run of a version that wrote no digests; a start whose line is damaged."""
+def test_a_summary_without_its_code_is_written_anew(user: User) -> None:
+    """The run goes on from its checkpoint; starts whose lines are damaged are passed over."""
     run_in(user.run, user.config("rounds=1"))
     summary = json.loads((user.run / "summary.json").read_text())
     kept = summary.pop("code_sha256")
     (user.run / "summary.json").write_text(json.dumps(summary))
-    (user.run / provenance.FILE).write_text('{"code": 3}\n[]\nnonsense\n{"code": {"a": "b"}}\n')
+    (user.run / provenance.COMMANDS_FILE).write_text('{"code": 3}\n[]\nnonsense\n{"code": {"a": "b"}}\n')
     run_in(user.run, user.config("rounds=1"))
     assert json.loads((user.run / "summary.json").read_text())["code_sha256"] == kept
-    assert provenance.codes(user.run) == [{"a": "b"}]
+    assert len(starts := provenance.codes(user.run)) == 2 and starts[0] == {"a": "b"}
     user.write("parts{n}/sign.py", "SIGN = -1.0\n")
-    with pytest.raises(UserError, match="other code has finished: delete"):
+    with pytest.raises(UserError, match=r"other code has finished .*sign.*: delete"):
         run_in(user.run, user.config("rounds=1"))
 
 

@@ -19,9 +19,9 @@ from fedlab_runner.config import build as config
 from fedlab_runner.config.build import build, fingerprint
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.executors.loop import Loop
-from fedlab_runner.experiment import run as runner
 from fedlab_runner.experiment.loop import Simulation
-from fedlab_runner.experiment.run import prepare, run_in
+from fedlab_runner.experiment.run import run_in
+from fedlab_runner.experiment.setup import prepare
 from fedlab_runner.utils import signals
 from fedlab_runner.utils.errors import Diverged, Interrupted, UserError
 from tests.helpers.composed import composed, files
@@ -313,7 +313,7 @@ def test_methods_with_and_without_server_data_can_share_a_test_set() -> None:
     """The examples held out are those that in-domain server data takes, and more of them include the fewer."""
 
     def test_set(*overrides: str) -> set[bytes]:
-        fed = runner.prepare(config.build(composed("dataset=synthetic", "algorithm=fedavg", *overrides))).simulation
+        fed = prepare(config.build(composed("dataset=synthetic", "algorithm=fedavg", *overrides))).simulation
         return {example.numpy().tobytes() for example in fed.test.inputs}
 
     whole = test_set("server_data=none")

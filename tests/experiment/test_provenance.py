@@ -35,7 +35,6 @@ Type = Callable[[str], list[Seen]]
 @pytest.fixture
 def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Type]:
     """Types a command in a folder with two config folders of a user's; the jobs that it composes, which do nothing."""
-    from fedlab_runner.experiment import run as runner
 
     slow = (config.conf_dir() / "local" / "sgd.yaml").read_text().replace("\nlr: ", "\nlr: 0.125 # was ")
     for place in ("mine", "my configs, ümläut"):
@@ -59,7 +58,7 @@ def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Type]:
         assert train.main() == 0
         return list(seen)
 
-    monkeypatch.setattr(runner, "run", stand_in)
+    monkeypatch.setattr("fedlab_runner.experiment.run.run", stand_in)
     handlers, level = logging.root.handlers[:], logging.root.level
     yield run
     for handler in set(logging.root.handlers) - set(handlers):
@@ -104,10 +103,10 @@ def test_a_noted_command_is_run(tmp_path: Path) -> None:
     start = [sys.executable, "-m", "fedlab_runner"]
     subprocess.run([*start, "-m", "--config-dir", "mine", *how], cwd=tmp_path, check=True, capture_output=True)
     for folder in (folder for folder in (tmp_path / "my sweeps").iterdir() if (folder / "summary.json").exists()):
-        noted = json.loads((folder / provenance.FILE).read_text())
+        noted = json.loads((folder / provenance.COMMANDS_FILE).read_text())
         assert noted["cwd"] == str(tmp_path)
         again = [*start, *shlex.split(noted["command"])[1:]]
         ended = subprocess.run(again, cwd=noted["cwd"], check=True, capture_output=True, text=True)
         assert "is finished already" in " ".join(ended.stdout.split())
-        assert len((folder / provenance.FILE).read_text().splitlines()) == 1
+        assert len((folder / provenance.COMMANDS_FILE).read_text().splitlines()) == 1
     assert not (tmp_path / "outputs" / "fedavg").exists()

@@ -121,7 +121,7 @@ def test_it_leaves_nothing_behind() -> None:
 
 def test_a_gpu_has_its_own_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables of the host's do not count there. Nobody computes on the device: it only has another name."""
-    monkeypatch.setattr(estimate, "WORTH_REFUSING", 0)
+    monkeypatch.setattr(estimate, "MIN_REFUSED_BYTES", 0)
     monkeypatch.setattr(estimate, "gpu_bytes", lambda device: (10**9, 2 * 10**9))
     monkeypatch.setattr(estimate, "_saved_bytes", lambda family, fed: 1000)
     fed = federation()
@@ -140,7 +140,7 @@ def test_a_gpu_has_its_own_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_run_that_cannot_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimate, "WORTH_REFUSING", 0)
+    monkeypatch.setattr(estimate, "MIN_REFUSED_BYTES", 0)
     monkeypatch.setattr(estimate, "memory_bytes", lambda: 1000)
     fed = federation()
     with pytest.raises(UserError) as refused:
@@ -173,7 +173,7 @@ def test_what_rounds_take_is_said_when_one_has_shown_it(
     overrides = ("algorithm=fedavg", "executor=loop", "evaluation.every=2")
     run_in(tmp_path / "short", composed(*overrides, "rounds=4"))
     assert "that are left" not in caplog.text, "seconds are not worth a line"
-    monkeypatch.setattr("fedlab_runner.experiment.loop.WORTH_SAYING", 0.0)
+    monkeypatch.setattr("fedlab_runner.experiment.loop.MIN_REPORTED_SECONDS", 0.0)
     run_in(tmp_path / "long", composed(*overrides, "rounds=5"))
     assert re.search(r"round 1 took .* s: at most .* s for the 4 that are left", caplog.text)
     assert re.search(r"round 2 took .* s: (?!at most).* s for the 3 that are left", caplog.text)
@@ -199,7 +199,7 @@ def test_what_an_algorithm_does_beside_local_training_is_counted(
         return step(self, *how)
 
     monkeypatch.setattr(FedAvg, "server_step", slow)
-    monkeypatch.setattr("fedlab_runner.experiment.loop.WORTH_SAYING", 2.0)
+    monkeypatch.setattr("fedlab_runner.experiment.loop.MIN_REPORTED_SECONDS", 2.0)
     caplog.set_level(logging.INFO)
     run_in(tmp_path, composed("algorithm=fedavg", "executor=loop", "evaluation.every=3", "rounds=3"))
     assert re.search(r"round 1 took [2-9] s: at most [3-9] s for the 2 that are left", caplog.text)

@@ -9,7 +9,7 @@ import pytest
 
 from fedlab_runner.core.algorithm import ServerAlgorithm
 from fedlab_runner.experiment.run import run_in
-from fedlab_runner.experiment.standstill import FAR, foreseen
+from fedlab_runner.experiment.standstill import MAX_ROUNDS_AHEAD, foreseen
 from fedlab_runner.tracking.summary import standstill as found
 from tests.helpers.composed import composed
 from tests.helpers.toy import ALGORITHMS, algorithm, federation, local
@@ -41,7 +41,7 @@ def test_a_run_that_stands_still_says_so(case: str, tmp_path: Path, caplog: pyte
     caplog.set_level(logging.WARNING, "fedlab_runner")
     number = run_in(tmp_path, composed(*FEW, *STILL[case]))
     before, after = (record.message for record in caplog.records if "model" in record.message)
-    assert before.startswith("the server's model will not move: ") and "\n" not in before
+    assert before.startswith("the server's model will not change: ") and "\n" not in before
     assert after.startswith("the evaluated model never changed: ") and summary(tmp_path)["warnings"] == [after]
     bytes = (tmp_path / "summary.json").read_bytes()
     assert run_in(tmp_path, composed(*FEW, *STILL[case])) == number
@@ -85,4 +85,4 @@ def test_rows_of_which_nothing_can_be_said() -> None:
     assert found(still) == "the evaluated model never changed: each evaluation is that of the first model"
     assert found([]) is None and found(still[:2]) is None and found([{"round": 0}, {"round": 1}]) is None
     assert found([*still, {"round": 3, "test/loss": 1.5}]) is None
-    assert foreseen(algorithm("fedbuff"), federation(), FAR + 1) is None
+    assert foreseen(algorithm("fedbuff"), federation(), MAX_ROUNDS_AHEAD + 1) is None

@@ -117,8 +117,8 @@ def results(folder: Path) -> dict[str, bytes]:
 
 def _child(job: dict[str, Any], cfg: Any, report: int, said: int) -> NoReturn:
     """One run, in a process of its own; never returns."""
-    from fedlab_runner.config import explain as cli_errors
-    from fedlab_runner.experiment import run as runner
+    from fedlab_runner.config.explain import explain
+    from fedlab_runner.experiment.run import run_in
     from fedlab_runner.utils import signals
     from fedlab_runner.utils.errors import Interrupted
 
@@ -133,9 +133,9 @@ def _child(job: dict[str, Any], cfg: Any, report: int, said: int) -> NoReturn:
     exec(job.get("code", ""), {})
     try:
         with signals.raised():
-            runner.run_in(folder, cfg)
+            run_in(folder, cfg)
     except (Exception, Interrupted) as error:
-        lines = cli_errors.explain(error, ())
+        lines = explain(error, ())
         print("\n".join(lines) if lines else "".join(traceback.format_exception(error)), file=log)
         status = 3 if lines is None else 2
     os.write(report, json.dumps(struck.labels).encode())
@@ -173,8 +173,7 @@ def _serve() -> None:
     os.environ |= {"OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
     import torch
 
-    from fedlab_runner.experiment import provenance
-    from fedlab_runner.experiment import run as runner
+    from fedlab_runner.experiment import provenance, run
     from fedlab_runner.tracking.terminal import Console
     from tests.helpers import pictures
     from tests.helpers.composed import composed
@@ -185,10 +184,10 @@ def _serve() -> None:
     Console.table = lambda *_: None
     # A config is composed and built once; components are frozen.
     configs: dict[tuple[str, ...], Any] = {}
-    check = runner.check
-    runner.check = _once(lambda cfg: _Once(check(cfg)))
+    check = run.check
+    run.check = _once(lambda cfg: _Once(check(cfg)))
     with tempfile.TemporaryDirectory() as folder:  # imports what is imported late
-        runner.run_in(Path(folder) / "run", composed(*TINY, "rounds=1", small=False))
+        run.run_in(Path(folder) / "run", composed(*TINY, "rounds=1", small=False))
     for line in sys.stdin:
         job = json.loads(line)
         by_key = {each.partition("=")[0]: each for each in (*TINY, *job["overrides"])}  # the later ones win
@@ -196,7 +195,7 @@ def _serve() -> None:
         if overrides not in configs:
             cfg = configs[overrides] = composed(*overrides, small=False)
             with contextlib.suppress(ValueError):  # the child will say so
-                runner.check(cfg).build()
+                run.check(cfg).build()
         if "logger=wandb" in overrides:
             import wandb  # noqa: F401  # once, and not in each child
         readable, writable = os.pipe()

@@ -15,7 +15,7 @@ NOTHING = {
 
 def leave_out(put: Callable[[Any, str, Any], None] = setattr) -> None:
     """From here on no run of this process draws; a MonkeyPatch's `setattr` takes it back."""
-    from fedlab_runner.experiment import artifacts as leaving
+    from fedlab_runner.experiment import artifacts
 
     for name, drawn in NOTHING.items():
-        put(leaving, name, lambda *_, drawn=drawn: drawn)
+        put(artifacts, name, lambda *_, drawn=drawn: drawn)

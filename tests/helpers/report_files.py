@@ -9,6 +9,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from fedlab_runner.config.build import conf_dir, register_resolvers, run_id
+from fedlab_runner.utils import checksummed_json
 from tests.helpers.composed import SMALL
 
 
@@ -41,5 +42,5 @@ def write_failed_job(outputs: Path, folder: Path, error: str) -> Path:
     sweep = outputs / "sweeps" / "a-sweep"
     (sweep / "jobs").mkdir(parents=True, exist_ok=True)
     job = {"folder": f"outputs/{folder.name}", "status": "failed", "error": error}
-    (sweep / "jobs" / f"{folder.name}.json").write_text(json.dumps(job))
+    (sweep / "jobs" / f"{folder.name}.json").write_text(checksummed_json.text(job))
     return sweep

@@ -15,6 +15,7 @@ from fedlab_runner.pruning.median import Median
 from fedlab_runner.pruning.none import NoPruning
 from fedlab_runner.report import cli
 from fedlab_runner.sweep import callback as sweep
+from fedlab_runner.utils import checksummed_json
 from fedlab_runner.utils.errors import Pruned
 from tests.helpers.report_files import curve, write_run
 
@@ -70,7 +71,7 @@ def write_sweep(outputs: Path, *accuracies: float, metric: str = "test/accuracy"
         job = sweep.Job(
             [f"seed={i}"], i, "failed" if i == len(accuracies) else "finished", accuracy, f"elsewhere/{run.name}"
         )
-        (folder / "jobs" / f"{i}.json").write_text(json.dumps(job.__dict__))
+        (folder / "jobs" / f"{i}.json").write_text(checksummed_json.text(job.__dict__))
     return folder
 
 
@@ -91,7 +92,7 @@ def test_it_compares_with_the_finished_runs_of_its_sweep(tmp_path: Path, monkeyp
         Pruned, match=r"^given up after round 1: its best so far is worse than the median of 3 finished"
     ):
         look()
-    assert pruner.read(tmp_path / "mine")["objective"] == 0.55
+    assert pruner.read_note(tmp_path / "mine")["objective"] == 0.55
     monkeypatch.delenv(sweep.FOLDER)
     look()
 
@@ -113,7 +114,7 @@ def test_what_was_given_up_stays_so_under_the_same_rule(tmp_path: Path, monkeypa
         pruner.Pruner(tmp_path, Median(0, 3), ACCURACY, 3).start()
     assert again.value.round == 1 and math.isnan(again.value.objective)
     pruner.Pruner(tmp_path, Median(2, 3), ACCURACY, 3).start()
-    assert not (tmp_path / pruner.FILE).exists()
+    assert not (tmp_path / pruner.NOTE_FILE).exists()
 
 
 @pytest.mark.slow  # commands of the user's, each from its start
@@ -156,7 +157,7 @@ def test_a_sweep_gives_up_and_the_run_can_go_on(tmp_path: Path) -> None:
 def test_a_report_says_that_a_run_was_given_up(tmp_path: Path) -> None:
     for seed in (0, 1):
         folder = write_run(tmp_path, f"seed={seed}", "rounds=3", "evaluation.every=1", rows=curve(0.1, 0.2))
-        (folder / "pruned.json").write_text('{"round": 1}')
+        (folder / "pruned.json").write_text(checksummed_json.text({"round": 1}))
     text = (cli.write([tmp_path])[0].parent / "report.md").read_text()
     assert "given up<br>seed 0: given up, round 1 of 3, 20.0 so far<br>seed 1: given up, round 1 of 3" in text
 
@@ -169,5 +170,5 @@ def test_pruning_outside_of_a_sweep_is_said_to_do_nothing(
     assert not caplog.records
     pruner.Pruner(tmp_path, Median(0, 3), ACCURACY, 3).start()
     assert [record.getMessage() for record in caplog.records] == [
-        "pruning compares the runs of a sweep, and this is none (no -m): it does nothing"
+        "pruning has no effect: it compares the runs of a sweep, and this run belongs to none (no -m)"
     ]

@@ -22,6 +22,7 @@ from fedlab_runner.report import published as paper
 from fedlab_runner.report.content import ReportTable, Section, cell
 from fedlab_runner.report.folders import find
 from fedlab_runner.report.grouping import group
+from fedlab_runner.utils import checksummed_json
 from fedlab_runner.utils.errors import UserError
 from tests.helpers.report_files import curve, write_failed_job, write_run
 
@@ -408,8 +409,10 @@ def test_jobs_that_have_not_ended_are_named(tmp_path: Path) -> None:
         "status": "finished",
         "objective": 0.4,
         "folder": str(folder),
+        "summary": {},
+        "error": None,
     }
-    (sweep / "jobs" / "0.json").write_text(json.dumps(job))
+    (sweep / "jobs" / "0.json").write_text(checksummed_json.text(job))
     (sweep / "grid.json").write_text(json.dumps([["rounds=3", f"seed={seed}"] for seed in range(15)]))
     for path in (sweep, tmp_path):
         text = written(path)["report.md"]

@@ -143,14 +143,14 @@ def test_two_processes_at_once(template: Template, whole: tuple[dict[str, bytes]
 import os
 from pathlib import Path
 from tests.helpers.composed import composed
-from fedlab_runner.experiment import run as runner
+from fedlab_runner.experiment.run import run_in
 from fedlab_runner.checkpoints.store import CheckpointStore
 FOLDER, CFG, save = Path({str(tmp_path / "run")!r}), composed(*{[*TINY, *RUN]!r}, small=False), CheckpointStore.save
 def meanwhile(self, *arguments):
     child = os.fork()
     if child == 0:
         try:
-            runner.run_in(FOLDER, CFG)
+            run_in(FOLDER, CFG)
         except Exception as error:
             print("SECOND", error, flush=True)
             os._exit(7)

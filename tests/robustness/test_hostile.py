@@ -27,8 +27,7 @@ from omegaconf import OmegaConf
 import fedlab_runner
 from fedlab_runner import train
 from fedlab_runner.checkpoints.store import CheckpointStore
-from fedlab_runner.config import plugins, targets
-from fedlab_runner.config import secrets as keys
+from fedlab_runner.config import plugins, secrets, targets
 from fedlab_runner.config.build import build
 from fedlab_runner.datasets.femnist import NPZ
 from fedlab_runner.delays.from_file import DelayFromFile
@@ -589,23 +588,23 @@ def put(tree: dict[str, Any], key: str, value: Any) -> None:
 
 def test_keys_are_found_where_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    assert not keys.faults([("logger.name", KEY)]), "nothing is known"
+    assert not secrets.faults([("logger.name", KEY)]), "nothing is known"
     (tmp_path / "netrc").write_text(
         f"machine api.wandb.ai login user password {KEY}\nmachine x login a password bcdefghij"
     )
     (tmp_path / "netrc").chmod(0o600)
-    assert len(keys.faults([("a", f"x{KEY}"), ("b", 3), ("c", None), ("d", "bcdefghij")])) == 1
+    assert len(secrets.faults([("a", f"x{KEY}"), ("b", 3), ("c", None), ("d", "bcdefghij")])) == 1
     (tmp_path / "netrc").write_text("machine")
-    assert not keys.faults([("a", KEY)])
+    assert not secrets.faults([("a", KEY)])
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     cfg = composed()
     cfg.logger.tags = ["x", KEY]
     with pytest.raises(UserError, match=r"^logger\.tags\.1 holds a W&B key") as caught:
         build(cfg)
     assert KEY not in str(caught.value)
-    assert keys.in_arguments(["algorithm=fedavg", "-m", "+x.y=1"]) == []
+    assert secrets.in_arguments(["algorithm=fedavg", "-m", "+x.y=1"]) == []
     monkeypatch.setenv("WANDB_API_KEY", "short")
-    assert not keys.faults([("a", "short and long")])
+    assert not secrets.faults([("a", "short and long")])
 
 
 def test_what_a_run_notes_of_its_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -613,7 +612,7 @@ def test_what_a_run_notes_of_its_surroundings(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     provenance.record(tmp_path, "fedlab rounds=1", 2, {})
-    text = (tmp_path / provenance.FILE).read_text()
+    text = (tmp_path / provenance.COMMANDS_FILE).read_text()
     assert KEY not in text and set(json.loads(text)) == {
         *("command", "cwd", "commit", "own_commits", "threads", "versions", "code")
     }

@@ -32,11 +32,11 @@ TINY = (
 )
 MEBIBYTE = 2**20
 NO_PICTURES = """
-from fedlab_runner.experiment import artifacts as leaving
-from fedlab_runner.experiment import run as runner
+from fedlab_runner.experiment import artifacts
+from fedlab_runner.experiment.run import run_in
 for name in ("plot_partition", "plot_curves", "plot_staleness"):
-    setattr(leaving, name, lambda *_: False)
-leaving.plot_diagnostics = lambda *_: []
+    setattr(artifacts, name, lambda *_: False)
+artifacts.plot_diagnostics = lambda *_: []
 """
 # Many runs in one process: what Hydra does for each job of a sweep takes ten times as long as such a job.
 RUNS = """
@@ -46,7 +46,7 @@ from fedlab_runner import compose
 cfg = compose(*sys.argv[2:])
 for seed in range(int(sys.argv[1])):
     cfg.seed = seed
-    runner.run_in(Path("outputs") / f"fedbuff-{seed}", cfg)
+    run_in(Path("outputs") / f"fedbuff-{seed}", cfg)
 """
 SWEEP = "import sys\nfrom fedlab_runner import train\nsys.exit(train.main())"
 

@@ -18,9 +18,9 @@ import yaml
 from fedlab_runner.report import cli
 from fedlab_runner.report import published as paper
 from fedlab_runner.report.folders import find
-from fedlab_runner.sweep import callback as sweep
-from fedlab_runner.sweep import records as sweep_records
-from fedlab_runner.utils import checksummed_json as sealed
+from fedlab_runner.sweep import records
+from fedlab_runner.sweep.table import refresh, show
+from fedlab_runner.utils import checksummed_json
 from tests.helpers.report_files import curve, write_run
 
 HARM = (
@@ -94,7 +94,7 @@ def hostile(good: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             if seed == 3:
                 (folder / "metrics.jsonl").write_text("")
                 job |= {"status": "failed", "error": harm}
-            (jobs / f"{i}-{seed}.json").write_text(sealed.text(job))
+            (jobs / f"{i}-{seed}.json").write_text(checksummed_json.text(job))
         shutil.copytree(good, outputs / f"{i}-bad-{name}")
         (outputs / f"{i}-bad-{name}" / "config.yaml").write_text("x:\n" + "- " * 100 + "a")
     (jobs.parent / "grid.json").write_text(json.dumps([[harm] for harm in HARM]))
@@ -186,9 +186,9 @@ def test_nothing_of_a_run_reaches_the_terminal_as_a_control(
     assert cli.main([str(hostile), "--out", str(report)]) == 0
     assert cli.main([str(hostile), "--experiment", "\x1b[2J"]) == 2
     (theirs,) = (hostile / "sweeps").iterdir()
-    sweep_records._warn_once.cache_clear()
-    sweep.refresh(theirs)
-    sweep.show(theirs)
+    records._warn_once.cache_clear()
+    refresh(theirs)
+    show(theirs)
     shown = capsys.readouterr()
     assert all(each.isprintable() or each in "\n\xa0" for each in shown.out + shown.err)
     assert "that cannot be read" in shown.out

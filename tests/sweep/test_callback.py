@@ -27,10 +27,11 @@ from fedlab_runner import train
 from fedlab_runner.config import build as config
 from fedlab_runner.sweep import callback as sweep
 from fedlab_runner.sweep import plots as sweep_plots
-from fedlab_runner.sweep import records as sweep_records
+from fedlab_runner.sweep import records
 from fedlab_runner.sweep.records import Job, Row
+from fedlab_runner.sweep.table import cells, refresh
 from fedlab_runner.tracking.metric_direction import check_direction, direction_of
-from fedlab_runner.utils import system
+from fedlab_runner.utils import checksummed_json, system
 from fedlab_runner.utils.errors import Diverged, UserError
 from fedlab_runner.utils.files import write_text_atomically
 
@@ -41,14 +42,13 @@ Sweep = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Sweep]:
     """A sweep in this process with a function in the place of a run: the exit code, stdout and stderr."""
-    from fedlab_runner.experiment import run as runner
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sweep_plots, "plot_sweep", lambda _: [])
     handlers, level = logging.root.handlers[:], logging.root.level
 
     def start(run: Callable[[DictConfig], float], *arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(runner, "run", run)
+        monkeypatch.setattr("fedlab_runner.experiment.run.run", run)
         monkeypatch.setattr(sys, "argv", ["fedlab", "-m", *arguments])
         code = train.main()
         shown = capsys.readouterr()
@@ -105,7 +105,7 @@ def test_a_damaged_record_of_a_job_does_not_count_and_is_written_anew(
 ) -> None:
     """A digit of its number, or a letter of a name in it: never another mean in silence."""
     warnings: list[str] = []
-    monkeypatch.setattr(sweep_records._log, "warning", lambda text, *words: warnings.append(text % words))
+    monkeypatch.setattr(records._log, "warning", lambda text, *words: warnings.append(text % words))
     assert launch(score, *GRID)[0] == 0
     whole = table()
     path = min((only_folder() / "jobs").iterdir())
@@ -114,24 +114,23 @@ def test_a_damaged_record_of_a_job_does_not_count_and_is_written_anew(
         path.write_text(content.replace(old, new, 1))
         assert path.read_text() != content
         warnings.clear()
-        sweep_records._warn_once.cache_clear()
-        sweep.refresh(only_folder())
+        records._warn_once.cache_clear()
+        refresh(only_folder())
         assert sorted(row["seeds"] for row in table().values()) == ["1", "2", "2", "2"]
         assert warnings == [f"{path} is damaged and does not count: the command of the sweep writes it anew"]
     assert launch(score, *GRID)[0] == 0
     assert table() == whole and path.read_text() == content
-    # What an older version wrote, without a sum.
-    old = {key: value for key, value in json.loads(content).items() if key not in ("format", "sha256")}
-    path.write_text(json.dumps(old, indent=1))
-    sweep.refresh(only_folder())
-    assert table() == whole
+    bare = {key: value for key, value in json.loads(content).items() if key not in ("format", "sha256")}
+    path.write_text(json.dumps(bare, indent=1))
+    refresh(only_folder())
+    assert table() != whole, "a record without its checksum"
 
 
 def test_a_grid_knows_its_jobs_before_they_run(launch: Sweep) -> None:
     seen = []
-    launch(lambda cfg: seen.append(sweep.to_come(only_folder())) or 0.0, *GRID[1:], "rounds=3")
+    launch(lambda cfg: seen.append(records.to_come(only_folder())) or 0.0, *GRID[1:], "rounds=3")
     jobs = [[f"delay.std={std}", f"seed={seed}", "rounds=3"] for std in (5, 20) for seed in (0, 1)]
-    assert seen == [jobs[i:] for i in range(4)] and sweep.to_come(only_folder()) == []
+    assert seen == [jobs[i:] for i in range(4)] and records.to_come(only_folder()) == []
 
 
 def test_jobs_know_their_sweep_by_its_name(launch: Sweep) -> None:
@@ -219,7 +218,7 @@ def test_a_job_with_a_faulty_config_fails_alone(launch: Sweep) -> None:
     code, _, err = launch(lambda cfg: config.build(cfg).local.lr, "local.lr=0.25,fast,-1,0.5")
     assert code == 1
     assert err.splitlines()[-1] == "error: 2 of 4 jobs failed"
-    errors = {row.setting: row.failed[0].error for row in sweep.read(only_folder()) if row.failed}
+    errors = {row.setting: row.failed[0].error for row in records.read(only_folder()) if row.failed}
     assert errors == {
         ("local.lr=fast",): "local.lr must be a number, got 'fast'",
         ("local.lr=-1",): "local.lr must be finite and > 0, got -1.0",
@@ -235,10 +234,10 @@ def test_the_same_command_tries_again_what_failed(launch: Sweep) -> None:
         return 0.25
 
     assert launch(run, "seed=0,1")[0] == 1
-    assert len(sweep.read(only_folder())[0].failed) == 1
+    assert len(records.read(only_folder())[0].failed) == 1
     broken = False
     seen = []
-    launch(lambda cfg: seen.append(sweep.read(only_folder())[0].failed) or run(cfg), "seed=0,1")
+    launch(lambda cfg: seen.append(records.read(only_folder())[0].failed) or run(cfg), "seed=0,1")
     assert seen == [[], []]  # until it fails again, it is not a failure
     (row,) = table().values()
     assert (row["seeds"], row["failed"]) == ("2", "0")
@@ -269,7 +268,9 @@ def test_a_signal_ends_the_whole_sweep(launch: Sweep) -> None:
     assert code == 128 + signal.SIGTERM
     assert ran == [0, 1]
     assert err == "stopped by signal 15; the same command continues from the last checkpoint\n"
-    assert [job.status for row in sweep.read(only_folder()) for job in sorted(row.jobs, key=lambda job: job.seed)] == [
+    assert [
+        job.status for row in records.read(only_folder()) for job in sorted(row.jobs, key=lambda job: job.seed)
+    ] == [
         "finished",
         "interrupted",
     ]
@@ -315,15 +316,15 @@ def job(seed: int, objective: float | None, status: str = "finished", **more: An
 
 def test_one_seed_has_no_spread_and_what_is_not_finite_does_not_count() -> None:
     row = Row(("x=1",), [job(0, 0.5), job(1, float("nan")), job(2, None, "failed", error="why"), job(3, 9.0, "failed")])
-    assert sweep.cells([row])[1] == [["x=1", "1", "0.5", "", "2: why"]]
+    assert cells([row])[1] == [["x=1", "1", "0.5", "", "2: why"]]
 
 
 def test_settings_are_in_natural_order(tmp_path: Path) -> None:
     for value in (20, 5, 100):
         member = Job([f"delay.std={value}"], 0, "finished", 0.5, "")
         (tmp_path / "jobs").mkdir(exist_ok=True)
-        (tmp_path / "jobs" / f"{value}.json").write_text(json.dumps(asdict(member)))
-    assert [row.setting for row in sweep.read(tmp_path)] == [("delay.std=5",), ("delay.std=20",), ("delay.std=100",)]
+        (tmp_path / "jobs" / f"{value}.json").write_text(checksummed_json.text(asdict(member)))
+    assert [row.setting for row in records.read(tmp_path)] == [("delay.std=5",), ("delay.std=20",), ("delay.std=100",)]
 
 
 def test_a_bar_in_an_override_does_not_break_the_table() -> None:
@@ -333,7 +334,7 @@ def test_a_bar_in_an_override_does_not_break_the_table() -> None:
 def test_a_half_written_member_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "jobs").mkdir()
     (tmp_path / "jobs" / "a.json").write_text('{"overrides": [')
-    assert sweep.refresh(tmp_path) == []
+    assert refresh(tmp_path) == []
 
 
 def test_concurrent_writers_leave_a_whole_table(tmp_path: Path) -> None:
@@ -344,8 +345,8 @@ def test_concurrent_writers_leave_a_whole_table(tmp_path: Path) -> None:
         barrier.wait()
         for i in range(10):
             member = Job([f"seed={number * 10 + i}"], number * 10 + i, "finished", 1.0, "")
-            write_text_atomically(tmp_path / "jobs" / f"{number}-{i}.json", json.dumps(asdict(member)))
-            sweep.refresh(tmp_path)
+            write_text_atomically(tmp_path / "jobs" / f"{number}-{i}.json", checksummed_json.text(asdict(member)))
+            refresh(tmp_path)
 
     threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
     for thread in threads:
@@ -404,7 +405,7 @@ def test_a_real_sweep_in_other_processes(launcher: str, tmp_path: Path) -> None:
     ended = subprocess.run(start, cwd=tmp_path, capture_output=True, text=True)
     assert ended.returncode == 1 and ended.stderr.splitlines()[-1] == "error: 2 of 4 jobs failed"
     (folder,) = (tmp_path / "outputs" / "sweeps").iterdir()
-    assert sorted((len(row.values()), len(row.failed)) for row in sweep.read(folder)) == [(0, 2), (2, 0)]
+    assert sorted((len(row.values()), len(row.failed)) for row in records.read(folder)) == [(0, 2), (2, 0)]
 
 
 def test_a_job_on_slurm_may_be_put_back() -> None:

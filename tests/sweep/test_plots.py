@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from fedlab_runner.sweep import callback as sweep
 from fedlab_runner.sweep import plots as sweep_plots
 from fedlab_runner.sweep.plots import plot_sweep
 from fedlab_runner.sweep.records import Job
+from fedlab_runner.sweep.table import show
+from fedlab_runner.utils import checksummed_json
 
 SUMMARY = {"metric": "test/accuracy", "rule": "best"}
 
@@ -27,7 +28,7 @@ def job(folder: Path, objective: float | None, *overrides: str, seed: int = 0, s
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     record = Job([*overrides, f"seed={seed}"], seed, status, objective, str(run), SUMMARY)
     (folder / "jobs").mkdir(parents=True, exist_ok=True)
-    (folder / "jobs" / f"{number}.json").write_text(json.dumps(asdict(record)))
+    (folder / "jobs" / f"{number}.json").write_text(checksummed_json.text(asdict(record)))
 
 
 @pytest.fixture
@@ -87,7 +88,7 @@ def test_nothing_is_drawn_where_there_is_nothing_to_compare(tmp_path: Path) -> N
         job(search, 0.5, f"local.lr={i}", f"local.epochs={i}")
     assert [path.stem for path in plot_sweep(search)] == ["curves"]
     many = tmp_path / "many" / "sweep"
-    for i in range(sweep_plots.MOST_LINES + 1):
+    for i in range(sweep_plots.MAX_LINES + 1):
         for lr in ("1", "2"):
             job(many, 0.5, f"algorithm=a{i}", f"local.lr={lr}")
     assert plot_sweep(many) == []
@@ -120,7 +121,7 @@ def test_the_pictures_are_named_after_the_table(
     monkeypatch.chdir(tmp_path)
     for lr in ("1", "2"):
         job(tmp_path / "sweep", 0.5, f"local.lr={lr}")
-    sweep.show(tmp_path / "sweep")
+    show(tmp_path / "sweep")
     out = capsys.readouterr().out.splitlines()
     assert out[-4:-1] == ["sweep/table.md", "sweep/plots/local.lr.png", "sweep/plots/curves.png"]
-    assert out[-1] == "a page of it all: fedlab-report sweep"
+    assert out[-1] == "a page of all results: fedlab-report sweep"

@@ -20,7 +20,8 @@ from omegaconf import OmegaConf
 
 from fedlab_runner.tracking import terminal as console
 from fedlab_runner.tracking.log_lines import LineHandler
-from fedlab_runner.tracking.recorder import Logger, Recorder
+from fedlab_runner.tracking.logger import Logger
+from fedlab_runner.tracking.recorder import Recorder
 from fedlab_runner.tracking.summary import summarise
 from fedlab_runner.utils.errors import UserError
 from tests.helpers.paths import ROOT
@@ -290,7 +291,7 @@ def test_the_config_files_fit_the_class(name: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv("FEDLAB_SWEEP", raising=False)
     path = ROOT / "conf" / "logger" / f"{name}.yaml"
     node = {str(key): value for key, value in OmegaConf.to_container(OmegaConf.load(path), resolve=True).items()}
-    assert node.pop("_target_") == "fedlab_runner.tracking.recorder.Logger"
+    assert node.pop("_target_") == "fedlab_runner.tracking.logger.Logger"
     logger = Logger(**node)
     assert logger.mode == {"wandb": "offline", "none": "disabled"}[name]
     assert logger.group is None and logger.progress is None and logger.dir == "outputs/wandb"

@@ -19,7 +19,8 @@ import pytest
 
 from fedlab_runner.tracking import reachability as reach
 from fedlab_runner.tracking import wandb_run as tracking
-from fedlab_runner.tracking.recorder import Logger, Recorder
+from fedlab_runner.tracking.logger import Logger
+from fedlab_runner.tracking.recorder import Recorder
 from fedlab_runner.tracking.wandb_run import Tracker
 from tests.helpers import wandb_files
 from tests.helpers.paths import ROOT
@@ -33,7 +34,8 @@ CONFIG = {"algorithm": {"_target_": "FedAvg", "server_lr": 0.1}, "seed": 3, "tag
 SESSION = """
 import json, logging, os, signal, sys
 from pathlib import Path
-from fedlab_runner.tracking.recorder import Logger, Recorder
+from fedlab_runner.tracking.logger import Logger
+from fedlab_runner.tracking.recorder import Recorder
 
 told = json.loads(sys.argv[1])
 logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
@@ -468,8 +470,8 @@ def test_nobody_waits_for_a_server_that_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Neither at the start nor in the rounds; at the end no longer than its patience."""
-    monkeypatch.setattr(tracking, "AT_HAND_SECONDS", 0.2)
-    monkeypatch.setattr(tracking, "PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr(tracking, "FIRST_ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(tracking, "LAST_ANSWER_SECONDS", 1.0)
     opened: list[str] = []
     monkeypatch.setattr(Tracker, "_init", lambda self, mode: opened.append(mode))
     with socket.socket() as silent:

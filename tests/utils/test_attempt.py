@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedlab_runner.utils import attempt
-from fedlab_runner.utils.attempt import FILE, STACK, Attempt
+from fedlab_runner.utils.attempt import NOTE_FILE, STACK_FILE, Attempt
 from tests.helpers.crash import Template
 
 
@@ -23,12 +23,12 @@ def template() -> Iterator[Template]:
 PARTS = {  # and what is called in it: the number of a call in a round of the run's first two
     "local training": (
         "executors.loop",
-        "Loop.train_piece",
+        "Loop.train_chunk",
         6,
     ),  # some are of the time estimate
     "algorithm": ("algorithms.fedavg", "FedAvg.server_step", 2),
-    "evaluation": ("evaluation", "Evaluation.evaluate", 2),
-    "checkpoint": ("checkpoint", "CheckpointStore.save", 1),
+    "evaluation": ("evaluation.evaluator", "Evaluation.evaluate", 2),
+    "checkpoint": ("checkpoints.store", "CheckpointStore.save", 1),
 }
 # What a run executes before it begins: it dies in one of the calls.
 DIE = """
@@ -53,10 +53,10 @@ ABORT = "os.abort()"
 def said_next(template: Template, folder: Path, part: str, act: str, status: int) -> str:
     """The line of the next attempt about one that dies in a part."""
     ended = template.run(folder, "algorithm=fedavg", code=DIE.format(place=PARTS[part], act=act))
-    assert ended.status == status and (folder / FILE).is_file(), ended.said
+    assert ended.status == status and (folder / NOTE_FILE).is_file(), ended.said
     again = template.run(folder, "algorithm=fedavg")
     assert again.status == 0, again.said
-    assert not (folder / FILE).exists(), "it came to its end"
+    assert not (folder / NOTE_FILE).exists(), "it came to its end"
     (line,) = [line for line in again.said.splitlines() if "the last attempt" in line]
     return line
 
@@ -64,7 +64,7 @@ def said_next(template: Template, folder: Path, part: str, act: str, status: int
 @pytest.mark.parametrize("part", PARTS)
 def test_where_it_was_killed(part: str, template: Template, tmp_path: Path) -> None:
     line = said_next(template, tmp_path / "run", part, "os.kill(os.getpid(), 9)", -signal.SIGKILL)
-    words = r"the last attempt ended without a word .*: process \d+ on \S+ in round [12] \(" + part + r"\)$"
+    words = r"the last attempt left no reason for its end .*: process \d+ on \S+ in round [12] \(" + part + r"\)$"
     assert re.search(words, line)
 
 
@@ -73,7 +73,7 @@ def test_the_signal_and_the_stack(number: signal.Signals, act: str, template: Te
     folder = tmp_path / "run"
     line = said_next(template, folder, "local training", act, -number)
     assert f"was killed by {number.name}: process" in line and "(local training); its stack is in" in line
-    assert "in dying" in (folder / STACK).read_text()
+    assert "in dying" in (folder / STACK_FILE).read_text()
 
 
 def test_its_last_checkpoint_is_left(template: Template, tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_its_last_checkpoint_is_left(template: Template, tmp_path: Path) -> None
 def test_an_end_that_is_told_leaves_no_note(act: str, template: Template, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     ended = template.run(folder, "algorithm=fedavg", code=DIE.format(place=PARTS["evaluation"], act=act))
-    assert ended.status > 0 and not (folder / FILE).exists(), ended.said
+    assert ended.status > 0 and not (folder / NOTE_FILE).exists(), ended.said
     assert "the last attempt" not in template.run(folder, "algorithm=fedavg").said
 
 
@@ -120,11 +120,11 @@ def test_what_is_no_note_is_passed_over(found: object, tmp_path: Path, caplog: p
     precious = tmp_path / "precious"
     precious.write_text("process 1 on x in preparation\n" if found is link else "mine")
     before = precious.read_bytes()
-    found(tmp_path / FILE)
+    found(tmp_path / NOTE_FILE)
     with Attempt(tmp_path):
         attempt.at("evaluation", 3)
-        is_note = (tmp_path / FILE).is_file()
-        assert not is_note or b"round 3 (evaluation)" in (tmp_path / FILE).read_bytes()
+        is_note = (tmp_path / NOTE_FILE).is_file()
+        assert not is_note or b"round 3 (evaluation)" in (tmp_path / NOTE_FILE).read_bytes()
     assert precious.read_bytes() == before and not caplog.records
     assert is_note == (found is not folder)
 
@@ -142,4 +142,4 @@ def test_a_worker_writes_nothing(tmp_path: Path) -> None:
             attempt.at("local training", 9)
             os._exit(0)
         os.waitpid(child, 0)
-        assert b"round 3 (evaluation)" in (tmp_path / FILE).read_bytes()
+        assert b"round 3 (evaluation)" in (tmp_path / NOTE_FILE).read_bytes()

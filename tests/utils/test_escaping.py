@@ -58,7 +58,7 @@ def test_a_fence_holds() -> None:
 @given(st.lists(texts, min_size=1, max_size=4))
 @settings(deadline=None)
 def test_no_cell_begins_a_formula(cells: list[str]) -> None:
-    text = escaping.comma_separated([cells])
+    text = escaping.csv_text([cells])
     (row,) = csv.reader(text.splitlines())
     for cell in row:
         assert not re.match(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20\t\r]", cell) or re.fullmatch(r"[+-][\d.eE+-]+", cell)
@@ -67,7 +67,7 @@ def test_no_cell_begins_a_formula(cells: list[str]) -> None:
 
 def test_numbers_stay_numbers() -> None:
     rows = [["a", "-1", 1, -2.5, None], ["=1+1", "+a=b", "-x", "@x", " =x", "\t=x", "a;=1", "\uff1d1"]]
-    assert escaping.comma_separated(rows).splitlines() == [
+    assert escaping.csv_text(rows).splitlines() == [
         '"a","-1",1,-2.5,""',
         '"\'=1+1","\'+a=b","\'-x","\'@x","\' =x","\\t=x","a;=1","\'\uff1d1"',
     ]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedlab_runner import train
-from fedlab_runner.config import explain as cli_errors
+from fedlab_runner.config.explain import explain, is_of_run
 from tests.helpers.crash import FAMILIES, Template
 
 HUGE = 10**15
@@ -58,7 +58,7 @@ def test_a_shortage_is_one_line(where: str, capsys: pytest.CaptureFixture[str]) 
     fail, what = SHORT[where]
     code, said = shown(fail, capsys)
     assert code == 1 and said.count("\n") == 1
-    assert said.startswith(f"error: there is no more of {what}") and said.endswith("from the last checkpoint\n")
+    assert said.startswith(f"error: the machine has run out of {what}") and said.endswith("from the last checkpoint\n")
 
 
 @pytest.mark.parametrize("number", [errno.ENAMETOOLONG, errno.ELOOP])
@@ -69,7 +69,7 @@ def test_a_path_that_cannot_be_is_one_line(number: int, capsys: pytest.CaptureFi
 
 def test_other_errors_are_bugs() -> None:
     for error in (RuntimeError("size mismatch"), ImportError("no module"), OSError(errno.EINVAL, "invalid")):
-        assert cli_errors.explain(error, []) is None and not cli_errors.is_of_run(error)
+        assert explain(error, []) is None and not is_of_run(error)
 
 
 def test_a_killed_worker_of_joblib_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,7 +97,7 @@ resource.setrlimit(resource.RLIMIT_AS, (now + {more} * 2**20,) * 2)
             wide = ("dataset.image_size=32", "dataset.num_train=2000", "model=mlp", "model.hidden=[1000]")
             ended = template.run(tmp_path / str(more), *FAMILIES["synchronous"].split(), *wide, code=code)
             assert ended.status in (0, 2) and "Traceback" not in ended.said, (more, ended.said)
-            refused += ended.status == 2 and "there is no more of memory" in ended.said
+            refused += ended.status == 2 and "the machine has run out of memory" in ended.said
     finally:
         template.close()
     assert refused

@@ -25,12 +25,12 @@ import logging, subprocess, sys, warnings
 from pathlib import Path
 from rich import get_console
 from rich.progress import Progress
-from fedlab_runner.utils import streams as terminal
+from fedlab_runner.utils import streams
 from fedlab_runner.tracking.log_lines import LineHandler
 
-@terminal.kept()
+@streams.protected()
 def main():
-    terminal.optional()
+    streams.make_optional()
     log = logging.getLogger("work")
     for handler in (LineHandler(), logging.StreamHandler(sys.stdout), logging.StreamHandler()):
         log.addHandler(handler)

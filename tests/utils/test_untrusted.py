@@ -13,12 +13,11 @@ import yaml
 
 from fedlab_runner import api
 from fedlab_runner.config.build import conf_dir
-from fedlab_runner.experiment import pruner as giving_up
-from fedlab_runner.sweep import callback as sweep
+from fedlab_runner.experiment import pruner
 from fedlab_runner.sweep import plots as sweep_plots
-from fedlab_runner.sweep import records as sweep_records
-from fedlab_runner.utils import checksummed_json as sealed
-from fedlab_runner.utils import untrusted
+from fedlab_runner.sweep import records
+from fedlab_runner.sweep.table import refresh
+from fedlab_runner.utils import checksummed_json, untrusted
 from fedlab_runner.utils.untrusted import Unreadable
 from tests.helpers.composed import SMALL
 
@@ -47,9 +46,9 @@ def test_what_is_no_plain_file_is_not_read(kind: int, tmp_path: Path) -> None:
     for read in (untrusted.read_bytes, untrusted.read_json, untrusted.read_yaml, lambda each: [*untrusted.lines(each)]):
         with pytest.raises(Unreadable, match=r"^(is not a plain file|cannot be read \()"):
             read(path)
-    with pytest.raises(sealed.Damaged):
-        sealed.read(path)
-    assert giving_up.read(tmp_path) == {}
+    with pytest.raises(checksummed_json.Damaged):
+        checksummed_json.read(path)
+    assert pruner.read_note(tmp_path) == {}
 
 
 def test_what_is_not_there_is_not_there(tmp_path: Path) -> None:
@@ -70,11 +69,11 @@ def test_large_files_are_not_taken_into_memory(tmp_path: Path) -> None:
 
 
 def test_many_lines_are_bounded_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(untrusted, "MOST_LINES", 30)
+    monkeypatch.setattr(untrusted, "MAX_LINES_BYTES", 30)
     (tmp_path / "a").write_bytes(b"0123456789\n" * 3)
     with pytest.raises(Unreadable, match="is larger than"):
         list(untrusted.lines(tmp_path / "a"))
-    monkeypatch.setattr(untrusted, "MOST_LINES", 33)
+    monkeypatch.setattr(untrusted, "MAX_LINES_BYTES", 33)
     assert len(list(untrusted.lines(tmp_path / "a"))) == 3
 
 
@@ -184,6 +183,7 @@ def test_an_experiment_of_a_stranger_is_one_line(way: str, text: bytes, fault: s
 
 def test_records_of_a_sweep_are_what_they_say_or_do_not_count(tmp_path: Path) -> None:
     job = {"overrides": ["x=1"], "seed": 0, "status": "finished", "objective": 0.5, "folder": "outputs/a"}
+    job |= {"summary": {}, "error": None}
     wrong = [
         {"overrides": "x=1"},
         {"overrides": [["x"]]},
@@ -194,20 +194,20 @@ def test_records_of_a_sweep_are_what_they_say_or_do_not_count(tmp_path: Path) ->
         {"error": 5},
     ]
     (tmp_path / "jobs").mkdir()
-    (tmp_path / "jobs" / "good.json").write_text(sealed.text(job))
+    (tmp_path / "jobs" / "good.json").write_text(checksummed_json.text(job))
     for i, change in enumerate(wrong):
-        (tmp_path / "jobs" / f"{i}.json").write_text(sealed.text(job | change))
+        (tmp_path / "jobs" / f"{i}.json").write_text(checksummed_json.text(job | change))
     os.mkfifo(tmp_path / "jobs" / "fifo.json")
     (tmp_path / "jobs" / "deep.json").write_text("[" * 100_000)
-    assert [len(row.jobs) for row in sweep.refresh(tmp_path)] == [1]
+    assert [len(row.jobs) for row in refresh(tmp_path)] == [1]
     for grid in ([1], {"a": 1}, [["a", 1]], "text", None):
         (tmp_path / "grid.json").write_text(json.dumps(grid))
-        assert sweep.to_come(tmp_path) == []
+        assert records.to_come(tmp_path) == []
 
 
 def test_settings_with_numbers_of_any_length_have_an_order() -> None:
     settings = [(f"a={number}",) for number in ("20", "5", "9" * 5000, "007", "x", "\N{SUPERSCRIPT TWO}")]
-    ordered = [each[0].removeprefix("a=") for each in sorted(settings, key=sweep_records.natural)]
+    ordered = [each[0].removeprefix("a=") for each in sorted(settings, key=records.natural)]
     assert [each for each in ordered if each.isdecimal()] == ["5", "007", "20", "9" * 5000]
 
 
@@ -233,7 +233,7 @@ def test_rows_of_strangers_are_no_rows(row: str, tmp_path: Path) -> None:
         decode(row.encode())
     (tmp_path / "metrics.jsonl").write_text(row + "\n")
     assert JsonLines(tmp_path / "metrics.jsonl").find_damage(0, None)
-    assert sweep_plots._metrics(tmp_path) == [] == giving_up._rows(tmp_path / "metrics.jsonl")
+    assert sweep_plots._metrics(tmp_path) == [] == pruner._rows(tmp_path / "metrics.jsonl")
 
 
 def test_a_summary_that_claims_anything_is_written_anew(tmp_path: Path) -> None:

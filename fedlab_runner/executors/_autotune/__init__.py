@@ -1,1 +1,1 @@
-"""Insides of the executor `auto`: measurements and what is remembered of them."""
+"""Parts of the executor `auto`: measurements, and the cache that keeps them."""

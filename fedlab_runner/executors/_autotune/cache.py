@@ -1,10 +1,7 @@
-"""What `executor=auto` remembers: measurements of a machine in the user's cache, choices in the run's folder, among
-them the number of threads.
-"""
+"""The memory of `executor=auto`: measurements of a machine in the user's cache, choices in the run's folder."""
 
 import functools
 import hashlib
-import json
 import logging
 import os
 import platform
@@ -15,85 +12,75 @@ import numpy as np
 import torch
 
 from fedlab_runner.core.work import Work
-from fedlab_runner.utils import checksummed_json as sealed
+from fedlab_runner.executors._run_notes import NOTES_FILE, digest_of, mapping_at, processor, read_notes, write_notes
 from fedlab_runner.utils.digest import digest
-from fedlab_runner.utils.files import write_text_atomically
 from fedlab_runner.utils.system import machine_cores
 
 _log = logging.getLogger(__name__)
-CHOICES = "executor.json"  # in the run's folder
 
 
 class Cost(NamedTuple):
-    """Seconds: of one local step, None where an executor cannot do the work; and once, to compile or warm up."""
+    """The seconds that an executor needs for a kind of work."""
 
-    once: float
-    a_step: float | None
+    once: float  # to compile or warm up
+    a_step: float | None  # for one local step; None: the executor cannot do the work
 
 
 class Memory:
-    """Costs by kind of work for this machine, and the choices of one run once it is open."""
+    """The costs by kind of work on this machine, and the choices of one run once `open` was called."""
 
     def __init__(self) -> None:
         self._run: Path | None = None
         self._rounds: int | None = None
 
     def open(self, folder: Path, rounds: int) -> None:
-        """From now on choices are noted in the run's folder."""
-        self._run, self._rounds = folder / CHOICES, rounds
+        """From now on choices are noted in the folder of a run of so many rounds."""
+        self._run, self._rounds = folder / NOTES_FILE, rounds
 
     def rounds_left(self, work: Work) -> int:
-        """With the one that is at hand; 1 outside of a run."""
+        """The rounds that are left, the round of this work included; 1 outside of a run."""
         return max(1, self._rounds - work.round) if self._rounds is not None else 1
 
     def choice(self, kind: str) -> str | None:
-        """The name that this run has noted for such work, if it was on this machine."""
-        noted = _read(self._run, "executor=auto chooses anew, so that the last digits may be others from here on")
-        name = _ours(noted).get(kind)
+        """The name of the executor that this run has noted for a kind of work on this machine."""
+        if self._run is None:
+            return None
+        noted = read_notes(self._run, "executor=auto chooses anew, so that the last digits may be others from here on")
+        name = mapping_at(noted, machine()).get(kind)
         return name if isinstance(name, str) else None
 
     def choose(self, kind: str, name: str) -> None:
-        """Notes a choice for when the run is continued."""
+        """Notes the choice for a kind of work for when the run is continued."""
         if self._run is not None:
-            noted = _read(self._run)
-            noted[machine()] = _ours(noted) | {kind: name}
-            write_text_atomically(self._run, sealed.text(noted))
+            noted = read_notes(self._run)
+            write_notes(self._run, noted | {machine(): mapping_at(noted, machine()) | {kind: name}})
 
     def costs(self, shape: str) -> dict[str, Cost]:
-        """What is known of such work on this machine, with this code."""
+        """The costs by executor that were measured for such work on this machine, with this code."""
         try:
-            known = _ours(_read(_cache(), "executor=auto measures anew"), place()).get(shape, {})
+            known = mapping_at(read_notes(_cache(), "executor=auto measures anew"), place()).get(shape, {})
             return {str(name): Cost(float(once), each and float(each)) for name, (once, each) in known.items()}
-        except (AttributeError, TypeError, ValueError):  # not ours
+        except (AttributeError, TypeError, ValueError):  # another program's file
             return {}
 
     def learn(self, shape: str, costs: dict[str, Cost]) -> None:
-        """Remembers it, and no more what other code took here; a cache that cannot be written is no reason to stop."""
-        known = _read(_cache())
+        """Writes the costs into the cache, and forgets those of other code on this machine.
+
+        A cache that cannot be written is a warning only.
+        """
+        known = read_notes(_cache())
         everything: dict[str, Any] = {key: each for key, each in known.items() if not key.startswith(machine())}
-        everything[place()] = _ours(known, place()) | {shape: costs}
+        everything[place()] = mapping_at(known, place()) | {shape: costs}
         try:
-            write_text_atomically(_cache(), sealed.text(everything))
+            write_notes(_cache(), everything)
         except OSError as error:
-            _log.warning("what was measured cannot be remembered in %s: %s", _cache(), error)
-
-
-def noted_threads(folder: Path) -> int | None:
-    """How many threads the run in this folder has noted, if it was on this machine."""
-    noted = _read(folder / CHOICES, "threads and executor=auto are chosen anew, so that the last digits may differ")
-    threads = _ours(noted, hardware()).get("threads")
-    return threads if isinstance(threads, int) and threads >= 1 else None
-
-
-def note_threads(folder: Path, threads: int) -> None:
-    """For when the run is continued."""
-    noted = _read(folder / CHOICES)
-    write_text_atomically(folder / CHOICES, sealed.text(noted | {hardware(): {"threads": threads}}))
+            _log.warning("the measurements cannot be written to %s: %s", _cache(), error)
 
 
 def kind_of(work: Work) -> str:
-    """Work of one kind is carried out in one way throughout a run: model, minibatch and functions, but not how many
-    clients happen to train, or how long.
+    """A digest of model, minibatch and functions: a run has one executor for each kind of work.
+
+    How many clients train, and for how many steps, does not matter; a single client is a kind of its own.
     """
     family, local = work.family, work.local
     own = [f is not None for f in (work.loss, work.perturb, work.correct, work.per_step, work.offsets)]
@@ -107,19 +94,19 @@ def kind_of(work: Work) -> str:
 
 
 def shape_of(work: Work) -> str:
-    """The kind, and the size of the cohort and its work to a factor of two."""
+    """The kind of work, with the number of clients and of steps to a factor of two."""
     steps = work.num_steps.astype(np.float64)
     return f"{kind_of(work)}-{len(work.ids).bit_length()}-{int(np.ceil(np.log2(max(1.0, steps.mean()))))}"
 
 
 def place() -> str:
-    """What measurements are valid for: this machine, and this code, as another version may be slow where it is fast."""
+    """A digest of this machine and of this package's code, for which measurements are valid."""
     return f"{machine()}-{_code()}"
 
 
 @functools.cache
 def _code() -> str:
-    """A digest of this package."""
+    """A digest of this package's code."""
     code = hashlib.sha256()
     for path in sorted(Path(__file__).parents[2].rglob("*.py")):
         code.update(path.read_bytes())
@@ -127,47 +114,11 @@ def _code() -> str:
 
 
 def machine() -> str:
-    """What a choice is kept on."""
+    """A digest of the machine, its threads and its torch: a choice is kept while this stays the same."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
-    return _short(platform.node(), processor(), machine_cores(), torch.get_num_threads(), torch.__version__, gpu)
-
-
-def hardware() -> str:
-    """What a number of threads is kept on."""
-    return _short(platform.node(), processor(), machine_cores())
-
-
-def _short(*parts: object) -> str:
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
-
-
-def processor() -> str:
-    """Its name."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor()
+    return digest_of(platform.node(), processor(), machine_cores(), torch.get_num_threads(), torch.__version__, gpu)
 
 
 def _cache() -> Path:
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "fedlab" / "executors.json"
-
-
-def _ours(content: dict[str, Any], key: str | None = None) -> dict[str, Any]:
-    """What it has for this key (None: this machine)."""
-    found = content.get(key or machine())
-    return found if isinstance(found, dict) else {}
-
-
-def _read(path: Path | None, otherwise: str | None = None) -> dict[str, Any]:
-    """What the file holds; nothing where there is none, or a damaged one, with a warning if `otherwise` is given."""
-    try:
-        return sealed.read(path) if path is not None else {}
-    except OSError:
-        return {}
-    except sealed.Damaged as fault:
-        if otherwise is not None:
-            _log.warning("%s %s: %s", path, fault, otherwise)
-        return {}

@@ -1,4 +1,4 @@
-"""A small part of a cohort's work, and what the executors make of it."""
+"""Times executors on a sample of a cohort's work."""
 
 import logging
 import time
@@ -11,35 +11,33 @@ from torch import Tensor
 
 from fedlab_runner.core.work import Executor, Work
 from fedlab_runner.executors._autotune.cache import Cost
-from fedlab_runner.executors._pieces import wait_for
+from fedlab_runner.executors._chunks import wait_for
 
 _log = logging.getLogger(__name__)
-STEP_SECONDS, FLOPS_A_SECOND = 3e-4, 2e10  # of a small step, and of a large one: a core of today
-SAMPLE_SECONDS = 1.0
-MOST_STEPS = 8
-REPETITIONS = 2
-# How far models may be from the reference, in units of how far training moved them.
+STEP_SECONDS, FLOPS_A_SECOND = 3e-4, 2e10  # a small step's time and a large step's speed, on a core of today
+SAMPLE_SECONDS = 1.0  # expected time of the sample
+MAX_SAMPLE_STEPS = 8  # of a client
+REPETITIONS = 2  # the fastest counts
+# The largest distance to the reference's models, relative to the distance by which training moved the models.
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-2}
 AUTOCAST_TOLERANCE = 0.2
 
 
 def expected_seconds(work: Work) -> float:
-    """A guess of what a cohort costs, to the order of magnitude, without measuring."""
+    """The time of a cohort's local training to an order of magnitude, without a measurement."""
     example = work.family.normalize(work.client_data.inputs[:1], work.family.dtype)
     step = work.family.flops(example).step * work.local.batch_size / FLOPS_A_SECOND
     return float(work.num_steps.sum()) * max(step, STEP_SECONDS)
 
 
 def sample(work: Work, seconds: float) -> Work:
-    """As many of its clients, and of their steps where there are many, as take about a second; spread over the large
-    and the small.
-    """
+    """A sample that takes about a second: some of the clients, large and small, and some of their steps."""
     if seconds <= SAMPLE_SECONDS:
         return work
     most = int(work.num_steps.max())
-    if (work.num_steps > MOST_STEPS).any():
-        seconds *= MOST_STEPS / most
-        local = replace(work.local, epochs=None, steps=MOST_STEPS)
+    if (work.num_steps > MAX_SAMPLE_STEPS).any():
+        seconds *= MAX_SAMPLE_STEPS / most
+        local = replace(work.local, epochs=None, steps=MAX_SAMPLE_STEPS)
     else:
         local = work.local
     count = int(np.clip(len(work.ids) * SAMPLE_SECONDS / seconds, min(20, len(work.ids)), len(work.ids)))
@@ -50,9 +48,10 @@ def sample(work: Work, seconds: float) -> Work:
 
 
 def measure(work: Work, executors: Mapping[str, Executor]) -> dict[str, Cost]:
-    """What each costs on this work, in turns, so that a busy machine is busy for all; the first is the reference.
+    """The cost of each executor on this work, timed in turns, so that other load on the machine slows all of them.
 
-    The models of each must agree with the reference's: one that does not, or that fails, is left out.
+    The first executor is the reference. One that fails, or whose models do not agree with the reference's, has no cost
+    for a step.
     """
     once: dict[str, float] = {}
     models: dict[str, Tensor] = {}
@@ -60,7 +59,7 @@ def measure(work: Work, executors: Mapping[str, Executor]) -> dict[str, Cost]:
         began = time.perf_counter()
         try:
             models[name] = _trained(executor, work)
-        except Exception as error:  # of a compiler, or of memory: the others remain
+        except Exception as error:  # the compiler, or too little memory: other candidates remain
             _log.warning(
                 "executor=%s cannot carry out this work: %s", name, (str(error).splitlines() or [repr(error)])[0]
             )
@@ -72,7 +71,7 @@ def measure(work: Work, executors: Mapping[str, Executor]) -> dict[str, Cost]:
     times: dict[str, list[float]] = {name: [] for name in models}
     for _ in range(REPETITIONS):
         for name in times:
-            _trained(executors[name], work)  # as in a run of its own: its workers are there, its caches are warm
+            _trained(executors[name], work)  # starts its workers and warms its caches
             began = time.perf_counter()
             _trained(executors[name], work)
             times[name].append(time.perf_counter() - began)
@@ -80,14 +79,14 @@ def measure(work: Work, executors: Mapping[str, Executor]) -> dict[str, Cost]:
 
 
 def _trained(executor: Executor, work: Work) -> Tensor:
-    """The models, once they are there, of a cohort that nothing has been worked out for, as that of each round."""
+    """The trained models of a fresh copy of the cohort, without cached plans, as in each round."""
     y, _ = executor.train(replace(work))
     wait_for(work.family.device)
     return y
 
 
 def _agree(work: Work, y: Tensor, reference: Tensor) -> bool:
-    """Whether models [K, D] are the same but for rounding, which training can blow up in a few of the clients."""
+    """Whether models [K, D] are equal up to rounding, by the median client: training can amplify rounding in a few."""
     if torch.equal(y, reference):
         return True
     tolerance = TOLERANCE[work.family.dtype] if work.family.autocast is None else AUTOCAST_TOLERANCE

@@ -1,1 +1,1 @@
-"""Worker processes that are forks of the run."""
+"""Worker processes that are forks of the run: buffers, processes, pool, lockstep."""

@@ -1,6 +1,6 @@
-"""Memory for the models that a cohort comes back with, used again in the next round.
+"""Memory for the trained models of a cohort, used again in the next round.
 
-The system gives memory out in pages that it has to find and clear: of a small model's round that is a fifth.
+The system finds and clears new memory page by page: a fifth of a small model's round.
 """
 
 import mmap
@@ -11,20 +11,20 @@ from torch import Tensor
 
 
 class Buffer:
-    """One piece of memory, of which a tensor is made; used again when that tensor and all views of it are gone.
+    """A block of memory for one tensor, used again when the tensor and all its views are gone.
 
-    With `shared`, forked processes write into the same memory. It has no name: nothing is left behind, and no quota of
-    /dev/shm is used.
+    With `shared`, forked processes write into the same memory. The memory has no name: nothing is left behind, and no
+    quota of /dev/shm is used.
     """
 
     def __init__(self, shared: bool) -> None:
         self._flags = (mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE) | mmap.MAP_ANONYMOUS
         self._memory: mmap.mmap | None = None
-        self._unused = 0  # references to the memory while no tensor holds it
-        self.number = 0  # of the piece: how often it has been replaced
+        self._unused = 0  # the reference count of the block while no tensor holds it
+        self.number = 0  # how often the block has been replaced
 
     def take(self, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
-        """A tensor [rows, columns] with whatever values."""
+        """An uninitialised tensor [rows, columns]."""
         size = rows * columns * dtype.itemsize
         if not size:
             return torch.empty(rows, columns, dtype=dtype)
@@ -35,16 +35,17 @@ class Buffer:
         return self.again(rows, columns, dtype)
 
     def again(self, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
-        """The memory that was taken last, as a tensor of these sizes, whether it is in use or not."""
+        """The block of the last `take` as a tensor of these sizes, whether it is in use or not."""
         assert self._memory is not None
         return torch.frombuffer(self._memory, dtype=dtype, count=rows * columns).view(rows, columns)
 
 
-PRIVATE, SHARED, ONE = Buffer(shared=False), Buffer(shared=True), Buffer(shared=False)  # ONE: of a single model
+# For a cohort's models in one process, for those in several, and for a single model.
+PRIVATE, SHARED, ONE = Buffer(shared=False), Buffer(shared=True), Buffer(shared=False)
 
 
 def shared_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A tensor that forked processes share, in memory without a name: nothing is left behind, no quota of /dev/shm."""
+    """A tensor of zeros in memory that forked processes share, without a name and without a quota of /dev/shm."""
     size = torch.Size(shape).numel()
     if not size:
         return torch.zeros(shape, dtype=dtype)

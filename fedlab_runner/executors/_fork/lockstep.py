@@ -1,4 +1,4 @@
-"""Work of one machine whose parts need in every step what the others have found: forks that wait for each other."""
+"""Forks that work in lockstep: in every step each part needs the results of all others."""
 
 import contextlib
 import logging
@@ -21,17 +21,17 @@ class HelperLost(Exception):
 
 
 class SharedRows:
-    """Rows of which every part fills its own in every step, and then reads all."""
+    """A table of rows: in every step each part fills its own rows and then reads all."""
 
     def __init__(self, memory: Tensor, meet: Callable[[], None]) -> None:
         self._memory, self._meet, self._step = memory, meet, 0
 
     def complete(self, rows: Tensor, values: Tensor) -> Tensor:
-        """All rows of this step [M, ...] once each part has filled its own; valid until the next step but one.
+        """Fills some rows, waits for the other parts, and returns all rows of this step [M, ...].
 
-        A step whose values have fewer places than the table has fills the first of them.
+        The result is valid until the step after next. Values with fewer places than the table fill the first places.
         """
-        # Two in turns: nobody begins the step after next before all have read this one.
+        # Two tables in turns: no part begins the step after next before all have read this one.
         room = self._memory[self._step % 2, :, : values.shape[1]]
         self._step += 1
         room[rows] = values.detach()
@@ -40,8 +40,10 @@ class SharedRows:
 
 
 def in_step(parts: int, shape: Sequence[int], dtype: torch.dtype, run: Callable[[int, SharedRows], None]) -> bool:
-    """Calls `run(part, table)` for each part, the first here and the others in forks, whose results must be written
-    into shared memory; the table has the given shape [M, places, ...]. False if a fork has died: nothing is whole then.
+    """Calls `run(part, table)` for each part, the first in this process and the others in forks.
+
+    The forks must write their results into shared memory. The table has the shape [M, places, ...]. Returns False if a
+    fork has died: all results are then incomplete.
     """
     memory = shared_zeros((2, *shape), dtype)
     helpers: list[Helper] = []
@@ -68,21 +70,21 @@ def in_step(parts: int, shape: Sequence[int], dtype: torch.dtype, run: Callable[
 
 
 def _follow(line: socket.socket) -> None:
-    """In a helper: the step is done here; until it is everywhere."""
+    """In a helper: reports that its step is done and waits until all steps are."""
     line.send(_STEP)
     if not line.recv(1):
-        os._exit(1)  # the parent has gone on without
+        os._exit(1)  # the parent has ended the work
 
 
 def _lead(helpers: list[Helper]) -> None:
     _gather(helpers)
     for helper in helpers:
-        with contextlib.suppress(OSError):  # it has died since: noticed in the next step
+        with contextlib.suppress(OSError):  # the helper has died: noticed in the next step
             helper.line.send(_STEP)
 
 
 def _gather(helpers: list[Helper]) -> None:
-    """Until each helper has done the step."""
+    """Waits until each helper has done the step."""
     for helper, said in answers(helpers):
         if said != _STEP:
             raise HelperLost(bury(helpers, helper, said))

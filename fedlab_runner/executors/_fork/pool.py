@@ -1,6 +1,4 @@
-"""Forked helpers of one thread each: they wait for a round's pieces of work, share them with their parent, and wait
-again.
-"""
+"""A pool of forked helpers of one thread each, which share the chunks of each round with their parent."""
 
 import contextlib
 import logging
@@ -18,27 +16,27 @@ from fedlab_runner.executors._fork.processes import Helper, answers, bury, fork,
 
 _log = logging.getLogger(__name__)
 _NUMBER = struct.Struct("<i")
-MOST_TICKETS = 1024  # they must fit into a pipe at once, which holds 4 KiB at the least
+MAX_TICKETS = 1024  # 4 bytes each: a pipe holds at least 4 KiB
 _GO, _DONE = b"g", b"d"
-_ending: list[int] = []  # helpers that have been dismissed and only have to be collected
+_ending: list[int] = []  # dismissed helpers, whose ends have to be collected
 
 
 class PoolWork(NamedTuple):
-    """A round's pieces, by number, and what carries one out."""
+    """A round's chunks by number, and the function that trains one."""
 
     train: Callable[[int], None]
-    pieces: int
+    chunks: int
 
     def tickets(self) -> list[np.ndarray]:
-        """The pieces, dealt out so that each part is a fair share of long and short ones."""
-        count = min(self.pieces, MOST_TICKETS)
-        return [np.arange(first, self.pieces, count) for first in range(count)]
+        """The numbers of the chunks, divided into tickets that each have long and short chunks."""
+        count = min(self.chunks, MAX_TICKETS)
+        return [np.arange(first, self.chunks, count) for first in range(count)]
 
 
 class ForkPool:
-    """So many helpers; `begin` is called in each of them at the start of a round and says what there is to do.
+    """A number of helpers; each calls `begin` at the start of a round to get the round's work.
 
-    It is a fork: what `begin` refers to, they have as it was when the crew was made.
+    Helpers are forks: objects to which `begin` refers are as they were when the pool was made.
     """
 
     def __init__(self, helpers: int, begin: Callable[[], PoolWork]) -> None:
@@ -47,7 +45,7 @@ class ForkPool:
         self._queue, self._fill = os.pipe()
         os.set_blocking(self._queue, False)
         self._helpers: list[Helper] = []
-        self._lost = False  # a helper
+        self._lost = False  # whether a helper has died
         try:
             for _ in range(helpers):
                 fork(self._helpers, partial(self._serve, begin), self._fill)
@@ -56,21 +54,22 @@ class ForkPool:
             raise
 
     def is_whole(self) -> bool:
-        """Whether it can work on: no helper has died, and they are this process's own."""
+        """Whether the pool can work on: no helper has died, and this process is their parent."""
         if self._owner != os.getpid() or self._lost or self._fill < 0:
             return False
         return not any(select.select([each.line], [], [], 0)[0] for each in self._helpers)
 
     def work(self, share: PoolWork, done: np.ndarray) -> None:
-        """Carries out the pieces that are not done yet, in this process and in the helpers; what a helper that dies had
-        taken is left.
+        """Trains the chunks that are not done yet, in this process and in the helpers.
+
+        The chunks that a helper took before it died stay undone.
         """
         tickets = share.tickets()
-        left = [number for number, pieces in enumerate(tickets) if not done[pieces].all()]
+        left = [number for number, chunks in enumerate(tickets) if not done[chunks].all()]
         try:
             os.write(self._fill, b"".join(map(_NUMBER.pack, left)))
             for helper in self._helpers:
-                with contextlib.suppress(OSError):  # it is dead: noticed below
+                with contextlib.suppress(OSError):  # the helper is dead: noticed below
                     helper.line.send(_GO)
             self._take(share, tickets)
             self._wait()
@@ -79,13 +78,13 @@ class ForkPool:
             raise
 
     def dismiss(self) -> None:
-        """Lets the helpers end; they are collected later, as their memory takes a while to go."""
+        """Lets the helpers end; `collect` waits for them later, as the system takes a while to free their memory."""
         if self._owner == os.getpid():
             _ending.extend(helper.pid for helper in self._helpers)
         self._close()
 
     def kill(self) -> None:
-        """Ends the helpers, whatever they do."""
+        """Kills the helpers."""
         kill(self._helpers)
         self._close()
 
@@ -108,14 +107,14 @@ class ForkPool:
                 share.train(number)
 
     def _serve(self, begin: Callable[[], PoolWork], line: socket.socket) -> None:
-        """In a helper: rounds, one after another, as long as the parent asks."""
+        """In a helper: works on one round after another until the parent closes the line."""
         while line.recv(1):
             share = begin()
             self._take(share, share.tickets())
             line.send(_DONE)
 
     def _wait(self) -> None:
-        """Until every helper is done or has died."""
+        """Waits until every helper is done or has died."""
         for helper, said in answers(self._helpers.copy()):
             if said != _DONE:
                 self._lost = True
@@ -123,7 +122,7 @@ class ForkPool:
 
 
 def collect() -> None:
-    """Waits for helpers that have been dismissed."""
+    """Waits for the ends of dismissed helpers."""
     while _ending:
-        with contextlib.suppress(ChildProcessError):  # this process is itself a fork of theirs
+        with contextlib.suppress(ChildProcessError):  # this process is a fork of their parent
             os.waitpid(_ending.pop(), 0)

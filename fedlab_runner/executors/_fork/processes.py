@@ -1,4 +1,4 @@
-"""Forked helpers that only compute: they end with their parent, and its files, signals and locks are none of theirs."""
+"""Forked helpers that only compute: they end with their parent and leave its files, signals and locks alone."""
 
 import logging
 import os
@@ -18,9 +18,9 @@ from fedlab_runner.utils.signals import name
 from fedlab_runner.utils.system import cpu_seconds, die_with_parent
 
 _log = logging.getLogger(__name__)
-LOOK_SECONDS = 5.0  # how often helpers are looked at while the parent waits for them
-STUCK_SECONDS = 60.0  # a helper that has used no CPU time for so long is given up
-MOST_WORDS = 500  # of a helper's last words
+POLL_SECONDS = 5.0  # between two looks at the helpers for which the parent waits
+STUCK_SECONDS = 60.0  # a helper that has used no CPU time for so long is killed
+MAX_MESSAGE_BYTES = 500  # of the error that ended a helper
 _SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
@@ -32,16 +32,17 @@ class Helper(NamedTuple):
 
 
 def fork(helpers: list[Helper], run: Callable[[socket.socket], None], *descriptors: int) -> None:
-    """Starts a helper that calls `run` with its end of the line and ends, and adds it to the others: no signal comes
-    between the two. What goes wrong in it is said on the line. Of the parent's descriptors it closes these.
+    """Starts a helper that calls `run` with its end of the line, and adds it to `helpers`; no signal comes in between.
+
+    The helper closes these descriptors of the parent. It sends its error, if any, on the line.
     """
     parent = os.getpid()
     ours, its = socket.socketpair()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         with warnings.catch_warnings():
-            # Python warns of every fork beside other threads (the tracker's, the console's): one that held a lock
-            # which a helper needs would leave it waiting. Helpers only compute, and a stuck one is given up.
+            # Python warns of every fork beside other threads (the tracker's, the console's): a helper could wait for
+            # a lock that such a thread held. Helpers only compute, and a stuck helper is killed.
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
         if pid:
@@ -52,7 +53,7 @@ def fork(helpers: list[Helper], run: Callable[[socket.socket], None], *descripto
         try:
             die_with_parent(parent)
             for number in _SIGNALS:
-                if signal.getsignal(number) != signal.SIG_IGN:  # nohup is for helpers too
+                if signal.getsignal(number) != signal.SIG_IGN:  # helpers keep nohup's setting
                     signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             for line in (ours, *(other.line for other in helpers)):
@@ -62,16 +63,16 @@ def fork(helpers: list[Helper], run: Callable[[socket.socket], None], *descripto
             run(its)
             code = 0
         except BaseException as error:
-            its.send(f"{type(error).__name__}: {error}"[:MOST_WORDS].encode())
+            its.send(f"{type(error).__name__}: {error}"[:MAX_MESSAGE_BYTES].encode())
             raise
         finally:
-            os._exit(code)  # the parent's files, tracker and locks are none of its business
+            os._exit(code)  # without Python's cleanup, which would touch the parent's files and locks
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def kill(helpers: list[Helper]) -> None:
-    """Ends them, whatever they do, and waits until they have ended."""
+    """Kills helpers and waits until they have ended."""
     for helper in helpers:
         os.kill(helper.pid, signal.SIGKILL)
     for helper in helpers:
@@ -81,12 +82,10 @@ def kill(helpers: list[Helper]) -> None:
 
 
 def answers(helpers: Sequence[Helper]) -> Iterator[tuple[Helper, bytes]]:
-    """Each helper and what it says, as they come; nothing from one that has died. One that does nothing any more is
-    killed.
-    """
+    """Each helper with its answer, as answers come; empty from a dead helper. A stuck helper is killed."""
     busy = {helper: (0.0, time.monotonic()) for helper in helpers}
     while busy:
-        for line in select.select([helper.line for helper in busy], [], [], LOOK_SECONDS)[0]:
+        for line in select.select([helper.line for helper in busy], [], [], POLL_SECONDS)[0]:
             helper = next(each for each in busy if each.line is line)
             del busy[helper]
             yield helper, _received(line)
@@ -95,13 +94,13 @@ def answers(helpers: Sequence[Helper]) -> Iterator[tuple[Helper, bytes]]:
             if now is None or now > used:
                 busy[helper] = (now or 0.0, time.monotonic())
             elif time.monotonic() - since > STUCK_SECONDS:
-                _log.warning("worker process %d has stood still for %.0f s and is given up", helper.pid, STUCK_SECONDS)
+                _log.warning("worker process %d has stood still for %.0f s and is killed", helper.pid, STUCK_SECONDS)
                 os.kill(helper.pid, signal.SIGKILL)
                 busy[helper] = (used, time.monotonic())
 
 
 def bury(helpers: list[Helper], dead: Helper, said: bytes) -> str:
-    """Takes one that has died out of the others; why it has, in words."""
+    """Removes a dead helper from the others, and returns why it died, in words."""
     helpers.remove(dead)
     dead.line.close()
     code = os.waitstatus_to_exitcode(os.waitpid(dead.pid, 0)[1])
@@ -113,14 +112,14 @@ def bury(helpers: list[Helper], dead: Helper, said: bytes) -> str:
 
 def _received(line: socket.socket) -> bytes:
     try:
-        return line.recv(MOST_WORDS)
+        return line.recv(MAX_MESSAGE_BYTES)
     except ConnectionResetError:
         return b""
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """As forks need it: the threads of their parent are not there."""
+    """Sets torch to one thread within the block: a fork does not have its parent's threads."""
     threads = torch.get_num_threads()
     if threads > 1:
         torch.set_num_threads(1)

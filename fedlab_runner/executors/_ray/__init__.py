@@ -1,1 +1,1 @@
-"""Insides of the executor `ray`."""
+"""Parts of the executor `ray`."""

@@ -1,5 +1,6 @@
-"""The process that speaks with Ray for a run: Ray ends the process of a driver when its head or its node dies, and the
-run has to checkpoint then.
+"""The driver: a process that speaks with Ray for a run.
+
+Ray kills a driver whose head or node dies; the run itself must live to write its checkpoint.
 
     python -m fedlab_runner.executors._ray.driver <descriptor of a socket> <address or ""> <process of the run>
 """
@@ -18,20 +19,20 @@ from typing import Any, NamedTuple
 from fedlab_runner.executors._ray.serialization import ClientShare, Round, train_share
 from fedlab_runner.utils.system import die_with_parent, usable_cores
 
-LOOK_SECONDS = 2.0  # how often the cluster is looked at while nothing comes
-GONE_SECONDS = 20.0  # a head that has not answered for so long is lost; one that was restarted may come back
-MOST_LOSSES = 3  # of one share: then it is what kills its workers
+POLL_SECONDS = 2.0  # between two looks at the cluster while no result comes
+HEAD_LOST_SECONDS = 20.0  # a head that does not answer for so long is lost; a restarted head may come back before
+MAX_SHARE_LOSSES = 3  # after so many losses the share itself is taken to kill its workers
 
 
 class Keep(NamedTuple):
-    """Put this into the object store, under a number."""
+    """A request to put an object into the object store under a number."""
 
     number: int
     thing: Any
 
 
 class Train(NamedTuple):
-    """Train a cohort; what is in the store under other numbers than these is not needed any more."""
+    """A request to train a cohort; objects under numbers that are not `in_use` may be dropped."""
 
     job: bytes
     lasting: list[int]
@@ -40,7 +41,7 @@ class Train(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """Connected, or done with a cohort."""
+    """The driver is connected, or done with a cohort."""
 
     head: str
     cores: int
@@ -55,7 +56,7 @@ class Done(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """A worker has died, and its share is trained again; at last, not `again`."""
+    """A worker has died; its share is trained `again` unless that has happened too often."""
 
     share: int
     reason: str
@@ -63,19 +64,19 @@ class Lost(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """Raised by the training itself, pickled."""
+    """The training raised an error, pickled here."""
 
     error: bytes
 
 
 class Gone(NamedTuple):
-    """There is no cluster, or none any more."""
+    """There is no cluster, or the cluster is lost."""
 
     reason: str
 
 
 class Driver:
-    """Carries out what comes through the connection, with Ray."""
+    """Carries out the requests of a connection with Ray."""
 
     def __init__(self, ray: Any, connection: Connection) -> None:
         self._ray, self._connection = ray, connection
@@ -85,7 +86,7 @@ class Driver:
         self._train = ray.remote(num_cpus=1, max_retries=0, scheduling_strategy="SPREAD")(train_share)
 
     def run(self) -> None:
-        """Until the connection is closed or the cluster is lost."""
+        """Serves until the connection is closed or the cluster is lost."""
         while True:
             send(self._connection, Ready(self._head, max(1, int(self._ray.cluster_resources().get("CPU", 0)))))
             while isinstance(asked := receive(self._connection), Keep):
@@ -95,17 +96,17 @@ class Driver:
                 return
 
     def _cohort(self, asked: Train) -> str | None:
-        """Sends what becomes of each share, as it comes; gives the reason when the cluster is lost."""
+        """Trains a cohort and sends each share's result as it comes; returns the reason if the cluster is lost."""
         ray, errors = self._ray, self._ray.exceptions
         self._kept = {number: ref for number, ref in self._kept.items() if number in asked.in_use}
         round = Round(ray.put(asked.job), [self._kept[number] for number in asked.lasting])
         losses = [0] * len(asked.shares)
         waiting = {self._train.remote(round, share): i for i, share in enumerate(asked.shares)}
         while waiting:
-            done, _ = ray.wait(list(waiting), timeout=LOOK_SECONDS)
+            done, _ = ray.wait(list(waiting), timeout=POLL_SECONDS)
             if not done and (reason := self._reason_gone()) is not None:
                 return reason
-            if self._connection.poll():  # nothing is asked for in between: the other end is closed
+            if self._connection.poll():  # no request comes during a cohort: the run has closed the connection
                 raise EOFError
             for ref in done:
                 i = waiting.pop(ref)
@@ -120,7 +121,7 @@ class Driver:
                     if (reason := self._reason_gone()) is not None:
                         return reason
                     losses[i] += 1
-                    again = losses[i] < MOST_LOSSES
+                    again = losses[i] < MAX_SHARE_LOSSES
                     send(self._connection, Lost(i, str(error).partition("\n")[0], again))
                     if not again:
                         return None
@@ -128,10 +129,10 @@ class Driver:
         return None
 
     def _reason_gone(self) -> str | None:
-        """Why the cluster cannot be used any more, if so."""
+        """Why the cluster cannot be used any more; None where it can."""
         since = time.monotonic()
         while not answers(self._head):
-            if time.monotonic() - since > GONE_SECONDS:
+            if time.monotonic() - since > HEAD_LOST_SECONDS:
                 return "its head does not answer"
             time.sleep(0.2)
         alive = {node["NodeID"]: node["Alive"] for node in self._ray.nodes()}
@@ -139,12 +140,12 @@ class Driver:
 
 
 def send(connection: Connection, message: NamedTuple) -> None:
-    """By value: the connection itself would share tensors, with descriptors that the other end cannot open."""
+    """Sends a message by value: `Connection.send` would share tensors by descriptors that the other end cannot open."""
     connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 
 
 def receive(connection: Connection) -> Any:
-    """What the other end sent; EOFError when it is gone."""
+    """The next message of the other end; EOFError when the other end is gone."""
     return pickle.loads(connection.recv_bytes())
 
 
@@ -159,16 +160,16 @@ def answers(address: str) -> bool:
 
 
 def main() -> None:
-    """Connects, says so, and works."""
+    """Connects to the cluster and serves the run."""
     descriptor, address, parent = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     die_with_parent(parent)
     connection = Connection(descriptor)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray: Any = importlib.import_module("ray")
-    # "local", not None: that is whatever cluster RAY_ADDRESS names, or was the last one on this machine.
+    # "local", not None: None means the cluster that RAY_ADDRESS names, or the last one on this machine.
     new = {"address": "local", "num_cpus": usable_cores(), "include_dashboard": False}
     where: dict[str, Any] = {"address": address} if address else new
-    with suppress(EOFError, ConnectionError):  # the run has ended: so does this
+    with suppress(EOFError, ConnectionError):  # the run has ended, and the driver ends too
         try:
             if address not in ("", "auto") and not answers(address):
                 raise ConnectionError("nothing answers there")
@@ -183,7 +184,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # Under its own name and not as `__main__`: what is sent must be the classes that the other end knows.
-    from fedlab_runner.executors._ray import driver as ray_driver
+    # Imported by its name, not run as `__main__`: messages must be of the classes that the run knows.
+    from fedlab_runner.executors._ray import driver
 
-    ray_driver.main()
+    driver.main()

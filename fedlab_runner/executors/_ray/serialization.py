@@ -1,5 +1,5 @@
-"""A cohort's work as it travels to other machines: what lasts is sent once, what all clients share once a round, and
-what a client has of its own with the client.
+"""A cohort's work as it is sent to other machines: the clients' data once, the shared work once a round, and a client's
+own tensors with the client.
 """
 
 import importlib
@@ -18,34 +18,34 @@ from torch import Tensor
 from fedlab_runner.augment.base import Augment
 from fedlab_runner.core.client_data import ClientData, Streams
 from fedlab_runner.core.work import Work, own_generator
-from fedlab_runner.executors._pieces import Chunk, ChunkedExecutor
+from fedlab_runner.executors._chunks import Chunk, ChunkedExecutor
 from fedlab_runner.utils import own_modules
 from fedlab_runner.utils.system import keep_freed_memory
 
-Ref = Any  # where something lies in the cluster's object store
-KEPT = 8  # things that a worker process keeps for the next rounds
+Ref = Any  # a reference to an object in the cluster's object store
+MAX_KEPT_OBJECTS = 8  # that a worker process keeps for later rounds
 
 
 class Round(NamedTuple):
-    """What all clients of a round share, put into the object store."""
+    """What all clients of a round share, in the object store."""
 
-    job: Ref  # the inner executor and the Work of no clients, pickled, with gaps where they refer to what lasts
-    lasting: list[Ref]  # the population, the module's own tensors
+    job: Ref  # the inner executor and the Work of no clients, pickled, with references to the lasting objects
+    lasting: list[Ref]  # the clients' data, the module's own tensors
 
 
 class ClientShare(NamedTuple):
-    """What some of the clients have of their own."""
+    """Some of the clients, with the tensors of their own."""
 
     rows: np.ndarray  # [k] of the cohort
     ids: np.ndarray  # [k]
     num_steps: np.ndarray  # [k]
     start: Tensor | None  # [k, D]; None: they start from the round's model
     per_client: tuple[Tensor, ...]  # each [k, ...]
-    pieces: list[Chunk]  # rows of the share
+    chunks: list[Chunk]  # rows of the share
 
 
-def packed_population(client_data: ClientData) -> "Packed":
-    """For the object store."""
+def packed_client_data(client_data: ClientData) -> "Packed":
+    """The clients' data as arrays, for the object store."""
     members, _ = client_data.assignment
     inputs, targets = client_data.inputs.numpy(), client_data.targets.numpy()
     file = io.BytesIO()
@@ -54,7 +54,7 @@ def packed_population(client_data: ClientData) -> "Packed":
 
 
 def own_tensors(work: Work) -> list[Tensor]:
-    """The values that the module has beside those of the models, for the object store."""
+    """The module's parameters and buffers, which are no part of the models' vectors, for the object store."""
     module = work.family.module
     return [*module.parameters(), *module.buffers()]
 
@@ -70,11 +70,11 @@ def _pickler() -> Any:
 
 
 def pickled(work: Work, inner: ChunkedExecutor) -> bytes:
-    """The inner executor and the work of no clients, with gaps where they refer to the population and the module's own
-    tensors.
+    """The inner executor and the work of no clients, pickled with references in the place of the clients' data and the
+    module's tensors.
     """
     places: dict[int, Any] = {id(tensor): number for number, tensor in enumerate(own_tensors(work))}
-    places[id(work.client_data)] = "population"
+    places[id(work.client_data)] = "client_data"
     base: Any = _pickler()
 
     class Pickler(base):  # type: ignore[misc]  # of a library that may be missing
@@ -86,27 +86,27 @@ def pickled(work: Work, inner: ChunkedExecutor) -> bytes:
     return file.getvalue()
 
 
-def shares_of(work: Work, pieces: list[Chunk], count: int) -> list[ClientShare]:
-    """The pieces (longest first) dealt out to so many shares that have nearly the same number of local steps."""
+def shares_of(work: Work, chunks: list[Chunk], count: int) -> list[ClientShare]:
+    """The chunks (longest first) divided into `count` shares of nearly equal numbers of local steps."""
     loads, dealt = np.zeros(count), [list[Chunk]() for _ in range(count)]
-    for piece in pieces:
+    for chunk in chunks:
         least = int(loads.argmin())
-        loads[least] += work.num_steps[piece.rows].sum()
-        dealt[least].append(piece)
+        loads[least] += work.num_steps[chunk.rows].sum()
+        dealt[least].append(chunk)
     return [_share(work, dealt[i]) for i in np.argsort(-loads, kind="stable").tolist() if dealt[i]]
 
 
-def _share(work: Work, pieces: list[Chunk]) -> ClientShare:
-    rows = np.concatenate([piece.rows for piece in pieces])
-    part, ends = work.select(rows), np.cumsum([len(piece.rows) for piece in pieces]).tolist()
-    own = [Chunk(np.arange(end - len(p.rows), end), p.frozen_norm) for p, end in zip(pieces, ends, strict=True)]
+def _share(work: Work, chunks: list[Chunk]) -> ClientShare:
+    rows = np.concatenate([chunk.rows for chunk in chunks])
+    part, ends = work.select(rows), np.cumsum([len(chunk.rows) for chunk in chunks]).tolist()
+    own = [Chunk(np.arange(end - len(p.rows), end), p.frozen_norm) for p, end in zip(chunks, ends, strict=True)]
     return ClientShare(
         rows, part.ids, part.num_steps, part.start if part.start.dim() == 2 else None, part.per_client, own
     )
 
 
 def train_share(round: Round, share: ClientShare) -> tuple[np.ndarray, np.ndarray]:
-    """In a worker process: the models [k, D] and mean losses [k] of a share's clients."""
+    """Trains a share in a worker process: models [k, D] and mean losses [k] of its clients."""
     torch.set_num_threads(1)
     keep_freed_memory()
     inner, whole = _received(round.job, lambda content: _unpickled(content, round.lasting))
@@ -122,26 +122,26 @@ def train_share(round: Round, share: ClientShare) -> tuple[np.ndarray, np.ndarra
     y = torch.empty(len(share.ids), work.family.size, dtype=work.family.dtype)
     losses = y.new_zeros(len(share.ids))
     with own_generator(work):
-        for piece in share.pieces:
-            inner.train_piece(work, piece, y, losses)
+        for chunk in share.chunks:
+            inner.train_chunk(work, chunk, y, losses)
     return y.numpy(), losses.numpy()
 
 
-_kept: OrderedDict[str, Any] = OrderedDict()  # of this worker process, by reference
+_kept: OrderedDict[str, Any] = OrderedDict()  # by reference: the objects that this worker process keeps
 
 
 def _received(ref: Ref, unpack: Callable[[Any], Any]) -> Any:
     name = ref.hex()
     if name not in _kept:
         _kept[name] = unpack(importlib.import_module("ray").get(ref))
-        if len(_kept) > KEPT:
+        if len(_kept) > MAX_KEPT_OBJECTS:
             _kept.popitem(last=False)
     _kept.move_to_end(name)
     return _kept[name]
 
 
 class Packed(NamedTuple):
-    """A population as arrays, which the processes of a machine share without a copy."""
+    """The clients' data as arrays, which the processes of a machine share without a copy."""
 
     inputs: np.ndarray
     targets: np.ndarray
@@ -151,9 +151,9 @@ class Packed(NamedTuple):
     augment: bytes  # pickled
 
 
-def _population(packed: Packed) -> ClientData:
+def _client_data(packed: Packed) -> ClientData:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that the arrays may not be written into: nobody does
+        warnings.simplefilter("ignore", UserWarning)  # that the arrays are read-only: they are only read
         inputs, targets = torch.from_numpy(packed.inputs), torch.from_numpy(packed.targets)
     split = np.split(packed.members, np.cumsum(packed.num_examples)[:-1])
     augment: Augment | None = pickle.Unpickler(io.BytesIO(packed.augment)).load()
@@ -161,11 +161,11 @@ def _population(packed: Packed) -> ClientData:
 
 
 def _unpickled(content: bytes, lasting: list[Ref]) -> tuple[ChunkedExecutor, Work]:
-    client_data, tensors = _received(lasting[0], _population), _received(lasting[1], lambda found: found)
+    client_data, tensors = _received(lasting[0], _client_data), _received(lasting[1], lambda found: found)
 
     class Unpickler(pickle.Unpickler):
         def persistent_load(self, place: Any) -> Any:
-            return client_data if place == "population" else tensors[place]
+            return client_data if place == "client_data" else tensors[place]
 
     job: tuple[ChunkedExecutor, Work] = Unpickler(io.BytesIO(content)).load()
     return job

@@ -1,4 +1,4 @@
-"""A cohort's work in pieces that do not depend on each other, carried out one after another."""
+"""The base of executors that divide a cohort into independent chunks and train one chunk after another."""
 
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -21,7 +21,7 @@ class Chunk(NamedTuple):
 
 
 class SingleProcessExecutor:
-    """An executor that is the same in every run, and one process."""
+    """An executor that keeps no notes of a run and uses one process."""
 
     def bind_run(self, folder: Path, rounds: int) -> Self:
         return self
@@ -31,41 +31,41 @@ class SingleProcessExecutor:
 
 
 class ChunkedExecutor(SingleProcessExecutor, ABC):
-    """An executor that says which clients train together and how; `compile` compiles what a step computes."""
+    """An executor that divides a cohort into chunks: clients that train together."""
 
-    compile: bool  # a field of each of them
+    compile: bool  # compile the local step with torch.compile; a field of every subclass
 
     @abstractmethod
     def max_parallel_clients(self, clients: int) -> int:
-        """As in `Executor`."""
+        """See `Executor`."""
 
     @abstractmethod
-    def pieces(self, work: Work) -> list[Chunk]:
-        """All clients of the cohort, longest work first. A piece's result depends on its own clients alone."""
+    def chunks(self, work: Work) -> list[Chunk]:
+        """The chunks of the cohort, longest work first. A chunk's result depends on its own clients alone."""
 
     @abstractmethod
     def map_models(self, family: ModelFamily, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
-        """As in `Executor`."""
+        """See `Executor`."""
 
     @abstractmethod
-    def compiling(self, work: Work) -> list[int]:
-        """Those of the pieces, by number, whose training compiles what they and the others need."""
+    def compiling_chunks(self, work: Work) -> list[int]:
+        """The numbers of the chunks whose training compiles the graphs that all chunks need."""
 
     @abstractmethod
-    def train_piece(self, work: Work, piece: Chunk, y: Tensor, losses: Tensor) -> None:
-        """Writes the models and mean losses of the piece's clients into their rows of y [K, D] and losses [K]."""
+    def train_chunk(self, work: Work, chunk: Chunk, y: Tensor, losses: Tensor) -> None:
+        """Trains a chunk: writes its clients' models and mean losses into their rows of y [K, D] and losses [K]."""
 
     def train(self, work: Work) -> tuple[Tensor, Tensor]:
         y = new_models(work)
         losses = y.new_zeros(len(work.ids))
         with own_generator(work):
-            for piece in self.pieces(work):
-                self.train_piece(work, piece, y, losses)
+            for chunk in self.chunks(work):
+                self.train_chunk(work, chunk, y, losses)
         return y, losses
 
 
 def new_models(work: Work) -> Tensor:
-    """Room for the models of a cohort [K, D]."""
+    """An uninitialised tensor for the models of a cohort [K, D]."""
     family, count = work.family, len(work.ids)
     if family.device.type == "cpu":
         return PRIVATE.take(count, family.size, family.dtype)
@@ -73,6 +73,6 @@ def new_models(work: Work) -> Tensor:
 
 
 def wait_for(device: torch.device) -> None:
-    """A GPU goes on with its work when a call has returned: this returns when it has done it all."""
+    """Waits until a GPU has done all the work that was launched; returns at once on a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
