@@ -214,7 +214,7 @@ def _page(title: str, *parts: str) -> str:
 
 
 def _listed(group: str, paths: Sequence[Path]) -> str:
-    what = dict(listing.choices(group, [listing.conf_dir()]))
+    what = dict(listing.choices(group, [conf_dir()]))
     names = [path.relative_to(conf_dir() / group).with_suffix("").as_posix() for path in paths]
     return markdown.table([f"`{group}=`", "in short"], [[f"`{name}`", what[name]] for name in names])
 
@@ -262,7 +262,7 @@ def _chosen() -> dict[str, str]:
 
 
 def _comment(path: Path) -> str:
-    return next(text for name, text in listing.choices(path.parent.name, [listing.conf_dir()]) if name == path.stem)
+    return next(text for name, text in listing.choices(path.parent.name, [conf_dir()]) if name == path.stem)
 
 
 def _content(path: Path) -> dict[str, Any]:
