@@ -203,6 +203,10 @@ def test_help_names_the_groups_and_what_to_type(tmp_path: Path) -> None:
         ("algorithm=fedvag", "algorithm=fedvag is not a choice: did you mean fedavg? choices: "),
         ("-m algorithm=fedvag,fedbuff", "algorithm=fedvag is not a choice: did you mean fedavg? choices: "),
         ("experiment=exampel", "experiment=exampel is not a choice: did you mean example? choices: "),
+        (
+            "experiment=feddle/table77",
+            "experiment=feddle/table77 is not a choice: did you mean feddle/table7? choices: feddle/",
+        ),
         ("hydra/launcher=joblip", "hydra/launcher=joblip is not a choice: "),
         ("seed=0,1", "seed=0,1 has several values: add -m to run each of them, or write a list as key=[a,b]"),
         ("rounds", "cannot read 'rounds': expected key=value (missing EQUAL at '<EOF>')"),

@@ -15,7 +15,7 @@ from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseExceptio
 
 from fedlab_runner.config import schema
 from fedlab_runner.config.build import conf_dir
-from fedlab_runner.config.listing import places
+from fedlab_runner.config.listing import choices, places
 from fedlab_runner.utils import exhaustion
 from fedlab_runner.utils.errors import RunFailed, UserError
 
@@ -181,9 +181,15 @@ def _missing_choice(error: MissingConfigException) -> str:
         return f'{group}={choice} needs an extra: pip install "fedlab-runner[{EXTRAS[missing]}]"'
     if not group or not error.options:
         return _one_line(str(error).split("Config search path")[0].split("Search path")[0])
-    guess = schema.nearest(choice, error.options)
+    options = list(error.options)
+    top, _, folder = group.partition("/")
+    if folder and top != "hydra":  # the user typed experiment=feddle/table77
+        names = [name for name, _ in choices(top, places())]
+        group, choice = top, f"{folder}/{choice}"
+        options = [name for name in names if name.startswith(f"{folder}/")] or names
+    guess = schema.nearest(choice, options)
     hint = f"did you mean {guess}? " if guess else ""
-    return f"{group}={choice} is not a choice: {hint}choices: {', '.join(error.options)}"
+    return f"{group}={choice} is not a choice: {hint}choices: {', '.join(options)}"
 
 
 def _composition(error: HydraException, arguments: Sequence[str]) -> str:
