@@ -186,7 +186,8 @@ def _missing_choice(error: MissingConfigException) -> str:
     if folder and top != "hydra":  # the user typed experiment=feddle/table77
         names = [name for name, _ in choices(top, places())]
         group, choice = top, f"{folder}/{choice}"
-        options = [name for name in names if name.startswith(f"{folder}/")] or names
+        options = [name for name in names if name.startswith(f"{folder}/")]
+        options = options or list(dict.fromkeys(re.sub("/.*", "/...", name) for name in names))
     guess = schema.nearest(choice, options)
     hint = f"did you mean {guess}? " if guess else ""
     return f"{group}={choice} is not a choice: {hint}choices: {', '.join(options)}"
