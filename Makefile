@@ -27,7 +27,7 @@ test-all: $(VENV)/.installed-test ## run the suite with the slow tests (minutes,
 	@$(BIN)/python -m pytest -n auto -m "slow or not slow" $(ARGS)
 
 smoke: $(VENV)/.installed-test ## run random combinations of all choices; more: make smoke ARGS="--count 300 --seed 7"
-	@$(BIN)/python tests/helpers/smoke.py $(ARGS)
+	@$(BIN)/python -m tests.helpers.smoke $(ARGS)
 
 bench: $(VENV)/.installed ## time the package beside a plain PyTorch loop; more: make bench ARGS="--only W2 --out bench.json"
 	@OMP_NUM_THREADS=1 GOMP_SPINCOUNT=10000 $(BIN)/python -m benchmarks.run $(ARGS)

@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import pictures
+from tests.helpers.paths import ROOT
 
 # Before anything imports torch, and inherited by subprocesses: the workers of `pytest -n` are the parallelism.
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[variable] = "1"
+# What tests start finds this package and `tests.helpers`, wherever it is started.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
 _OURS = ("FEDLAB_SWEEP", "FEDLAB_SWEEP_FOLDER", "HYDRA_FULL_ERROR", "WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_PROJECT")
 

@@ -468,7 +468,7 @@ def test_a_meme_of_another_architecture() -> None:
     fed, built = mixed(cohort=3), FML(alpha=0.5, beta=0.5, meme=MLP(None, None, [7]))
     state = run(built, fed, 2)
     assert state.memes.shape == (7, 7 * FEATURES + 7 + CLASSES * 7 + CLASSES)
-    assert fed.family(MLP(None, None, [7])) is fed.family(MLP(None, None, [7]))
+    assert fed.family_of(MLP(None, None, [7])) is fed.family_of(MLP(None, None, [7]))
 
 
 def def_kt_twin(fed: Federation, models: Tensor, senders: list[int], receivers: list[int], epochs: int) -> Tensor:

@@ -164,7 +164,7 @@ def probe(monkeypatch: pytest.MonkeyPatch, build: Any, num_classes: int, **overr
     fed.begin(2, 1.0)
     deltas = random(3, fed.family.num_params, seed=4)
     seen: list[tuple[Tensor, Tensor]] = []
-    adam = type(__import__("fedlab_runner.core.server_data", fromlist=["ADAM"]).ADAM)
+    adam = type(__import__("fedlab_runner.algorithms.shared.server_training", fromlist=["ADAM"]).ADAM)
     step = adam.step
 
     def spy(self: Any, w: Tensor, g: Tensor, *rest: Any) -> None:

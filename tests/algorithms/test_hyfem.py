@@ -22,8 +22,8 @@ from fedlab_runner.experiment.run import prepare
 from fedlab_runner.models._blocks import BlockNetwork
 from fedlab_runner.models.blocks_mlp import BlocksMLP
 from fedlab_runner.utils.errors import UserError
-from tests.algorithms.test_identities_late import close
 from tests.helpers.composed import composed
+from tests.helpers.identities import close
 from tests.helpers.toy import CLASSES, FEATURES, algorithm, federation, local, run, tensors
 
 OWNED = np.array([[1, 1, 0], [0, 1, 1], [1, 1, 0], [1, 0, 1]], dtype=bool)  # clients 0 and 2 have the same blocks

@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from hydra.errors import InstantiationException
-from tests.algorithms.test_identities_late import close
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock
 
@@ -23,6 +22,7 @@ from fedlab_runner.core.updates import Updates
 from fedlab_runner.executors.vectorized import Vectorized
 from fedlab_runner.models.cnn_small import SmallCNN
 from fedlab_runner.utils.errors import UserError
+from tests.helpers.identities import close
 from tests.helpers.toy import (
     CLASSES,
     CPU,

@@ -140,11 +140,10 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(stop: int, tmp_path: Path, monk
     assert files(tmp_path / "stopped") == files(tmp_path / "whole")
 
 
-def test_without_an_analysis_a_run_has_the_name_that_it_always_had() -> None:
-    from fedlab_runner.config.build import fingerprint, run_id
+def test_another_analysis_is_another_run() -> None:
+    from fedlab_runner.config.build import run_id
 
     plain = composed(small=False)
-    assert "analysis" not in fingerprint(plain) and "probe_data" not in fingerprint(plain)
     names = {run_id(plain), *(run_id(composed(choice, small=False)) for choice in (MEASURED[0], PROBED))}
     assert len(names) == 3
 

@@ -2,10 +2,12 @@
 
 import itertools
 import math
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import cloudpickle
 import numpy as np
 import pytest
 import torch
@@ -28,7 +30,7 @@ from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.local_training import LocalTraining
 from fedlab_runner.core.rng import Purpose
 from fedlab_runner.core.work import Executor
-from fedlab_runner.executors._ray.serialization import _population, packed_population
+from fedlab_runner.executors._ray.serialization import _client_data, packed_client_data
 from fedlab_runner.executors.auto import Auto
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.processes import Processes
@@ -238,9 +240,10 @@ def test_compiled_steps_see_the_same_views(compiled: Executor) -> None:
             torch.testing.assert_close(mine, reference, rtol=0, atol=1e-9)
 
 
-def test_a_population_takes_its_augmentation_to_other_machines() -> None:
+def test_clients_data_take_their_augmentation_to_other_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray.cloudpickle", cloudpickle)  # of which Ray's is a copy
     client_data = of_images(CUTOUT).client_data
-    sent, index = _population(packed_population(client_data)), torch.tensor([3 * client_data.num_views + 17])
+    sent, index = _client_data(packed_client_data(client_data)), torch.tensor([3 * client_data.num_views + 17])
     assert sent.augment == CUTOUT and torch.equal(sent.minibatch(index)[0], client_data.minibatch(index)[0])
 
 

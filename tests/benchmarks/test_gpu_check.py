@@ -27,7 +27,9 @@ TINY = Setting(torch.device("cpu"), tiny=True)
 @pytest.fixture(autouse=True)
 def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
     """The processes of parts find `bad_parts`."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "tests/helpers"), os.environ.get("PYTHONPATH", "")])
+    )
 
 
 def check(folder: Path, *words: str) -> tuple[int, dict[str, Any]]:
@@ -40,8 +42,10 @@ def check(folder: Path, *words: str) -> tuple[int, dict[str, Any]]:
 def faulty(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, dict[str, Any], str]:
     folder = tmp_path_factory.mktemp("faulty")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]))
-        code, results = check(folder, "--parts", "bad_parts", "--only", "^(?!endless)")
+        patch.setenv(
+            "PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "tests/helpers"), os.environ.get("PYTHONPATH", "")])
+        )
+        code, results = check(folder, "--parts", "tests.helpers.bad_parts", "--only", "^(?!endless)")
     return code, results, (folder / "gpu-check.md").read_text()
 
 
@@ -81,20 +85,20 @@ def test_a_part_that_cannot_begin_and_what_does_not_fit(faulty: tuple[int, dict[
 
 
 def test_what_does_not_come_to_its_turn_is_said_and_is_no_failure(tmp_path: Path) -> None:
-    code, results = check(tmp_path, "--parts", "bad_parts", "--only", "good|endless", "--minutes", "0.3")
+    code, results = check(tmp_path, "--parts", "tests.helpers.bad_parts", "--only", "good|endless", "--minutes", "0.3")
     assert code == 0 and results["parts"]["good"]["state"] == "skipped: the 0.3 minutes were over"
     assert "skipped: the 0.3 minutes were over" in (tmp_path / "gpu-check.md").read_text()
 
 
 def test_a_part_that_the_time_ends_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "WORTH_BEGINNING", 0.0)
-    code, results = check(tmp_path, "--parts", "bad_parts", "--only", "endless", "--minutes", "0.05")
+    code, results = check(tmp_path, "--parts", "tests.helpers.bad_parts", "--only", "endless", "--minutes", "0.05")
     assert code == 0 and [holds for *_, holds in findings(results, "endless")] == [None]
     assert results["parts"]["endless"]["state"] == "not done: the 0.05 minutes were over"
 
 
 def test_a_killed_check_leaves_what_was_found_and_no_process(tmp_path: Path) -> None:
-    words = [*ON_CPU, "--out", str(tmp_path), "--parts", "bad_parts", "--only", "good|endless"]
+    words = [*ON_CPU, "--out", str(tmp_path), "--parts", "tests.helpers.bad_parts", "--only", "good|endless"]
     process = subprocess.Popen([sys.executable, "-m", "benchmarks.gpu_check", *words], cwd=ROOT)
     path, until = tmp_path / "gpu-check.json", time.monotonic() + 120
     while not (path.exists() and "endless" in json.loads(path.read_text())["parts"]):
@@ -119,7 +123,7 @@ def _lives(pid: str) -> bool:
 
 
 def test_a_selection_and_a_folder_of_ones_own(tmp_path: Path) -> None:
-    code, results = check(tmp_path / "new", "--parts", "bad_parts", "--only", "raises: next")
+    code, results = check(tmp_path / "new", "--parts", "tests.helpers.bad_parts", "--only", "raises: next")
     assert code == 0 and findings(results, "raises") == [("next", "good", True), ("next", "3 ms", None)]
     assert results["machine"]["torch"] == torch.__version__ and "raises: next" in results["command"]
 

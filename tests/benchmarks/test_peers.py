@@ -32,7 +32,7 @@ def test_all_train_the_same_model_on_the_same_data() -> None:
     peers, own = task.cnn().state_dict(), workloads.cnn().state_dict()
     assert {k: v.shape for k, v in peers.items()} == {k: v.shape for k, v in own.items()}
     assert sum(v.numel() for v in peers.values()) == 582_026
-    population = workloads.Shape(*TINY).federation(workloads.cnn).population
+    population = workloads.Shape(*TINY).federation(workloads.cnn).client_data
     for k, dataset in enumerate(task.datasets(TINY)):
         rows = torch.from_numpy(population.members(k))
         inputs, targets = dataset.tensors
@@ -45,11 +45,11 @@ def test_a_round_of_the_plain_loop_is_a_round_of_fedavg() -> None:
     algorithm = FedAvg(late_policy="delta", weighting="size", server_lr=1.0)
     state = algorithm.init(fed)
     server = task.cnn()
-    server.load_state_dict(fed.task.state_dict(state.params))
+    server.load_state_dict(fed.family.state_dict(state.params))
     before = torch.nn.utils.parameters_to_vector(server.parameters()).detach().clone()
     plain.train_round(server, task.datasets(TINY), TINY.batch)
     fed.begin(0, 1.0)
-    own = fed.task.state_dict(algorithm.round(state, fed).params)
+    own = fed.family.state_dict(algorithm.round(state, fed).params)
     after = torch.nn.utils.parameters_to_vector(server.parameters())
     assert (after - before).abs().max() > 1e-3
     for name, value in server.state_dict().items():

@@ -419,9 +419,7 @@ def test_a_run_survives_what_it_drops_and_clips(tmp_path: Path, caplog: pytest.L
     assert sum("nonfinite=drop" in record.getMessage() for record in caplog.records) == sum(n > 0 for n in lost)
 
 
-def test_the_defaults_do_not_rename_runs() -> None:
-    plain = fingerprint(composed())
-    assert "nonfinite" not in plain and "update_norm" not in plain["local"]
-    assert run_id(composed()).endswith(digest(plain))
+def test_another_policy_is_another_run() -> None:
+    assert run_id(composed()).endswith(digest(fingerprint(composed())))
     for change in ("nonfinite=drop", "local.update_norm=1"):
         assert run_id(composed(change)) != run_id(composed())

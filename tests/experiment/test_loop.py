@@ -1,5 +1,6 @@
 """Whole runs in a folder: what they leave, how they go on, how they fail."""
 
+import hashlib
 import json
 import logging
 import os
@@ -14,6 +15,8 @@ from typing import Any
 import pytest
 import torch
 
+from fedlab_runner.algorithms import center
+from fedlab_runner.algorithms.shared.server_training import server_batches
 from fedlab_runner.checkpoints.store import CheckpointStore
 from fedlab_runner.config import build as config
 from fedlab_runner.config.build import build, fingerprint
@@ -22,6 +25,7 @@ from fedlab_runner.executors.loop import Loop
 from fedlab_runner.experiment.loop import Simulation
 from fedlab_runner.experiment.run import run_in
 from fedlab_runner.experiment.setup import prepare
+from fedlab_runner.tracking.recorder import with_digest, write_summary
 from fedlab_runner.utils import signals
 from fedlab_runner.utils.errors import Diverged, Interrupted, UserError
 from tests.helpers.composed import composed, files
@@ -101,21 +105,21 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(name: str, tmp_path: Path, monk
         overrides += ("model=mlp", "model.hidden=[8]")
     run_in(tmp_path / "whole", composed(*overrides))
 
-    train, batches = Loop.train, Federation.server_batches
+    train, batches = Loop.train, server_batches
 
     def stop(self: Loop, work: Any) -> Any:
         if work.round == 4:
             raise Interrupted(15)
         return train(self, work)
 
-    def stop_server(self: Federation, *args: Any, **how: Any) -> Any:
-        if self.round == 4:
+    def stop_server(fed: Federation, *args: Any, **how: Any) -> Any:
+        if fed.round == 4:
             raise Interrupted(15)
-        return batches(self, *args, **how)
+        return batches(fed, *args, **how)
 
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
         patch.setattr(Loop, "train", stop)
-        patch.setattr(Federation, "server_batches", stop_server)
+        patch.setattr(center, "server_batches", stop_server)  # whose clients do not train
         run_in(tmp_path / "stopped", composed(*overrides, "executor=loop"))
     assert not (tmp_path / "stopped" / "summary.json").exists()
     assert final(tmp_path / "stopped", *overrides)[0] == 4, "the last whole round is checkpointed"
@@ -243,8 +247,8 @@ def test_a_finished_run_with_a_number_that_is_not_finite_is_read_too(tmp_path: P
     lines[1] = json.dumps(json.loads(lines[1]) | {"test/loss": None, "test/accuracy": None})
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     summary = json.loads((tmp_path / "summary.json").read_text())
-    del summary["metrics_sha256"]  # as of a run that wrote these lines, before there were sums
-    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    digest = hashlib.sha256((tmp_path / "metrics.jsonl").read_bytes()).hexdigest()
+    write_summary(tmp_path, with_digest(summary, digest))
     assert run_in(tmp_path, composed("rounds=2", EVERY)) == first
 
 

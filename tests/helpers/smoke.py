@@ -1,6 +1,6 @@
 """Random combinations of what conf/ offers, each a small run in a process of its own: it ends well or in one line.
 
-`python tests/helpers/smoke.py --count 300 --seed 7` tries the combinations 7000000 to 7000299; `--only 7000012` tries
+`python -m tests.helpers.smoke --count 300 --seed 7` tries the combinations 7000000 to 7000299; `--only 7000012` tries
 one of them.
 """
 
@@ -203,7 +203,7 @@ class Ended(NamedTuple):
 def tried(numbers: Iterable[int]) -> Iterator[Ended]:
     """Each combination in a child of this process, which imports everything once and computes nothing."""
 
-    for name in ("runner", "train"):
+    for name in ("experiment.run", "train"):
         importlib.import_module(f"fedlab_runner.{name}")
     for number in numbers:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:

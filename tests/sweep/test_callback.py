@@ -29,7 +29,7 @@ from fedlab_runner.sweep import callback as sweep
 from fedlab_runner.sweep import plots as sweep_plots
 from fedlab_runner.sweep import records
 from fedlab_runner.sweep.records import Job, Row
-from fedlab_runner.sweep.table import cells, refresh
+from fedlab_runner.sweep.table import cells, markdown, refresh
 from fedlab_runner.tracking.metric_direction import check_direction, direction_of
 from fedlab_runner.utils import checksummed_json, system
 from fedlab_runner.utils.errors import Diverged, UserError
@@ -328,7 +328,7 @@ def test_settings_are_in_natural_order(tmp_path: Path) -> None:
 
 
 def test_a_bar_in_an_override_does_not_break_the_table() -> None:
-    assert "a\\|b" in sweep.markdown([Row(("name=a|b",), [job(0, 0.5)])])
+    assert "a\\|b" in markdown([Row(("name=a|b",), [job(0, 0.5)])])
 
 
 def test_a_half_written_member_is_left_out(tmp_path: Path) -> None:

@@ -460,7 +460,7 @@ def test_a_run_begins_before_its_server_answers_and_is_online_when_it_does(tmp_p
     await_pause(process)
     assert not (tmp_path / "wandb").exists(), "three rounds, and W&B has not been started"
     with WandbServer(port) as server:
-        time.sleep(1.5 * reach.AGAIN_SECONDS)
+        time.sleep(1.5 * reach.RETRY_SECONDS)
         output = resume(process)
         assert without_clock(server.runs[ID].rows()) == expected(tmp_path)
     assert len(expected(tmp_path)) == 7 and "WARNING" not in output
