@@ -20,7 +20,12 @@ def fedavg(p: Problem, *, late_policy: str, weighting: str, server_lr: float) ->
 
 
 def server_update(
-    x: Model, here: list[tuple[int, Start, Model, Model]], p: Problem, late_policy: str, weighting: str, server_lr: float
+    x: Model,
+    here: list[tuple[int, Start, Model, Model]],
+    p: Problem,
+    late_policy: str,
+    weighting: str,
+    server_lr: float,
 ) -> Model:
     n = [p.n(k.client) if weighting == "size" else 1 for _, k, _, _ in here]
     if late_policy == "model":  # w_{t+1} <- sum_k n_k / n w_{t+1}^k
@@ -34,7 +39,13 @@ CASES = [
     Case("fedavg", fedavg, {"server_lr": 0.7}, equations="Algorithm 1"),
     Case("fedavg uniform", fedavg, {"weighting": "uniform"}, equations="Algorithm 1"),
     *(
-        Case(f"fedavg {policy}, late", fedavg, {"late_policy": policy, "server_lr": 0.7}, std=1.5, equations="Algorithm 1; Feddle, Eq 1 to 3")
+        Case(
+            f"fedavg {policy}, late",
+            fedavg,
+            {"late_policy": policy, "server_lr": 0.7},
+            std=1.5,
+            equations="Algorithm 1; Feddle, Eq 1 to 3",
+        )
         for policy in ("delta", "model", "discard")
     ),
 ]

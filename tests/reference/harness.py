@@ -83,9 +83,7 @@ def problem(fed: Federation, rounds: int, late: bool) -> Problem:
 
     def batches(client: int, round: int, purpose: str = "BATCHES") -> list[Tensor]:
         ids, stream = np.array([client]), Purpose[purpose]
-        plan = fed.client_data.plan(
-            ids, fed.local, seed=fed.seed, round=round, drop_single=drop_single, purpose=stream
-        )
+        plan = fed.client_data.plan(ids, fed.local, seed=fed.seed, round=round, drop_single=drop_single, purpose=stream)
         return rows(plan)
 
     def of_server(
@@ -110,7 +108,9 @@ def problem(fed: Federation, rounds: int, late: bool) -> Problem:
         data = fed.server_data
         everyone = [np.arange(len(data))]
         client_data = ClientData(data.inputs, data.targets, everyone, fed.family.device, SERVER_STREAMS)
-        return rows(client_data.plan(np.zeros(1, np.int64), fed.local, seed=fed.seed, round=round, drop_single=drop_single))
+        return rows(
+            client_data.plan(np.zeros(1, np.int64), fed.local, seed=fed.seed, round=round, drop_single=drop_single)
+        )
 
     def rng(purpose: str, round: int = 0, client: int = 0, step: int = 0) -> np.random.Generator:
         if not step:

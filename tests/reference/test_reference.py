@@ -78,7 +78,9 @@ def test_a_case_is_worth_comparing(case: Case, models: tuple[str, ...]) -> None:
     alone = {client for client, n in enumerate(RAGGED) if n == 1}
     states: list[Any] = list(case.reference(drawn, **keys(case)))
     assert len(states) == case.rounds
-    assert algorithm(case.method).decentralized or alone & {start.client for t in range(case.rounds) for start in drawn.cohort(t)}
+    assert algorithm(case.method).decentralized or alone & {
+        start.client for t in range(case.rounds) for start in drawn.cohort(t)
+    }
     assert largest_difference(states[0], states[-1]) > 1e-3
 
 
