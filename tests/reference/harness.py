@@ -1,0 +1,171 @@
+"""Hands a reference loop what the package draws, and puts the package's State in the loop's terms.
+
+`problem(fed)` is what a loop needs to know of a federation; `plain(state)` is a State as plain values;
+`largest_difference` compares two of them.
+"""
+
+import importlib
+from collections.abc import Iterator
+from dataclasses import fields as dataclass_fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedlab_runner.algorithms.shared.server_training import SERVER_STREAMS, server_batches
+from fedlab_runner.core.client_data import ClientData
+from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.rng import Purpose, generator, generators
+from fedlab_runner.core.server_data import ServerData
+from fedlab_runner.core.work import Executor
+from tests.helpers.toy import CLASSES, FEATURES, RAGGED, algorithm, federation, local, mlp, model_family, normed
+from tests.reference.plain import Case, Data, Fields, Local, Net, Problem, Start
+
+TOLERANCE = 1e-10  # of a value of a State; the loops add up in another order
+# Keys that say where or how often something is computed, not what.
+NOT_OF_THE_PAPER = {"store_on", "cache_teachers"}
+
+
+def wide_mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 9), nn.Tanh(), nn.Linear(9, CLASSES))
+
+
+NETWORKS = {"mlp": mlp, "batch_norm": normed, "wide_mlp": wide_mlp}
+
+
+def all_cases() -> list[Case]:
+    """The cases of all reference loops, by file."""
+    names = sorted(path.stem for path in Path(__file__).parent.glob("*.py"))
+    modules = (importlib.import_module(f"tests.reference.{name}") for name in names if not name.startswith("test_"))
+    return [case for module in modules for case in getattr(module, "CASES", ())]
+
+
+def build(case: Case, models: tuple[str, ...], executor: Executor | None = None) -> Federation:
+    """The federation of a case: eight clients with 1 to 40 examples."""
+    return federation(
+        RAGGED,
+        builds=[NETWORKS[name] for name in models],
+        cohort=case.cohort,
+        std=case.std,
+        training=local(**case.local),
+        executor=executor,
+    )
+
+
+def keys(case: Case) -> dict[str, Any]:
+    """The keys of a method's config that its paper knows."""
+    built = algorithm(case.method, **case.keys)
+    names = {each.name for each in dataclass_fields(built)} - NOT_OF_THE_PAPER
+    return {name: getattr(built, name) for name in names}
+
+
+def curve(case: Case, fed: Federation, rounds: int) -> Iterator[Fields]:
+    """The package's State after each round."""
+    built = algorithm(case.method, **case.keys)
+    state = built.init(fed)
+    for round in range(rounds):
+        fed.begin(round, 1.0)
+        state = built.round(state, fed)
+        yield plain(state)
+
+
+def problem(fed: Federation, rounds: int, late: bool) -> Problem:
+    """What a federation draws. `late`: whether clients start by the clock, which has delays."""
+    assert fed.server_data is not None and fed.auxiliary_data is not None
+    drop_single = fed.family.has_batch_norm
+    cohorts = [[Start(*pair) for pair in zip(s.ids.tolist(), s.due.tolist(), strict=True)] for s in fed.ahead(rounds)]
+    assert late == any(start.due > t for t, cohort in enumerate(cohorts) for start in cohort)
+
+    def rows(plan: Any) -> list[Tensor]:
+        return [plan.indices[0, t, :size] for t, size in enumerate(plan.sizes[0].tolist()) if size]
+
+    def batches(client: int, round: int, purpose: str = "BATCHES") -> list[Tensor]:
+        ids, stream = np.array([client]), Purpose[purpose]
+        plan = fed.client_data.plan(ids, fed.local, seed=fed.seed, round=round, drop_single=drop_single, purpose=stream)
+        return rows(plan)
+
+    def of_server(
+        round: int,
+        epochs: int,
+        batch_size: int,
+        max_steps: int | None = None,
+        stage: int = 0,
+        training: bool = True,
+        purpose: str = "SERVER_BATCHES",
+        data: Data | None = None,
+    ) -> list[Tensor]:
+        x, y = data or Data(fed.server_data.inputs, fed.server_data.targets)
+        numbered = ServerData(x, torch.arange(len(y)), len(y), in_domain=True)
+        fed.round = round
+        drawn = server_batches(
+            fed, epochs, batch_size, max_steps, stage=stage, training=training, data=numbered, purpose=Purpose[purpose]
+        )
+        return [batch.targets for batch in drawn]
+
+    def as_client(round: int) -> list[Tensor]:
+        data = fed.server_data
+        everyone = [np.arange(len(data))]
+        client_data = ClientData(data.inputs, data.targets, everyone, fed.family.device, SERVER_STREAMS)
+        return rows(
+            client_data.plan(np.zeros(1, np.int64), fed.local, seed=fed.seed, round=round, drop_single=drop_single)
+        )
+
+    def rng(purpose: str, round: int = 0, client: int = 0, step: int = 0) -> np.random.Generator:
+        if not step:
+            return generator(fed.seed, Purpose[purpose], round, client)
+        return next(generators(fed.seed, Purpose[purpose], round, np.array([client]), step))
+
+    def initial(make: Any = None, seed: int | None = None, number: int = 0) -> Tensor:
+        family = fed.family if make is None else model_family(make)
+        return family.init(fed.seed if seed is None else seed, number)
+
+    data = fed.client_data
+    setting = fed.local
+    return Problem(
+        nets=[Net(family.build) for family in fed.families],
+        data=Data(data.inputs, data.targets),
+        members=[torch.from_numpy(data.members(i)) for i in range(data.num_clients)],
+        num_classes=fed.family.num_classes,
+        local=Local(setting.lr, setting.momentum or 0.0, setting.weight_decay, setting.batch_size, setting.epochs or 0),
+        num_rounds=rounds,
+        server=Data(fed.server_data.inputs, fed.server_data.targets),
+        auxiliary=Data(fed.auxiliary_data.inputs, fed.auxiliary_data.targets),
+        topology=fed.topology,
+        cohort=lambda round: cohorts[round],
+        batches=batches,
+        server_batches=of_server,
+        server_client_batches=as_client,
+        rng=rng,
+        initial=initial,
+    )
+
+
+def plain(value: Any) -> Any:
+    """A State's values by field name. Clients' rows are kept in memory (`store_on=device`)."""
+    if isinstance(value, dict):
+        return {k: plain(v) for k, v in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return {k: plain(v) for k, v in value._asdict().items()}
+    return [plain(v) for v in value] if isinstance(value, tuple | list) else value
+
+
+def largest_difference(mine: Any, theirs: Any, where: str = "State") -> float:
+    """The largest difference between two values of one shape; AssertionError where the shapes differ."""
+    if isinstance(theirs, tuple) and hasattr(theirs, "_fields"):
+        theirs = theirs._asdict()
+    if isinstance(mine, dict):
+        assert isinstance(theirs, dict) and mine.keys() == theirs.keys(), f"{where}: {list(mine)} and {list(theirs)}"
+        return max((largest_difference(mine[k], theirs[k], f"{where}.{k}") for k in mine), default=0.0)
+    if isinstance(mine, list):
+        assert len(mine) == len(theirs), f"{where}: {len(mine)} and {len(theirs)} values"
+        pairs = zip(mine, theirs, strict=True)
+        return max((largest_difference(a, b, f"{where}[{i}]") for i, (a, b) in enumerate(pairs)), default=0.0)
+    if isinstance(mine, Tensor):
+        assert mine.shape == theirs.shape, f"{where}: {tuple(mine.shape)} and {tuple(theirs.shape)}"
+        return float((mine - theirs).abs().max()) if mine.numel() else 0.0
+    if mine is None or isinstance(mine, str):
+        assert mine == theirs, f"{where}: {mine} and {theirs}"
+        return 0.0
+    return 0.0 if mine == theirs else abs(float(mine) - float(theirs))  # infinities are equal to themselves

@@ -1,0 +1,209 @@
+"""What the reference loops are written in: plain PyTorch, a network as a function of two vectors, and the draws that a
+run makes by key. Nothing of the package is imported here or in a reference loop.
+
+A reference loop is a generator `method(p, **hyperparameters)`: it gets a `Problem` and the keys of the method's config,
+and yields after each round the values of the State's fields, under their names. A model is a pair `Model(w, s)`.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Fields = dict[str, Any]  # values of a State by field name: tensors, numbers, and tuples, lists or dicts of them
+
+
+class Model(NamedTuple):
+    """A model: trainable parameters, and batch norm's running means and variances, which are state."""
+
+    w: Tensor  # [P], in the order of `named_parameters`
+    s: Tensor  # [B], in the order of `named_buffers`; integer counters are left out
+
+    @property
+    def vector(self) -> Tensor:
+        """Parameters, then statistics [D]."""
+        return torch.cat(self)
+
+
+class Net:
+    """A network as a function of a `Model`."""
+
+    def __init__(self, build: Callable[[], nn.Module]) -> None:
+        self.module = build().double()
+        self.shapes = {k: v.shape for k, v in self.module.named_parameters()}
+        self.stats = {k: v.shape for k, v in self.module.named_buffers() if v.is_floating_point()}
+        self.num_params = sum(shape.numel() for shape in self.shapes.values())
+        self.num_stats = sum(shape.numel() for shape in self.stats.values())
+
+    def tensors(self, w: Tensor) -> dict[str, Tensor]:
+        """The parameters by name, as views of w [P]."""
+        parts = torch.split(w, [shape.numel() for shape in self.shapes.values()])
+        return {k: part.view(shape) for (k, shape), part in zip(self.shapes.items(), parts, strict=True)}
+
+    def model(self, vector: Tensor) -> Model:
+        """The model of a vector [D]."""
+        return Model(*torch.split(vector, [self.num_params, self.num_stats]))
+
+    def train(self, w: Tensor, s: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits [b, C] in training mode, and the statistics after this minibatch."""
+        return self._call(w, s, x, training=True)
+
+    def eval(self, w: Tensor, s: Tensor, x: Tensor) -> Tensor:
+        """Logits [b, C] in evaluation mode."""
+        return self._call(w, s, x, training=False)[0]
+
+    def _call(self, w: Tensor, s: Tensor, x: Tensor, training: bool) -> tuple[Tensor, Tensor]:
+        self.module.train(training)
+        parts = torch.split(s.clone(), [shape.numel() for shape in self.stats.values()])
+        buffers = {k: part.view(shape) for (k, shape), part in zip(self.stats.items(), parts, strict=True)}
+        logits = torch.func.functional_call(self.module, self.tensors(w) | buffers, (x,))
+        return logits, torch.cat([*(b.reshape(-1) for b in buffers.values()), s[:0]])
+
+
+class Data(NamedTuple):
+    """Examples."""
+
+    x: Tensor  # [n, ...]
+    y: Tensor  # [n]
+
+
+class Local(NamedTuple):
+    """Local training of the clients, by SGD."""
+
+    lr: float
+    momentum: float
+    weight_decay: float
+    batch_size: int
+    epochs: int
+
+
+class Start(NamedTuple):
+    """A client that receives the server's model and trains."""
+
+    client: int
+    due: int  # the round in which its update arrives
+
+
+class Problem(NamedTuple):
+    """A federation, and everything that is drawn in it."""
+
+    nets: Sequence[Net]  # client i has network i mod len(nets); `net` is the first
+    data: Data  # of all clients
+    members: Sequence[Tensor]  # rows of `data` of each client
+    num_classes: int
+    local: Local
+    num_rounds: int
+    server: Data  # examples of the server's
+    auxiliary: Data  # examples of the server's of other classes
+    topology: np.ndarray | None  # [N, N] bool
+    cohort: Callable[[int], list[Start]]
+    """(round) -> who starts in it, in the order of sampling; None late where the method has no late clients."""
+    batches: Callable[..., list[Tensor]]
+    """(client, round, purpose="BATCHES") -> rows of `data`, a tensor for each local step."""
+    server_batches: Callable[..., list[Tensor]]
+    """(round, epochs, batch_size, max_steps=None, stage=0, training=True, purpose="SERVER_BATCHES", data=None) -> rows of
+    `server`, or of other `data`, a tensor for each step."""
+    server_client_batches: Callable[[int], list[Tensor]]
+    """(round) -> rows of `server` in each step of a server that trains as the clients do."""
+    rng: Callable[..., np.random.Generator]
+    """(purpose, round=0, client=0, step=0) -> the stream of a key."""
+    initial: Callable[..., Tensor]
+    """(build=None, seed=None, number=0) -> the fresh model [D] of the first network, or of another one."""
+
+    @property
+    def net(self) -> Net:
+        return self.nets[0]
+
+    @property
+    def x0(self) -> Model:
+        """The first model of the server."""
+        return self.net.model(self.initial())
+
+    @property
+    def num_clients(self) -> int:
+        return len(self.members)
+
+    def n(self, client: int) -> int:
+        """The number of a client's examples, n_j."""
+        return len(self.members[client])
+
+    def label_counts(self, client: int) -> Tensor:
+        """How many examples of each class a client has [C]."""
+        return torch.bincount(self.data.y[self.members[client]], minlength=self.num_classes)
+
+    def gradient(
+        self,
+        w: Tensor,
+        s: Tensor,
+        rows: Tensor,
+        client: int,
+        loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+        net: Net | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """The gradient [P] of the loss on a client's minibatch, and the statistics after it.
+
+        A client with a single example trains with batch norm in evaluation mode: it cannot train on one.
+        """
+        net, leaf = net or self.net, w.detach().requires_grad_()
+        if self.n(client) > 1:
+            logits, s = net.train(leaf, s, self.data.x[rows])
+        else:
+            logits = net.eval(leaf, s, self.data.x[rows])
+        (g,) = torch.autograd.grad(loss(logits, self.data.y[rows]), leaf)
+        return g, s.detach()
+
+
+def sgd(p: Problem, x: Model, client: int, round: int) -> Model:
+    """ClientUpdate of FedAvg: the model after plain SGD from x on the client's minibatches of a round."""
+    w, s = x
+    for b in p.batches(client, round):
+        g, s = p.gradient(w, s, b, client)
+        w = w - p.local.lr * g
+    return Model(w, s)
+
+
+def mean(rows: Iterable[Tensor], weights: Iterable[float]) -> Tensor:
+    """sum_j weights_j rows_j / sum_j weights_j."""
+    weights = list(weights)
+    total = sum(weight * row for weight, row in zip(weights, rows, strict=True))
+    assert isinstance(total, Tensor)
+    return total / sum(weights)
+
+
+class Adam:
+    """Adam (Kingma and Ba, 2015, Algorithm 1), with L2 decay in the gradient."""
+
+    def __init__(self, w: Tensor, betas: tuple[float, float] = (0.9, 0.999), weight_decay: float = 0.0) -> None:
+        self.m, self.v, self.t = torch.zeros_like(w), torch.zeros_like(w), 0
+        self.betas, self.weight_decay = betas, weight_decay
+
+    def step(self, w: Tensor, g: Tensor, lr: float) -> Tensor:
+        """The parameters after a step along g."""
+        (b1, b2), self.t = self.betas, self.t + 1
+        g = g + self.weight_decay * w
+        self.m = b1 * self.m + (1 - b1) * g
+        self.v = b2 * self.v + (1 - b2) * g * g
+        return w - lr * (self.m / (1 - b1**self.t)) / ((self.v / (1 - b2**self.t)).sqrt() + 1e-8)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A method in one setting, to be compared with its reference loop. A file of a loop lists its own in `CASES`."""
+
+    name: str  # of the case; begins with the method's key
+    reference: Callable[..., Iterator[Fields]]
+    keys: dict[str, Any] = field(default_factory=dict)  # of the method's config, where they are not the default
+    local: dict[str, Any] = field(default_factory=dict)  # keys of conf/local, where they are not the toy's
+    std: float = 0.0  # of the half-normal delays; 0: nobody is late
+    cohort: int = 4
+    models: tuple[tuple[str, ...], ...] = (("mlp",), ("batch_norm",))  # names of networks in the toy; each is a test
+    rounds: int = 6
+    equations: str = ""  # what of the paper the loop follows
+
+    @property
+    def method(self) -> str:
+        return self.name.partition(" ")[0]
