@@ -105,8 +105,8 @@ class Problem(NamedTuple):
     batches: Callable[..., list[Tensor]]
     """(client, round, purpose="BATCHES") -> rows of `data`, a tensor for each local step."""
     server_batches: Callable[..., list[Tensor]]
-    """(round, epochs, batch_size, max_steps=None, stage=0, training=True, purpose="SERVER_BATCHES", data=None) -> rows of
-    `server`, or of other `data`, a tensor for each step."""
+    """(round, epochs, batch_size, max_steps=None, stage=0, training=True, purpose="SERVER_BATCHES", data=None) -> rows
+    of `server`, or of other `data`, a tensor for each step."""
     server_client_batches: Callable[[int], list[Tensor]]
     """(round) -> rows of `server` in each step of a server that trains as the clients do."""
     rng: Callable[..., np.random.Generator]
