@@ -18,6 +18,7 @@ from fedlab_runner.partitions.natural import Natural
 from fedlab_runner.partitions.quantity_skew import QuantitySkew
 from fedlab_runner.partitions.shards import Shards
 from fedlab_runner.utils.errors import UserError
+from tests.helpers.composed import composed
 from tests.helpers.paths import ROOT
 
 BLOCKS = {"assigned_blocks", "random_blocks"}  # clients share examples: see test_blocks
@@ -26,7 +27,9 @@ EXACT = [name for name in NAMES if name != "natural"]
 
 
 def partition(name: str, **changes: Any) -> Any:
-    fields = OmegaConf.to_container(OmegaConf.load(ROOT / f"conf/partition/{name}.yaml"))
+    fields = OmegaConf.to_container(
+        composed(f"partition={name}", "dataset=synthetic", small=False).partition, resolve=True
+    )
     module, cls = fields.pop("_target_").rsplit(".", 1)
     assert module == f"fedlab_runner.partitions.{name}"
     return getattr(import_module(module), cls)(**{**fields, **changes})
