@@ -2,50 +2,35 @@
 
 from collections.abc import Iterator
 
-from tests.reference.plain import Case, Fields, Model, Problem, Start, mean, sgd
+from tests.reference.plain import Case, Fields, Model, Problem, Sent, arrived, fedavg_step
 
 
 def fedavg(p: Problem, *, late_policy: str, weighting: str, server_lr: float) -> Iterator[Fields]:
-    x = p.x0  # initialise w_0
-    sent: list[tuple[int, Start, Model, Model]] = []
-    for t in range(p.num_rounds):  # for each round t
-        for k in p.cohort(t):  # S_t: a random set of clients; for each client k in S_t in parallel
-            sent.append((t, k, x, sgd(p, x, k.client, t)))  # w_{t+1}^k <- ClientUpdate(k, w_t)
-        here = [each for each in sent if each[1].due == t]
-        if late_policy == "discard":  # Feddle, Eq 2
-            here = [each for each in here if each[0] == t]
-        if here:
-            x = server_update(x, here, p, late_policy, weighting, server_lr)
+    x, sent = p.x0, list[Sent]()  # initialise w_0
+    for t in range(p.num_rounds):  # for each round t = 1, 2, ... do
+        for k in p.cohort(t):  # S_t <- random set of clients; for each client k in S_t in parallel do
+            sent.append(Sent(t, k.client, k.due, x, client_update(p, k.client, x, t)))
+        x = fedavg_step(p, x, arrived(sent, t, late_policy), late_policy, weighting, server_lr)
         yield {"params": x.vector}
 
 
-def server_update(
-    x: Model,
-    here: list[tuple[int, Start, Model, Model]],
-    p: Problem,
-    late_policy: str,
-    weighting: str,
-    server_lr: float,
-) -> Model:
-    n = [p.n(k.client) if weighting == "size" else 1 for _, k, _, _ in here]
-    if late_policy == "model":  # w_{t+1} <- sum_k n_k / n w_{t+1}^k
-        step = mean([y.w for *_, y in here], n) - x.w
-    else:  # Feddle, Eq 1 and 3: w_{t+1} <- w_t + sum_k n_k / n Delta_k, Delta_k = the change when k started
-        step = mean([y.w - start.w for _, _, start, y in here], n)
-    return Model(x.w + server_lr * step, mean([y.s for *_, y in here], n))  # statistics are replaced by their mean
+def client_update(p: Problem, k: int, x: Model, t: int) -> Model:
+    w, s = x
+    for b in p.batches(k, t):  # for each local epoch; for batch b in B do
+        g, s = p.gradient(w, s, b, k)
+        w = w - p.local.lr * g  # w <- w - eta grad l(w; b)
+    return Model(w, s)
 
 
 CASES = [
     Case("fedavg", fedavg, {"server_lr": 0.7}, equations="Algorithm 1"),
     Case("fedavg uniform", fedavg, {"weighting": "uniform"}, equations="Algorithm 1"),
     *(
-        Case(
-            f"fedavg {policy}, late",
-            fedavg,
-            {"late_policy": policy, "server_lr": 0.7},
-            std=1.5,
-            equations="Algorithm 1; Feddle, Eq 1 to 3",
-        )
-        for policy in ("delta", "model", "discard")
+        Case(f"fedavg {policy}, late", fedavg, {"late_policy": policy, "server_lr": 0.7}, std=1.5, equations=equations)
+        for policy, equations in {
+            "delta": "Algorithm 1; Feddle, Eq 1 and 3",
+            "model": "Algorithm 1",
+            "discard": "Algorithm 1; Feddle, Eq 2",
+        }.items()
     ),
 ]

@@ -101,7 +101,7 @@ class Problem(NamedTuple):
     auxiliary: Data  # examples of the server's of other classes
     topology: np.ndarray | None  # [N, N] bool
     cohort: Callable[[int], list[Start]]
-    """(round) -> who starts in it, in the order of sampling; None late where the method has no late clients."""
+    """(round) -> who starts in it, in the order of sampling."""
     batches: Callable[..., list[Tensor]]
     """(client, round, purpose="BATCHES") -> rows of `data`, a tensor for each local step."""
     server_batches: Callable[..., list[Tensor]]
@@ -148,13 +148,30 @@ class Problem(NamedTuple):
 
         A client with a single example trains with batch norm in evaluation mode: it cannot train on one.
         """
-        net, leaf = net or self.net, w.detach().requires_grad_()
-        if self.n(client) > 1:
-            logits, s = net.train(leaf, s, self.data.x[rows])
-        else:
-            logits = net.eval(leaf, s, self.data.x[rows])
-        (g,) = torch.autograd.grad(loss(logits, self.data.y[rows]), leaf)
-        return g, s.detach()
+        x, y = self.data.x[rows], self.data.y[rows]
+        return gradient(net or self.net, w, s, x, y, loss, frozen=self.n(client) == 1)
+
+
+def gradient(
+    net: Net,
+    w: Tensor,
+    s: Tensor,
+    x: Tensor,
+    y: Tensor,
+    loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+    frozen: bool | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The gradient [P] of the loss on a minibatch, and the statistics after it.
+
+    `frozen`: batch norm in evaluation mode; by default, as the server does, where the minibatch has one example.
+    """
+    leaf = w.detach().requires_grad_()
+    if len(x) == 1 if frozen is None else frozen:
+        logits = net.eval(leaf, s, x)
+    else:
+        logits, s = net.train(leaf, s, x)
+    (g,) = torch.autograd.grad(loss(logits, y), leaf)
+    return g, s.detach()
 
 
 def sgd(p: Problem, x: Model, client: int, round: int) -> Model:
@@ -172,6 +189,40 @@ def mean(rows: Iterable[Tensor], weights: Iterable[float]) -> Tensor:
     total = sum(weight * row for weight, row in zip(weights, rows, strict=True))
     assert isinstance(total, Tensor)
     return total / sum(weights)
+
+
+class Sent(NamedTuple):
+    """What a client made in `round` of the model x that it received; it arrives in the round `due`."""
+
+    round: int
+    client: int
+    due: int
+    x: Model
+    y: Model
+
+
+def arrived(sent: Sequence[Sent], round: int, late_policy: str = "delta") -> list[Sent]:
+    """What arrives in a round, the oldest first; discard: only what was sent in this round (Feddle, Eq 2)."""
+    return [u for u in sent if u.due == round and (late_policy != "discard" or u.round == round)]
+
+
+def sizes(p: Problem, here: Sequence[Sent], weighting: str = "size") -> list[int]:
+    """The weights of FedAvg's mean: the numbers of examples n_k, or 1."""
+    return [p.n(u.client) if weighting == "size" else 1 for u in here]
+
+
+def fedavg_step(
+    p: Problem, x: Model, here: Sequence[Sent], late_policy: str, weighting: str, server_lr: float = 1.0
+) -> Model:
+    """The server's step of FedAvg; batch norm's statistics are replaced by the mean of those that arrive."""
+    if not here:
+        return x
+    n = sizes(p, here, weighting)
+    # McMahan et al., Algorithm 1: w_{t+1} <- sum_k n_k / n w_{t+1}^k
+    # Feddle, Eq 1 and 3: w_{t+1} <- w_t + sum_k n_k / n Delta_k
+    before = [x.w if late_policy == "model" else u.x.w for u in here]
+    step = mean([u.y.w - w for u, w in zip(here, before, strict=True)], n)
+    return Model(x.w + server_lr * step, mean([u.y.s for u in here], n))
 
 
 class Adam:
