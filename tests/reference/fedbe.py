@@ -73,12 +73,17 @@ def gaussian(
         xi = p.net.tensors(torch.from_numpy(rng.standard_normal(len(x.w))))
         parts = []
         for name, start in p.net.tensors(x.w).items():
-            u = torch.stack([change[name] / change[name].norm() for change in changes])
+            u = torch.stack([direction(change[name]) for change in changes])
             variance = ((u**2).mean(0) - u.mean(0) ** 2).clamp(min=1e-5)
             length = torch.stack([change[name].norm() for change in changes]).mean()
             parts.append((start + length * (u.mean(0) + noise * variance.sqrt() * xi[name])).reshape(-1))
         samples.append(Model(torch.cat(parts), average.s))
     return samples
+
+
+def direction(change: Tensor) -> Tensor:
+    """A tensor that a client has not changed has none: zero."""
+    return change / change.norm() if change.norm() else change
 
 
 def dirichlet(y: list[Model], num_samples: int, alpha: float, rng: np.random.Generator) -> list[Model]:
