@@ -51,15 +51,16 @@ def client_update(p: Problem, i: int, due: int, x: Model, t: int, mu: float) -> 
     return Upload(i, due, d, s, tau if mu else norm)  # tau_eff = sum_i p_i of these, as in the authors' code
 
 
+WHERE = "sections 4.1 and 5"
 CASES = [
-    Case("fednova", fednova, equations="sections 4.1 and 5"),
+    Case("fednova", fednova, equations=WHERE),
     Case(
         "fednova uniform, momentum",
         fednova,
         {"weighting": "uniform"},
         {"momentum": 0.6},
-        equations="sections 4.1 and 5",
+        equations=WHERE,
     ),
-    Case("fednova proximal", fednova, {"mu": 0.6}, equations="sections 4.1 and 5"),
-    Case("fednova momentum, late", fednova, {}, {"momentum": 0.6}, std=1.5, equations="sections 4.1 and 5"),
+    Case("fednova proximal", fednova, {"mu": 0.6}, equations=WHERE),
+    Case("fednova momentum, late", fednova, {}, {"momentum": 0.6}, std=1.5, equations=WHERE),
 ]
