@@ -9,7 +9,7 @@ PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3 python;
 	then command -v $$python; break; fi; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help run report test test-all smoke bench bench-peers gpu-check golden check lint types format docs site clean
+.PHONY: help run report test test-all smoke bench bench-peers referee gpu-check golden check lint types format docs site clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -35,6 +35,9 @@ bench: $(VENV)/.installed ## time the package beside a plain PyTorch loop; more:
 bench-peers: $(VENV)/.installed ## time Flower, pfl and FedLab beside it (package index); more: make bench-peers ARGS="--only W1"
 	@$(BIN)/python -m benchmarks.peers.run --folder $(VENV)/peers $(ARGS)
 
+referee: $(VENV)/.installed ## compare the methods with others' code (package index); more: make referee ARGS="--only fluke"
+	@$(BIN)/python -m tests.referee.run $(ARGS)
+
 gpu-check: $(VENV)/.installed-test ## prove the package on a GPU in ten minutes; more: make gpu-check ARGS="--only resume --minutes 8"
 	@$(BIN)/python -m benchmarks.gpu_check $(ARGS)
 
@@ -55,8 +58,9 @@ format: $(VENV)/.installed-test ## rewrite the files in the one format
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-docs: $(VENV)/.installed ## rewrite docs/reference from the code and the configs
+docs: $(VENV)/.installed ## rewrite docs/reference and docs/referee.md from the code, the configs and the tests
 	@$(BIN)/python -m docs.generate.reference
+	@$(BIN)/python -m docs.generate.referee
 
 site: $(VENV)/.installed-docs ## build the documentation site; open site/index.html
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet

@@ -44,6 +44,9 @@ def rows(cores: int, device: torch.device = CPU) -> Iterator[Row]:
     for name in ("fedavg", "fedbuff", "ca2fl", "scaffold"):
         yield row(f"round of {name}", Shape(200, 20, 10, 10), workloads.mlp, algorithm=name)
     yield row("round of fedcda", Shape(20, 20, 10, 10), workloads.mlp, algorithm="fedcda", own={"warmup": 2})
+    yield row(
+        "round with a server optimiser", Shape(100, 20, 10, 10), workloads.cnn, optimizers=("sgd", "adam", "yogi")
+    )
     trained = partial(row, shape=SEARCHED, build=workloads.cnn, own=SERVER)
     yield trained("round of fedft", algorithm="fedft")
     yield trained("round of feddle", algorithm="feddle", beside={"fine-tuning": "fedft"})
@@ -61,9 +64,10 @@ def of_rounds(
     own: dict[str, Any] | None = None,
     beside: dict[str, str] | None = None,
     precision: torch.dtype = FLOAT,
+    optimizers: tuple[str, ...] = (),
 ) -> Case:
     """An algorithm, with settings of its `own`, as plain PyTorch has it and as a run has it without a choice; `beside`
-    it others of ours in its place, by what they do.
+    it others of ours in its place, by what they do, and itself with server `optimizers`.
     """
     own, contenders = own or {}, dict[str, Contender]()
     on_server = "batch_size" in own
@@ -73,9 +77,10 @@ def of_rounds(
         made = PLAIN[algorithm](clients, fed, **own) if on_server else PLAIN[algorithm](clients, **own)
         contenders[name] = Contender(made, threads, plain=True)
 
-    def ours(algorithm: str, threads: int) -> Contender:
+    def ours(algorithm: str, threads: int, optimizer: str = "none") -> Contender:
         executor, choice = workloads.automatic(cores, compile=False)
-        fed = shape.federation(build, executor, delay, device, precision)
+        acting = workloads.server_optimizer(optimizer)
+        fed = shape.federation(build, executor, delay, device, precision, acting)
         built = workloads.algorithm(algorithm, **own)
         state = built.init(fed)
 
@@ -90,6 +95,7 @@ def of_rounds(
     contenders["ours"] = ours(algorithm, cores)  # as many as a run takes where nobody else is at work
     if on_server and cores > 1:
         contenders["ours, one thread"] = ours(algorithm, 1)
+    contenders |= {f"ours, {name}": ours(algorithm, cores, name) for name in optimizers}
     return Case(contenders | {f"ours, {what}": ours(other, cores) for what, other in (beside or {}).items()})
 
 

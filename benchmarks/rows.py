@@ -4,20 +4,27 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import MappingProxyType
 
+import numpy as np
 import torch
 from torch import nn
 
 from benchmarks import plain, round_rows, workloads
 from benchmarks.case import Case, Contender, Row
 from benchmarks.workloads import CPU, FLOAT, W1, W2, Shape
+from fedlab_runner.algorithms.fedavg import FedAvg
+from fedlab_runner.algorithms.shared.averaging import Params
 from fedlab_runner.algorithms.shared.mutual_learning import Learners, mutual_learning, mutual_losses, teacher_weights
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.work import Executor, Work
+from fedlab_runner.datasets.examples import Examples
+from fedlab_runner.evaluation.client_models import ClientModels
+from fedlab_runner.evaluation.matrix import Matrix
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.processes import Processes
 from fedlab_runner.executors.vectorized import Vectorized
 
 Others = Callable[[Work, Callable[[], nn.Module]], dict[str, Contender]]
+MANY = Shape(1000, 100, 10, 20)  # the clients of the row of the evaluation matrix
 MUTUAL = Shape(10, 160, 10, 32, side=32, channels=3)  # DFML's client
 
 
@@ -56,6 +63,7 @@ def all_rows(cores: int, compiled: bool) -> Iterator[Row]:
         some = {name: each for name, each in executors(cores, False).items() if name != "cohort"}
         yield Row(f"local training {name}", partial(training, shape, build, some, cores, False))
     yield Row("evaluation cnn", partial(evaluation, cores))
+    yield Row("evaluation matrix cnn", partial(matrix, cores))
     yield from round_rows.rows(cores)
     yield Row("mutual learning mlp", partial(mutual, workloads.mlp, Shape(10, 100, 10, 10), cores))
     yield Row(
@@ -124,6 +132,34 @@ def evaluation(
     }
     if cores > 1:
         contenders |= several
+    examples = len(fed.client_data.inputs)
+    return Case(contenders, examples * fed.family.flops(_example(work)).forward, (examples, "example"))
+
+
+class _OwnModels(FedAvg):
+    """FedAvg whose clients use models of their own."""
+
+    def client_models(self, state: Params, fed: Federation, ids: np.ndarray) -> torch.Tensor:
+        return state.params * (1 + 1e-4 * torch.from_numpy(ids).to(state.params).unsqueeze(1))
+
+
+def matrix(cores: int, shape: Shape = MANY, executor: Executor | None = None) -> Case:
+    """Cells of the evaluation matrix, each on every client's own examples, beside one pass of a model over them all."""
+    fed = shape.federation(workloads.cnn, executor or Vectorized(chunk_size=10, compile=False))
+    fed.client_tests, work, built = fed.client_data, workloads.work_of(fed), _OwnModels("delta", "size", 1.0)
+    state, test = Params(work.start), Examples(fed.client_data.inputs[:1], fed.client_data.targets[:1], None, None)
+
+    def ours(cell: str, turn: int) -> object:
+        asked = workloads.evaluation(cell)
+        judge = Matrix(asked, built, fed, test, ClientModels(asked, fed, test))
+        return judge.evaluate(state, turn, {})
+
+    contenders = {"plain": Contender(lambda _: plain.accuracy(work, workloads.cnn, 500), plain=True)}
+    contenders |= {cell: Contender(partial(ours, cell)) for cell in ("server/own", "client/own")}
+    if cores > 1:
+        passed = Contender(lambda _: plain.accuracy(work, workloads.cnn, 500), cores, plain=True)
+        contenders |= {f"plain, {cores} threads": passed}
+        contenders |= {f"client/own, {cores} threads": Contender(partial(ours, "client/own"), cores)}
     examples = len(fed.client_data.inputs)
     return Case(contenders, examples * fed.family.flops(_example(work)).forward, (examples, "example"))
 

@@ -25,6 +25,7 @@ from fedlab_runner.executors._run_notes import NOTES_FILE
 from fedlab_runner.executors.auto import Auto
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.participation.uniform import UniformParticipation
+from fedlab_runner.server_optimizers.base import ServerOptimizer
 from fedlab_runner.utils import checksummed_json
 
 CLASSES, SIDE, SEED = 10, 28, 0
@@ -85,6 +86,16 @@ def algorithm(choice: str, **changes: Any) -> Any:
     return _built("algorithm", choice, changes)
 
 
+def evaluation(cell: str) -> Any:
+    """The default evaluation with a cell of the evaluation matrix."""
+    return _built("evaluation", "default", {"matrix": [cell]})
+
+
+def server_optimizer(choice: str) -> Any:
+    """One of the package's, with its defaults."""
+    return _built("server_optimizer", choice, {})
+
+
 def _built(group: str, choice: str, changes: dict[str, Any]) -> Any:
     import hydra.utils
     from omegaconf import OmegaConf
@@ -129,6 +140,7 @@ class Shape:
         delay: float = 0.0,
         device: torch.device = CPU,
         precision: torch.dtype = FLOAT,
+        optimizer: ServerOptimizer | None = None,
     ) -> Federation:
         """With delays from a half-normal distribution of this spread, in rounds; bfloat16 is autocast."""
         rng = np.random.default_rng(0)
@@ -149,10 +161,11 @@ class Shape:
         return Federation(
             family=family,
             client_data=client_data,
-            clock=RoundClock(client_data.num_examples, UniformParticipation(self.cohort, None), delays, SEED),
+            clock=RoundClock(client_data.num_examples, UniformParticipation(self.cohort, None, 0), delays, SEED),
             executor=executor or Loop(compile=False),
             local=training(self.batch),
             seed=SEED,
+            server_optimizer=optimizer,
             server_data=ServerData(client_data.inputs[:500], client_data.targets[:500], CLASSES, True),
         )
 

@@ -1,16 +1,17 @@
 """An experiment runner for federated, decentralised and hybrid learning.
 
-From Python: `from fedlab_runner import compose, run`; see `fedlab_runner.api`.
+From Python: `from fedlab_runner import compose, load, run`; see `fedlab_runner.api`.
 """
 
 import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedlab_runner.api import Result, compose, run
+    from fedlab_runner.api import Result, compose, load, run
+    from fedlab_runner.experiment.loading import Loaded
 
 __version__ = "0.1.0"
-__all__ = ["Result", "compose", "run"]
+__all__ = ["Loaded", "Result", "compose", "load", "run"]
 
 # Set before torch loads GNU's OpenMP. By default its threads wait for work at full speed for a whole time slice: beside
 # other busy processes four threads then take 25 times as long as one (docs/speed.md). A user's settings stay.

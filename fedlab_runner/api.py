@@ -14,6 +14,16 @@ True
 (1, 650)
 >>> run(cfg, "outputs/from-python").objective == result.objective  # the finished run is read
 True
+>>> from fedlab_runner import load
+>>> loaded = load("outputs/from-python")  # any run's folder
+>>> loaded.module  # with the run's weights
+Sequential(
+  (0): Flatten(start_dim=1, end_dim=-1)
+  (1): Linear(in_features=64, out_features=10, bias=True)
+)
+>>> inputs, target = loaded.test[0]  # as the module reads them
+>>> loaded.module(inputs[None]).shape, len(loaded.test), loaded.config.local.lr
+(torch.Size([1, 10]), 270, 0.1)
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,6 +40,8 @@ from fedlab_runner.config import plugins
 from fedlab_runner.config.build import conf_dir, register_resolvers, run_id
 from fedlab_runner.config.explain import explain
 from fedlab_runner.core.federation import Federation
+from fedlab_runner.experiment.loading import Loaded
+from fedlab_runner.experiment.loading import load as load_folder
 from fedlab_runner.experiment.loop import Simulation
 from fedlab_runner.experiment.run import run_whole
 from fedlab_runner.tracking.jsonl import Row
@@ -87,3 +99,15 @@ def run(cfg: DictConfig, folder: str | Path | None = None) -> Result:
     Raises UserError where config, data or folder do not allow the run, and Diverged.
     """
     return Result(*run_whole(Path("outputs") / run_id(cfg) if folder is None else Path(folder), cfg))
+
+
+def load(folder: str | Path, *overrides: str) -> Loaded:
+    """The run in a folder, finished or not: `module` (or `modules`) with its weights, `test`, `config`, `metrics`.
+
+    Nothing is trained or written. The weights are those of `model.safetensors`, or of the newest checkpoint where it is
+    newer; the data set is read anew. `overrides` set keys that differ on this machine, such as "dataset.root=/data".
+    Raises UserError, one line, for a folder without a run or without weights, and for data that are missing.
+    """
+    register_resolvers()
+    plugins.register()
+    return load_folder(folder, *overrides)

@@ -1,4 +1,4 @@
-"""An environment for each peer, made once: a venv with the peer at one version, from the package index."""
+"""An environment for each library of others, made once: a venv with it at one version, from the package index."""
 
 import re
 import subprocess
@@ -9,7 +9,15 @@ from pathlib import Path
 
 from fedlab_runner.utils.errors import UserError
 
-PINNED = {"flower": "flwr[simulation]==1.41.0", "pfl": "pfl[pytorch]==0.6.0", "fedlab": "fedlab==1.3.0"}
+# The peers of `make bench-peers`, and the oracles of `make referee` too.
+PINNED = {
+    "flower": "flwr[simulation]==1.41.0",
+    "pfl": "pfl[pytorch]==0.6.0",
+    "fedlab": "fedlab==1.3.0",
+    "fluke": "fluke-fl==0.8.1",
+    "flwr-datasets": "flwr-datasets==0.6.1",
+    "torchmetrics": "torchmetrics==1.9.0",
+}
 
 
 def python_of(peer: str, folder: Path) -> Path:

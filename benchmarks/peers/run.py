@@ -155,7 +155,7 @@ def machine(cores: list[int]) -> dict[str, Any]:
         "cores": cores,
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "peers": PINNED,
+        "peers": {peer: PINNED[peer] for peer in dict.fromkeys(c.peer for c in CONTENDERS.values()) if peer},
         "commit": commit,
     }
 

@@ -41,12 +41,19 @@ GROUPS = {
         "channels, as the model's `image_size` and `channels` ask.",
     ),
     "partition": Group("Partitions", "A partition deals the training examples out to the clients."),
+    "client_split": Group(
+        "Client splits",
+        "A client split says on which of its examples a client trains, and on which it is validated and tested: see "
+        "[the evaluation matrix](../metrics.md#the-evaluation-matrix).",
+    ),
     "delay": Group(
         "Delays",
         "A delay says how many rounds after its start a client's update arrives. With `draw=client` a client keeps one "
         "delay; with `draw=dispatch` it gets a new one each time it starts.",
     ),
-    "participation": Group("Participation", "Participation says which idle clients start in a round."),
+    "participation": Group(
+        "Participation", "Participation says which idle clients start in a round, and which clients never do."
+    ),
     "model": Group("Models", "All clients train this model, or a mix of several (`model=mix`)."),
     "local": Group(
         "Local training",
@@ -54,6 +61,35 @@ GROUPS = {
     ),
     "lr_schedule": Group(
         "Learning-rate schedules", "A schedule is a factor on `local.lr` by round; rounds are counted from 0."
+    ),
+    "home": Group(
+        "Homes",
+        "A home says which part of its model a client keeps to itself: its own values there are never sent and never "
+        "counted as sent, and they go from round to round in the client's row. Local training starts from the received "
+        "model with the client's own part in it; the server, its optimiser and its caches see no change there. FedPer, "
+        "LG-FedAvg and FedBN are `algorithm=fedavg` with `head`, `body` and `norm`; every other algorithm "
+        "that averages "
+        "takes a home too, and FedWalk where its base does. A client that has not trained has the values of the "
+        "run's first model. A late client has its new values when its update arrives; one whose update is not "
+        "finite keeps "
+        "the old ones. Proximal terms pull the shared part alone; `local.update_norm` bounds the change of both parts "
+        "together. A server that trains or distils on its own examples has a part of its own there, which nobody "
+        "receives. Tested are the clients' own models, as `client/...` in `evaluation.matrix`; without a server they "
+        "are what is tested anyway.\n\n"
+        "Refused with one line: `hyfem`, `fedma` and `gamf` (the server gives neurons new places, where a part at home "
+        "would not fit them), `dfml` and `def_kt` (clients learn from whole models), `fml` (clients send memes alone), "
+        "`heterofl`, `fedrolex` and `federated_dropout` (models are cut from the widest one), `standalone` and "
+        "`center` (nothing is sent), `fedgen` where part of the classifier stays (its server learns from the "
+        "clients' classifiers), and `analysis=update_cosines`.",
+    ),
+    "server_optimizer": Group(
+        "Server optimisers",
+        "A server optimiser acts on the step that an algorithm makes of the server's model: minus the step is its "
+        "gradient, and the trainable parameters follow the optimiser instead. Batch norm's statistics stay as the "
+        "algorithm leaves them, and a round that moves nothing is no step. It works with every algorithm whose server "
+        "makes steps from clients' updates. FedAvgM, FedAdam, FedYogi and FedAdagrad are `algorithm=fedavg` with "
+        "`sgd`, `adam`, `yogi` and `adagrad`. FedBuff, CA2FL and FedAsync may make several steps in a round. An "
+        "algorithm's own `server_lr` scales its step before the optimiser sees it.",
     ),
     "loss": Group("Losses", "A loss says what a client learns from its labels, under every algorithm."),
     "augment": Group(
@@ -88,7 +124,16 @@ GROUPS = {
     ),
 }
 SETTINGS = ("evaluation", "checkpoint", "logger")  # groups of one file, or nearly; they share the page of settings
-WITH_SOURCE = ("algorithm", "dataset", "partition", "model", "augment", "analysis")  # their modules cite one
+WITH_SOURCE = (
+    "algorithm",
+    "dataset",
+    "partition",
+    "model",
+    "server_optimizer",
+    "home",
+    "augment",
+    "analysis",
+)  # their modules cite one
 
 
 def pages() -> dict[str, str]:

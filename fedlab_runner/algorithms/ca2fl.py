@@ -72,8 +72,8 @@ class CA2FL(ServerAlgorithm[CA2FLState, Update]):
             buffered += 1
             if buffered == self.buffer_size:
                 v = h + buffer / self.buffer_size
-                x = stepped(x, self.server_lr * v, statistics / self.buffer_size)
-                h = h + buffer / fed.num_clients  # the buffer is the change of the sum of h_i
+                x = fed.optimized(x, stepped(x, self.server_lr * v, statistics / self.buffer_size))
+                h = h + buffer / fed.population  # the buffer is the change of the sum of h_i
                 buffer, statistics, buffered = torch.zeros_like(buffer), torch.zeros_like(statistics), 0
         fed.metrics.report(buffered=buffered, cached_clients=len(h_i))
         return CA2FLState(x, h_i, h, buffer, statistics, buffered)

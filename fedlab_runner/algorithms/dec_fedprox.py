@@ -44,5 +44,8 @@ class DecFedProx(DecentralizedAlgorithm[Clients]):
         record_exchange(fed, [t.group for t in trained], meeting.aggregator)
         return Clients(updated(state.models, cluster_means(fed, trained)), meeting.next)
 
+    def home_fault(self) -> str | None:
+        return None
+
     def models(self, state: Clients) -> Stacks:
         return state.models

@@ -37,9 +37,9 @@ class DefKT(DecentralizedAlgorithm[Clients]):
     def check(self, fed: Federation) -> None:
         if len(fed.families) > 1:
             raise UserError("algorithm=def_kt replaces a client's model by a received one: use one architecture")
-        if 2 * fed.cohort_size > fed.num_clients:
+        if 2 * fed.cohort_size > fed.population:
             raise UserError(
-                f"participation must be at most half of the {fed.num_clients} clients, since as many receive, got "
+                f"participation must be at most half of the {fed.population} clients, since as many receive, got "
                 f"{fed.cohort_size} senders"
             )
 
@@ -83,7 +83,7 @@ def _mean_loss(cohort: Cohort) -> float:
 
 def _pairs(fed: Federation) -> tuple[np.ndarray, np.ndarray]:
     """Senders [s], in the order of sampling, and their receivers [s]: each a neighbour that no other sender has."""
-    clients = np.flatnonzero(fed.client_data.num_examples)
+    clients = fed.participants
     senders = fed.sample_clients(clients)[: len(clients) // 2]
     rng, free = generator(fed.seed, Purpose.AGGREGATOR, fed.round), np.setdiff1d(clients, senders)
     pairs = []

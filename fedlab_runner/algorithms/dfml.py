@@ -90,10 +90,17 @@ class DFML(DecentralizedAlgorithm[DFMLState]):
 
     def check(self, fed: Federation) -> None:
         super().check(fed)
-        if self.fixed_aggregator is not None and self.fixed_aggregator >= fed.num_clients:
+        if self.fixed_aggregator is None:
+            return
+        if self.fixed_aggregator >= fed.num_clients:
             raise UserError(
                 f"algorithm.fixed_aggregator must be an id below the number of clients ({fed.num_clients}), "
                 f"got {self.fixed_aggregator}"
+            )
+        if self.fixed_aggregator in fed.held_out:
+            raise UserError(
+                f"algorithm.fixed_aggregator must not be one of the clients that participation.held_out_clients draws "
+                f"({', '.join(map(str, fed.held_out))}), got {self.fixed_aggregator}"
             )
 
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
@@ -113,13 +120,12 @@ class DFML(DecentralizedAlgorithm[DFMLState]):
         meeting = pick_participants(fed, state.aggregator)
         trained = train(fed, state.models, meeting.participants)
         record_exchange(fed, [t.group for t in trained], meeting.aggregator)
-        fed.metrics.count_payload(
-            download=len(meeting.senders) + 2
-        )  # alpha to each sender; t and start to the next aggregator
+        # Alpha goes to each sender, t and start to the next aggregator.
+        fed.metrics.count_payload(download=len(meeting.senders) + 2)
         learnt = self._aggregate(fed, meeting, trained, alpha)
         new = [(t.group, rows) for t, rows in zip(trained, learnt, strict=True)]
         peaks, alphas = state.peaks, state.alphas.clone()
-        everyone = self._is_peak(alpha, period, fed.num_clients, len(meeting.senders))
+        everyone = self._is_peak(alpha, period, fed.population, len(meeting.senders))
         for group, rows in new:
             ids = torch.from_numpy(group.ids).to(alphas.device)
             renewed = alphas[ids] <= alpha if not everyone else torch.ones_like(ids, dtype=torch.bool)

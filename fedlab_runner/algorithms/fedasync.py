@@ -49,11 +49,11 @@ class FedAsync(ServerAlgorithm[Params, Models]):
 
     def client_update(self, state: Params, cohort: Cohort) -> Models:
         x = state.params
-        return Models(cohort.train(x, loss=proximal(cohort.family, x, self.rho) if self.rho else None))
+        return Models(cohort.train(x, loss=proximal(cohort.family, x, self.rho, cohort.shared) if self.rho else None))
 
     def server_step(self, state: Params, arrivals: Updates[Models], fed: Federation) -> Params:
         x = state.params
         alphas = self.alpha * STALENESS[self.staleness](arrivals.staleness.to(x.dtype), self.a, self.b)
         for y, alpha in zip(arrivals.upload.models, alphas, strict=True):
-            x = torch.lerp(x, y, alpha)
+            x = fed.optimized(x, torch.lerp(x, y, alpha))
         return Params(x)

@@ -63,7 +63,8 @@ class FedBuff(ServerAlgorithm[FedBuffState, Update]):
         buffer = torch.cat([state.buffer, weights.unsqueeze(1) * arrivals.upload.rows])  # line 8
         statistics = torch.cat([state.statistics, arrivals.upload.statistics])
         while len(buffer) >= m:
-            x = stepped(x, self.server_lr * buffer[:m].mean(0), statistics[:m].mean(0))  # lines 11 to 13
+            step = self.server_lr * buffer[:m].mean(0)
+            x = fed.optimized(x, stepped(x, step, statistics[:m].mean(0)))  # lines 11 to 13
             buffer, statistics = buffer[m:], statistics[m:]
         fed.metrics.report(buffered=len(buffer))
         return FedBuffState(x, buffer.clone(), statistics.clone())

@@ -82,9 +82,9 @@ class FedCDA(ServerAlgorithm[FedCDAState, FedCDAUpload]):
 
     def check(self, fed: Federation) -> None:
         clients, most = fed.cohort_size, self._largest_batch
-        if self.strategy == "optimal" and fed.num_clients > most:
-            tried = f"{self.memory}^{fed.num_clients} combinations a round, more than {MAX_COMBINATIONS:,}"
-            raise ValueError(f"strategy must be approximate for {fed.num_clients} clients: optimal tries {tried}")
+        if self.strategy == "optimal" and fed.population > most:
+            tried = f"{self.memory}^{fed.population} combinations a round, more than {MAX_COMBINATIONS:,}"
+            raise ValueError(f"strategy must be approximate for {fed.population} clients: optimal tries {tried}")
         if self.strategy != "approximate":
             return
         if -(-clients // self.batches) > most:

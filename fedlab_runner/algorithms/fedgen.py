@@ -87,14 +87,18 @@ class FedGEN(ServerAlgorithm[FedGENState, FedGENUpload]):
         check_averaging(self.late_policy, self.weighting, server_lr=1.0)
 
     def check(self, fed: Federation) -> None:
-        _classifier(fed.family)
+        head = _classifier(fed.family)
+        if bool((fed.home.mask(fed.family) & fed.family.segments(head.name)).any()):
+            raise UserError(
+                "home must keep no part of the classifier with algorithm=fedgen, whose server learns from the clients' "
+                "classifiers: take home=body, norm or none"
+            )
 
     def init(self, fed: Federation) -> FedGENState:
         self.check(fed)
         family = self._generator(fed.family)
-        seed = (
-            torch_seed(fed.seed, Purpose.ALGORITHM) >> 15
-        )  # 48 bits; clients draw from this purpose in later rounds only
+        # 48 bits. Clients draw from this purpose in later rounds only.
+        seed = torch_seed(fed.seed, Purpose.ALGORITHM) >> 15
         start = family.init(seed)
         return FedGENState(
             fed.family.init(fed.seed), start, zero_slots(self._optimizer(), start[: family.num_params]), 0

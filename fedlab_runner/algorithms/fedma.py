@@ -19,7 +19,7 @@ from fedlab_runner.core.model_family import Batch, FunctionalModel
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.core.updates import Updates
 from fedlab_runner.utils.errors import UserError
-from fedlab_runner.utils.validate import above, at_least, one_of
+from fedlab_runner.utils.validate import at_least, one_of
 
 FIRST_MODELS = ("same", "own")  # values of the field `first_models`
 
@@ -40,12 +40,13 @@ class FedMAState(NamedTuple):
 
 @dataclass(frozen=True)
 class FedMA(ServerAlgorithm[FedMAState, Models]):
-    """The server model is the mean of the clients' models after PFNM has matched their neurons.
+    """The server model is the mean of the clients' models after PFNM has matched their neurons, in `sweeps` over the
+    clients.
 
-    PFNM has `sigma`, `sigma0`, the prior means `mu0` of weights and `mu0_bias` of biases, and `sweeps` over the
-    clients. The width is fixed: neurons are matched one to one, and no new neurons are gained (gamma has no part). In
-    residual networks the channels inside the blocks are matched, in Transformers the hidden neurons between attention
-    layers (see `matching.structure`).
+    The width is fixed: neurons are matched one to one, and no new neurons are gained. So all clients have all neurons,
+    and PFNM's prior, deviations and gamma have no part: they add the same to every assignment. In residual networks the
+    channels inside the blocks are matched, in Transformers the hidden neurons between attention layers (see
+    `matching.structure`).
 
     With `layerwise` each round matches one layer, as in the paper (Algorithm 1), and the last layer is the weighted
     mean; a pass takes as many rounds as the model has layers, then the next pass begins from the server model (section
@@ -61,10 +62,6 @@ class FedMA(ServerAlgorithm[FedMAState, Models]):
     `weighting` (size, uniform) how clients count.
     """
 
-    sigma: float
-    sigma0: float
-    mu0: float
-    mu0_bias: float
     sweeps: int
     layerwise: bool
     first_models: str
@@ -75,7 +72,6 @@ class FedMA(ServerAlgorithm[FedMAState, Models]):
     model_copies: ClassVar[int] = 4  # y, and the models before and after a layer is reordered
 
     def __post_init__(self) -> None:
-        above(0, sigma=self.sigma, sigma0=self.sigma0)
         at_least(0, sweeps=self.sweeps)
         one_of(FIRST_MODELS, first_models=self.first_models)
         if self.layerwise and not self.matched:
@@ -92,6 +88,14 @@ class FedMA(ServerAlgorithm[FedMAState, Models]):
                 f"classifier (mlp, cnn_small, cnn_mcmahan, ...), which this {type(fed.family.module).__name__} is not: "
                 "set algorithm.layerwise=false"
             )
+        if self._keeps_models and fed.server_steps.optimized:
+            raise UserError(
+                "server_optimizer must be none with algorithm=fedma where layerwise=true or first_models=own: its "
+                "moments would stay behind when the server model's neurons move"
+            )
+
+    def home_fault(self) -> str | None:
+        return "which gives neurons new places, where the parts at home would not fit them"
 
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
         return Footprint(self.model_copies, self.payload_copies, own_models(fed, 1) if self._keeps_models else [])
@@ -162,7 +166,7 @@ class FedMA(ServerAlgorithm[FedMAState, Models]):
         for layer, group in enumerate(groups):
             rows = group.incoming(models)
             columns = torch.arange(rows.shape[-1], device=rows.device)
-            prior = PFNM(self.sigma, self.sigma0, gamma=1.0, mu0=self._prior_mean(group, rows))
+            prior = PFNM(sigma=1.0, sigma0=1.0, gamma=1.0, mu0=torch.zeros_like(rows[0, 0]))
             matching = match(
                 [Neurons(rows[j], columns, 1.0) for j in order],
                 prior,
@@ -178,15 +182,6 @@ class FedMA(ServerAlgorithm[FedMAState, Models]):
             moved += sum(int((a != np.arange(group.size)).sum()) for a in matching.assignments)
             total += len(models) * group.size
         return models, moved / max(total, 1)
-
-    def _prior_mean(self, group: NeuronGroup, rows: Tensor) -> Tensor:
-        """The prior mean of each entry of a neuron's row [r]: `mu0_bias` for biases, `mu0` for the rest."""
-        return torch.cat(
-            [
-                rows.new_full((p.outer * p.inner,), self.mu0_bias if p.name.endswith("bias") else self.mu0)
-                for p in group.rows
-            ]
-        )
 
     def cached(self, state: FedMAState) -> int:
         return 0  # the clients keep their own models

@@ -52,7 +52,7 @@ class FedNova(ServerAlgorithm[Params, FedNovaUpload]):
 
     def client_update(self, state: Params, cohort: Cohort) -> FedNovaUpload:
         x, p = state.params, cohort.family.num_params
-        y = cohort.train(x, loss=proximal(cohort.family, x, self.mu) if self.mu else None)
+        y = cohort.train(x, loss=proximal(cohort.family, x, self.mu, cohort.shared) if self.mu else None)
         a = self._work(cohort).to(x)
         tau = cohort.num_steps.to(x) if self.mu else a  # with a proximal term as in the authors' code
         return FedNovaUpload((x[:p] - y[:, :p]) / a.unsqueeze(1), y[:, p:], tau)

@@ -45,7 +45,7 @@ class FedProx(ServerAlgorithm[Params, Update]):
 
     def client_update(self, state: Params, cohort: Cohort) -> Update:
         x = state.params
-        y = cohort.train(x, loss=proximal(cohort.family, x, self.mu))  # Eq 2
+        y = cohort.train(x, loss=proximal(cohort.family, x, self.mu, cohort.shared))  # Eq 2
         return make_update(cohort.family, x, y, self.late_policy)
 
     def server_step(self, state: Params, arrivals: Updates[Update], fed: Federation) -> Params:

@@ -45,6 +45,9 @@ class FedRolex(DecentralizedAlgorithm[FedRolexState]):
         super().check(fed)
         check_sliceable(self, fed)
 
+    def home_fault(self) -> str | None:
+        return "whose models are cut from the widest one and put back as wholes"
+
     def init(self, fed: Federation) -> FedRolexState:
         return FedRolexState(
             initial_models(fed), first_aggregator(fed), torch.zeros(fed.num_clients, dtype=torch.int64)

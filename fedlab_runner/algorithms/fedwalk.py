@@ -3,8 +3,9 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -50,6 +51,8 @@ class FedWalk(Algorithm[FedWalkState]):
     later.
     """
 
+    makes_server_steps: ClassVar[bool] = True  # those of the base; the leash is no step
+
     base: ServerAlgorithm[Any, Any]
     tau: float
     beta: float
@@ -80,9 +83,8 @@ class FedWalk(Algorithm[FedWalkState]):
         found: Footprint = self.base.footprint(fed, load)
         names = [(h.what.replace("algorithm.", BASE), h.remedy.replace("algorithm.", BASE)) for h in found.held]
         held = [h._replace(what=what, remedy=way) for h, (what, way) in zip(found.held, names, strict=True)]
-        return found._replace(
-            model_copies=found.model_copies + 1, held=held
-        )  # clients' losses are computed on their models
+        # The clients' losses are computed on their models.
+        return found._replace(model_copies=found.model_copies + 1, held=held)
 
     def init(self, fed: Federation) -> FedWalkState:
         classes, layer = _auxiliary_data(fed).num_classes, require_body("algorithm=fedwalk", fed.family)
@@ -106,7 +108,7 @@ class FedWalk(Algorithm[FedWalkState]):
         finite = {"log_loss_ratio": ratio, "leash_loss": leash_loss}
         fed.metrics.report(**{name: value for name, value in finite.items() if math.isfinite(value)})
         after = FedWalkState(base, head, client_loss, leash_loss)
-        fed.metrics.record_server_cache(self.cached(after))
+        fed.record_server_cache(self.cached(after))
         return after
 
     def _leash(self, base: Any, head: Tensor, fed: Federation, steps: int) -> tuple[Any, Tensor]:
@@ -161,6 +163,14 @@ class FedWalk(Algorithm[FedWalkState]):
     def models(self, state: FedWalkState) -> Tensor:
         models: Tensor = self.base.models(state.base)
         return models
+
+    def client_models(self, state: FedWalkState, fed: Federation, ids: np.ndarray) -> Tensor:
+        models: Tensor = self.base.client_models(state.base, fed, ids)
+        return models
+
+    def home_fault(self) -> str | None:
+        fault: str | None = self.base.home_fault()
+        return fault
 
     def cached(self, state: FedWalkState) -> int:
         return int(self.base.cached(state.base)) + state.head.numel()

@@ -42,6 +42,9 @@ class FML(DecentralizedAlgorithm[FMLState]):
     def __post_init__(self) -> None:
         within("[0, 1]", alpha=self.alpha, beta=self.beta)
 
+    def home_fault(self) -> str | None:
+        return "whose clients send memes alone, and no part of their own models"
+
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
         memes = MemoryItem(
             2 * fed.num_clients * self._meme(fed).size, "their memes", "take a smaller algorithm.meme", False

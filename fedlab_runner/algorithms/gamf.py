@@ -49,6 +49,9 @@ class GAMF(ServerAlgorithm[Params, Models]):
     def check(self, fed: Federation) -> None:
         require_groups(self, fed)
 
+    def home_fault(self) -> str | None:
+        return "which gives neurons new places, where the parts at home would not fit them"
+
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
         pairs = max((load.arriving * group.size) ** 2 for group in require_groups(self, fed))
         fewer = "lower participation.cohort_size or take a narrower model"

@@ -25,6 +25,9 @@ class HeteroFL(DecentralizedAlgorithm[Clients]):
         super().check(fed)
         check_sliceable(self, fed)
 
+    def home_fault(self) -> str | None:
+        return "whose models are cut from the widest one and put back as wholes"
+
     def init(self, fed: Federation) -> Clients:
         return Clients(initial_models(fed), first_aggregator(fed))
 

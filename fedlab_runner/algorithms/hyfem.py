@@ -1,7 +1,7 @@
 """HyFEM (Zhang, Yin, Chen and Hong, TMLR 2024): hybrid federated learning. https://openreview.net/forum?id=qc2lmWkvk4"""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -11,13 +11,14 @@ from torch import Tensor
 
 from fedlab_runner.algorithms.matching.pfnm import PFNM, Gain, Neurons, SquaredDistance, match
 from fedlab_runner.algorithms.shared.averaging import WEIGHTINGS, Models
-from fedlab_runner.algorithms.shared.feature_blocks import Layout, blocks_of, reading, train_on_blocks
+from fedlab_runner.algorithms.shared.feature_blocks import Layout, blocks_of, train_on_blocks
 from fedlab_runner.core.algorithm import Algorithm, CohortLoad, Footprint, own_models
 from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.model_family import Batch, FunctionalModel
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.core.updates import Updates
+from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.validate import above, at_least, one_of
 
 _log = logging.getLogger("fedlab_runner")
@@ -80,11 +81,19 @@ class HyFEM(Algorithm[HyFEMState]):
         one_of(WEIGHTINGS, weighting=self.weighting)
 
     def check(self, fed: Federation) -> None:
+        if len(fed.held_out):
+            raise UserError(
+                "participation.held_out_clients must be 0 for algorithm=hyfem, which places the neurons of all clients "
+                f"in the server model, got {len(fed.held_out)} clients"
+            )
         if fed.blocks is None:
             _log.warning(
                 "algorithm=hyfem has nothing to match without feature blocks: choose partition=random_blocks or "
                 "assigned_blocks, and model=blocks_cnn, blocks_resnet or blocks_mlp"
             )
+
+    def home_fault(self) -> str | None:
+        return "which gives neurons new places, where the parts at home would not fit them"
 
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
         return Footprint(self.model_copies, self.payload_copies, own_models(fed, 1) if self.keep_own else [])
@@ -115,7 +124,7 @@ class HyFEM(Algorithm[HyFEMState]):
         sent = int(sizes[arrivals.ids.cpu().numpy()].sum())
         fed.metrics.count_payload(upload=sent)
         fed.metrics.count_server_flops(2 * sent)
-        fed.metrics.record_server_cache(0)
+        fed.record_server_cache(0)
         return self._server_update(state, arrivals, fed) if len(arrivals) else state
 
     def _client_update(self, state: HyFEMState, cohort: Cohort, fed: Federation) -> Tensor:
@@ -145,9 +154,8 @@ class HyFEM(Algorithm[HyFEMState]):
         models = [
             arrived[m] if m in arrived else layout.take(x, blocks[m], state.places[m]) for m in range(fed.num_clients)
         ]
-        weights = torch.ones(fed.num_clients, dtype=torch.float64)
-        if self.weighting == "size":
-            weights[arrivals.ids.cpu()] = arrivals.num_examples.cpu().double()
+        sizes = torch.from_numpy(fed.client_data.num_examples).double()
+        weights = sizes if self.weighting == "size" else torch.ones_like(sizes)
         places = self._matched(state.places, models, weights, ids, fed)
         new, mass, there = (torch.zeros_like(x) for _ in range(3))
         for m, w in arrived.items():
@@ -236,14 +244,11 @@ class HyFEM(Algorithm[HyFEMState]):
     def models(self, state: HyFEMState) -> Tensor:
         return state.params
 
-    def personalized_models(self, state: HyFEMState, fed: Federation) -> Iterator[Tensor]:
-        if fed.blocks is None:
-            return
-        layout = Layout.of(fed.family)
-        for m, blocks in enumerate(blocks_of(fed)):
-            w = state.own[m] if self.keep_own else layout.take(state.params, blocks, state.places[m])
-            with reading(fed.family, blocks):  # while the caller evaluates it
-                yield w
+    def client_models(self, state: HyFEMState, fed: Federation, ids: np.ndarray) -> Tensor:
+        if self.keep_own:
+            return state.own[torch.from_numpy(ids).to(state.own.device)]
+        layout, blocks = Layout.of(fed.family), blocks_of(fed)
+        return torch.stack([layout.take(state.params, blocks[m], state.places[m]) for m in ids.tolist()])
 
     def cached(self, state: HyFEMState) -> int:
         return 0  # the clients know their places

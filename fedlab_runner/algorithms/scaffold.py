@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+import torch
 from torch import Tensor
 
-from fedlab_runner.algorithms.shared.averaging import make_update, stepped
+from fedlab_runner.algorithms.shared.averaging import WEIGHTINGS, make_update, stepped
 from fedlab_runner.core.algorithm import CohortLoad, Footprint, ServerAlgorithm, client_rows
 from fedlab_runner.core.client_state import PLACES, RowRef
 from fedlab_runner.core.cohort import Cohort
@@ -26,7 +27,9 @@ class ScaffoldUpload(NamedTuple):
 
 
 class ScaffoldState(NamedTuple):
-    """The server model and all control variates, which start at zero. Without late updates c is the mean of the c_i."""
+    """The server model and all control variates, which start at zero. Without late updates c is the mean of the c_i,
+    over all clients and weighted as they are.
+    """
 
     params: Tensor  # x    [D]
     c: Tensor  # c    [P]
@@ -39,11 +42,13 @@ class SCAFFOLD(ServerAlgorithm[ScaffoldState, ScaffoldUpload]):
 
     A client's next control variate is its gradient at the server model over all its examples (`option` 1, one more pass
     over them), or the mean gradient of its local steps (`option` 2). Option 2 reads the gradient off the distance
-    travelled: the local optimiser must be SGD without momentum. `server_lr` is the paper's eta_g. The clients' control
-    variates are kept on the device, the host or disk (`store_on`).
+    travelled: the local optimiser must be SGD without momentum. `weighting` says how clients count in the means of the
+    models and of the control variates (uniform: the paper's, size). `server_lr` is the paper's eta_g. The clients'
+    control variates are kept on the device, the host or disk (`store_on`).
     """
 
     option: int
+    weighting: str
     server_lr: float
     store_on: str
 
@@ -52,6 +57,7 @@ class SCAFFOLD(ServerAlgorithm[ScaffoldState, ScaffoldUpload]):
 
     def __post_init__(self) -> None:
         one_of((1, 2), option=self.option)
+        one_of(WEIGHTINGS, weighting=self.weighting)
         above(0, server_lr=self.server_lr)
         one_of(PLACES, store_on=self.store_on)
 
@@ -88,6 +94,8 @@ class SCAFFOLD(ServerAlgorithm[ScaffoldState, ScaffoldUpload]):
         delta_y, statistics = make_update(cohort.family, x, y, "delta")
         if self.option == 1:
             delta_c = cohort.gradients(x).sub_(c_i)  # line 12, (i): c_plus - c_i
+        elif cohort.lr == 0:  # no distance to read a gradient off: the control variates stay
+            delta_c = torch.zeros_like(delta_y)
         else:
             delta_c = delta_y / cohort.num_steps.unsqueeze(1)
             delta_c.div_(cohort.lr).add_(c).neg_()  # (ii)
@@ -97,9 +105,15 @@ class SCAFFOLD(ServerAlgorithm[ScaffoldState, ScaffoldUpload]):
         if not len(arrivals):
             return state
         delta_y, delta_c, statistics = arrivals.upload
-        step = self.server_lr * arrivals.mean(delta_y, uniform=True)
-        x = stepped(state.params, step, arrivals.mean(statistics, uniform=True))  # line 17
-        c = state.c + delta_c.sum(0) / fed.num_clients
+        uniform = self.weighting == "uniform"
+        step = self.server_lr * arrivals.mean(delta_y, uniform=uniform)
+        x = stepped(state.params, step, arrivals.mean(statistics, uniform=uniform))  # line 17
+        if uniform:
+            c = state.c + delta_c.sum(0) / fed.population
+        else:
+            everyone = int(fed.client_data.num_examples[fed.participants].sum())
+            share = int(arrivals.num_examples.sum()) / everyone  # of all examples
+            c = state.c + share * arrivals.mean(delta_c)
         rows, c_i = fed.row_store(self.store_on, len(c)), dict(state.c_i)
         for i, delta in zip(arrivals.ids.tolist(), delta_c, strict=True):
             if i in c_i:
@@ -109,9 +123,8 @@ class SCAFFOLD(ServerAlgorithm[ScaffoldState, ScaffoldUpload]):
         return ScaffoldState(x, c, c_i)
 
     def operations(self, fed: Federation, local: float) -> float:
-        passes = (
-            0.0 if self.option == 2 else 1 / (fed.local.epochs or 1)
-        )  # over a client's examples, in addition to training
+        # Passes over a client's examples, in addition to training.
+        passes = 0.0 if self.option == 2 else 1 / (fed.local.epochs or 1)
         return local * (1 + passes)
 
     def cached(self, state: ScaffoldState) -> int:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedlab_runner.algorithms.shared.averaging import Models
 from fedlab_runner.algorithms.shared.feature_blocks import Layout, blocks_of, train_on_blocks
-from fedlab_runner.core.algorithm import Algorithm, CohortLoad, Footprint, own_models
+from fedlab_runner.core.algorithm import Algorithm, CohortLoad, Footprint, Stacks, own_models
 from fedlab_runner.core.federation import Federation
 
 
@@ -43,5 +43,5 @@ class Standalone(Algorithm[StandaloneState]):
         arrivals = fed.collect_updates(cohort, Models(y), known=("models",))  # late clients have their model later
         return StandaloneState(state.own.index_copy(0, arrivals.ids, arrivals.upload.models))
 
-    def models(self, state: StandaloneState) -> Tensor:
-        return state.own
+    def models(self, state: StandaloneState) -> Stacks:
+        return (state.own,)

@@ -51,6 +51,8 @@ class UpdateCosines(Analysis[dict[int, Tensor]]):
         if not isinstance(algorithm, ServerAlgorithm):
             name = algorithm.name
             raise UserError(f"analysis=update_cosines needs clients that start from a server's model, not {name}'s")
+        if fed.home.acts:
+            raise UserError("home must be none with analysis=update_cosines, which compares clients' whole updates")
 
     def init(self) -> dict[int, Tensor]:
         return {}
@@ -62,7 +64,7 @@ class UpdateCosines(Analysis[dict[int, Tensor]]):
         if fed.round % self.every:
             return memory, {}
         assert isinstance(algorithm, ServerAlgorithm)
-        ids = np.flatnonzero(fed.client_data.num_examples > 0)
+        ids = fed.participants
         size = min(self.clients or len(ids), len(ids))
         chosen = np.isin(ids, generator(fed.seed, Purpose.ANALYSIS, fed.round).choice(ids, size, replace=False))
         weights = fed.client_data.num_examples[ids] / fed.client_data.num_examples[ids].sum()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
 from omegaconf.resolvers import oc
 
 from fedlab_runner.config import schema, secrets
@@ -107,6 +107,8 @@ def check(cfg: DictConfig) -> Checked:
     except OmegaConfBaseException as error:
         known = next((each for each in (error.__cause__, error.__context__) if isinstance(each, UserError)), error)
         line = str(known).splitlines()[0].removeprefix("UserError raised while resolving interpolation: ")
+        if isinstance(error, InterpolationToMissingValueError):
+            raise UserError(f"{line.rpartition(' ')[2]} is missing: {error.full_key} takes its value") from error
         raise UserError(secrets.redacted(f"{error.full_key or 'the config'}: {line}")) from error
     if faults := [*_key_faults(cfg, values), *_escapes(values)]:
         raise UserError("\n".join(faults))  # alone: other lines show values
@@ -205,7 +207,6 @@ def _setting_faults(values: Mapping[str, Any], errors: list[str]) -> list[str]:
         "threads": partial(within, f"[1, {MAX_THREADS}]"),
         "train_fraction": partial(within, "(0, 1]"),
         "label_noise": partial(within, "[0, 1]"),
-        "validation": partial(within, "[0, 1)"),
         "nonfinite": partial(one_of, NONFINITE),
         "precision": partial(one_of, PRECISIONS),
         "device": _check_device,
@@ -238,6 +239,17 @@ def _cross_faults(values: Mapping[str, Any], built: Mapping[str, Any], errors: l
             "nonfinite must be stop, drop or zero where local.update_norm is null, got clip: the rest of an update "
             "that is not finite needs a bound"
         )
+    if not _has_fault("server_optimizer", errors) and not _has_fault("algorithm", errors):
+        algorithm = built["algorithm"]
+        if built["server_optimizer"].acts and not algorithm.makes_server_steps:
+            faults.append(
+                f"server_optimizer must be none with algorithm={algorithm.name}, where no server makes steps from "
+                "clients' updates"
+            )
+    if not _has_fault("home", errors) and not _has_fault("algorithm", errors):
+        algorithm = built["algorithm"]
+        if built["home"].acts and (fault := algorithm.home_fault()) is not None:
+            faults.append(f"home must be none with algorithm={algorithm.name}, {fault}")
     if not _has_fault("device", errors) and values["device"].startswith("cuda"):
         faults += _cuda_faults(values["device"])
     return faults

@@ -6,6 +6,7 @@ from typing import Any
 from fedlab_runner.analyses.base import Analysis
 from fedlab_runner.augment.base import Augment
 from fedlab_runner.checkpoints.store import Checkpointing
+from fedlab_runner.client_splits.base import ClientSplit
 from fedlab_runner.core.algorithm import Algorithm
 from fedlab_runner.core.local_training import LocalTraining
 from fedlab_runner.core.losses import LossFunction
@@ -13,6 +14,7 @@ from fedlab_runner.core.work import Executor
 from fedlab_runner.datasets.base import Dataset
 from fedlab_runner.delays.base import Delay
 from fedlab_runner.evaluation.evaluator import Evaluation
+from fedlab_runner.homes.base import Home
 from fedlab_runner.lr_schedules.base import LRSchedule
 from fedlab_runner.models.base import Architecture
 from fedlab_runner.models.mix import Mix
@@ -20,6 +22,7 @@ from fedlab_runner.participation.base import Participation
 from fedlab_runner.partitions.base import Partition
 from fedlab_runner.pruning.base import Pruning
 from fedlab_runner.server_data.base import ServerDataSource
+from fedlab_runner.server_optimizers.base import ServerOptimizer
 from fedlab_runner.topologies.base import Topology
 from fedlab_runner.tracking.logger import Logger
 
@@ -37,7 +40,6 @@ class Components:
     train_fraction: float
     label_noise: float
     drop_empty: bool
-    validation: float
     nonfinite: str
     algorithm: Algorithm[Any]
     dataset: Dataset
@@ -45,6 +47,7 @@ class Components:
     auxiliary_data: ServerDataSource
     probe_data: ServerDataSource
     partition: Partition
+    client_split: ClientSplit
     delay: Delay
     topology: Topology
     model: Architecture | Mix
@@ -53,6 +56,8 @@ class Components:
     participation: Participation
     local: LocalTraining
     lr_schedule: LRSchedule
+    server_optimizer: ServerOptimizer
+    home: Home
     executor: Executor
     evaluation: Evaluation
     analysis: Analysis[Any]

@@ -125,7 +125,9 @@ def _members(protocol: type) -> set[str]:
 
 def _is_packaged(module: str) -> bool:
     """Whether a module belongs to this package or to an installed plugin of it."""
-    return any(f"{module}.".startswith(f"{package}.") for package in (PACKAGE, *plugins.modules()))
+    if f"{module}.".startswith(f"{PACKAGE}."):
+        return True  # without a look at all installed packages
+    return any(f"{module}.".startswith(f"{package}.") for package in plugins.modules())
 
 
 def config_dirs() -> list[Path]:

@@ -72,6 +72,11 @@ class Algorithm(ABC, Generic[State]):
     holds_blocks: ClassVar[bool] = False
     """Clients' models may read different feature blocks. Otherwise they read only blocks that all clients hold."""
 
+    makes_server_steps: ClassVar[bool] = False
+    """A server optimiser can act on the steps of its server model, which go through `Federation.optimized`. The run
+    refuses a server optimiser otherwise.
+    """
+
     model_copies: ClassVar[int] = 2
     """How many times a round holds the models of a cohort [K, D] at once: the trained models y, and every tensor of
     that size that is made of them. 2: y and y - x. 1: what clients send is written over y.
@@ -127,7 +132,7 @@ class Algorithm(ABC, Generic[State]):
 
     @abstractmethod
     def models(self, state: State) -> Tensor | Stacks:
-        """What the run evaluates: one model [D]; several [n, D], whose metrics are averaged; or all clients' models."""
+        """What the run evaluates: the server's model [D], or where there is none all clients' models."""
 
     def extra_eval_models(self, state: State, fed: Federation) -> dict[str, tuple[Sequence[ModelFamily], Stacks]]:
         """More models of all clients with their families, evaluated under `<name>/accuracy` and `<name>/loss`.
@@ -136,12 +141,21 @@ class Algorithm(ABC, Generic[State]):
         """
         return {}
 
-    def personalized_models(self, state: State, fed: Federation) -> Iterator[Tensor]:
-        """The clients' own models, each [D], which the run evaluates besides the server model.
+    def client_models(self, state: State, fed: Federation, ids: np.ndarray) -> Tensor:
+        """The models [k, D] that clients `ids` [k] use themselves, where `models` gives a tensor.
 
-        Called at each evaluation where `models` gives a tensor. One model is in memory at a time. Default: none.
+        The run asks for some clients at a time, at evaluations with `client/...` in the evaluation matrix. `ids` may
+        hold clients that were never asked to train. Default: the server's model, with what each client keeps at home.
         """
-        yield from ()
+        models = self.models(state)
+        assert isinstance(models, Tensor)
+        return fed.home.fill(models, ids)
+
+    def home_fault(self) -> str | None:
+        """Why no part of a client's model can stay at home with the algorithm; None: any part can. The line goes on
+        from `home must be none with algorithm=<name>, `.
+        """
+        return "which sends no parts of models"
 
 
 class ServerAlgorithm(Algorithm[State], Generic[State, Upload]):
@@ -153,6 +167,8 @@ class ServerAlgorithm(Algorithm[State], Generic[State, Upload]):
     override `server_model` and `with_server_model`. FedWalk goes on from the server model of any such algorithm and
     puts another in its place: the rest of the State must make sense beside any server model.
     """
+
+    makes_server_steps: ClassVar[bool] = True
 
     known: ClassVar[tuple[str, ...]] = ()
     """Fields of Upload that the server can compute itself. Clients do not send them: their bytes are not counted."""
@@ -170,13 +186,12 @@ class ServerAlgorithm(Algorithm[State], Generic[State, Upload]):
         """The State after the updates that arrive in this round.
 
         There may be none (A = 0): every client may be late. `stepped` and `average` in `algorithms.shared.averaging`
-        move parameters and replace batch norm's statistics as they must be.
+        move parameters and replace batch norm's statistics as they must be. A server optimiser acts on the whole step;
+        where the server makes several in a round, as FedBuff's does, each of them goes through `fed.optimized`.
         """
 
     def models(self, state: State) -> Tensor:
-        """What the run evaluates: one model [D], or several [n, D], whose metrics are averaged. Default: the server
-        model.
-        """
+        """The model [D] that the run evaluates. Default: the server model."""
         return self.server_model(state)
 
     def broadcast(self, state: State) -> Sequence[Tensor]:
@@ -201,12 +216,8 @@ class ServerAlgorithm(Algorithm[State], Generic[State, Upload]):
         """
         return None
 
-    def personalized_models(self, state: State, fed: Federation) -> Iterator[Tensor]:
-        """The clients' own models. Default: where clients hold feature blocks, the server model, which is the model of
-        each client and so is given once.
-        """
-        if fed.blocks is not None:
-            yield self.server_model(state)
+    def home_fault(self) -> str | None:
+        return None
 
     def server_model(self, state: State) -> Tensor:
         """The model [D] from which the next clients start."""
@@ -219,9 +230,13 @@ class ServerAlgorithm(Algorithm[State], Generic[State, Upload]):
 
     def round(self, state: State, fed: Federation) -> State:
         cohort = fed.start_cohort(self.broadcast(state))
-        upload = self.client_update(state, cohort)
+        before, upload = self.server_model(state), self.client_update(state, cohort)
         state = self.server_step(state, fed.collect_updates(cohort, upload, self.known), fed)
-        fed.metrics.record_server_cache(self.cached(state))
+        if not fed.server_steps.taken:  # by the algorithm itself
+            after = self.server_model(state)
+            if (moved := fed.optimized(before, after)) is not after:
+                state = self.with_server_model(state, moved)
+        fed.record_server_cache(self.cached(state))
         return state
 
 
@@ -236,15 +251,18 @@ class DecentralizedAlgorithm(Algorithm[State], Generic[State]):
 
     def check(self, fed: Federation) -> None:
         """Raises UserError where all clients would send, and none would be left to aggregate."""
-        if fed.cohort_size >= fed.num_clients:
+        if fed.cohort_size >= fed.population:
             raise UserError(
-                f"participation must leave one of the {fed.num_clients} clients to aggregate what the others send, got "
+                f"participation must leave one of the {fed.population} clients to aggregate what the others send, got "
                 f"{fed.cohort_size} senders"
             )
 
     def operations(self, fed: Federation, local: float) -> float:
         """Floating-point operations of a round. Default: the senders and the aggregator train."""
         return local * (1 + 1 / fed.cohort_size)
+
+    def home_fault(self) -> str | None:
+        return "whose clients learn from each other's whole models"
 
     @abstractmethod
     def models(self, state: State) -> Stacks:
@@ -257,9 +275,9 @@ def own_models(fed: Federation, sets: int) -> list[MemoryItem]:
     return [MemoryItem(values, what, "lower num_clients", on_host=False)]
 
 
-def client_rows(place: str, values: int) -> list[MemoryItem]:
-    """The memory of the clients' rows that the field `store_on` puts on the device, the host or disk."""
-    what, remedy = "the clients' rows (algorithm.store_on)", "set algorithm.store_on=disk"
+def client_rows(place: str, values: int, node: str = "algorithm") -> list[MemoryItem]:
+    """The memory of the clients' rows that a config node's `store_on` puts on the device, the host or disk."""
+    what, remedy = f"the clients' rows ({node}.store_on)", f"set {node}.store_on=disk"
     return [] if place == "disk" else [MemoryItem(values, what, remedy, on_host=place == "host")]
 
 

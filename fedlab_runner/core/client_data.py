@@ -1,6 +1,7 @@
 """The clients' examples on the device, and the minibatches that each client's key draws."""
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,17 +32,6 @@ class Streams(NamedTuple):
 CLIENT_STREAMS = Streams(Purpose.BATCHES, Purpose.DROPOUT)
 
 
-def split_off(split: Sequence[np.ndarray], share: float, seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Splits off floor(share * n) examples of each client, drawn by its key: (what it keeps, what is split off)."""
-    kept, taken = [], []
-    for part, rng in zip(split, generators(seed, Purpose.VALIDATION, 0, np.arange(len(split))), strict=True):
-        order = rng.permutation(len(part))
-        size = int(share * len(part))
-        kept.append(part[np.sort(order[size:])])
-        taken.append(part[np.sort(order[:size])])
-    return kept, taken
-
-
 class ClientData:
     """The clients' examples: immutable, resident on the device, stored as they came (uint8 images stay uint8).
 
@@ -65,6 +55,12 @@ class ClientData:
         self.augment = augment
         self.num_views = 1 if augment is None else augment.num_views(self.inputs.shape[1:])
         self.notes: dict[Any, Any] = {}  # an executor's own, kept as long as these examples
+
+    def with_streams(self, streams: Streams) -> "ClientData":
+        """The same examples, in the same memory, with other random streams."""
+        twin = copy(self)
+        twin.streams, twin.notes = streams, {}
+        return twin
 
     def members(self, client: int) -> np.ndarray:
         """The example indices of one client [n_i] int64."""

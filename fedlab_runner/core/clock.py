@@ -32,8 +32,10 @@ class RoundClock:
         num_clients = len(num_examples)
         participation.check(num_clients)
         self._participation, self._delay, self._seed = participation, delay, seed
-        # [N], the round in which each client's last update arrives: never for a client without examples
+        # [N], the round in which each client's last update arrives: never for a client that cannot start
         self._due = np.where(num_examples > 0, -1, np.iinfo(np.int64).max)
+        self.held_out = participation.held_out(generator(seed, Purpose.HELD_OUT_CLIENTS), num_clients)
+        self._due[self.held_out] = np.iinfo(np.int64).max
         self._delays = (
             delay.sample(generator(seed, Purpose.DELAY), np.arange(num_clients)) if delay.draw == "client" else None
         )

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedlab_runner.core.client_homes import ClientHomes
 from fedlab_runner.core.client_state import RowStore
 from fedlab_runner.core.local_training import LocalTraining
 from fedlab_runner.core.model_family import Batch, FunctionalModel, ModelFamily
@@ -39,7 +40,10 @@ class Cohort:
         due: np.ndarray,
         round: int,
         lr: float,
+        homes: ClientHomes | None = None,
     ) -> None:
+        """With `homes` the clients keep a part of their models to themselves."""
+        self._homes = homes
         self._trainer, self.family, self.client_ids, self.due = trainer, family, ids, due
         client_data, device = trainer.client_data, family.device
         self._num_steps = client_data.num_steps(ids, local, family.has_batch_norm)
@@ -78,28 +82,41 @@ class Cohort:
         """The cohort of some of the clients, by their rows [k]."""
         return self._with(self.local, rows)
 
-    def _with(self, local: LocalTraining, rows: np.ndarray | slice = slice(None)) -> "Cohort":
-        ids, due = self.client_ids[rows], self.due[rows]
-        return Cohort(self._trainer, self.family, local, ids, due, self.round, self.lr)
+    @property
+    def shared(self) -> Tensor | None:
+        """1 for a trainable parameter that clients share, 0 for one that stays at home [P]; None: they share all."""
+        return None if self._homes is None else self._homes.shared(self.family)
+
+    def _with(self, local: LocalTraining, rows: np.ndarray | slice = slice(None), *, homes: bool = True) -> "Cohort":
+        ids, due, its = self.client_ids[rows], self.due[rows], self._homes if homes else None
+        return Cohort(self._trainer, self.family, local, ids, due, self.round, self.lr, its)
 
     def gradients(self, x: Tensor) -> Tensor:
         """Each client's gradient at x [D] of its mean loss over its examples [K, P], without weight decay or clipping.
 
-        One pass over the examples, which counts as local training in cost/client_gflops.
+        One pass over the examples, which counts as local training in cost/client_gflops. What stays at home is what it
+        was before the round, and its gradient is zero.
         """
         p, client_data = self.family.num_params, self._trainer.client_data
+        at = x if self._homes is None else self._homes.received(x, self.client_ids)
 
-        def loss(model: FunctionalModel, batch: Batch, share: Tensor) -> Tensor:
-            """A minibatch's part of the mean loss, at x instead of the current parameters."""
-            model.params = x[:p] + (model.params - model.params.detach())
+        def loss(model: FunctionalModel, batch: Batch, share: Tensor, origin: Tensor = x[:p]) -> Tensor:
+            """A minibatch's part of the mean loss, at the received model instead of the current parameters."""
+            model.params = origin + (model.params - model.params.detach())
             return self.family.loss(model, batch) * batch.mask.sum() * share
 
         local = self.local.one_plain_epoch()
-        once = self._with(local)
+        once = self._with(local, homes=False)
+        once.lr = 1.0  # the schedule's may be zero
         seen = client_data.examples_seen(self.client_ids, local, self.family.has_batch_norm)
-        start = torch.cat([torch.zeros_like(x[:p]), x[p:]])  # from zero, the distance is the gradient to the last bit
-        y = once.train(start, loss=loss, per_client=(1 / torch.from_numpy(seen).to(x),), counted=False)
-        return y[:, :p].neg_().div_(self.lr)
+        start = at.clone()
+        start[..., :p] = 0  # from zero, the distance is the gradient to the last bit
+        share = (1 / torch.from_numpy(seen).to(x),)
+        y = once.train(
+            start, loss=loss, per_client=share if self._homes is None else (*share, at[:, :p]), counted=False
+        )
+        g = y[:, :p].neg_()
+        return g if self.shared is None else g.mul_(self.shared)
 
     def train(
         self,
@@ -140,5 +157,7 @@ class Cohort:
             per_client=per_client,
             per_step=per_step,
         )
-        y, self.last_loss, self.final_loss = self._trainer.train(work, counted=counted)
+        y, self.last_loss, self.final_loss = self._trainer.train(
+            work, counted=counted, homes=self._homes, late=self.due > self.round
+        )
         return y

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedlab_runner.core.architectures import ClientGroup, by_architecture, family_of
 from fedlab_runner.core.client_data import ClientData
+from fedlab_runner.core.client_homes import ClientHomes
 from fedlab_runner.core.client_state import ClientStateStore, RowStore
 from fedlab_runner.core.clock import RoundClock, Starts
 from fedlab_runner.core.cohort import Cohort
@@ -17,11 +18,14 @@ from fedlab_runner.core.local_training import LocalTraining
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.round_metrics import RoundMetrics
 from fedlab_runner.core.server_data import ServerData
+from fedlab_runner.core.server_steps import ServerSteps
 from fedlab_runner.core.trainer import LocalTrainer
 from fedlab_runner.core.update_guard import Guard
 from fedlab_runner.core.updates import PendingUpdate, Updates, Upload, like, names, staleness_metrics
 from fedlab_runner.core.work import Executor
+from fedlab_runner.homes.base import Home
 from fedlab_runner.models.base import Architecture
+from fedlab_runner.server_optimizers.base import ServerOptimizer
 
 
 class Federation:
@@ -43,26 +47,34 @@ class Federation:
         blocks: np.ndarray | None = None,
         topology: np.ndarray | None = None,
         validation: ClientData | None = None,
+        client_tests: ClientData | None = None,
         nonfinite: str = "stop",
+        server_optimizer: ServerOptimizer | None = None,
+        home: Home | None = None,
     ) -> None:
         """Client i trains family i mod A of the A model families in `family`.
 
         `topology` [N, N] bool says which clients reach each other (None: all do), `blocks` [N, d0] bool which feature
-        blocks each client holds (None: all). `validation` has the clients' examples that they do not train on,
-        `probe_data` examples for diagnostics alone. `nonfinite` is a policy of `Guard`. Clients' rows that an algorithm
-        puts on disk lie in `folder`.
+        blocks each client holds (None: all). `validation` and `client_tests` have the clients' examples that they do
+        not train on, `probe_data` examples for diagnostics alone. `nonfinite` is a policy of `Guard`. Rows of clients
+        that an algorithm puts on disk lie in `folder`.
         """
         self.families = (family,) if isinstance(family, ModelFamily) else tuple(family)
-        self.family, self.validation = self.families[0], validation
+        self.family, self.validation, self.client_tests = self.families[0], validation, client_tests
         self.server_data, self.auxiliary_data = server_data, auxiliary_data
         self.probe_data, self.blocks, self.topology = probe_data, blocks, topology
         self.metrics = RoundMetrics()
+        self.server_steps = ServerSteps(server_optimizer, self.family.num_params, self.family.dtype)
         self.trainer = LocalTrainer(
             client_data, executor, Guard(nonfinite), self.metrics, ClientStateStore(folder, self.family.device), seed
         )
         self.local, self.seed = local, seed
+        self.home = ClientHomes(home, self.families, self.client_state, seed)
         self.num_clients = client_data.num_clients
         self._clock = clock
+        self.held_out = clock.held_out  # [h] ascending ids of the clients that are never asked to train
+        # Ascending ids of the clients that may be asked: the others are held out or have no examples.
+        self.participants = np.setdiff1d(np.flatnonzero(client_data.num_examples), self.held_out)
         self.round, self.lr = 0, local.lr
         self._in_flight: dict[int, list[PendingUpdate]] = {}  # by the round of arrival
         self._known_families: list[tuple[Architecture, ModelFamily]] = []
@@ -72,8 +84,10 @@ class Federation:
         """Starts a round (counted from 0)."""
         self.round, self.lr = round, self.local.lr * lr_factor
         self.arrived_losses = []
+        self.server_steps.taken = False
         self.metrics.begin()
         self.trainer.begin(round)
+        self.home.begin()
 
     def report_losses(self) -> None:
         """Makes clients send, in the rest of this round, the loss of their trained model on all their examples.
@@ -85,8 +99,8 @@ class Federation:
     def start_cohort(self, broadcast: Sequence[Tensor]) -> Cohort:
         """Samples the clients that receive `broadcast` and train now; their updates may be late."""
         starts = self._clock.start(self.round)
-        self.metrics.count_payload(download=starts.asked * sum(t.numel() for t in broadcast))
-        return self._cohort(starts.ids, starts.due, self.family, self.local)
+        self.metrics.count_payload(download=starts.asked * sum(map(self.home.sent, broadcast)))
+        return self._cohort(starts.ids, starts.due, self.family, self.local, self.home if self.home.acts else None)
 
     def cohort(self, ids: np.ndarray, family: ModelFamily | None = None, local: LocalTraining | None = None) -> Cohort:
         """The cohort of clients `ids`, whose updates are not late. `family` None: all clients have one architecture."""
@@ -106,9 +120,10 @@ class Federation:
         return family
 
     def neighbours(self, client: int) -> np.ndarray:
-        """The other clients that `client` can reach and that have examples, in ascending order."""
+        """The other clients that `client` can reach and that may be asked to train, in ascending order."""
         reached = np.arange(self.num_clients) != client if self.topology is None else self.topology[client]
-        return np.flatnonzero(reached & (self.client_data.num_examples > 0))
+        found: np.ndarray = self.participants[reached[self.participants]]
+        return found
 
     def sample_clients(self, clients: np.ndarray) -> np.ndarray:
         """The clients of `clients` that take part in this round, as `participation` says."""
@@ -121,6 +136,7 @@ class Federation:
         finite is treated as `nonfinite` says; Diverged where the policy is stop.
         """
         answered = self.guard.answered(cohort.client_ids, upload)
+        self.home.revert(cohort.client_ids[~answered].tolist())
         self._send_late(cohort, upload, answered)
         now = torch.from_numpy(answered & (cohort.due == self.round)).to(self.family.device)
         ids, num_examples, staleness = cohort.ids[now], cohort.num_examples[now], torch.zeros_like(cohort.ids[now])
@@ -128,6 +144,7 @@ class Federation:
         if not bool(now.all()):
             upload = like(upload, (rows[now] for rows in upload))
         if late := self._in_flight.pop(self.round, []):
+            self.home.arrive(f.client for f in late)
             ids = self._behind([f.client for f in late], ids)
             num_examples = self._behind([f.num_examples for f in late], num_examples)
             staleness = self._behind([self.round - f.dispatched for f in late], staleness)
@@ -137,7 +154,9 @@ class Federation:
             losses = [f.loss for f in late if f.loss is not None] + losses
         arrivals = Updates(upload, ids, num_examples, staleness)
         self.arrived_losses += losses
-        values = sum(rows.numel() for name, rows in zip(names(upload), upload, strict=True) if name not in known)
+        values = sum(
+            self.home.sent(rows) for name, rows in zip(names(upload), upload, strict=True) if name not in known
+        )
         self.metrics.count_payload(upload=values + len(losses))
         self.metrics.count_server_flops(2 * values)  # every method scales and adds what arrives
         self.metrics.record({"late/dispatched": len(cohort), "late/arrived": len(arrivals)})
@@ -145,6 +164,21 @@ class Federation:
         if len(arrivals):
             self.metrics.record(staleness_metrics(staleness))
         return arrivals
+
+    def optimized(self, before: Tensor, after: Tensor) -> Tensor:
+        """The server's next model [D] where an algorithm goes from `before` [D] to `after` [D]: the run's server
+        optimiser moves the parameters. No step is taken, and nothing changes, where the two have the same parameters.
+
+        `ServerAlgorithm.round` calls it. An algorithm that makes several steps in a round calls it at each of them.
+        """
+        taken = self.server_steps.take(before, after)
+        if taken is not after:
+            self.metrics.count_server_flops(self.server_steps.operations)
+        return taken
+
+    def record_server_cache(self, values: int) -> None:
+        """Sets how many values an algorithm keeps on the server besides its model; the run adds its optimiser's."""
+        self.metrics.record_server_cache(values + self.server_steps.held)
 
     def _send_late(self, cohort: Cohort, upload: Upload, answered: np.ndarray) -> None:
         for k in np.flatnonzero(answered & (cohort.due > self.round)).tolist():
@@ -154,8 +188,15 @@ class Federation:
             update = PendingUpdate(client, self.round, int(self.client_data.num_examples[client]), row, loss)
             self._in_flight.setdefault(int(cohort.due[k]), []).append(update)
 
-    def _cohort(self, ids: np.ndarray, due: np.ndarray, family: ModelFamily, local: LocalTraining) -> Cohort:
-        return Cohort(self.trainer, family, local, ids, due, self.round, self.lr)
+    def _cohort(
+        self,
+        ids: np.ndarray,
+        due: np.ndarray,
+        family: ModelFamily,
+        local: LocalTraining,
+        homes: ClientHomes | None = None,
+    ) -> Cohort:
+        return Cohort(self.trainer, family, local, ids, due, self.round, self.lr, homes)
 
     @property
     def client_data(self) -> ClientData:
@@ -183,6 +224,11 @@ class Federation:
         return self._clock.cohort_size
 
     @property
+    def population(self) -> int:
+        """How many clients there are without those that are held out."""
+        return self.num_clients - len(self.held_out)
+
+    @property
     def client_values(self) -> int:
         """How many values all clients' models have together."""
         return sum(self.families[i % len(self.families)].size for i in range(self.num_clients))
@@ -205,6 +251,8 @@ class Federation:
             "clock": self._clock.state_dict(),
             "in_flight": {due: list(pending) for due, pending in self._in_flight.items()},
             "client_state": self.client_state.state_dict(),
+            "server_steps": self.server_steps.state_dict(),
+            "home": self.home.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -222,6 +270,8 @@ class Federation:
             if not known or not all(isinstance(tensor, Tensor) for tensor in update.upload):
                 raise ValueError("an update in flight has no client's number or no tensors")
         self.client_state.load_state_dict(state["client_state"])
+        self.server_steps.load_state_dict(state["server_steps"])
+        self.home.load_state_dict(state["home"])
 
     def _behind(self, earlier: list[int], later: Tensor) -> Tensor:
         return torch.cat([torch.tensor(earlier, dtype=later.dtype, device=later.device), later])

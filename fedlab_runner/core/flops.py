@@ -4,12 +4,35 @@ from math import prod
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry, shape_wrapper
 
 
-def flop_counter() -> FlopCounterMode:
-    """A context that counts matrix products, convolutions and attention: a multiplication and an addition are two."""
-    return FlopCounterMode(display=False, custom_mapping={torch.ops.aten.convolution_backward: _convolution_backward})
+class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A context that counts matrix products, convolutions and attention: a multiplication and an addition are two.
+
+    PyTorch's `FlopCounterMode` counts the same, but its first use imports the compiler, which takes a second.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.total = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled in this context, and to make sure of it imports the compiler
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, formula = kwargs or {}, _FORMULAS.get(func._overloadpacket)
+        if formula is None:
+            with self:
+                parts = func.decompose(*args, **kwargs)
+            if parts is not NotImplemented:
+                return parts
+        out = func(*args, **kwargs)
+        if formula is not None:
+            self.total += formula(*args, **kwargs, out_val=out)
+        return out
 
 
 def _convolution_backward(
@@ -28,3 +51,8 @@ def _convolution_backward(
     _output_padding, _groups, wanted, *_outputs = rest
     positions = int(grad[0]) * int(prod((x if transposed else grad)[2:]))
     return 2 * positions * int(prod(weight)) * (bool(wanted[0]) + bool(wanted[1]))
+
+
+_OWN = {torch.ops.aten.convolution_backward: _convolution_backward}
+# The operations of each kind of call, as a function of its arguments and results.
+_FORMULAS = flop_registry | {call: shape_wrapper(count) for call, count in _OWN.items()}  # type: ignore[no-untyped-call]

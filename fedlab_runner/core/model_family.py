@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedlab_runner.core.flops import flop_counter
+from fedlab_runner.core.flops import FlopCounter
 from fedlab_runner.core.layers.norms import prepare_norms
 from fedlab_runner.core.layers.replacement import prepare
 from fedlab_runner.core.losses import CE, LossFunction, losses
@@ -276,11 +276,11 @@ class ModelFamily:
         if shape not in self._flops:
             w = torch.ones(self.size, dtype=self.dtype, device=self.device)
             params, buffers = w[: self.num_params].requires_grad_(), w[self.num_params :]
-            with torch.enable_grad(), flop_counter() as counter:
+            with torch.enable_grad(), FlopCounter() as counter:
                 logits = self.evaluate(params, buffers, inputs[:1])
-                forward = counter.get_total_flops()
+                forward = counter.total
                 torch.autograd.grad(logits.sum(), params)
-                self._flops[shape] = Flops(forward, counter.get_total_flops())
+                self._flops[shape] = Flops(forward, counter.total)
         return self._flops[shape]
 
     @property

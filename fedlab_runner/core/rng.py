@@ -32,6 +32,10 @@ class Purpose(IntEnum):
     DISTILLATION_DROPOUT = 33
     SUBMODEL = 34
     AUGMENT = 35
+    OWN_TEST = 40
+    HELD_OUT_CLIENTS = 41
+    FINE_TUNE = 42
+    FINE_TUNE_DROPOUT = 43
 
 
 def _key(seed: int, purpose: Purpose, round: int, client: int) -> tuple[int, int]:

@@ -1,9 +1,13 @@
 """Local training of a cohort: the executor trains, the guard checks the models, the metrics count the cost."""
 
+from dataclasses import replace
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedlab_runner.core.client_data import ClientData
+from fedlab_runner.core.client_homes import ClientHomes
 from fedlab_runner.core.client_losses import client_losses
 from fedlab_runner.core.client_state import ClientStateStore
 from fedlab_runner.core.memory_check import check_cohort_memory
@@ -35,12 +39,20 @@ class LocalTrainer:
         self.client_state.begin(round)
         self.guard.begin(round)
 
-    def train(self, work: Work, *, counted: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    def train(
+        self, work: Work, *, counted: bool, homes: ClientHomes | None = None, late: np.ndarray | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         """The trained models [K, D], each client's mean loss over its last epoch [K] and, where clients report it, each
         trained model's loss on all its client's examples [K] float64.
 
+        With `homes` each client starts from what it receives and its own values at home, and keeps the trained ones: in
+        the models there are the received values. Those of clients that report `late` [K] count when they report.
+
         Raises UserError where the memory cannot hold the cohort, Diverged where the guard's policy is `stop`.
         """
+        received = work.start
+        if homes is not None:
+            work = replace(work, start=homes.starts(received, work.ids))
         check_cohort_memory(work)
         self.metrics.count_client_flops(work, losses_reported=self.losses_reported)
         attempt.at("local training", work.round + 1)
@@ -50,7 +62,11 @@ class LocalTrainer:
         if counted:
             self._record_loss(work, losses, good)
         reported = self.losses_reported and counted
-        return y, losses, client_losses(work.family, self.client_data, work.ids, y) if reported else None
+        final = client_losses(work.family, self.client_data, work.ids, y) if reported else None
+        if homes is not None:
+            on_time = np.zeros(len(work.ids), dtype=bool)
+            y = homes.keep(work.ids, y, received, good.cpu().numpy(), on_time if late is None else late)
+        return y, losses, final
 
     def _record_loss(self, work: Work, losses: Tensor, good: Tensor) -> None:
         sizes = torch.from_numpy(self.client_data.num_examples[work.ids]).to(losses.device)[good]

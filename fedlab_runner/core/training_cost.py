@@ -6,11 +6,10 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from torch.func import grad
 
-from fedlab_runner.core.flops import flop_counter
+from fedlab_runner.core.flops import FlopCounter
 from fedlab_runner.core.model_family import ModelFamily
-from fedlab_runner.core.work import Work, own_generator
+from fedlab_runner.core.work import Work, gradient_of, own_generator
 
 
 class StepCost(NamedTuple):
@@ -74,6 +73,6 @@ def _operations(work: Work, row: np.ndarray, size: int) -> int:
         family.mode(True, frozen_norm=True)  # batch norm has no matrix products, and cannot train on one example
         batch = family.batch(*client_data.examples(index), params.new_ones(size))
         own = (o[0] for o in work.own(row, 0))
-        with flop_counter() as counter:
-            work.followed(grad(work.objective(), has_aux=True))(params, buffers, *batch[:3], *own)
-    return int(counter.get_total_flops())
+        with FlopCounter() as counter:
+            work.followed(gradient_of(work.objective()))(params, buffers, *batch[:3], *own)
+    return int(counter.total)

@@ -87,9 +87,8 @@ class Guard:
 
     def _clip(self, start: Tensor, y: Tensor, num_params: int, norm: float) -> Tensor:
         change = (y - start)[:, :num_params]
-        lengths = torch.linalg.vector_norm(
-            change, dim=1, dtype=torch.float64
-        )  # float64: a square of float32's largest values is finite
+        # In float64 a square of float32's largest values is finite.
+        lengths = torch.linalg.vector_norm(change, dim=1, dtype=torch.float64)
         long = lengths > norm
         self._clipped = (self._clipped or 0) + int(long.sum())
         if not bool(long.any()):

@@ -158,6 +158,21 @@ class Work:
             torch.manual_seed(seed)
 
 
+def gradient_of(objective: Objective) -> Gradient:
+    """The gradient of an objective by its parameters, with the objective's second result, by plain autograd.
+
+    The first use of `torch.func` imports the compiler, which takes two seconds.
+    """
+
+    def gradient(params: Tensor, *rest: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        leaf = params.detach().requires_grad_()
+        value, aux = objective(leaf, *rest)
+        (g,) = torch.autograd.grad(value, leaf)
+        return g, aux
+
+    return gradient
+
+
 class Executor(Protocol):
     """An executor trains the cohort: one client after another, vmapped, in worker processes, or as CUDA graphs.
 
@@ -220,11 +235,14 @@ def clip_rows(g: Tensor, norm: float) -> Tensor:
     return g * (norm / lengths.clamp_min(norm))
 
 
-def proximal(family: ModelFamily, x: Tensor, mu: float) -> Loss:
-    """The family's loss plus mu/2 ||w - x||^2 over the trainable parameters; x is [D]."""
+def proximal(family: ModelFamily, x: Tensor, mu: float, shared: Tensor | None) -> Loss:
+    """The family's loss plus mu/2 ||w - x||^2 over the trainable parameters that are `shared` [P] (`Cohort.shared`);
+    x is [D].
+    """
     anchor = x[: family.num_params]
 
     def loss(model: FunctionalModel, batch: Batch) -> Tensor:
-        return family.loss(model, batch) + mu / 2 * (model.params - anchor).square().sum()
+        away = model.params - anchor
+        return family.loss(model, batch) + mu / 2 * (away if shared is None else away * shared).square().sum()
 
     return loss

@@ -1,6 +1,13 @@
-"""The check of a data set's mean and std."""
+"""A data set's mean and std: their check, and those of its own pixels."""
 
 import math
+
+import torch
+from torch import Tensor
+
+from fedlab_runner.datasets.examples import CHUNK_BYTES
+
+LEAST_STD = 1 / 255  # of a channel that is constant: one grey level
 
 
 def check(mean: list[float], std: list[float], channels: int) -> None:
@@ -19,3 +26,28 @@ def check(mean: list[float], std: list[float], channels: int) -> None:
         raise ValueError(f"mean must be finite, got {mean}")
     if not all(0 < value < math.inf for value in std):
         raise ValueError(f"std must be finite and > 0, got {std}")
+
+
+def given_or_own(
+    mean: list[float] | None, std: list[float] | None, images: Tensor
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The mean and std of each channel of images [n, channels, height, width] uint8 / 255, unless they are given."""
+    if mean is not None and std is not None:
+        return tuple(mean), tuple(std)
+    counts = torch.zeros(images.shape[1], 256, dtype=torch.int64)
+    size = max(1, CHUNK_BYTES // max(1, images[:1].numel()))
+    for part in (images[start : start + size] for start in range(0, len(images), size)):
+        for channel, own in enumerate(counts):
+            own += torch.bincount(part[:, channel].reshape(-1), minlength=256)
+    levels, shares = torch.arange(256, dtype=torch.float64) / 255, counts / counts.sum(1, keepdim=True)
+    means = (shares * levels).sum(1)
+    stds = (shares * (levels - means[:, None]) ** 2).sum(1).sqrt().clamp(min=LEAST_STD)
+    return tuple(means.tolist()), tuple(stds.tolist())
+
+
+def check_if_given(mean: list[float] | None, std: list[float] | None, channels: int) -> None:
+    """Raises ValueError unless mean and std are both null or both right."""
+    if (mean is None) != (std is None):
+        raise ValueError(f"std must be null where mean is null, and only there, got {std}")
+    if mean is not None and std is not None:
+        check(mean, std, channels)

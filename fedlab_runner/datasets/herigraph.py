@@ -4,15 +4,15 @@ Licence: MIT, as the file LICENSE of that repository says, which has code and ar
 their Flickr users and are not in it.
 """
 
-import csv
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from fedlab_runner.core.rng import Purpose, generator
-from fedlab_runner.datasets import _files, _split
+from fedlab_runner.datasets import _files, _split, _tables
 from fedlab_runner.datasets.base import Dataset
 from fedlab_runner.datasets.examples import Data, Examples
 from fedlab_runner.utils.validate import within
@@ -22,7 +22,6 @@ BLOCKS = (("text", "BERT_", 768), ("image", "Vis_Feat_", 512), ("image", "SCE_",
 NUM_CLASSES = 9
 TRUE, FALSE = ("true", "1", "1.0"), ("false", "0", "0.0", "")
 LAYOUT = f"herigraph/<city>/{{{','.join(TABLES.values())}}}"
-csv.field_size_limit(2**24)  # characters of a field: a post may be long
 
 
 @dataclass(frozen=True)
@@ -98,13 +97,7 @@ class HeriGraph(Dataset):
 
 def _table(path: Path, key: str) -> tuple[list[str], dict[str, list[str]]]:
     """The names of the columns, and the rows by the first column, which is `key`."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = [row for row in csv.reader(file) if row]
-    except FileNotFoundError:
-        raise _files.need(path, "is missing", LAYOUT) from None
-    except (OSError, ValueError, csv.Error) as error:
-        raise _files.need(path, f"cannot be read ({error})", LAYOUT) from None
+    rows = [row for _, row in _tables.rows(path, partial(_files.need, layout=LAYOUT))]
     if not rows or rows[0][0] != key or any(len(row) != len(rows[0]) for row in rows):
         raise _files.need(path, f"is not a table whose first column is {key}", LAYOUT)
     found = {row[0]: row for row in rows[1:]}

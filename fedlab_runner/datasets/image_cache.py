@@ -1,4 +1,4 @@
-"""Image files, decoded and resized in parallel, once: into memory, or into a cache file that is mapped.
+"""Images, decoded and resized in parallel, once: into memory, or into a cache file that is mapped.
 
 A cache file is a .npy array [n, channels, height, width] uint8 with checksums behind its values. The pixels are written
 with plain writes: through numpy's open_memmap, a full disk would end the process instead of raising OSError.
@@ -14,16 +14,18 @@ import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedlab_runner.utils.errors import UserError
-from fedlab_runner.utils.files import TEMPORARY, open_own, sync_folder
+from fedlab_runner.utils.files import TEMPORARY, NotPlainFile, open_own, open_to_read, sync_folder
 
 _log = logging.getLogger(__name__)
 MODES = {1: "L", 3: "RGB"}  # Pillow's modes by numbers of channels
+SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".webp")  # of the image files in a folder
 IMAGES_AT_ONCE = 256  # images in memory while a cache file is written
 BLOCK_BYTES = 2**24  # of a cache file, header included, that one CRC-32 (uint32, little-endian) is of
 
@@ -36,18 +38,60 @@ def decode(paths: Sequence[Path], size: tuple[int, int, int], refuse: Refuse) ->
     Each image is resized as a whole, bilinear with antialiasing, to this aspect ratio. Raises `refuse(path, what)` for
     the first file, in the order of `paths`, that is missing or damaged.
     """
-    images = np.empty((len(paths), *size), np.uint8)
+    return decode_each(
+        len(paths), lambda index: open_to_read(paths[index]), size, lambda index, what: refuse(paths[index], what)
+    )
+
+
+def decode_each(
+    count: int,
+    open_image: Callable[[int], BinaryIO],
+    size: tuple[int, int, int],
+    refuse: Callable[[int, str], UserError],
+) -> Tensor:
+    """The images that `open_image` opens by number, as `decode` gives them; raises `refuse(number, what)`."""
+    images = np.empty((count, *size), np.uint8)
 
     def read(index: int) -> None:
-        images[index] = _decode(paths[index], size, refuse)
+        try:
+            with open_image(index) as content:
+                images[index] = _decode(content, size)
+        except FileNotFoundError:
+            raise refuse(index, "is missing") from None
+        except NotPlainFile:
+            raise refuse(index, "is no plain file") from None
+        except Exception as error:  # a damaged or hostile file can raise anything in a decoder
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise refuse(index, f"is not an image that can be read ({reason})") from None
 
     pool = ThreadPoolExecutor(os.cpu_count())  # Pillow decodes and resizes without the interpreter's lock
     try:
-        for _ in pool.map(read, range(len(paths))):
+        for _ in pool.map(read, range(count)):
             pass
     finally:
         pool.shutdown(cancel_futures=True)
     return torch.from_numpy(images)
+
+
+def decode_cached(
+    paths: Sequence[Path], size: tuple[int, int, int], refuse: Refuse, cache: str | None, key: str
+) -> Tensor:
+    """The images that `decode` gives: in memory, or in a file in the folder `cache`, as `decode_mapped` keeps them.
+
+    Raises UserError, named `key`, where the folder cannot be written or is full.
+    """
+    if cache is None:
+        return decode(paths, size, refuse)
+    try:
+        return decode_mapped(paths, size, refuse, Path(cache).expanduser())
+    except OSError as error:
+        room = f"{len(paths) * math.prod(size) / 1e9:.2g} GB"
+        raise UserError(f"{key} must be a folder to write {room} into, got {cache} ({error.strerror})") from error
+
+
+def images_in(folder: Path) -> list[Path]:
+    """The image files in a folder, by name."""
+    return sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
 
 
 def decode_mapped(paths: Sequence[Path], size: tuple[int, int, int], refuse: Refuse, folder: Path) -> Tensor:
@@ -128,18 +172,12 @@ def _digest(paths: Sequence[Path], size: tuple[int, int, int], refuse: Refuse) -
     return digest.hexdigest()[:16]
 
 
-def _decode(path: Path, size: tuple[int, int, int], refuse: Refuse) -> np.ndarray:
+def _decode(content: BinaryIO, size: tuple[int, int, int]) -> np.ndarray:
     from PIL import Image
 
     channels, height, width = size
-    try:
-        with Image.open(path) as file:
-            file.draft(MODES[channels], (2 * width, 2 * height))  # a JPEG is decoded no larger than needed
-            image = file.convert(MODES[channels])
-        pixels = np.asarray(image.resize((width, height), Image.Resampling.BILINEAR))
-    except FileNotFoundError:
-        raise refuse(path, "is missing") from None
-    except Exception as error:  # a damaged or hostile file can raise anything in a decoder
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise refuse(path, f"is not an image that can be read ({reason})") from None
+    with Image.open(content) as file:
+        file.draft(MODES[channels], (2 * width, 2 * height))  # a JPEG is decoded no larger than needed
+        image = file.convert(MODES[channels])
+    pixels = np.asarray(image.resize((width, height), Image.Resampling.BILINEAR))
     return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)

@@ -4,7 +4,6 @@ Licence: CC BY-NC 4.0, as copies of it state (https://huggingface.co/datasets/fl
 own page was not read. The archives that the images are from want to be named.
 """
 
-import csv
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 import torch
 
 from fedlab_runner.core.rng import Purpose, generator
-from fedlab_runner.datasets import _files, _photographs, _split
+from fedlab_runner.datasets import _files, _photographs, _split, _tables
 from fedlab_runner.datasets.base import Dataset
 from fedlab_runner.datasets.examples import Data, Examples
 from fedlab_runner.datasets.image_cache import decode
@@ -59,18 +58,12 @@ class ISIC2019(Dataset):
 
 def _read_table(path: Path) -> tuple[list[str], np.ndarray]:
     """The names of the images and their classes [n], from a column `image` and one column of 0.0 and 1.0 a class."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            header, *rows = [row for row in csv.reader(file) if row]
-    except FileNotFoundError:
-        raise _files.need(path, "is missing", LAYOUT) from None
-    except (OSError, ValueError, csv.Error) as error:
-        raise _files.need(path, f"cannot be read ({error})", LAYOUT) from None
-    columns = [name.strip() for name in header]
+    rows = _tables.rows(path, partial(_files.need, layout=LAYOUT))
+    columns = [name.strip() for name in next(rows, (0, []))[1]]
     if columns not in (["image", *CLASSES], ["image", *CLASSES, UNKNOWN]):
         raise _files.need(path, f"has not the columns image,{','.join(CLASSES)}[,{UNKNOWN}]", LAYOUT)
     names, labels = [], []
-    for number, row in enumerate(rows, start=2):
+    for number, row in rows:
         try:
             marks = [float(mark) for mark in row[1:]]
         except ValueError:

@@ -51,9 +51,8 @@ def graph_of(function: Step, family: ModelFamily, *, layer_by_layer: bool = Fals
     # compiler knows more devices than are there, so it must not compute the first gradient.
     one = torch.ones((), requires_grad=True)
     torch.autograd.grad(one * 2, one)
-    logging.getLogger("torch.utils.cpp_extension").setLevel(
-        logging.ERROR
-    )  # silences long warnings that there is no GPU
+    # This logger warns at length that there is no GPU.
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     options: dict[str, Any] = {}
     if layer_by_layer:  # the layers are the same tensors in every step
         options["guard_filter_fn"] = torch.compiler.keep_tensor_guards_unsafe

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.optimizer import zero_slots
-from fedlab_runner.core.work import Gradient, Objective, OfOne, Work, one_by_one
+from fedlab_runner.core.work import Gradient, OfOne, Work, gradient_of, one_by_one
 from fedlab_runner.executors._chunks import Chunk, ChunkedExecutor
 from fedlab_runner.executors._fork.buffers import ONE
 from fedlab_runner.executors.compiled import graph_of, in_layers, is_ready, train_client
@@ -69,7 +69,7 @@ class Loop(ChunkedExecutor):
             gradient = work.followed(_module_gradient(work, leaves, buffers))
         else:
             objective = work.objective()
-            gradient = work.followed(_gradient(graph_of(objective, family) if self.compile else objective))
+            gradient = work.followed(gradient_of(graph_of(objective, family) if self.compile else objective))
 
         def move(t: int, *batch: Tensor) -> Tensor:
             g, (loss, updated) = gradient(params, buffers, *batch)
@@ -92,18 +92,6 @@ def _buffer(work: Work) -> tuple[Tensor, list[Tensor]]:
         work.notes[_BUFFER] = w, list(family.views(w[: family.num_params]).values())
     found: tuple[Tensor, list[Tensor]] = work.notes[_BUFFER]
     return found
-
-
-def _gradient(objective: Objective) -> Gradient:
-    """The gradient of an objective by its parameters, with the objective's second result."""
-
-    def gradient(params: Tensor, *rest: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        leaf = params.detach().requires_grad_()
-        value, aux = objective(leaf, *rest)
-        (g,) = torch.autograd.grad(value, leaf)
-        return g, aux
-
-    return gradient
 
 
 def _by_layers(work: Work, leaves: list[Tensor]) -> Move:

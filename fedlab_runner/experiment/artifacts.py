@@ -7,11 +7,15 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from fedlab_runner.core.architectures import shape_of
 from fedlab_runner.evaluation.evaluator import CLASS_PREFIX
+from fedlab_runner.evaluation.matrix import CellScores
 from fedlab_runner.experiment import provenance
-from fedlab_runner.experiment.export import MODEL_FILE, save_models
+from fedlab_runner.experiment.export import MODEL_FILE, save_description, save_models
 from fedlab_runner.experiment.setup import Prepared
+from fedlab_runner.models.base import Architecture
 from fedlab_runner.plots.blocks import block_table, plot_blocks
+from fedlab_runner.plots.clients import client_table, plot_clients, write_client_table
 from fedlab_runner.plots.curves import plot_curves, plot_staleness
 from fedlab_runner.plots.diagnostics import plot_diagnostics
 from fedlab_runner.plots.partition import PARTITION_FILE, partition_table, plot_partition, write_partition_table
@@ -42,15 +46,18 @@ class RunArtifacts:
 
     def show_partition(self, recorder: Recorder) -> None:
         """Shows partition and topology as tables and pictures."""
-        columns, rows = partition_table(self._prepared.split[:LOGGED_CLIENTS], self._strata, self._classes)
+        split = self._prepared.split[:LOGGED_CLIENTS]
+        columns, rows = partition_table(split, self._strata, self._classes, self._prepared.uses)
         recorder.table("partition", columns, rows)
         if (blocks := self._prepared.simulation.fed.blocks) is not None:
             recorder.table("blocks", *block_table(blocks, self._prepared.split, self._strata, self._classes))
         for name, picture in self._draw_partition():
             recorder.image(name, picture)
 
-    def show_results(self, recorder: Recorder, state: Any, save_model: bool) -> None:
-        """Writes the pictures of all rounds, the accuracy on each class and, if asked, the models of a State."""
+    def show_results(self, recorder: Recorder, state: Any, saved: Architecture | None) -> None:
+        """Writes the pictures of all rounds, the accuracy on each class and the models, of an architecture that is
+        `saved`, of a State.
+        """
         self._restore_removed()
         rows = recorder.rows()
         plot_curves(self._plots / "curves.png", rows, self._name)
@@ -60,9 +67,31 @@ class RunArtifacts:
         for picture in plot_diagnostics(self._plots, rows, self._name):
             recorder.image(picture.stem, picture)
         self._show_classes(rows, recorder)
-        if save_model:
-            save_models(self._folder / MODEL_FILE, self._prepared.simulation.evaluated(state), rows[-1]["round"])
+        self._show_clients(recorder, self._prepared.simulation.by_client(state, rows[-1]["round"]))
+        if saved is not None:
+            self._save_models(saved, state, rows[-1]["round"])
             recorder.model(self._folder / MODEL_FILE)
+
+    def _save_models(self, architecture: Architecture, state: Any, round: int) -> None:
+        """Writes the evaluated models and, of a single one, what its library reads beside the weights."""
+        models, data = self._prepared.simulation.evaluated(state), self._prepared.data
+        if len(models) == 1:
+            module, side = models[0][0].module, shape_of(data.test.inputs)[1]
+            about = architecture.description(module, side, data.mean, data.std, data.class_names)
+            if about is not None:
+                save_description(self._folder, about)
+        save_models(self._folder / MODEL_FILE, models, round)
+
+    def _show_clients(self, recorder: Recorder, cells: Mapping[str, CellScores]) -> None:
+        """Writes table and picture of the clients, where the evaluation matrix has cells that they differ in."""
+        if not cells:
+            return
+        fed = self._prepared.simulation.fed
+        columns, rows = client_table(cells, fed.held_out, fed.num_clients)
+        write_client_table(self._folder, columns, rows)
+        recorder.table("clients", columns, rows[:LOGGED_CLIENTS])
+        if plot_clients(self._plots / "clients.png", cells, self._name):
+            recorder.image("clients_plot", self._plots / "clients.png")
 
     def _restore_removed(self) -> None:
         """Writes again the files that somebody has removed while the run was at work."""
@@ -82,7 +111,7 @@ class RunArtifacts:
     def _draw_partition(self) -> list[tuple[str, Path]]:
         """Writes the partition table and draws partition, topology and blocks: names and paths of the pictures."""
         split, plots, fed = self._prepared.split, self._plots, self._prepared.simulation.fed
-        write_partition_table(self._folder, split, self._strata, self._classes)
+        write_partition_table(self._folder, split, self._strata, self._classes, self._prepared.uses)
         plot_partition(plots / "partition.png", split, self._strata, self._classes, self._name)
         drawn = [("partition_plot", plots / "partition.png")]
         if fed.topology is not None:

@@ -3,6 +3,7 @@
 import ast
 import hashlib
 import importlib.util
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
@@ -44,6 +45,8 @@ def code_of(config: Mapping[str, Any]) -> Code:
         source = _source(name, path)
         found[name] = source.digest
         for module, names in source.imports:
+            if not homes and module.partition(".")[0] not in packages:
+                continue  # nothing of another package counts
             modules = {each for name in names if _path(each := f"{module}.{name}")}
             ahead |= modules if names and len(modules) == len(names) else {*modules, module}
     return dict(sorted(found.items()))
@@ -99,11 +102,11 @@ def _path(name: str) -> Path | None:
         return None
     places, path = list(spec.submodule_search_locations or ()), spec.origin
     for part in parts:
-        packages = [folder for place in places if (folder := Path(place) / part).is_dir()]
-        files = [folder / "__init__.py" for folder in packages] + [Path(place) / f"{part}.py" for place in places]
-        path = next((str(file) for file in files if file.is_file()), None)
-        places = [str(folder) for folder in packages]
-    return Path(path) if path is not None and Path(path).is_file() else None
+        packages = [folder for place in places if os.path.isdir(folder := os.path.join(place, part))]
+        files = [os.path.join(folder, "__init__.py") for folder in packages]
+        files += [os.path.join(place, f"{part}.py") for place in places]
+        path, places = next(filter(os.path.isfile, files), None), packages
+    return Path(path) if path is not None and os.path.isfile(path) else None
 
 
 @lru_cache(maxsize=1024)

@@ -1,18 +1,22 @@
 """The final models of a run as a safetensors file, which other programs read."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from fedlab_runner.core.model_family import ModelFamily
-from fedlab_runner.utils.files import write_atomically
+from fedlab_runner.utils.errors import UserError
+from fedlab_runner.utils.files import write_atomically, write_text_atomically
 
 MODEL_FILE = "model.safetensors"
+DESCRIPTION_FILE = "config.json"  # what the library of the architecture reads beside the weights
 
 
 def save_models(path: Path, models: Sequence[tuple[ModelFamily, Tensor]], round: int) -> None:
-    """Writes models [D], each with its family, frozen parameters included; the metadata has the `round`.
+    """Writes models [D], each with its family, frozen parameters included; the metadata has their number and `round`.
 
     A tensor is named as in PyTorch; with several models its name is `<i>.<name>`.
     """
@@ -24,5 +28,49 @@ def save_models(path: Path, models: Sequence[tuple[ModelFamily, Tensor]], round:
         for i, values in enumerate(named)
         for name, value in values.items()
     }
-    content = save(tensors, metadata={"round": str(round)})
+    content = save(tensors, metadata={"round": str(round), "models": str(len(named))})
     write_atomically(path, lambda file: file.write(content))
+
+
+def saved_round(path: Path) -> int | None:
+    """The round of a file of models; None where there is no such file. Raises UserError for a damaged one."""
+    return _read(path)[0] if path.exists() else None
+
+
+def read_models(path: Path) -> list[dict[str, Tensor]]:
+    """The tensors of each model in a file by name, on the CPU. Raises UserError for a damaged file."""
+    _, count, tensors = _read(path)
+    if count == 1:
+        return [tensors]
+    models: list[dict[str, Tensor]] = [{} for _ in range(count)]
+    for name, value in tensors.items():
+        number, _, rest = name.partition(".")
+        if not number.isdecimal() or int(number) >= count:
+            raise _damaged(path, f"has a tensor {name!r} of none of its {count} models")
+        models[int(number)][rest] = value
+    return models
+
+
+def save_description(folder: Path, description: dict[str, Any]) -> None:
+    """Writes what the library of an architecture reads beside the weights."""
+    write_text_atomically(folder / DESCRIPTION_FILE, json.dumps(description, indent=2) + "\n")
+
+
+def _read(path: Path) -> tuple[int, int, dict[str, Tensor]]:
+    """The round, the number of models, and all tensors."""
+    from safetensors import safe_open
+
+    if not path.is_file():
+        raise _damaged(path, "is no plain file")
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
+            return int(metadata["round"]), int(metadata["models"]), tensors
+    except Exception as error:  # a damaged file can raise anything
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise _damaged(path, f"cannot be read ({reason})") from None
+
+
+def _damaged(path: Path, what: str) -> UserError:
+    return UserError(f"{path} {what}: delete it, and run the experiment again with logger.save_model=true")

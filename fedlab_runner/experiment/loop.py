@@ -22,6 +22,7 @@ from fedlab_runner.core.update_guard import finite_rows
 from fedlab_runner.datasets.examples import Examples, digest_of
 from fedlab_runner.evaluation.client_models import ClientModels
 from fedlab_runner.evaluation.evaluator import Evaluation
+from fedlab_runner.evaluation.matrix import CellScores, Matrix
 from fedlab_runner.experiment.code_hash import Code, code_of
 from fedlab_runner.experiment.resource_estimate import check_run_memory, seconds_a_round
 from fedlab_runner.experiment.resuming import FAILED, STRANGE, check_beginning, understood
@@ -32,11 +33,8 @@ from fedlab_runner.utils.durations import duration
 from fedlab_runner.utils.errors import Diverged, UserError
 
 _log = logging.getLogger(__name__)
-WARM_ROUND = (
-    2  # the round, of those that are run, that tells what rounds take: the first one measures, forks and compiles
-)
+WARM_ROUND = 2  # of the rounds that this start runs, the one that is timed: the first measures, forks and compiles
 MIN_REPORTED_SECONDS = 60.0  # seconds that are left
-# What may be wrong with a checkpoint that is whole by its sums.
 
 
 class LRSchedule(Protocol):
@@ -90,9 +88,8 @@ class Simulation:
         self.fed.client_state.retain(store.rounds())
         began = time.monotonic() - wall
         first, saved_round, saved_at, saving = now.round, now.round, time.monotonic(), 0.0
-        written = (
-            True  # whether a checkpoint holds the present state; before its first evaluation a run has nothing to save
-        )
+        # Whether a checkpoint holds the present state. Before its first evaluation a run has nothing to save.
+        written = True
         begun = saved is not None  # whether there is a checkpoint, or a state to write one of
         evaluation = None
         recorder.start(now.round if saved else -1)
@@ -108,7 +105,7 @@ class Simulation:
                 state, federation = pack(now.state), pack(now.federation)
                 payload = {"state": state, "federation": federation, "analysis": pack(now.analysis)}
                 payload |= {"wall": time.monotonic() - began, "metrics": recorder.digest(now.round)}
-                payload |= {"examples": self.examples, "layout": layout(now.state), "frozen": self._frozen}
+                payload |= {"examples": self.examples, "layout": layout(now.state), "frozen": self.frozen}
                 payload["code"] = code
                 store.save(now.round, fingerprint, payload)
                 self.fed.client_state.retain(store.rounds())
@@ -201,7 +198,8 @@ class Simulation:
         rows = [stack.view(-1, stack.shape[-1]) for stack in stacks]
         diagnosis = f"the run diverged in round {now.round + 1} (train/loss {loss:.3g}"
         if not (math.isfinite(loss) and all(bool(finite_rows([each]).all()) for each in rows)):
-            raise Diverged(f"{diagnosis}): lower local.lr or set local.clip_norm")
+            lower = "local.lr or server_optimizer.lr," if fed.server_steps.optimized else "local.lr"
+            raise Diverged(f"{diagnosis}): lower {lower} or set local.clip_norm")
         if any(
             bool(family.bad_statistics(w[:, family.num_params :]).any())
             for family, w in zip(fed.families, rows, strict=False)
@@ -217,23 +215,31 @@ class Simulation:
             return {}
         attempt.at("evaluation", round)
         fed, models = self.fed, self.algorithm.models(state)
-        if not isinstance(models, Tensor):
-            return self._client_models.evaluate(models, self.algorithm.extra_eval_models(state, fed))
-        metrics = self.evaluation.evaluate(fed.family, models, self.test, fed.client_data)
-        own = self.algorithm.personalized_models(state, fed)
-        return metrics | self.evaluation.evaluate_clients(fed.family, own, self.test)
+        if isinstance(models, Tensor):
+            metrics = self.evaluation.evaluate(fed.family, models, self.test)
+        else:
+            metrics = self._client_models.evaluate(models, self.algorithm.extra_eval_models(state, fed))
+        return metrics | self._matrix.evaluate(state, round, metrics)
+
+    def by_client(self, state: Any, round: int) -> dict[str, CellScores]:
+        """The cells of the evaluation matrix client by client, from the State after so many rounds."""
+        return self._matrix.by_client(state, round)
 
     def evaluated(self, state: Any) -> list[tuple[ModelFamily, Tensor]]:
         """Each evaluated model [D] with its family; where each client has a model, in the order of the clients."""
         fed, models = self.fed, self.algorithm.models(state)
         if isinstance(models, Tensor):
-            return [(fed.family, w) for w in models.view(-1, fed.family.size)]
+            return [(fed.family, models)]
         count = len(models)
         return [(fed.families[i % count], models[i % count][i // count]) for i in range(fed.num_clients)]
 
     @cached_property
     def _client_models(self) -> ClientModels:
         return ClientModels(self.evaluation, self.fed, self.test)
+
+    @cached_property
+    def _matrix(self) -> Matrix:
+        return Matrix(self.evaluation, self.algorithm, self.fed, self.test, self._client_models)
 
     def _first_evaluation(self, state: Any) -> dict[str, float]:
         """The metrics of the initial model; UserError where `evaluation.metric` is not among them."""
@@ -250,20 +256,20 @@ class Simulation:
         Raises UserError where examples, code or frozen weights differ from those of the checkpoint.
         """
         with understood(round, STRANGE):
-            check_beginning(payload, checkpointing, examples=self.examples, code=code, frozen=self._frozen)
+            check_beginning(payload, checkpointing, examples=self.examples, code=code, frozen=self.frozen)
             return recorder.find_damage(round, payload["metrics"]) or self.fed.client_state.find_damage(
                 round, payload["federation"]["client_state"]
             )
 
     @cached_property
-    def _frozen(self) -> str:
+    def frozen(self) -> str:
         """A digest of the models' frozen weights, which no State holds."""
         modules = [family.module for family in self.fed.families]
         return digest_of(p.detach() for module in modules for p in module.parameters() if not p.requires_grad)
 
-    def _resume(self, round: int, payload: dict[str, Any]) -> tuple[Snapshot, float]:
-        """The snapshot after `round` rounds, and the seconds that the run had taken until then."""
-        first, first_memory = self.algorithm.init(self.fed), self.analysis.init()
+    def restored(self, round: int, payload: dict[str, Any]) -> Any:
+        """The State in the checkpoint after `round` rounds. Raises UserError for one of another run or version."""
+        first = self.algorithm.init(self.fed)
         with understood(round, STRANGE):
             if not fits(payload["state"], payload["layout"], like=first):
                 name = type(self.algorithm).__name__
@@ -273,7 +279,12 @@ class Simulation:
                 )
             if differs(payload["state"], like=first):
                 raise ValueError("its State has other parts, types or sizes")
-            state = unpack(payload["state"], like=first)
+            return unpack(payload["state"], like=first)
+
+    def _resume(self, round: int, payload: dict[str, Any]) -> tuple[Snapshot, float]:
+        """The snapshot after `round` rounds, and the seconds that the run had taken until then."""
+        state, first_memory = self.restored(round, payload), self.analysis.init()
+        with understood(round, STRANGE):
             self.fed.load_state_dict(payload["federation"])
             memory = unpack(payload["analysis"], like=first_memory)
             return Snapshot(round, state, self.fed.state_dict(), memory), float(payload["wall"])

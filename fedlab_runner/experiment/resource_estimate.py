@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlab_runner.core.algorithm import Algorithm, CohortLoad
+from fedlab_runner.core.algorithm import Algorithm, CohortLoad, client_rows
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.round_cost import local_operations
@@ -89,6 +89,12 @@ def _needs(algorithm: Algorithm[Any], fed: Federation, rounds: int) -> list[Need
         ((4 + slots) * side * model, f"{side} clients in training", "lower executor.chunk_size or workers"),
         (side * _saved_bytes(family, fed), "their activations", "lower local.batch_size or executor.chunk_size"),
     ]
+    moments = 2 * fed.server_steps.held * family.dtype.itemsize  # a step makes the next ones while it holds the last
+    found.append((moments, "the server optimiser's moments", "set server_optimizer=none"))
+    if fed.home.acts and not algorithm.decentralized:
+        # Each client's start, and the models as they were trained beside what leaves the clients.
+        found.append((2 * load.starting * model, "the parts of their models that stay at home", fewer))
+        held = [*held, *client_rows(fed.home.place, load.ever * fed.home.size, "home")]
     return [Need(*each, cpu) for each in found] + [
         Need(each.values * value, each.what, each.remedy, cpu or each.on_host) for each in held
     ]

@@ -127,12 +127,11 @@ def _run_locked(
         state = prepared.simulation.run(
             recorder, store, c.checkpoint, checked.fingerprint, on_start=show, on_round=look
         )
-        artifacts.show_results(recorder, state, c.logger.save_model)
+        artifacts.show_results(recorder, state, c.model.architectures()[0] if c.logger.save_model else None)
         rows, e = recorder.rows(), c.evaluation
         summary = summarise(rows, e.metric, e.summary, e.last, e.every, c.rounds, e.target)
         for warning in summary.get("warnings", []):
             _log.warning("%s", warning)
-        recorder.finish(
-            {"run_id": name, **summary, CODE_DIGEST: digest_of_code(code)}
-        )  # the last file that the run writes
+        # The last file that the run writes.
+        recorder.finish({"run_id": name, **summary, CODE_DIGEST: digest_of_code(code)})
     return Outcome(folder, rows, summary, state, prepared.simulation)

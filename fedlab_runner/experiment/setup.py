@@ -12,10 +12,11 @@ import numpy as np
 import torch
 
 from fedlab_runner.algorithms.shared.feature_blocks import check_blocks
+from fedlab_runner.client_splits.base import Parts
 from fedlab_runner.config.components import Components
 from fedlab_runner.config.run_id import SERVER_DATA
 from fedlab_runner.core.architectures import shape_of
-from fedlab_runner.core.client_data import ClientData, split_off
+from fedlab_runner.core.client_data import ClientData
 from fedlab_runner.core.clock import RoundClock
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.model_family import ModelFamily, Normalize
@@ -23,6 +24,7 @@ from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.core.server_data import ServerData
 from fedlab_runner.datasets.examples import Data, Examples, digest_of
 from fedlab_runner.datasets.label_noise import add_label_noise
+from fedlab_runner.evaluation.matrix import check_matrix
 from fedlab_runner.executors.threads import set_threads
 from fedlab_runner.experiment.loop import Simulation
 from fedlab_runner.models.base import Architecture
@@ -42,6 +44,18 @@ class Prepared:
     simulation: Simulation
     data: Data
     split: list[np.ndarray]
+    parts: Parts
+
+    @property
+    def uses(self) -> dict[str, list[int]]:
+        """How many examples of each client are for what, and whether it is held out (1) or not, by column of the
+        partition's table.
+        """
+        parts, out = self.parts, set(self.simulation.fed.held_out.tolist())
+        tested = parts.test or [np.empty(0, np.int64)] * len(self.split)
+        uses = {"train": parts.train, "validation": parts.validation, "test": tested}
+        counts = {name: [len(mine) for mine in lists] for name, lists in uses.items()}
+        return counts | {"held_out": [int(client in out) for client in range(len(self.split))]}
 
 
 def prepare(components: Components, folder: Path | None = None) -> Prepared:
@@ -77,10 +91,17 @@ def prepare(components: Components, folder: Path | None = None) -> Prepared:
         families = model_families(c, data, device, len(split))
     if any(family.has_batch_norm for family in families) and c.local.batch_size == 1:
         raise UserError("local.batch_size must be > 1 for a model with batch norm, got 1")
-    trained_on, kept_back = split_off(split, c.validation, c.seed) if c.validation else (split, None)
+    test = data.test._replace(inputs=data.test.inputs.to(device), targets=data.test.targets.to(device))
+    with _faults("client_split", c.client_split):
+        parts = c.client_split.split(split, data.train, data.test, c.seed)
     with _faults("augment", c.augment):
-        client_data = ClientData(train.inputs, train.targets, trained_on, device, augment=c.augment)
-    validation = None if kept_back is None else ClientData(train.inputs, train.targets, kept_back, device)
+        client_data = ClientData(train.inputs, train.targets, parts.train, device, augment=c.augment)
+    inputs, targets = client_data.inputs, client_data.targets
+    validation = ClientData(inputs, targets, parts.validation, device) if any(map(len, parts.validation)) else None
+    client_tests = None
+    if parts.test is not None:  # labels without noise
+        inputs, targets = (test.inputs, test.targets) if parts.from_test_set else (inputs, data.train.targets)
+        client_tests = ClientData(inputs, targets, parts.test, device)
     with _faults("participation", c.participation), _faults("delay", c.delay):
         clock = RoundClock(client_data.num_examples, c.participation, c.delay, c.seed)
     with _faults("topology", c.topology):
@@ -98,7 +119,10 @@ def prepare(components: Components, folder: Path | None = None) -> Prepared:
         **{name: None if examples is None else examples.to(device) for name, examples in server_data.items()},
         topology=topology,
         validation=validation,
+        client_tests=client_tests,
         nonfinite=c.nonfinite,
+        server_optimizer=c.server_optimizer,
+        home=c.home,
         folder=folder,
         blocks=blocks,
     )
@@ -107,13 +131,18 @@ def prepare(components: Components, folder: Path | None = None) -> Prepared:
         c.algorithm.check(fed)
     with _faults("analysis", c.analysis):
         c.analysis.check(c.algorithm, fed)
-    test = data.test._replace(inputs=data.test.inputs.to(device), targets=data.test.targets.to(device))
+    with _faults("evaluation", c.evaluation):
+        check_matrix(c.evaluation, c.algorithm, fed)
     examples = _digest(train, data.test, split, server_data)
     simulation = Simulation(c.algorithm, fed, test, c.evaluation, c.analysis, c.lr_schedule, c.rounds, examples)
-    sizes = " or ".join(f"{family.size:,}" for family in families)
+    homes = [int(fed.home.mask(family).sum()) for family in families]
+    sizes = " or ".join(
+        f"{family.size:,}" + (f" ({home:,} of them at home)" if home else "")
+        for family, home in zip(families, homes, strict=True)
+    )
     where = f"{device}" if threads == 1 else f"{device}, {threads} threads"
     _log.info("%d clients, %s values a model, on %s", client_data.num_clients, sizes, where)
-    return Prepared(simulation, data, split)
+    return Prepared(simulation, data, split, parts)
 
 
 def _server_data(c: Components, data: Data) -> tuple[dict[str, ServerData | None], Data]:

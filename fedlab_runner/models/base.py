@@ -6,7 +6,7 @@ Each choice is a frozen dataclass in a file of this folder, with conf/model/<fil
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedlab_runner.utils.validate import at_least
 
@@ -41,3 +41,17 @@ class Architecture(ABC):
         calls this several times, so the call has no side effects. Raises ValueError, named after the field, where the
         inputs do not fit, and UserError for a file of weights that is missing or wrong.
         """
+
+    def description(
+        self,
+        module: "nn.Module",
+        image_size: int,
+        mean: "Sequence[float] | None",
+        std: "Sequence[float] | None",
+        class_names: Sequence[str],
+    ) -> dict[str, Any] | None:
+        """What the library of a network reads beside its weights, as config.json; None, the default: nothing.
+
+        `image_size` is the side of the network's inputs, `mean` and `std` are those of inputs / 255 by channel.
+        """
+        return None

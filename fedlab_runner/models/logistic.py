@@ -9,7 +9,17 @@ from fedlab_runner.models.base import Architecture
 
 @dataclass(frozen=True)
 class Logistic(Architecture):
-    """One linear layer on the flattened input; with cross-entropy, a convex problem."""
+    """One linear layer on the flattened input; with cross-entropy, a convex problem.
+
+    `reference`: the logit of the first class is 0 and the layer has an output for each other class. Two classes then
+    have one output z, and cross-entropy is the binary cross-entropy of sigmoid(z). Without it they have two, whose
+    difference moves twice as fast and starts from a wider distribution.
+    """
+
+    reference: bool
 
     def build(self, channels: int, image_size: int, num_classes: int) -> nn.Module:
-        return nn.Sequential(nn.Flatten(), nn.Linear(channels * image_size**2, num_classes))
+        inputs = channels * image_size**2
+        if self.reference:
+            return nn.Sequential(nn.Flatten(), nn.Linear(inputs, num_classes - 1), nn.ZeroPad1d((1, 0)))
+        return nn.Sequential(nn.Flatten(), nn.Linear(inputs, num_classes))

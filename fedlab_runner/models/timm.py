@@ -1,7 +1,7 @@
 """Any image classifier of the timm library. https://github.com/huggingface/pytorch-image-models"""
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -75,6 +75,34 @@ class Timm(Architecture):
         model.pretrained_cfg.pop("state_dict", None)  # the weights are in the model now
         _check(model, channels, image_size, num_classes, self.name)
         return for_vmap(model)
+
+    def description(
+        self,
+        module: nn.Module,
+        image_size: int,
+        mean: Sequence[float] | None,
+        std: Sequence[float] | None,
+        class_names: Sequence[str],
+    ) -> dict[str, Any]:
+        """The config.json by which `timm.create_model("local-dir:<folder>", pretrained=True)` makes this model."""
+        model: Any = module
+        source: dict[str, Any] = model.pretrained_cfg
+        sized = {"img_size": image_size} if source.get("fixed_input_size") else {}
+        channels = len(mean or ()) or 3
+        about: dict[str, Any] = {
+            key: source[key] for key in ("first_conv", "classifier", "fixed_input_size") if key in source
+        }
+        about |= {"input_size": [channels, image_size, image_size], "num_classes": len(class_names)}
+        about |= {"mean": list(mean or ()), "std": list(std or ())}
+        about |= {"interpolation": "bilinear", "crop_pct": 1.0, "crop_mode": "squash", "custom_load": False}
+        return {
+            "architecture": source["architecture"],
+            "num_classes": len(class_names),
+            "num_features": model.num_features,
+            "label_names": list(class_names),
+            "model_args": {**self.kwargs, **sized, "in_chans": channels},
+            "pretrained_cfg": about,
+        }
 
     def _refused(self, error: Exception) -> UserError:
         reason = _first_line(error)

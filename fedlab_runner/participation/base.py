@@ -8,6 +8,10 @@ from typing import Protocol
 
 import numpy as np
 
+from fedlab_runner.utils.validate import at_least, within
+
+HeldOut = int | float  # a number of clients, or with a decimal point a share of all clients
+
 
 class Participation(Protocol):
     """Which clients the server asks to train in a round, and whose updates it uses.
@@ -35,9 +39,48 @@ class Participation(Protocol):
         empty.
         """
 
+    def held_out(self, rng: np.random.Generator, num_clients: int) -> np.ndarray:
+        """The ascending ids, int64, of the clients that the policy never asks: clients that the models have not seen.
+
+        The run draws them once, from its seed. Default: none.
+        """
+        return np.empty(0, np.int64)
+
     def reporting(self, ids: np.ndarray, delays: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The clients whose update the server uses and their delays in rounds: two arrays [K], in the order of `ids`.
 
         `ids` [n] are the clients that the server asked, with their `delays` [n] in rounds. By default these are all.
         """
         return ids, delays
+
+
+def number_of(held_out_clients: HeldOut, num_clients: int) -> int:
+    """How many of `num_clients` clients a policy holds out; of a share above 0 at least one."""
+    if isinstance(held_out_clients, int):
+        return held_out_clients
+    return max(1, round(held_out_clients * num_clients)) if held_out_clients else 0
+
+
+def check_held_out(held_out_clients: HeldOut) -> None:
+    """Raises ValueError unless this is a number >= 0 or a share in [0, 1)."""
+    at_least(0, held_out_clients=held_out_clients)
+    if isinstance(held_out_clients, float):
+        within("[0, 1)", held_out_clients=held_out_clients)
+
+
+def check_left(held_out_clients: HeldOut, num_clients: int, asked: int, name: str = "cohort_size") -> None:
+    """Raises ValueError, named after a field, where fewer clients than are asked at once are not held out.
+
+    `name` is the field, or a rule of fields, that decides how many are `asked`.
+    """
+    if asked > num_clients:
+        raise ValueError(f"{name} must be <= the number of clients ({num_clients}), got {asked}")
+    if number_of(held_out_clients, num_clients) > num_clients - asked:
+        raise ValueError(
+            f"held_out_clients must leave {asked} of the {num_clients} clients for {name}, got {held_out_clients}"
+        )
+
+
+def drawn(rng: np.random.Generator, clients: np.ndarray, size: int) -> np.ndarray:
+    """So many of some clients, ascending."""
+    return np.sort(rng.choice(clients, size, replace=False))

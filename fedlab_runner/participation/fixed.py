@@ -4,24 +4,35 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedlab_runner.participation.base import Participation
+from fedlab_runner.participation.base import HeldOut, Participation, check_held_out, check_left, drawn, number_of
 
 
 @dataclass(frozen=True)
 class FixedParticipation(Participation):
-    """Asks the same clients in each round, in the order of `clients`, except those that are not idle."""
+    """Asks the same clients in each round, in the order of `clients`, except those that are not idle.
+
+    Of the other clients `held_out_clients` (a number, or with a decimal point a share of all clients) are drawn from
+    the seed. Where there is no server, these never take part, while the rest may be met.
+    """
 
     clients: list[int]
+    held_out_clients: HeldOut
 
     def __post_init__(self) -> None:
         if not self.clients or min(self.clients) < 0 or len(set(self.clients)) < len(self.clients):
             raise ValueError(f"clients must be a list of one or more different ids >= 0, got {self.clients}")
+        check_held_out(self.held_out_clients)
 
     def check(self, num_clients: int) -> None:
         if max(self.clients) >= num_clients:
             raise ValueError(
                 f"clients must be ids below the number of clients ({num_clients}), got {max(self.clients)}"
             )
+        check_left(self.held_out_clients, num_clients, len(self.clients), "clients")
+
+    def held_out(self, rng: np.random.Generator, num_clients: int) -> np.ndarray:
+        others = np.setdiff1d(np.arange(num_clients), self.clients)
+        return drawn(rng, others, number_of(self.held_out_clients, num_clients))
 
     def cohort(self, num_clients: int) -> int:
         return len(self.clients)

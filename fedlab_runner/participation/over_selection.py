@@ -5,7 +5,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedlab_runner.participation.base import Participation
+from fedlab_runner.participation.base import (
+    HeldOut,
+    Participation,
+    check_held_out,
+    check_left,
+    drawn,
+    number_of,
+)
 from fedlab_runner.utils.validate import at_least, finite_at_least
 
 
@@ -14,20 +21,25 @@ class OverSelection(Participation):
     """Asks ceil(factor * cohort_size) idle clients and uses the updates of the first `cohort_size` to report.
 
     The server waits for these, so no update is stale. The other clients are idle again at once (Bonawitz et al., MLSys
-    2019; Feddle, Eq 2).
+    2019; Feddle, Eq 2). `held_out_clients` (a number, or with a decimal point a share of all clients) are drawn from
+    the seed and never asked.
     """
 
     cohort_size: int
     factor: float
+    held_out_clients: HeldOut
 
     def __post_init__(self) -> None:
         at_least(1, cohort_size=self.cohort_size)
         finite_at_least(1, factor=self.factor)
+        check_held_out(self.held_out_clients)
 
     def check(self, num_clients: int) -> None:
         asked = math.ceil(self.factor * self.cohort_size)
-        if asked > num_clients:
-            raise ValueError(f"cohort_size times factor must be <= the number of clients ({num_clients}), got {asked}")
+        check_left(self.held_out_clients, num_clients, asked, "cohort_size times factor")
+
+    def held_out(self, rng: np.random.Generator, num_clients: int) -> np.ndarray:
+        return drawn(rng, np.arange(num_clients), number_of(self.held_out_clients, num_clients))
 
     def cohort(self, num_clients: int) -> int:
         return self.cohort_size

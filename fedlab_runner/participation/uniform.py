@@ -4,18 +4,29 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedlab_runner.participation.base import Participation
+from fedlab_runner.participation.base import (
+    HeldOut,
+    Participation,
+    check_held_out,
+    check_left,
+    drawn,
+    number_of,
+)
 from fedlab_runner.utils.validate import at_least, within
 
 
 @dataclass(frozen=True)
 class UniformParticipation(Participation):
-    """Samples `cohort_size` idle clients, or as many as a `fraction` of all clients, without replacement. If fewer
-    clients are idle, all of them train.
+    """Samples `cohort_size` idle clients, or as many as a `fraction` of the clients that are not held out, without
+    replacement. If fewer clients are idle, all of them train.
+
+    `held_out_clients` (a number, or with a decimal point a share of all clients) are drawn from the seed and never
+    asked.
     """
 
     cohort_size: int | None
     fraction: float | None
+    held_out_clients: HeldOut
 
     def __post_init__(self) -> None:
         if (self.cohort_size is None) == (self.fraction is None):
@@ -25,13 +36,17 @@ class UniformParticipation(Participation):
             )
         at_least(1, cohort_size=self.cohort_size)
         within("(0, 1]", fraction=self.fraction)
+        check_held_out(self.held_out_clients)
 
     def check(self, num_clients: int) -> None:
-        if self.cohort_size is not None and self.cohort_size > num_clients:
-            raise ValueError(f"cohort_size must be <= the number of clients ({num_clients}), got {self.cohort_size}")
+        check_left(self.held_out_clients, num_clients, self.cohort_size or 1)
+
+    def held_out(self, rng: np.random.Generator, num_clients: int) -> np.ndarray:
+        return drawn(rng, np.arange(num_clients), number_of(self.held_out_clients, num_clients))
 
     def cohort(self, num_clients: int) -> int:
-        size = self.cohort_size if self.fraction is None else max(1, round(self.fraction * num_clients))
+        left = num_clients - number_of(self.held_out_clients, num_clients)
+        size = self.cohort_size if self.fraction is None else max(1, round(self.fraction * left))
         assert size is not None
         return size
 

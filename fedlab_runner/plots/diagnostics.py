@@ -5,19 +5,20 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedlab_runner.core.metric_names import TRUE_COSINE_PREFIX
+from fedlab_runner.core.metric_names import MODELS, TRUE_COSINE_PREFIX, cell_of
 from fedlab_runner.plots.style import BLUE, GREY, ORANGE, STYLE, new_figure, save, series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Rows = Sequence[Mapping[str, Any]]  # as in `metrics.jsonl`
+MAX_BANDS = 3  # of a picture: more hide each other
 
 
 class Panel(NamedTuple):
-    """A panel of a picture, drawn where a key that starts with `key` has a finite value in the rows."""
+    """A panel of a picture, drawn where a key that starts with `key` (any of several) has a finite value."""
 
-    key: str
+    key: str | tuple[str, ...]
     draw: Callable[["Axes", Rows], None]
 
 
@@ -65,17 +66,19 @@ def _directions(axes: "Axes", rows: Rows) -> None:
     _legend(axes)
 
 
-def _client_models(axes: "Axes", rows: Rows) -> None:
-    """HyFEM, Figures 4 and 5."""
-    axes.set(title="The clients' own models", xlabel="round", ylabel="test accuracy")
-    own = [row for row in rows if "client_models/accuracy_mean" in row]
-    rounds, means = series(own, "client_models/accuracy_mean")
-    _, deviations = series(own, "client_models/accuracy_std")
-    low, high = ([m + sign * d for m, d in zip(means, deviations, strict=True)] for sign in (-1, 1))
-    axes.fill_between(rounds, low, high, color=BLUE, alpha=0.2, linewidth=0, label="deviation")
-    _line(axes, rows, "client_models/accuracy_mean", BLUE, "clients' mean")
-    if any(not math.isclose(row["test/accuracy"], row["client_models/accuracy_mean"]) for row in own):
-        _line(axes, rows, "test/accuracy", ORANGE, "server")
+def _matrix(axes: "Axes", rows: Rows) -> None:
+    """A line for each cell and, for a few, a band of one standard deviation over clients (HyFEM, Figures 4 and 5)."""
+    axes.set(title="Over clients", xlabel="round", ylabel="accuracy")
+    cells = dict.fromkeys(cell for row in rows for key in row if (cell := cell_of(key)) is not None)
+    for number, cell in enumerate(cells):
+        colour, there = f"C{number}", [row for row in rows if cell in row and f"{cell}_std" in row]
+        _, deviations = series(there, f"{cell}_std")
+        rounds, means = series(there, cell)
+        low, high = ([m + sign * d for m, d in zip(means, deviations, strict=True)] for sign in (-1, 1))
+        if len(cells) <= MAX_BANDS:
+            axes.fill_between(rounds, low, high, color=colour, alpha=0.15, linewidth=0)
+        _line(axes, rows, cell, colour, cell)
+    _line(axes, rows, "test/accuracy", GREY, "test")
     _percent(axes)
     _legend(axes)
 
@@ -114,7 +117,7 @@ PICTURES = {
         Panel("algorithm/coefficients_negative", _negative_coefficients),
     ),
     "directions": (Panel("algorithm/probe_cosine_", _directions),),
-    "client_models": (Panel("client_models/accuracy_mean", _client_models),),
+    "matrix": (Panel(tuple(f"{model}/" for model in MODELS), _matrix),),
     "update_cosines": (
         Panel("analysis/update_cosine_mean", _update_cosines),
         Panel(TRUE_COSINE_PREFIX, _true_cosines),

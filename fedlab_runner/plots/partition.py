@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,27 +32,33 @@ def class_counts(split: Sequence[np.ndarray], labels: np.ndarray, num_classes: i
 
 
 def partition_table(
-    split: Sequence[np.ndarray], labels: np.ndarray, class_names: Sequence[str]
+    split: Sequence[np.ndarray], labels: np.ndarray, class_names: Sequence[str], uses: Mapping[str, Sequence[int]]
 ) -> tuple[list[str], list[list[int]]]:
-    """The columns (client, examples, then each class), and a row for each client.
+    """The columns (client, examples, then `uses` with a number for each client, then each class), and a row for each
+    client.
 
     Labels finer than the named classes (the strata of CIFAR-100's superclasses) are numbered.
     """
     counts = class_counts(split, labels, num_classes := _num_classes(labels, class_names))
-    columns = ["client", "examples", *_names(class_names, num_classes)]
-    table = np.column_stack([np.arange(len(counts)), counts.sum(1), counts])
+    columns = ["client", "examples", *uses, *_names(class_names, num_classes)]
+    more = [np.asarray(each, np.int64)[: len(counts)] for each in uses.values()]
+    table = np.column_stack([np.arange(len(counts)), counts.sum(1), *more, counts])
     return columns, table.tolist()
 
 
 def write_partition_table(
-    folder: Path, split: Sequence[np.ndarray], labels: np.ndarray, class_names: Sequence[str]
+    folder: Path,
+    split: Sequence[np.ndarray],
+    labels: np.ndarray,
+    class_names: Sequence[str],
+    uses: Mapping[str, Sequence[int]],
 ) -> None:
     """Writes partition.csv (the table) and partition.md (a summary of it) into a folder."""
-    columns, rows = partition_table(split, labels, class_names)
+    columns, rows = partition_table(split, labels, class_names, uses)
     table = io.StringIO(newline="")
     csv.writer(table).writerows([columns, *rows])
     write_text_atomically(folder / PARTITION_FILE, table.getvalue())
-    counts = class_counts(split, labels, len(columns) - 2)
+    counts = class_counts(split, labels, len(columns) - 2 - len(uses))
     write_text_atomically(folder / "partition.md", _summary(counts))
 
 

@@ -60,7 +60,7 @@ def report(
     others = [each for each in groups if not any(paper.has(each) for paper in known)]
     if others:
         sections.append(_compared(others, also=bool(known)))
-    sections += [_curves(groups), _targets(groups, wanted), _costs(groups), _significance(groups)]
+    sections += [_curves(groups), _matrix(groups), _targets(groups, wanted), _costs(groups), _significance(groups)]
     sections += [_staleness(groups), _partitions(groups), _runs(groups), _unreadable(unreadable)]
     done = sum(run.finished for run in runs)
     return Report(
@@ -116,6 +116,18 @@ def _curves(groups: Sequence[SeedGroup]) -> Section | None:
         "Lines are means over the finished seeds, bands one standard deviation; dashed where no seed is finished yet."
     )
     return Section("Convergence and cost", [note], pictures=drawn) if drawn else None
+
+
+def _matrix(groups: Sequence[SeedGroup]) -> Section | None:
+    found = [table for each in tables.by_condition(groups).values() if (table := tables.matrix(each))]
+    if not found:
+        return None
+    notes = [
+        "Whose model, tested on whose examples, in the last round: accuracies in percent, means over clients that "
+        "count alike, with the standard deviation over seeds. The worst tenth is the mean over the tenth of the "
+        "clients with the lowest accuracies.",
+    ]
+    return Section("Whose accuracy", notes, found, plots.clients(groups))
 
 
 def _targets(groups: Sequence[SeedGroup], wanted: Sequence[float]) -> Section | None:

@@ -178,7 +178,8 @@ def _check(run: Run) -> None:
         raise Unreadable("config.yaml: is not the config of a run") from None
     e = run.evaluation
     counts = [e.get("last", 1), e.get("every", 1)]
-    if run.rows and not (run.rule in RULES and all(isinstance(each, int) and each >= 1 for each in counts)):
+    known_values = run.rule in RULES and isinstance(e.get("target"), int | float | None)
+    if run.rows and not (known_values and all(isinstance(each, int) and each >= 1 for each in counts)):
         known = ", ".join(RULES)
         raise Unreadable(
             f"config.yaml: evaluation has other values than this version allows (summary is one of {known})"

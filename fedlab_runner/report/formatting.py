@@ -5,16 +5,12 @@ import re
 from collections.abc import Sequence
 from textwrap import shorten
 
+from fedlab_runner.core.metric_names import is_share
 from fedlab_runner.report.grouping import SeedGroup
 from fedlab_runner.report.runs import Run
 from fedlab_runner.report.stats import mean, std
 
 NONE, MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"
-
-
-def is_share(metric: str) -> bool:
-    """Whether a metric is shown in percent."""
-    return "accuracy" in metric
 
 
 def value(number: float, metric: str, digits: int = 1) -> str:

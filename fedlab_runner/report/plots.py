@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from fedlab_runner.core.metric_names import is_share
 from fedlab_runner.plots.curves import staleness_counts, staleness_histogram
 from fedlab_runner.plots.style import GREY, STYLE, new_figure
 from fedlab_runner.report.content import Picture
-from fedlab_runner.report.formatting import is_share, times
+from fedlab_runner.report.formatting import times
 from fedlab_runner.report.grouping import SeedGroup
 from fedlab_runner.report.runs import Run
 from fedlab_runner.report.stats import cumulative, mean, std
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 PNG = b"\x89PNG\r\n\x1a\n"
 MAX_LINES = 10  # of a picture: there are ten colours that can be told apart
-MAX_PARTITIONS = 12
+MAX_PARTITIONS = 12  # pictures of partitions, and as many of clients
 LEGEND_LINE_INCHES = 0.22  # the height of a line of the legend
 PAGE_INCHES = 12.4  # the width of the page
 LOG_AXIS_RATIO = 100  # from this ratio of the largest to the smallest cost on, the axis is logarithmic
@@ -102,17 +103,35 @@ def staleness(groups: Sequence[SeedGroup]) -> list[Picture]:
     return list(found.values())
 
 
+def clients(groups: Sequence[SeedGroup]) -> list[Picture]:
+    """The runs' own pictures of their clients, of the smallest seed of each method."""
+    found = []
+    for group in groups:
+        if (picture := _own_picture(group.runs[0], "clients.png")) is not None:
+            where = f"{group.condition or 'all runs'}: {group.method}, seed {group.runs[0].seed}"
+            found.append(Picture(file_name(f"clients-{where}"), "png", picture, where))
+    return found[:MAX_PARTITIONS]
+
+
+def _own_picture(run: Run, name: str) -> bytes | None:
+    """A picture of a run's folder; None where there is none."""
+    try:
+        picture = untrusted.read_bytes(run.folder / "plots" / name)
+    except (FileNotFoundError, untrusted.Unreadable):
+        return None
+    return picture if picture.startswith(PNG) else None  # people pass the page on, and a link may lead to any file
+
+
 def partitions(groups: Sequence[SeedGroup]) -> tuple[list[Picture], int]:
     """The runs' own pictures of each different partition of the smallest seeds, and the number left out."""
     found: dict[str, Picture] = {}
     for condition, members in by_condition(groups).items():
         for run in (group.runs[0] for group in members):
             try:
-                picture = untrusted.read_bytes(run.folder / "plots" / "partition.png")
                 digest = hashlib.sha256(untrusted.read_bytes(run.folder / "partition.csv")).hexdigest()
             except (FileNotFoundError, untrusted.Unreadable):
                 continue
-            if not picture.startswith(PNG):  # people pass the page on, and a link may lead to any file
+            if (picture := _own_picture(run, "partition.png")) is None:
                 continue
             caption = f"{condition or 'all runs'}: seed {run.seed}"
             name = file_name(f"partition-{condition}-seed{run.seed}")

@@ -22,6 +22,7 @@ IN_PERCENT = "accuracy in percent"  # in the unit of a table whose values are pe
 # What a table's ± covers: the seeds of a setting; the last ten evaluations of a run; nothing, without a ±.
 SEEDS, ROUNDS, NONE = "seeds", "rounds", "none"
 LAST_EVALUATIONS = 10
+TO_TARGET = "rounds_to_target"  # the metric of a table of rounds to `evaluation.target`
 OVER_ROUNDS = ("comm/", "cost/")  # costs, averaged over all rounds; of other metrics the best round counts
 
 
@@ -177,7 +178,8 @@ def _over_rounds(run: Run, key: str) -> float:
 
 def _ours(groups: Sequence[SeedGroup], column: Mapping[str, Any]) -> list[float]:
     """The objective of each finished seed, or the metric that the column names: of a cost the mean over rounds (of a
-    cache the largest), which runs on their way have too, of others the value in the best round of a finished run.
+    cache the largest), which runs on their way have too, of others the value in the best round of a finished run. The
+    rounds to a target that a finished run has not reached are infinite.
     """
     if "metric" not in column:
         return finished(groups)
@@ -187,6 +189,9 @@ def _ours(groups: Sequence[SeedGroup], column: Mapping[str, Any]) -> list[float]
 
 
 def _metric(run: Run, key: str) -> float:
+    if key == TO_TARGET:
+        reached = run.summary.get(TO_TARGET)
+        return math.nan if not run.finished else math.inf if reached is None else float(reached)
     if not key.startswith(OVER_ROUNDS):
         return float(run.summary["at_best"].get(key, math.nan)) if run.finished else math.nan
     values = [row[key] for row in run.rows if key in row]

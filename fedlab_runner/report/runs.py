@@ -79,7 +79,9 @@ class Run:
         """The summary of the rounds on file, as in the `summary.json` of a finished run."""
         e = self.evaluation
         rows = [row for row in self.rows if row["round"] <= self.rounds]
-        return summarise(rows, self.metric, self.rule, e.get("last", 5), e.get("every", 1), self.rounds)
+        return summarise(
+            rows, self.metric, self.rule, e.get("last", 5), e.get("every", 1), self.rounds, e.get("target")
+        )
 
     @property
     def objective(self) -> float | None:

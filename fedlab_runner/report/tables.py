@@ -4,12 +4,12 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
+from fedlab_runner.core.metric_names import cell_of, is_share
 from fedlab_runner.report.content import Cell, ReportTable, cell
 from fedlab_runner.report.formatting import (
     NONE,
     amount,
     difference,
-    is_share,
     probability,
     remarks,
     spread,
@@ -155,6 +155,26 @@ def costs(groups: Sequence[SeedGroup]) -> ReportTable:
         row.append(cell(amount(_mean(group, _seconds))))
         rows.append(row)
     return ReportTable(header, rows, title=groups[0].condition)
+
+
+def matrix(groups: Sequence[SeedGroup]) -> ReportTable | None:
+    """The cells of the evaluation matrix at the end of the finished runs, means and deviations over seeds; None where
+    no run has any.
+    """
+    last = {id(run): run.summary["final"] for group in groups for run in group.runs if run.finished}
+    cells = sorted({of for row in last.values() for key in row if (of := cell_of(key)) is not None})
+    if not cells:
+        return None
+    rows = []
+    for group in groups:
+        found = [last[id(run)] for run in group.runs if run.finished]
+        row = [cell(group.method)]
+        for name in cells:
+            values, worst = ([r[key] for r in found if key in r] for key in (name, f"{name}_worst_decile"))
+            remark = f"worst tenth {spread(worst, name)}" if worst else ""
+            row.append(cell(spread(values, name), remark) if values else cell(NONE, muted=True))
+        rows.append(row)
+    return ReportTable(["method", *cells], rows, title=groups[0].condition)
 
 
 def _all_finished(group: SeedGroup) -> bool:

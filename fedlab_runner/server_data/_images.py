@@ -9,10 +9,9 @@ import torch
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.core.server_data import ServerData
 from fedlab_runner.datasets.examples import Data
-from fedlab_runner.datasets.image_cache import MODES, decode, decode_mapped
+from fedlab_runner.datasets.image_cache import MODES, decode_cached
 from fedlab_runner.utils.errors import UserError
 
-SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".webp")
 MAX_NAMED = 5  # missing classes that a message names
 
 
@@ -20,11 +19,6 @@ def lacking(missing: Sequence[str], wanted: Sequence[str]) -> str:
     """The names of missing classes, and how many of the wanted classes are missing."""
     shown = ", ".join([*missing[:MAX_NAMED], *(["..."] if len(missing) > MAX_NAMED else [])])
     return f"{shown} ({len(missing)} of {len(wanted)} missing)"
-
-
-def images_in(folder: Path) -> list[Path]:
-    """The image files in a folder, by name."""
-    return sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
 
 
 def read(
@@ -49,16 +43,8 @@ def read(
     if torch.bincount(targets).count_nonzero() < 2:
         raise UserError(f"server_data: all {len(targets)} images from {where} are of one class; two classes are needed")
     paths = [files[i][0] for i in chosen]
-    if cache is None:
-        return ServerData(decode(paths, size, _refuse), targets, num_classes, in_domain=False)
-    try:
-        inputs = decode_mapped(paths, size, _refuse, Path(cache).expanduser())
-    except OSError as error:
-        room = f"{len(paths) * size[0] * size[1] * size[2] / 1e9:.2g} GB"
-        raise UserError(
-            f"server_data.cache must be a folder to write {room} into, got {cache} ({error.strerror})"
-        ) from error
-    return ServerData(inputs, targets, num_classes, in_domain=False, mapped=True)
+    inputs = decode_cached(paths, size, _refuse, cache, "server_data.cache")
+    return ServerData(inputs, targets, num_classes, in_domain=False, mapped=cache is not None)
 
 
 def _refuse(path: Path, what: str) -> UserError:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from fedlab_runner.core.server_data import ServerData
 from fedlab_runner.datasets.examples import Data
+from fedlab_runner.datasets.image_cache import images_in
 from fedlab_runner.server_data import _images
 from fedlab_runner.server_data.base import ServerDataSource
 from fedlab_runner.utils.errors import UserError
@@ -39,5 +40,5 @@ class ImageFolder(ServerDataSource):
             raise UserError(
                 f"server_data.classes must be folders in {root}, which has no {_images.lacking(missing, names)}"
             )
-        files = [(path, label) for label, name in enumerate(names) for path in _images.images_in(root / name)]
+        files = [(path, label) for label, name in enumerate(names) for path in images_in(root / name)]
         return _images.read(files, len(names), self.max_images, root, data, seed, self.cache), data

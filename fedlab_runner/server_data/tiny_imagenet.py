@@ -5,6 +5,7 @@ from pathlib import Path
 
 from fedlab_runner.core.server_data import ServerData
 from fedlab_runner.datasets.examples import Data
+from fedlab_runner.datasets.image_cache import images_in
 from fedlab_runner.server_data import _images
 from fedlab_runner.server_data.base import ServerDataSource
 from fedlab_runner.utils.errors import UserError
@@ -49,7 +50,7 @@ class TinyImageNet(ServerDataSource):
     def _images(self, root: Path) -> list[tuple[Path, str]]:
         if self.split == "train":
             folders = sorted(root.glob("train/*/images"))
-            return [(path, folder.parent.name) for folder in folders for path in _images.images_in(folder)]
+            return [(path, folder.parent.name) for folder in folders for path in images_in(folder)]
         table = self._read(root / "val" / "val_annotations.txt").splitlines()
         rows = sorted(tuple(line.split("\t")[:2]) for line in table if line.strip())
         if bad := [row for row in rows if len(row) < 2]:

@@ -24,3 +24,22 @@ def describe(linked: np.ndarray) -> str:
     """The numbers of clients and links and the range of degrees, as one line for the log."""
     degrees = linked.sum(1)
     return f"{len(linked)} clients, {int(degrees.sum()) // 2} links, {degrees.min()} to {degrees.max()} each"
+
+
+def metropolis(linked: np.ndarray) -> np.ndarray:
+    """The Metropolis weights [N, N] of a graph: 1 / (1 + the larger degree) for a link, and the rest of each row on the
+    diagonal. Symmetric, non-negative, rows sum to 1 (Xiao, Boyd and Kim, 2007). https://doi.org/10.1016/j.jpdc.2006.08.010
+    """
+    degrees = linked.sum(1)
+    weights: np.ndarray = np.where(linked, 1 / (1 + np.maximum.outer(degrees, degrees)), 0.0)
+    np.fill_diagonal(weights, 1 - weights.sum(1))
+    return weights
+
+
+def spectral_gap(weights: np.ndarray) -> float:
+    """1 minus the second largest absolute eigenvalue of symmetric weights [N, N] whose rows sum to 1; 0: not connected.
+
+    The smaller the gap, the longer gossip takes to agree. One client: 1.
+    """
+    sizes = np.sort(np.abs(np.linalg.eigvalsh(weights)))
+    return 1.0 if len(sizes) == 1 else max(0.0, 1.0 - float(sizes[-2]))

@@ -22,8 +22,11 @@ LINES: Sequence[tuple[str, bool, Sequence[tuple[str, Sequence[str]]]]] = (
             ("Test accuracy", ["test/accuracy"]),
             ("Test loss", ["test/loss"]),
             ("Train loss", ["train/loss"]),
-            ("Over clients: mean", ["clients/accuracy_mean"]),
-            ("Over clients: worst tenth", ["clients/accuracy_worst_decile"]),
+            ("Own test: server's model", ["server/own"]),
+            ("Own test: clients' own models", ["client/own"]),
+            ("Own test: tuned models", ["tuned/own"]),
+            ("Own test: worst tenth of clients", ["server/own_worst_decile", "client/own_worst_decile"]),
+            ("Unseen clients", ["server/unseen", "client/unseen", "tuned/unseen"]),
         ),
     ),
     (
@@ -61,9 +64,9 @@ LINES: Sequence[tuple[str, bool, Sequence[tuple[str, Sequence[str]]]]] = (
 )
 PICTURES = (
     *("partition_plot", "blocks_plot", "topology", "curves", "staleness"),
-    *("coefficients", "directions", "client_models", "update_cosines"),
+    *("matrix", "clients_plot", "coefficients", "directions", "update_cosines"),
 )
-TABLES = ("partition", "per_class")
+TABLES = ("partition", "clients", "per_class")
 
 
 def workspace(entity: str, project: str, group: str | None) -> Any:

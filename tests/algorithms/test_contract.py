@@ -6,20 +6,21 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import fedlab_runner.algorithms
 from fedlab_runner.checkpoints.state_packing import pack, unpack
-from fedlab_runner.executors.vectorized import Vectorized
+from fedlab_runner.core.client_data import ClientData
+from fedlab_runner.participation.uniform import UniformParticipation
+from fedlab_runner.utils.errors import UserError
 from tests.helpers.toy import (
     ALGORITHMS,
-    ANY_OPTIMIZER,
     RAGGED,
     algorithm,
     evaluate,
     federation,
-    local,
     normed,
     run,
     tensors,
@@ -59,20 +60,6 @@ def test_it_learns(name: str) -> None:
     state = run(built, fed, 25)
     before, after = (evaluate(built, each, fed)["test/accuracy"] for each in (built.init(fed), state))
     assert after > max(0.7, before)
-
-
-@pytest.mark.parametrize("name", ALGORITHMS)
-@pytest.mark.parametrize("setting", ["momentum", "batch_norm"])
-def test_vectorised_equals_the_loop(name: str, setting: str) -> None:
-    kinds: dict[str, dict[str, Any]] = {
-        "momentum": {"training": local(momentum=0.5, weight_decay=0.01)},
-        "batch_norm": {"build": normed},
-    }
-    built = algorithm(name, **ANY_OPTIMIZER.get(name, {}))
-    one = run(built, federation(**LATE, **kinds[setting]), 6)
-    other = run(built, federation(**LATE, **kinds[setting], executor=Vectorized(2, compile=False)), 6)
-    for mine, theirs in zip(tensors(one), tensors(other), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-8)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -127,3 +114,44 @@ def test_two_runs_are_equal_and_another_seed_is_not(name: str) -> None:
     one, again, other = (run(algorithm(name), federation(**LATE, seed=seed), 8) for seed in (0, 0, 1))
     assert all(torch.equal(a, b) for a, b in zip(tensors(one), tensors(again), strict=True))
     assert not torch.equal(vectors(algorithm(name).models(one)), vectors(algorithm(name).models(other)))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_clients_that_are_held_out_never_train_and_change_nothing(name: str, monkeypatch: Any) -> None:
+    """Not in local training, not where models meet, and not for who the aggregator is; their examples are unread."""
+    planned: set[int] = set()
+    plan = ClientData.plan
+
+    def spy(self: ClientData, ids: np.ndarray, *rest: Any, **named: Any) -> Any:
+        planned.update(ids.tolist() if self is fed.client_data else ())  # and not a server that is its own client
+        return plan(self, ids, *rest, **named)
+
+    monkeypatch.setattr(ClientData, "plan", spy)
+    fed = federation([6, 3, 9, 5, 12, 8, 5, 7, 4, 10], participation=UniformParticipation(3, None, 4), std=1.0)
+    built, out = algorithm(name), fed.held_out
+    assert len(out) == 4 and fed.population == 6 and not np.intersect1d(out, fed.participants).size
+    if name == "hyfem":
+        with pytest.raises(UserError, match=r"^participation\.held_out_clients must be 0 for algorithm=hyfem"):
+            built.check(fed)
+        return
+    built.check(fed)
+    state = run(built, fed, 12)
+    assert planned == (set() if name == "center" else set(fed.participants.tolist())), "all others have trained"
+    for client in out.tolist():
+        fed.client_data.inputs[torch.from_numpy(fed.client_data.members(client))] += 3  # other examples
+    again = federation([6, 3, 9, 5, 12, 8, 5, 7, 4, 10], participation=UniformParticipation(3, None, 4), std=1.0)
+    again.client_data.inputs.copy_(fed.client_data.inputs)
+    assert torch.equal(vectors(built.models(state)), vectors(built.models(run(built, again, 12))))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_clients_models_are_those_of_the_clients_that_are_asked_for(name: str) -> None:
+    fed, built = federation(**LATE), algorithm(name)
+    state = run(built, fed, 4)
+    models = built.models(state)
+    if not isinstance(models, torch.Tensor):
+        return
+    found = built.client_models(state, fed, np.arange(10))
+    assert models.dim() == 1 and found.shape == (10, fed.family.size)
+    some = np.array([7, 0, 3])
+    assert torch.equal(built.client_models(state, fed, some), found[torch.from_numpy(some)])

@@ -27,7 +27,7 @@ def test_fedasync_mixes_in_order_with_the_weight_of_its_staleness(staleness: str
     rows = torch.tensor([[1.0], [2.0], [4.0]], dtype=torch.float64)
     x = torch.tensor([8.0], dtype=torch.float64)
     state = type(built.init(federation([4])))(x)
-    result = built.server_step(state, arrivals(rows, staleness=[0, 1, 3], upload=Sent), None).params
+    result = built.server_step(state, arrivals(rows, staleness=[0, 1, 3], upload=Sent), federation([4])).params
     for y, alpha in zip(rows, expected, strict=True):
         x = (1 - alpha) * x + alpha * y
     close(result, x)
@@ -37,9 +37,10 @@ def test_the_hinge_is_flat_up_to_b() -> None:
     built: Any = algorithm("fedasync", alpha=1.0, staleness="hinge", a=10.0, b=4.0)
     x = torch.zeros(1, dtype=torch.float64)
     ones = torch.ones(1, 1, dtype=torch.float64)
-    state = type(built.init(federation([4])))
+    fed = federation([4])
+    state = type(built.init(fed))
     sent = [arrivals(ones, staleness=[tau], upload=Sent) for tau in (0, 4, 5, 8)]
-    weights = [built.server_step(state(x), each, None).params.item() for each in sent]
+    weights = [built.server_step(state(x), each, fed).params.item() for each in sent]
     assert weights == pytest.approx([1, 1, 1 / 11, 1 / 41])
 
 

@@ -21,12 +21,6 @@ def test_uniform_weights_are_size_weights_for_equal_clients() -> None:
     close(evaluated("fedavg", fed={"sizes": EQUAL}, weighting="uniform"), evaluated("fedavg", fed={"sizes": EQUAL}))
 
 
-def test_late_policies_agree_when_nothing_is_late() -> None:
-    reference = evaluated("fedavg", fed={"build": normed})
-    for policy in ("model", "discard"):
-        close(evaluated("fedavg", fed={"build": normed}, late_policy=policy), reference)
-
-
 def test_late_policies_differ_as_they_say() -> None:
     x = torch.tensor([10.0, 10.0])
     rows, state = torch.tensor([[1.0, 0.0], [3.0, 2.0]]), type(algorithm("fedavg").init(federation([4])))

@@ -14,7 +14,6 @@ from fedlab_runner.checkpoints.state_packing import pack, unpack
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.core.updates import Updates
-from fedlab_runner.executors.vectorized import Vectorized
 from tests.helpers.toy import EQUAL, algorithm, federation, local, normed, run, tensors
 
 LATE: dict[str, Any] = {"sizes": [6, 3, 9, 1, 12, 8, 5, 7, 2, 10], "cohort": 3, "std": 2.0}
@@ -274,13 +273,6 @@ def test_it_resumes_bit_for_bit(strategy: str) -> None:
         assert isinstance(resumed, FedCDAState) and resumed.chosen == state.chosen
         assert all(torch.equal(a, b) for a, b in zip(tensors(resumed), tensors(state), strict=True))
         assert again.collect() == fed.collect()
-
-
-def test_executors_agree() -> None:
-    one = run(fedcda(), federation(**LATE, build=normed), 8)
-    other = run(fedcda(), federation(**LATE, build=normed, executor=Vectorized(2, compile=False)), 8)
-    torch.testing.assert_close(one.params, other.params, rtol=0, atol=1e-8)
-    assert one.chosen == other.chosen
 
 
 def test_a_round_changes_nothing_in_its_state() -> None:

@@ -2,7 +2,6 @@
 
 import torch
 
-from fedlab_runner.executors.vectorized import Vectorized
 from tests.helpers.identities import close, evaluated
 from tests.helpers.toy import algorithm, federation, local, normed, run
 
@@ -28,9 +27,3 @@ def test_fedprox_leaves_batch_norm_statistics_out_of_the_distance() -> None:
     assert torch.isfinite(one_step[fed.family.num_params :]).all()
     shared = federation([8], build=normed, training=local(epochs=1))
     close(run(algorithm("fedprox", mu=5.0), shared, 1).params, run(algorithm("fedavg"), fed, 1).params)
-
-
-def test_identities_hold_in_the_vectorised_executor_too() -> None:
-    executor = Vectorized(chunk_size=3, compile=False)
-    one = run(algorithm("fedprox", mu=0.0), federation(executor=executor), 2).params
-    close(one, run(algorithm("fedavg"), federation(executor=executor), 2).params)

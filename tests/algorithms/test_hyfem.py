@@ -17,11 +17,15 @@ from fedlab_runner.checkpoints.state_packing import pack, unpack
 from fedlab_runner.config.build import build
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.updates import Updates
+from fedlab_runner.datasets.examples import Examples
+from fedlab_runner.evaluation.client_models import ClientModels
+from fedlab_runner.evaluation.matrix import Matrix
 from fedlab_runner.executors.vectorized import Vectorized
 from fedlab_runner.experiment.run import prepare
-from fedlab_runner.models._blocks import BlockNetwork
 from fedlab_runner.models.blocks_mlp import BlocksMLP
+from fedlab_runner.participation.fixed import FixedParticipation
 from fedlab_runner.utils.errors import UserError
+from tests.evaluation.test_evaluator import evaluation
 from tests.helpers.composed import composed
 from tests.helpers.identities import close
 from tests.helpers.toy import CLASSES, FEATURES, algorithm, federation, local, run, tensors
@@ -319,6 +323,18 @@ def test_what_only_a_silent_client_has_stays() -> None:
     assert torch.equal(built.init(fed).places, run(built, hybrid(cohort=1, std=1e6), 2).places), "nobody reported"
 
 
+def test_clients_that_are_silent_count_by_their_examples_too() -> None:
+    """In the matching. So three times as many examples for all, in full-batch steps, change nothing."""
+    found = []
+    for times in (1, 3):
+        split = [np.tile(part, times) for part in np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1])]
+        reporting, whole = FixedParticipation([0, 1], 0), local(batch_size=200)
+        fed = hybrid(split=split, participation=reporting, training=whole, build=network((6,), (9,)))
+        found.append(run(hyfem(cost="l2", keep_own=True, first_classifiers="own"), fed, 3))
+    assert torch.equal(found[0].places, found[1].places) and not torch.equal(found[0].places[0], found[0].places[1])
+    close(found[0].params, found[1].params)
+
+
 def test_clients_send_and_receive_their_parts() -> None:
     fed = hybrid(build=network((6,), (9,)))
     run(hyfem(), fed, 1)
@@ -338,8 +354,8 @@ def test_clients_are_evaluated_with_their_own_blocks() -> None:
     fed = hybrid()
     built, layout = hyfem(), Layout.of(fed.family)
     state = run(built, fed, 2)
-    models = list(built.personalized_models(state, fed))
-    assert len(models) == 4
+    models = built.client_models(state, fed, np.arange(4))
+    assert torch.equal(models[[2, 0]], built.client_models(state, fed, np.array([2, 0])))
     for m, w in enumerate(models):
         assert torch.equal(w, layout.take(state.params, blocks_of(fed)[m], state.places[m]))
         changed = fed.client_data.inputs.clone()
@@ -351,9 +367,29 @@ def test_clients_are_evaluated_with_their_own_blocks() -> None:
         )
     kept = hyfem(keep_own=True)
     state = run(kept, fed, 2)
-    assert all(torch.equal(w, own) for w, own in zip(kept.personalized_models(state, fed), state.own, strict=True))
-    network_: Any = fed.family.module
-    assert isinstance(network_, BlockNetwork) and network_.read == (0, 1, 2), "all are read again"
+    assert torch.equal(kept.client_models(state, fed, np.array([3, 1])), state.own[[3, 1]])
+
+
+def test_a_client_is_tested_on_its_blocks_alone(monkeypatch: Any) -> None:
+    """Extractors of blocks that a client lacks are skipped, with the same result: they are zero in its model."""
+    fed = hybrid()
+    built = hyfem()
+    state, read = run(built, fed, 2), []
+    predict = type(fed.family).evaluate
+
+    def spy(self: Any, *arguments: Any) -> Any:
+        read.append(self.module.read)
+        return predict(self, *arguments)
+
+    monkeypatch.setattr(type(fed.family), "evaluate", spy)
+    inputs, targets = fed.client_data.inputs, fed.client_data.targets
+    asked = evaluation(matrix=["client/global"], batch_size=len(targets))
+    test = Examples(inputs, targets, targets, None)
+    judge = Matrix(asked, built, fed, test, ClientModels(asked, fed, test))
+    found = judge.by_client(state, 2)["client/global"].accuracy
+    assert set(read) == set(blocks_of(fed)) and fed.family.module.read == (0, 1, 2), "all are read again"
+    whole = [fed.family.predict(w, inputs).argmax(1) for w in built.client_models(state, fed, np.arange(4))]
+    assert found == pytest.approx([float((logits == targets).double().mean()) for logits in whole])
 
 
 def test_hyfem_learns_more_than_clients_alone() -> None:
@@ -431,18 +467,6 @@ def test_fedavg_may_read_what_all_have() -> None:
     fed = hybrid(SIZES[:1], owned=OWNED[:1], build=network(blocks=(0, 1)))
     check_blocks(algorithm("fedavg"), fed)
     check_blocks(algorithm("fedavg"), federation(SIZES))
-
-
-@pytest.mark.parametrize("name", ["fedavg", "fedprox", "scaffold"])
-def test_where_clients_have_blocks_the_servers_model_is_evaluated_as_theirs(name: str) -> None:
-    """Fig 10 beside Fig 9: FedProx's clients all hold its server's model. Without blocks nothing is evaluated twice."""
-    fed = hybrid(SIZES[:1], owned=OWNED[:1], build=network(blocks=(0, 1)))
-    built = algorithm(name)
-    state = run(built, fed, 1)
-    (model,) = built.personalized_models(state, fed)
-    assert torch.equal(model, state.params)
-    fed.blocks = None
-    assert not list(built.personalized_models(state, fed))
 
 
 @pytest.mark.parametrize(("algorithm", "said"), [("hyfem", 1), ("standalone", 0)])

@@ -45,3 +45,16 @@ def test_scaffold_steps_are_those_of_line_10() -> None:
     g = (first.params - y) / 0.1
     corrected = first.params - 0.1 * (g - torch.stack([first.c_i[i] for i in cohort.ids.tolist()]) + first.c)
     close(second.params, first.params + 0.5 * (corrected - first.params).mean(0))
+
+
+@pytest.mark.parametrize("option", [1, 2])
+def test_without_a_learning_rate_controls_stay_what_they_are(option: int) -> None:
+    """A schedule may end at zero. Steps of no length tell no gradient (option 2)."""
+    fed, built = federation(EQUAL), algorithm("scaffold", option=option)
+    first = run(built, fed, 1)
+    fed.begin(1, 0.0)
+    second = built.round(first, fed)
+    assert torch.equal(second.params, first.params)
+    controls, before = (torch.stack([state.c_i[i] for i in range(len(EQUAL))]) for state in (second, first))
+    assert torch.equal(controls, before) == (option == 2)
+    close(second.c, controls.mean(0))

@@ -253,7 +253,7 @@ def logged(count: int) -> list[dict[str, Any]]:
         row = {"min": -0.2, "q25": 0.0, "mean": 0.1, "q50": 0.1, "q75": 0.2, "max": 0.5, "negative": 0.3}
         found.append({"round": r, **{f"algorithm/coefficients_{key}": value / r for key, value in row.items()}})
         found[-1] |= {"algorithm/probe_cosine_first": 1 - 1 / r, "algorithm/probe_cosine_last": 1 / r}
-        clients = {"client_models/accuracy_mean": 0.4, "client_models/accuracy_std": 0.1 / r}
+        clients = {"client/own": 0.4, "client/own_std": 0.1 / r, "client/own_loss": 2.0}
         found[-1] |= {"test/accuracy": 0.5, **clients}
         if r % 3 == 1:
             found[-1] |= {f"analysis/update_cosine_{key}": value for key, value in row.items()}

@@ -30,6 +30,10 @@ NEEDED = {
     "participation/fixed": ["participation.clients=[0]"],
     "topology/edge_list": ["topology.path=links.txt"],
     "server_data/image_folder": ["server_data.root=images"],
+    "dataset/csv": ["dataset.path=table.csv", "dataset.target=class"],
+    "dataset/huggingface": ["dataset.path=owner/name"],
+    "dataset/image_folder": ["dataset.root=images"],
+    "dataset/npz": ["dataset.path=arrays.npz"],
 }
 composed = partial(shared.composed, small=False)
 
@@ -327,6 +331,22 @@ def test_rounds_count_where_another_key_uses_them() -> None:
 def test_data_folders_do_not_count() -> None:
     ids = {config.run_id(composed("dataset=cifar10", f"dataset.root={root}")) for root in ("a", "b")}
     assert ids == {config.run_id(composed("dataset=cifar10", "dataset.download=true"))}
+
+
+@pytest.mark.parametrize(
+    ("choice", "key"),
+    [("csv", "path"), ("huggingface", "path"), ("image_folder", "root"), ("npz", "path")],
+)
+def test_other_data_of_ones_own_are_another_run(choice: str, key: str) -> None:
+    needed = [f"dataset={choice}", *NEEDED[f"dataset/{choice}"]]
+    assert config.run_id(composed(*needed)) != config.run_id(composed(*needed, f"dataset.{key}=other/name"))
+
+
+def test_own_images_may_move_where_they_have_a_name() -> None:
+    named = ("dataset=image_folder", "dataset.name=birds")
+    ids = {config.run_id(composed(*named, f"dataset.root={root}", f"dataset.cache={root}")) for root in ("a", "b")}
+    assert len(ids) == 1
+    assert faults("dataset=image_folder") == ["dataset.root is missing: dataset.name takes its value"]
 
 
 def test_the_order_of_keys_does_not_count() -> None:

@@ -20,7 +20,7 @@ EXPERIMENTS = sorted(
     str(path.relative_to(CONF / "experiment").with_suffix("")) for path in (CONF / "experiment").rglob("*.yaml")
 )
 TABLES = sorted(path.relative_to(CONF / "paper") for path in (CONF / "paper").rglob("*.yaml"))
-CHOICES = ("algorithm", "dataset", "model", "server_data", "partition", "delay", "topology", "loss")
+CHOICES = ("algorithm", "dataset", "model", "server_data", "partition", "delay", "topology", "loss", "server_optimizer")
 TINY = ("num_clients=12", "participation.cohort_size=3", "local.epochs=1", "rounds=1", "device=cpu")
 
 
@@ -29,6 +29,13 @@ def with_hydra(experiment: str) -> DictConfig:
     register_resolvers()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return compose("train", [f"experiment={experiment}"], return_hydra_config=True)
+
+
+def published(experiment: str) -> DictConfig:
+    """A copy of its config."""
+    with open_dict(cfg := with_hydra(experiment).copy()):
+        del cfg["hydra"]
+    return cfg
 
 
 def grid(experiment: str) -> dict[str, list[str]]:
@@ -79,8 +86,7 @@ def fit_blocks(cfg: DictConfig, model: Any) -> None:
 def test_every_experiment_builds_and_runs_a_round_and_its_sweep_asks_for_choices_that_exist(
     experiment: str, tmp_path: Path
 ) -> None:
-    with open_dict(cfg := with_hydra(experiment).copy()):
-        del cfg["hydra"]
+    cfg = published(experiment)
     build(cfg)
     if OmegaConf.select(cfg, "model.weights") is not None:  # whatever the data set's own statistics are
         assert (cfg.dataset.mean, cfg.dataset.std) == ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]), "not ImageNet's"
@@ -105,7 +111,7 @@ def test_every_value_of_a_sweep_builds(experiment: str) -> None:
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_experiment_in_little_builds_and_is_little(experiment: str) -> None:
     cfg = composed("+debug=tiny", f"experiment={experiment}", small=False)
-    tiny, whole = build(cfg), check(composed(f"experiment={experiment}", small=False))
+    tiny, whole = build(cfg), check(published(experiment))
     assert tiny.rounds <= 2 and tiny.num_clients <= 10 and tiny.train_fraction <= 0.02
     assert tiny.participation.cohort(tiny.num_clients) <= min(4, tiny.num_clients)
     assert (tiny.local.epochs or 1) == 1 and (tiny.local.steps or 1) <= 2

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlab_runner.core.federation import Federation
-from fedlab_runner.core.flops import flop_counter
+from fedlab_runner.core.flops import FlopCounter
 from fedlab_runner.core.local_training import LocalTraining
 from fedlab_runner.core.model_family import Batch, FunctionalModel
 from tests.helpers.toy import ALGORITHMS, CLASSES, FEATURES, RAGGED, algorithm, federation, local, mlp, normed, run
@@ -35,9 +35,9 @@ def operations(fed: Federation, **how: Any) -> int:
 def done(fed: Federation, **how: Any) -> int:
     """The operations that PyTorch counts while everyone trains; what it costs to count is left out."""
     operations(fed, **how)  # from now on the cost of a step is known
-    with flop_counter() as counter:
+    with FlopCounter() as counter:
         operations(fed, **how)
-    return counter.get_total_flops()
+    return counter.total
 
 
 def test_a_plain_step_costs_what_it_does_on_paper() -> None:

@@ -21,6 +21,7 @@ from fedlab_runner.core.update_guard import Guard, finite_rows
 from fedlab_runner.core.work import Work
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.experiment.run import run_in
+from fedlab_runner.participation.base import Participation
 from fedlab_runner.utils.digest import digest
 from fedlab_runner.utils.errors import Diverged, UserError
 from tests.helpers.composed import composed, files
@@ -203,7 +204,7 @@ class Update(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Everyone:
+class Everyone(Participation):
     """All clients that are idle."""
 
     def check(self, num_clients: int) -> None: ...
@@ -213,9 +214,6 @@ class Everyone:
 
     def sample(self, rng: np.random.Generator, idle: np.ndarray, num_clients: int) -> np.ndarray:
         return idle
-
-    def reporting(self, ids: np.ndarray, delays: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return ids, delays
 
 
 @pytest.mark.parametrize("into", ["model", "loss"])

@@ -69,7 +69,7 @@ HEADER = "image,MEL,NV,BCC,AK,BKL,DF,VASC,SCC\n"
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ("", "cannot be read"),
+        ("", "has not the columns"),
         ("<html>404</html>", "has not the columns image,MEL,NV"),
         (HEADER.replace("MEL,NV", "NV,MEL"), "has not the columns image,MEL,NV"),
         (HEADER, "lists no images"),

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from fedlab_runner.config.build import run_id
-from fedlab_runner.core.client_data import ClientData, split_off
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.datasets.examples import Examples
@@ -57,35 +56,15 @@ def test_metrics_are_means_over_clients_and_over_those_of_an_architecture(execut
     assert weighted == pytest.approx(found["test/accuracy"])
 
 
-def test_accuracy_on_their_own_examples() -> None:
-    fed = mixed()
-    models, own = distinct(fed), []
-    for i in range(fed.num_clients):
-        rows = torch.from_numpy(fed.client_data.members(i))
-        logits = fed.families[i % 3].predict(models[i % 3][i // 3], fed.client_data.inputs[rows])
-        own.append(float((logits.argmax(-1) == fed.client_data.targets[rows]).double().mean()))
-    found = scores(fed, clients=True)
-    assert found["clients/accuracy_mean"] == pytest.approx(np.mean(own))
-    assert found["clients/accuracy_min"] == pytest.approx(min(own))
-    held = [fed.client_data.members(i)[:2] if i != 3 else np.empty(0, np.int64) for i in range(7)]
-    fed.validation = ClientData(fed.client_data.inputs, fed.client_data.targets, held, fed.family.device)
-    right = []
-    for i in (0, 1, 2, 4, 5, 6):
-        rows = torch.from_numpy(held[i])
-        logits = fed.families[i % 3].predict(models[i % 3][i // 3], fed.client_data.inputs[rows])
-        right.append(float((logits.argmax(-1) == fed.client_data.targets[rows]).double().mean()))
-    assert scores(fed)["validation/accuracy"] == pytest.approx(np.mean(right)), "a client without any does not count"
-
-
 @pytest.mark.parametrize("executor", [None, Vectorized(2, compile=False)])
 def test_only_models_that_changed_are_evaluated_and_equal_ones_once(executor: Any, monkeypatch: Any) -> None:
     fed = mixed(**({} if executor is None else {"executor": executor}))
     asked: list[int] = []
     score = ClientModels._score
 
-    def spy(self: ClientModels, family: ModelFamily, models: torch.Tensor, *rest: Any) -> Any:
+    def spy(self: ClientModels, family: ModelFamily, models: torch.Tensor) -> Any:
         asked.append(len(models))
-        return score(self, family, models, *rest)
+        return score(self, family, models)
 
     monkeypatch.setattr(ClientModels, "_score", spy)
     judge, models = ClientModels(evaluation(), fed, examined(fed)), distinct(fed)
@@ -104,15 +83,6 @@ def test_only_models_that_changed_are_evaluated_and_equal_ones_once(executor: An
     assert asked == [1, 1, 1]
 
 
-def test_a_validation_split_takes_its_share_of_each_client_and_leaves_something() -> None:
-    split = [np.arange(10, 20), np.array([3]), np.arange(100, 104), np.arange(40, 47)]
-    kept, taken = split_off(split, 0.2, seed=0)
-    assert [len(part) for part in taken] == [2, 0, 0, 1]
-    for whole, mine, theirs in zip(split, kept, taken, strict=True):
-        assert sorted([*mine, *theirs]) == sorted(whole)
-    assert any(not np.array_equal(a, b) for a, b in zip(taken, split_off(split, 0.2, seed=1)[1], strict=True))
-
-
 def test_clients_by_architecture() -> None:
     fed = mixed()
     ids = np.array([5, 0, 3, 4, 6])
@@ -128,7 +98,14 @@ def test_clients_by_architecture() -> None:
 
 # Whole runs.
 
-TWO = ("model=mix", "loss=wsm", "validation=0.2", "server_data=none", "evaluation.every=2")
+TWO = (
+    "model=mix",
+    "loss=wsm",
+    "client_split.validation=0.2",
+    "evaluation.matrix=[client/validation]",
+    "server_data=none",
+    "evaluation.every=2",
+)
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
@@ -140,7 +117,7 @@ def test_a_mix_runs_and_says_how_each_architecture_does(tmp_path: Path) -> None:
     run_in(tmp_path, composed(*changes, *TWO, small=False))
     last = rows(tmp_path)[-1]
     parts = [last["test/accuracy_model/0"], last["test/accuracy_model/1"]]
-    assert last["test/accuracy"] == pytest.approx(sum(parts) / 2) and 0 <= last["validation/accuracy"] <= 1
+    assert last["test/accuracy"] == pytest.approx(sum(parts) / 2) and 0 <= last["client/validation"] <= 1
     assert json.loads((tmp_path / "summary.json").read_text())["rounds_to_target"] == 2
 
 
@@ -166,7 +143,7 @@ def test_a_mix_runs_and_says_how_each_architecture_does(tmp_path: Path) -> None:
             r"^model\.image_size must be null in models\[0\] or 32",
         ),
         (["algorithm=dfml", "model=dfml_cnn", "model.widths=[8,8,8,8]"], r"^model\.image_size must be >= 16 for 4 lay"),
-        (["validation=1.0"], r"^validation must be in \[0, 1\), got 1\.0$"),
+        (["client_split.validation=1.0"], r"^client_split.validation must be in \[0, 1\), got 1\.0$"),
     ],
 )
 def test_what_cannot_be_is_one_line(overrides: list[str], message: str, tmp_path: Path) -> None:
@@ -192,8 +169,8 @@ def test_what_goes_unused_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixtu
 
 def test_new_keys_at_rest_leave_names_as_they_were_and_others_do_not() -> None:
     plain = run_id(composed())
-    assert run_id(composed("topology=mesh", "loss=ce", "validation=0.0", "evaluation.target=0.5")) == plain
-    for change in ("topology=ring", "loss=wsm", "validation=0.1"):
+    assert run_id(composed("topology=mesh", "loss=ce", "client_split.validation=0.0", "evaluation.target=0.5")) == plain
+    for change in ("topology=ring", "loss=wsm", "client_split.validation=0.1"):
         assert run_id(composed(change)) != plain
 
 

@@ -155,16 +155,18 @@ def test_a_recorded_step_that_has(correct: Callable[[torch.Tensor], torch.Tensor
 
 RUNS = {
     "default": "",
-    "images": "algorithm=fedavg model=cnn_small evaluation.per_class=true evaluation.clients=true "
-    "evaluation.train=true",
+    "images": "algorithm=fedavg model=cnn_small evaluation.per_class=true client_split=redealt "
+    "evaluation.matrix=[server/train,tuned/own,client/global]",
     "batch_norm": "algorithm=fedft model=resnet18 local.steps=1 local.epochs=null participation.cohort_size=2",
     "on_disk": "algorithm=scaffold algorithm.store_on=disk delay.std=1",
     "on_host": "algorithm=fedcda algorithm.warmup=1 algorithm.store_on=host delay.std=1",
     "late": "algorithm=ca2fl delay.std=2 nonfinite=clip local.update_norm=0.1",
     "matched": "algorithm=fedma model=mlp model.hidden=[6]",
     "blocks": "algorithm=hyfem model=blocks_mlp partition=random_blocks partition.num_blocks=4 server_data=none "
-    "algorithm.keep_own=true partition.blocks_per_client=2 partition.classes_per_client=2",
-    "several_models": "algorithm=dfml model=mix server_data=none validation=0.2 delay=none",
+    "algorithm.keep_own=true partition.blocks_per_client=2 partition.classes_per_client=2 "
+    "evaluation.matrix=[client/global]",
+    "several_models": "algorithm=dfml model=mix server_data=none client_split.validation=0.2 delay=none "
+    "evaluation.matrix=[client/validation]",
     "submodels": "algorithm=heterofl model=mlp model.hidden=[8]",
     "signal": "algorithm=dec_fedprox loss=ace delay=none topology=ring",
     "analysis": "algorithm=fedavg analysis=update_cosines server_data@probe_data=in_domain probe_data.size=8",

@@ -56,7 +56,8 @@ def assert_same_run(one: Path, other: Path, *overrides: str) -> None:
 @pytest.mark.pictures
 def test_a_run_leaves_its_folder(tmp_path: Path) -> None:
     objective = run_in(
-        tmp_path, composed("rounds=7", "evaluation.every=3", "evaluation.per_class=true", "evaluation.clients=true")
+        tmp_path,
+        composed("rounds=7", "evaluation.every=3", "evaluation.per_class=true", "evaluation.matrix=[server/train]"),
     )
     assert {path.name for path in tmp_path.iterdir()} >= {
         "metrics.jsonl",
@@ -66,14 +67,15 @@ def test_a_run_leaves_its_folder(tmp_path: Path) -> None:
         "checkpoints",
         "plots",
         "partition.csv",
+        "clients.csv",
         "partition.md",
     }
-    pictures = {"partition.png", "curves.png", "staleness.png", "coefficients.png"}
+    pictures = {"partition.png", "curves.png", "staleness.png", "coefficients.png", "matrix.png"}
     assert {path.name for path in (tmp_path / "plots").iterdir()} == pictures
     assert [row["round"] for row in rows(tmp_path)] == list(range(8))
     assert [row["round"] for row in rows(tmp_path) if "test/accuracy" in row] == [0, 3, 6, 7]
     assert {"train/loss", "late/in_flight", "comm/upload_mb", "comm/download_mb", "local/lr"} <= set(rows(tmp_path)[1])
-    assert {"test/accuracy_class/0", "clients/accuracy_mean"} <= set(rows(tmp_path)[3])
+    assert {"test/accuracy_class/0", "server/train"} <= set(rows(tmp_path)[3])
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert (
         summary["objective"]

@@ -1,9 +1,10 @@
-"""What a run notes of how it came to be: its command, typed again, is the same run."""
+"""What a run notes of how it came to be: its command, typed again, is the same run.
 
-import json
+`tests/sweep/test_callback.py` carries one out.
+"""
+
 import logging
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,8 +17,6 @@ from omegaconf import DictConfig
 from fedlab_runner import train
 from fedlab_runner.config import build as config
 from fedlab_runner.experiment import provenance
-
-SMALL = ("algorithm=fedavg", "model=logistic", "num_clients=4", "participation.cohort_size=2", "logger=none")
 
 
 class Seen(NamedTuple):
@@ -92,21 +91,3 @@ def test_the_command_of_each_job_is_the_same_run(command: str, typed: Type) -> N
 def test_a_plain_command_is_noted_as_it_was_typed(typed: Type) -> None:
     command = "fedlab algorithm=fedavg 'logger.tags=[a b]' local.lr=0.3"
     assert [job.command for job in typed(command)] == [command]
-
-
-def test_a_noted_command_is_run(tmp_path: Path) -> None:
-    """The real one, of a job of a sweep: it finds its run finished."""
-    (tmp_path / "mine" / "local").mkdir(parents=True)
-    slow = (config.conf_dir() / "local" / "sgd.yaml").read_text()
-    (tmp_path / "mine" / "local" / "slow.yaml").write_text(slow)
-    how = (*SMALL, "rounds=1", "device=cpu", "local=slow", "seed=0,1", "hydra.sweep.dir=my sweeps")
-    start = [sys.executable, "-m", "fedlab_runner"]
-    subprocess.run([*start, "-m", "--config-dir", "mine", *how], cwd=tmp_path, check=True, capture_output=True)
-    for folder in (folder for folder in (tmp_path / "my sweeps").iterdir() if (folder / "summary.json").exists()):
-        noted = json.loads((folder / provenance.COMMANDS_FILE).read_text())
-        assert noted["cwd"] == str(tmp_path)
-        again = [*start, *shlex.split(noted["command"])[1:]]
-        ended = subprocess.run(again, cwd=noted["cwd"], check=True, capture_output=True, text=True)
-        assert "is finished already" in " ".join(ended.stdout.split())
-        assert len((folder / provenance.COMMANDS_FILE).read_text().splitlines()) == 1
-    assert not (tmp_path / "outputs" / "fedavg").exists()

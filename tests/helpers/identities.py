@@ -10,7 +10,7 @@ from fedlab_runner.core.updates import Updates
 from fedlab_runner.core.work import Executor
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.vectorized import Vectorized
-from tests.helpers.toy import algorithm, federation, mlp, normed, run, server_data
+from tests.helpers.toy import algorithm, federation, mlp, normed, run, server_data, tensors
 
 EXECUTORS: list[Executor] = [Loop(compile=False), Vectorized(chunk_size=3, compile=False)]
 BUILDS = [mlp, normed]
@@ -26,8 +26,10 @@ class Sent(NamedTuple):
     models: Tensor
 
 
-def close(a: Tensor, b: Tensor, atol: float = 1e-10) -> None:
-    torch.testing.assert_close(a, b, rtol=0, atol=atol)
+def close(a: Any, b: Any, atol: float = 1e-10) -> None:
+    """Two tensors, or all tensors of two States, are equal up to `atol`."""
+    for mine, theirs in zip(tensors(a), tensors(b), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=atol)
 
 
 def arrivals(

@@ -31,6 +31,8 @@ def sliceable(hidden: int, *, norm: bool = False) -> Build:
     return build
 
 
+PARTIAL = ["heterofl", "fedrolex", "federated_dropout"]  # methods whose models are cut from the widest one
+WIDTHS: tuple[Build, ...] = (sliceable(4), sliceable(2), sliceable(1))
 KINDS: tuple[Build, ...] = (mlp, lambda: nn.Linear(FEATURES, CLASSES), normed)
 
 

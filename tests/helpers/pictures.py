@@ -8,6 +8,7 @@ NOTHING = {
     "plot_blocks": None,
     "plot_topology": None,
     "plot_curves": None,
+    "plot_clients": False,
     "plot_staleness": False,
     "plot_diagnostics": (),
 }

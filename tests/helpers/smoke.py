@@ -42,6 +42,7 @@ SHRUNK = {
     "blocks_mlp": [("model.widths=[6,4]", "model.hidden=[10]")],
     "blocks_resnet": [("model.image_size=8", "model.hidden=[10]")],
     "cnn_feddle": [("model.image_size=16", "model.pool=each")],
+    "cnn_lenet": [("model.image_size=16",)],
     "cnn_mcmahan": [("model.image_size=12",)],
     "cnn_small": [(), ("model.image_size=8", "model.channels=null")],
     "dfml_cnn": [("model.widths=[4,8]",)],
@@ -110,6 +111,11 @@ def combination(number: int) -> list[str]:
         said += ["partition.num_blocks=4", "partition.blocks_per_client=2", "partition.classes_per_client=3"]
     if pick["partition"] in ("dirichlet", "quantity_skew"):
         said.append("partition.min_size=2")
+    of_all = 4 if pick["dataset"] == "synthetic" else 10
+    if pick["partition"] == "labels_per_client":
+        said.append(f"partition.labels={of_all}")
+    if pick["partition"] == "power_law":
+        said += [f"partition.classes_per_client={of_all}", "partition.min_per_class=1"]
     if pick["topology"] == "random_regular":
         said.append("topology.degree=2")
     if pick["executor"] == "processes":
@@ -119,6 +125,10 @@ def combination(number: int) -> list[str]:
         said += draw.choice([[], ["executor.seconds=0.0", "executor.compile=false"]])
     if pick["executor"] == "vectorized":
         said.append(f"executor.chunk_size={draw.choice(['null', 1, 2])}")
+    held_out = draw.choice([0, 1]) if cohort + 2 <= clients and pick["algorithm"] != "hyfem" else 0
+    cells = [draw.choice(_cells(pick, held_out)) for _ in range(draw.choice([0, 1, 3]))]
+    if pick["client_split"] == "shares" and any("own" in cell or "unseen" in cell for cell in cells):
+        said.append("client_split.test=0.4")
     said += [
         f"seed={draw.randrange(100)}",
         f"rounds={draw.choice([2, 3])}",
@@ -126,14 +136,14 @@ def combination(number: int) -> list[str]:
         f"local.batch_size={draw.choice([1, 2, 3, 7, 16, 64])}",
         draw.choice(["local.epochs=1", "local.epochs=null local.steps=2", "local.epochs=2"]),
         f"threads={draw.choice([1, 2])}",
-        f"validation={draw.choice([0.0, 0.0, 0.2])}",
+        f"client_split.validation={draw.choice([0.0, 0.0, 0.2])}",
         f"label_noise={draw.choice([0.0, 0.0, 0.3])}",
         f"drop_empty={draw.choice(['true', 'true', 'false'])}",
         f"nonfinite={draw.choice(['stop', 'drop', 'zero'])}",
         f"evaluation.every={draw.choice([1, 2])}",
-        f"evaluation.clients={draw.choice(['true', 'false'])}",
+        f"evaluation.matrix=[{','.join(cells)}]",
         f"evaluation.per_class={draw.choice(['true', 'false'])}",
-        f"evaluation.train={draw.choice(['true', 'false'])}",
+        f"participation.held_out_clients={held_out}",
         f"logger.save_model={draw.choice(['true', 'false'])}",
         draw.choice(["local.clip_norm=null", "local.clip_norm=1.0", "local.update_norm=5.0"]),
         "logger=none",
@@ -152,6 +162,8 @@ def _fit_together(pick: dict[str, str], draw: random.Random) -> None:
     algorithm = _class(pick["algorithm"])
     if algorithm.decentralized:
         pick["participation"] = "uniform"
+    if not algorithm.makes_server_steps:
+        pick["server_optimizer"] = "none"
     if algorithm.heterogeneous:
         pick["analysis"] = "none"
     elif pick["model"] == "mix":
@@ -162,6 +174,17 @@ def _fit_together(pick: dict[str, str], draw: random.Random) -> None:
         pick["server_data"] = "in_domain"
     if pick["partition"] == "natural":
         pick["dataset"] = "synthetic"
+    elif pick["client_split"] == "natural":
+        pick["client_split"] = "shares"
+
+
+def _cells(pick: dict[str, str], held_out: int) -> list[str]:
+    """Cells of the evaluation matrix that such a run has."""
+    serverless = _class(pick["algorithm"]).decentralized or pick["algorithm"] in ("standalone", "hyfem")
+    data = ["global", "train", *(["unseen"] if held_out else [])]
+    if pick["partition"] not in ("random_blocks", "assigned_blocks") or pick["client_split"] == "redealt":
+        data.append("own")  # clients may not set examples aside that they share
+    return [f"{model}/{each}" for model in ("client", "server", "tuned")[: 1 if serverless else 3] for each in data]
 
 
 def _class(algorithm: str) -> Any:

@@ -22,17 +22,22 @@ from fedlab_runner.core.model_family import ModelFamily, Normalize
 from fedlab_runner.core.server_data import ServerData
 from fedlab_runner.core.work import Executor
 from fedlab_runner.datasets.examples import Examples
+from fedlab_runner.delays.base import Delay
 from fedlab_runner.delays.half_normal import HalfNormalDelay
 from fedlab_runner.evaluation.client_models import ClientModels
 from fedlab_runner.evaluation.evaluator import Evaluation
 from fedlab_runner.executors.loop import Loop
+from fedlab_runner.homes.base import Home
 from fedlab_runner.participation.uniform import UniformParticipation
+from fedlab_runner.server_optimizers.base import ServerOptimizer
 
 FEATURES, CLASSES = 5, 3
 RAGGED = (1, 2, 7, 8, 9, 20, 13, 40)
 EQUAL = (8, 8, 8, 8)
 CPU = torch.device("cpu")
 ALGORITHMS = sorted(path.stem for path in (conf_dir() / "algorithm").glob("*.yaml"))
+HOMES = sorted(path.stem for path in (conf_dir() / "home").glob("*.yaml"))
+SERVER_OPTIMIZERS = sorted(path.stem for path in (conf_dir() / "server_optimizer").glob("*.yaml"))
 
 
 # What makes an algorithm take any local optimiser.
@@ -43,10 +48,46 @@ SMALLER: dict[str, dict[str, Any]] = {
     "fedgen": {"noise_size": 4, "hidden": 6, "gen_batch_size": 5, "batch_size": 7, "steps": 3},
 }
 
+# What lets a method do all that it does within three rounds, and soon.
+FEW_ROUNDS: dict[str, dict[str, Any]] = {
+    "ca2fl": {"buffer_size": 3},
+    "center": {"lr": 0.01},
+    "def_kt": {"epochs": 1},
+    "dfml": {"epochs": 1, "period": 2},
+    "fedbe": {"epochs": 2, "batch_size": 32, "num_samples": 3, "lr": 0.01, "swa_start": 1, "swa_every": 2},
+    "fedbuff": {"buffer_size": 3},
+    "fedcda": {"warmup": 1, "memory": 2, "batches": 1},
+    "feddf": {"epochs": 2, "batch_size": 32, "lr": 0.01},
+    "feddle": {"epochs": 2, "batch_size": 32, "lr": 0.01},
+    "fedft": {"epochs": 2, "lr": 0.01},
+    "fedlaw": {"epochs": 2, "batch_size": 32},
+    "fedwalk": {"tau": float("inf"), "batch_size": 32},
+    "gamf": {"sinkhorn_steps": 5, "max_iterations": 40},
+}
+
+
+def few_rounds(name: str, **overrides: Any) -> Algorithm[Any]:
+    """An algorithm that does in three rounds of the toy what it is for."""
+    return algorithm(name, **(FEW_ROUNDS.get(name, {}) | overrides))
+
 
 def algorithm(name: str, **overrides: Any) -> Algorithm[Any]:
     """An algorithm as its YAML defines it; a wrapper's `base` is a name, alone or with overrides: (name, {...})."""
     built: Algorithm[Any] = hydra.utils.instantiate(_node(name, **overrides), _convert_="all")
+    return built
+
+
+def server_optimizer(name: str, **overrides: Any) -> ServerOptimizer:
+    """A server optimiser as its YAML defines it."""
+    node = OmegaConf.load(conf_dir() / "server_optimizer" / f"{name}.yaml")
+    built: ServerOptimizer = hydra.utils.instantiate(OmegaConf.merge(node, overrides), _convert_="all")
+    return built
+
+
+def home(name: str, **overrides: Any) -> Home:
+    """A home as its YAML defines it."""
+    node = OmegaConf.load(conf_dir() / "home" / f"{name}.yaml")
+    built: Home = hydra.utils.instantiate(OmegaConf.merge(node, overrides), _convert_="all")
     return built
 
 
@@ -133,17 +174,23 @@ def federation(
     topology: np.ndarray | None = None,
     device: torch.device = CPU,
     augment: Augment | None = None,
+    optimizer: ServerOptimizer | None = None,
+    split: Sequence[np.ndarray] | None = None,
+    delay: Delay | None = None,
+    home: Home | None = None,
 ) -> Federation:
-    """Clients with `sizes` examples; all of them take part in each round unless `cohort` says how many.
+    """Clients with `sizes` examples, or with those of a `split`; all of them take part in each round unless `cohort`
+    says how many.
 
     They have models from `build`, or from several `builds`. The server has in-domain and auxiliary examples of other
-    classes, whether the algorithm uses them or not.
+    classes, whether the algorithm uses them or not. Delays have the deviation `std`, or are those of a `delay`.
     """
-    inputs, targets = examples(sum(sizes))
-    split = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+    split = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1]) if split is None else split
+    inputs, targets = examples(1 + max(int(part.max(initial=-1)) for part in split))
     client_data = ClientData(inputs, targets, split, device, augment=augment)
-    chosen = participation or UniformParticipation(cohort or len(sizes), None)
-    clock = RoundClock(client_data.num_examples, chosen, HalfNormalDelay(std=std, draw="client"), seed)
+    chosen = participation or UniformParticipation(cohort or len(split), None, 0)
+    delay = delay or HalfNormalDelay(std=std, draw="client")
+    clock = RoundClock(client_data.num_examples, chosen, delay, seed)
     return Federation(
         family=[model_family(each, loss_function=loss_function, device=device) for each in builds or (build,)],
         client_data=client_data,
@@ -155,6 +202,8 @@ def federation(
         topology=topology,
         auxiliary_data=(server_data(70, seed=13, num_classes=4) if leash is None else leash).to(device),
         folder=folder,
+        server_optimizer=optimizer,
+        home=home,
     )
 
 
@@ -176,10 +225,10 @@ def evaluate(built: Algorithm[Any], state: Any, fed: Federation) -> dict[str, fl
     """Metrics of what an algorithm evaluates, on all the clients' examples."""
     inputs, targets = fed.client_data.inputs, fed.client_data.targets
     test = Examples(inputs, targets, targets, None)
-    evaluation = Evaluation(1, 100, False, False, False, "test/accuracy", "best", 1, 0, None)
+    evaluation = Evaluation(1, 100, False, [], 1, "test/accuracy", "best", 1, 0, None)
     models = built.models(state)
     if isinstance(models, torch.Tensor):
-        return evaluation.evaluate(fed.family, models, test, fed.client_data)
+        return evaluation.evaluate(fed.family, models, test)
     return ClientModels(evaluation, fed, test).evaluate(models, built.extra_eval_models(state, fed))
 
 

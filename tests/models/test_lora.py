@@ -154,7 +154,7 @@ def train(executor: Executor, dtype: torch.dtype, clients: int = 4) -> tuple[tor
     inputs = torch.from_numpy(rng.normal(size=(sum(sizes), 3, 32, 32))).to(dtype)
     targets = torch.from_numpy(rng.integers(CLASSES, size=sum(sizes)))
     client_data = ClientData(inputs, targets, np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1]), CPU)
-    clock = RoundClock(client_data.num_examples, UniformParticipation(clients, None), NoDelay("client"), 0)
+    clock = RoundClock(client_data.num_examples, UniformParticipation(clients, None, 0), NoDelay("client"), 0)
     setting = local(lr=0.05, epochs=1, batch_size=3)
     fed = Federation(family=model, client_data=client_data, clock=clock, executor=executor, local=setting, seed=0)
     cohort = fed.cohort(np.arange(clients))

@@ -23,6 +23,7 @@ from fedlab_runner.models.blocks_cnn import BlocksCNN
 from fedlab_runner.models.blocks_mlp import BlocksMLP
 from fedlab_runner.models.blocks_resnet import BlocksResNet
 from fedlab_runner.models.cnn_feddle import FeddleCNN
+from fedlab_runner.models.cnn_lenet import LeNetCNN
 from fedlab_runner.models.cnn_mcmahan import McMahanCNN
 from fedlab_runner.models.cnn_small import SmallCNN
 from fedlab_runner.models.dfml_cnn import DFMLCNN
@@ -52,13 +53,16 @@ def timm_model(name="test_vit", pretrained=False, weights=None, drop_rate=0.0, *
 
 # Every model with the inputs of one test: (channels, image size). ResNets on small images, to be quick.
 MODELS = {
-    "logistic": (Logistic(None, None), (2, 7)),
-    "logistic on features": (Logistic(None, None), (30, 1)),
+    "logistic": (Logistic(None, None, False), (2, 7)),
+    "logistic on features": (Logistic(None, None, False), (30, 1)),
+    "logistic with a reference": (Logistic(None, None, True), (30, 1)),
     "mlp": (MLP(None, None, [20, 10]), (1, 8)),
     "mlp without hidden layers": (MLP(None, None, []), (1, 8)),
     "cnn_small": (SmallCNN(1, 16), (1, 16)),
     "cnn_small on odd sizes": (SmallCNN(None, None), (3, 19)),
     "cnn_mcmahan": (McMahanCNN(1, 28), (1, 28)),
+    "cnn_lenet": (LeNetCNN(None, None), (1, 28)),
+    "cnn_lenet on odd sizes": (LeNetCNN(None, None), (3, 17)),
     "cnn_feddle each": (FeddleCNN(3, 32, "each"), (3, 32)),
     "cnn_feddle last": (FeddleCNN(3, 32, "last"), (3, 17)),
     "resnet18 batch": (ResNet18(3, 32, "batch"), (3, 12)),
@@ -135,7 +139,10 @@ def test_parameter_counts():
     assert count(ResNet18(3, 32, "group").build(3, 32, 100)) == 11_220_132
     assert count(TorchvisionResNet18(3, 224, None).build(3, 224, 20)) == 11_176_512 + 513 * 20
     assert count(SmallCNN(1, 16).build(1, 16, 10)) == 9_930
-    assert count(Logistic(None, None).build(1, 28, 10)) == 7_850
+    assert count(Logistic(None, None, False).build(1, 28, 10)) == 7_850
+    assert count(Logistic(None, None, True).build(13, 1, 2)) == 14
+    assert count(LeNetCNN(None, None).build(1, 28, 10)) == 44_426
+    assert count(LeNetCNN(None, None).build(3, 32, 10)) == 62_006
     assert count(DFMLCNN(None, None, [32, 64]).build(3, 32, 10)) == 94_858
     assert count(PreActResNet(None, None, [64, 128, 256, 512]).build(3, 32, 10)) == 11_172_170
     assert count(SmallViT(None, None, 512, 2, 4, 8, 64, 0.1, "cardinal").build(3, 32, 10)) == 4_366_316
@@ -228,13 +235,23 @@ def test_vmap_of_training_equals_a_loop(name):
     assert all((after[key] != buffers[key]).any() for key in norms)
 
 
+def test_two_classes_with_a_reference_are_binary_logistic_regression():
+    model = Logistic(None, None, True).build(30, 1, 2)
+    inputs = torch.randn(6, 30, 1, 1, generator=torch.Generator().manual_seed(0))
+    targets = torch.tensor([0, 1, 1, 0, 1, 0])
+    logits = model(inputs)
+    z = model[1](inputs.flatten(1))[:, 0]
+    assert torch.equal(logits, torch.stack([torch.zeros(6), z], 1))
+    torch.testing.assert_close(cross_entropy(logits, targets), F.binary_cross_entropy(z.sigmoid(), targets.float()))
+
+
 # refusals
 
 
 @pytest.mark.parametrize(
     "make,message",
     [
-        (lambda: Logistic(0, None), "channels must be >= 1, got 0"),
+        (lambda: Logistic(0, None, False), "channels must be >= 1, got 0"),
         (lambda: SmallCNN(1, -3), "image_size must be >= 1, got -3"),
         (lambda: MLP(None, None, [10, 0]), "hidden must be a list of widths >= 1, got [10, 0]"),
         (lambda: MLP(0, None, [10]), "channels must be >= 1, got 0"),
@@ -242,6 +259,10 @@ def test_vmap_of_training_equals_a_loop(name):
         (lambda: ResNet18(3, 32, "layer"), "norm must be one of batch, group, got layer"),
         (lambda: SmallCNN(1, 16).build(1, 3, 10), "image_size must be >= 4 (two 2x2 poolings), got 3"),
         (lambda: McMahanCNN(1, 28).build(1, 3, 10), "image_size must be >= 4 (two 2x2 poolings), got 3"),
+        (
+            lambda: LeNetCNN(None, None).build(1, 15, 10),
+            "image_size must be >= 16 (two 5x5 convolutions and two 2x2 poolings), got 15",
+        ),
         (lambda: FeddleCNN(3, 32, "each").build(3, 7, 10), "image_size must be >= 8 with pool 'each', got 7"),
         (lambda: FeddleCNN(3, 32, "last").build(3, 1, 10), "image_size must be >= 2 with pool 'last', got 1"),
         (
@@ -262,7 +283,10 @@ def test_what_does_not_fit_is_refused_in_one_line(make, message):
         make()
 
 
-@pytest.mark.parametrize("smallest", [(SmallCNN(1, 4), 4), (McMahanCNN(1, 4), 4), (FeddleCNN(3, 8, "each"), 8)])
+@pytest.mark.parametrize(
+    "smallest",
+    [(SmallCNN(1, 4), 4), (McMahanCNN(1, 4), 4), (FeddleCNN(3, 8, "each"), 8), (LeNetCNN(None, None), 16)],
+)
 def test_the_smallest_size_that_is_accepted_works(smallest):
     model, size = smallest
     assert model.build(2, size, 3)(torch.zeros(1, 2, size, size)).shape == (1, 3)

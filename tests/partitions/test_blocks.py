@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from fedlab_runner.config.build import build
-from fedlab_runner.core.flops import flop_counter
+from fedlab_runner.core.flops import FlopCounter
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.datasets import eurosat, herigraph, modelnet40_views
 from fedlab_runner.datasets.eurosat import EuroSAT
@@ -212,11 +212,11 @@ def test_extractors_side_by_side_compute_what_each_does(block_channels: int) -> 
     extractors, parts = [model.extractors[b] for b in read], [model._split(inputs)[b] for b in read]
     results = []
     for extract in (extract_each, extract_grouped):
-        with flop_counter() as counter:
+        with FlopCounter() as counter:
             features = torch.cat(list(extract(extractors, parts)), 1)
-            forward = counter.get_total_flops()
+            forward = counter.total
             gradients = torch.autograd.grad(features.square().sum(), [p for e in extractors for p in e.parameters()])
-        results.append((features, gradients, forward, counter.get_total_flops()))
+        results.append((features, gradients, forward, counter.total))
     torch.testing.assert_close(results[1], results[0], rtol=0, atol=1e-12)
     assert results[0][0].shape == (5, 18) and results[0][2] > 0
 

@@ -14,7 +14,9 @@ from fedlab_runner.partitions.dirichlet_equal_size import DirichletEqualSize
 from fedlab_runner.partitions.dirichlet_per_client import DirichletPerClient
 from fedlab_runner.partitions.dirichlet_unbounded import DirichletUnbounded
 from fedlab_runner.partitions.iid import IID
+from fedlab_runner.partitions.labels_per_client import LabelsPerClient
 from fedlab_runner.partitions.natural import Natural
+from fedlab_runner.partitions.power_law import PowerLaw
 from fedlab_runner.partitions.quantity_skew import QuantitySkew
 from fedlab_runner.partitions.shards import Shards
 from fedlab_runner.utils.errors import UserError
@@ -74,6 +76,10 @@ def test_disjoint_exact_cover_and_determinism(name, problem):
         changes["min_size"] = min(1, len(strata) // num_clients)
     if name == "shards":
         changes["shards_per_client"] = len(strata) // num_clients
+    if name == "labels_per_client":
+        changes["labels"] = len(np.unique(strata))
+    if name == "power_law":
+        changes |= {"classes_per_client": len(np.unique(strata)), "min_per_class": 0}
     component, before = partition(name, **changes), strata.copy()
     split = component.split(strata, None, num_clients, rng(seed))
     assert len(split) == num_clients
@@ -193,6 +199,11 @@ BAD_FIELDS = [
     ("dirichlet_equal_size", "max_tries", 0),
     ("shards", "shards_per_client", 0),
     ("natural", "min_samples", 0),
+    ("labels_per_client", "labels", 0),
+    ("power_law", "classes_per_client", 0),
+    ("power_law", "min_per_class", -1),
+    ("power_law", "sigma", -1.0),
+    ("power_law", "sigma", float("inf")),
 ]
 
 
@@ -278,6 +289,64 @@ def test_quantity_skew():
     assert even.min() >= 95 and even.max() <= 105
     with pytest.raises(ValueError, match=r"^min_size must be at most 100 "):
         QuantitySkew(0.1, 101).split(strata, None, 100, rng())
+
+
+@pytest.mark.parametrize(("num_clients", "k"), [(10, 2), (10, 1), (37, 3), (6, 10)])
+def test_labels_per_client(num_clients, k):
+    """Client i has class i modulo 10 and k - 1 others; each class goes to its clients in equal parts, to an example."""
+    strata = rng(1).permutation(np.arange(10 * 400) % 10)
+    counts = class_counts(LabelsPerClient(k).split(strata, None, num_clients, rng()), strata)
+    assert ((counts > 0).sum(1) == k).all() and counts.sum(0).tolist() == [400] * 10
+    assert all(counts[i, i % 10] for i in range(num_clients))
+    for of_class in counts.T:
+        assert np.ptp(of_class[of_class > 0]) <= 1
+
+
+def test_the_other_classes_of_a_client_are_any_of_the_others():
+    """Client 0 of 10 has class 0 and one of nine, each as often."""
+    strata = np.arange(100) % 10
+    others = [np.unique(strata[LabelsPerClient(2).split(strata, None, 10, rng(s))[0]])[1] for s in range(900)]
+    times = np.bincount(others, minlength=10)
+    assert times[0] == 0 and times[1:].min() > 60 and times[1:].max() < 145, "100 times each, five deviations"
+
+
+def test_labels_per_client_refusals():
+    strata = np.arange(100) % 10
+    with pytest.raises(ValueError, match=r"^labels must be at most 10, the number of classes, got 11$"):
+        LabelsPerClient(11).split(strata, None, 10, rng())
+    with pytest.raises(ValueError, match=r"^num_clients must be at least 10, .* got 9$"):
+        LabelsPerClient(2).split(strata, None, 9, rng())
+
+
+def test_power_law():
+    """Client i has the classes i and i + 1, five examples of each at least, and lognormal shares of the others."""
+    strata = rng(2).permutation(np.arange(10 * 6000) % 10)
+    counts = class_counts(PowerLaw(2, 5, 2.0).split(strata, None, 1000, rng()), strata)
+    for i, of_client in enumerate(counts):
+        assert set(np.flatnonzero(of_client)) == {i % 10, (i + 1) % 10} and of_client[of_client > 0].min() >= 5
+    assert counts.sum(0).tolist() == [6000] * 10
+    assert np.median(counts.sum(1)) < 30 and counts.max() > 500, "few clients have most"
+    even = class_counts(PowerLaw(2, 5, 0.0).split(strata, None, 1000, rng()), strata)
+    assert set(even[even > 0].tolist()) <= {29, 30, 31}
+
+
+def test_the_shares_of_a_power_law_are_lognormal():
+    """The ratio of two clients' shares of a class is exp(sigma (a - b)) with standard normal a and b."""
+    strata, sigma = np.zeros(10**6, int), 0.7
+    draws = [PowerLaw(1, 0, sigma).split(strata, None, 2, rng(seed)) for seed in range(300)]
+    ratios = np.log([len(first) / len(second) for first, second in draws])
+    assert abs(ratios.mean()) < 4 * sigma * np.sqrt(2 / 300)
+    assert abs(ratios.std() / (sigma * np.sqrt(2)) - 1) < 4 / np.sqrt(600)
+
+
+def test_power_law_refusals():
+    strata = np.arange(100) % 10
+    with pytest.raises(ValueError, match=r"^classes_per_client must be at most 10, the number of classes, got 11$"):
+        PowerLaw(11, 1, 2.0).split(strata, None, 10, rng())
+    with pytest.raises(ValueError, match=r"^num_clients must be at least 9, .* got 8$"):
+        PowerLaw(2, 1, 2.0).split(strata, None, 8, rng())
+    with pytest.raises(ValueError, match=r"^min_per_class must be at most 2 .* got 3$"):
+        PowerLaw(2, 3, 2.0).split(strata, None, 20, rng())
 
 
 def test_by_user():

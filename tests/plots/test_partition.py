@@ -9,19 +9,20 @@ from PIL import Image
 from fedlab_runner.plots.partition import class_counts, partition_table, plot_partition, write_partition_table
 
 LABELS = np.array([0, 1, 2, 2, 1, 0, 0])
+USES = {"train": [2, 0, 3], "held_out": [0, 0, 1]}
 SPLIT = [np.array([0, 5, 2]), np.array([], np.int64), np.array([1, 3, 4, 6])]
-ROWS = [[0, 3, 2, 0, 1], [1, 0, 0, 0, 0], [2, 4, 1, 2, 1]]
+ROWS = [[0, 3, 2, 0, 2, 0, 1], [1, 0, 0, 0, 0, 0, 0], [2, 4, 3, 1, 1, 2, 1]]
 
 
 def test_table():
-    columns, rows = partition_table(SPLIT, LABELS, ["cat", "dog", "owl"])
-    assert columns == ["client", "examples", "cat", "dog", "owl"]
+    columns, rows = partition_table(SPLIT, LABELS, ["cat", "dog", "owl"], USES)
+    assert columns == ["client", "examples", "train", "held_out", "cat", "dog", "owl"]
     assert rows == ROWS
 
 
 def test_labels_finer_than_the_names_are_numbered():
-    columns, rows = partition_table(SPLIT, LABELS, ["animal"])
-    assert columns == ["client", "examples", "class 0", "class 1", "class 2"] and rows == ROWS
+    columns, rows = partition_table(SPLIT, LABELS, ["animal"], USES)
+    assert columns == ["client", "examples", *USES, "class 0", "class 1", "class 2"] and rows == ROWS
 
 
 def test_no_clients():
@@ -29,10 +30,10 @@ def test_no_clients():
 
 
 def test_files(tmp_path):
-    write_partition_table(tmp_path / "new", SPLIT, LABELS, ["cat, tabby", "dog", "owl"])
+    write_partition_table(tmp_path / "new", SPLIT, LABELS, ["cat, tabby", "dog", "owl"], USES)
     with (tmp_path / "new/partition.csv").open(newline="", encoding="utf-8") as file:
         columns, *rows = csv.reader(file)
-    assert columns[2] == "cat, tabby" and [[int(cell) for cell in row] for row in rows] == ROWS
+    assert columns[4] == "cat, tabby" and [[int(cell) for cell in row] for row in rows] == ROWS
     lines = (tmp_path / "new/partition.md").read_text(encoding="utf-8").splitlines()
     assert lines[0] == "3 clients (1 empty), 7 examples, 3 classes"
     assert "| examples | 0 | 3 | 4 |" in lines

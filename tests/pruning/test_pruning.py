@@ -19,7 +19,7 @@ from fedlab_runner.utils import checksummed_json
 from fedlab_runner.utils.errors import Pruned
 from tests.helpers.report_files import curve, write_run
 
-ACCURACY = Evaluation(1, 100, False, False, False, "test/accuracy", "best", 1, 0, None)
+ACCURACY = Evaluation(1, 100, False, [], 1, "test/accuracy", "best", 1, 0, None)
 OTHERS = [{1: 0.2, 2: 0.4}, {1: 0.3, 2: 0.5}, {1: 0.4, 2: 0.9}]
 
 
@@ -80,7 +80,7 @@ def test_it_compares_with_the_finished_runs_of_its_sweep(tmp_path: Path, monkeyp
     rows = [{"round": 0, "test/accuracy": 0.9}, {"round": 1, "test/accuracy": 0.55}]
 
     def look(rounds: int = 3, every: int = 1, folder: str = "mine", least: int = 3) -> None:
-        evaluation = Evaluation(every, 100, False, False, False, "test/accuracy", "best", 1, 0, None)
+        evaluation = Evaluation(every, 100, False, [], 1, "test/accuracy", "best", 1, 0, None)
         (tmp_path / folder).mkdir(exist_ok=True)
         pruner.Pruner(tmp_path / folder, Median(0, least), evaluation, rounds).look(lambda: rows, 1)
 
@@ -99,7 +99,7 @@ def test_it_compares_with_the_finished_runs_of_its_sweep(tmp_path: Path, monkeyp
 
 def test_of_a_loss_less_is_better(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(sweep.FOLDER, str(write_sweep(tmp_path, 0.5, 0.6, 0.7, metric="test/loss")))
-    evaluation = Evaluation(1, 100, False, False, False, "test/loss", "best", 1, 0, None)
+    evaluation = Evaluation(1, 100, False, [], 1, "test/loss", "best", 1, 0, None)
     watch = pruner.Pruner(tmp_path, Median(0, 3), evaluation, 3)
     watch.look(lambda: [{"round": 1, "test/loss": 0.55}], 1)
     with pytest.raises(Pruned):

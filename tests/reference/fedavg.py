@@ -1,16 +1,25 @@
 """FedAvg (McMahan et al., AISTATS 2017), Algorithm 1, and the server's rules for late updates (Feddle, Eq 1 to 3)."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from tests.reference.plain import Case, Fields, Model, Problem, Sent, arrived, fedavg_step
+from tests.reference.server_step import Server, without_optimizer
 
 
-def fedavg(p: Problem, *, late_policy: str, weighting: str, server_lr: float) -> Iterator[Fields]:
-    x, sent = p.x0, list[Sent]()  # initialise w_0
+def fedavg(
+    p: Problem,
+    *,
+    late_policy: str,
+    weighting: str,
+    server_lr: float,
+    optimizer: Callable[[Problem], Server] = without_optimizer,
+) -> Iterator[Fields]:
+    x, sent, server = p.x0, list[Sent](), optimizer(p)  # initialise w_0
     for t in range(p.num_rounds):  # for each round t = 1, 2, ... do
         for k in p.cohort(t):  # S_t <- random set of clients; for each client k in S_t in parallel do
             sent.append(Sent(t, k.client, k.due, x, client_update(p, k.client, x, t)))
-        x = fedavg_step(p, x, arrived(sent, t, late_policy), late_policy, weighting, server_lr)
+        if here := arrived(sent, t, late_policy):
+            x = server(x, fedavg_step(p, x, here, late_policy, weighting, server_lr))
         yield {"params": x.vector}
 
 

@@ -7,7 +7,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.reference.plain import Case, Fields, Model, Problem, Sent, arrived, fedavg_step, gradient, mean, sgd
+from tests.reference.plain import (
+    BATCH_NORM,
+    MLP,
+    Case,
+    Fields,
+    Model,
+    Problem,
+    Sent,
+    arrived,
+    fedavg_step,
+    gradient,
+    mean,
+    sgd,
+)
 
 
 def fedbe(
@@ -95,8 +108,26 @@ def dirichlet(y: list[Model], num_samples: int, alpha: float, rng: np.random.Gen
 FEW = {"lr": 0.05, "epochs": 3, "batch_size": 16, "num_samples": 4}
 CASES = [
     Case("fedbe gaussian", fedbe, FEW | {"noise": 0.5}, equations="Algorithm 1, the authors' Gaussian"),
-    Case("fedbe dirichlet", fedbe, FEW | {"sampler": "dirichlet", "alpha": 0.5}, equations="Algorithm 1, Dirichlet"),
-    Case("fedbe SWA", fedbe, FEW | {"swa_start": 6, "swa_every": 4, "temperature": 1.0}, equations="Algorithm 1, SWA"),
+    Case(
+        "fedbe dirichlet",
+        fedbe,
+        FEW | {"sampler": "dirichlet", "alpha": 0.5},
+        models=(MLP,),
+        equations="Algorithm 1, Dirichlet",
+    ),
+    Case(
+        "fedbe SWA",
+        fedbe,
+        FEW | {"swa_start": 6, "swa_every": 4, "temperature": 1.0},
+        models=(BATCH_NORM,),
+        equations="Algorithm 1, SWA",
+    ),
     Case("fedbe late", fedbe, FEW | {"batch_size": 89, "max_steps": 5, "weighting": "uniform"}, std=1.5),
-    Case("fedbe model, late", fedbe, FEW | {"late_policy": "model", "sampler": "dirichlet"}, std=1.5),
+    Case(
+        "fedbe model, late",
+        fedbe,
+        FEW | {"late_policy": "model", "sampler": "dirichlet"},
+        std=1.5,
+        models=(BATCH_NORM,),
+    ),
 ]

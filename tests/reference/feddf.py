@@ -7,7 +7,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.reference.plain import Adam, Case, Fields, Model, Problem, Sent, arrived, fedavg_step, gradient, sgd
+from tests.reference.plain import (
+    BATCH_NORM,
+    MLP,
+    Adam,
+    Case,
+    Fields,
+    Model,
+    Problem,
+    Sent,
+    arrived,
+    fedavg_step,
+    gradient,
+    sgd,
+)
 
 
 def feddf(
@@ -51,8 +64,14 @@ def feddf(
 
 CASES = [
     Case("feddf", feddf, {"lr": 0.01, "epochs": 3, "batch_size": 16}, equations="Algorithm 1"),
-    Case("feddf temperature, clipped", feddf, {"temperature": 3.0, "clip_norm": 1e-3, "cosine": False}),
+    Case("feddf temperature, clipped", feddf, {"temperature": 3.0, "clip_norm": 1e-3, "cosine": False}, models=(MLP,)),
     # minibatches of 89 leave one of a single example
     Case("feddf late", feddf, {"lr": 0.01, "epochs": 3, "batch_size": 89, "max_steps": 5}, std=1.5),
-    Case("feddf model, late", feddf, {"lr": 0.01, "late_policy": "model", "weighting": "uniform"}, std=1.5),
+    Case(
+        "feddf model, late",
+        feddf,
+        {"lr": 0.01, "late_policy": "model", "weighting": "uniform"},
+        std=1.5,
+        models=(BATCH_NORM,),
+    ),
 ]

@@ -14,7 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+MLP, BATCH_NORM = ("mlp",), ("batch_norm",)  # networks of a case
 Fields = dict[str, Any]  # values of a State by field name: tensors, numbers, and tuples, lists or dicts of them
+EMPTY = torch.zeros(0, dtype=torch.float64)  # a vector of no values
 
 
 class Model(NamedTuple):
@@ -30,38 +32,55 @@ class Model(NamedTuple):
 
 
 class Net:
-    """A network as a function of a `Model`."""
+    """A network as a function of a `Model`. A `head` [C' (F + 1)] for other classes stands in for its last layer."""
 
     def __init__(self, build: Callable[[], nn.Module]) -> None:
-        self.module = build().double()
+        self.build, self.module = build, build().double()
         self.shapes = {k: v.shape for k, v in self.module.named_parameters()}
         self.stats = {k: v.shape for k, v in self.module.named_buffers() if v.is_floating_point()}
         self.num_params = sum(shape.numel() for shape in self.shapes.values())
         self.num_stats = sum(shape.numel() for shape in self.stats.values())
+        self.num_features = list(self.shapes.values())[-2][-1]  # F, the inputs of the last layer
 
     def tensors(self, w: Tensor) -> dict[str, Tensor]:
         """The parameters by name, as views of w [P]."""
         parts = torch.split(w, [shape.numel() for shape in self.shapes.values()])
         return {k: part.view(shape) for (k, shape), part in zip(self.shapes.items(), parts, strict=True)}
 
+    def statistics(self, s: Tensor) -> dict[str, Tensor]:
+        """The running statistics by name, as views of s [B]."""
+        parts = torch.split(s, [shape.numel() for shape in self.stats.values()])
+        return {k: part.view(shape) for (k, shape), part in zip(self.stats.items(), parts, strict=True)}
+
+    def parts(self, model: Model) -> dict[str, Tensor]:
+        """All values of a model by name, as views."""
+        return self.tensors(model.w) | self.statistics(model.s)
+
+    def joined(self, parts: dict[str, Tensor]) -> Model:
+        """The model that has these values by name."""
+        w, s = (torch.cat([*(parts[k].reshape(-1) for k in names), EMPTY]) for names in (self.shapes, self.stats))
+        return Model(w, s)
+
     def model(self, vector: Tensor) -> Model:
         """The model of a vector [D]."""
         return Model(*torch.split(vector, [self.num_params, self.num_stats]))
 
-    def train(self, w: Tensor, s: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    def train(self, w: Tensor, s: Tensor, x: Tensor, head: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Logits [b, C] in training mode, and the statistics after this minibatch."""
-        return self._call(w, s, x, training=True)
+        return self._call(w, s, x, head, training=True)
 
-    def eval(self, w: Tensor, s: Tensor, x: Tensor) -> Tensor:
+    def eval(self, w: Tensor, s: Tensor, x: Tensor, head: Tensor | None = None) -> Tensor:
         """Logits [b, C] in evaluation mode."""
-        return self._call(w, s, x, training=False)[0]
+        return self._call(w, s, x, head, training=False)[0]
 
-    def _call(self, w: Tensor, s: Tensor, x: Tensor, training: bool) -> tuple[Tensor, Tensor]:
+    def _call(self, w: Tensor, s: Tensor, x: Tensor, head: Tensor | None, training: bool) -> tuple[Tensor, Tensor]:
         self.module.train(training)
-        parts = torch.split(s.clone(), [shape.numel() for shape in self.stats.values()])
-        buffers = {k: part.view(shape) for (k, shape), part in zip(self.stats.items(), parts, strict=True)}
-        logits = torch.func.functional_call(self.module, self.tensors(w) | buffers, (x,))
-        return logits, torch.cat([*(b.reshape(-1) for b in buffers.values()), s[:0]])
+        buffers, named = self.statistics(s.clone()), self.tensors(w)
+        if head is not None:
+            (weight, bias), classes = list(named)[-2:], len(head) // (self.num_features + 1)
+            named |= {weight: head[:-classes].view(classes, self.num_features), bias: head[-classes:]}
+        logits = torch.func.functional_call(self.module, named | buffers, (x,))
+        return logits, torch.cat([*(b.reshape(-1) for b in buffers.values()), EMPTY])
 
 
 class Data(NamedTuple):
@@ -98,12 +117,20 @@ class Problem(NamedTuple):
     local: Local
     num_rounds: int
     server: Data  # examples of the server's
+    server_classes: int  # of `server`; out-of-domain, these are not the clients' and their number is another
     auxiliary: Data  # examples of the server's of other classes
-    topology: np.ndarray | None  # [N, N] bool
+    auxiliary_classes: int
+    loss: str  # of the labels: ce, or wsm as in DFML
+    topology: np.ndarray | None  # who reaches whom [N, N] bool; None: all do
+    blocks: np.ndarray | None  # which feature blocks each client has [N, d0] bool
     cohort: Callable[[int], list[Start]]
     """(round) -> who starts in it, in the order of sampling."""
+    sample: Callable[[int, Sequence[int]], list[int]]
+    """(round, clients) -> those of the clients that take part, in the order of sampling, where no one is late."""
     batches: Callable[..., list[Tensor]]
-    """(client, round, purpose="BATCHES") -> rows of `data`, a tensor for each local step."""
+    """(client, round, purpose="BATCHES", epochs=None, drop_single=None) -> rows of `data`, a tensor for each local
+    step. A last minibatch of one example is left out where `drop_single` (None: where the network has batch norm).
+    """
     server_batches: Callable[..., list[Tensor]]
     """(round, epochs, batch_size, max_steps=None, stage=0, training=True, purpose="SERVER_BATCHES", data=None) -> rows
     of `server`, or of other `data`, a tensor for each step."""
@@ -113,6 +140,8 @@ class Problem(NamedTuple):
     """(purpose, round=0, client=0, step=0) -> the stream of a key."""
     initial: Callable[..., Tensor]
     """(build=None, seed=None, number=0) -> the fresh model [D] of the first network, or of another one."""
+    uniform: Callable[[str, int], Tensor]
+    """(purpose, n) -> n numbers of torch's from [0, 1)."""
 
     @property
     def net(self) -> Net:
@@ -126,6 +155,10 @@ class Problem(NamedTuple):
     @property
     def num_clients(self) -> int:
         return len(self.members)
+
+    def net_of(self, client: int) -> Net:
+        """The network of a client."""
+        return self.nets[client % len(self.nets)]
 
     def n(self, client: int) -> int:
         """The number of a client's examples, n_j."""
@@ -149,7 +182,7 @@ class Problem(NamedTuple):
         A client with a single example trains with batch norm in evaluation mode: it cannot train on one.
         """
         x, y = self.data.x[rows], self.data.y[rows]
-        return gradient(net or self.net, w, s, x, y, loss, frozen=self.n(client) == 1)
+        return gradient(net or self.net_of(client), w, s, x, y, loss, frozen=self.n(client) == 1)
 
 
 def gradient(
@@ -174,11 +207,13 @@ def gradient(
     return g, s.detach()
 
 
-def sgd(p: Problem, x: Model, client: int, round: int) -> Model:
+def sgd(
+    p: Problem, x: Model, client: int, round: int, loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy
+) -> Model:
     """ClientUpdate of FedAvg: the model after plain SGD from x on the client's minibatches of a round."""
     w, s = x
     for b in p.batches(client, round):
-        g, s = p.gradient(w, s, b, client)
+        g, s = p.gradient(w, s, b, client, loss)
         w = w - p.local.lr * g
     return Model(w, s)
 
@@ -251,7 +286,12 @@ class Case:
     local: dict[str, Any] = field(default_factory=dict)  # keys of conf/local, where they are not the toy's
     std: float = 0.0  # of the half-normal delays; 0: nobody is late
     cohort: int = 4
-    models: tuple[tuple[str, ...], ...] = (("mlp",), ("batch_norm",))  # names of networks in the toy; each is a test
+    optimizer: tuple[str, dict[str, Any]] | None = None  # the server's, and its keys where they are not the default
+    home: str | None = None  # what clients keep to themselves
+    models: tuple[tuple[str, ...], ...] = (MLP, BATCH_NORM)  # names of networks in the toy; each is a test
+    loss: str = "ce"  # of the labels: ce or wsm
+    topology: str = ""  # ring; empty: everyone reaches everyone
+    out_of_domain: bool = False  # the server's examples are of other classes than the clients'
     rounds: int = 6
     equations: str = ""  # what of the paper the loop follows
 

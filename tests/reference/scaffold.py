@@ -1,12 +1,13 @@
 """SCAFFOLD (Karimireddy et al., ICML 2020), Algorithm 1."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from tests.reference.plain import Case, Fields, Model, Problem, mean
+from tests.reference.server_step import Server, without_optimizer
 
 
 class Upload(NamedTuple):
@@ -15,10 +16,18 @@ class Upload(NamedTuple):
     delta_y: Tensor
     delta_c: Tensor
     statistics: Tensor
+    examples: int
 
 
-def scaffold(p: Problem, *, option: int, server_lr: float) -> Iterator[Fields]:
-    x = p.x0  # lines 1 and 2: initial x and c; c_i, all zero
+def scaffold(
+    p: Problem,
+    *,
+    option: int,
+    weighting: str,
+    server_lr: float,
+    optimizer: Callable[[Problem], Server] = without_optimizer,
+) -> Iterator[Fields]:
+    x, server = p.x0, optimizer(p)  # lines 1 and 2: initial x and c; c_i, all zero
     c = torch.zeros_like(x.w)
     c_i: dict[int, Tensor] = {}
     sent: list[Upload] = []
@@ -32,14 +41,18 @@ def scaffold(p: Problem, *, option: int, server_lr: float) -> Iterator[Fields]:
             # line 12, option I: c_i+ <- g_i(x), over all examples; option II: c_i+ <- c_i - c + (x - y_i) / (K eta_l)
             travelled = (x.w - y) / (len(steps) * p.local.lr)
             plus = full_gradient(p, x, k.client, t) if option == 1 else own - c + travelled
-            sent.append(Upload(k.client, k.due, y - x.w, plus - own, s))  # line 13: communicate these
+            sent.append(
+                Upload(k.client, k.due, y - x.w, plus - own, s, len(p.members[k.client]))
+            )  # line 13: communicate these
         here = [u for u in sent if u.due == t]
         if here:
-            ones = [1] * len(here)
-            # line 16: (Delta x, Delta c) <- 1/|S| sum (Delta y_i, Delta c_i)
-            # line 17: x <- x + eta_g Delta x and c <- c + |S| / N Delta c
-            x = Model(x.w + server_lr * mean([u.delta_y for u in here], ones), mean([u.statistics for u in here], ones))
-            c = c + len(here) / p.num_clients * mean([u.delta_c for u in here], ones)
+            # line 16: (Delta x, Delta c) <- 1/|S| sum (Delta y_i, Delta c_i); by size: with n_i / n_S in place of 1/|S|
+            n = [u.examples if weighting == "size" else 1 for u in here]
+            n_all = sum(map(len, p.members)) if weighting == "size" else p.num_clients
+            # line 17: x <- x + eta_g Delta x and c <- c + |S| / N Delta c; by size: n_S / n
+            y = Model(x.w + server_lr * mean([u.delta_y for u in here], n), mean([u.statistics for u in here], n))
+            x = server(x, y)
+            c = c + sum(n) / n_all * mean([u.delta_c for u in here], n)
             for u in here:  # line 14: c_i <- c_i+, once the server has it too
                 c_i[u.client] = c_i.get(u.client, torch.zeros_like(c)) + u.delta_c
         yield {"params": x.vector, "c": c, "c_i": dict(c_i)}
@@ -60,6 +73,8 @@ def full_gradient(p: Problem, x: Model, client: int, t: int) -> Tensor:
 CASES = [
     Case("scaffold option 2", scaffold, {"server_lr": 0.8}, equations="Algorithm 1, option II"),
     Case("scaffold option 1", scaffold, {"option": 1, "server_lr": 0.8}, equations="Algorithm 1, option I"),
+    Case("scaffold by size", scaffold, {"weighting": "size", "server_lr": 0.8}, equations="Algorithm 1, option II"),
     Case("scaffold late", scaffold, {}, std=1.5, equations="Algorithm 1, option II"),
     Case("scaffold option 1, late", scaffold, {"option": 1}, std=1.5, equations="Algorithm 1, option I"),
+    Case("scaffold by size, late", scaffold, {"weighting": "size"}, std=1.5, equations="Algorithm 1, option II"),
 ]

@@ -1,10 +1,11 @@
 """Every value of every algorithm's State is that of a plain loop written from its paper (the files beside this one)."""
 
 import ast
-from itertools import islice
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,9 +13,9 @@ from fedlab_runner.core.work import Executor
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.processes import Processes
 from fedlab_runner.executors.vectorized import Vectorized
-from tests.helpers.toy import RAGGED, algorithm
+from tests.helpers.toy import CLASSES, RAGGED, algorithm, examples, mlp
 from tests.reference.harness import TOLERANCE, all_cases, build, curve, keys, largest_difference, problem
-from tests.reference.plain import Case
+from tests.reference.plain import Case, Fields, Net, gradient
 
 CASES = [(case, models) for case in all_cases() for models in case.models]
 NAMES = [f"{case.name}, {'+'.join(models)}" for case, models in CASES]
@@ -26,37 +27,44 @@ COMPILED: dict[str, Executor] = {
     "loop": Loop(compile=True),
     "vectorized": Vectorized(chunk_size=2, compile=True),
 }
+MATCHING = ["fedma", "gamf", "hyfem"]
 EXECUTOR_ROUNDS = 2  # the first, and one that starts from what it leaves
 SOURCES = sorted(path for path in Path(__file__).parent.glob("*.py") if path.stem not in ("harness", "test_reference"))
 
 
-def check(case: Case, models: tuple[str, ...], rounds: int, executor: Executor | None = None) -> None:
-    """The package and the reference loop have the same State after each of the first rounds."""
+@cache
+def by_reference(name: str) -> list[Fields]:
+    """The States of a case's reference loop after each round."""
+    case, models = CASES[NAMES.index(name)]
     drawn = problem(build(case, models), case.rounds, late=case.std > 0)
-    theirs = case.reference(drawn, **keys(case))
-    pairs = zip(curve(case, build(case, models, executor), rounds), islice(theirs, rounds), strict=True)
+    return list(case.reference(drawn, **keys(case)))
+
+
+def check(name: str, rounds: int | None = None, executor: Executor | None = None) -> None:
+    """The package and the reference loop have the same State after each of the first rounds (None: after all)."""
+    (case, models), theirs = CASES[NAMES.index(name)], by_reference(name)[:rounds]
+    pairs = zip(curve(case, build(case, models, executor), len(theirs)), theirs, strict=True)
     for round, (mine, other) in enumerate(pairs):
         apart = largest_difference(mine, other)
         assert apart < TOLERANCE, f"round {round}: the States differ by {apart:.1e}"
 
 
-@pytest.mark.parametrize(("case", "models"), CASES, ids=NAMES)
-def test_the_state_is_that_of_the_reference_loop_after_every_round(case: Case, models: tuple[str, ...]) -> None:
-    assert case.rounds >= 5
-    check(case, models, case.rounds)
+@pytest.mark.parametrize("name", NAMES)
+def test_the_state_is_that_of_the_reference_loop_after_every_round(name: str) -> None:
+    check(name)
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize(("case", "models"), CASES, ids=NAMES)
-def test_every_executor_agrees(case: Case, models: tuple[str, ...], executor: str) -> None:
-    check(case, models, EXECUTOR_ROUNDS, EXECUTORS[executor])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_executor_agrees(name: str, executor: str) -> None:
+    check(name, EXECUTOR_ROUNDS, EXECUTORS[executor])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("executor", COMPILED)
-@pytest.mark.parametrize(("case", "models"), CASES, ids=NAMES)
-def test_every_compiled_executor_agrees(case: Case, models: tuple[str, ...], executor: str) -> None:
-    check(case, models, EXECUTOR_ROUNDS, COMPILED[executor])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_compiled_executor_agrees(name: str, executor: str) -> None:
+    check(name, EXECUTOR_ROUNDS, COMPILED[executor])
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
@@ -67,28 +75,59 @@ def test_a_reference_imports_nothing_of_the_package(path: Path) -> None:
             imported.add(node.module)
         elif isinstance(node, ast.Import):
             imported |= {alias.name for alias in node.names}
-    assert {"tests.reference.plain"} | {each for each in imported if not each.startswith("tests")} >= imported
+    others = {f"tests.reference.{source.stem}" for source in SOURCES}
+    assert others >= {each for each in imported if each.startswith("tests")}
     assert not any(each.partition(".")[0] == "fedlab_runner" for each in imported)
 
 
-@pytest.mark.parametrize(("case", "models"), CASES, ids=NAMES)
-def test_a_case_is_worth_comparing(case: Case, models: tuple[str, ...]) -> None:
-    """A client with one example takes part, and the model moves."""
-    drawn = problem(build(case, models), case.rounds, late=case.std > 0)
-    alone = {client for client, n in enumerate(RAGGED) if n == 1}
-    states: list[Any] = list(case.reference(drawn, **keys(case)))
-    assert len(states) == case.rounds
-    assert algorithm(case.method).decentralized or alone & {
-        start.client for t in range(case.rounds) for start in drawn.cohort(t)
-    }
-    first, last = (next(iter(state.values())) for state in (states[0], states[-1]))
+@pytest.mark.parametrize("name", NAMES)
+def test_a_case_is_worth_comparing(name: str) -> None:
+    """It has five rounds or more, a client with one example takes part, and the model moves."""
+    (case, models), states = CASES[NAMES.index(name)], by_reference(name)
+    assert len(states) == case.rounds >= 5
+    fed, alone = build(case, models), {client for client, n in enumerate(RAGGED) if n == 1}
+    starts = {client for start in fed.ahead(case.rounds) for client in start.ids.tolist()}
+    assert algorithm(case.method).decentralized or alone & starts
+    first, last = (first_value(state) for state in (states[0], states[-1]))
     assert largest_difference(first, last) > 1e-3
+
+
+def first_value(state: Any) -> Any:
+    """A State's first field: models; that of its base's State where it has one."""
+    return first_value(next(iter(state.values()))) if isinstance(state, dict) else state
+
+
+@pytest.mark.parametrize("method", MATCHING)
+def test_neurons_change_places(method: str) -> None:
+    """In some case of each method that matches; where all stay, a mean of the models as they are would agree too."""
+
+    def moved(case: Case) -> float:
+        """The share of neurons that the first round puts elsewhere."""
+        fed = build(case, case.models[-1])
+        next(curve(case, fed, 1))
+        return fed.collect().get("algorithm/moved_neurons", 0.0)
+
+    assert any(moved(case) > 0.3 for case in all_cases() if case.method == method)
+
+
+def test_the_gradient_of_the_loops_is_that_written_by_hand() -> None:
+    """Of the mean cross entropy of a network with one tanh layer, in NumPy."""
+    net, (inputs, targets) = Net(mlp), examples(12)
+    w = torch.from_numpy(np.random.default_rng(3).normal(size=net.num_params))
+    w1, b1, w2, b2 = (tensor.numpy() for tensor in net.tensors(w).values())
+    h = np.tanh(inputs.numpy() @ w1.T + b1)
+    odds = np.exp(h @ w2.T + b2)
+    dz = odds / odds.sum(1, keepdims=True) - np.eye(CLASSES)[targets.numpy()]
+    dh = (dz @ w2) * (1 - h**2)
+    by_hand = np.concatenate([(dh.T @ inputs.numpy()).ravel(), dh.sum(0), (dz.T @ h).ravel(), dz.sum(0)]) / len(h)
+    found, _ = gradient(net, w, w[:0], inputs, targets)
+    np.testing.assert_allclose(found.numpy(), by_hand, rtol=0, atol=1e-14)
 
 
 def test_the_comparison_can_fail() -> None:
     case = next(case for case in all_cases() if case.method == "fedavg")
     drawn = problem(build(case, case.models[0]), case.rounds, late=case.std > 0)
-    other = case.reference(drawn, **(keys(case) | {"server_lr": 1.0 + 1e-6}))
+    other = case.reference(drawn, **(keys(case) | {"server_lr": keys(case)["server_lr"] * (1 + 1e-6)}))
     first = next(curve(case, build(case, case.models[0]), 1))
     assert largest_difference(first, next(other)) > 100 * TOLERANCE
     with pytest.raises(AssertionError, match="params"):

@@ -158,7 +158,7 @@ def test_a_loss_is_better_when_it_is_smaller(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("metric", "winner"), [("test/loss", "fedavg"), ("clients/accuracy_std", "fedavg"), ("mine/score", "fedbuff")]
+    ("metric", "winner"), [("test/loss", "fedavg"), ("server/own_std", "fedavg"), ("mine/score", "fedbuff")]
 )
 def test_every_metric_is_better_in_its_own_direction(metric: str, winner: str, tmp_path: Path) -> None:
     """FedAvg's values are the smaller ones: what is bold, what others are held against, who is first to a target."""
@@ -288,6 +288,20 @@ def test_costs_stand_beside_the_papers_in_its_unit(tmp_path: Path) -> None:
     assert column(text, "Fed+FT", 2) == ["**3**", "paper 340", "difference \N{MINUS SIGN}337", "1 seed"]
 
 
+def test_rounds_to_a_target_stand_beside_the_papers(tmp_path: Path) -> None:
+    """Infinitely many for a seed that does not get there; a run on its way has none yet."""
+    fed = ("experiment=published/mcmahan", "rounds=3", "participation.cohort_size=10", "local.epochs=1")
+    for seed, last in enumerate((0.98, 0.97)):
+        write_run(tmp_path, *fed, "partition=iid", f"seed={seed}", rows=curve(0.1, 0.3, last, 0.96), small=False)
+    write_run(tmp_path, *fed, "partition=shards", rows=curve(0.1, 0.3, 0.4, 0.5), small=False)
+    write_run(tmp_path, *fed, "partition=iid", "local.epochs=5", rows=curve(0.1, 0.3, 0.98), small=False)
+    text = written(tmp_path)["report.md"]
+    row = "McMahan et al., E = 1, C = 0.1"
+    assert column(text, row)[:3] == ["**2 ± 0**", "paper 87", "difference \N{MINUS SIGN}85"]
+    assert column(text, row, 2)[0] == "**inf**"
+    assert column(text, "FedLab, E = 5, C = 0.1")[1] == "paper 43" and "2 so far" not in text
+
+
 def test_a_deviation_is_over_what_the_papers_is_over(tmp_path: Path) -> None:
     """FedCDA's over the last ten rounds of a run, Feddle's over seeds."""
     fed = ("experiment=fedcda/table2", "algorithm=fedavg", "partition.alpha=0.1", "rounds=12")
@@ -326,7 +340,7 @@ def test_a_table_must_say_what_its_deviations_are_over(tmp_path: Path, monkeypat
 
 def test_metrics_of_the_best_round_stand_beside_the_papers(tmp_path: Path) -> None:
     fed = ("experiment=fedwalk/table2", "dataset=cifar10", "partition.alpha=0.1", "rounds=2", "evaluation.every=1")
-    rows = [{"test/accuracy": t, "train/accuracy": 2 * t} for t in (0.1, 0.4, 0.3)]
+    rows = [{"test/accuracy": t, "server/train_weighted": 2 * t} for t in (0.1, 0.4, 0.3)]
     for base in ("fedavg", "fedprox"):
         choice = ("algorithm=fedwalk", f"algorithm@algorithm.base={base}")
         write_run(tmp_path, *fed, *choice, rows=rows if base == "fedavg" else rows[:2], small=False)
@@ -334,6 +348,23 @@ def test_metrics_of_the_best_round_stand_beside_the_papers(tmp_path: Path) -> No
     assert column(text, "FedWalk") == ["**80.0**", "paper 95.26", "difference \N{MINUS SIGN}15.3", "1 seed"]
     assert column(text, "FedWalk", 2)[0] == "**40.0**"
     assert column(text, "FedProx + FedWalk")[0] == "unfinished"
+
+
+def test_cells_of_the_evaluation_matrix_have_a_table_and_the_clients_picture(tmp_path: Path) -> None:
+    wanted = (*EVERY, "evaluation.summary=last")
+    for seed, mean in enumerate((0.5, 0.7)):
+        last = {"test/accuracy": 0.4, "server/own": mean, "server/own_worst_decile": 0.25, "client/own_loss": 2.0}
+        folder = write_run(
+            tmp_path, "algorithm=fedavg", *wanted, f"seed={seed}", rows=[{"test/accuracy": 0.1}] * 3 + [last]
+        )
+        (folder / "plots").mkdir(exist_ok=True)
+        (folder / "plots" / "clients.png").write_bytes(pictures.PNG + b"clients")
+    write_run(tmp_path, "algorithm=fedbuff", *wanted, "seed=0", rows=[{"test/accuracy": 0.1}] * 4)
+    text = written(tmp_path)["report.md"].split("## Whose accuracy")[1].split("## ")[0]
+    assert "| method | client/own | server/own |" in text
+    assert "| fedavg | \N{EN DASH} | 60.0 ± 14.1<br>worst tenth 25.0 ± 0.0 |" in text
+    assert "| fedbuff | \N{EN DASH} | \N{EN DASH} |" in text
+    assert text.count("![") == 1 and "fedavg, seed 0" in text
 
 
 # The page.

@@ -48,7 +48,7 @@ GROUPS = {
     group: sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
     for group in (
         *("algorithm", "server_data", "partition", "delay", "topology", "model", "loss", "augment"),
-        *("participation", "local", "lr_schedule", "executor", "analysis", "pruning", "dataset"),
+        *("participation", "local", "lr_schedule", "server_optimizer", "executor", "analysis", "pruning", "dataset"),
     )
 }
 # Of the other data sets nothing is on most machines, and what there is takes long.
@@ -213,9 +213,9 @@ def test_clocks(data: st.DataObject) -> None:
     n, size, delay = len(num_examples), data.draw(st.integers(1, len(num_examples))), data.draw(delays)
     factor = data.draw(st.sampled_from([1.0, 1.3, n / size]))
     some = (
-        UniformParticipation(size, None)
+        UniformParticipation(size, None, 0)
         if math.ceil(factor * size) > n or data.draw(st.booleans())
-        else OverSelection(size, factor)
+        else OverSelection(size, factor, 0)
     )
     seed, saved_at = data.draw(st.integers(0, 2**32)), data.draw(st.integers(0, 14))
     clock, resumed = (RoundClock(num_examples, some, delay, seed) for _ in range(2))

@@ -1,4 +1,7 @@
-"""`kill -9` at any instant, then the same command: the same bytes as a run that was never touched."""
+"""`kill -9` and SIGTERM to a command as a user types it, then the same command: the bytes of a run left alone.
+
+`test_crash` kills runs of all families at every point, without the start of a process; here the whole command is tried.
+"""
 
 import random
 import signal
@@ -10,30 +13,20 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.composed import files
+from tests.helpers.crash import TINY
 
-SMALL = (
-    "model=logistic",
-    "num_clients=20",
-    "participation.cohort_size=4",
-    "local.epochs=1",
-    "delay.std=3",
-    "rounds=40",
-    "evaluation.every=5",
-    "checkpoint.rounds=3",
-    "checkpoint.seconds=null",
-    "device=cpu",
+ROUNDS = 60
+NAMES = (
+    "fedbuff",
+    "fedcda algorithm.warmup=5 algorithm.store_on=disk",
+    "fedgen algorithm.steps=5",
+    "scaffold algorithm.store_on=disk",
+    "dfml server_data=none",
 )
 
 
-def start(folder: Path, *overrides: str) -> subprocess.Popen[bytes]:
-    command = [
-        sys.executable,
-        "-m",
-        "fedlab_runner.train",
-        *SMALL,
-        f"hydra.run.dir={folder}",
-        f"logger.dir={folder.parent}/wandb",
-    ]
+def start(folder: Path, *overrides: str) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-m", "fedlab_runner.train", *TINY, f"rounds={ROUNDS}", f"hydra.run.dir={folder}"]
     return subprocess.Popen(
         [*command, *overrides], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=folder.parent
     )
@@ -50,59 +43,27 @@ def rounds_done(folder: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-SLOW = (
-    "fedcda algorithm.warmup=5 algorithm.store_on=disk",
-    "fedavg",
-    "fedexp",
-    "fedgen",
-    "fedasync",
-    "fedprox",
-    "scaffold",
-    "scaffold algorithm.store_on=disk",
-    "ca2fl algorithm.store_on=disk",
-    "dfml server_data=none",
-    "fedma model=mlp model.hidden=[8]",
-    "gamf model=mlp model.hidden=[8]",
-    "hyfem model=blocks_mlp partition=random_blocks partition.num_blocks=4 algorithm.keep_own=true "
-    "partition.blocks_per_client=2 server_data=none",
-    "standalone",
-)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "fedbuff",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW),
-    ],
-)
-def test_killed_runs_end_in_the_same_bytes(name: str, tmp_path: Path) -> None:
-    overrides = f"algorithm={name}".split()
-    whole(tmp_path / "whole", *overrides)
-    rng, folder, kills = random.Random(name), tmp_path / "killed", 0
-    for _ in range(3):
-        before = rounds_done(folder)
-        process = start(folder, *overrides)
-        target = before + rng.randint(1, 14)
-        while process.poll() is None and rounds_done(folder) < target:
-            time.sleep(0.003)
-        if process.poll() is None:
-            process.send_signal(signal.SIGKILL)
-            kills += 1
-        process.communicate()
-    assert kills >= 2, "the runs were too short to be killed"
-    whole(folder, *overrides)
-    assert files(folder) == files(tmp_path / "whole")
-
-
-def test_sigterm_checkpoints_and_ends_with_143(tmp_path: Path) -> None:
-    folder = tmp_path / "stopped"
-    process = start(folder, "rounds=100000")
-    while process.poll() is None and rounds_done(folder) < 5:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGTERM)
+def stopped(folder: Path, number: signal.Signals, rounds: int, *overrides: str) -> tuple[int, bytes]:
+    """The exit code and the errors of a run that is sent a signal after so many more rounds."""
+    process, target = start(folder, *overrides), rounds_done(folder) + rounds
+    while process.poll() is None and rounds_done(folder) < target:
+        time.sleep(0.002)
+    process.send_signal(number)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGTERM, errors.decode()
+    return process.returncode, errors
+
+
+@pytest.mark.parametrize("name", [NAMES[0], *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES[1:])])
+def test_stopped_runs_end_in_the_same_bytes(name: str, tmp_path: Path) -> None:
+    overrides = f"algorithm={name} delay={'none' if 'dfml' in name else 'half_normal'}".split()
+    whole(tmp_path / "whole", *overrides)
+    rng, folder = random.Random(name), tmp_path / "stopped"
+    assert stopped(folder, signal.SIGKILL, rng.randint(1, 14), *overrides) == (-signal.SIGKILL, b"")
+    assert 0 < rounds_done(folder) < ROUNDS
+    code, errors = stopped(folder, signal.SIGTERM, rng.randint(1, 14), *overrides)
+    assert code == 128 + signal.SIGTERM, errors.decode()
     assert errors == b"stopped by signal 15; the same command continues from the last checkpoint\n"
     newest = max(int(path.stem.removeprefix("round_")) for path in (folder / "checkpoints").glob("*.pt"))
     assert newest in (rounds_done(folder) - 1, rounds_done(folder) - 2), "the last whole round is there"
+    whole(folder, *overrides)
+    assert files(folder) == files(tmp_path / "whole")

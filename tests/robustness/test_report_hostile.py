@@ -270,6 +270,7 @@ def test_whatever_stands_in_the_place_of_a_file_the_other_runs_are_shown(good: P
         ("last: 5", "last: 0"),
         ("summary: ", "summary: no_such_rule #"),
         ("every: 1", "every: text"),
+        ("target: ", "target: text #"),
         ("evaluation:", "evaluation: [1]\nx:"),
         ("seed: 0", "seed: {a: [1]}"),
         ("rounds: 3", "rounds: [3]"),

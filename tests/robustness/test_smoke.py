@@ -37,7 +37,7 @@ def test_every_choice_of_every_group_is_tried() -> None:
         "participation.cohort_size=1",
         "threads=2",
     )
-    assert {*ours, "threads=1", "validation=0.2", "rounds=2", "rounds=3"} <= seen
+    assert {*ours, "threads=1", "client_split.validation=0.2", "rounds=2", "rounds=3"} <= seen
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.experiment.run import run_in
 from fedlab_runner.plots.topology import layout, plot_topology
 from fedlab_runner.topologies.edge_list import EdgeList
-from fedlab_runner.topologies.graphs import describe, unreachable
+from fedlab_runner.topologies.graphs import describe, metropolis, spectral_gap, unreachable
 from fedlab_runner.topologies.mesh import Mesh
 from fedlab_runner.topologies.random_regular import RandomRegular
 from fedlab_runner.topologies.ring import Ring
@@ -128,3 +128,23 @@ def test_random_graphs_are_nearly_uniform() -> None:
     graphs = [draw(RandomRegular(2), 5, seed).tobytes() for seed in range(600)]
     counts = [graphs.count(graph) for graph in set(graphs)]
     assert len(counts) == 12 and chisquare(counts).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("clients", [2, 3, 10])
+def test_metropolis_weights_are_those_of_a_doubly_stochastic_symmetric_matrix_on_the_links(clients: int) -> None:
+    for topology in (Mesh(), Star(1), Ring()):
+        linked = topology.draw(generator(0, Purpose.TOPOLOGY), clients)
+        weights = metropolis(linked)
+        assert np.array_equal(weights, weights.T) and (weights.diagonal() > 0).all()
+        assert ((weights > 0) == (linked | np.eye(clients, dtype=bool))).all()
+        np.testing.assert_allclose(weights.sum(1), 1, rtol=0, atol=1e-15)
+
+
+def test_spectral_gaps_that_are_known() -> None:
+    ring, mesh = (metropolis(each.draw(generator(0, Purpose.TOPOLOGY), 12)) for each in (Ring(), Mesh()))
+    assert spectral_gap(ring) == pytest.approx(2 / 3 * (1 - np.cos(2 * np.pi / 12)))
+    assert spectral_gap(mesh) == pytest.approx(1)
+    apart = np.zeros((4, 4), bool)
+    apart[0, 1] = apart[1, 0] = apart[2, 3] = apart[3, 2] = True
+    assert spectral_gap(metropolis(apart)) == pytest.approx(0, abs=1e-12)
+    assert spectral_gap(metropolis(np.zeros((1, 1), bool))) == 1

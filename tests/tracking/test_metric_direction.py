@@ -5,15 +5,24 @@ import pytest
 from fedlab_runner.tracking.metric_direction import lower_is_better
 
 LOWER = (
-    *("test/loss", "train/loss", "train/global_loss", "algorithm/search_loss_last", "loss", "test/error", "mine/MSE"),
+    *(
+        "test/loss",
+        "train/loss",
+        "server/own_loss",
+        "client/train_weighted_loss",
+        "algorithm/search_loss_last",
+        "loss",
+        "test/error",
+        "mine/MSE",
+    ),
     *("comm/upload_mb", "comm/download_mb", "comm/models", "cost/server_gflops", "cost/client_gflops"),
     *("cost/server_cache_mb", "time/round", "time/wall", "algorithm/selection_seconds", "rounds_to_target"),
-    *("client_models/accuracy_std", "clients/accuracy_std", "late/staleness_mean", "late/staleness_count/3"),
+    *("client/own_std", "server/unseen_weighted_std", "late/staleness_mean", "late/staleness_count/3"),
     *("updates/clipped", "updates/not_finite", "algorithm/coefficients_negative"),
 )
 HIGHER = (
-    *("test/accuracy", "train/accuracy", "validation/accuracy", "clients/accuracy_worst_decile", "accuracy"),
-    *("client_models/accuracy_mean", "client_models/accuracy_min", "test/accuracy_class/3", "test/accuracy_model/cnn"),
+    *("test/accuracy", "server/own", "client/validation", "tuned/own_worst_decile", "accuracy"),
+    *("client/global_weighted", "client/own_worst", "test/accuracy_class/3", "test/accuracy_model/cnn"),
     *("test/accuracy_class/error", "test/accuracy_class/loss_of_time"),  # a class may have any name
     *("analysis/update_cosine_mean", "algorithm/probe_cosine_first", "late/arrived", "mine/f1", "test/lossless", ""),
 )

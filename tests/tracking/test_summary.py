@@ -54,8 +54,8 @@ def test_the_final_metrics_are_those_of_the_last_round() -> None:
 def test_the_metrics_of_the_best_round_stand_beside_it() -> None:
     """FedWalk's Table 2: the training accuracy of the model with the best test accuracy."""
     rows = curve(VALUES)
-    rows[20] |= {"train/accuracy": 0.95, "late/staleness_count/2": 3}
-    assert summary(rows)["at_best"] == {METRIC: 0.9, "train/accuracy": 0.95, "train/loss": 1 / 21}
+    rows[20] |= {"server/train": 0.95, "late/staleness_count/2": 3}
+    assert summary(rows)["at_best"] == {METRIC: 0.9, "server/train": 0.95, "train/loss": 1 / 21}
     assert summary([])["at_best"] == {}
 
 
@@ -113,5 +113,5 @@ def test_the_rules_follow_the_metric() -> None:
     assert summary(curve(values, "test/loss"), metric="test/loss", rule="best_of_last")["objective"] == 0.7
     assert summary(curve(values, "test/loss"), metric="test/loss", last=4)["best_of_last"] == 0.5
     assert summary(curve(values))["best_of_last"] == 1.0
-    spread = "client_models/accuracy_std"
+    spread = "client/own_std"
     assert summary(curve({10: 0.3, 20: 0.1}, spread), metric=spread)["best_of_last"] == 0.1

@@ -166,9 +166,8 @@ class _State:
         everything = torch.arange(num_columns, device=rows.device)
         self._whole = [torch.equal(client.columns, everything) for client in clients]
         self._alike = all(self._whole) and shared < num_columns
-        self._has = rows.new_zeros(
-            count, num_columns
-        )  # 1 where a client has a column [J, d]; unused where all have all
+        # 1 where a client has a column [J, d]; unused where all have all.
+        self._has = rows.new_zeros(count, num_columns)
         if not self._alike:
             for has, client in zip(self._has, clients, strict=True):
                 has[client.columns] = 1

@@ -39,8 +39,8 @@ class TrainedGroup(NamedTuple):
 
 
 def first_aggregator(fed: Federation) -> int:
-    """The lowest id of the clients that have examples (DFML, section 3.1)."""
-    return int(np.flatnonzero(fed.client_data.num_examples)[0])
+    """The lowest id of the clients that may be asked to train (DFML, section 3.1)."""
+    return int(fed.participants[0])
 
 
 def initial_models(fed: Federation) -> Stacks:
@@ -83,14 +83,16 @@ def updated(models: Stacks, new: Iterable[tuple[ClientGroup, Tensor]]) -> Stacks
 
 def record_exchange(fed: Federation, groups: Iterable[ClientGroup], aggregator: int) -> None:
     """Counts that all clients of the groups except the aggregator send their models and receive new ones."""
-    sizes = [(int((group.ids != aggregator).sum()), group.family.size) for group in groups]
+    sizes = [(int((group.ids != aggregator).sum()), fed.home.num_shared(group.family)) for group in groups]
     values, models = sum(n * size for n, size in sizes), sum(n for n, _ in sizes)
     fed.metrics.count_payload(upload=values, download=values, models=2 * models)
 
 
 def cluster_means(fed: Federation, trained: Iterable[TrainedGroup]) -> Iterator[tuple[ClientGroup, Tensor]]:
-    """For each architecture the mean [D_a] of its participants' models, weighted by examples (DFML, Eq 5)."""
+    """For each architecture the mean [D_a] of its participants' models, weighted by examples (DFML, Eq 5); or where
+    parts stay at home the mean beside what each participant keeps [k, D_a].
+    """
     for group, _, after in trained:
         weights = torch.from_numpy(fed.client_data.num_examples[group.ids]).to(after)
         fed.metrics.count_server_flops(2 * after.numel())
-        yield group, torch.tensordot(weights / weights.sum(), after, 1)
+        yield group, fed.home.own(group.family, after, torch.tensordot(weights / weights.sum(), after, 1))

@@ -122,9 +122,8 @@ def partial_training(
             owners.index_add_(0, index, torch.ones_like(w))
         parts.append((group, after, where))
         fed.metrics.count_server_flops(2 * after.numel())
-    whole = total / owners.clamp_min(
-        1
-    )  # Eq 6 divides by |P| even where fewer models have the value, which would shrink it
+    # Eq 6 divides by |P| even where fewer models have the value, which would shrink it.
+    whole = total / owners.clamp_min(1)
     new = [
         (group, torch.stack([whole[index].where(owners[index] > 0, w) for index, w in zip(where, after, strict=True)]))
         for group, after, where in parts

@@ -160,7 +160,7 @@ def test_only_what_is_known_for_certain_may_move(build: Callable[[], nn.Module],
 @pytest.mark.parametrize(
     "model",
     [
-        Logistic(None, None),
+        Logistic(None, None, False),
         ResNet18(None, None, "group"),
         ViTLoRA(None, None, "vit_tiny_patch16_224", False, None, 2, 4.0),
     ],

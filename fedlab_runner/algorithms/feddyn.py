@@ -1,0 +1,82 @@
+"""FedDyn (Acar et al., ICLR 2021), Algorithm 1. https://arxiv.org/abs/2111.04263"""
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
+
+from fedlab_runner.algorithms.shared.averaging import Update, make_update, stepped
+from fedlab_runner.core.algorithm import CohortLoad, Footprint, ServerAlgorithm, client_rows
+from fedlab_runner.core.client_state import PLACES, RowRef
+from fedlab_runner.core.cohort import Cohort
+from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.model_family import Batch, FunctionalModel
+from fedlab_runner.core.updates import Updates
+from fedlab_runner.utils.validate import finite_above, one_of
+
+
+class FedDynState(NamedTuple):
+    """The server's model and the gradients of the clients' losses, as they are estimated; all start at zero."""
+
+    params: Tensor  # theta [D]
+    h: Tensor  # h [P], the mean of g_k over all clients
+    g_k: dict[int, RowRef]  # the gradient of L_k at theta_k, each [P], by client; zero before its first report
+
+
+@dataclass(frozen=True)
+class FedDyn(ServerAlgorithm[FedDynState, Update]):
+    """Clients minimise L_k(w) - <g_k, w> + alpha/2 ||w - x||^2, where x is the received model; then g_k becomes g_k -
+    alpha (w - x). The server's model is the mean of theirs minus h / alpha, where h is the mean of all clients' g_k.
+
+    Clients count alike. A late change is added to today's model, and moves h and g_k when it arrives. The clients' g_k
+    are kept on the device, the host or disk (`store_on`).
+    """
+
+    alpha: float
+    store_on: str
+
+    model_copies: ClassVar[int] = 2  # g_k; the update is written over the trained model
+
+    def __post_init__(self) -> None:
+        finite_above(0, alpha=self.alpha)
+        one_of(PLACES, store_on=self.store_on)
+
+    def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
+        held = client_rows(self.store_on, load.ever * fed.family.num_params)
+        return Footprint(self.model_copies, self.payload_copies, held)
+
+    def init(self, fed: Federation) -> FedDynState:
+        x = fed.family.init(fed.seed)
+        return FedDynState(x, x.new_zeros(fed.family.num_params), g_k={})
+
+    def client_update(self, state: FedDynState, cohort: Cohort) -> Update:
+        x, p, known, shared = state.params, cohort.family.num_params, state.g_k, cohort.shared
+        rows, g_k = cohort.row_store(self.store_on, p), x.new_zeros(len(cohort), p)
+        for own, k in zip(g_k, cohort.client_ids.tolist(), strict=True):
+            if k in known:
+                own.copy_(rows.get(known[k]))
+
+        def loss(model: FunctionalModel, batch: Batch, g: Tensor) -> Tensor:
+            w = model.params
+            away = w - x[:p] if shared is None else (w - x[:p]) * shared
+            return model.family.loss(model, batch) - g @ w + self.alpha / 2 * away.square().sum()
+
+        return make_update(cohort.family, x, cohort.train(x, loss=loss, per_client=(g_k,)), "delta")
+
+    def server_step(self, state: FedDynState, arrivals: Updates[Update], fed: Federation) -> FedDynState:
+        if not len(arrivals):
+            return state
+        deltas, statistics = arrivals.upload
+        rows, g_k = fed.row_store(self.store_on, len(state.h)), dict(state.g_k)
+        for k, delta in zip(arrivals.ids.tolist(), deltas, strict=True):
+            g = -self.alpha * delta
+            if k in g_k:
+                g += rows.get(g_k[k])
+                rows.drop(g_k[k])
+            g_k[k] = rows.put(g)
+        h = state.h - self.alpha / fed.population * deltas.sum(0)
+        step = arrivals.mean(deltas, uniform=True) - h / self.alpha
+        return FedDynState(stepped(state.params, step, arrivals.mean(statistics, uniform=True)), h, g_k)
+
+    def cached(self, state: FedDynState) -> int:
+        return state.h.numel()  # the clients keep their g_k

@@ -1,0 +1,54 @@
+"""The contract of a client split: the training, validation and test examples of each client. N clients.
+
+Each choice is a frozen dataclass in a file of this folder, with conf/client_split/<file>.yaml.
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from fedlab_runner.core.rng import Purpose, generators
+from fedlab_runner.datasets.examples import Examples
+
+Lists = list[np.ndarray]  # N ascending int64 arrays of indices
+
+
+class Parts(NamedTuple):
+    """The examples of each client by use; no example of a client is in two parts."""
+
+    train: Lists  # indices of training examples
+    validation: Lists  # indices of training examples
+    test: Lists | None  # indices of training examples or, with `from_test_set`, of test examples; None: no such part
+    from_test_set: bool = False
+
+
+class ClientSplit(Protocol):
+    """A rule that splits each client's examples. The run applies it once, when it has dealt the examples out."""
+
+    @abstractmethod
+    def split(self, owned: Sequence[np.ndarray], train: Examples, test: Examples, seed: int) -> Parts:
+        """The parts of each client, from the training examples that the partition has given it.
+
+        `owned` has N ascending int64 arrays of indices into `train`; `test` is the global test set. A pure function of
+        the fields and the arguments: client i's draw depends on (seed, i) and its own examples alone, or on those of
+        all clients where they share out the test set. Raises ValueError, named after the field, or UserError, where
+        the examples cannot be split so.
+        """
+
+
+def set_aside(owned: Sequence[np.ndarray], sizes: np.ndarray, seed: int, purpose: Purpose) -> tuple[Lists, Lists]:
+    """Sets aside so many examples [N] of each client, drawn by its key: (what it keeps, what is set aside)."""
+    kept, aside = [], []
+    draws = zip(owned, sizes.tolist(), generators(seed, purpose, 0, np.arange(len(owned))), strict=True)
+    for mine, size, rng in draws:
+        order = rng.permutation(len(mine))
+        kept.append(mine[np.sort(order[size:])])
+        aside.append(mine[np.sort(order[:size])])
+    return kept, aside
+
+
+def share_of(share: float, owned: Sequence[np.ndarray]) -> np.ndarray:
+    """floor(share * n) of each client's n examples [N] int64."""
+    return (share * np.array([len(mine) for mine in owned], dtype=np.float64)).astype(np.int64)

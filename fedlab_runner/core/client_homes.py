@@ -1,0 +1,158 @@
+"""What clients keep at home: values of their models that are never sent, one row for each client."""
+
+from collections import ChainMap
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlab_runner.core.client_state import ClientStateStore, RowRef, RowStore
+from fedlab_runner.core.model_family import ModelFamily
+from fedlab_runner.homes.base import Home, Keeping
+
+
+class ClientHomes:
+    """The homes of a run's clients. With a server a row has the h values at home of the first family's model.
+
+    A client that has not trained yet has the values of the run's first model, which everyone can draw from the seed. A
+    late client has its new values when its update arrives. Clients without a server keep whole models themselves: they
+    use `mask` and `own` alone.
+    """
+
+    def __init__(self, home: Home | None, families: Sequence[ModelFamily], store: ClientStateStore, seed: int) -> None:
+        """UserError where a model lacks what the home is about."""
+        rule = home if isinstance(home, Keeping) else None
+        self._masks = [_mask(rule, family) for family in families]
+        self._families, self._seed, self._store = families, seed, store
+        self.place = "" if rule is None else rule.store_on
+        self._columns = self._masks[0].nonzero().squeeze(1)  # [h]
+        p, h = families[0].num_params, len(self._columns)
+        at_home = int(self._masks[0][:p].sum())
+        self._of_length = {families[0].num_buffers: h - at_home, p: at_home, families[0].size: h}
+        self._first: Tensor | None = None  # [h], of a client that has not trained
+        self._settled: dict[int, RowRef] = {}  # by client
+        self._away: dict[int, RowRef] = {}  # of clients whose update is on its way: theirs when it arrives
+        self._started: dict[int, RowRef | None] = {}  # settled rows before this round, of clients that train in it
+        self.acts = any(bool(mask.any()) for mask in self._masks)  # whether anything stays at home
+
+    @property
+    def size(self) -> int:
+        """h, the number of values at home of the first family's model."""
+        return len(self._columns)
+
+    def mask(self, family: ModelFamily) -> Tensor:
+        """The mask [D] of the values at home, of one of the run's families."""
+        return self._masks[self._families.index(family)]
+
+    def num_shared(self, family: ModelFamily) -> int:
+        """How many values of a model are sent, of one of the run's families."""
+        return family.size - int(self.mask(family).sum())
+
+    def shared(self, family: ModelFamily) -> Tensor | None:
+        """1 for a trainable parameter that is shared, 0 for one at home [P]; None: all are shared."""
+        return (~self.mask(family)[: family.num_params]).to(family.dtype) if self.acts else None
+
+    def own(self, family: ModelFamily, mine: Tensor, theirs: Tensor) -> Tensor:
+        """The shared values of `theirs` [D] or [k, D], beside the values at home of `mine` [k, D]."""
+        return torch.where(self.mask(family), mine, theirs) if self.acts else theirs
+
+    def sent(self, tensor: Tensor) -> int:
+        """How many values of a tensor [..., D], [..., P] or [..., B] are shared; all of a tensor of another shape."""
+        last = tensor.shape[-1] if tensor.dim() else 0
+        return tensor.numel() - (tensor.numel() // last * self._of_length.get(last, 0) if last else 0)
+
+    def fill(self, x: Tensor, ids: np.ndarray) -> Tensor:
+        """The models [k, D] of clients `ids` [k]: the shared values of x [D] or [k, D], beside their own at home."""
+        return self._filled(x, ids, self._settled)
+
+    def starts(self, x: Tensor, ids: np.ndarray) -> Tensor:
+        """As `fill`, for clients that train now: the models from which local training starts or goes on."""
+        return self._filled(x, ids, ChainMap(self._away, self._settled))
+
+    def received(self, x: Tensor, ids: np.ndarray) -> Tensor:
+        """As `fill`, with the homes from which these clients started this round."""
+        before = {i: ref for i, ref in self._started.items() if ref is not None}
+        return self._filled(
+            x, ids, ChainMap(before, {i: r for i, r in self._settled.items() if i not in self._started})
+        )
+
+    def keep(self, ids: np.ndarray, y: Tensor, received: Tensor, good: np.ndarray, late: np.ndarray) -> Tensor:
+        """What leaves the clients of their trained models y [K, D]: at home, the values `received` [D] or [K, D].
+
+        Each client keeps its own, where its model is `good` [K]; those that report `late` [K] when they report.
+        """
+        mine = y.index_select(1, self._columns)
+        for k in np.flatnonzero(good).tolist():
+            client, homes = int(ids[k]), self._away if late[k] else self._settled
+            self._started.setdefault(client, self._settled.get(client))
+            self._replace(homes, client, self._rows.put(mine[k]))
+        return torch.where(self._masks[0], received, y)
+
+    def arrive(self, clients: Iterable[int]) -> None:
+        """Clients whose late updates arrive now have what they kept when they trained."""
+        for client in clients:
+            if client in self._away:
+                self._replace(self._settled, client, self._away.pop(client))
+
+    def revert(self, clients: Iterable[int]) -> None:
+        """Clients whose update of this round is lost have the homes from which they started."""
+        for client in clients:
+            if client in self._away:
+                self._rows.drop(self._away.pop(client))
+            elif client in self._started:
+                before = self._started[client]
+                # A slot that this round has dropped is still whole, and another takes its place.
+                again = None if before is None else self._rows.put(self._rows.get(before))
+                self._rows.drop(self._settled.pop(client))
+                if again is not None:
+                    self._settled[client] = again
+
+    def begin(self) -> None:
+        """Starts a round."""
+        self._started = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that rounds change; no tensor in it is ever written to."""
+        return {"settled": dict(self._settled), "away": dict(self._away)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues from a saved state; ValueError where it is of another home."""
+        settled, away = dict(state["settled"]), dict(state["away"])
+        for ref in (*settled.values(), *away.values()):
+            if not isinstance(ref, int) and (not isinstance(ref, Tensor) or ref.shape != (self.size,)):
+                raise ValueError("what clients keep at home is of another size")
+        if not self.acts and (settled or away):
+            raise ValueError("clients keep something at home, and the run has none")
+        self._settled, self._away = settled, away
+
+    @property
+    def _rows(self) -> RowStore:
+        return self._store.rows(self.place, self.size, self._families[0].dtype)
+
+    def _replace(self, homes: dict[int, RowRef], client: int, ref: RowRef) -> None:
+        if client in homes:
+            self._rows.drop(homes[client])
+        homes[client] = ref
+
+    def _filled(self, x: Tensor, ids: np.ndarray, known: Mapping[int, RowRef]) -> Tensor:
+        if not self.acts:
+            return x.expand(len(ids), -1)
+        if self._first is None:
+            self._first = self._families[0].init(self._seed)[self._columns]
+        mine, rows = self._first.repeat(len(ids), 1), self._rows
+        for row, client in zip(mine, ids.tolist(), strict=True):
+            if client in known:
+                row.copy_(rows.get(known[client]))
+        return x.expand(len(ids), -1).index_copy(1, self._columns, mine)
+
+
+def _mask(rule: Keeping | None, family: ModelFamily) -> Tensor:
+    """The mask [D] of the values of a family's model that stay at home."""
+    if rule is None:
+        return torch.zeros(family.size, dtype=torch.bool, device=family.device)
+    head, layout = family.classifier, family.layout
+    kept = set(rule.keeps(family.module, None if head is None else head.name, list(layout)))
+    parts = [torch.full((shape.numel(),), name in kept) for name, (_, shape) in layout.items()]
+    return torch.cat(parts).to(family.device)

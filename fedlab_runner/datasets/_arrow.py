@@ -1,0 +1,165 @@
+"""Data sets of the library `datasets`: how they are opened, and their arrow tables row by row."""
+
+import io
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+from unittest import mock
+
+from fedlab_runner.datasets._columns import Cell, Fault, shown
+from fedlab_runner.utils.files import open_to_read
+
+IMAGE, LIST, CELL, OTHER = "image", "list", "cell", "other"  # kinds of columns
+CELL_TYPES = re.compile(r"u?int\d+|float\d+|double|bool|(large_)?string|string_view")  # the library's, of one value
+READERS = {".arrow": "arrow", ".parquet": "parquet"}  # the library's readers of files
+MARKS = ("dataset_dict.json", "state.json")  # files in a folder of save_to_disk
+ROWS_AT_ONCE = 1000  # rows that are Python objects at a time
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a feature is: a column, and the index in its lists (None: the column has single values)."""
+
+    column: str
+    index: int | None
+
+    @property
+    def name(self) -> str:
+        """The feature's name."""
+        return self.column if self.index is None else f"{self.column}[{self.index}]"
+
+
+def open_local(library: Any, path: Path, name: str | None, wanted: Sequence[str]) -> Mapping[str, Any]:
+    """The data sets in a folder or file by split, those `wanted` or all; a file without the name of one is the first.
+
+    Only arrow and parquet files are read, as the library has readers that one should not give a stranger's file to.
+    Raises ValueError for files of other kinds, and whatever the library raises.
+    """
+    path = path if name is None else path / name
+    inside = list(path.rglob("*")) if path.is_dir() else [path]
+    if strange := [each for each in inside if not (each.is_file() or each.is_dir())]:
+        raise ValueError(f"{strange[0]} is {'no plain file' if strange[0].exists() else 'missing'}")
+    if any((path / mark).is_file() for mark in MARKS):
+        found = library.load_from_disk(str(path.absolute()))
+        return found if isinstance(found, dict) else {wanted[0]: found}
+    files = sorted(each for each in inside if each.suffix in READERS)
+    if not files:
+        raise ValueError(f"it holds no file that ends in {' or '.join(READERS)}")
+    base = path if path.is_dir() else path.parent
+    by_split = {split: [each for each in files if _is_of(each.relative_to(base), split)] for split in wanted}
+    by_split = {split: each for split, each in by_split.items() if each} or {wanted[0]: files}
+    parts = {}
+    for split, of_split in by_split.items():
+        if len(suffixes := {each.suffix for each in of_split}) > 1:
+            raise ValueError(f"the files of the split {split} end in {' and '.join(sorted(suffixes))}")
+        names = [str(each.absolute()) for each in of_split]
+        parts[split] = library.load_dataset(READERS[suffixes.pop()], data_files={split: names}, split=split)
+    return parts
+
+
+def _is_of(path: Path, split: str) -> bool:
+    """Whether a word of a file's path is the name of a split: data/train-00000-of-00002.parquet, set/test/0.arrow."""
+    return split in re.split(r"[^a-zA-Z0-9]+", str(path.with_suffix("")))
+
+
+@contextmanager
+def quiet(library: Any, online: bool) -> Iterator[None]:
+    """A context in which the library shows no progress and, unless `online`, does not ask the Hub."""
+    from huggingface_hub import constants
+
+    shown = not library.are_progress_bars_disabled()
+    library.disable_progress_bars()
+    try:
+        if online:
+            yield
+        else:
+            with (
+                mock.patch.object(constants, "HF_HUB_OFFLINE", True),
+                mock.patch.object(library.config, "HF_HUB_OFFLINE", True),
+            ):
+                yield
+    finally:
+        if shown:
+            library.enable_progress_bars()
+
+
+def table_of(part: Any) -> Any:
+    """The arrow table of a data set, whole by arrow's own check: a damaged file could end the process otherwise."""
+    part.data.validate(full=True)
+    return part.with_format("arrow")[:]
+
+
+def kind(feature: Any) -> str:
+    """The kind of a column of this type."""
+    name = type(feature).__name__
+    if name == "Image":
+        return IMAGE
+    if name in ("List", "LargeList"):
+        inner = getattr(feature.feature, "dtype", "")
+        return LIST if kind(feature.feature) == CELL and "string" not in inner else OTHER
+    dtype = str(getattr(feature, "dtype", ""))
+    return CELL if name == "ClassLabel" or (name == "Value" and CELL_TYPES.fullmatch(dtype)) else OTHER
+
+
+def places(columns: Sequence[str], features: Mapping[str, Any], table: Any) -> list[Place]:
+    """The features in columns of values and of lists; a list has as many as in the first row."""
+    found = []
+    for name in columns:
+        if kind(features[name]) == LIST:
+            first = table.column(name)[0].as_py() if table.num_rows else None
+            found += [Place(name, i) for i in range(len(first or []))]
+        else:
+            found.append(Place(name, None))
+    return found
+
+
+def rows(
+    table: Any, inputs: Sequence[Place], target: str, user: str | None, classes: Sequence[str] | None
+) -> Iterator[dict[str, Cell]]:
+    """The rows of a table by the names of features, target and user. `classes` are those of numbered labels.
+
+    Raises Fault for a list of another length and for a label that no class has.
+    """
+    columns = {place.column for place in inputs} | {target} | ({user} if user in table.column_names else set())
+    widths = {place.column: place.index + 1 for place in inputs if place.index is not None}
+    for batch in table.select(sorted(filter(None, columns))).to_batches(max_chunksize=ROWS_AT_ONCE):
+        for row in batch.to_pylist():
+            for name, width in widths.items():
+                if row[name] is None or len(row[name]) != width:
+                    size = "no list" if row[name] is None else f"a list of {len(row[name])} numbers, not {width},"
+                    raise Fault(
+                        f"has {size} in the column {shown(name)}", "make all lists as long, or leave the row out"
+                    )
+            cells = {p.name: _cell(row[p.column] if p.index is None else row[p.column][p.index]) for p in inputs}
+            cells[target] = _cell(row[target]) if classes is None else _class(row[target], classes, target)
+            if user is not None and user in row:
+                cells[user] = _cell(row[user])
+            yield cells
+
+
+def open_image(column: Any, row: int) -> BinaryIO:
+    """The file of an image in a column that the library does not decode. Raises FileNotFoundError for none."""
+    value = column[row].as_py() or {}
+    if value.get("bytes") is not None:
+        return io.BytesIO(value["bytes"])
+    if not value.get("path"):
+        raise FileNotFoundError
+    return open_to_read(Path(value["path"]))
+
+
+def _cell(value: Any) -> Cell:
+    if isinstance(value, float) and math.isnan(value):
+        return None
+    return value  # type: ignore[no-any-return]
+
+
+def _class(label: int | None, classes: Sequence[str], target: str) -> str | None:
+    if label is None or label == -1:  # the library's mark of an example without a label
+        return None
+    if not 0 <= label < len(classes):
+        raise Fault(f"has the label {label} of {len(classes)} classes in the column {shown(target)}", "mend the label")
+    return classes[label]

@@ -1,0 +1,239 @@
+"""The columns of a table as features: numbers standardised, categories one-hot, all by the training rows alone."""
+
+import math
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlab_runner.datasets.examples import Data, Examples
+from fedlab_runner.utils.errors import UserError
+from fedlab_runner.utils.system import memory_bytes
+
+MAX_CATEGORIES = 1000  # different values of a categorical column, each of which becomes a feature
+MAX_CLASSES = 10_000  # different values of a target
+IMPUTE = ("mean", "median")  # what a missing number can be replaced by
+MAX_SHOWN = 5  # names or values that a message shows
+MAX_SHOWN_CHARACTERS = 40  # of a value in a message
+
+Cell = str | float | None  # of a table; None: there is no value
+
+
+class Numbers:
+    """A column of numbers that is filled cell by cell."""
+
+    def __init__(self) -> None:
+        self._values = array("d")
+
+    def add(self, cell: Cell) -> None:
+        """Adds a cell, None for a missing value. Raises ValueError for one that is no finite number."""
+        value = math.nan if cell is None else float(cell)
+        if cell is not None and not math.isfinite(value):
+            raise ValueError("not a finite number")
+        self._values.append(value)
+
+    def features(self, training: np.ndarray, impute: str | None) -> np.ndarray:
+        """The values [n, 1] less the mean of the training rows [n] bool, in units of their standard deviation.
+
+        A column that is constant there is 0 there. A missing value becomes the training rows' mean or median. Raises
+        ValueError where the training rows have no value, or numbers too large to be standardised.
+        """
+        values = np.array(self._values)
+        seen = values[training & ~np.isnan(values)]
+        if not len(seen):
+            raise ValueError("has no value in any training row")
+        with np.errstate(over="ignore", invalid="ignore"):
+            mean, std = seen.mean(), seen.std() if seen.min() < seen.max() else 1.0
+            values[np.isnan(values)] = np.median(seen) if impute == "median" else mean
+            features = ((values - mean) / std).astype(np.float32)
+        if not (np.isfinite(features).all() and np.isfinite([mean, std]).all()):
+            raise ValueError("has numbers too large to be standardised")
+        column: np.ndarray = features[:, None]
+        return column
+
+
+class Categories:
+    """A column of texts that is filled cell by cell."""
+
+    def __init__(self) -> None:
+        self._codes, self._values = array("q"), dict[str, int]()
+
+    def __len__(self) -> int:
+        return len(self._codes)
+
+    def add(self, cell: Cell) -> None:
+        """Adds a cell, None for a missing value."""
+        self._codes.append(-1 if cell is None else self._values.setdefault(str(cell), len(self._values)))
+
+    def indices(self) -> tuple[np.ndarray, list[str]]:
+        """The rows as indices [n] int64 into the sorted values, -1 where missing, and these values.
+
+        Whole numbers are sorted by value, all else as text.
+        """
+        names = _sorted(self._values)
+        order = np.full(len(names) + 1, -1)  # its last entry is that of a missing value
+        order[[self._values[name] for name in names]] = np.arange(len(names))
+        return order[np.array(self._codes)], names
+
+    def features(self, training: np.ndarray, impute: str | None) -> np.ndarray:
+        """A feature [n, k], 0 or 1, for each of the k values that the training rows [n] bool have.
+
+        A value that they do not have is all zeros. A missing value becomes their most frequent one, of several the
+        first. Raises ValueError where they have no value, or too many.
+        """
+        codes, names = self.indices()
+        counts = np.bincount(codes[training & (codes >= 0)], minlength=len(names))
+        if not counts.any():
+            raise ValueError("has no value in any training row")
+        known = np.flatnonzero(counts)
+        if len(known) > MAX_CATEGORIES:
+            raise ValueError(f"has {len(known):,} different values, more than {MAX_CATEGORIES:,}")
+        if impute is not None:
+            codes = np.where(codes < 0, counts.argmax(), codes)
+        one_hot: np.ndarray = (codes[:, None] == known).astype(np.float32)
+        return one_hot
+
+
+class Fault(Exception):
+    """A row that cannot be taken: what is wrong, in words that a place follows ("of line 7"), and the way out."""
+
+    def __init__(self, what: str, remedy: str) -> None:
+        super().__init__(what, remedy)
+        self.what, self.remedy = what, remedy
+
+
+class Table:
+    """Rows with features, a class and perhaps a user, filled row by row."""
+
+    def __init__(
+        self, features: Sequence[str], target: str, user: str | None, categorical: Sequence[str], impute: str | None
+    ) -> None:
+        self._features = {name: Categories() if name in categorical else Numbers() for name in features}
+        self._targets, self._users = Categories(), Categories()
+        self._target, self._user, self._impute = target, user, impute
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns that each row has."""
+        return [self._target, *self._features]
+
+    def __len__(self) -> int:
+        return len(self._targets)
+
+    def add(self, cells: Mapping[str, Cell]) -> None:
+        """Adds a row; the column of the user may be absent. Raises Fault."""
+        strict = (*self._features,) if self._impute is None else ()
+        for name in (self._target, self._user, *strict):
+            if name is not None and cells.get(name, "") is None:
+                way = "set dataset.impute to mean or median" if name in self._features else "leave the row out"
+                raise Fault(f"has no value in the column {shown(name)}", f"{way}, or fill the value in")
+        try:
+            for name, column in self._features.items():
+                column.add(cells[name])
+        except ValueError:
+            raise self._no_numbers(cells) from None
+        self._targets.add(cells[self._target])
+        self._users.add(None if self._user is None else cells.get(self._user))
+
+    def _no_numbers(self, cells: Mapping[str, Cell]) -> Fault:
+        """The fault of a row that has texts where numbers belong."""
+        texts = {}
+        for name, column in self._features.items():
+            try:
+                Numbers().add(cells[name] if isinstance(column, Numbers) else None)
+            except ValueError:
+                texts[name] = cells[name]
+        name = next(iter(texts))
+        what = f"has {shown(str(texts[name]))} and no number in the column {shown(name)}"
+        names = f"name {listed(texts)} in dataset.categorical" if len(texts) > 1 else "name it in dataset.categorical"
+        return Fault(what, f"{names} or dataset.ignore, or mend the value")
+
+    def classes(self) -> list[str]:
+        """The classes of the rows so far, whole numbers by value. Raises ValueError, named `target`, for no classes."""
+        _, names = self._targets.indices()
+        if (fault := _not_classes(names)) is not None:
+            raise ValueError(f"target must be a column of classes, got {shown(self._target)}, which {fault}")
+        return names
+
+    def labels(self, classes: Sequence[str]) -> np.ndarray:
+        """The rows as indices [n] int64 into `classes`, -1 for any other."""
+        codes, names = self._targets.indices()
+        number = {name: i for i, name in enumerate(classes)}
+        of_names = np.array([number.get(name, -1) for name in names], np.int64)
+        labels: np.ndarray = of_names[codes]
+        return labels
+
+    def data(
+        self, classes: Sequence[str], in_test: np.ndarray, read: Callable[[np.ndarray], Tensor] | None = None
+    ) -> Data:
+        """The data set whose test rows are `in_test` [n] bool, without mean and std.
+
+        The inputs are the features, encoded by the training rows, or what `read` gives for rows [n] bool. Raises
+        UserError, which names the column, where a column cannot be encoded or the features do not fit into memory.
+        """
+        if read is None:
+            features = self._encoded(~in_test)
+            read = lambda part: torch.from_numpy(features[part])  # noqa: E731
+        labels, users = self.labels(classes), self._users.indices()[0]
+
+        def examples(part: np.ndarray) -> Examples:
+            targets = torch.from_numpy(labels[part])
+            own = None if (users[part] < 0).any() else torch.from_numpy(users[part])
+            return Examples(read(part), targets, targets, own)
+
+        return Data(examples(~in_test), examples(in_test), tuple(classes), None, None)
+
+    def _encoded(self, training: np.ndarray) -> np.ndarray:
+        """The features [n, d] float32 of all columns, in their order."""
+        blocks: list[np.ndarray] = []
+        for name, column in self._features.items():
+            try:
+                blocks.append(column.features(training, self._impute))
+            except ValueError as error:
+                raise UserError(f"the column {shown(name)} {error}: name it in dataset.ignore") from None
+            needed, free = 2 * 4 * len(training) * sum(block.shape[1] for block in blocks), memory_bytes()
+            if free is not None and needed > free:
+                raise UserError(
+                    f"the features up to the column {shown(name)} need {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB "
+                    "are free: name columns of many values in dataset.ignore"
+                )
+        return np.concatenate(blocks, axis=1)
+
+
+def _not_classes(names: Sequence[str]) -> str | None:
+    """Why these values of a target are no classes, in words that follow its name; None if they are."""
+    if len(names) < 2:
+        return f"has {len(names)} different values, and two classes are needed"
+    if len(names) > MAX_CLASSES:
+        return f"has {len(names):,} different values, and at most {MAX_CLASSES:,} classes are possible"
+    if broken := next((name for name in names if _is_broken(name)), None):
+        return f"has numbers that are not whole, such as {shown(broken)}, and classes are needed"
+    return None
+
+
+def shown(value: str) -> str:
+    """A name or value for a message: in quotes, without control characters, not too long."""
+    return repr(value if len(value) <= MAX_SHOWN_CHARACTERS else f"{value[:MAX_SHOWN_CHARACTERS]}...")
+
+
+def listed(names: Iterable[str]) -> str:
+    """Some names for a message."""
+    names = list(names)
+    return ", ".join([*map(shown, names[:MAX_SHOWN]), *(["..."] if len(names) > MAX_SHOWN else [])])
+
+
+def _sorted(names: Iterable[str]) -> list[str]:
+    names = list(names)
+    try:
+        return sorted(names, key=lambda name: (int(name), name))
+    except ValueError:
+        return sorted(names)
+
+
+def _is_broken(name: str) -> bool:
+    try:
+        return not float(name).is_integer()
+    except ValueError:
+        return False

@@ -1,0 +1,109 @@
+"""How models do on examples: a model on those of each client, models on the same examples or each on its client's own.
+
+Each score depends, to the last bit, on its model, its examples and the arguments alone.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlab_runner.core.client_data import ClientData
+from fedlab_runner.core.losses import losses
+from fedlab_runner.core.model_family import ModelFamily
+from fedlab_runner.core.work import Executor
+
+
+class OnExamples(NamedTuple):
+    """Of m models on n examples."""
+
+    correct: Tensor  # [m, n] bool
+    loss: Tensor  # [m] float64, the mean cross entropy
+
+
+class OnClients(NamedTuple):
+    """Of k clients."""
+
+    accuracy: np.ndarray  # [k] float64
+    loss: np.ndarray  # [k] float64, the mean cross entropy
+
+
+@torch.no_grad()
+def on_examples(
+    executor: Executor, family: ModelFamily, models: Tensor, inputs: Tensor, targets: Tensor, batch_size: int
+) -> OnExamples:
+    """Models [m, D] on the same examples."""
+    p, correct, total = family.num_params, [], torch.zeros(len(models), dtype=torch.float64, device=family.device)
+    for begin in range(0, len(targets), batch_size):
+        batch, labels = family.normalize(inputs[begin : begin + batch_size], family.dtype), targets[begin:][:batch_size]
+
+        def one(params: Tensor, buffers: Tensor, batch: Tensor = batch) -> tuple[Tensor]:
+            return (family.evaluate(params, buffers, batch),)
+
+        (logits,) = executor.map_models(family, one, models[:, :p], models[:, p:], fill=True)  # [m, b, C]
+        correct.append(logits.argmax(-1) == labels)
+        total += losses(logits, labels.expand(len(models), -1), None).double().sum(-1)
+    return OnExamples(torch.cat(correct, 1), total / len(targets))
+
+
+def of_one(family: ModelFamily, w: Tensor, client_data: ClientData, ids: np.ndarray, batch_size: int) -> OnClients:
+    """One model [D] on the examples of each of the clients `ids` [k], who all have examples."""
+    sizes = client_data.num_examples[ids]
+    members = np.concatenate([client_data.members(i) for i in ids.tolist()])
+    correct, loss = np.empty(len(members)), np.empty(len(members))
+    for begin in range(0, len(members), batch_size):
+        part = slice(begin, begin + batch_size)
+        inputs, targets = client_data.examples(torch.from_numpy(members[part]).to(family.device))
+        logits = family.predict(w, inputs)
+        correct[part] = (logits.argmax(-1) == targets).cpu().numpy()
+        loss[part] = losses(logits, targets, None).double().cpu().numpy()
+    starts = np.concatenate([[0], sizes.cumsum()[:-1]])
+    return OnClients(*(np.add.reduceat(each, starts) / sizes for each in (correct, loss)))
+
+
+@torch.no_grad()
+def of_each(
+    executor: Executor, family: ModelFamily, models: Tensor, client_data: ClientData, ids: np.ndarray, batch_size: int
+) -> OnClients:
+    """Each of the models [k, D] on the examples of its client, of `ids` [k], who all have examples.
+
+    A call has several clients of like size, padded to the largest, and at most `batch_size` examples.
+    """
+    p, correct, loss = family.num_params, np.zeros(len(ids)), np.zeros(len(ids))
+
+    def one(params: Tensor, buffers: Tensor, inputs: Tensor) -> tuple[Tensor]:
+        return (family.evaluate(params, buffers, inputs),)
+
+    for rows, index, mask in _batches(client_data, ids, batch_size):
+        inputs, targets = client_data.examples(torch.from_numpy(index).to(family.device))
+        # Normalised as one batch: that of each client is then laid out as convolutions like it.
+        normal = family.normalize(inputs.flatten(0, 1), family.dtype).view(inputs.shape)
+        chosen = models[torch.from_numpy(rows).to(models.device)]
+        (logits,) = executor.map_models(family, one, chosen[:, :p], chosen[:, p:], normal)  # [c, b, C]
+        correct[rows] += ((logits.argmax(-1) == targets).cpu().numpy() & mask).sum(1)
+        each = losses(logits, targets, None).double().cpu().numpy()
+        loss[rows] += np.where(mask, each, 0.0).sum(1)
+    sizes = client_data.num_examples[ids]
+    return OnClients(correct / sizes, loss / sizes)
+
+
+def _batches(
+    client_data: ClientData, ids: np.ndarray, batch_size: int
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Rows of clients [c], the indices of their next examples [c, b], and which of these count [c, b]."""
+    sizes = client_data.num_examples[ids]
+    order = np.argsort(-sizes, kind="stable")
+    first = 0
+    while first < len(order):
+        largest = int(sizes[order[first]])
+        rows = order[first : first + max(1, batch_size // largest)]
+        for begin in range(0, largest, batch_size):
+            width = min(batch_size, largest - begin)
+            index, mask = np.zeros((len(rows), width), np.int64), np.zeros((len(rows), width), bool)
+            for k, row in enumerate(rows.tolist()):
+                part = client_data.members(int(ids[row]))[begin : begin + width]
+                index[k, : len(part)], mask[k, : len(part)] = part, True
+            yield rows, index, mask
+        first += len(rows)

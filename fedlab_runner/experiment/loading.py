@@ -1,0 +1,163 @@
+"""A run folder back as PyTorch objects: the models with the run's weights, the test set and the config."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from fedlab_runner.checkpoints.store import CheckpointStore
+from fedlab_runner.config.build import check
+from fedlab_runner.core.model_family import ModelFamily
+from fedlab_runner.datasets.examples import Examples
+from fedlab_runner.executors.loop import Loop
+from fedlab_runner.experiment.artifacts import CONFIG
+from fedlab_runner.experiment.export import MODEL_FILE, read_models, saved_round
+from fedlab_runner.experiment.loop import Simulation
+from fedlab_runner.experiment.resuming import STRANGE, understood
+from fedlab_runner.experiment.setup import prepare
+from fedlab_runner.tracking.jsonl import Row, decode
+from fedlab_runner.tracking.recorder import METRICS
+from fedlab_runner.utils import untrusted
+from fedlab_runner.utils.errors import UserError
+
+_log = logging.getLogger("fedlab_runner")
+
+
+class TestSet(Dataset[tuple[Tensor, int]]):
+    """Test examples as the modules read them: a normalised input [...] and its class."""
+
+    __test__ = False  # to pytest
+
+    def __init__(self, examples: Examples, family: ModelFamily) -> None:
+        self._examples, self._family = examples, family
+
+    def __len__(self) -> int:
+        return len(self._examples.targets)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, int]]:
+        rows = torch.tensor(indices)
+        inputs = self._family.normalize(self._examples.inputs[rows], self._family.dtype)
+        return list(zip(inputs, self._examples.targets[rows].tolist(), strict=True))
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A run from its folder."""
+
+    folder: Path
+    config: DictConfig
+    round: int  # rounds that the models were trained for
+    metrics: list[Row]  # a row for the initial model and each round; a non-finite number is NaN
+    modules: list[nn.Module]  # the evaluated models, in evaluation mode on the CPU: one, or that of each client
+    test: TestSet
+    class_names: tuple[str, ...]
+
+    @property
+    def module(self) -> nn.Module:
+        """The only model. Raises UserError where each client has one."""
+        if len(self.modules) > 1:
+            raise UserError(
+                f"{self.folder} holds {len(self.modules)} models, one of each client: take modules[<client>]"
+            )
+        return self.modules[0]
+
+
+def load(folder: str | Path, *overrides: str) -> Loaded:
+    """The run in a folder, finished or not; nothing is written. `overrides` set keys that differ on this machine, such
+    as "dataset.root=/data".
+
+    The weights are those of `model.safetensors`, or of the newest checkpoint where it is newer; the data set is read
+    anew. Raises UserError, one line, for a folder without a run or its weights, and for data that are missing.
+    """
+    folder = Path(folder)
+    recorded = _config(folder)
+    cfg = _with(recorded, *overrides)
+    store = CheckpointStore(folder, keep=1)
+    newest, saved = max(store.rounds(), default=-1), saved_round(folder / MODEL_FILE)
+    if newest < 0 and saved is None:
+        raise UserError(
+            f"{folder} has no weights, neither {MODEL_FILE} nor a checkpoint: give its command again, with "
+            "logger.save_model=true"
+        )
+    threads = torch.get_num_threads()
+    try:
+        # on the CPU, client by client: the folder may come from another machine
+        components = check(_with(cfg, "device=cpu")).build()
+        prepared = prepare(replace(components, executor=Loop(compile=False)))
+    finally:
+        torch.set_num_threads(threads)  # the program's own
+    simulation = prepared.simulation
+    if saved is not None and saved >= newest:
+        round, weights = saved, read_models(folder / MODEL_FILE)
+    else:
+        round, weights = _of_checkpoint(store, check(recorded).fingerprint, simulation)
+    families = simulation.fed.families
+    modules = [_module(families[i % len(families)], values, folder) for i, values in enumerate(weights)]
+    test = TestSet(prepared.data.test, families[0])
+    return Loaded(folder, cfg, round, _metrics(folder), modules, test, prepared.data.class_names)
+
+
+def _config(folder: Path) -> DictConfig:
+    try:
+        values = untrusted.read_yaml(folder / CONFIG)
+    except FileNotFoundError:
+        raise UserError(f"{folder} holds no run: it has no {CONFIG}") from None
+    except untrusted.Unreadable as error:
+        raise UserError(f"{folder / CONFIG} {error}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{folder / CONFIG} holds no config")
+    return OmegaConf.create(values)
+
+
+def _with(cfg: DictConfig, *overrides: str) -> DictConfig:
+    changed = OmegaConf.merge(cfg, OmegaConf.from_dotlist(list(overrides)))
+    assert isinstance(changed, DictConfig)
+    return changed
+
+
+def _of_checkpoint(
+    store: CheckpointStore, fingerprint: dict[str, Any], simulation: Simulation
+) -> tuple[int, list[dict[str, Tensor]]]:
+    """The round of the newest checkpoint, and the values of each model by name."""
+    found = store.load(fingerprint)
+    assert found is not None
+    round, payload = found
+    with understood(round, STRANGE):
+        frozen, examples = payload["frozen"], payload["examples"]
+    if frozen != simulation.frozen:
+        raise UserError(
+            "the model's frozen weights are not those of the run: bring back the file of model.weights, or the "
+            "library's version that has them"
+        )
+    if examples != simulation.examples:
+        _log.warning("the examples, or which client has which, are not those of the run")
+    models = simulation.evaluated(simulation.restored(round, payload))
+    return round, [family.state_dict(w) for family, w in models]
+
+
+def _module(family: ModelFamily, values: Mapping[str, Tensor], folder: Path) -> nn.Module:
+    """The network of a family with these values by name, in evaluation mode."""
+    with torch.random.fork_rng(devices=[]):
+        module = family.build().to(family.dtype)
+    try:
+        module.load_state_dict(dict(values))  # fills in batch norm's counters, which no model of a run has
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{folder} has weights of another model than its {CONFIG} says: {reason}") from None
+    return module.eval()
+
+
+def _metrics(folder: Path) -> list[Row]:
+    try:
+        return [decode(line) for line in untrusted.lines(folder / METRICS)]
+    except (OSError, ValueError) as error:
+        raise UserError(f"{folder / METRICS} cannot be read ({error})") from None

@@ -1,0 +1,8 @@
+"""Homes: which parts of a client's model are its own and never leave it.
+
+Each choice is one file with one frozen dataclass; `base.py` is the contract.
+"""
+
+from fedlab_runner.homes.base import Home, Keeping
+
+__all__ = ["Home", "Keeping"]

@@ -1,0 +1,60 @@
+"""The contract of a home: which parts of a client's model are its own and never leave it.
+
+Each choice is a frozen dataclass in a file of this folder, with conf/home/<file>.yaml.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import nn
+
+from fedlab_runner.utils.errors import UserError
+from fedlab_runner.utils.validate import one_of
+
+PLACES = ("device", "host", "disk")  # values of the field `store_on`
+
+
+@dataclass(frozen=True)
+class Home(ABC):
+    """A rule that names the tensors of a model that stay with the client.
+
+    `core.client_homes` carries it out. A tensor stays as a whole: a parameter, or a statistic of batch norm.
+    """
+
+    acts: ClassVar[bool] = True
+    """False: clients send whole models, and the rule is never asked."""
+
+    @abstractmethod
+    def keeps(self, module: nn.Module, classifier: str | None, names: Sequence[str]) -> Sequence[str]:
+        """Those of `names` that stay at home.
+
+        `names` are the trainable parameters and the statistics of `module`; `classifier` is the name of its linear
+        layer that gives the logits (None: it has none). Raises UserError, one line, where the module lacks what the
+        rule is about.
+        """
+
+
+@dataclass(frozen=True)
+class Keeping(Home):
+    """A home that keeps something: on the device, the host or disk (`store_on`)."""
+
+    store_on: str
+
+    def __post_init__(self) -> None:
+        one_of(PLACES, store_on=self.store_on)
+
+
+def inside(name: str, prefix: str) -> bool:
+    """Whether a tensor is the parameter `prefix`, or belongs to the submodule `prefix`."""
+    return name == prefix or name.startswith(f"{prefix}.")
+
+
+def require_classifier(home: str, classifier: str | None) -> str:
+    """The name of the classifier; UserError where the model has none."""
+    if classifier is None:
+        raise UserError(
+            f"home={home} needs a model that ends in a linear classifier, which it trains: take home=prefixes"
+        )
+    return classifier

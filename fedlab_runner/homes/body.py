@@ -1,0 +1,17 @@
+"""All but the classifier stays at home: LG-FedAvg (Liang et al., 2020). https://arxiv.org/abs/2001.01523"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from fedlab_runner.homes.base import Keeping, inside, require_classifier
+
+
+@dataclass(frozen=True)
+class BodyHome(Keeping):
+    """Each client has its own layers up to the classifier (the last linear layer), which is shared."""
+
+    def keeps(self, module: nn.Module, classifier: str | None, names: Sequence[str]) -> Sequence[str]:
+        head = require_classifier("body", classifier)
+        return [name for name in names if not inside(name, head)]

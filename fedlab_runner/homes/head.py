@@ -1,0 +1,17 @@
+"""The classifier stays at home: FedPer (Arivazhagan et al., 2019). https://arxiv.org/abs/1912.00818"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from fedlab_runner.homes.base import Keeping, inside, require_classifier
+
+
+@dataclass(frozen=True)
+class HeadHome(Keeping):
+    """Each client has its own classifier (the last linear layer); the layers before it are shared."""
+
+    def keeps(self, module: nn.Module, classifier: str | None, names: Sequence[str]) -> Sequence[str]:
+        head = require_classifier("head", classifier)
+        return [name for name in names if inside(name, head)]

@@ -1,0 +1,25 @@
+"""Parameters and submodules that are named stay at home."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from fedlab_runner.homes.base import Keeping, inside
+from fedlab_runner.utils.errors import UserError
+
+
+@dataclass(frozen=True)
+class PrefixesHome(Keeping):
+    """Each client has its own tensors of the submodules and parameters that `prefixes` names, as PyTorch names them;
+    an empty list keeps nothing, and "" everything.
+    """
+
+    prefixes: list[str]
+
+    def keeps(self, module: nn.Module, classifier: str | None, names: Sequence[str]) -> Sequence[str]:
+        for prefix in self.prefixes:
+            if prefix and not any(inside(name, prefix) for name in names):
+                tops = dict.fromkeys(name.partition(".")[0] for name in names)
+                raise UserError(f"home.prefixes has {prefix}, which the model does not train: it has {', '.join(tops)}")
+        return [name for name in names if any(not prefix or inside(name, prefix) for prefix in self.prefixes)]

@@ -1,0 +1,8 @@
+"""Server optimisers: how the server's model follows the steps that an algorithm makes of it.
+
+Each choice is one file with one frozen dataclass; `base.py` is the contract.
+"""
+
+from fedlab_runner.server_optimizers.base import ServerOptimizer
+
+__all__ = ["ServerOptimizer"]

@@ -1,0 +1,329 @@
+"""Properties that every algorithm has; an exception is in a table with its reason, and must need to be there."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedlab_runner.algorithms.shared.averaging import LATE_POLICIES
+from fedlab_runner.core import cohort, rng
+from fedlab_runner.core.rng import Purpose, generators
+from fedlab_runner.core.work import Executor
+from fedlab_runner.delays.base import Delay
+from fedlab_runner.executors.loop import Loop
+from fedlab_runner.executors.processes import Processes
+from fedlab_runner.executors.vectorized import Vectorized
+from fedlab_runner.participation.fixed import FixedParticipation
+from tests.helpers.mixed import sliceable
+from tests.helpers.toy import (
+    ALGORITHMS,
+    ANY_OPTIMIZER,
+    algorithm,
+    federation,
+    few_rounds,
+    local,
+    normed,
+    run,
+    tensors,
+)
+
+ROUNDS = 3
+EQUAL_UP_TO = 1e-8  # of a value: sums in another order
+DIFFERENT_BY = 1e-7  # of a value, where a property does not hold
+NO_LR = 1e-300  # a learning rate that is allowed and moves nothing
+DECENTRALIZED = {name for name in ALGORITHMS if algorithm(name).decentralized}
+
+
+class Result(NamedTuple):
+    """What a federation has come to."""
+
+    models: list[Tensor]  # the server's, or those of all clients
+    metrics: list[dict[str, float]]  # of each round
+
+
+def result(
+    name: str,
+    parts: Sequence[np.ndarray],
+    *,
+    streams: Sequence[int] | None = None,
+    asked: Sequence[int] | None = None,
+    aggregators: Sequence[int] = (0,) * ROUNDS,
+    lr: float = 1.0,
+    keys: Mapping[str, Any] | None = None,
+    **how: Any,
+) -> Result:
+    """After some rounds of clients with these `parts` of the examples, of which those `asked` (all) take part.
+
+    `streams`: client i draws from the random streams of client streams[i]. `aggregators` are those of an algorithm
+    without a server, in each round.
+    """
+    asked = list(range(len(parts)) if asked is None else asked)
+    fed = federation(split=parts, participation=FixedParticipation(asked, 0), **how)
+    built, metrics = few_rounds(name, **(keys or {})), []
+    with drawing(range(len(parts)) if streams is None else streams):
+        state = built.init(fed)
+        for round, aggregator in enumerate(aggregators):
+            fed.begin(round, lr)
+            state = built.round(state._replace(aggregator=aggregator) if hasattr(state, "aggregator") else state, fed)
+            metrics.append(fed.collect())
+    models = built.models(state)
+    if isinstance(models, tuple):
+        return Result([models[i % len(models)][i // len(models)] for i in range(len(parts))], metrics)
+    return Result(list(models) if models.dim() == 2 else [models], metrics)
+
+
+@contextmanager
+def drawing(streams: Sequence[int]) -> Iterator[None]:
+    """Client i draws minibatches and the algorithm's random numbers from the streams of client streams[i]."""
+    key, of_clients = rng._key, (Purpose.BATCHES, Purpose.DISTILLATION, Purpose.SUBMODEL)
+
+    def shared(seed: int, purpose: Purpose, round: int, client: int) -> tuple[int, int]:
+        return key(seed, purpose, round, streams[client] if purpose in of_clients else client)
+
+    def of_algorithm(seed: int, purpose: Purpose, round: int, clients: np.ndarray, step: int = 0) -> Any:
+        return generators(seed, purpose, round, np.array(streams)[clients], step)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rng, "_key", shared)
+        patch.setattr(cohort, "generators", of_algorithm)
+        yield
+
+
+def apart(mine: Iterable[Tensor], theirs: Iterable[Tensor]) -> float:
+    """The largest difference between two values."""
+    return max(float((a.double() - b.double()).abs().max()) for a, b in zip(mine, theirs, strict=True) if a.numel())
+
+
+def check(name: str, exceptions: Mapping[str, str], mine: Iterable[Tensor], theirs: Iterable[Tensor]) -> None:
+    """That an algorithm has the property, or is an exception."""
+    difference = apart(mine, theirs)
+    if name in exceptions:
+        assert difference > DIFFERENT_BY, f"{name} is no exception: {exceptions[name]}"
+    else:
+        assert difference < EQUAL_UP_TO
+
+
+def same_metrics(mine: Sequence[dict[str, float]], theirs: Sequence[dict[str, float]]) -> None:
+    for one, other in zip(mine, theirs, strict=True):
+        assert one == pytest.approx(other, rel=1e-8, abs=1e-9)
+
+
+def cut(*sizes: int) -> list[np.ndarray]:
+    """Examples 0 to n in parts of these sizes."""
+    return np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+
+
+# --- who the clients are ---
+
+PARTS = cut(9, 6, 12, 7, 10, 8, 11, 1)
+HOLDER = [6, 3, 0, 5, 2, 7, 4, 1]  # of each part, in the other federation: an even client's part goes to an even one
+LATE_BY = [0, 1, 0, 2, 0, 0, 1, 0]  # rounds, of each part's client
+
+
+@dataclass(frozen=True)
+class Given(Delay):
+    """The delays of all clients."""
+
+    rounds: tuple[int, ...]
+
+    def sample(self, rng: np.random.Generator, clients: np.ndarray) -> np.ndarray:
+        delays: np.ndarray = np.array(self.rounds)[clients]
+        return delays
+
+
+def of_parts(name: str, holder: Sequence[int], order: Sequence[int]) -> Result:
+    """Part p belongs to client holder[p]; the parts' clients are asked in this order. Models by part."""
+    part = np.argsort(holder).tolist()  # of each client
+    more: dict[str, Any] = {}
+    if name in DECENTRALIZED and name != "def_kt":  # clients of two widths
+        more["builds"] = [sliceable(3), sliceable(5)]
+    if name == "def_kt":  # part p sends to p + 4: all draw among one
+        pairs = np.zeros((8, 8), dtype=bool)
+        for p in range(4):
+            pairs[holder[p], holder[p + 4]] = pairs[holder[p + 4], holder[p]] = True
+        more["topology"], order = pairs, [p for p in order if p < 4]
+    found = result(
+        name,
+        [PARTS[p] for p in part],
+        streams=part,
+        asked=[holder[p] for p in order],
+        aggregators=[holder[p] for p in (1, 4, 7)],
+        delay=Given("client", tuple(LATE_BY[p] for p in part)),
+        **more,
+    )
+    many = len(found.models) > 1
+    return Result([found.models[client] for client in holder] if many else found.models, found.metrics)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_which_number_a_client_has_does_not_matter(name: str) -> None:
+    """Examples, delays and random streams go with it."""
+    one, other = of_parts(name, range(8), range(8)), of_parts(name, HOLDER, range(8))
+    check(name, {}, one.models, other.models)
+    same_metrics(one.metrics, other.metrics)
+
+
+ORDER_COUNTS = {
+    "fedasync": "mixes one model after another",
+    "fedbuff": "the last updates wait in the buffer",
+    "ca2fl": "the last updates wait in the buffer",
+}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_order_of_clients_does_not_matter(name: str) -> None:
+    one, other = of_parts(name, range(8), range(8)), of_parts(name, range(8), range(8)[::-1])
+    check(name, ORDER_COUNTS, one.models, other.models)
+
+
+# --- how many clients there are ---
+
+WHOLE = local(epochs=2, batch_size=64)  # full-batch steps
+COUNT_ALIKE = "clients count alike, however many examples they have"
+HALVES_COUNT = {
+    "ca2fl": COUNT_ALIKE,
+    "def_kt": "a receiver takes one model",
+    "dfml": "each model teaches",
+    "dpsgd": COUNT_ALIKE,
+    "fedasync": "each arrival is mixed in",
+    "fedbe": "teachers count alike",
+    "fedbuff": COUNT_ALIKE,
+    "fedcda": COUNT_ALIKE,
+    "feddf": "teachers count alike",
+    "feddle": COUNT_ALIKE,
+    "feddyn": COUNT_ALIKE,
+    "federated_dropout": COUNT_ALIKE,
+    "fedrolex": COUNT_ALIKE,
+    "gamf": COUNT_ALIKE,
+    "heterofl": COUNT_ALIKE,
+    "scaffold": COUNT_ALIKE,
+}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_client_split_into_halves_that_are_alike_leaves_full_batch_steps_the_same(name: str) -> None:
+    """Clients b and c stay as they are; c aggregates."""
+    half, b, c = cut(6, 7, 9)
+    keys = SAME_DRAWS.get(name)
+    one = result(name, [np.tile(half, 2), b, c], aggregators=[2] * 3, training=WHOLE, keys=keys)
+    other = result(name, [half, half, b, c], streams=[0, 0, 1, 2], aggregators=[3] * 3, training=WHOLE, keys=keys)
+    check(name, HALVES_COUNT, one.models[-2:], other.models[-2:])
+
+
+# What makes the random numbers of a full-batch step the same for another number of examples.
+SAME_DRAWS: dict[str, dict[str, Any]] = {"fedgen": {"beta": 0.0}}
+
+NUMBER_COUNTS = {
+    "fedasync": "mixes one model after another",
+    "fedbe": "sampled models teach beside the clients'",
+    "feddle": "a coefficient for each update: more of them go further",
+    "hfcl": "the server counts as one client more",
+}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_clients_that_are_alike_are_one_client(name: str) -> None:
+    """With the same minibatches. Without a server it takes two to meet: then four are two."""
+    least, found = 2 if name in DECENTRALIZED else 1, []
+    for n in (least, least + 2):
+        asked = range(n // 2) if name == "def_kt" else range(n)
+        keys: dict[str, Any] = {"buffer_size": n} if name in ("ca2fl", "fedbuff") else {}
+        if name == "feddf":  # one teacher has nothing to teach: Adam would go on from rounding errors
+            keys = {"max_steps": 1}
+        found.append(result(name, cut(20) * n, streams=[0] * n, asked=asked, keys=keys).models)
+    check(name, NUMBER_COUNTS, (found[0][i] for i in (0, -1)), (found[1][i] for i in (0, -1)))
+
+
+SIZE_COUNTS = {"hfcl": "the server has examples of its own, which are not more"}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_examples_that_all_occur_three_times_change_nothing(name: str) -> None:
+    """The clients' weights times 3, and full-batch steps that are the same."""
+    parts, keys = cut(5, 9, 2, 14), SAME_DRAWS.get(name)
+    how: dict[str, Any] = {"training": WHOLE, "delay": Given("client", (0, 1, 0, 0)), "keys": keys}
+    if name == "def_kt":
+        how["asked"] = [0, 1]
+    one = result(name, parts, **how)
+    other = result(name, [np.tile(part, 3) for part in parts], **how)
+    check(name, SIZE_COUNTS, one.models, other.models)
+
+
+# --- limits ---
+
+# Servers that train with a learning rate of their own: where the clients stand still they go on.
+TRAINS_ON = {
+    "center": "on its examples",
+    "fedbe": "an ensemble of samples",
+    "fedft": "on its examples",
+    "feddf": "Adam makes steps of rounding errors",
+    "fedlaw": "learns a shrinkage",
+}
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["clients", "and_server"])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_without_a_learning_rate_models_stay(name: str, own: bool) -> None:
+    keys = {"lr": NO_LR} if own and "lr" in {each.name for each in fields(algorithm(name))} else {}
+    how: dict[str, Any] = {"delay": Given("client", (0, 1, 0, 0)), "keys": keys, "training": local(weight_decay=0.1)}
+    found = result(name, cut(5, 9, 2, 14), lr=0.0, **how)
+    start = federation().family.init(0)
+    check(name, {} if own else TRAINS_ON, found.models, [start] * len(found.models))
+
+
+POLICY = [name for name in ALGORITHMS if "late_policy" in {each.name for each in fields(algorithm(name))}]
+
+
+@pytest.mark.parametrize("name", POLICY)
+def test_late_policies_agree_when_nothing_is_late(name: str) -> None:
+    found = []
+    for policy in LATE_POLICIES:
+        try:
+            keys = {"late_policy": policy}
+            found.append(result(name, cut(5, 9, 2, 14), keys=keys, build=normed).models)
+        except Exception as error:  # FedMA and GAMF have two of them
+            assert "late_policy must be" in str(error)
+    assert len(found) >= 2
+    for other in found[1:]:
+        check(name, {}, found[0], other)
+
+
+# --- where it is computed ---
+
+LATE: dict[str, Any] = {"sizes": [6, 3, 9, 1, 12, 8, 5, 7, 2, 10], "cohort": 5, "std": 1.5}
+ONE_BY_ONE = Loop(compile=False)
+PAIRS = Vectorized(chunk_size=2, compile=False)
+SETTINGS: dict[str, tuple[dict[str, Any], Executor, Executor]] = {  # and another executor, and workers with theirs
+    "momentum": (
+        {"training": local(epochs=1, momentum=0.5, weight_decay=0.01)},
+        Vectorized(chunk_size=None, compile=False),
+        Processes(workers=3, inner=ONE_BY_ONE),
+    ),
+    "batch_norm": (
+        {"training": local(epochs=1), "build": normed},
+        PAIRS,
+        Processes(workers=2, inner=PAIRS),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_executors_chunks_and_workers_agree(name: str, setting: str) -> None:
+    """Everything in the State, with clients in flight; workers to the bit with the executor that they share out."""
+    how, other, workers = SETTINGS[setting]
+    found: list[tuple[list[Tensor], dict[str, float]]] = []
+    for executor in (ONE_BY_ONE, other, workers):
+        fed = federation(**LATE, **how, executor=executor)
+        state = run(few_rounds(name, **ANY_OPTIMIZER.get(name, {})), fed, 2)
+        found.append((tensors(state), fed.collect()))
+    (reference, metrics), (states, theirs), (of_workers, also) = found
+    check(name, {}, reference, states)
+    assert theirs == pytest.approx(metrics, rel=1e-6, abs=1e-7)
+    inner, expected = found[1] if setting == "batch_norm" else found[0]
+    assert all(torch.equal(a, b) for a, b in zip(of_workers, inner, strict=True)) and also == expected

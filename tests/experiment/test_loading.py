@@ -1,0 +1,138 @@
+"""A run folder comes back as PyTorch modules that are what the run has evaluated."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from fedlab_runner import load
+from fedlab_runner.experiment.export import MODEL_FILE, save_models
+from fedlab_runner.experiment.loading import Loaded
+from fedlab_runner.experiment.run import run_in, run_whole
+from fedlab_runner.utils.errors import UserError
+from tests.helpers import pictures
+from tests.helpers.composed import composed
+
+TRAINED = ("rounds=2", "evaluation.every=1", "executor=loop", "threads=1", "server_data=none")
+FEDAVG = (*TRAINED, "algorithm=fedavg", "delay=none")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _without_pictures() -> None:
+    patch = pytest.MonkeyPatch()
+    pictures.leave_out(patch.setattr)
+    yield
+    patch.undo()
+
+
+def accuracy(loaded: Loaded) -> float:
+    """As a user would compute it."""
+    assert isinstance(loaded.test, torch.utils.data.Dataset)
+    hits = [
+        (loaded.module(inputs).argmax(1) == targets).double()
+        for inputs, targets in DataLoader(loaded.test, batch_size=64)  # type: ignore[arg-type]
+    ]
+    return float(torch.cat(hits).mean())
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("algorithm=fedavg", "logger.save_model=true"),
+        ("algorithm=fedavg", "delay=none"),
+        ("algorithm=fedavg", "delay=none", "model=preact_resnet", "model.widths=[4,6]", "model.image_size=9"),
+        ("precision=float64", "algorithm=fedbuff", "delay=constant"),
+        ("dataset=synthetic", "dataset.features=7", "algorithm=scaffold", "delay=none"),
+    ],
+    ids=" ".join,
+)
+def test_the_module_scores_what_the_run_scored(overrides: tuple[str, ...], tmp_path: Path) -> None:
+    run_in(tmp_path, composed(*TRAINED, *overrides))
+    before = sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*"))
+    loaded = load(tmp_path)
+    assert accuracy(loaded) == pytest.approx(loaded.metrics[-1]["test/accuracy"], abs=1e-9)
+    assert [row["round"] for row in loaded.metrics] == [0, 1, 2] and loaded.round == 2
+    assert not loaded.module.training and loaded.config.rounds == 2 and len(loaded.class_names) == 10
+    assert sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*")) == before
+
+
+def test_each_client_has_a_module(tmp_path: Path) -> None:
+    outcome = run_whole(tmp_path, composed(*TRAINED, "algorithm=dec_fedavg", "topology=ring", "logger.save_model=true"))
+    wanted = [family.state_dict(w) for family, w in outcome.simulation.evaluated(outcome.state)]
+    for with_file in (True, False):
+        if not with_file:
+            (tmp_path / MODEL_FILE).unlink()
+        loaded = load(tmp_path)
+        assert len(loaded.modules) == len(wanted) == 12
+        for module, values in zip(loaded.modules, wanted, strict=True):
+            assert all(torch.equal(module.state_dict()[name], value) for name, value in values.items())
+        with pytest.raises(UserError, match=r"holds 12 models, one of each client: take modules\[<client>\]$"):
+            _ = loaded.module
+
+
+def test_the_newer_of_file_and_checkpoint_counts(tmp_path: Path) -> None:
+    run_in(tmp_path, composed(*FEDAVG, "logger.save_model=true"))
+    shutil.copytree(tmp_path, tmp_path / "copy")
+    run_in(tmp_path / "copy", composed(*FEDAVG, "rounds=3"))
+    longer = load(tmp_path / "copy")
+    assert longer.round == 3 and accuracy(longer) == pytest.approx(longer.metrics[-1]["test/accuracy"])
+
+
+def test_faults_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"holds no run: it has no config\.yaml$"):
+        load(tmp_path)
+    run_in(tmp_path, composed(*FEDAVG, "rounds=1", "logger.save_model=true"))
+    whole = (tmp_path / MODEL_FILE).read_bytes()
+    for content in (b"", whole[:-7], b"\xff" * 100, whole.replace(b"models", b"wodels")):
+        (tmp_path / MODEL_FILE).write_bytes(content)
+        with pytest.raises(UserError, match=r"model\.safetensors cannot be read \(.*\): delete it") as caught:
+            load(tmp_path)
+        assert "\n" not in str(caught.value)
+    (tmp_path / MODEL_FILE).unlink()
+    assert load(tmp_path).round == 1  # the checkpoint has them too
+    shutil.rmtree(tmp_path / "checkpoints")
+    with pytest.raises(
+        UserError, match=r"has no weights, neither .* give its command again, with logger\.save_model=true$"
+    ):
+        load(tmp_path)
+
+
+def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
+    outcome = run_whole(tmp_path / "a", composed(*FEDAVG, "rounds=0", "model=mlp"))
+    run_in(tmp_path / "b", composed(*FEDAVG, "rounds=0"))
+    save_models(tmp_path / "b" / MODEL_FILE, outcome.simulation.evaluated(outcome.state), 0)
+    with pytest.raises(UserError, match=r"has weights of another model than its config\.yaml says: .*") as caught:
+        load(tmp_path / "b")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_key_may_differ_on_this_machine(tmp_path: Path) -> None:
+    """The folder is of a machine with other data paths and a GPU."""
+    run_in(tmp_path, composed(*FEDAVG, "dataset=synthetic", "rounds=1"))
+    path = tmp_path / "config.yaml"
+    path.write_text(path.read_text().replace("device: cpu", "device: cuda:7"))
+    assert load(tmp_path).round == 1
+    fewer = load(tmp_path, "dataset.num_test=77")
+    assert len(fewer.test) == 77 and fewer.config.dataset.num_test == 77
+    with pytest.raises(UserError, match=r"^dataset\.roott is not a key"):
+        load(tmp_path, "dataset.roott=x")
+
+
+def test_loading_leaves_torch_as_it_was(tmp_path: Path) -> None:
+    run_in(tmp_path, composed(*FEDAVG, "rounds=0"))
+    torch.set_num_threads(2)
+    torch.manual_seed(5)
+    wanted = torch.rand(3)
+    torch.manual_seed(5)
+    load(tmp_path)
+    assert torch.get_num_threads() == 2 and torch.equal(torch.rand(3), wanted)
+    torch.set_num_threads(1)
+
+
+def test_metrics_are_a_frame_in_one_line(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    run_in(tmp_path, composed(*FEDAVG))
+    frame = pandas.DataFrame(load(tmp_path).metrics).set_index("round")
+    assert list(frame.index) == [0, 1, 2] and 0 < frame["test/accuracy"].iloc[-1] <= 1

@@ -1,0 +1,199 @@
+"""A method of this package beside the same method in a library that others wrote: the oracle.
+
+Both get the same first model, cohorts and minibatches; the server's models are compared after every round. Where they
+part, `measure` finds the first round, and in the first round also the local step.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+from torch import Tensor, nn
+
+from fedlab_runner.config.build import conf_dir
+from tests.helpers.toy import ALGORITHMS, RAGGED, algorithm, federation, local
+from tests.reference.harness import NETWORKS, problem
+from tests.reference.plain import Problem
+
+SEED = 0  # of the run
+ROUNDS = 6
+COHORT = 4  # clients a round, of eight
+SEVERAL = (12, 2, 7, 8, 9, 20, 13, 40)  # examples of clients that can all train batch norm
+FLOAT64 = 1e-12  # of a parameter; the two add up in another order
+FLOAT32 = 1e-6  # of a parameter; some value on the way is float32, whose numbers of size 1 are 1.2e-7 apart
+
+
+class Arrived(NamedTuple):
+    """What the server of this package receives in a round, in the order of sampling."""
+
+    clients: list[int]
+    models: Tensor  # y [A, D]
+    num_examples: list[int]
+    staleness: list[int]  # rounds
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What an oracle gets."""
+
+    draws: Problem  # data, cohorts, minibatches, the first model
+    network: Callable[[], nn.Module]
+    keys: dict[str, Any]  # of the method's config here
+    arrived: list[Arrived]  # by round; for oracles that have a server only
+
+    def module(self) -> nn.Module:
+        """The first model."""
+        return loaded(self.network().double(), self.draws.x0.vector)
+
+    @property
+    def cohorts(self) -> list[list[int]]:
+        """The clients of each round, in the order of sampling."""
+        return [[start.client for start in self.draws.cohort(t)] for t in range(self.draws.num_rounds)]
+
+    def epochs(self, client: int, round: int) -> list[list[tuple[Tensor, Tensor]]]:
+        """A client's minibatches in a round, by epoch."""
+        rows, epochs = self.draws.batches(client, round), self.draws.local.epochs or 1
+        batches = [(self.draws.data.x[b], self.draws.data.y[b]) for b in rows]
+        each = len(batches) // epochs
+        return [batches[e * each : (e + 1) * each] for e in range(epochs)]
+
+    def examples(self, client: int) -> tuple[Tensor, Tensor]:
+        """A client's inputs and targets."""
+        rows = self.draws.members[client]
+        return self.draws.data.x[rows], self.draws.data.y[rows]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A comparison. A method that the package does not have yet is not compared."""
+
+    method: str
+    theirs: Callable[[Setting], Iterator[Tensor]]  # the server's model [D] after each round
+    setting: str = ""  # what is particular about it
+    keys: dict[str, Any] = field(default_factory=dict)  # of the method's config here
+    local: dict[str, Any] = field(default_factory=dict)  # of the clients, where they are not the toy's
+    network: str = "mlp"
+    sizes: tuple[int, ...] = RAGGED  # of the clients' examples
+    std: float = 0.0  # of the half-normal delays, for oracles that have a server only; 0: nobody is late
+    tolerance: float = FLOAT64
+    server_optimizer: dict[str, Any] = field(default_factory=dict)  # its `name`, and keys of its config
+    cause: str = ""  # why the two part; empty: they agree
+
+    @property
+    def here(self) -> bool:
+        """Whether this package has the method and the server optimiser."""
+        optimizer = self.server_optimizer.get("name")
+        return self.method in ALGORITHMS and (optimizer is None or _server_optimizer(optimizer).exists())
+
+
+def _server_optimizer(name: str) -> Path:
+    return conf_dir() / "server_optimizer" / f"{name}.yaml"
+
+
+def loaded(module: nn.Module, vector: Tensor) -> nn.Module:
+    """The module with the parameters, then the statistics, of a vector [D]."""
+    with torch.no_grad():
+        for part, value in zip(_parts(module), vector.split([p.numel() for p in _parts(module)]), strict=True):
+            part.copy_(value.view_as(part))
+    return module
+
+
+def vector(module: nn.Module) -> Tensor:
+    """A module's parameters, then its statistics [D], in float64."""
+    return torch.cat([part.detach().double().reshape(-1) for part in _parts(module)])
+
+
+def arrays(module: nn.Module, vector: Tensor) -> list[np.ndarray]:
+    """A vector [D] as the arrays of a module."""
+    parts = _parts(module)
+    split = vector.split([p.numel() for p in parts])
+    return [value.reshape(p.shape).numpy().copy() for p, value in zip(parts, split, strict=True)]
+
+
+def from_arrays(values: Sequence[np.ndarray]) -> Tensor:
+    """The vector [D] of a module's arrays."""
+    return torch.cat([torch.as_tensor(np.array(value, np.float64)).reshape(-1) for value in values])
+
+
+def _parts(module: nn.Module) -> list[Tensor]:
+    return [*module.parameters(), *(b for b in module.buffers() if b.is_floating_point())]
+
+
+def ours(row: Row, rounds: int, **training: Any) -> tuple[list[Tensor], Setting]:
+    """The server's model of this package after each round, and what an oracle needs for the same."""
+    build, more = NETWORKS[row.network], dict[str, Any]()
+    if row.server_optimizer:
+        keys = {key: value for key, value in row.server_optimizer.items() if key != "name"}
+        node = OmegaConf.merge(OmegaConf.load(_server_optimizer(row.server_optimizer["name"])), keys)
+        more["optimizer"] = instantiate(node)
+
+    def fresh() -> Any:
+        local_training = local(**row.local | training)
+        return federation(
+            row.sizes, build=build, cohort=COHORT, std=row.std, training=local_training, seed=SEED, **more
+        )
+
+    built: Any = algorithm(row.method, **row.keys)
+    fed = fresh()
+    state, models, arrived = built.init(fed), list[Tensor](), list[Arrived]()
+    collect = fed.collect_updates
+
+    def collected(*arguments: Any) -> Any:
+        arrivals = collect(*arguments)
+        arrived.append(_arrived(built.server_model(state), arrivals))
+        return arrivals
+
+    fed.collect_updates = collected
+    for round in range(rounds):
+        fed.begin(round, 1.0)
+        state = built.round(state, fed)
+        models.append(built.server_model(state).clone())
+    return models, Setting(problem(fresh(), rounds, late=row.std > 0), build, row.keys, arrived)
+
+
+def _arrived(x: Tensor, arrivals: Any) -> Arrived:
+    """The clients' models, where an upload has them, or changes of parameters, and statistics."""
+    upload = arrivals.upload
+    models = getattr(upload, "models", x.new_empty(len(arrivals), 0))
+    if hasattr(upload, "rows"):
+        models = torch.cat([x[: upload.rows.shape[1]] + upload.rows, upload.statistics], 1)
+    return Arrived(arrivals.ids.tolist(), models, arrivals.num_examples.tolist(), arrivals.staleness.tolist())
+
+
+def differences(row: Row, rounds: int = ROUNDS, **training: Any) -> Iterator[float]:
+    """The largest difference of a value of the server's model, after each round."""
+    mine, setting = ours(row, rounds, **training)
+    for one, other in zip(mine, row.theirs(setting), strict=True):
+        apart = (one - other).abs()
+        yield float("inf") if apart.isnan().any() else float(apart.max())
+
+
+def measure(row: Row) -> dict[str, Any]:
+    """What is recorded of a row: the largest difference, and the first round and step in which the two part."""
+    found: dict[str, Any] = {"method": row.method, "setting": row.setting, "tolerance": row.tolerance}
+    largest = 0.0
+    for round, apart in enumerate(differences(row), 1):
+        if apart > row.tolerance:
+            step = first_step(row) if round == 1 else None
+            return found | {"round": round, "step": step, "difference": apart, "cause": row.cause}
+        largest = max(largest, apart)
+    return found | {"rounds": ROUNDS, "difference": largest}
+
+
+def first_step(row: Row) -> int | None:
+    """The first local step, counted from 1, after which the first round of the two is not the same."""
+    most = max(len(batches) for batches in _steps(row))
+    for steps in range(1, most + 1):
+        if next(differences(row, 1, steps=steps, epochs=None)) > row.tolerance:
+            return steps
+    return None
+
+
+def _steps(row: Row) -> list[list[Tensor]]:
+    _, setting = ours(row, 1)
+    return [setting.draws.batches(client, 0) for client in setting.cohorts[0]]

@@ -1,0 +1,138 @@
+"""The comparison with other libraries, without one: it agrees, it parts where it should, and the record is whole."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from benchmarks.peers.environments import PINNED
+from tests.referee import run
+from tests.referee.comparison import FLOAT64, ROUNDS, Row, Setting, arrays, from_arrays, loaded, measure, ours, vector
+from tests.referee.oracle import MODULES, module, rows
+from tests.reference.fedavg import fedavg
+
+
+def loop(**keys: Any) -> Callable[[Setting], Iterator[Tensor]]:
+    """The reference loop in the place of an oracle."""
+
+    def theirs(setting: Setting) -> Iterator[Tensor]:
+        return (state["params"] for state in fedavg(setting.draws, late_policy="delta", weighting="size", **keys))
+
+    return theirs
+
+
+ROW = Row("fedavg", loop(server_lr=1.0), "plain", network="batch_norm")
+
+
+def test_the_reference_loop_agrees() -> None:
+    found = measure(ROW)
+    assert found["rounds"] == ROUNDS and found["difference"] < FLOAT64 and not run.parts(found)
+
+
+def test_another_step_parts_in_the_first_round_and_step() -> None:
+    found = measure(replace(ROW, theirs=loop(server_lr=1.0 + 1e-6), cause="its step is longer"))
+    assert (found["round"], found["step"], found["cause"]) == (1, 1, "its step is longer")
+    assert found["difference"] > FLOAT64
+
+
+def test_the_first_round_and_the_first_step_are_found() -> None:
+    def later(setting: Setting) -> Iterator[Tensor]:
+        for round, x in enumerate(loop(server_lr=1.0)(setting)):
+            yield x + 1e-6 * (round == 2)
+
+    def second_step(setting: Setting) -> Iterator[Tensor]:
+        """A local step is wrong where there is a second one."""
+        for x in loop(server_lr=1.0)(setting):
+            yield x + 1e-6 * (len(setting.draws.batches(setting.cohorts[0][0], 0)) > 1)
+
+    found = measure(replace(ROW, theirs=later))
+    assert (found["round"], found["step"]) == (3, None)
+    found = measure(replace(ROW, theirs=second_step))
+    assert (found["round"], found["step"]) == (1, 2)
+
+
+def test_a_model_that_is_not_a_number_parts() -> None:
+    def lost(setting: Setting) -> Iterator[Tensor]:
+        return (x * float("nan") for x in loop(server_lr=1.0)(setting))
+
+    assert measure(replace(ROW, theirs=lost))["round"] == 1
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedasync"])
+def test_the_clients_models_are_those_that_make_the_servers(method: str) -> None:
+    """FedAvg's mean, and FedAsync's replacement by the last fresh model."""
+    keys = {"fedavg": {}, "fedasync": {"alpha": 1.0, "staleness": "constant"}}[method]
+    models, setting = ours(replace(ROW, method=method, keys=keys), 2)
+    for x, arrived in zip(models, setting.arrived, strict=True):
+        n = x.new_tensor(arrived.num_examples)
+        mean = (n / n.sum()) @ arrived.models if method == "fedavg" else arrived.models[-1]
+        assert (x - mean).abs().max() < FLOAT64
+
+
+def test_a_vector_goes_into_a_module_and_back() -> None:
+    _, setting = ours(ROW, 1)
+    x, module = setting.draws.x0.vector + 1.0, setting.module()
+    assert vector(loaded(module, x)).equal(x)
+    assert from_arrays(arrays(module, x)).equal(x)
+
+
+def test_rows_wait_for_their_method_and_their_server_optimizer() -> None:
+    assert ROW.here
+    assert not replace(ROW, method="not_yet").here
+    assert not replace(ROW, server_optimizer={"name": "not_yet"}).here
+
+
+# What `make referee` recorded.
+
+
+@pytest.mark.parametrize("oracle", MODULES)
+def test_the_record_has_every_row_with_its_cause(oracle: str) -> None:
+    measured = run.recorded()["oracles"][oracle]
+    assert measured["version"] == PINNED[oracle], "run: make referee"
+    found = measured["rows"]
+    assert [each["setting"] for each in found] == [row.setting for row in rows(oracle)], "run: make referee"
+    assert [each.get("cause", "") for each in found] == [row.cause for row in rows(oracle)], "run: make referee"
+    assert run.surprises(oracle, found) == []
+
+
+def test_a_surprise_is_told() -> None:
+    found = [dict(each) for each in run.recorded()["oracles"]["torchmetrics"]["rows"]]
+    found[0]["cause"], found[1] = "", {"setting": found[1]["setting"], "error": "ValueError: no"}
+    assert run.surprises("torchmetrics", found) == [
+        "torchmetrics: test/accuracy (MulticlassAccuracy, average micro): parts, and the row gives no cause",
+        "torchmetrics:  (MulticlassAccuracy, average none): ValueError: no",
+    ]
+
+
+def test_every_reproduction_is_recorded_and_short() -> None:
+    scripts = {path.stem: path for path in run.FINDINGS.glob("*.py")}
+    found = {name: lines for each in run.recorded()["oracles"].values() for name, lines in each["findings"].items()}
+    assert found.keys() == scripts.keys() and all(found.values()), "run: make referee"
+    assert all(len(path.read_text().splitlines()) <= 60 for path in scripts.values())
+    assert all("fedlab_runner" not in path.read_text() for path in scripts.values())
+
+
+# With the libraries, where `make referee` has made their environments.
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("oracle", MODULES)
+def test_an_oracle_says_what_is_recorded(oracle: str) -> None:
+    python = run.environments() / oracle / "bin" / "python"
+    if not python.exists():
+        pytest.skip(f"{PINNED[oracle]} is not installed in {python.parents[1]}: make referee")
+    found = run.measured(oracle, Path(python))
+    assert run.surprises(oracle, found) == []
+    before = run.recorded()["oracles"][oracle]["rows"]
+    assert [(each.get("round"), each.get("step")) for each in found] == [
+        (each.get("round"), each.get("step")) for each in before
+    ]
+    for script in run.findings(oracle):
+        assert run.printed(script, Path(python)) == run.recorded()["oracles"][oracle]["findings"][script.stem]
+
+
+def test_the_module_of_each_oracle_needs_no_oracle() -> None:
+    assert all(module(oracle).ROWS for oracle in MODULES)
