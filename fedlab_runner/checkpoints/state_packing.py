@@ -46,6 +46,8 @@ def differs(packed: Any, *, like: Any) -> bool:
 
 
 _hints = cache(get_type_hints)
+# The classes of values that an annotation allows; any, of one that is not here.
+_PLAIN: dict[Any, Any] = {each: each for each in (int, bool, str, Tensor, NoneType)} | {float: (float, int)}
 
 
 def _mistyped(packed: Any, hint: Any) -> bool:
@@ -63,8 +65,7 @@ def _mistyped(packed: Any, hint: Any) -> bool:
     elif kind in (list, tuple):
         hints = [inner[0]] * (len(packed) if isinstance(packed, list) else 0)
     else:
-        plain = {float: (float, int), int: int, bool: bool, str: str, Tensor: Tensor, NoneType: NoneType}.get(kind)
-        return plain is not None and (not isinstance(packed, plain))
+        return not isinstance(packed, _PLAIN.get(kind, object))
     return not isinstance(packed, list) or len(packed) != len(hints) or any(map(_mistyped, packed, hints))
 
 
