@@ -82,6 +82,10 @@ class Cohort:
         """The cohort of some of the clients, by their rows [k]."""
         return self._with(self.local, rows)
 
+    def at_home(self, local: LocalTraining | None = None) -> "Cohort":
+        """The same clients, training models of which nothing is sent: what they keep of the shared model stays out."""
+        return self._with(local or self.local, homes=False)
+
     @property
     def shared(self) -> Tensor | None:
         """1 for a trainable parameter that clients share, 0 for one that stays at home [P]; None: they share all."""
@@ -106,7 +110,7 @@ class Cohort:
             return self.family.loss(model, batch) * batch.mask.sum() * share
 
         local = self.local.one_plain_epoch()
-        once = self._with(local, homes=False)
+        once = self.at_home(local)
         once.lr = 1.0  # the schedule's may be zero
         seen = client_data.examples_seen(self.client_ids, local, self.family.has_batch_norm)
         start = at.clone()
