@@ -28,7 +28,7 @@ class Ditto(Personal):
         x, v = state.params, self.personal(state, cohort)
         update = make_update(cohort.family, x, cohort.train(x), self.late_policy)
         near = proximal(cohort.family, x, self.lam, cohort.shared)  # h_k(v; x)
-        return PersonalUpdate(*update, cohort.at_home().train(v, loss=near, counted=False))
+        return PersonalUpdate(*update, cohort.alone().train(v, loss=near, counted=False))
 
     def operations(self, fed: Federation, local: float) -> float:
         return 2 * local
