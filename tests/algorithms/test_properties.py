@@ -187,6 +187,7 @@ def test_the_order_of_clients_does_not_matter(name: str) -> None:
 WHOLE = local(epochs=2, batch_size=64)  # full-batch steps
 COUNT_ALIKE = "clients count alike, however many examples they have"
 HALVES_COUNT = {
+    "apfl": COUNT_ALIKE,
     "ca2fl": COUNT_ALIKE,
     "def_kt": "a receiver takes one model",
     "dfml": "each model teaches",
@@ -201,8 +202,9 @@ HALVES_COUNT = {
     "federated_dropout": COUNT_ALIKE,
     "fedrolex": COUNT_ALIKE,
     "gamf": COUNT_ALIKE,
-    "perfedavg": COUNT_ALIKE,
     "heterofl": COUNT_ALIKE,
+    "perfedavg": COUNT_ALIKE,
+    "pfedme": COUNT_ALIKE,
     "scaffold": COUNT_ALIKE,
 }
 

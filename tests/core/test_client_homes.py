@@ -42,8 +42,8 @@ SERVED = [name for name in ALLOWING if not algorithm(name).decentralized]
 SERVERLESS = sorted(set(ALLOWING) - set(SERVED))
 HOLDING_HEADS = [name for name in SERVED if name != "fedgen"]  # it learns from the clients' classifiers
 ON_SERVER = {"fedbe", "feddf", "fedft", "fedlaw", "fedwalk", "hfcl"}  # whose servers train their own models
-PERSONAL = {"ditto", "perfedavg"}  # whose clients have models of their own beside the server's
-OTHER_LOSS = {"fedsam", "perfedavg"}  # whose clients train otherwise than stand-alone ones
+PERSONAL = {"apfl", "ditto", "perfedavg", "pfedme"}  # whose clients have models of their own beside the server's
+OTHER_LOSS = {"apfl", "fedsam", "perfedavg", "pfedme"}  # whose clients train otherwise than stand-alone ones
 LATE: dict[str, Any] = {"sizes": [6, 3, 9, 1, 12, 8], "cohort": 3, "std": 2.0, "build": normed}
 MET: dict[str, Any] = {"sizes": [6, 3, 9, 5, 12, 8], "cohort": 3, "build": normed}
 KEYS: dict[str, dict[str, Any]] = {"fedbuff": {"buffer_size": 2}, "ca2fl": {"buffer_size": 2}, "fedcda": {"warmup": 1}}
