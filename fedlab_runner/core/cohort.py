@@ -7,13 +7,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedlab_runner.core.client_data import ClientData
 from fedlab_runner.core.client_homes import ClientHomes
 from fedlab_runner.core.client_state import RowStore
 from fedlab_runner.core.local_training import LocalTraining
 from fedlab_runner.core.model_family import Batch, FunctionalModel, ModelFamily
+from fedlab_runner.core.optimizer import Optimizer
 from fedlab_runner.core.rng import Purpose, generators
 from fedlab_runner.core.trainer import LocalTrainer
-from fedlab_runner.core.work import Correct, Loss, PerStep, Perturb, Work
+from fedlab_runner.core.work import Correct, Loss, PerStep, Perturb, Work, own_loss
 
 
 class ClientStreams(NamedTuple):
@@ -41,11 +43,15 @@ class Cohort:
         round: int,
         lr: float,
         homes: ClientHomes | None = None,
+        client_data: ClientData | None = None,
     ) -> None:
-        """With `homes` the clients keep a part of their models to themselves."""
+        """With `homes` the clients keep a part of their models to themselves. They train on `client_data` (None: the
+        trainer's).
+        """
         self._homes = homes
         self._trainer, self.family, self.client_ids, self.due = trainer, family, ids, due
-        client_data, device = trainer.client_data, family.device
+        self._client_data = client_data = client_data or trainer.client_data
+        device = family.device
         self._num_steps = client_data.num_steps(ids, local, family.has_batch_norm)
         self.ids = torch.from_numpy(ids).to(device)  # [K]
         self.num_examples = torch.from_numpy(client_data.num_examples[ids]).to(device)  # [K]
@@ -66,12 +72,12 @@ class Cohort:
     @property
     def label_counts(self) -> Tensor:
         """How many examples of each class each client has [K, C] int64."""
-        return self._trainer.client_data.label_counts(self.client_ids, self.family.num_classes)
+        return self._client_data.label_counts(self.client_ids, self.family.num_classes)
 
     @property
     def steps_per_epoch(self) -> np.ndarray:
         """Local steps of each client in one epoch [K]."""
-        return self._trainer.client_data.steps_per_epoch(self.client_ids, self.local, self.family.has_batch_norm)
+        return self._client_data.steps_per_epoch(self.client_ids, self.local, self.family.has_batch_norm)
 
     @property
     def streams(self) -> ClientStreams:
@@ -87,9 +93,30 @@ class Cohort:
         """1 for a trainable parameter that clients share, 0 for one that stays at home [P]; None: they share all."""
         return None if self._homes is None else self._homes.shared(self.family)
 
-    def _with(self, local: LocalTraining, rows: np.ndarray | slice = slice(None), *, homes: bool = True) -> "Cohort":
+    @property
+    def at_home(self) -> tuple[str, ...]:
+        """The names of the parameters and statistics that stay at home."""
+        return () if self._homes is None else self._homes.names(self.family)
+
+    def again(self, local: LocalTraining, share: float = 1.0) -> "Cohort":
+        """The cohort in another training of the same round, in minibatches of its own; with a `share` below 1, of
+        floor(share n) of each client's n examples, but at least one, drawn for this round.
+        """
+        data = self._trainer.personal_data
+        if share < 1:
+            data = data.drawn(self.client_ids, share, self.streams(np.arange(len(self)), 0))
+        return self._with(local, data=data)
+
+    def _with(
+        self,
+        local: LocalTraining,
+        rows: np.ndarray | slice = slice(None),
+        *,
+        homes: bool = True,
+        data: ClientData | None = None,
+    ) -> "Cohort":
         ids, due, its = self.client_ids[rows], self.due[rows], self._homes if homes else None
-        return Cohort(self._trainer, self.family, local, ids, due, self.round, self.lr, its)
+        return Cohort(self._trainer, self.family, local, ids, due, self.round, self.lr, its, data or self._client_data)
 
     def gradients(self, x: Tensor) -> Tensor:
         """Each client's gradient at x [D] of its mean loss over its examples [K, P], without weight decay or clipping.
@@ -97,7 +124,7 @@ class Cohort:
         One pass over the examples, which counts as local training in cost/client_gflops. What stays at home is what it
         was before the round, and its gradient is zero.
         """
-        p, client_data = self.family.num_params, self._trainer.client_data
+        p, client_data = self.family.num_params, self._client_data
         at = x if self._homes is None else self._homes.received(x, self.client_ids)
 
         def loss(model: FunctionalModel, batch: Batch, share: Tensor, origin: Tensor = x[:p]) -> Tensor:
@@ -127,6 +154,8 @@ class Cohort:
         correct: Correct | None = None,
         per_client: tuple[Tensor, ...] = (),
         per_step: PerStep | None = None,
+        frozen: tuple[str, ...] = (),
+        optimizer: Optimizer | None = None,
         counted: bool = True,
     ) -> Tensor:
         """The clients' models after local training [K, D], from `start` [D] or [K, D].
@@ -136,6 +165,8 @@ class Cohort:
         - `correct(gradient, *own)` [P] changes the gradient that the optimiser follows.
         - `per_client`: tensors [K, ...]; each client's row is passed to the three functions as `own`.
         - `per_step(rows, step)`: tensors [k, ...] for some rows of the cohort at one local step, appended to `own`.
+        - `frozen`: names of parameters and statistics that stay as they are; what their gradient would cost is saved.
+        - `optimizer` replaces that of `local`, with the same learning rate.
         - `counted=False` keeps the loss out of train/loss, for a second training on another objective in one round.
 
         The functions are written for one client; a tensor that they close over is the same for all clients. Raises
@@ -143,7 +174,7 @@ class Cohort:
         """
         work = Work(
             family=self.family,
-            client_data=self._trainer.client_data,
+            client_data=self._client_data,
             ids=self.client_ids,
             num_steps=self._num_steps,
             local=self.local,
@@ -151,11 +182,13 @@ class Cohort:
             seed=self._trainer.seed,
             round=self.round,
             start=start,
-            loss=loss,
+            loss=own_loss if frozen and loss is None else loss,
             perturb=perturb,
             correct=correct,
             per_client=per_client,
             per_step=per_step,
+            frozen=frozen,
+            optimizer=optimizer,
         )
         y, self.last_loss, self.final_loss = self._trainer.train(
             work, counted=counted, homes=self._homes, late=self.due > self.round

@@ -1,12 +1,13 @@
 """Local training of a cohort: the executor trains, the guard checks the models, the metrics count the cost."""
 
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedlab_runner.core.client_data import ClientData
+from fedlab_runner.core.client_data import PERSONAL_STREAMS, ClientData
 from fedlab_runner.core.client_homes import ClientHomes
 from fedlab_runner.core.client_losses import client_losses
 from fedlab_runner.core.client_state import ClientStateStore
@@ -33,6 +34,11 @@ class LocalTrainer:
         self.metrics, self.client_state, self.seed = metrics, client_state, seed
         self.losses_reported = False  # whether clients report the loss of their trained models in this round
 
+    @cached_property
+    def personal_data(self) -> ClientData:
+        """The clients' data for a second training in a round, with minibatches of its own."""
+        return self.client_data.with_streams(PERSONAL_STREAMS)
+
     def begin(self, round: int) -> None:
         """Starts a round (counted from 0)."""
         self.losses_reported = False
@@ -58,6 +64,7 @@ class LocalTrainer:
         attempt.at("local training", work.round + 1)
         y, losses = self.executor.train(work)
         attempt.at("algorithm")
+        y = work.restored(y)
         y, good = self.guard.trained(work.ids, work.start, y, losses, work.family, work.local.update_norm)
         if counted:
             self._record_loss(work, losses, good)

@@ -24,6 +24,7 @@ from tests.helpers.toy import (
     ALGORITHMS,
     ANY_OPTIMIZER,
     algorithm,
+    default_home,
     federation,
     few_rounds,
     local,
@@ -63,7 +64,7 @@ def result(
     without a server, in each round.
     """
     asked = list(range(len(parts)) if asked is None else asked)
-    fed = federation(split=parts, participation=FixedParticipation(asked, 0), **how)
+    fed = federation(split=parts, participation=FixedParticipation(asked, 0), home=default_home(name), **how)
     built, metrics = few_rounds(name, **(keys or {})), []
     with drawing(range(len(parts)) if streams is None else streams):
         state = built.init(fed)
@@ -80,7 +81,7 @@ def result(
 @contextmanager
 def drawing(streams: Sequence[int]) -> Iterator[None]:
     """Client i draws minibatches and the algorithm's random numbers from the streams of client streams[i]."""
-    key, of_clients = rng._key, (Purpose.BATCHES, Purpose.DISTILLATION, Purpose.SUBMODEL)
+    key, of_clients = rng._key, (Purpose.BATCHES, Purpose.PERSONAL_BATCHES, Purpose.DISTILLATION, Purpose.SUBMODEL)
 
     def shared(seed: int, purpose: Purpose, round: int, client: int) -> tuple[int, int]:
         return key(seed, purpose, round, streams[client] if purpose in of_clients else client)
@@ -198,6 +199,7 @@ HALVES_COUNT = {
     "feddle": COUNT_ALIKE,
     "feddyn": COUNT_ALIKE,
     "federated_dropout": COUNT_ALIKE,
+    "fedrep": COUNT_ALIKE,
     "fedrolex": COUNT_ALIKE,
     "gamf": COUNT_ALIKE,
     "heterofl": COUNT_ALIKE,
@@ -319,7 +321,7 @@ def test_executors_chunks_and_workers_agree(name: str, setting: str) -> None:
     how, other, workers = SETTINGS[setting]
     found: list[tuple[list[Tensor], dict[str, float]]] = []
     for executor in (ONE_BY_ONE, other, workers):
-        fed = federation(**LATE, **how, executor=executor)
+        fed = federation(**LATE, **how, executor=executor, home=default_home(name))
         state = run(few_rounds(name, **ANY_OPTIMIZER.get(name, {})), fed, 2)
         found.append((tensors(state), fed.collect()))
     (reference, metrics), (states, theirs), (of_workers, also) = found
