@@ -146,10 +146,7 @@ class ClientHomes:
             return x.expand(len(ids), -1)
         if self._first is None:
             self._first = self._families[0].init(self._seed)[self._columns]
-        mine, rows = self._first.repeat(len(ids), 1), self._rows
-        for row, client in zip(mine, ids.tolist(), strict=True):
-            if client in known:
-                row.copy_(rows.get(known[client]))
+        mine = self._rows.stacked(known, ids.tolist(), self._first)
         return x.expand(len(ids), -1).index_copy(1, self._columns, mine)
 
 

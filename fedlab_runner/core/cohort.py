@@ -1,7 +1,7 @@
 """The clients that start in a round, and their local training."""
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -10,8 +10,9 @@ from torch import Tensor
 from fedlab_runner.core.client_data import ClientData
 from fedlab_runner.core.client_homes import ClientHomes
 from fedlab_runner.core.client_state import RowStore
+from fedlab_runner.core.gradient_pass import gradient_pass
 from fedlab_runner.core.local_training import LocalTraining
-from fedlab_runner.core.model_family import Batch, FunctionalModel, ModelFamily
+from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.optimizer import Optimizer
 from fedlab_runner.core.rng import Purpose, generators
 from fedlab_runner.core.trainer import LocalTrainer
@@ -88,6 +89,10 @@ class Cohort:
         """The cohort of some of the clients, by their rows [k]."""
         return self._with(self.local, rows)
 
+    def alone(self, local: LocalTraining | None = None) -> "Cohort":
+        """The same clients, training models of which nothing is sent: what they keep of the shared model stays out."""
+        return self._with(local or self.local, homes=False)
+
     @property
     def shared(self) -> Tensor | None:
         """1 for a trainable parameter that clients share, 0 for one that stays at home [P]; None: they share all."""
@@ -118,31 +123,32 @@ class Cohort:
         ids, due, its = self.client_ids[rows], self.due[rows], self._homes if homes else None
         return Cohort(self._trainer, self.family, local, ids, due, self.round, self.lr, its, data or self._client_data)
 
+    def batches(self, purposes: Sequence[Purpose]) -> PerStep:
+        """For each purpose one more minibatch of every client at every local step: inputs [k, b, ...] and targets
+        [k, b]. The first of them are as many as the step's own minibatch has; the others are padding.
+        """
+        family, client_data, seed = self.family, self._client_data, self._trainer.seed
+        how: dict[str, Any] = {"seed": seed, "round": self.round, "drop_single": family.has_batch_norm}
+        plans = [client_data.plan(self.client_ids, self.local, purpose=each, **how).indices for each in purposes]
+
+        def drawn(rows: np.ndarray, step: int) -> tuple[Tensor, ...]:
+            places = torch.from_numpy(rows).to(family.device)
+            found = (client_data.minibatch(indices[places, step]) for indices in plans)
+            return tuple(t for x, y in found for t in (family.normalize(x, family.dtype), y))
+
+        return drawn
+
     def gradients(self, x: Tensor) -> Tensor:
         """Each client's gradient at x [D] of its mean loss over its examples [K, P], without weight decay or clipping.
 
         One pass over the examples, which counts as local training in cost/client_gflops. What stays at home is what it
         was before the round, and its gradient is zero.
         """
-        p, client_data = self.family.num_params, self._client_data
         at = x if self._homes is None else self._homes.received(x, self.client_ids)
-
-        def loss(model: FunctionalModel, batch: Batch, share: Tensor, origin: Tensor = x[:p]) -> Tensor:
-            """A minibatch's part of the mean loss, at the received model instead of the current parameters."""
-            model.params = origin + (model.params - model.params.detach())
-            return self.family.loss(model, batch) * batch.mask.sum() * share
-
-        local = self.local.one_plain_epoch()
-        once = self._with(local, homes=False)
-        once.lr = 1.0  # the schedule's may be zero
-        seen = client_data.examples_seen(self.client_ids, local, self.family.has_batch_norm)
-        start = at.clone()
-        start[..., :p] = 0  # from zero, the distance is the gradient to the last bit
-        share = (1 / torch.from_numpy(seen).to(x),)
-        y = once.train(
-            start, loss=loss, per_client=share if self._homes is None else (*share, at[:, :p]), counted=False
-        )
-        g = y[:, :p].neg_()
+        client_data, seed = self._client_data, self._trainer.seed
+        work = gradient_pass(self.family, client_data, self.client_ids, self.local, seed, self.round, at)
+        y, _, _ = self._trainer.train(work, counted=False)
+        g = y[:, : self.family.num_params].neg_()
         return g if self.shared is None else g.mul_(self.shared)
 
     def train(

@@ -84,6 +84,7 @@ CHANGES: dict[str, dict[str, Change]] = {
         "fixed_aggregator": Change(4),
         "regular": Change(True),
     },
+    "ditto": AVERAGING | {"lam": Change(0.1), "server_lr": Change(0.5)},
     "dpsgd": {"order": Change("average_while_training")},
     "fedasync": {
         "alpha": Change(0.9),
@@ -209,6 +210,14 @@ CHANGES: dict[str, dict[str, Change]] = {
         "weighting": Change("uniform"),
         "send_all": Change(True, fed=BLOCKS),
     },
+    "perfedavg": AVERAGING
+    | {
+        "inner_lr": Change(0.3),
+        "variant": Change("hessian_free", {"inner_lr": 0.3}),
+        "delta": Change(0.5, {"inner_lr": 0.3, "variant": "hessian_free"}),
+        "server_lr": Change(0.5),
+        "weighting": Change("size"),
+    },
     "scaffold": {"option": Change(1), "server_lr": Change(0.5), "weighting": Change("size")},
     "standalone": {},
 }
@@ -225,7 +234,7 @@ KEYS = {name: [each.name for each in fields(algorithm(name))] for name in ALGORI
 
 
 class Outcome(NamedTuple):
-    """What is evaluated after each round, and what is written besides."""
+    """What is evaluated after each round, with the clients' own models, and what is written besides."""
 
     models: list[Tensor]
     beside: list[object]
@@ -241,7 +250,10 @@ def outcome(name: str, change: Change, own: Mapping[str, Any]) -> Outcome:
     found, state = Outcome([], []), built.init(fed)
     for round in range(ROUNDS):
         state = run(built, fed, 1, first=round, state=state)
-        found.models.append(vectors(built.models(state)))
+        models = built.models(state)
+        if isinstance(models, Tensor):
+            models = models, built.client_models(state, fed, np.arange(fed.num_clients))
+        found.models.append(vectors(models))
         found.beside.append((fed.collect(), list(built.extra_eval_models(state, fed))))
     return found
 

@@ -37,6 +37,7 @@ ROUNDS = 3
 EQUAL_UP_TO = 1e-8  # of a value: sums in another order
 DIFFERENT_BY = 1e-7  # of a value, where a property does not hold
 NO_LR = 1e-300  # a learning rate that is allowed and moves nothing
+MORE_BATCHES = (Purpose.PERSONAL_BATCHES, Purpose.INNER_BATCHES, Purpose.HESSIAN_BATCHES)
 DECENTRALIZED = {name for name in ALGORITHMS if algorithm(name).decentralized}
 
 
@@ -81,7 +82,7 @@ def result(
 @contextmanager
 def drawing(streams: Sequence[int]) -> Iterator[None]:
     """Client i draws minibatches and the algorithm's random numbers from the streams of client streams[i]."""
-    key, of_clients = rng._key, (Purpose.BATCHES, Purpose.PERSONAL_BATCHES, Purpose.DISTILLATION, Purpose.SUBMODEL)
+    key, of_clients = rng._key, (Purpose.BATCHES, *MORE_BATCHES, Purpose.DISTILLATION, Purpose.SUBMODEL)
 
     def shared(seed: int, purpose: Purpose, round: int, client: int) -> tuple[int, int]:
         return key(seed, purpose, round, streams[client] if purpose in of_clients else client)
@@ -202,6 +203,7 @@ HALVES_COUNT = {
     "fedrep": COUNT_ALIKE,
     "fedrolex": COUNT_ALIKE,
     "gamf": COUNT_ALIKE,
+    "perfedavg": COUNT_ALIKE,
     "heterofl": COUNT_ALIKE,
     "scaffold": COUNT_ALIKE,
 }
