@@ -46,6 +46,11 @@ class ClientHomes:
         """The mask [D] of the values at home, of one of the run's families."""
         return self._masks[self._families.index(family)]
 
+    def names(self, family: ModelFamily) -> tuple[str, ...]:
+        """The parameters and statistics at home, of one of the run's families."""
+        mask = self.mask(family)
+        return tuple(name for name, (start, shape) in family.layout.items() if shape.numel() and bool(mask[start]))
+
     def num_shared(self, family: ModelFamily) -> int:
         """How many values of a model are sent, of one of the run's families."""
         return family.size - int(self.mask(family).sum())

@@ -83,6 +83,10 @@ class LocalTraining:
         """This local training for `steps` steps."""
         return replace(self, epochs=None, steps=steps)
 
+    def for_epochs(self, epochs: int) -> "LocalTraining":
+        """This local training for `epochs` epochs."""
+        return replace(self, epochs=epochs, steps=None)
+
     def plain(self, steps: int | None = None) -> "LocalTraining":
         """One epoch, or `steps` steps, of plain SGD in the same minibatches, without decay, momentum or bounds."""
         plain = replace(self, optimizer="sgd", momentum=0.0, nesterov=False, betas=None, eps=None, weight_decay=0.0)

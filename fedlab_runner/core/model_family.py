@@ -5,7 +5,7 @@ trainable parameters, then B float buffers), T local steps, b examples in a mini
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -77,17 +77,18 @@ class Classifier(NamedTuple):
 class FunctionalModel:
     """One model of a family as a function of its inputs: what a loss function is given.
 
-    A loss may regularise `params` [P]. After a call in training mode `buffers` [B] has the updated statistics.
+    A loss may regularise `params` [P]. After a call in training mode `buffers` [B] has the updated statistics. Logits
+    have no gradient by the parameters `frozen`, and what it would cost is not computed.
     """
 
-    def __init__(self, family: "ModelFamily", params: Tensor, buffers: Tensor) -> None:
+    def __init__(self, family: "ModelFamily", params: Tensor, buffers: Tensor, frozen: Collection[str] = ()) -> None:
         self.params, self.buffers = params, buffers
-        self.family = family
+        self.family, self.frozen = family, frozen
 
     def __call__(self, inputs: Tensor, instead: dict[str, Tensor] | None = None) -> Tensor:
         """Logits [b, C] of normalised inputs [b, ...]; `instead` replaces parameters by name."""
-        family = self.family
-        values = family.views(self.params) | (instead or {})
+        family, values = self.family, self.family.views(self.params)
+        values |= {k: values[k].detach() for k in self.frozen if k in values} | (instead or {})
         if not family.num_buffers:
             return family.forward(values, inputs)
         # Batch norm writes into its statistics. Each needs memory of its own: vmap silently loses a write into a

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedlab_runner.core.client_data import ClientData
+from fedlab_runner.core.client_data import PERSONAL_STREAMS, ClientData
 from fedlab_runner.core.client_homes import ClientHomes
 from fedlab_runner.core.client_losses import client_losses
 from fedlab_runner.core.client_state import ClientStateStore
@@ -46,6 +47,11 @@ class LocalTrainer:
         found: J = self._joined[kind, *parts]
         return found
 
+    @cached_property
+    def personal_data(self) -> ClientData:
+        """The clients' data for a second training in a round, with minibatches of its own."""
+        return self.client_data.with_streams(PERSONAL_STREAMS)
+
     def begin(self, round: int) -> None:
         """Starts a round (counted from 0)."""
         self.losses_reported = False
@@ -53,7 +59,12 @@ class LocalTrainer:
         self.guard.begin(round)
 
     def train(
-        self, work: Work, *, counted: bool, homes: ClientHomes | JoinedHomes | None = None, late: np.ndarray | None = None
+        self,
+        work: Work,
+        *,
+        counted: bool,
+        homes: ClientHomes | JoinedHomes | None = None,
+        late: np.ndarray | None = None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """The trained models [K, D], each client's mean loss over its last epoch [K] and, where clients report it, each
         trained model's loss on all its client's examples [K] float64.
@@ -71,6 +82,7 @@ class LocalTrainer:
         attempt.at("local training", work.round + 1)
         y, losses = self.executor.train(work)
         attempt.at("algorithm")
+        y = work.restored(y)
         y, good = self.guard.trained(work.ids, work.start, y, losses, work.family, work.local.update_norm)
         if counted:
             self._record_loss(work, losses, good)

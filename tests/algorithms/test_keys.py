@@ -16,6 +16,7 @@ from tests.helpers.toy import (
     CLASSES,
     FEATURES,
     algorithm,
+    default_home,
     federation,
     few_rounds,
     local,
@@ -95,6 +96,7 @@ CHANGES: dict[str, dict[str, Change]] = {
         "rho": Change(0.5),
     },
     "fedavg": AVERAGING | {"server_lr": Change(0.5)},
+    "fedbabu": AVERAGING | {"server_lr": Change(0.5)},
     "fedbe": AVERAGING
     | SERVER_TRAINING
     | {
@@ -159,6 +161,12 @@ CHANGES: dict[str, dict[str, Change]] = {
     },
     "fednova": {"mu": Change(1.0), "weighting": Change("uniform")},
     "fedprox": AVERAGING | {"mu": Change(1.0), "server_lr": Change(0.5)},
+    "fedrep": {
+        "head_epochs": Change(1),
+        "late_policy": Change("model"),
+        "weighting": Change("size"),
+        "server_lr": Change(0.5),
+    },
     "fedrolex": {"order": Change("sorted", fed=WIDTHS)},
     "fedsam": AVERAGING | {"rho": Change(0.5), "server_lr": Change(0.5)},
     "fedwalk": {
@@ -247,7 +255,7 @@ def outcome(name: str, change: Change, own: Mapping[str, Any]) -> Outcome:
     """Of a setting, with an algorithm's `own` values."""
     how = dict(LATE | dict(change.fed))
     owned = how.pop("blocks", None)
-    fed = federation(**how)
+    fed = federation(**how, home=default_home(name))
     fed.blocks = owned
     built = few_rounds(name, **(dict(change.keys) | dict(own)))
     found, state = Outcome([], []), built.init(fed)

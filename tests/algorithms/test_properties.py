@@ -24,6 +24,7 @@ from tests.helpers.toy import (
     ALGORITHMS,
     ANY_OPTIMIZER,
     algorithm,
+    default_home,
     federation,
     few_rounds,
     local,
@@ -36,7 +37,7 @@ ROUNDS = 3
 EQUAL_UP_TO = 1e-8  # of a value: sums in another order
 DIFFERENT_BY = 1e-7  # of a value, where a property does not hold
 NO_LR = 1e-300  # a learning rate that is allowed and moves nothing
-MORE_BATCHES = (Purpose.INNER_BATCHES, Purpose.HESSIAN_BATCHES)
+MORE_BATCHES = (Purpose.PERSONAL_BATCHES, Purpose.INNER_BATCHES, Purpose.HESSIAN_BATCHES)
 DECENTRALIZED = {name for name in ALGORITHMS if algorithm(name).decentralized}
 
 
@@ -64,7 +65,7 @@ def result(
     without a server, in each round.
     """
     asked = list(range(len(parts)) if asked is None else asked)
-    fed = federation(split=parts, participation=FixedParticipation(asked, 0), **how)
+    fed = federation(split=parts, participation=FixedParticipation(asked, 0), home=default_home(name), **how)
     built, metrics = few_rounds(name, **(keys or {})), []
     with drawing(range(len(parts)) if streams is None else streams):
         state = built.init(fed)
@@ -200,6 +201,7 @@ HALVES_COUNT = {
     "feddle": COUNT_ALIKE,
     "feddyn": COUNT_ALIKE,
     "federated_dropout": COUNT_ALIKE,
+    "fedrep": COUNT_ALIKE,
     "fedrolex": COUNT_ALIKE,
     "gamf": COUNT_ALIKE,
     "heterofl": COUNT_ALIKE,
@@ -323,7 +325,7 @@ def test_executors_chunks_and_workers_agree(name: str, setting: str) -> None:
     how, other, workers = SETTINGS[setting]
     found: list[tuple[list[Tensor], dict[str, float]]] = []
     for executor in (ONE_BY_ONE, other, workers):
-        fed = federation(**LATE, **how, executor=executor)
+        fed = federation(**LATE, **how, executor=executor, home=default_home(name))
         state = run(few_rounds(name, **ANY_OPTIMIZER.get(name, {})), fed, 2)
         found.append((tensors(state), fed.collect()))
     (reference, metrics), (states, theirs), (of_workers, also) = found
