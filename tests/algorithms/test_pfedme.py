@@ -33,7 +33,7 @@ def test_w_follows_the_gradient_of_moreaus_envelope_and_theta_is_its_minimiser()
 
     lam = 2.0
     fed = federation([12], build=linear, training=local(epochs=1, batch_size=12, lr=0.1))
-    built = algorithm("pfedme", lam=lam, inner_steps=2000, inner_lr=0.1)
+    built = algorithm("pfedme", lam=lam, inner_steps=100, inner_lr=0.2)
     state = run(built, fed, 1)
     x, theta = state.first, built.client_models(state, fed, np.arange(1))[0].clone().requires_grad_()
     torch.testing.assert_close(state.params, x - 0.1 * lam * (x - theta.detach()), rtol=0, atol=1e-12)
@@ -44,10 +44,10 @@ def test_w_follows_the_gradient_of_moreaus_envelope_and_theta_is_its_minimiser()
 
 
 def test_a_strong_pull_keeps_personal_models_at_the_shared_one() -> None:
-    how: dict[str, Any] = {"training": local(lr=1e-4)}
+    how: dict[str, Any] = {"sizes": [8, 8], "training": local(lr=1e-4)}
     apart = []
     for lam in (1.0, 1000.0):
-        fed, built = federation(**how), algorithm("pfedme", lam=lam, inner_lr=5e-4, inner_steps=50)
+        fed, built = federation(**how), algorithm("pfedme", lam=lam, inner_lr=5e-4, inner_steps=10)
         state = run(built, fed, 1)
         own = built.client_models(state, fed, np.arange(fed.num_clients))
         apart.append(float((own - state.params).abs().max()))
