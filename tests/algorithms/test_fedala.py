@@ -14,7 +14,7 @@ from fedlab_runner.core.work import Work
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.experiment.resource_estimate import expected_bytes
 from tests.helpers.identities import BUILDS, LATE, close
-from tests.helpers.toy import EQUAL, RAGGED, algorithm, federation, local, normed, run, tensors
+from tests.helpers.toy import EQUAL, RAGGED, algorithm, federation, local, normed, run
 
 FAST = {"eta": 5.0, "threshold": 0.003, "window": 2}  # weights that move, soon enough
 LOWER = 5 * 6 + 6  # parameters of the toy's first layer
@@ -142,7 +142,8 @@ def test_rows_on_disk_give_the_same_bits_and_need_no_memory(tmp_path: Path) -> N
         built = algorithm("fedala", **FAST, store_on=place)
         state = run(built, fed, 5)
         states.append([state.params, built.client_models(state, fed, np.arange(10))])
-    assert all(torch.equal(a, b) for other in states[1:] for a, b in zip(tensors(states[0]), tensors(other)))
+    pairs = [pair for other in states[1:] for pair in zip(states[0], other, strict=True)]
+    assert all(torch.equal(*pair) for pair in pairs)
     fed = federation(EQUAL)
     here, there = (expected_bytes(algorithm("fedala", store_on=place), fed, 3) for place in ("device", "disk"))
     assert here - there == 8 * 4 * (2 * fed.family.size - LOWER + 1)
