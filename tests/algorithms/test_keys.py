@@ -88,6 +88,16 @@ CHANGES: dict[str, dict[str, Change]] = {
     },
     "ditto": AVERAGING | {"lam": Change(0.1), "server_lr": Change(0.5)},
     "dpsgd": {"order": Change("average_while_training")},
+    "fedala": AVERAGING
+    | {
+        "share": Change(0.5),
+        "layers": Change(2),
+        "eta": Change(0.0),
+        "threshold": Change(1e-9, {"window": 2}),
+        "window": Change(2),
+        "max_epochs": Change(3),
+        "server_lr": Change(0.5),
+    },
     "fedasync": {
         "alpha": Change(0.9),
         "staleness": Change("constant"),

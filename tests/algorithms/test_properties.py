@@ -222,7 +222,7 @@ def test_a_client_split_into_halves_that_are_alike_leaves_full_batch_steps_the_s
 
 
 # What makes the random numbers of a full-batch step the same for another number of examples.
-SAME_DRAWS: dict[str, dict[str, Any]] = {"fedgen": {"beta": 0.0}}
+SAME_DRAWS: dict[str, dict[str, Any]] = {"fedala": {"share": 1.0}, "fedgen": {"beta": 0.0}}
 
 NUMBER_COUNTS = {
     "fedasync": "mixes one model after another",

@@ -20,7 +20,18 @@ EXPERIMENTS = sorted(
     str(path.relative_to(CONF / "experiment").with_suffix("")) for path in (CONF / "experiment").rglob("*.yaml")
 )
 TABLES = sorted(path.relative_to(CONF / "paper") for path in (CONF / "paper").rglob("*.yaml"))
-CHOICES = ("algorithm", "dataset", "model", "server_data", "partition", "delay", "topology", "loss", "server_optimizer")
+CHOICES = (
+    "algorithm",
+    "dataset",
+    "model",
+    "server_data",
+    "partition",
+    "delay",
+    "topology",
+    "loss",
+    "server_optimizer",
+    "home",
+)
 TINY = ("num_clients=12", "participation.cohort_size=3", "local.epochs=1", "rounds=1", "device=cpu")
 
 
