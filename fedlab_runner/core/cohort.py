@@ -1,6 +1,6 @@
 """The clients that start in a round, and their local training."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,11 +11,12 @@ from fedlab_runner.core.client_data import ClientData
 from fedlab_runner.core.client_homes import ClientHomes
 from fedlab_runner.core.client_state import RowStore
 from fedlab_runner.core.gradient_pass import gradient_pass
+from fedlab_runner.core.joined_models import Joined, JoinedHomes
 from fedlab_runner.core.local_training import LocalTraining
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.optimizer import Optimizer
 from fedlab_runner.core.rng import Purpose, generators
-from fedlab_runner.core.trainer import LocalTrainer
+from fedlab_runner.core.trainer import J, LocalTrainer
 from fedlab_runner.core.work import Correct, Loss, PerStep, Perturb, Work, own_loss
 
 
@@ -89,9 +90,17 @@ class Cohort:
         """The cohort of some of the clients, by their rows [k]."""
         return self._with(self.local, rows)
 
-    def alone(self, local: LocalTraining | None = None) -> "Cohort":
+    def joined(self, kind: Callable[..., J], *parts: Any) -> J:
+        """The joined models `kind(*parts)` (`core.joined_models`), the same object in each round."""
+        return self._trainer.joined(kind, *parts)
+
+    def starts(self, x: Tensor) -> Tensor:
+        """The models [K, D] from which clients that receive x [D] start: what stays at home is their own."""
+        return x.expand(len(self), -1) if self._homes is None else self._homes.starts(x, self.client_ids)
+
+    def alone(self) -> "Cohort":
         """The same clients, training models of which nothing is sent: what they keep of the shared model stays out."""
-        return self._with(local or self.local, homes=False)
+        return self._with(self.local, homes=False)
 
     @property
     def shared(self) -> Tensor | None:
@@ -138,15 +147,16 @@ class Cohort:
 
         return drawn
 
-    def gradients(self, x: Tensor) -> Tensor:
-        """Each client's gradient at x [D] of its mean loss over its examples [K, P], without weight decay or clipping.
+    def gradients(self, x: Tensor, steps: int | None = None) -> Tensor:
+        """Each client's gradient at x [D] or [K, D] of its mean loss over its examples [K, P], or over those in its
+        first `steps` minibatches; without weight decay or clipping.
 
-        One pass over the examples, which counts as local training in cost/client_gflops. What stays at home is what it
-        was before the round, and its gradient is zero.
+        One pass over these examples, which counts as local training in cost/client_gflops. What stays at home is what
+        it was before the round, and its gradient is zero.
         """
         at = x if self._homes is None else self._homes.received(x, self.client_ids)
         client_data, seed = self._client_data, self._trainer.seed
-        work = gradient_pass(self.family, client_data, self.client_ids, self.local, seed, self.round, at)
+        work = gradient_pass(self.family, client_data, self.client_ids, self.local, seed, self.round, at, steps)
         y, _, _ = self._trainer.train(work, counted=False)
         g = y[:, : self.family.num_params].neg_()
         return g if self.shared is None else g.mul_(self.shared)
@@ -162,6 +172,7 @@ class Cohort:
         per_step: PerStep | None = None,
         frozen: tuple[str, ...] = (),
         optimizer: Optimizer | None = None,
+        joined: Joined | None = None,
         counted: bool = True,
     ) -> Tensor:
         """The clients' models after local training [K, D], from `start` [D] or [K, D].
@@ -173,13 +184,14 @@ class Cohort:
         - `per_step(rows, step)`: tensors [k, ...] for some rows of the cohort at one local step, appended to `own`.
         - `frozen`: names of parameters and statistics that stay as they are; what their gradient would cost is saved.
         - `optimizer` replaces that of `local`, with the same learning rate.
+        - `joined`: `start` [K, D + E] has joined models, of which the first are the models that clients share.
         - `counted=False` keeps the loss out of train/loss, for a second training on another objective in one round.
 
         The functions are written for one client; a tensor that they close over is the same for all clients. Raises
         UserError where the memory cannot hold the cohort, Diverged where `nonfinite=stop` ends the run.
         """
         work = Work(
-            family=self.family,
+            family=self.family if joined is None else joined.family,
             client_data=self._client_data,
             ids=self.client_ids,
             num_steps=self._num_steps,
@@ -196,7 +208,8 @@ class Cohort:
             frozen=frozen,
             optimizer=optimizer,
         )
+        homes = self._homes if joined is None or self._homes is None else JoinedHomes(self._homes, joined)
         y, self.last_loss, self.final_loss = self._trainer.train(
-            work, counted=counted, homes=self._homes, late=self.due > self.round
+            work, counted=counted, homes=homes, late=self.due > self.round
         )
         return y

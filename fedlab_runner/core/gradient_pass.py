@@ -18,13 +18,15 @@ def gradient_pass(
     seed: int,
     round: int,
     at: Tensor,
+    steps: int | None = None,
 ) -> Work:
     """The work after which the parameters of client `ids[k]` are minus the gradient, at the model `at` [D] or [K, D],
-    of its mean loss over its examples; without weight decay or clipping. Batch norm's statistics are those of the pass.
+    of its mean loss over its examples, or over those in its first `steps` minibatches of the round; without weight
+    decay or clipping. Batch norm's statistics are those of the pass.
     """
-    p, epoch = family.num_params, local.one_plain_epoch()
-    steps = client_data.num_steps(ids, epoch, family.has_batch_norm)
-    seen = client_data.examples_seen(ids, epoch, family.has_batch_norm)
+    p, plain = family.num_params, local.plain(steps)
+    num_steps = client_data.num_steps(ids, plain, family.has_batch_norm)
+    seen = client_data.examples_seen(ids, plain, family.has_batch_norm)
 
     def loss(model: FunctionalModel, batch: Batch, share: Tensor, origin: Tensor = at[..., :p]) -> Tensor:
         """A minibatch's part of the mean loss, at the model `at` instead of the current parameters."""
@@ -36,4 +38,4 @@ def gradient_pass(
     share = 1 / torch.from_numpy(seen).to(at)
     own = (share,) if at.dim() == 1 else (share, at[:, :p])
     lr = 1.0  # the round's may be zero
-    return Work(family, client_data, ids, steps, epoch, lr, seed, round, start, loss=loss, per_client=own)
+    return Work(family, client_data, ids, num_steps, plain, lr, seed, round, start, loss=loss, per_client=own)

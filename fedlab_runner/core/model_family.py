@@ -132,6 +132,7 @@ class ModelFamily:
         self.num_params = sum(n for *_, n in self._params)
         self.num_buffers = sum(n for *_, n in self._buffers)
         self.size = self.num_params + self.num_buffers
+        self.models = [self.num_params]  # the parameters of each model that a vector holds (`core.joined_models`)
         variances = [torch.full((n,), k.endswith("running_var")) for k, _, n in self._buffers]
         self._variances = torch.cat([*variances, torch.empty(0, dtype=torch.bool)]).to(device)  # [B]
         self._norms = [m for m in self.module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
@@ -182,9 +183,8 @@ class ModelFamily:
 
     def segments(self, prefix: str) -> Tensor:
         """The mask [D] of the values that belong to the submodule or parameter `prefix`."""
-        pieces = [
-            torch.full((n,), k == prefix or k.startswith(prefix + ".")) for k, _, n in self._params + self._buffers
-        ]
+        named = self._params + self._buffers
+        pieces = [torch.full((n,), k == prefix or k.startswith(prefix + ".")) for k, _, n in named]
         return torch.cat(pieces).to(self.device)
 
     def mode(self, training: bool, *, frozen_norm: bool = False) -> None:

@@ -148,6 +148,7 @@ class Work:
 
         Loss and new buffers stay those of the parameters themselves.
         """
+        models = self.family.models
         perturb, clip, correct, first = self.perturb, self.local.clip_norm, self.correct, int(self.offsets is not None)
 
         def followed(
@@ -157,7 +158,7 @@ class Work:
             if perturb is not None:
                 g, _ = gradient(params + perturb(g, *own[first:]), buffers, inputs, targets, mask, *own)
             if clip is not None:
-                g = clip_rows(g, clip)
+                g = torch.cat([clip_rows(part, clip) for part in torch.split(g, models, -1)], -1)
             return (g if correct is None else correct(g, *own[first:])), aux
 
         return followed

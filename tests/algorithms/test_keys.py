@@ -63,6 +63,8 @@ MEME = {"_target_": f"{MLP.__module__}.MLP", "channels": None, "image_size": Non
 FIRST: dict[str, Any] = {"first_models": "own"}
 
 CHANGES: dict[str, dict[str, Change]] = {
+    "apfl": AVERAGING
+    | {"alpha": Change(0.2), "adaptive": Change(True), "server_lr": Change(0.5), "weighting": Change("size")},
     "ca2fl": {"buffer_size": Change(2), "server_lr": Change(0.5)},
     "center": {"lr": Change(0.1), "epochs": Change(2), "batch_size": Change(9), "max_steps": Change(1)},
     "dec_fedavg": {},
@@ -225,6 +227,15 @@ CHANGES: dict[str, dict[str, Change]] = {
         "inner_lr": Change(0.3),
         "variant": Change("hessian_free", {"inner_lr": 0.3}),
         "delta": Change(0.5, {"inner_lr": 0.3, "variant": "hessian_free"}),
+        "server_lr": Change(0.5),
+        "weighting": Change("size"),
+    },
+    "pfedme": AVERAGING
+    | {
+        "lam": Change(5.0),
+        "inner_steps": Change(2),
+        "inner_lr": Change(0.01),
+        "warm_start": Change(False),
         "server_lr": Change(0.5),
         "weighting": Change("size"),
     },

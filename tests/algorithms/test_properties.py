@@ -188,6 +188,7 @@ def test_the_order_of_clients_does_not_matter(name: str) -> None:
 WHOLE = local(epochs=2, batch_size=64)  # full-batch steps
 COUNT_ALIKE = "clients count alike, however many examples they have"
 HALVES_COUNT = {
+    "apfl": COUNT_ALIKE,
     "ca2fl": COUNT_ALIKE,
     "def_kt": "a receiver takes one model",
     "dfml": "each model teaches",
@@ -203,8 +204,9 @@ HALVES_COUNT = {
     "fedrep": COUNT_ALIKE,
     "fedrolex": COUNT_ALIKE,
     "gamf": COUNT_ALIKE,
-    "perfedavg": COUNT_ALIKE,
     "heterofl": COUNT_ALIKE,
+    "perfedavg": COUNT_ALIKE,
+    "pfedme": COUNT_ALIKE,
     "scaffold": COUNT_ALIKE,
 }
 

@@ -45,8 +45,8 @@ SERVERLESS = sorted(set(ALLOWING) - set(SERVED))
 # Not FedGEN, which learns from the clients' classifiers, and FedBABU, where nobody trains what is at home.
 HOLDING_HEADS = [name for name in SERVED if name not in ("fedgen", "fedbabu")]
 ON_SERVER = {"fedbe", "feddf", "fedft", "fedlaw", "fedwalk", "hfcl"}  # whose servers train their own models
-PERSONAL = {"ditto", "perfedavg"}  # whose clients have models of their own beside the server's
-OTHERWISE = {"fedsam", "fedrep", "perfedavg"}  # than stand-alone clients theirs train
+PERSONAL = {"apfl", "ditto", "perfedavg", "pfedme"}  # whose clients have models of their own beside the server's
+OTHERWISE = {"apfl", "fedsam", "fedrep", "perfedavg", "pfedme"}  # than stand-alone clients theirs train
 LATE: dict[str, Any] = {"sizes": [6, 3, 9, 1, 12, 8], "cohort": 3, "std": 2.0, "build": normed}
 MET: dict[str, Any] = {"sizes": [6, 3, 9, 5, 12, 8], "cohort": 3, "build": normed}
 KEYS: dict[str, dict[str, Any]] = {"fedbuff": {"buffer_size": 2}, "ca2fl": {"buffer_size": 2}, "fedcda": {"warmup": 1}}
