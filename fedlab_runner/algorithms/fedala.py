@@ -91,7 +91,7 @@ class FedALA(Personal):
             return family.loss(model, batch)
 
         active = np.flatnonzero(stage >= TRAINED)
-        learners = cohort.again(cohort.local.one_plain_epoch(), self.share)  # D_i^{s,t}
+        learners = cohort.again(cohort.local.plain(), self.share)  # D_i^{s,t}
         learners.lr = self.eta
         losses: list[list[float]] = [[] for _ in stage]
         for _ in range(self.max_epochs):
