@@ -39,7 +39,6 @@ class FedALA(Personal):
     max_epochs: int
 
     model_copies: ClassVar[int] = 6  # what is sent, what clients keep before and after, W, theta_i and the start
-    payload_copies: ClassVar[int] = 3
 
     def __post_init__(self) -> None:
         within("(0, 1]", share=self.share)
@@ -51,8 +50,9 @@ class FedALA(Personal):
         return "which mixes each client's whole model with the server's"
 
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
-        kept = fed.family.size + int(self._mixed(fed.family).sum()) + 1
-        return Footprint(self.model_copies, self.payload_copies, client_rows(self.store_on, load.ever * kept))
+        size, mixed = fed.family.size, int(self._mixed(fed.family).sum())
+        held = client_rows(self.store_on, load.ever * (size + mixed + 1))
+        return Footprint(self.model_copies, self.payload_copies + round(mixed / size), held)
 
     def init(self, fed: Federation) -> PersonalState:
         """Each client keeps its model [D], its weights on the mixed layers, and its stage."""

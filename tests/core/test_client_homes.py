@@ -14,6 +14,7 @@ from fedlab_runner.analyses.update_cosines import UpdateCosines
 from fedlab_runner.checkpoints.state_packing import pack, unpack
 from fedlab_runner.config.build import build
 from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.rng import Purpose
 from fedlab_runner.core.update_guard import Guard
 from fedlab_runner.core.work import Work
 from fedlab_runner.executors.loop import Loop
@@ -28,6 +29,7 @@ from tests.helpers.toy import (
     EQUAL,
     FEATURES,
     algorithm,
+    default_home,
     federation,
     home,
     local,
@@ -302,3 +304,31 @@ def test_homes_of_another_size_are_refused() -> None:
         with pytest.raises(ValueError, match="at home"):
             federation(home=other).load_state_dict(saved)
     federation(home=home("head")).load_state_dict(saved)
+
+
+@dataclass(frozen=True)
+class PoisonedBefore(Loop):
+    """Client 1's head or weights, trained before its model, are not finite in round 2, counted from 0."""
+
+    def train(self, work: Work) -> tuple[Tensor, Tensor]:
+        y, losses = super().train(work)
+        before = work.client_data.streams.batches is Purpose.PERSONAL_BATCHES
+        for k in np.flatnonzero(work.ids == 1) if work.round == 2 and before else ():
+            y[k, work.family.num_params - 1] = float("nan")
+        return y, losses
+
+
+@pytest.mark.parametrize("std", [0.0, 1.5])
+@pytest.mark.parametrize("name", ["fedrep", "fedala"])
+def test_a_client_that_fails_before_it_trains_its_model_is_as_it_was(name: str, std: float) -> None:
+    """It does not answer, and what it had trained by then is lost with it."""
+    fed = federation([8] * 6, home=default_home(name), executor=PoisonedBefore(compile=False), std=std)
+    fed.trainer.guard = Guard("drop")
+    method = algorithm(name)
+    state = run(method, fed, 2)
+    old = own_models(method, state, fed)
+    after = run(method, fed, 1, first=2, state=state)
+    new = own_models(method, after, fed)
+    mine = fed.home.mask(fed.family) if fed.home.acts else torch.ones(fed.family.size, dtype=torch.bool)
+    assert torch.equal(old[1, mine], new[1, mine]) and int((old[:, mine] != new[:, mine]).any(1).sum()) >= 2
+    assert fed.collect()["updates/not_finite"] == 1
