@@ -118,7 +118,8 @@ def reference_loops() -> dict[str, str]:
     found: dict[str, list[str]] = {}
     where: dict[str, Path] = {}
     for case in importlib.import_module("tests.reference.harness").all_cases():
-        where.setdefault(case.method, Path(*case.reference.__module__.split(".")).with_suffix(".py"))
+        loop = getattr(case.reference, "func", case.reference)  # of a partial
+        where.setdefault(case.method, Path(*loop.__module__.split(".")).with_suffix(".py"))
         equations = found.setdefault(case.method, [])
         equations += [each for each in case.equations.split("; ") if each and each not in equations]
     return {name: f"{_file(where[name])}: {'; '.join(equations)}" for name, equations in found.items()}

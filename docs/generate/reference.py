@@ -67,8 +67,8 @@ GROUPS = {
         "A home says which part of its model a client keeps to itself: its own values there are never sent and never "
         "counted as sent, and they go from round to round in the client's row. Local training starts from the received "
         "model with the client's own part in it; the server, its optimiser and its caches see no change there. FedPer, "
-        "LG-FedAvg and FedBN are `algorithm=fedavg` with `head`, `body` and `norm`; every other algorithm "
-        "that averages "
+        "LG-FedAvg and FedBN are `algorithm=fedavg` with `head`, `body` and `norm`; `fedrep` and `fedbabu` have `head` "
+        "unless the command line names another; every other algorithm that averages "
         "takes a home too, and FedWalk where its base does. A client that has not trained has the values of the "
         "run's first model. A late client has its new values when its update arrives; one whose update is not "
         "finite keeps "
@@ -79,7 +79,8 @@ GROUPS = {
         "Refused with one line: `hyfem`, `fedma` and `gamf` (the server gives neurons new places, where a part at home "
         "would not fit them), `dfml` and `def_kt` (clients learn from whole models), `fml` (clients send memes alone), "
         "`heterofl`, `fedrolex` and `federated_dropout` (models are cut from the widest one), `standalone` and "
-        "`center` (nothing is sent), `fedgen` where part of the classifier stays (its server learns from the "
+        "`center` (nothing is sent), `fedala` (clients mix whole models with the server's), `fedgen` where part of the "
+        "classifier stays (its server learns from the "
         "clients' classifiers), and `analysis=update_cosines`.",
     ),
     "server_optimizer": Group(

@@ -66,9 +66,7 @@ class CA2FL(ServerAlgorithm[CA2FLState, Update]):
         h_i, rows = dict(h_i), fed.row_store(self.store_on, len(h))
         for i, delta, its in zip(arrivals.ids.tolist(), *arrivals.upload, strict=True):
             buffer, statistics = buffer + (delta - rows.get(h_i[i]) if i in h_i else delta), statistics + its
-            if i in h_i:
-                rows.drop(h_i[i])
-            h_i[i] = rows.put(delta)
+            rows.replace(h_i, i, delta)
             buffered += 1
             if buffered == self.buffer_size:
                 v = h + buffer / self.buffer_size

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from fedlab_runner.algorithms.shared.decentralized import Clients, first_aggregator, initial_models, train
-from fedlab_runner.algorithms.shared.model_pairs import Pair, pair_loss
+from fedlab_runner.algorithms.shared.model_pairs import pair_loss
 from fedlab_runner.core.algorithm import DecentralizedAlgorithm, Stacks
 from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.joined_models import Pair
 from fedlab_runner.core.model_family import Batch, FunctionalModel
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.core.round_cost import epoch_operations

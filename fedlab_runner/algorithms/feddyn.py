@@ -50,11 +50,9 @@ class FedDyn(ServerAlgorithm[FedDynState, Update]):
         return FedDynState(x, x.new_zeros(fed.family.num_params), g_k={})
 
     def client_update(self, state: FedDynState, cohort: Cohort) -> Update:
-        x, p, known, shared = state.params, cohort.family.num_params, state.g_k, cohort.shared
-        rows, g_k = cohort.row_store(self.store_on, p), x.new_zeros(len(cohort), p)
-        for own, k in zip(g_k, cohort.client_ids.tolist(), strict=True):
-            if k in known:
-                own.copy_(rows.get(known[k]))
+        x, p, shared = state.params, cohort.family.num_params, cohort.shared
+        rows = cohort.row_store(self.store_on, p)
+        g_k = rows.stacked(state.g_k, cohort.client_ids.tolist(), x.new_zeros(p))
 
         def loss(model: FunctionalModel, batch: Batch, g: Tensor) -> Tensor:
             w = model.params
@@ -70,10 +68,7 @@ class FedDyn(ServerAlgorithm[FedDynState, Update]):
         rows, g_k = fed.row_store(self.store_on, len(state.h)), dict(state.g_k)
         for k, delta in zip(arrivals.ids.tolist(), deltas, strict=True):
             g = -self.alpha * delta
-            if k in g_k:
-                g += rows.get(g_k[k])
-                rows.drop(g_k[k])
-            g_k[k] = rows.put(g)
+            rows.replace(g_k, k, g + rows.get(g_k[k]) if k in g_k else g)
         h = state.h - self.alpha / fed.population * deltas.sum(0)
         step = arrivals.mean(deltas, uniform=True) - h / self.alpha
         return FedDynState(stepped(state.params, step, arrivals.mean(statistics, uniform=True)), h, g_k)

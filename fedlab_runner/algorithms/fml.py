@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from fedlab_runner.algorithms.shared.decentralized import first_aggregator, initial_models, pick_participants, updated
-from fedlab_runner.algorithms.shared.model_pairs import Pair, pair_loss
+from fedlab_runner.algorithms.shared.model_pairs import pair_loss
 from fedlab_runner.core.algorithm import CohortLoad, DecentralizedAlgorithm, Footprint, MemoryItem, Stacks, own_models
 from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.joined_models import Pair
 from fedlab_runner.core.model_family import Batch, FunctionalModel, ModelFamily
 from fedlab_runner.models.base import Architecture
 from fedlab_runner.utils.validate import within

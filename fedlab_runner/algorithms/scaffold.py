@@ -85,11 +85,9 @@ class SCAFFOLD(ServerAlgorithm[ScaffoldState, ScaffoldUpload]):
         return state.params, state.c
 
     def client_update(self, state: ScaffoldState, cohort: Cohort) -> ScaffoldUpload:
-        x, c, known = state.params, state.c, state.c_i
-        rows, c_i = cohort.row_store(self.store_on, len(c)), c.new_zeros(len(cohort), len(c))
-        for own, i in zip(c_i, cohort.client_ids.tolist(), strict=True):
-            if i in known:
-                own.copy_(rows.get(known[i]))
+        x, c = state.params, state.c
+        rows = cohort.row_store(self.store_on, len(c))
+        c_i = rows.stacked(state.c_i, cohort.client_ids.tolist(), torch.zeros_like(c))
         y = cohort.train(x, correct=lambda g, c_i: (g - c_i).add_(c), per_client=(c_i,))  # line 10
         delta_y, statistics = make_update(cohort.family, x, y, "delta")
         if self.option == 1:
@@ -116,10 +114,7 @@ class SCAFFOLD(ServerAlgorithm[ScaffoldState, ScaffoldUpload]):
             c = state.c + share * arrivals.mean(delta_c)
         rows, c_i = fed.row_store(self.store_on, len(c)), dict(state.c_i)
         for i, delta in zip(arrivals.ids.tolist(), delta_c, strict=True):
-            if i in c_i:
-                delta = rows.get(c_i[i]) + delta
-                rows.drop(c_i[i])
-            c_i[i] = rows.put(delta)
+            rows.replace(c_i, i, rows.get(c_i[i]) + delta if i in c_i else delta)
         return ScaffoldState(x, c, c_i)
 
     def operations(self, fed: Federation, local: float) -> float:

@@ -1,6 +1,6 @@
 """The clients' examples on the device, and the minibatches that each client's key draws."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
 from typing import Any, NamedTuple
 
@@ -30,6 +30,7 @@ class Streams(NamedTuple):
 
 
 CLIENT_STREAMS = Streams(Purpose.BATCHES, Purpose.DROPOUT)
+PERSONAL_STREAMS = Streams(Purpose.PERSONAL_BATCHES, Purpose.PERSONAL_DROPOUT)  # of a second training in a round
 
 
 class ClientData:
@@ -61,6 +62,16 @@ class ClientData:
         twin = copy(self)
         twin.streams, twin.notes = streams, {}
         return twin
+
+    def drawn(self, ids: np.ndarray, share: float, rngs: Iterable[np.random.Generator]) -> "ClientData":
+        """The same memory, where each client of `ids` [k] has floor(share n) of its n examples, but at least one, drawn
+        by its stream, and the others have none.
+        """
+        lists = [self._members[:0]] * self.num_clients
+        for client, rng in zip(ids.tolist(), rngs, strict=True):
+            mine = self.members(client)
+            lists[client] = rng.permutation(mine)[: max(1, int(share * len(mine)))]
+        return ClientData(self.inputs, self.targets, lists, self.inputs.device, self.streams, self.augment)
 
     def members(self, client: int) -> np.ndarray:
         """The example indices of one client [n_i] int64."""

@@ -46,6 +46,11 @@ class ClientHomes:
         """The mask [D] of the values at home, of one of the run's families."""
         return self._masks[self._families.index(family)]
 
+    def names(self, family: ModelFamily) -> tuple[str, ...]:
+        """The parameters and statistics at home, of one of the run's families."""
+        mask = self.mask(family)
+        return tuple(name for name, (start, shape) in family.layout.items() if shape.numel() and bool(mask[start]))
+
     def num_shared(self, family: ModelFamily) -> int:
         """How many values of a model are sent, of one of the run's families."""
         return family.size - int(self.mask(family).sum())
@@ -141,10 +146,7 @@ class ClientHomes:
             return x.expand(len(ids), -1)
         if self._first is None:
             self._first = self._families[0].init(self._seed)[self._columns]
-        mine, rows = self._first.repeat(len(ids), 1), self._rows
-        for row, client in zip(mine, ids.tolist(), strict=True):
-            if client in known:
-                row.copy_(rows.get(known[client]))
+        mine = self._rows.stacked(known, ids.tolist(), self._first)
         return x.expand(len(ids), -1).index_copy(1, self._columns, mine)
 
 

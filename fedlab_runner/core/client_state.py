@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import weakref
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +201,20 @@ class RowStore:
         if isinstance(ref, Tensor):
             return ref[columns].to(self._device)
         return self._file.get(ref, columns, self._device)
+
+    def stacked(self, rows: Mapping[int, RowRef], clients: Sequence[int], otherwise: Tensor) -> Tensor:
+        """The rows [k, length] of clients, by their references; `otherwise` [length] for a client without one."""
+        found = otherwise.repeat(len(clients), 1)
+        for own, client in zip(found, clients, strict=True):
+            if client in rows:
+                own.copy_(self.get(rows[client]))
+        return found
+
+    def replace(self, rows: dict[int, RowRef], client: int, row: Tensor) -> None:
+        """Keeps a copy of a client's next row [length] in the place of its last one, if it had any."""
+        if client in rows:
+            self.drop(rows[client])
+        rows[client] = self.put(row)
 
     def drop(self, ref: RowRef) -> None:
         """Says that the next State does not hold this row."""

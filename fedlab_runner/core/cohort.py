@@ -1,19 +1,23 @@
 """The clients that start in a round, and their local training."""
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedlab_runner.core.client_data import ClientData
 from fedlab_runner.core.client_homes import ClientHomes
 from fedlab_runner.core.client_state import RowStore
+from fedlab_runner.core.gradient_pass import gradient_pass
+from fedlab_runner.core.joined_models import Joined, JoinedHomes
 from fedlab_runner.core.local_training import LocalTraining
-from fedlab_runner.core.model_family import Batch, FunctionalModel, ModelFamily
+from fedlab_runner.core.model_family import ModelFamily
+from fedlab_runner.core.optimizer import Optimizer
 from fedlab_runner.core.rng import Purpose, generators
-from fedlab_runner.core.trainer import LocalTrainer
-from fedlab_runner.core.work import Correct, Loss, PerStep, Perturb, Work
+from fedlab_runner.core.trainer import J, LocalTrainer
+from fedlab_runner.core.work import Correct, Loss, PerStep, Perturb, Work, own_loss
 
 
 class ClientStreams(NamedTuple):
@@ -41,11 +45,15 @@ class Cohort:
         round: int,
         lr: float,
         homes: ClientHomes | None = None,
+        client_data: ClientData | None = None,
     ) -> None:
-        """With `homes` the clients keep a part of their models to themselves."""
+        """With `homes` the clients keep a part of their models to themselves. They train on `client_data` (None: the
+        trainer's).
+        """
         self._homes = homes
         self._trainer, self.family, self.client_ids, self.due = trainer, family, ids, due
-        client_data, device = trainer.client_data, family.device
+        self._client_data = client_data = client_data or trainer.client_data
+        device = family.device
         self._num_steps = client_data.num_steps(ids, local, family.has_batch_norm)
         self.ids = torch.from_numpy(ids).to(device)  # [K]
         self.num_examples = torch.from_numpy(client_data.num_examples[ids]).to(device)  # [K]
@@ -66,12 +74,12 @@ class Cohort:
     @property
     def label_counts(self) -> Tensor:
         """How many examples of each class each client has [K, C] int64."""
-        return self._trainer.client_data.label_counts(self.client_ids, self.family.num_classes)
+        return self._client_data.label_counts(self.client_ids, self.family.num_classes)
 
     @property
     def steps_per_epoch(self) -> np.ndarray:
         """Local steps of each client in one epoch [K]."""
-        return self._trainer.client_data.steps_per_epoch(self.client_ids, self.local, self.family.has_batch_norm)
+        return self._client_data.steps_per_epoch(self.client_ids, self.local, self.family.has_batch_norm)
 
     @property
     def streams(self) -> ClientStreams:
@@ -82,40 +90,75 @@ class Cohort:
         """The cohort of some of the clients, by their rows [k]."""
         return self._with(self.local, rows)
 
+    def joined(self, kind: Callable[..., J], *parts: Any) -> J:
+        """The joined models `kind(*parts)` (`core.joined_models`), the same object in each round."""
+        return self._trainer.joined(kind, *parts)
+
+    def starts(self, x: Tensor) -> Tensor:
+        """The models [K, D] from which clients that receive x [D] start: what stays at home is their own."""
+        return x.expand(len(self), -1) if self._homes is None else self._homes.starts(x, self.client_ids)
+
+    def alone(self) -> "Cohort":
+        """The same clients, training models of which nothing is sent: what they keep of the shared model stays out."""
+        return self._with(self.local, homes=False)
+
     @property
     def shared(self) -> Tensor | None:
         """1 for a trainable parameter that clients share, 0 for one that stays at home [P]; None: they share all."""
         return None if self._homes is None else self._homes.shared(self.family)
 
-    def _with(self, local: LocalTraining, rows: np.ndarray | slice = slice(None), *, homes: bool = True) -> "Cohort":
-        ids, due, its = self.client_ids[rows], self.due[rows], self._homes if homes else None
-        return Cohort(self._trainer, self.family, local, ids, due, self.round, self.lr, its)
+    @property
+    def at_home(self) -> tuple[str, ...]:
+        """The names of the parameters and statistics that stay at home."""
+        return () if self._homes is None else self._homes.names(self.family)
 
-    def gradients(self, x: Tensor) -> Tensor:
-        """Each client's gradient at x [D] of its mean loss over its examples [K, P], without weight decay or clipping.
-
-        One pass over the examples, which counts as local training in cost/client_gflops. What stays at home is what it
-        was before the round, and its gradient is zero.
+    def again(self, local: LocalTraining, share: float = 1.0) -> "Cohort":
+        """The cohort in another training of the same round, in minibatches of its own; with a `share` below 1, of
+        floor(share n) of each client's n examples, but at least one, drawn for this round.
         """
-        p, client_data = self.family.num_params, self._trainer.client_data
+        data = self._trainer.personal_data
+        if share < 1:
+            data = data.drawn(self.client_ids, share, self.streams(np.arange(len(self)), 0))
+        return self._with(local, data=data)
+
+    def _with(
+        self,
+        local: LocalTraining,
+        rows: np.ndarray | slice = slice(None),
+        *,
+        homes: bool = True,
+        data: ClientData | None = None,
+    ) -> "Cohort":
+        ids, due, its = self.client_ids[rows], self.due[rows], self._homes if homes else None
+        return Cohort(self._trainer, self.family, local, ids, due, self.round, self.lr, its, data or self._client_data)
+
+    def batches(self, purposes: Sequence[Purpose]) -> PerStep:
+        """For each purpose one more minibatch of every client at every local step: inputs [k, b, ...] and targets
+        [k, b]. The first of them are as many as the step's own minibatch has; the others are padding.
+        """
+        family, client_data, seed = self.family, self._client_data, self._trainer.seed
+        how: dict[str, Any] = {"seed": seed, "round": self.round, "drop_single": family.has_batch_norm}
+        plans = [client_data.plan(self.client_ids, self.local, purpose=each, **how).indices for each in purposes]
+
+        def drawn(rows: np.ndarray, step: int) -> tuple[Tensor, ...]:
+            places = torch.from_numpy(rows).to(family.device)
+            found = (client_data.minibatch(indices[places, step]) for indices in plans)
+            return tuple(t for x, y in found for t in (family.normalize(x, family.dtype), y))
+
+        return drawn
+
+    def gradients(self, x: Tensor, steps: int | None = None) -> Tensor:
+        """Each client's gradient at x [D] or [K, D] of its mean loss over its examples [K, P], or over those in its
+        first `steps` minibatches; without weight decay or clipping.
+
+        One pass over these examples, which counts as local training in cost/client_gflops. What stays at home is what
+        it was before the round, and its gradient is zero.
+        """
         at = x if self._homes is None else self._homes.received(x, self.client_ids)
-
-        def loss(model: FunctionalModel, batch: Batch, share: Tensor, origin: Tensor = x[:p]) -> Tensor:
-            """A minibatch's part of the mean loss, at the received model instead of the current parameters."""
-            model.params = origin + (model.params - model.params.detach())
-            return self.family.loss(model, batch) * batch.mask.sum() * share
-
-        local = self.local.one_plain_epoch()
-        once = self._with(local, homes=False)
-        once.lr = 1.0  # the schedule's may be zero
-        seen = client_data.examples_seen(self.client_ids, local, self.family.has_batch_norm)
-        start = at.clone()
-        start[..., :p] = 0  # from zero, the distance is the gradient to the last bit
-        share = (1 / torch.from_numpy(seen).to(x),)
-        y = once.train(
-            start, loss=loss, per_client=share if self._homes is None else (*share, at[:, :p]), counted=False
-        )
-        g = y[:, :p].neg_()
+        client_data, seed = self._client_data, self._trainer.seed
+        work = gradient_pass(self.family, client_data, self.client_ids, self.local, seed, self.round, at, steps)
+        y, _, _ = self._trainer.train(work, counted=False)
+        g = y[:, : self.family.num_params].neg_()
         return g if self.shared is None else g.mul_(self.shared)
 
     def train(
@@ -127,6 +170,9 @@ class Cohort:
         correct: Correct | None = None,
         per_client: tuple[Tensor, ...] = (),
         per_step: PerStep | None = None,
+        frozen: tuple[str, ...] = (),
+        optimizer: Optimizer | None = None,
+        joined: Joined | None = None,
         counted: bool = True,
     ) -> Tensor:
         """The clients' models after local training [K, D], from `start` [D] or [K, D].
@@ -136,14 +182,17 @@ class Cohort:
         - `correct(gradient, *own)` [P] changes the gradient that the optimiser follows.
         - `per_client`: tensors [K, ...]; each client's row is passed to the three functions as `own`.
         - `per_step(rows, step)`: tensors [k, ...] for some rows of the cohort at one local step, appended to `own`.
+        - `frozen`: names of parameters and statistics that stay as they are; what their gradient would cost is saved.
+        - `optimizer` replaces that of `local`, with the same learning rate.
+        - `joined`: `start` [K, D + E] has joined models, of which the first are the models that clients share.
         - `counted=False` keeps the loss out of train/loss, for a second training on another objective in one round.
 
         The functions are written for one client; a tensor that they close over is the same for all clients. Raises
         UserError where the memory cannot hold the cohort, Diverged where `nonfinite=stop` ends the run.
         """
         work = Work(
-            family=self.family,
-            client_data=self._trainer.client_data,
+            family=self.family if joined is None else joined.family,
+            client_data=self._client_data,
             ids=self.client_ids,
             num_steps=self._num_steps,
             local=self.local,
@@ -151,13 +200,16 @@ class Cohort:
             seed=self._trainer.seed,
             round=self.round,
             start=start,
-            loss=loss,
+            loss=own_loss if frozen and loss is None else loss,
             perturb=perturb,
             correct=correct,
             per_client=per_client,
             per_step=per_step,
+            frozen=frozen,
+            optimizer=optimizer,
         )
+        homes = self._homes if joined is None or self._homes is None else JoinedHomes(self._homes, joined)
         y, self.last_loss, self.final_loss = self._trainer.train(
-            work, counted=counted, homes=self._homes, late=self.due > self.round
+            work, counted=counted, homes=homes, late=self.due > self.round
         )
         return y

@@ -80,10 +80,14 @@ class LocalTraining:
         """This local training for `steps` steps."""
         return replace(self, epochs=None, steps=steps)
 
-    def one_plain_epoch(self) -> "LocalTraining":
-        """One epoch of plain SGD in the same minibatches, without decay, momentum or bounds."""
+    def for_epochs(self, epochs: int) -> "LocalTraining":
+        """This local training for `epochs` epochs."""
+        return replace(self, epochs=epochs, steps=None)
+
+    def plain(self, steps: int | None = None) -> "LocalTraining":
+        """One epoch, or `steps` steps, of plain SGD in the same minibatches, without decay, momentum or bounds."""
         plain = replace(self, optimizer="sgd", momentum=0.0, nesterov=False, betas=None, eps=None, weight_decay=0.0)
-        return replace(plain, epochs=1, steps=None, clip_norm=None, update_norm=None)
+        return replace(plain, epochs=None if steps else 1, steps=steps, clip_norm=None, update_norm=None)
 
     def at_most(self, examples: int) -> "LocalTraining":
         """This local training with minibatches of at most `examples`, the most that a client has: results stay."""

@@ -5,7 +5,7 @@ trainable parameters, then B float buffers), T local steps, b examples in a mini
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -78,17 +78,18 @@ class Classifier(NamedTuple):
 class FunctionalModel:
     """One model of a family as a function of its inputs: what a loss function is given.
 
-    A loss may regularise `params` [P]. After a call in training mode `buffers` [B] has the updated statistics.
+    A loss may regularise `params` [P]. After a call in training mode `buffers` [B] has the updated statistics. Logits
+    have no gradient by the parameters `frozen`, and what it would cost is not computed.
     """
 
-    def __init__(self, family: "ModelFamily", params: Tensor, buffers: Tensor) -> None:
+    def __init__(self, family: "ModelFamily", params: Tensor, buffers: Tensor, frozen: Collection[str] = ()) -> None:
         self.params, self.buffers = params, buffers
-        self.family = family
+        self.family, self.frozen = family, frozen
 
     def __call__(self, inputs: Tensor, instead: dict[str, Tensor] | None = None) -> Tensor:
         """Logits [b, C] of normalised inputs [b, ...]; `instead` replaces parameters by name."""
-        family = self.family
-        values = family.views(self.params) | (instead or {})
+        family, values = self.family, self.family.views(self.params)
+        values |= {k: values[k].detach() for k in self.frozen if k in values} | (instead or {})
         if not family.num_buffers:
             return family.forward(values, inputs)
         # Batch norm writes into its statistics. Each needs memory of its own: vmap silently loses a write into a
@@ -132,6 +133,7 @@ class ModelFamily:
         self.num_params = sum(n for *_, n in self._params)
         self.num_buffers = sum(n for *_, n in self._buffers)
         self.size = self.num_params + self.num_buffers
+        self.models = [self.num_params]  # the parameters of each model that a vector holds (`core.joined_models`)
         variances = [torch.full((n,), k.endswith("running_var")) for k, _, n in self._buffers]
         self._variances = torch.cat([*variances, torch.empty(0, dtype=torch.bool)]).to(device)  # [B]
         self._norms = [m for m in self.module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
@@ -182,9 +184,8 @@ class ModelFamily:
 
     def segments(self, prefix: str) -> Tensor:
         """The mask [D] of the values that belong to the submodule or parameter `prefix`."""
-        pieces = [
-            torch.full((n,), k == prefix or k.startswith(prefix + ".")) for k, _, n in self._params + self._buffers
-        ]
+        named = self._params + self._buffers
+        pieces = [torch.full((n,), k == prefix or k.startswith(prefix + ".")) for k, _, n in named]
         return torch.cat(pieces).to(self.device)
 
     def mode(self, training: bool, *, frozen_norm: bool = False) -> None:

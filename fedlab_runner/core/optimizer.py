@@ -81,6 +81,40 @@ class Adam:
             w.addcdiv_(m, scale, value=-pace)
 
 
+@dataclass(frozen=True)
+class Masked:
+    """Another optimiser that moves the parameters in the mask [P] alone."""
+
+    inner: Optimizer
+    mask: Tensor
+
+    @property
+    def slots(self) -> int:
+        return self.inner.slots
+
+    def step(self, w: Tensor, g: Tensor, slots: tuple[Tensor, ...], lr: float | Tensor, t: int | Tensor) -> None:
+        before = w.clone()
+        self.inner.step(w, g, slots, lr, t)
+        w.copy_(torch.where(self.mask, w, before))
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """Another optimiser, after each of whose steps all parameters are clipped to [low, high]."""
+
+    inner: Optimizer
+    low: float
+    high: float
+
+    @property
+    def slots(self) -> int:
+        return self.inner.slots
+
+    def step(self, w: Tensor, g: Tensor, slots: tuple[Tensor, ...], lr: float | Tensor, t: int | Tensor) -> None:
+        self.inner.step(w, g, slots, lr, t)
+        w.clamp_(self.low, self.high)
+
+
 def zero_slots(optimizer: Optimizer, w: Tensor) -> tuple[Tensor, ...]:
     """A fresh optimiser's slots for parameters w."""
     return tuple(torch.zeros_like(w) for _ in range(optimizer.slots))

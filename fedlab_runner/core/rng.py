@@ -36,6 +36,10 @@ class Purpose(IntEnum):
     HELD_OUT_CLIENTS = 41
     FINE_TUNE = 42
     FINE_TUNE_DROPOUT = 43
+    PERSONAL_BATCHES = 44
+    PERSONAL_DROPOUT = 45
+    INNER_BATCHES = 46
+    HESSIAN_BATCHES = 47
 
 
 def _key(seed: int, purpose: Purpose, round: int, client: int) -> tuple[int, int]:

@@ -1,20 +1,26 @@
 """Local training of a cohort: the executor trains, the guard checks the models, the metrics count the cost."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedlab_runner.core.client_data import ClientData
+from fedlab_runner.core.client_data import PERSONAL_STREAMS, ClientData
 from fedlab_runner.core.client_homes import ClientHomes
 from fedlab_runner.core.client_losses import client_losses
 from fedlab_runner.core.client_state import ClientStateStore
+from fedlab_runner.core.joined_models import Joined, JoinedHomes
 from fedlab_runner.core.memory_check import check_cohort_memory
 from fedlab_runner.core.round_metrics import RoundMetrics
 from fedlab_runner.core.update_guard import Guard
 from fedlab_runner.core.work import Executor, Work
 from fedlab_runner.utils import attempt
+
+J = TypeVar("J", bound=Joined)
 
 
 class LocalTrainer:
@@ -32,6 +38,19 @@ class LocalTrainer:
         self.client_data, self.executor, self.guard = client_data, executor, guard
         self.metrics, self.client_state, self.seed = metrics, client_state, seed
         self.losses_reported = False  # whether clients report the loss of their trained models in this round
+        self._joined: dict[Any, Any] = {}
+
+    def joined(self, kind: Callable[..., J], *parts: Any) -> J:
+        """The joined models `kind(*parts)`: the same object at each call, as the costs of a family are known to it."""
+        if (kind, *parts) not in self._joined:
+            self._joined[kind, *parts] = kind(*parts)
+        found: J = self._joined[kind, *parts]
+        return found
+
+    @cached_property
+    def personal_data(self) -> ClientData:
+        """The clients' data for a second training in a round, with minibatches of its own."""
+        return self.client_data.with_streams(PERSONAL_STREAMS)
 
     def begin(self, round: int) -> None:
         """Starts a round (counted from 0)."""
@@ -40,7 +59,12 @@ class LocalTrainer:
         self.guard.begin(round)
 
     def train(
-        self, work: Work, *, counted: bool, homes: ClientHomes | None = None, late: np.ndarray | None = None
+        self,
+        work: Work,
+        *,
+        counted: bool,
+        homes: ClientHomes | JoinedHomes | None = None,
+        late: np.ndarray | None = None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """The trained models [K, D], each client's mean loss over its last epoch [K] and, where clients report it, each
         trained model's loss on all its client's examples [K] float64.
@@ -58,6 +82,7 @@ class LocalTrainer:
         attempt.at("local training", work.round + 1)
         y, losses = self.executor.train(work)
         attempt.at("algorithm")
+        y = work.restored(y)
         y, good = self.guard.trained(work.ids, work.start, y, losses, work.family, work.local.update_norm)
         if counted:
             self._record_loss(work, losses, good)

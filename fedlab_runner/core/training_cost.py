@@ -46,6 +46,7 @@ def _kind(work: Work) -> Hashable:
     return (
         work.client_data.inputs.shape[1:],
         work.local.batch_size == 1,
+        work.frozen,
         *map(_code, (work.loss, work.perturb, work.correct)),
         tuple(t.shape[1:] for t in work.per_client),
         getattr(work.family.module, "cost_kind", None),

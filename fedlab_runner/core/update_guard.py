@@ -56,7 +56,7 @@ class Guard:
             where = f"training loss {float(losses[bad][0]):.3g}" if bool((bad & ~only).any()) else STATISTICS
             self._fail(ids[bad.cpu().numpy()], where)
             y = torch.where(self._lost(y, bad, num_params), start, y)
-        return (y if norm is None else self._clip(start, y, num_params, norm)), good
+        return (y if norm is None else self._clip(start, y, family.models, norm)), good
 
     def learnt(self, client: int, models: Sequence[Tensor]) -> bool:
         """Whether the models that a client taught are finite. Under `stop` the run ends where they are not."""
@@ -85,20 +85,23 @@ class Guard:
         lost[:, num_params:] |= bad.unsqueeze(1)  # no bound holds for statistics
         return lost
 
-    def _clip(self, start: Tensor, y: Tensor, num_params: int, norm: float) -> Tensor:
-        change = (y - start)[:, :num_params]
-        # In float64 a square of float32's largest values is finite.
-        lengths = torch.linalg.vector_norm(change, dim=1, dtype=torch.float64)
-        long = lengths > norm
-        self._clipped = (self._clipped or 0) + int(long.sum())
-        if not bool(long.any()):
-            return y
-        # Not start + factor * change: a difference of finite values may be infinite, and infinity times 0 is NaN.
-        factor = (norm / lengths).to(y.dtype).unsqueeze(1)
-        shorter = start[..., :num_params] * (1 - factor) + y[:, :num_params] * factor
-        y = y.clone()  # an executor may have kept it
-        y[long, :num_params] = shorter[long]
-        return y
+    def _clip(self, start: Tensor, y: Tensor, models: list[int], norm: float) -> Tensor:
+        """The models y [K, D] with changes of at most this norm, each of the `models` that a row has on its own."""
+        clipped, begin = y, 0
+        for count in models:
+            part, begin = slice(begin, begin + count), begin + count
+            # In float64 a square of float32's largest values is finite.
+            lengths = torch.linalg.vector_norm((y - start)[:, part], dim=1, dtype=torch.float64)
+            long = lengths > norm
+            self._clipped = (self._clipped or 0) + int(long.sum())
+            if not bool(long.any()):
+                continue
+            # Not start + factor * change: a difference of finite values may be infinite, and infinity times 0 is NaN.
+            factor = (norm / lengths).to(y.dtype).unsqueeze(1)
+            shorter = start[..., part] * (1 - factor) + y[:, part] * factor
+            clipped = y.clone() if clipped is y else clipped  # an executor may have kept it
+            clipped[long, part] = shorter[long]
+        return clipped
 
     def _fail(self, ids: np.ndarray, where: str) -> None:
         several = len(ids) > 1

@@ -14,6 +14,7 @@ from torch import Tensor
 from fedlab_runner.core.client_data import ClientData, Plan
 from fedlab_runner.core.local_training import LocalTraining
 from fedlab_runner.core.model_family import Batch, FunctionalModel, ModelFamily
+from fedlab_runner.core.optimizer import SGD, Masked, Optimizer
 from fedlab_runner.core.rng import torch_seeds
 
 # Functions that are written for one client; `own` is its row of `per_client`, then of `per_step`.
@@ -45,6 +46,8 @@ class Work:
     correct: Correct | None = None
     per_client: tuple[Tensor, ...] = ()  # each [K, ...]
     per_step: PerStep | None = None
+    frozen: tuple[str, ...] = ()  # parameters and statistics that stay as they are; then there is a `loss`
+    optimizer: Optimizer | None = None  # None: that of `local`
 
     def select(self, rows: np.ndarray) -> "Work":
         """The work of some of the clients, by their rows [k]."""
@@ -104,21 +107,41 @@ class Work:
         offsets = self.client_data.offsets(self.family.loss_function, self.ids, self.family.num_classes)
         return None if offsets is None else offsets.to(self.family.dtype)
 
+    @cached_property
+    def _frozen(self) -> Tensor:
+        """The mask [D] of the frozen values."""
+        parts = [torch.full((shape.numel(),), name in self.frozen) for name, (_, shape) in self.family.layout.items()]
+        return torch.cat(parts).to(self.family.device)
+
+    @cached_property
+    def _made_optimizer(self) -> Optimizer:
+        made, p = self.optimizer or self.local.make_optimizer(), self.family.num_params
+        still = isinstance(made, SGD) and not made.weight_decay  # where the gradient is zero
+        return Masked(made, ~self._frozen[:p]) if self.frozen and not still else made
+
+    def make_optimizer(self) -> Optimizer:
+        """The optimiser of this local training."""
+        return self._made_optimizer
+
+    def restored(self, y: Tensor) -> Tensor:
+        """Trained models y [K, D] with the frozen statistics that they started with."""
+        if not self.frozen or not bool(self._frozen[self.family.num_params :].any()):
+            return y
+        return torch.where(self._frozen, self.start, y)
+
     def objective(self) -> Objective:
         """One client's objective: (params, buffers, inputs, targets, mask, *own) -> loss, (its value, new buffers)."""
-        family, loss, has_offsets = self.family, self.loss or self._plain_loss, self.offsets is not None
+        family, loss, has_offsets = self.family, self.loss or own_loss, self.offsets is not None
+        frozen = self.frozen
 
         def objective(
             params: Tensor, buffers: Tensor, inputs: Tensor, targets: Tensor, mask: Tensor, *own: Tensor
         ) -> Any:
-            model, offsets = FunctionalModel(family, params, buffers), own[0] if has_offsets else None
+            model, offsets = FunctionalModel(family, params, buffers, frozen), own[0] if has_offsets else None
             value = loss(model, Batch(inputs, targets, mask, offsets), *own[has_offsets:])
             return value, (value.detach(), model.buffers)
 
         return objective
-
-    def _plain_loss(self, model: FunctionalModel, batch: Batch, *own: Tensor) -> Tensor:
-        return self.family.loss(model, batch)
 
     def followed(self, gradient: Gradient, each: Callable[..., Any] = lambda of_one: of_one) -> Gradient:
         """The gradient that the optimiser follows: taken at the perturbed parameters, then clipped, then corrected.
@@ -128,6 +151,7 @@ class Work:
         """
         perturb, correct = (None if of_one is None else each(of_one) for of_one in (self.perturb, self.correct))
         clip, first = self.local.clip_norm, int(self.offsets is not None)
+        models = self.family.models
 
         def followed(
             params: Tensor, buffers: Tensor, inputs: Tensor, targets: Tensor, mask: Tensor, *own: Tensor
@@ -136,7 +160,7 @@ class Work:
             if perturb is not None:
                 g, _ = gradient(params + perturb(g, *own[first:]), buffers, inputs, targets, mask, *own)
             if clip is not None:
-                g = clip_rows(g, clip)
+                g = torch.cat([clip_rows(part, clip) for part in torch.split(g, models, -1)], -1)
             return (g if correct is None else correct(g, *own[first:])), aux
 
         return followed
@@ -160,6 +184,11 @@ class Work:
             torch.manual_seed(seed)
 
 
+def own_loss(model: FunctionalModel, batch: Batch, *own: Tensor) -> Tensor:
+    """The loss of the model's family."""
+    return model.family.loss(model, batch)
+
+
 def gradient_of(objective: Objective) -> Gradient:
     """The gradient of an objective by its parameters, with the objective's second result, by plain autograd.
 
@@ -170,7 +199,8 @@ def gradient_of(objective: Objective) -> Gradient:
     def gradient(params: Tensor, *rest: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         leaf = params.detach().requires_grad_()
         value, (loss, buffers) = objective(leaf, *rest)
-        (g,) = torch.autograd.grad(value.sum(), leaf)
+        # A loss of frozen parameters alone has no gradient.
+        (g,) = torch.autograd.grad(value.sum(), leaf) if value.requires_grad else (torch.zeros_like(leaf),)
         return g, (loss, buffers.detach())
 
     return gradient

@@ -126,7 +126,7 @@ def _moved(
     A short minibatch is filled up with masked examples: one shape needs one graph. `indices` and `masks` are [T, b] or
     [T, A, b]; `own` holds the clients' own tensors for every step.
     """
-    optimizer, ready, step = work.local.make_optimizer(), is_ready(work, models), _compiled(work, models)
+    optimizer, ready, step = work.make_optimizer(), is_ready(work, models), _compiled(work, models)
     slots = [[torch.zeros_like(layer) for layer in layers] for _ in range(optimizer.slots)]
     for t, batch in enumerate(_batches(work, indices, masks)):
         with nullcontext() if ready or t else deferred():
@@ -185,7 +185,7 @@ def _feed(work: Work, rows: np.ndarray) -> tuple[_Feed, np.ndarray]:
 def _compiled(work: Work, models: int) -> Step:
     key = _key(work, models)
     if key not in work.family.compiled:
-        step = _step(work.family, work.local.make_optimizer(), stacked=models > 0)
+        step = _step(work.family, work.make_optimizer(), stacked=models > 0)
         # The compiler counts its graphs by code object and gives up after eight: each step gets a code object.
         step.__code__ = step.__code__.replace()
         work.family.compiled[key] = graph_of(step, work.family, layer_by_layer=True)
@@ -193,7 +193,7 @@ def _compiled(work: Work, models: int) -> Step:
 
 
 def _key(work: Work, models: int) -> tuple[Optimizer, int, bool, int]:
-    return work.local.make_optimizer(), work.local.batch_size, work.offsets is not None, models
+    return work.make_optimizer(), work.local.batch_size, work.offsets is not None, models
 
 
 def _step(family: ModelFamily, optimizer: Optimizer, *, stacked: bool) -> Step:

@@ -59,7 +59,7 @@ class CudaGraph(Vectorized):
         added = (work.loss, work.perturb, work.correct)
         lasts = all(each is None for each in added) and not work.per_client and work.per_step is None
         notes = work.client_data.notes if lasts else work.notes
-        optimizer, models, frozen = work.local.make_optimizer(), width(len(chunk.rows)), chunk.frozen_norm
+        optimizer, models, frozen = work.make_optimizer(), width(len(chunk.rows)), chunk.frozen_norm
         how = optimizer, work.local.batch_size, work.local.clip_norm, work.offsets is not None
         key = work.family, models, frozen, self.compile, *how
         if key not in notes:
@@ -83,7 +83,7 @@ class RecordedStep:
         rows, family, device = np.zeros(models, dtype=np.int64), work.family, work.family.device
         self.models, self._padded, self._gradient = models, padded, gradient
         self._family, self._client_data = family, work.client_data
-        self._optimizer: Optimizer = work.local.make_optimizer()
+        self._optimizer: Optimizer = work.make_optimizer()
         self._params, self._buffers = (part.contiguous() for part in work.start_of(rows))
         self._slots = zero_slots(self._optimizer, self._params)
         self._index = torch.zeros(models, work.local.batch_size, dtype=torch.int64, device=device)

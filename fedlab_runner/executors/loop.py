@@ -59,7 +59,7 @@ class Loop(ChunkedExecutor):
 
     def _move(self, work: Work, w: Tensor, stack: ExitStack) -> Move:
         """The local step of a client's model w [D]."""
-        family, optimizer = work.family, work.local.make_optimizer()
+        family, optimizer = work.family, work.make_optimizer()
         params, buffers = w[: family.num_params], w[family.num_params :]
         slots = zero_slots(optimizer, params)
         if work.loss is None and work.perturb is None and not self.compile:
@@ -99,7 +99,7 @@ def _by_layers(work: Work, leaves: list[Tensor]) -> Move:
 
     No vector of the whole gradient is made: to make one costs as much as a small layer.
     """
-    family, optimizer, supervised = work.family, work.local.make_optimizer(), work.offsets is not None
+    family, optimizer, supervised = work.family, work.make_optimizer(), work.offsets is not None
 
     def move(t: int, inputs: Tensor, targets: Tensor, mask: Tensor, *own: Tensor) -> Tensor:
         value = family.bound_loss(inputs, targets, own[0] if supervised else None)

@@ -88,7 +88,7 @@ class Vectorized(ChunkedExecutor):
 
 def _train_clients(work: Work, chunk: np.ndarray, step: Gradient, full_width: bool) -> tuple[Tensor, Tensor]:
     family, client_data = work.family, work.client_data
-    plan, optimizer = work.plan(chunk), work.local.make_optimizer()
+    plan, optimizer = work.plan(chunk), work.make_optimizer()
     params, buffers = work.start_of(chunk)
     slots, weighted_loss = zero_slots(optimizer, params), params.new_zeros(len(chunk))
     in_last_epoch = np.arange(plan.sizes.shape[1]) >= plan.last_epoch[:, None]

@@ -19,6 +19,7 @@ from tests.helpers.toy import (
     ALGORITHMS,
     RAGGED,
     algorithm,
+    default_home,
     evaluate,
     federation,
     normed,
@@ -55,7 +56,7 @@ FASTER: dict[str, dict[str, Any]] = {"center": {"lr": 0.02}}
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_it_learns(name: str) -> None:
-    fed = federation([20] * 6, cohort=4, std=1.0)
+    fed = federation([20] * 6, cohort=4, std=1.0, home=default_home(name))
     built = algorithm(name, **FASTER.get(name, {}))
     state = run(built, fed, 25)
     before, after = (evaluate(built, each, fed)["test/accuracy"] for each in (built.init(fed), state))
@@ -64,7 +65,7 @@ def test_it_learns(name: str) -> None:
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_round_changes_nothing_in_its_state(name: str) -> None:
-    built, fed = algorithm(name), federation(**LATE)
+    built, fed = algorithm(name), federation(**LATE, home=default_home(name))
     state = run(built, fed, 4)
     before = [t.clone() for t in tensors(state)]
     run(built, fed, 2, first=4, state=state)
@@ -74,14 +75,14 @@ def test_a_round_changes_nothing_in_its_state(name: str) -> None:
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_resumed_equals_uninterrupted_bit_for_bit(name: str) -> None:
     """Through a checkpoint's plain values, with clients in flight, at every round."""
-    whole_fed = federation(**LATE)
+    whole_fed = federation(**LATE, home=default_home(name))
     whole = algorithm(name).init(whole_fed)
     saved = []
     for round in range(7):
         saved.append(pack({"state": whole, "fed": whole_fed.state_dict()}))
         whole = run(algorithm(name), whole_fed, 1, first=round, state=whole)
     for round, checkpoint in enumerate(saved):
-        fed = federation(**LATE)
+        fed = federation(**LATE, home=default_home(name))
         first = algorithm(name).init(fed)
         assert not differs(checkpoint["state"], like=first), "the State's parts have the types that its class declares"
         state = unpack(checkpoint["state"], like=first)
@@ -95,7 +96,7 @@ def test_resumed_equals_uninterrupted_bit_for_bit(name: str) -> None:
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_it_stays_finite_when_all_are_late_and_when_nobody_ever_reports(name: str) -> None:
     for std in (6.0, 1e6):
-        built, fed = algorithm(name), federation(RAGGED, build=normed, cohort=2, std=std)
+        built, fed = algorithm(name), federation(RAGGED, build=normed, cohort=2, std=std, home=default_home(name))
         state = run(built, fed, 12)
         assert all(torch.isfinite(t).all() for t in tensors(state) if t.is_floating_point())
     untouched = built.models(built.init(fed))
@@ -113,7 +114,9 @@ def test_a_single_client_is_enough(name: str) -> None:
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_two_runs_are_equal_and_another_seed_is_not(name: str) -> None:
-    one, again, other = (run(algorithm(name), federation(**LATE, seed=seed), 8) for seed in (0, 0, 1))
+    one, again, other = (
+        run(algorithm(name), federation(**LATE, seed=seed, home=default_home(name)), 8) for seed in (0, 0, 1)
+    )
     assert all(torch.equal(a, b) for a, b in zip(tensors(one), tensors(again), strict=True))
     assert not torch.equal(vectors(algorithm(name).models(one)), vectors(algorithm(name).models(other)))
 
@@ -148,7 +151,7 @@ def test_clients_that_are_held_out_never_train_and_change_nothing(name: str, mon
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_clients_models_are_those_of_the_clients_that_are_asked_for(name: str) -> None:
-    fed, built = federation(**LATE), algorithm(name)
+    fed, built = federation(**LATE, home=default_home(name)), algorithm(name)
     state = run(built, fed, 4)
     models = built.models(state)
     if not isinstance(models, torch.Tensor):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.helpers.paths import ROOT
-from tests.helpers.toy import ALGORITHMS, ANY_OPTIMIZER, algorithm, federation, local, vectors
+from tests.helpers.toy import ALGORITHMS, ANY_OPTIMIZER, algorithm, default_home, federation, local, vectors
 
 GOLDEN = ROOT / "tests/golden"
 ROUNDS = 8
@@ -17,7 +17,7 @@ ROUNDS = 8
 def curve(name: str) -> list[dict[str, float]]:
     """Each round's metrics and the norm of what is evaluated, with late clients of different sizes."""
     training = local(momentum=0.0 if name in ANY_OPTIMIZER else 0.3)
-    fed = federation([6, 3, 9, 1, 12, 8, 5, 7, 2, 10], cohort=4, std=2.0, training=training)
+    fed = federation([6, 3, 9, 1, 12, 8, 5, 7, 2, 10], cohort=4, std=2.0, training=training, home=default_home(name))
     built: Any = algorithm(name)
     state, rows = built.init(fed), []
     for round in range(ROUNDS):

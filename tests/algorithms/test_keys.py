@@ -16,6 +16,7 @@ from tests.helpers.toy import (
     CLASSES,
     FEATURES,
     algorithm,
+    default_home,
     federation,
     few_rounds,
     local,
@@ -62,6 +63,8 @@ MEME = {"_target_": f"{MLP.__module__}.MLP", "channels": None, "image_size": Non
 FIRST: dict[str, Any] = {"first_models": "own"}
 
 CHANGES: dict[str, dict[str, Change]] = {
+    "apfl": AVERAGING
+    | {"alpha": Change(0.2), "adaptive": Change(True), "server_lr": Change(0.5), "weighting": Change("size")},
     "ca2fl": {"buffer_size": Change(2), "server_lr": Change(0.5)},
     "center": {"lr": Change(0.1), "epochs": Change(2), "batch_size": Change(9), "max_steps": Change(1)},
     "dec_fedavg": {},
@@ -83,7 +86,18 @@ CHANGES: dict[str, dict[str, Change]] = {
         "fixed_aggregator": Change(4),
         "regular": Change(True),
     },
+    "ditto": AVERAGING | {"lam": Change(0.1), "server_lr": Change(0.5)},
     "dpsgd": {"order": Change("average_while_training")},
+    "fedala": AVERAGING
+    | {
+        "share": Change(0.5),
+        "layers": Change(2),
+        "eta": Change(0.0),
+        "threshold": Change(1e-9, {"window": 2}),
+        "window": Change(2),
+        "max_epochs": Change(3),
+        "server_lr": Change(0.5),
+    },
     "fedasync": {
         "alpha": Change(0.9),
         "staleness": Change("constant"),
@@ -92,6 +106,7 @@ CHANGES: dict[str, dict[str, Change]] = {
         "rho": Change(0.5),
     },
     "fedavg": AVERAGING | {"server_lr": Change(0.5)},
+    "fedbabu": AVERAGING | {"server_lr": Change(0.5)},
     "fedbe": AVERAGING
     | SERVER_TRAINING
     | {
@@ -156,6 +171,12 @@ CHANGES: dict[str, dict[str, Change]] = {
     },
     "fednova": {"mu": Change(1.0), "weighting": Change("uniform")},
     "fedprox": AVERAGING | {"mu": Change(1.0), "server_lr": Change(0.5)},
+    "fedrep": {
+        "head_epochs": Change(1),
+        "late_policy": Change("model"),
+        "weighting": Change("size"),
+        "server_lr": Change(0.5),
+    },
     "fedrolex": {"order": Change("sorted", fed=WIDTHS)},
     "fedsam": AVERAGING | {"rho": Change(0.5), "server_lr": Change(0.5)},
     "fedwalk": {
@@ -201,6 +222,23 @@ CHANGES: dict[str, dict[str, Change]] = {
         "weighting": Change("uniform"),
         "send_all": Change(True, fed=BLOCKS),
     },
+    "perfedavg": AVERAGING
+    | {
+        "inner_lr": Change(0.3),
+        "variant": Change("hessian_free", {"inner_lr": 0.3}),
+        "delta": Change(0.5, {"inner_lr": 0.3, "variant": "hessian_free"}),
+        "server_lr": Change(0.5),
+        "weighting": Change("size"),
+    },
+    "pfedme": AVERAGING
+    | {
+        "lam": Change(5.0),
+        "inner_steps": Change(2),
+        "inner_lr": Change(0.01),
+        "warm_start": Change(False),
+        "server_lr": Change(0.5),
+        "weighting": Change("size"),
+    },
     "scaffold": {"option": Change(1), "server_lr": Change(0.5), "weighting": Change("size")},
     "standalone": {},
 }
@@ -217,7 +255,7 @@ KEYS = {name: [each.name for each in fields(algorithm(name))] for name in ALGORI
 
 
 class Outcome(NamedTuple):
-    """What is evaluated after each round, and what is written besides."""
+    """What is evaluated after each round, with the clients' own models, and what is written besides."""
 
     models: list[Tensor]
     beside: list[object]
@@ -227,13 +265,16 @@ def outcome(name: str, change: Change, own: Mapping[str, Any]) -> Outcome:
     """Of a setting, with an algorithm's `own` values."""
     how = dict(LATE | dict(change.fed))
     owned = how.pop("blocks", None)
-    fed = federation(**how)
+    fed = federation(**how, home=default_home(name))
     fed.blocks = owned
     built = few_rounds(name, **(dict(change.keys) | dict(own)))
     found, state = Outcome([], []), built.init(fed)
     for round in range(ROUNDS):
         state = run(built, fed, 1, first=round, state=state)
-        found.models.append(vectors(built.models(state)))
+        models = built.models(state)
+        if isinstance(models, Tensor):
+            models = models, built.client_models(state, fed, np.arange(fed.num_clients))
+        found.models.append(vectors(models))
         found.beside.append((fed.collect(), list(built.extra_eval_models(state, fed))))
     return found
 

@@ -24,6 +24,7 @@ from tests.helpers.toy import (
     ALGORITHMS,
     ANY_OPTIMIZER,
     algorithm,
+    default_home,
     federation,
     few_rounds,
     local,
@@ -36,6 +37,7 @@ ROUNDS = 3
 EQUAL_UP_TO = 1e-8  # of a value: sums in another order
 DIFFERENT_BY = 1e-7  # of a value, where a property does not hold
 NO_LR = 1e-300  # a learning rate that is allowed and moves nothing
+MORE_BATCHES = (Purpose.PERSONAL_BATCHES, Purpose.INNER_BATCHES, Purpose.HESSIAN_BATCHES)
 DECENTRALIZED = {name for name in ALGORITHMS if algorithm(name).decentralized}
 
 
@@ -63,7 +65,7 @@ def result(
     without a server, in each round.
     """
     asked = list(range(len(parts)) if asked is None else asked)
-    fed = federation(split=parts, participation=FixedParticipation(asked, 0), **how)
+    fed = federation(split=parts, participation=FixedParticipation(asked, 0), home=default_home(name), **how)
     built, metrics = few_rounds(name, **(keys or {})), []
     with drawing(range(len(parts)) if streams is None else streams):
         state = built.init(fed)
@@ -80,7 +82,7 @@ def result(
 @contextmanager
 def drawing(streams: Sequence[int]) -> Iterator[None]:
     """Client i draws minibatches and the algorithm's random numbers from the streams of client streams[i]."""
-    key, of_clients = rng._key, (Purpose.BATCHES, Purpose.DISTILLATION, Purpose.SUBMODEL)
+    key, of_clients = rng._key, (Purpose.BATCHES, *MORE_BATCHES, Purpose.DISTILLATION, Purpose.SUBMODEL)
 
     def shared(seed: int, purpose: Purpose, round: int, client: int) -> tuple[int, int]:
         return key(seed, purpose, round, streams[client] if purpose in of_clients else client)
@@ -186,6 +188,7 @@ def test_the_order_of_clients_does_not_matter(name: str) -> None:
 WHOLE = local(epochs=2, batch_size=64)  # full-batch steps
 COUNT_ALIKE = "clients count alike, however many examples they have"
 HALVES_COUNT = {
+    "apfl": COUNT_ALIKE,
     "ca2fl": COUNT_ALIKE,
     "def_kt": "a receiver takes one model",
     "dfml": "each model teaches",
@@ -198,9 +201,12 @@ HALVES_COUNT = {
     "feddle": COUNT_ALIKE,
     "feddyn": COUNT_ALIKE,
     "federated_dropout": COUNT_ALIKE,
+    "fedrep": COUNT_ALIKE,
     "fedrolex": COUNT_ALIKE,
     "gamf": COUNT_ALIKE,
     "heterofl": COUNT_ALIKE,
+    "perfedavg": COUNT_ALIKE,
+    "pfedme": COUNT_ALIKE,
     "scaffold": COUNT_ALIKE,
 }
 
@@ -216,7 +222,7 @@ def test_a_client_split_into_halves_that_are_alike_leaves_full_batch_steps_the_s
 
 
 # What makes the random numbers of a full-batch step the same for another number of examples.
-SAME_DRAWS: dict[str, dict[str, Any]] = {"fedgen": {"beta": 0.0}}
+SAME_DRAWS: dict[str, dict[str, Any]] = {"fedala": {"share": 1.0}, "fedgen": {"beta": 0.0}}
 
 NUMBER_COUNTS = {
     "fedasync": "mixes one model after another",
@@ -319,7 +325,7 @@ def test_executors_chunks_and_workers_agree(name: str, setting: str) -> None:
     how, other, workers = SETTINGS[setting]
     found: list[tuple[list[Tensor], dict[str, float]]] = []
     for executor in (ONE_BY_ONE, other, workers):
-        fed = federation(**LATE, **how, executor=executor)
+        fed = federation(**LATE, **how, executor=executor, home=default_home(name))
         state = run(few_rounds(name, **ANY_OPTIMIZER.get(name, {})), fed, 2)
         found.append((tensors(state), fed.collect()))
     (reference, metrics), (states, theirs), (of_workers, also) = found

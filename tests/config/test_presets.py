@@ -37,7 +37,18 @@ def chosen(experiment: str) -> dict[str, str]:
 # Of the experiments of a paper that choose the same of these groups, the first.
 DISTINCT = {(name.partition("/")[0], *map(chosen(name).get, RUNS)): name for name in reversed(EXPERIMENTS)}.values()
 TABLES = sorted(path.relative_to(CONF / "paper") for path in (CONF / "paper").rglob("*.yaml"))
-CHOICES = ("algorithm", "dataset", "model", "server_data", "partition", "delay", "topology", "loss", "server_optimizer")
+CHOICES = (
+    "algorithm",
+    "dataset",
+    "model",
+    "server_data",
+    "partition",
+    "delay",
+    "topology",
+    "loss",
+    "server_optimizer",
+    "home",
+)
 TINY = ("num_clients=12", "participation.cohort_size=3", "local.epochs=1", "rounds=1", "device=cpu")
 
 

@@ -8,7 +8,7 @@ import torch
 
 from fedlab_runner.config.build import build
 from fedlab_runner.core.local_training import ADAM_KEYS, OPTIMIZERS, SGD_KEYS
-from fedlab_runner.core.optimizer import zero_slots
+from fedlab_runner.core.optimizer import Bounded, Masked, zero_slots
 from fedlab_runner.utils.errors import UserError
 from tests.helpers.composed import composed
 from tests.helpers.toy import local
@@ -100,3 +100,30 @@ def test_the_optimizer_alone_does_not_make_another_local_training() -> None:
     with pytest.raises(UserError, match=r"^local\.optimizer=adam needs other keys, .* choose local=adam instead"):
         build(composed("local.optimizer=adam", small=False))
     assert build(composed("local=adam", small=False)).local.lr == 1e-3
+
+
+@pytest.mark.parametrize("name", [*REFERENCES, "no eps"])
+def test_masked_parameters_stay_and_the_others_move_as_without_a_mask(name: str) -> None:
+    """With decay, decoupled or not, momentum, and where Adam would divide zero by zero."""
+    changes = {"optimizer": "adam", "eps": 0.0} if name == "no eps" else REFERENCES[name][0]
+    mask = torch.tensor([True, False, True])
+    plain = local(**changes).make_optimizer()
+    masked = Masked(plain, mask)
+    w, start = torch.ones(2, 3, dtype=torch.float64), torch.ones(2, 3, dtype=torch.float64)
+    alone = w[:, mask].clone()
+    slots, others = zero_slots(masked, w), zero_slots(plain, alone)
+    for t in range(3):
+        g = torch.full((2, 3), 0.5 + t, dtype=torch.float64) * mask
+        masked.step(w, g, slots, 0.1, t)
+        plain.step(alone, g[:, mask], others, 0.1, t)
+    assert torch.equal(w[:, ~mask], start[:, ~mask]) and torch.equal(w[:, mask], alone)
+    assert (alone != 1).all()
+
+
+def test_bounded_parameters_are_clipped_after_each_step() -> None:
+    bounded = Bounded(local(momentum=0.5).make_optimizer(), 0.0, 1.0)
+    w = torch.tensor([0.5, 0.5, 0.5])
+    slots = zero_slots(bounded, w)
+    for t, g in enumerate(([9.0, -9.0, 1.0], [0.0, 0.0, 1.0])):
+        bounded.step(w, torch.tensor(g), slots, 0.1, t)
+    torch.testing.assert_close(w, torch.tensor([0.0, 1.0, 0.5 - 0.1 - 0.15]))

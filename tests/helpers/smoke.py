@@ -44,6 +44,7 @@ SHRUNK = {
     "cnn_feddle": [("model.image_size=16", "model.pool=each")],
     "cnn_lenet": [("model.image_size=16",)],
     "cnn_mcmahan": [("model.image_size=12",)],
+    "cnn_pfllib": [("model.image_size=16",)],
     "cnn_small": [(), ("model.image_size=8", "model.channels=null")],
     "dfml_cnn": [("model.widths=[4,8]",)],
     "mlp": [("model.hidden=[10]",), ("model.hidden=[]",)],

@@ -91,10 +91,17 @@ def home(name: str, **overrides: Any) -> Home:
     return built
 
 
+def default_home(name: str) -> Home | None:
+    """What clients keep at home with an algorithm where no other home is chosen; None: nothing."""
+    entries = OmegaConf.load(conf_dir() / "algorithm" / f"{name}.yaml").get("defaults", [])
+    chosen = [entry.get("override /home@_global_.home") for entry in entries if isinstance(entry, DictConfig)]
+    return next((home(each) for each in chosen if each), None)
+
+
 def _node(name: str, **overrides: Any) -> DictConfig:
     node = OmegaConf.load(Path(conf_dir()) / "algorithm" / f"{name}.yaml")
     assert isinstance(node, DictConfig)
-    if node.pop("defaults", None):
+    if any("/algorithm@base" in entry for entry in node.pop("defaults", []) if isinstance(entry, DictConfig)):
         base = overrides.pop("base", "fedavg")
         node.base = _node(base) if isinstance(base, str) else _node(base[0], **base[1])
     node.update(SMALLER.get(name, {}) | overrides)
@@ -222,11 +229,15 @@ def vectors(models: Any) -> torch.Tensor:
 
 
 def evaluate(built: Algorithm[Any], state: Any, fed: Federation) -> dict[str, float]:
-    """Metrics of what an algorithm evaluates, on all the clients' examples."""
+    """Metrics of what an algorithm evaluates, on all the clients' examples; where clients keep something at home, of
+    the models that they use themselves.
+    """
     inputs, targets = fed.client_data.inputs, fed.client_data.targets
     test = Examples(inputs, targets, targets, None)
     evaluation = Evaluation(1, 100, False, [], 1, "test/accuracy", "best", 1, 0, None)
     models = built.models(state)
+    if isinstance(models, torch.Tensor) and fed.home.acts:
+        models = (built.client_models(state, fed, np.arange(fed.num_clients)),)
     if isinstance(models, torch.Tensor):
         return evaluation.evaluate(fed.family, models, test)
     return ClientModels(evaluation, fed, test).evaluate(models, built.extra_eval_models(state, fed))

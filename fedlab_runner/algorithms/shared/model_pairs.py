@@ -1,40 +1,11 @@
-"""Pairs of models that learn from each other on one client's examples: one family whose vectors hold both."""
+"""The loss of pairs of models that learn from each other on one client's examples."""
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedlab_runner.core.losses import losses
-from fedlab_runner.core.model_family import Batch, FunctionalModel, ModelFamily
-
-
-class _Both(nn.Module):
-    def __init__(self, first: nn.Module, second: nn.Module) -> None:
-        super().__init__()
-        self.first, self.second = first, second
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return torch.stack([self.first(inputs), self.second(inputs)])
-
-
-class Pair:
-    """Pairs of models of two families as models [k, D1 + D2] of one `family`, which any executor trains."""
-
-    def __init__(self, first: ModelFamily, second: ModelFamily) -> None:
-        self._first, self._second = first, second
-        self.family = first.like(lambda: _Both(first.build(), second.build()))
-
-    def join(self, first: Tensor, second: Tensor) -> Tensor:
-        """Models [k, D1] and [k, D2] as pairs [k, D1 + D2]: parameters first, as in every vector."""
-        p, q = self._first.num_params, self._second.num_params
-        return torch.cat([first[:, :p], second[:, :q], first[:, p:], second[:, q:]], 1)
-
-    def part(self, joined: Tensor) -> tuple[Tensor, Tensor]:
-        """The two models [k, D1] and [k, D2] of pairs [k, D1 + D2]."""
-        first, second = self._first, self._second
-        sizes = [first.num_params, second.num_params, first.num_buffers, second.num_buffers]
-        p, q, b, c = torch.split(joined, sizes, 1)
-        return torch.cat([p, b], 1), torch.cat([q, c], 1)
+from fedlab_runner.core.model_family import Batch, FunctionalModel
 
 
 def pair_loss(

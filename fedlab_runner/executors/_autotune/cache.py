@@ -89,7 +89,17 @@ def kind_of(work: Work) -> str:
     examples = work.client_data
     inputs = [list(examples.inputs.shape[1:]), str(examples.inputs.dtype), str(family.dtype), str(examples.augment)]
     return digest(
-        [own, sizes, layers, inputs, str(family.autocast), local.batch_size, local.optimizer, str(family.device)]
+        [
+            own,
+            sizes,
+            layers,
+            inputs,
+            str(family.autocast),
+            work.frozen,
+            local.batch_size,
+            local.optimizer,
+            str(family.device),
+        ]
     )
 
 

@@ -1,0 +1,34 @@
+"""Ditto (Li et al., ICML 2021), Algorithm 1. https://arxiv.org/abs/2012.04221"""
+
+from dataclasses import dataclass
+
+from fedlab_runner.algorithms.shared.averaging import make_update
+from fedlab_runner.algorithms.shared.personal import Personal, PersonalState, PersonalUpdate
+from fedlab_runner.core.cohort import Cohort
+from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.work import proximal
+from fedlab_runner.utils.validate import at_least
+
+
+@dataclass(frozen=True)
+class Ditto(Personal):
+    """FedAvg, whose clients also train a personal model v: on their loss plus lam/2 ||v - x||^2, the distance to the
+    received model x (trainable parameters that are shared).
+
+    The personal model is trained as the shared one is: with the same minibatches, optimiser and number of steps.
+    """
+
+    lam: float
+
+    def __post_init__(self) -> None:
+        at_least(0, lam=self.lam)
+        super().__post_init__()
+
+    def client_update(self, state: PersonalState, cohort: Cohort) -> PersonalUpdate:
+        x, v = state.params, self.personal(state, cohort)
+        update = make_update(cohort.family, x, cohort.train(x), self.late_policy)
+        near = proximal(cohort.family, x, self.lam, cohort.shared)  # h_k(v; x)
+        return PersonalUpdate(*update, cohort.alone().train(v, loss=near, counted=False))
+
+    def operations(self, fed: Federation, local: float) -> float:
+        return 2 * local

@@ -1,0 +1,123 @@
+"""FedALA (Zhang et al., AAAI 2023), Algorithm 1. https://arxiv.org/abs/2212.01197"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlab_runner.algorithms.shared.averaging import make_update
+from fedlab_runner.algorithms.shared.personal import Personal, PersonalState, PersonalUpdate
+from fedlab_runner.core.algorithm import CohortLoad, Footprint, client_rows
+from fedlab_runner.core.cohort import Cohort
+from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.model_family import Batch, FunctionalModel, ModelFamily
+from fedlab_runner.core.optimizer import SGD, Bounded
+from fedlab_runner.utils.validate import at_least, finite_at_least, within
+
+NEW, TRAINED, LEARNED = 0, 1, 2  # stages of a client: it has no model of its own; it has one; it has weights too
+
+
+@dataclass(frozen=True)
+class FedALA(Personal):
+    """FedAvg, whose clients start each round from theta_i + (theta - theta_i) * W_i, between their own model theta_i
+    and the received one theta, value by value.
+
+    The weights W_i are in [0, 1] on the last `layers` layers and 1 on those below. A client learns them by SGD, with
+    rate `eta`, on a random `share` of its examples: the first time, when it takes part again, until the deviation of
+    the last `window` losses is below `threshold` (or for `max_epochs`), later for one epoch. Its personal model is the
+    one that it trained last. A late client has its new model and weights when its update arrives. The other fields are
+    FedAvg's.
+    """
+
+    share: float
+    layers: int
+    eta: float
+    threshold: float
+    window: int
+    max_epochs: int
+
+    model_copies: ClassVar[int] = 6  # what is sent, what clients keep before and after, W, theta_i and the start
+
+    def __post_init__(self) -> None:
+        within("(0, 1]", share=self.share)
+        finite_at_least(0, eta=self.eta, threshold=self.threshold)
+        at_least(1, layers=self.layers, window=self.window, max_epochs=self.max_epochs)
+        super().__post_init__()
+
+    def home_fault(self) -> str | None:
+        return "which mixes each client's whole model with the server's"
+
+    def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
+        size, mixed = fed.family.size, int(self._mixed(fed.family).sum())
+        held = client_rows(self.store_on, load.ever * (size + mixed + 1))
+        return Footprint(self.model_copies, self.payload_copies + round(mixed / size), held)
+
+    def init(self, fed: Federation) -> PersonalState:
+        """Each client keeps its model [D], its weights on the mixed layers, and its stage."""
+        x = fed.family.init(fed.seed)
+        weights = x.new_ones(int(self._mixed(fed.family).sum()))
+        return PersonalState(x, torch.cat([x, weights, x.new_full((1,), NEW)]), personal={})
+
+    def client_update(self, state: PersonalState, cohort: Cohort) -> PersonalUpdate:
+        x, family = state.params, cohort.family
+        p, d, mixed = family.num_params, family.size, self._mixed(family)
+        kept = self.personal(state, cohort)
+        stage = kept[:, -1:]
+        theta_i = torch.where(mixed & (stage >= TRAINED), kept[:, :p], x[:p])  # where it is x, no weight matters
+        weights = x.new_ones(len(cohort), p)
+        weights[:, mixed] = kept[:, d:-1]
+        self._learn(cohort, x, theta_i, weights, stage.flatten().cpu().numpy())
+        start = torch.cat([_mix(theta_i, x[:p], weights), x[p:].expand(len(cohort), -1)], 1)
+        y = cohort.train(start)
+        own = torch.cat([y, weights[:, mixed], (stage + 1).clamp_max(LEARNED)], 1)
+        return PersonalUpdate(*make_update(family, x, y, self.late_policy), own)
+
+    def client_models(self, state: PersonalState, fed: Federation, ids: np.ndarray) -> Tensor:
+        return super().client_models(state, fed, ids)[:, : fed.family.size]
+
+    def operations(self, fed: Federation, local: float) -> float:
+        return local * (1 + self.share / (fed.local.epochs or 1))
+
+    def _learn(self, cohort: Cohort, x: Tensor, theta_i: Tensor, weights: Tensor, stage: np.ndarray) -> None:
+        """Learns the weights [K, P] of clients that have a model of their own, in place (lines 7 to 13)."""
+        family, p, mixed = cohort.family, cohort.family.num_params, self._mixed(cohort.family)
+        below = tuple(k for k, (i, _) in family.layout.items() if i < p and not mixed[i])
+        bounded = Bounded(SGD(momentum=0.0, nesterov=False, weight_decay=0.0), 0.0, 1.0)  # sigma
+
+        def loss(model: FunctionalModel, batch: Batch, own: Tensor) -> Tensor:
+            model.params = _mix(own, x[:p], model.params)
+            return family.loss(model, batch)
+
+        active = np.flatnonzero(stage >= TRAINED)
+        learners = cohort.again(cohort.local.plain(), self.share)  # D_i^{s,t}
+        learners.lr = self.eta
+        losses: list[list[float]] = [[] for _ in stage]
+        for _ in range(self.max_epochs):
+            if not len(active):
+                return
+            some, rows = learners.select(active), torch.from_numpy(active).to(x.device)
+            at = torch.cat([weights[rows], x[p:].expand(len(rows), -1)], 1)
+            own = (theta_i[rows],)
+            moved = some.train(at, loss=loss, per_client=own, frozen=below, optimizer=bounded, counted=False)  # Eq 5
+            weights[rows] = moved[:, :p]
+            assert some.last_loss is not None
+            for k, value in zip(active.tolist(), some.last_loss.tolist(), strict=True):
+                losses[k].append(value)
+            active = np.array([k for k in active if stage[k] < LEARNED and not self._converged(losses[k])], np.int64)
+
+    def _converged(self, losses: list[float]) -> bool:
+        return len(losses) > self.window and float(np.std(losses[-self.window :])) < self.threshold
+
+    def _mixed(self, family: ModelFamily) -> Tensor:
+        """The mask [P] of the parameters of the last layers."""
+        trainable = [name for name, (i, _) in family.layout.items() if i < family.num_params]
+        last = list(dict.fromkeys(name.rpartition(".")[0] for name in trainable))[-self.layers :]
+        parts = [torch.full((family.layout[k][1].numel(),), k.rpartition(".")[0] in last) for k in trainable]
+        return torch.cat(parts).to(family.device)
+
+
+def _mix(theta_i: Tensor, theta: Tensor, weights: Tensor) -> Tensor:
+    """theta_i + (theta - theta_i) * W_i (Eq 4)."""
+    return theta_i + (theta - theta_i) * weights

@@ -1,0 +1,64 @@
+"""FedRep (Collins et al., ICML 2021), Algorithm 1. https://arxiv.org/abs/2102.07078"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from fedlab_runner.algorithms.shared.averaging import (
+    Params,
+    Update,
+    all_discarded,
+    average,
+    check_averaging,
+    make_update,
+)
+from fedlab_runner.core.algorithm import ServerAlgorithm
+from fedlab_runner.core.cohort import Cohort
+from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.updates import Updates
+from fedlab_runner.utils.validate import at_least
+
+
+@dataclass(frozen=True)
+class FedRep(ServerAlgorithm[Params, Update]):
+    """FedAvg on the shared body; a client trains its own head for `head_epochs` under the body that it received, then
+    the body under the new head, as long as `local` says.
+
+    The head is what stays at home. A late client has its new head when its update arrives. The other fields are
+    FedAvg's.
+    """
+
+    head_epochs: int
+    late_policy: str
+    weighting: str
+    server_lr: float
+
+    model_copies: ClassVar[int] = 1  # the update is written over the trained model
+
+    def __post_init__(self) -> None:
+        at_least(0, head_epochs=self.head_epochs)
+        check_averaging(self.late_policy, self.weighting, self.server_lr)
+
+    def init(self, fed: Federation) -> Params:
+        return Params(fed.family.init(fed.seed))
+
+    def client_update(self, state: Params, cohort: Cohort) -> Update:
+        x, head = state.params, cohort.at_home
+        if self.head_epochs and head:  # h_i <- GRD(f_i(h_i, phi), h_i, alpha), tau times
+            body = tuple(name for name in cohort.family.layout if name not in head)
+            cohort.again(cohort.local.for_epochs(self.head_epochs)).train(x, frozen=body, counted=False)
+        y = cohort.train(x, frozen=head)  # phi_i <- GRD(f_i(h_i, phi), phi, alpha)
+        return make_update(cohort.family, x, y, self.late_policy)
+
+    def server_step(self, state: Params, arrivals: Updates[Update], fed: Federation) -> Params:
+        return Params(average(state.params, arrivals, self.late_policy, self.weighting, self.server_lr))
+
+    def operations(self, fed: Federation, local: float) -> float:
+        """A step of the head goes forward through the body, and not back: a third of the operations."""
+        acts = self.head_epochs if fed.home.acts else 0
+        return local * (1 + acts / (fed.local.epochs or 1) / 3)
+
+    def stands_still(self, arriving: Sequence[np.ndarray]) -> str | None:
+        return all_discarded(self.late_policy, arriving)

@@ -1,0 +1,97 @@
+"""Per-FedAvg (Fallah, Mokhtari and Ozdaglar, NeurIPS 2020), Algorithm 1. https://arxiv.org/abs/2002.07948"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlab_runner.algorithms.shared.averaging import (
+    Params,
+    Update,
+    all_discarded,
+    average,
+    check_averaging,
+    make_update,
+)
+from fedlab_runner.algorithms.shared.inner_gradients import along, gradient
+from fedlab_runner.core.algorithm import ServerAlgorithm
+from fedlab_runner.core.cohort import Cohort
+from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.gradient_pass import gradient_pass
+from fedlab_runner.core.model_family import Batch, FunctionalModel
+from fedlab_runner.core.rng import Purpose
+from fedlab_runner.core.updates import Updates
+from fedlab_runner.utils.validate import finite_above, finite_at_least, one_of
+
+VARIANTS = ("first_order", "hessian_free")  # values of the field `variant`
+
+
+@dataclass(frozen=True)
+class PerFedAvg(ServerAlgorithm[Params, Update]):
+    """FedAvg on the clients' losses after one gradient step: min over w of the mean of f_i(w - inner_lr grad f_i(w)).
+
+    In a local step a client draws minibatches D, D' and D''. It goes along g' = grad f(w - inner_lr grad f(w, D), D'),
+    by the local optimiser; first_order leaves it at that. hessian_free subtracts inner_lr times the Hessian on D'' at
+    w times g', which is [grad f(w + delta g', D'') - grad f(w - delta g', D'')] / (2 delta). Batch norm's statistics
+    are those of the pass for g'. A client's own model is the server's after a step of `inner_lr` along the gradient
+    over all its training examples.
+
+    The other fields are FedAvg's.
+    """
+
+    inner_lr: float
+    variant: str
+    delta: float
+    late_policy: str
+    weighting: str
+    server_lr: float
+
+    model_copies: ClassVar[int] = 1  # the update is written over the trained model
+
+    def __post_init__(self) -> None:
+        finite_at_least(0, inner_lr=self.inner_lr)
+        one_of(VARIANTS, variant=self.variant)
+        finite_above(0, delta=self.delta)
+        check_averaging(self.late_policy, self.weighting, self.server_lr)
+
+    def init(self, fed: Federation) -> Params:
+        return Params(fed.family.init(fed.seed))
+
+    def client_update(self, state: Params, cohort: Cohort) -> Update:
+        def loss(model: FunctionalModel, batch: Batch, *drawn: Tensor) -> Tensor:
+            n, w = len(batch.targets), model.params
+            others = [batch._replace(inputs=x[:n], targets=y[:n]) for x, y in zip(drawn[::2], drawn[1::2], strict=True)]
+            there = w - self.inner_lr * gradient(model, w, others[0]).g  # w_tilde
+            g, value, statistics = gradient(model, there, batch)
+            if len(others) > 1:
+                ahead, behind = (gradient(model, w + s * self.delta * g, others[1]).g for s in (1, -1))
+                g = g - self.inner_lr * (ahead - behind) / (2 * self.delta)
+            model.buffers = statistics
+            return along(model, g, value)
+
+        purposes = [Purpose.INNER_BATCHES, Purpose.HESSIAN_BATCHES][: 1 + self._with_hessian]
+        y = cohort.train(state.params, loss=loss, per_step=cohort.batches(purposes))
+        return make_update(cohort.family, state.params, y, self.late_policy)
+
+    def server_step(self, state: Params, arrivals: Updates[Update], fed: Federation) -> Params:
+        return Params(average(state.params, arrivals, self.late_policy, self.weighting, self.server_lr))
+
+    def client_models(self, state: Params, fed: Federation, ids: np.ndarray) -> Tensor:
+        """The server's model after a step along each client's gradient [k, D]; batch norm's statistics go on in it."""
+        at, p = fed.home.fill(state.params, ids), fed.family.num_params
+        work = gradient_pass(fed.family, fed.client_data, ids, fed.local, fed.seed, fed.round, at)
+        y, _ = fed.executor.train(work)
+        return torch.cat([at[:, :p] + self.inner_lr * y[:, :p], y[:, p:]], 1)
+
+    def operations(self, fed: Federation, local: float) -> float:
+        return local * (4 if self._with_hessian else 2)
+
+    def stands_still(self, arriving: Sequence[np.ndarray]) -> str | None:
+        return all_discarded(self.late_policy, arriving)
+
+    @property
+    def _with_hessian(self) -> bool:
+        return self.variant == "hessian_free"

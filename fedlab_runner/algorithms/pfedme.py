@@ -1,0 +1,61 @@
+"""pFedMe (T. Dinh, Tran and Nguyen, NeurIPS 2020), Algorithm 1. https://arxiv.org/abs/2006.08848"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedlab_runner.algorithms.shared.averaging import make_update
+from fedlab_runner.algorithms.shared.inner_gradients import along, gradient
+from fedlab_runner.algorithms.shared.personal import Personal, PersonalState, PersonalUpdate
+from fedlab_runner.core.cohort import Cohort
+from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.joined_models import Carrying
+from fedlab_runner.core.model_family import Batch, FunctionalModel
+from fedlab_runner.utils.validate import above, at_least
+
+
+@dataclass(frozen=True)
+class PFedMe(Personal):
+    """FedAvg on the Moreau envelopes of the clients' losses: F_i(w) = min over theta of f_i(theta) + lam/2 ||theta -
+    w||^2, whose gradient is lam (w - theta) (Eq 3 and 4).
+
+    In a local step a client looks for theta by `inner_steps` (K) steps of plain gradient descent with `inner_lr`, all
+    on one minibatch, and then w follows lam (w - theta) by the local optimiser. theta goes on from the last step's
+    (`warm_start`), or begins at w each time. A client's own model is its last theta. The server's step is scaled by
+    `server_lr` (beta). Batch norm's statistics are those of theta's passes.
+    """
+
+    lam: float
+    inner_steps: int
+    inner_lr: float
+    warm_start: bool
+
+    model_copies: ClassVar[int] = 6  # w and theta before and after training, and what is sent and kept
+
+    def __post_init__(self) -> None:
+        above(0, lam=self.lam, inner_lr=self.inner_lr)
+        at_least(1, inner_steps=self.inner_steps)
+        super().__post_init__()
+
+    def client_update(self, state: PersonalState, cohort: Cohort) -> PersonalUpdate:
+        x, p = state.params, cohort.family.num_params
+
+        def loss(model: FunctionalModel, batch: Batch) -> Tensor:
+            w = model.params.detach()
+            theta = model.buffers[-p:] if self.warm_start else w
+            for _ in range(self.inner_steps):
+                g, value, model.buffers = gradient(model, theta, batch)
+                theta = theta - self.inner_lr * (g + self.lam * (theta - w))
+            model.buffers = torch.cat([model.buffers[:-p], theta])
+            return along(model, self.lam * (w - theta), value)  # line 8
+
+        carrying = cohort.joined(Carrying, cohort.family, p)
+        start = carrying.join(x.expand(len(cohort), -1), cohort.starts(x)[:, :p])
+        y, theta = carrying.part(cohort.train(start, loss=loss, joined=carrying))
+        own = torch.cat([theta, y[:, p:]], 1)
+        return PersonalUpdate(*make_update(cohort.family, x, y, self.late_policy), own)
+
+    def operations(self, fed: Federation, local: float) -> float:
+        return self.inner_steps * local

@@ -1,0 +1,41 @@
+"""Each client's gradient of its mean loss, as one epoch of local training whose models stay where they are."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlab_runner.core.client_data import ClientData
+from fedlab_runner.core.local_training import LocalTraining
+from fedlab_runner.core.model_family import Batch, FunctionalModel, ModelFamily
+from fedlab_runner.core.work import Work
+
+
+def gradient_pass(
+    family: ModelFamily,
+    client_data: ClientData,
+    ids: np.ndarray,
+    local: LocalTraining,
+    seed: int,
+    round: int,
+    at: Tensor,
+    steps: int | None = None,
+) -> Work:
+    """The work after which the parameters of client `ids[k]` are minus the gradient, at the model `at` [D] or [K, D],
+    of its mean loss over its examples, or over those in its first `steps` minibatches of the round; without weight
+    decay or clipping. Batch norm's statistics are those of the pass.
+    """
+    p, plain = family.num_params, local.plain(steps)
+    num_steps = client_data.num_steps(ids, plain, family.has_batch_norm)
+    seen = client_data.examples_seen(ids, plain, family.has_batch_norm)
+
+    def loss(model: FunctionalModel, batch: Batch, share: Tensor, origin: Tensor = at[..., :p]) -> Tensor:
+        """A minibatch's part of the mean loss, at the model `at` instead of the current parameters."""
+        model.params = origin + (model.params - model.params.detach())
+        return family.loss(model, batch) * batch.mask.sum() * share
+
+    start = at.clone()
+    start[..., :p] = 0  # from zero, the distance is the gradient to the last bit
+    share = 1 / torch.from_numpy(seen).to(at)
+    own = (share,) if at.dim() == 1 else (share, at[:, :p])
+    lr = 1.0  # the round's may be zero
+    return Work(family, client_data, ids, num_steps, plain, lr, seed, round, start, loss=loss, per_client=own)

@@ -1,0 +1,115 @@
+"""Models that one client trains side by side, on the same minibatches: families whose vectors hold more than one model.
+
+Any executor trains them. A loss sees them as one model; a bound on a norm holds for each of them.
+"""
+
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedlab_runner.core.client_homes import ClientHomes
+from fedlab_runner.core.model_family import ModelFamily
+
+
+class Joined(Protocol):
+    """Models [k, D] with other values [k, E] as models [k, D + E] of one family. In evaluation mode the family's
+    network is that of the first ones.
+    """
+
+    @property
+    def family(self) -> ModelFamily: ...
+
+    def join(self, first: Tensor, second: Tensor) -> Tensor:
+        """Models [k, D] and [k, E] as joined models [k, D + E]."""
+        ...
+
+    def part(self, joined: Tensor) -> tuple[Tensor, Tensor]:
+        """The models [k, D] and [k, E] of joined models [k, D + E]."""
+        ...
+
+
+class _Both(nn.Module):
+    def __init__(self, first: nn.Module, second: nn.Module) -> None:
+        super().__init__()
+        self.first, self.second = first, second
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        first: Tensor = self.first(inputs)
+        return torch.stack([first, self.second(inputs)]) if self.training else first
+
+
+class Pair:
+    """Pairs of models of two families. In training their network gives both logits [2, b, C]."""
+
+    def __init__(self, first: ModelFamily, second: ModelFamily) -> None:
+        self._first, self._second = first, second
+        self.family = first.like(lambda: _Both(first.build(), second.build()))
+        self.family.models = [*first.models, *second.models]
+
+    def join(self, first: Tensor, second: Tensor) -> Tensor:
+        """Models [k, D1] and [k, D2] as pairs [k, D1 + D2]: parameters first, as in every vector."""
+        p, q = self._first.num_params, self._second.num_params
+        return torch.cat([first[:, :p], second[:, :q], first[:, p:], second[:, q:]], 1)
+
+    def part(self, joined: Tensor) -> tuple[Tensor, Tensor]:
+        """The two models [k, D1] and [k, D2] of pairs [k, D1 + D2]."""
+        first, second = self._first, self._second
+        sizes = [first.num_params, second.num_params, first.num_buffers, second.num_buffers]
+        p, q, b, c = torch.split(joined, sizes, 1)
+        return torch.cat([p, b], 1), torch.cat([q, c], 1)
+
+
+class _Values(nn.Module):
+    values: Tensor
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.register_buffer("values", torch.zeros(count))
+
+
+class _Carrying(nn.Module):
+    def __init__(self, network: nn.Module, count: int) -> None:
+        super().__init__()
+        self.network, self.carried = network, _Values(count)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = self.network(inputs)
+        return logits
+
+
+class Carrying:
+    """Models of a family that carry `count` more values from step to step, behind batch norm's statistics in
+    `FunctionalModel.buffers`: no optimiser moves them, a loss may.
+    """
+
+    def __init__(self, family: ModelFamily, count: int) -> None:
+        self._sizes = [family.size, count]
+        self.family = family.like(lambda: _Carrying(family.build(), count))
+
+    def join(self, first: Tensor, second: Tensor) -> Tensor:
+        """Models [k, D] and values [k, count] as models [k, D + count]."""
+        return torch.cat([first, second], 1)
+
+    def part(self, joined: Tensor) -> tuple[Tensor, Tensor]:
+        """The models [k, D] and values [k, count] of models [k, D + count]."""
+        first, second = torch.split(joined, self._sizes, 1)
+        return first, second
+
+
+class JoinedHomes:
+    """What clients keep at home of the first of joined models; of the others nothing is sent anyway."""
+
+    def __init__(self, homes: ClientHomes, joined: Joined) -> None:
+        self._homes, self._joined = homes, joined
+
+    def starts(self, x: Tensor, ids: np.ndarray) -> Tensor:
+        """See `ClientHomes.starts`; x is [K, D + E]."""
+        first, second = self._joined.part(x)
+        return self._joined.join(self._homes.starts(first, ids), second)
+
+    def keep(self, ids: np.ndarray, y: Tensor, received: Tensor, good: np.ndarray, late: np.ndarray) -> Tensor:
+        """See `ClientHomes.keep`; y and `received` are [K, D + E]."""
+        (first, second), (before, _) = self._joined.part(y), self._joined.part(received)
+        return self._joined.join(self._homes.keep(ids, first, before, good, late), second)
