@@ -123,7 +123,7 @@ class FedGEN(ServerAlgorithm[FedGENState, FedGENUpload]):
         """
         family, n = cohort.family, self.gen_batch_size
         alpha, beta = (min(w, max(MIN_WEIGHT, w * self.decay**cohort.round)) for w in (self.alpha, self.beta))
-        generate = self._generate(family, state.generator)
+        generate, ratio = self._generate(family, state.generator), n / cohort.local.batch_size
 
         def loss(model: FunctionalModel, batch: Batch, noise: Tensor, labels: Tensor, active: Tensor) -> Tensor:
             logits = model(batch.inputs)
@@ -134,7 +134,6 @@ class FedGEN(ServerAlgorithm[FedGENState, FedGENUpload]):
             wanted = F.softmax(guesses[n:], -1).detach()
             agreement = (torch.xlogy(wanted, wanted) - wanted * F.log_softmax(logits, -1)).sum(-1)  # KL
             own = batch.mean(losses(logits, batch.targets, batch.offsets))
-            ratio = n / cohort.local.batch_size
             return own + active * (ratio * alpha * invented + beta * batch.mean(agreement))
 
         return loss

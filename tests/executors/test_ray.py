@@ -167,12 +167,13 @@ class _cluster:
         self.folder = tempfile.mkdtemp(prefix="ray")  # a short name: sockets lie in it
         paths = os.pathsep.join([*sys.path[:1], str(ROOT), os.environ.get("PYTHONPATH", "")])
         self.process = subprocess.Popen(
-            [sys.executable, str(ROOT / "tests/helpers/ray_nodes.py"), self.folder],
+            [sys.executable, str(ROOT / "tests/helpers/ray_nodes.py")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            env=os.environ | {"PYTHONPATH": paths, "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"},
+            env=os.environ
+            | {"PYTHONPATH": paths, "RAY_TMPDIR": self.folder, "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"},
         )
         self.address = self._answer()
         return self

@@ -7,7 +7,7 @@ from ray.cluster_utils import Cluster
 
 HOW = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_dashboard": False}
 
-cluster = Cluster(initialize_head=True, head_node_args=HOW | {"temp_dir": sys.argv[1]})
+cluster = Cluster(initialize_head=True, head_node_args=HOW)  # its files lie in RAY_TMPDIR
 other = cluster.add_node(**HOW)
 print(f"nodes: {cluster.address}", flush=True)
 for line in sys.stdin:
