@@ -34,7 +34,7 @@ from fedlab_runner.core.model_family import Batch, FunctionalModel, ModelFamily
 from fedlab_runner.core.optimizer import SGD
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.core.updates import Updates
-from fedlab_runner.utils.validate import above, at_least, one_of, within
+from fedlab_runner.utils.validate import above, at_least, one_of, unused, within
 
 SAMPLERS = ("gaussian", "dirichlet")  # values of the field `sampler`
 MIN_VARIANCE = 1e-5  # of a coordinate of unit directions: samples vary even around one client
@@ -46,10 +46,10 @@ class FedBE(ServerAlgorithm[Params, ModelUpdate]):
     ensemble: the arrived models, their average, and `num_samples` models drawn around them.
 
     `temperature` sharpens the mean to p^(1 / temperature). `sampler` gaussian draws each tensor's change from the mean
-    and deviation of the clients' directions, the deviation times `noise`; dirichlet averages the clients' models by
-    weights from Dir(`alpha`). The student's SGD has `lr`, `momentum` and `weight_decay`; its models from step
-    `swa_start` on, every `swa_every` steps, are averaged (SWA). Server data may be in- or out-of-domain. `late_policy`
-    and `weighting` are FedAvg's.
+    and deviation of the clients' directions, the deviation times `noise` (null: 0.1); dirichlet averages the clients'
+    models by weights from Dir(`alpha`) (null: 1). The student's SGD has `lr`, `momentum` and `weight_decay`; its models
+    from step `swa_start` on, every `swa_every` steps, are averaged (SWA). Server data may be in- or out-of-domain.
+    `late_policy` and `weighting` are FedAvg's.
     """
 
     known: ClassVar[tuple[str, ...]] = ("models",)
@@ -58,8 +58,8 @@ class FedBE(ServerAlgorithm[Params, ModelUpdate]):
 
     sampler: str
     num_samples: int
-    noise: float
-    alpha: float
+    noise: float | None
+    alpha: float | None
     temperature: float
     lr: float
     momentum: float
@@ -76,6 +76,8 @@ class FedBE(ServerAlgorithm[Params, ModelUpdate]):
         one_of(SAMPLERS, sampler=self.sampler)
         at_least(0, num_samples=self.num_samples, noise=self.noise, weight_decay=self.weight_decay)
         above(0, alpha=self.alpha, temperature=self.temperature)
+        idle = {"alpha": self.alpha} if self.sampler == "gaussian" else {"noise": self.noise}
+        unused(f"sampler={self.sampler}", **idle)
         within("[0, 1)", momentum=self.momentum)
         at_least(1, swa_start=self.swa_start, swa_every=self.swa_every)
         check_server_training(self.lr, self.epochs, self.batch_size, self.max_steps)
@@ -113,13 +115,14 @@ class FedBE(ServerAlgorithm[Params, ModelUpdate]):
         """
         p = family.num_params
         if self.sampler == "dirichlet":
-            for weights in rng.dirichlet(np.full(len(y), self.alpha), self.num_samples):
+            for weights in rng.dirichlet(np.full(len(y), 1.0 if self.alpha is None else self.alpha), self.num_samples):
                 yield torch.from_numpy(weights).to(y) @ y
             return
         centre, deviation = _directions(family, y[:, :p] - x[:p])
+        scale = 0.1 if self.noise is None else self.noise
         for _ in range(self.num_samples):
             noise = torch.from_numpy(rng.standard_normal(p)).to(x)
-            yield torch.cat([x[:p] + centre + self.noise * deviation * noise, mean[p:]])
+            yield torch.cat([x[:p] + centre + scale * deviation * noise, mean[p:]])
 
     def _taught(self, fed: Federation, x: Tensor, targets: Tensor) -> Tensor:
         """The student [D] after training from x [D] on the probabilities `targets` [n, C]."""

@@ -3,7 +3,9 @@
 NamedTuples become lists, so that reading a file needs no class that the file names.
 """
 
-from typing import Any
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from torch import Tensor
 
@@ -27,10 +29,10 @@ def unpack(packed: Any, *, like: Any) -> Any:
 
 def differs(packed: Any, *, like: Any) -> bool:
     """Whether a packed value differs from `like`, a value of the same structure, in the types of its parts, or in the
-    types and sizes of the tensors that both have.
+    types and sizes of the tensors that both have. The fields of a NamedTuple have the types that its class declares.
     """
     if hasattr(like, "_fields"):
-        return not isinstance(packed, list) or any(
+        return _mistyped(packed, type(like)) or any(
             differs(item, like=each) for item, each in zip(packed, like, strict=True)
         )
     if isinstance(packed, Tensor) and isinstance(like, Tensor):
@@ -41,6 +43,30 @@ def differs(packed: Any, *, like: Any) -> bool:
     if isinstance(like, bool | str | int | float):
         return not isinstance(packed, int | float if isinstance(like, int | float) else type(like))
     return False
+
+
+_hints = cache(get_type_hints)
+# The classes of values that an annotation allows; any, of one that is not here.
+_PLAIN: dict[Any, Any] = {each: each for each in (int, bool, str, Tensor, NoneType)} | {float: (float, int)}
+
+
+def _mistyped(packed: Any, hint: Any) -> bool:
+    """Whether a packed value is none that an annotation allows; of an annotation that says nothing, never."""
+    kind, inner = get_origin(hint) or hint, get_args(hint)
+    if kind in (Union, UnionType):
+        return all(_mistyped(packed, each) for each in inner)
+    if kind is dict:
+        key, item = inner
+        return not isinstance(packed, dict) or any(_mistyped(k, key) or _mistyped(v, item) for k, v in packed.items())
+    if hasattr(kind, "_fields"):
+        hints = [_hints(kind).get(name, Any) for name in kind._fields]
+    elif kind is tuple and inner[-1:] != (...,):
+        hints = [*inner]
+    elif kind in (list, tuple):
+        hints = [inner[0]] * (len(packed) if isinstance(packed, list) else 0)
+    else:
+        return not isinstance(packed, _PLAIN.get(kind, object))
+    return not isinstance(packed, list) or len(packed) != len(hints) or any(map(_mistyped, packed, hints))
 
 
 def layout(value: Any) -> dict[str, Any] | None:

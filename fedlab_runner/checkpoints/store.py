@@ -124,15 +124,20 @@ class _Damaged(Exception):
 
 
 class _Hashing:
-    """A file to write to, with the SHA-256 of the bytes written."""
+    """A file to write to, with the SHA-256 of the bytes written, and the error of the disk if it refused some."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self.sha256 = hashlib.sha256()
+        self.error: OSError | None = None
 
     def write(self, data: bytes) -> int:
         self.sha256.update(data)
-        return self._file.write(data)
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
 
     def flush(self) -> None:
         self._file.flush()
@@ -149,7 +154,12 @@ def _write(file: BinaryIO, round: int, fingerprint: dict[str, Any], payload: Any
     }
     file.write(_head(header))  # has the length of the final header, which replaces it
     body = _Hashing(file)
-    torch.save(payload, cast(BinaryIO, body))  # torch.save calls only write and flush
+    try:
+        torch.save(payload, cast(BinaryIO, body))  # torch.save calls only write and flush
+    except RuntimeError:  # torch puts its own error in the place of the disk's
+        if body.error is not None:
+            raise body.error from None
+        raise
     file.seek(0)
     file.write(_head(header | {"sha256": body.sha256.hexdigest()}))
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from fedlab_runner.core.optimizer import SGD, Adam, Optimizer
-from fedlab_runner.utils.validate import above, at_least, finite_above, finite_at_least, one_of, within
+from fedlab_runner.utils.validate import above, at_least, finite_above, finite_at_least, one_of, unused, within
 
 # Keys of conf/local that one kind of optimiser reads.
 SGD_KEYS, ADAM_KEYS = ("momentum", "nesterov"), ("betas", "eps")
@@ -74,10 +74,7 @@ class LocalTraining:
                 f"optimizer={self.optimizer} needs other keys, and as a rule another lr: choose local={self.optimizer} "
                 f"instead, or set {' and '.join(lacking)}{rest}"
             )
-        if idle:
-            raise ValueError(
-                f"{idle[0]} does nothing for optimizer={self.optimizer}: it must be null, got {getattr(self, idle[0])}"
-            )
+        unused(f"optimizer={self.optimizer}", **{key: getattr(self, key) for key in idle})
 
     def for_steps(self, steps: int) -> "LocalTraining":
         """This local training for `steps` steps."""

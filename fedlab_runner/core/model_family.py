@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fedlab_runner.core.flops import FlopCounter
 from fedlab_runner.core.layers.norms import prepare_norms
@@ -250,7 +251,11 @@ class ModelFamily:
 
     def bound_loss(self, inputs: Tensor, targets: Tensor, offsets: Tensor | None) -> Tensor:
         """The mean loss of the model that the module is bound to, on a minibatch without padding."""
-        return losses(self.forward(None, inputs), targets, offsets).mean()
+        logits = self.forward(None, inputs)
+        each = (
+            F.cross_entropy(logits, targets, reduction="none") if offsets is None else losses(logits, targets, offsets)
+        )
+        return each.mean()
 
     @torch.no_grad()
     def predict(self, w: Tensor, inputs: Tensor) -> Tensor:

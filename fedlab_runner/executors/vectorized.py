@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -10,7 +11,7 @@ from torch.func import grad, vmap
 
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.optimizer import zero_slots
-from fedlab_runner.core.work import Gradient, OfOne, Work, one_by_one
+from fedlab_runner.core.work import Gradient, OfOne, Work, gradient_of, one_by_one
 from fedlab_runner.executors._chunks import Chunk, ChunkedExecutor
 from fedlab_runner.executors.compiled import graph_of, in_layers, is_ready, train_clients, width
 from fedlab_runner.utils.validate import at_least
@@ -78,8 +79,10 @@ class Vectorized(ChunkedExecutor):
 
     def _step(self, work: Work) -> Gradient:
         """(params [A, P], buffers [A, B], batch, *own) -> gradient [A, P], (loss [A], buffers [A, B])."""
-        step = vmap(work.followed(grad(work.objective(), has_aux=True)), randomness="different")
-        return graph_of(step, work.family) if self.compile else step
+        every = partial(vmap, randomness="different")
+        if self.compile:
+            return graph_of(every(work.followed(grad(work.objective(), has_aux=True))), work.family)
+        return work.followed(gradient_of(every(work.objective())), every)
 
 
 def _train_clients(work: Work, chunk: np.ndarray, step: Gradient, full_width: bool) -> tuple[Tensor, Tensor]:

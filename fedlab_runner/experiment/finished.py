@@ -41,7 +41,7 @@ def objective_of_finished(folder: Path, name: str, c: Components, code: Code) ->
     ):
         return None  # the last checkpoint has the weights that are asked for now
     whole = {"run_id": name, **summarise(rows, e.metric, e.summary, e.last, e.every, summary["rounds"], e.target)}
-    whole[CODE_DIGEST] = code_digest
+    whole[CODE_DIGEST] = code_digest = _recorded(code_digest, folder, code)
     now = with_digest(whole, hashlib.sha256(b"".join(lines)).hexdigest())
     if rows_digest != now[DIGEST]:
         _log.warning("%s is not as the finished run left it: the run goes on from a checkpoint", folder / METRICS)
@@ -52,6 +52,14 @@ def objective_of_finished(folder: Path, name: str, c: Components, code: Code) ->
         _log.info("%s is written anew from %s", folder / SUMMARY, METRICS)
         write_summary(folder, now)
     return float(summarise(rows[: c.rounds + 1], e.metric, e.summary, e.last, e.every, c.rounds)["objective"])
+
+
+def _recorded(code_digest: str, folder: Path, code: Code) -> str:
+    """The digest of the code that finished the run: a summary's, or this code's where the summary's is a damaged one,
+    which no start of the run had, and the last start had this code.
+    """
+    starts, now = [digest_of_code(each) for each in provenance.codes(folder)], digest_of_code(code)
+    return now if code_digest not in starts and starts[-1:] == [now] else code_digest
 
 
 def _report_other_code(folder: Path, digest: str, code: Code, refuse: bool) -> None:

@@ -54,6 +54,13 @@ def one_of(choices: Collection[str | int], **values: str | int | None) -> None:
             raise ValueError(f"{name} must be one of {', '.join(map(str, choices))}, got {value}")
 
 
+def unused(choice: str, **values: object) -> None:
+    """Each value is None, as it does nothing for a `choice` such as `optimizer=adam`."""
+    for name, value in values.items():
+        if value is not None:
+            raise ValueError(f"{name} does nothing for {choice}: it must be null, got {value}")
+
+
 def each_at_least(least: float, **values: Sequence[float] | None) -> None:
     """Each value is a list of one or more numbers >= `least`."""
     for name, numbers in values.items():

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import fedlab_runner.algorithms
-from fedlab_runner.checkpoints.state_packing import pack, unpack
+from fedlab_runner.checkpoints.state_packing import differs, pack, unpack
 from fedlab_runner.core.client_data import ClientData
 from fedlab_runner.participation.uniform import UniformParticipation
 from fedlab_runner.utils.errors import UserError
@@ -83,7 +83,9 @@ def test_resumed_equals_uninterrupted_bit_for_bit(name: str) -> None:
         whole = run(algorithm(name), whole_fed, 1, first=round, state=whole)
     for round, checkpoint in enumerate(saved):
         fed = federation(**LATE, home=default_home(name))
-        state = unpack(checkpoint["state"], like=algorithm(name).init(fed))
+        first = algorithm(name).init(fed)
+        assert not differs(checkpoint["state"], like=first), "the State's parts have the types that its class declares"
+        state = unpack(checkpoint["state"], like=first)
         fed.load_state_dict(checkpoint["fed"])
         state = run(algorithm(name), fed, 7 - round, first=round, state=state)
         assert type(state) is type(whole)

@@ -18,12 +18,18 @@ def test_fedasync_without_weight_does_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("staleness", "expected"),
-    [("constant", [0.5, 0.5, 0.5]), ("polynomial", [0.5, 0.25, 0.125]), ("hinge", [0.5, 0.25, 0.125])],
+    ("staleness", "keys", "expected"),
+    [
+        ("constant", {}, [0.5, 0.5, 0.5]),
+        ("polynomial", {"a": 1.0}, [0.5, 0.25, 0.125]),
+        ("hinge", {"a": 1.0, "b": 0.0}, [0.5, 0.25, 0.125]),
+    ],
 )
-def test_fedasync_mixes_in_order_with_the_weight_of_its_staleness(staleness: str, expected: list[float]) -> None:
+def test_fedasync_mixes_in_order_with_the_weight_of_its_staleness(
+    staleness: str, keys: dict[str, float], expected: list[float]
+) -> None:
     """s: polynomial (1 + tau)^-1 for tau 0, 1, 3; hinge 1 / (tau - 0 + 1)."""
-    built: Any = algorithm("fedasync", alpha=0.5, staleness=staleness, a=1.0, b=0.0)
+    built: Any = algorithm("fedasync", alpha=0.5, staleness=staleness, **keys)
     rows = torch.tensor([[1.0], [2.0], [4.0]], dtype=torch.float64)
     x = torch.tensor([8.0], dtype=torch.float64)
     state = type(built.init(federation([4])))(x)
@@ -34,7 +40,7 @@ def test_fedasync_mixes_in_order_with_the_weight_of_its_staleness(staleness: str
 
 
 def test_the_hinge_is_flat_up_to_b() -> None:
-    built: Any = algorithm("fedasync", alpha=1.0, staleness="hinge", a=10.0, b=4.0)
+    built: Any = algorithm("fedasync", alpha=1.0, staleness="hinge")
     x = torch.zeros(1, dtype=torch.float64)
     ones = torch.ones(1, 1, dtype=torch.float64)
     fed = federation([4])

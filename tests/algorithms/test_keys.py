@@ -1,7 +1,7 @@
 """Every key of every algorithm's config changes the result in some setting: none is read and forgotten."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -290,6 +290,22 @@ def usual() -> Callable[[str, Change], Outcome]:
         return known[place]
 
     return of
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "idle"),
+    [
+        ("fedasync", {"staleness": "constant", "a": 0.5}, "a"),
+        ("fedasync", {"staleness": "constant", "b": 4.0}, "b"),
+        ("fedasync", {"staleness": "polynomial", "b": 4.0}, "b"),
+        ("fedbe", {"sampler": "gaussian", "alpha": 1.0}, "alpha"),
+        ("fedbe", {"sampler": "dirichlet", "noise": 0.1}, "noise"),
+        ("dfml", {"schedule": "half", "anneal_rounds": 5}, "anneal_rounds"),
+    ],
+)
+def test_a_key_of_another_choice_is_refused(name: str, keys: dict[str, Any], idle: str) -> None:
+    with pytest.raises(ValueError, match=f"^{idle} .*null"):
+        replace(algorithm(name), **keys)  # type: ignore[type-var]
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -3,13 +3,16 @@
 import inspect
 import time
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
+from sklearn.datasets import load_digits
 
+from fedlab_runner.datasets import digits
 from fedlab_runner.datasets.digits import Digits
 from fedlab_runner.datasets.examples import Data, Examples
 from fedlab_runner.datasets.label_noise import add_label_noise
@@ -95,6 +98,12 @@ def test_in_memory_sets(name):
     pixels = data.train.inputs.double() / 255
     assert data.mean == pytest.approx([pixels.mean().item()], abs=2e-3)
     assert data.std == pytest.approx([pixels.std().item()], abs=2e-3)
+
+
+def test_digits_are_those_of_scikit_learn():
+    pixels, labels = load_digits(return_X_y=True)
+    with np.load(Path(digits.__file__).with_name("digits.npz"), allow_pickle=False) as arrays:
+        assert np.array_equal(arrays["pixels"], pixels) and np.array_equal(arrays["labels"], labels)
 
 
 def test_digits():

@@ -9,7 +9,10 @@ from collections.abc import Iterator
 from tests.reference.plain import MLP, Case, Fields, Model, Problem, Sent, arrived
 
 
-def fedasync(p: Problem, *, alpha: float, staleness: str, a: float, b: float, rho: float) -> Iterator[Fields]:
+def fedasync(
+    p: Problem, *, alpha: float, staleness: str, a: float | None, b: float | None, rho: float
+) -> Iterator[Fields]:
+    a, b = (0.5 if staleness == "polynomial" else 10.0) if a is None else a, 4.0 if b is None else b  # section 6
     x, sent = p.x0, list[Sent]()  # Server: initialise x_0
     for t in range(p.num_rounds):
         for k in p.cohort(t):  # Scheduler: trigger training tasks on some workers, send x with its time stamp

@@ -28,8 +28,8 @@ def fedbe(
     *,
     sampler: str,
     num_samples: int,
-    noise: float,
-    alpha: float,
+    noise: float | None,
+    alpha: float | None,
     temperature: float,
     lr: float,
     momentum: float,
@@ -51,9 +51,9 @@ def fedbe(
             average = fedavg_step(p, x, here, late_policy, weighting)  # w-bar
             rng = p.rng("ALGORITHM", t)
             if sampler == "gaussian":  # construct the distribution; sample M models
-                samples = gaussian(p, x, [u.y for u in here], average, num_samples, noise, rng)
+                samples = gaussian(p, x, [u.y for u in here], average, num_samples, noise or 0.1, rng)
             else:
-                samples = dirichlet([u.y for u in here], num_samples, alpha, rng)
+                samples = dirichlet([u.y for u in here], num_samples, alpha or 1.0, rng)
             ensemble = [*(u.y for u in here), average, *samples]  # {w-bar} + {w_i} + {w^(m)}
             # pseudo-labels: p-hat = 1/M sum_m P(y | x; w^(m)), then sharpened
             p_hat = torch.stack([F.softmax(p.net.eval(*each, p.server.x).detach(), 1) for each in ensemble]).mean(0)
