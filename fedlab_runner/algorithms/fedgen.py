@@ -132,7 +132,7 @@ class FedGEN(ServerAlgorithm[FedGENState, FedGENUpload]):
             guesses = F.linear(generate(noise[: len(y)], y), weight, bias)
             invented = F.cross_entropy(guesses[:n], labels)
             wanted = F.softmax(guesses[n:], -1).detach()
-            agreement = F.kl_div(F.log_softmax(logits, -1), wanted, reduction="none").sum(-1)
+            agreement = (torch.xlogy(wanted, wanted) - wanted * F.log_softmax(logits, -1)).sum(-1)  # KL
             own = batch.mean(losses(logits, batch.targets, batch.offsets))
             ratio = n / cohort.local.batch_size
             return own + active * (ratio * alpha * invented + beta * batch.mean(agreement))

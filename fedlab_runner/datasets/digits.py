@@ -1,7 +1,9 @@
 """scikit-learn's digits: 1,797 real handwritten digits of 8x8 pixels, the test part of UCI's optdigits (1998).
 
-`digits.npz` is scikit-learn's copy, whose import takes a second. Licence: scikit-learn's (BSD, 3 clauses) for the copy.
-For UCI's original none was found in what could be read of its page.
+`digits.npz` beside this module is scikit-learn's copy.
+
+Licence: scikit-learn's (BSD, 3 clauses) for the copy. For UCI's original none was found in what could be read of its
+page.
 """
 
 from dataclasses import dataclass

@@ -80,9 +80,10 @@ class Vectorized(ChunkedExecutor):
     def _step(self, work: Work) -> Gradient:
         """(params [A, P], buffers [A, B], batch, *own) -> gradient [A, P], (loss [A], buffers [A, B])."""
         every = partial(vmap, randomness="different")
-        if self.compile:
-            return graph_of(every(work.followed(grad(work.objective(), has_aux=True))), work.family)
-        return work.followed(gradient_of(every(work.objective())), every)
+        if not self.compile and work.family.autocast is None:  # autocast overlooks vmapped convolutions outside of grad
+            return work.followed(gradient_of(every(work.objective())), every)
+        step = every(work.followed(grad(work.objective(), has_aux=True)))
+        return graph_of(step, work.family) if self.compile else step
 
 
 def _train_clients(work: Work, chunk: np.ndarray, step: Gradient, full_width: bool) -> tuple[Tensor, Tensor]:

@@ -1,5 +1,6 @@
 """Ditto: its server is FedAvg's; without a pull to the server's model, personal models are trained alone."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,3 +42,13 @@ def test_a_strong_pull_keeps_personal_models_at_the_received_one() -> None:
 def test_what_the_server_discards_stays_with_the_client() -> None:
     every, discarding = (personal(algorithm("ditto", lam=0.0, late_policy=p), LATE) for p in ("delta", "discard"))
     assert torch.equal(every[1], discarding[1]) and not torch.equal(every[0].params, discarding[0].params)
+
+
+@pytest.mark.parametrize("name", ["apfl", "ditto", "pfedme"])
+def test_places_give_the_same_bits(name: str, tmp_path: Path) -> None:
+    found = [
+        personal(algorithm(name, store_on=place), LATE | {"folder": tmp_path / place})[1]
+        for place in ("device", "host", "disk")
+    ]
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+    assert list((tmp_path / "disk").rglob("*.bin")) and not list((tmp_path / "host").rglob("*.bin"))

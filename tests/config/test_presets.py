@@ -19,6 +19,23 @@ CONF = conf_dir()
 EXPERIMENTS = sorted(
     str(path.relative_to(CONF / "experiment").with_suffix("")) for path in (CONF / "experiment").rglob("*.yaml")
 )
+RUNS = ("algorithm", "participation", "partition", "client_split", "delay", "topology", "home", "server_optimizer")
+
+
+def chosen(experiment: str) -> dict[str, str]:
+    """The choices of an experiment's file and of those that it builds on, by group."""
+    found: dict[str, str] = {}
+    file: Any = OmegaConf.to_container(OmegaConf.load(CONF / "experiment" / f"{experiment}.yaml"))
+    for each in file.get("defaults", []):
+        if isinstance(each, dict):
+            found |= {str(key).removeprefix("override ").removeprefix("/"): str(value) for key, value in each.items()}
+        elif each != "_self_":
+            found |= chosen(each.removeprefix("/experiment/"))
+    return found
+
+
+# Of the experiments of a paper that choose the same of these groups, the first.
+DISTINCT = {(name.partition("/")[0], *map(chosen(name).get, RUNS)): name for name in reversed(EXPERIMENTS)}.values()
 TABLES = sorted(path.relative_to(CONF / "paper") for path in (CONF / "paper").rglob("*.yaml"))
 CHOICES = (
     "algorithm",
@@ -96,9 +113,7 @@ def fit_blocks(cfg: DictConfig, model: Any) -> None:
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_every_experiment_builds_and_runs_a_round_and_its_sweep_asks_for_choices_that_exist(
-    experiment: str, tmp_path: Path
-) -> None:
+def test_every_experiment_builds_and_its_sweep_asks_for_choices_that_exist(experiment: str) -> None:
     cfg = published(experiment)
     build(cfg)
     if OmegaConf.select(cfg, "model.weights") is not None:  # whatever the data set's own statistics are
@@ -108,7 +123,21 @@ def test_every_experiment_builds_and_runs_a_round_and_its_sweep_asks_for_choices
         group = CONF / key.partition("@")[0]
         assert not group.is_dir() or all((group / f"{value}.yaml").is_file() for value in values), key
 
+
+@pytest.mark.parametrize(
+    "experiment", [each if each in DISTINCT else pytest.param(each, marks=pytest.mark.slow) for each in EXPERIMENTS]
+)
+def test_every_experiment_runs_a_round_and_is_little_in_little(experiment: str, tmp_path: Path) -> None:
+    """Those that differ in what they choose; in the slow tests the others too, which differ in data, model, values."""
+    cfg = published(experiment)
     assert 0 <= run_in(tmp_path, without_files(with_values(cfg, *TINY))) <= 1
+
+    cfg = composed("+debug=tiny", f"experiment={experiment}", small=False)
+    tiny, whole = build(cfg), check(published(experiment))
+    assert tiny.rounds <= 2 and tiny.num_clients <= 10 and tiny.train_fraction <= 0.02
+    assert tiny.participation.cohort(tiny.num_clients) <= min(4, tiny.num_clients)
+    assert (tiny.local.epochs or 1) == 1 and (tiny.local.steps or 1) <= 2
+    assert "debug" not in check(cfg).values and check(cfg).run_id != whole.run_id
 
 
 @pytest.mark.slow
@@ -119,16 +148,6 @@ def test_every_value_of_a_sweep_builds(experiment: str) -> None:
     for i in range(max(map(len, params.values()), default=0)):
         job = [f"{key}={values[i % len(values)]}" for key, values in params.items()]
         build(composed(f"experiment={experiment}", *job, small=False))
-
-
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_every_experiment_in_little_builds_and_is_little(experiment: str) -> None:
-    cfg = composed("+debug=tiny", f"experiment={experiment}", small=False)
-    tiny, whole = build(cfg), check(published(experiment))
-    assert tiny.rounds <= 2 and tiny.num_clients <= 10 and tiny.train_fraction <= 0.02
-    assert tiny.participation.cohort(tiny.num_clients) <= min(4, tiny.num_clients)
-    assert (tiny.local.epochs or 1) == 1 and (tiny.local.steps or 1) <= 2
-    assert "debug" not in check(cfg).values and check(cfg).run_id != whole.run_id
 
 
 @pytest.mark.parametrize("experiment", ["example", "feddle/table7", "dfml/table3", "fedwalk/table2", "fedcda/table1"])

@@ -32,7 +32,7 @@ def test_compiled_steps_that_pool_and_update_in_place_equal_eager_ones(
     updates: list[dict[str, Any]] = []
     poolings: list[int] = []
     replace, pool = passes._replace, pooling.pooled
-    monkeypatch.setattr(passes, "LEAST", 8 * 15)  # one of the two layers
+    monkeypatch.setattr(passes, "MIN_VALUES", 8 * 15)  # one of the two layers
     monkeypatch.setattr(passes, "_replace", lambda match, **found: (updates.append(found), replace(match, **found)))
     monkeypatch.setattr(pooling, "pooled", lambda x, side: (poolings.append(side), pool(x, side))[1])
     fed, plain = federation(executor=executor, build=network), federation(executor=Loop(compile=False), build=network)

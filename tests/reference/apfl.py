@@ -48,6 +48,5 @@ def client_update(p: Problem, i: int, x: Model, own: Own, t: int, adaptive: bool
 CASES = [
     Case("apfl", apfl, {"alpha": 0.3, "server_lr": 0.7}, equations="Algorithm 1"),
     Case("apfl late", apfl, {"alpha": 0.6, "weighting": "size"}, std=1.5, equations="Algorithm 1"),
-    Case("apfl adaptive", apfl, {"adaptive": True}, equations="Algorithm 1"),
     Case("apfl adaptive, late", apfl, {"adaptive": True}, std=1.5, equations="Algorithm 1"),
 ]

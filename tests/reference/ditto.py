@@ -32,7 +32,6 @@ def personal_update(p: Problem, k: int, v: Model, x: Model, t: int, lam: float) 
 
 CASES = [
     Case("ditto", ditto, {"lam": 0.6, "server_lr": 0.7}, equations="Algorithm 1"),
-    Case("ditto uniform", ditto, {"weighting": "uniform"}, equations="Algorithm 1"),
     Case("ditto late", ditto, {}, std=1.5, equations="Algorithm 1"),
     Case("ditto discard, late", ditto, {"late_policy": "discard"}, std=1.5, equations="Algorithm 1"),
 ]
