@@ -94,9 +94,8 @@ class FunctionalModel:
             return family.forward(values, inputs)
         # Batch norm writes into its statistics. Each needs memory of its own: vmap silently loses a write into a
         # strided view.
-        buffers = {
-            k: b.clone(memory_format=torch.contiguous_format) for k, b in family.buffer_views(self.buffers).items()
-        }
+        views = family.buffer_views(self.buffers)
+        buffers = {k: b.clone(memory_format=torch.contiguous_format) for k, b in views.items()}
         logits = family.forward(values | buffers, inputs)
         self.buffers = torch.cat([b.reshape(-1) for b in buffers.values()])
         return logits
@@ -252,10 +251,9 @@ class ModelFamily:
     def bound_loss(self, inputs: Tensor, targets: Tensor, offsets: Tensor | None) -> Tensor:
         """The mean loss of the model that the module is bound to, on a minibatch without padding."""
         logits = self.forward(None, inputs)
-        each = (
-            F.cross_entropy(logits, targets, reduction="none") if offsets is None else losses(logits, targets, offsets)
-        )
-        return each.mean()
+        if offsets is None:  # one call, with the bits of `losses`
+            return F.cross_entropy(logits, targets, reduction="none").mean()
+        return losses(logits, targets, offsets).mean()
 
     @torch.no_grad()
     def predict(self, w: Tensor, inputs: Tensor) -> Tensor:
@@ -274,10 +272,7 @@ class ModelFamily:
         return (~torch.isfinite(buffers) | (self._variances & (buffers < 0))).any(1)
 
     def flops(self, inputs: Tensor) -> Flops:
-        """The operations for one of these normalised inputs [b, ...]: matrix products, convolutions and attention.
-
-        Counted once for each shape of inputs.
-        """
+        """The matrix products, convolutions and attention for one of these normalised inputs [b, ...]."""
         shape = inputs.shape[1:]
         if shape not in self._flops:
             w = torch.ones(self.size, dtype=self.dtype, device=self.device)
