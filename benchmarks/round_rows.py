@@ -44,9 +44,12 @@ def rows(cores: int, device: torch.device = CPU) -> Iterator[Row]:
     for name in ("fedavg", "fedbuff", "ca2fl", "scaffold"):
         yield row(f"round of {name}", Shape(200, 20, 10, 10), workloads.mlp, algorithm=name)
     yield row("round of fedcda", Shape(20, 20, 10, 10), workloads.mlp, algorithm="fedcda", own={"warmup": 2})
-    yield row(
-        "round with a server optimiser", Shape(100, 20, 10, 10), workloads.cnn, optimizers=("sgd", "adam", "yogi")
-    )
+    for name, group, choices in (
+        ("a server optimiser", "server_optimizer", ("sgd", "adam", "yogi")),
+        ("a part of the model at home", "home", ("head", "body")),
+    ):
+        added = tuple(f"{group}={choice}" for choice in choices)
+        yield row(f"round with {name}", Shape(100, 20, 10, 10), workloads.cnn, added=added)
     trained = partial(row, shape=SEARCHED, build=workloads.cnn, own=SERVER)
     yield trained("round of fedft", algorithm="fedft")
     yield trained("round of feddle", algorithm="feddle", beside={"fine-tuning": "fedft"})
@@ -64,10 +67,10 @@ def of_rounds(
     own: dict[str, Any] | None = None,
     beside: dict[str, str] | None = None,
     precision: torch.dtype = FLOAT,
-    optimizers: tuple[str, ...] = (),
+    added: tuple[str, ...] = (),
 ) -> Case:
     """An algorithm, with settings of its `own`, as plain PyTorch has it and as a run has it without a choice; `beside`
-    it others of ours in its place, by what they do, and itself with server `optimizers`.
+    it others of ours in its place, by what they do, and itself with choices `added`.
     """
     own, contenders = own or {}, dict[str, Contender]()
     on_server = "batch_size" in own
@@ -77,10 +80,9 @@ def of_rounds(
         made = PLAIN[algorithm](clients, fed, **own) if on_server else PLAIN[algorithm](clients, **own)
         contenders[name] = Contender(made, threads, plain=True)
 
-    def ours(algorithm: str, threads: int, optimizer: str = "none") -> Contender:
+    def ours(algorithm: str, threads: int, added: str = "") -> Contender:
         executor, choice = workloads.automatic(cores, compile=False)
-        acting = workloads.server_optimizer(optimizer)
-        fed = shape.federation(build, executor, delay, device, precision, acting)
+        fed = shape.federation(build, executor, delay, device, precision, **workloads.chosen(added))
         built = workloads.algorithm(algorithm, **own)
         state = built.init(fed)
 
@@ -95,7 +97,7 @@ def of_rounds(
     contenders["ours"] = ours(algorithm, cores)  # as many as a run takes where nobody else is at work
     if on_server and cores > 1:
         contenders["ours, one thread"] = ours(algorithm, 1)
-    contenders |= {f"ours, {name}": ours(algorithm, cores, name) for name in optimizers}
+    contenders |= {f"ours, {name}": ours(algorithm, cores, name) for name in added}
     return Case(contenders | {f"ours, {what}": ours(other, cores) for what, other in (beside or {}).items()})
 
 

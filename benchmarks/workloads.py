@@ -25,7 +25,6 @@ from fedlab_runner.executors._run_notes import NOTES_FILE
 from fedlab_runner.executors.auto import Auto
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.participation.uniform import UniformParticipation
-from fedlab_runner.server_optimizers.base import ServerOptimizer
 from fedlab_runner.utils import checksummed_json
 
 CLASSES, SIDE, SEED = 10, 28, 0
@@ -91,9 +90,10 @@ def evaluation(cell: str) -> Any:
     return _built("evaluation", "default", {"matrix": [cell]})
 
 
-def server_optimizer(choice: str) -> Any:
-    """One of the package's, with its defaults."""
-    return _built("server_optimizer", choice, {})
+def chosen(choice: str) -> dict[str, Any]:
+    """A choice such as `home=head`, with its defaults, as Federation takes it; of an empty one, nothing."""
+    group, _, name = choice.partition("=")
+    return {group: _built(group, name, {})} if name else {}
 
 
 def _built(group: str, choice: str, changes: dict[str, Any]) -> Any:
@@ -140,9 +140,11 @@ class Shape:
         delay: float = 0.0,
         device: torch.device = CPU,
         precision: torch.dtype = FLOAT,
-        optimizer: ServerOptimizer | None = None,
+        **parts: Any,
     ) -> Federation:
-        """With delays from a half-normal distribution of this spread, in rounds; bfloat16 is autocast."""
+        """With delays from a half-normal distribution of this spread, in rounds, and other `parts`; bfloat16 is
+        autocast.
+        """
         rng = np.random.default_rng(0)
         n = self.clients * self.examples
         targets = torch.from_numpy(rng.integers(CLASSES, size=n))
@@ -165,8 +167,8 @@ class Shape:
             executor=executor or Loop(compile=False),
             local=training(self.batch),
             seed=SEED,
-            server_optimizer=optimizer,
             server_data=ServerData(client_data.inputs[:500], client_data.targets[:500], CLASSES, True),
+            **parts,
         )
 
 
