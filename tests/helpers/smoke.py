@@ -130,12 +130,13 @@ def combination(number: int) -> list[str]:
     cells = [draw.choice(_cells(pick, held_out)) for _ in range(draw.choice([0, 1, 3]))]
     if pick["client_split"] == "shares" and any("own" in cell or "unseen" in cell for cell in cells):
         said.append("client_split.test=0.4")
+    training = draw.choice(["local.epochs=1", "local.epochs=null local.steps=2", "local.epochs=2"])
     said += [
         f"seed={draw.randrange(100)}",
         f"rounds={draw.choice([2, 3])}",
         f"precision={draw.choice(['float32', 'float32', 'bfloat16', 'float64'])}",
         f"local.batch_size={draw.choice([1, 2, 3, 7, 16, 64])}",
-        draw.choice(["local.epochs=1", "local.epochs=null local.steps=2", "local.epochs=2"]),
+        "local.epochs=null local.steps=2" if pick["model"] in LARGE else training,
         f"threads={draw.choice([1, 2])}",
         f"client_split.validation={draw.choice([0.0, 0.0, 0.2])}",
         f"label_noise={draw.choice([0.0, 0.0, 0.3])}",
