@@ -30,6 +30,7 @@ from tests.helpers.toy import (
     ANY_OPTIMIZER,
     algorithm,
     federation,
+    few_rounds,
     local,
     model_family,
     normed,
@@ -70,15 +71,15 @@ def guarded(policy: str, executor: Loop | None = None, **how: Any) -> Federation
 @pytest.mark.parametrize("name", TRAINING)
 def test_stop_names_client_and_round(name: str) -> None:
     with pytest.raises(Diverged, match=rf"diverged in round {ROUND + 1} \(update of client {BAD} not finite"):
-        run(algorithm(name), guarded("stop", participation=Everyone()), 4)
+        run(few_rounds(name), guarded("stop", participation=Everyone()), 4)
 
 
 @pytest.mark.parametrize("policy", ["drop", "zero", "clip"])
 @pytest.mark.parametrize("name", TRAINING)
 def test_the_run_goes_on_and_counts(name: str, policy: str) -> None:
-    training = local(update_norm=1.0 if policy == "clip" else None)
+    training = local(epochs=1, update_norm=1.0 if policy == "clip" else None)
     fed = guarded(policy, participation=Everyone(), training=training)
-    built = algorithm(name, **ANY_OPTIMIZER.get(name, {}))
+    built = few_rounds(name, **ANY_OPTIMIZER.get(name, {}))
     state = run(built, fed, ROUND)
     assert fed.collect()["updates/not_finite"] == 0
     state = run(built, fed, 1, first=ROUND, state=state)
@@ -95,7 +96,7 @@ def test_drop_is_a_client_that_did_not_answer(name: str, std: float, monkeypatch
     how: dict[str, Any] = {"participation": Everyone(), "std": std, "seed": 1}
     start = RoundClock.start
     dropped = guarded("drop", **how)
-    one = run(algorithm(name), dropped, 6)
+    one = run(few_rounds(name), dropped, 5)
 
     def without(self: RoundClock, round: int) -> Starts:
         starts = start(self, round)
@@ -107,7 +108,7 @@ def test_drop_is_a_client_that_did_not_answer(name: str, std: float, monkeypatch
 
     monkeypatch.setattr(RoundClock, "start", without)
     absent = guarded("drop", Loop(compile=False), **how)
-    other = run(algorithm(name), absent, 6)
+    other = run(few_rounds(name), absent, 5)
     assert all(torch.equal(a, b) for a, b in zip(tensors(one), tensors(other), strict=True))
     assert dropped.collect() == absent.collect()
 
@@ -170,7 +171,7 @@ def test_a_difference_too_large_for_the_type_is_clipped_too() -> None:
 
 @pytest.mark.parametrize("name", ["dec_fedavg", "dfml", "fml", "heterofl", "def_kt"])
 def test_without_a_server_a_client_meets_with_the_model_that_it_had(name: str) -> None:
-    states = [run(algorithm(name), guarded(policy, participation=Everyone()), 5) for policy in ("drop", "zero")]
+    states = [run(few_rounds(name), guarded(policy, participation=Everyone()), 5) for policy in ("drop", "zero")]
     assert all(torch.equal(a, b) for a, b in zip(*map(tensors, states), strict=True))
 
 
