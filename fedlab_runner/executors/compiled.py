@@ -112,7 +112,7 @@ def train_clients(work: Work, rows: np.ndarray, y: Tensor, values: Tensor) -> No
     """
     doubles = width(len(rows)) - len(rows)
     rows = np.concatenate([rows[:1].repeat(doubles), rows])
-    start = work.start.expand(len(rows), -1) if work.start.dim() == 1 else work.start[rows]
+    start = work.starts(rows)
     layers = [
         start[:, begin : begin + shape.numel()].reshape(-1, *shape).clone(memory_format=torch.contiguous_format)
         for begin, shape in work.family.layout.values()

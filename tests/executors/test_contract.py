@@ -23,7 +23,7 @@ from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.processes import Processes
 from fedlab_runner.executors.vectorized import Vectorized
 from tests.helpers.paths import ROOT
-from tests.helpers.toy import CLASSES, RAGGED, federation, local, mlp, normed
+from tests.helpers.toy import CLASSES, RAGGED, asked, federation, home, local, mlp, normed
 
 EVERYONE = np.arange(len(RAGGED))
 SETTINGS: dict[str, LocalTraining] = {
@@ -143,6 +143,24 @@ def test_clients_may_start_from_models_of_their_own(executor: str) -> None:
     torch.testing.assert_close(result, reference, rtol=0, atol=1e-10)
     alone, _ = train(federation(), np.array([3]), start=starts[3])
     assert torch.equal(alone[0], reference[3])
+
+
+@pytest.mark.parametrize("executor", OTHERS)
+@pytest.mark.parametrize("kept", ["head", "norm"])
+def test_clients_may_start_with_values_of_their_own(kept: str, executor: str) -> None:
+    """As from whole models; what they send has the received values in the place of their own."""
+    fed, other = (federation(executor=each, build=normed, home=home(kept)) for each in (None, OTHERS[executor]))
+    mask, w = fed.home.mask(fed.family), fed.family.init(0)
+    for round in range(2):
+        fed.begin(round, 1.0)
+        other.begin(round, 1.0)
+        cohort = asked(fed, EVERYONE.tolist())
+        expected = cohort.alone().train(cohort.starts(w)).clone()
+        sent = cohort.train(w).clone()
+        assert torch.equal(sent, torch.where(mask, w, expected)) and not torch.equal(sent, expected)
+        assert torch.equal(fed.home.starts(w, EVERYONE), torch.where(mask, expected, w))
+        torch.testing.assert_close(asked(other, EVERYONE.tolist()).train(w), sent, rtol=0, atol=1e-9)
+        w = sent.mean(0)
 
 
 @pytest.mark.parametrize("executor", [Loop(compile=False), *OTHERS.values()])
