@@ -151,7 +151,7 @@ class Tracker:
             run.finish(exit_code=exit_code)
         except Exception as error:
             self._warn_incomplete(run, f"it could not finish: {service.line(error)}")
-            if isinstance(error, ConnectionError):  # its process has ended
+            if service.has_ended(error):
                 self._try(service.teardown, "W&B did not stop")
             return
         finally:

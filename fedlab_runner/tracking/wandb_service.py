@@ -49,6 +49,13 @@ def teardown() -> None:
         wandb.teardown()
 
 
+def has_ended(error: Exception) -> bool:
+    """Whether an error says that W&B's process has ended: to write to it fails, or what it was asked stays open."""
+    from wandb.sdk.mailbox import HandleAbandonedError
+
+    return isinstance(error, ConnectionError | HandleAbandonedError)
+
+
 def line(error: Exception) -> str:
     """The last line of a message: W&B puts the cause there."""
     lines = str(error).strip().splitlines()

@@ -25,6 +25,7 @@ from fedlab_runner.models.blocks_resnet import BlocksResNet
 from fedlab_runner.models.cnn_feddle import FeddleCNN
 from fedlab_runner.models.cnn_lenet import LeNetCNN
 from fedlab_runner.models.cnn_mcmahan import McMahanCNN
+from fedlab_runner.models.cnn_pfllib import PFLlibCNN
 from fedlab_runner.models.cnn_small import SmallCNN
 from fedlab_runner.models.dfml_cnn import DFMLCNN
 from fedlab_runner.models.logistic import Logistic
@@ -60,7 +61,8 @@ MODELS = {
     "mlp without hidden layers": (MLP(None, None, []), (1, 8)),
     "cnn_small": (SmallCNN(1, 16), (1, 16)),
     "cnn_small on odd sizes": (SmallCNN(None, None), (3, 19)),
-    "cnn_mcmahan": (McMahanCNN(1, 28, 2), (1, 28)),
+    "cnn_mcmahan": (McMahanCNN(1, 28), (1, 28)),
+    "cnn_pfllib": (PFLlibCNN(1, 16), (1, 16)),
     "cnn_lenet": (LeNetCNN(None, None), (1, 28)),
     "cnn_lenet on odd sizes": (LeNetCNN(None, None), (3, 17)),
     "cnn_feddle each": (FeddleCNN(3, 32, "each"), (3, 32)),
@@ -134,8 +136,8 @@ def test_a_config_as_it_stands_is_valid(group, name):
 
 
 def test_parameter_counts():
-    assert count(McMahanCNN(1, 28, 2).build(1, 28, 10)) == 1_663_370
-    assert count(McMahanCNN(1, 28, 0).build(1, 28, 10)) == 582_026
+    assert count(McMahanCNN(1, 28).build(1, 28, 10)) == 1_663_370
+    assert count(PFLlibCNN(1, 28).build(1, 28, 10)) == 582_026
     assert count(ResNet18(3, 32, "batch").build(3, 32, 10)) == 11_173_962
     assert count(ResNet18(3, 32, "group").build(3, 32, 100)) == 11_220_132
     assert count(TorchvisionResNet18(3, 224, None).build(3, 224, 20)) == 11_176_512 + 513 * 20
@@ -260,10 +262,9 @@ def test_two_classes_with_a_reference_are_binary_logistic_regression():
         (lambda: ResNet18(3, 32, "layer"), "norm must be one of batch, group, got layer"),
         (lambda: SmallCNN(1, 16).build(1, 3, 10), "image_size must be >= 4 (two 2x2 poolings), got 3"),
         (
-            lambda: McMahanCNN(1, 28, 0).build(1, 15, 10),
+            lambda: PFLlibCNN(1, 28).build(1, 15, 10),
             "image_size must be >= 16 (two 5x5 convolutions and poolings), got 15",
         ),
-        (lambda: McMahanCNN(1, 28, 3), "padding must be in [0, 2], got 3"),
         (
             lambda: LeNetCNN(None, None).build(1, 15, 10),
             "image_size must be >= 16 (two 5x5 convolutions and two 2x2 poolings), got 15",
@@ -292,8 +293,8 @@ def test_what_does_not_fit_is_refused_in_one_line(make, message):
     "smallest",
     [
         (SmallCNN(1, 4), 4),
-        (McMahanCNN(1, 4, 2), 4),
-        (McMahanCNN(1, 16, 0), 16),
+        (McMahanCNN(1, 4), 4),
+        (PFLlibCNN(1, 16), 16),
         (FeddleCNN(3, 8, "each"), 8),
         (LeNetCNN(None, None), 16),
     ],
