@@ -93,8 +93,7 @@ class Work:
         """The models [k, D] that some of the clients start from (None: all); the caller does not write into them."""
         count = len(self.ids) if rows is None else len(rows)
         if self.own_start is None:
-            shared = self.start.dim() == 1
-            return self.start.expand(count, -1) if shared else self.start if rows is None else self.start[rows]
+            return (self.start if rows is None or self.start.dim() == 1 else self.start[rows]).expand(count, -1)
         found = self.start.new_empty(count, self.family.size)
         for w, row in zip(found, range(count) if rows is None else rows.tolist(), strict=True):
             self.begin(w, row)
@@ -253,9 +252,7 @@ class Executor(Protocol):
         """The models after local training [K, D], and each client's mean minibatch loss over its last epoch [K].
 
         K may be 0. A client without steps keeps its start, and its loss is 0. Both tensors are on the family's device.
-        The caller may write into the models: no executor reads them again. It keeps no view of them that it does not
-        need, as the executor uses their memory again when nobody holds it.
-
+        The caller may write into the models; the executor uses their memory again when nobody holds them any more.
         Models that are not finite are returned as they are. Raises UserError where the device or the platform cannot
         carry out this kind of work, and whatever `loss`, `perturb`, `correct` and `per_step` raise.
         """
