@@ -199,7 +199,7 @@ def test_help_names_the_groups_and_what_to_type(tmp_path: Path) -> None:
         ("delay=none delay.std=3", "delay.std is not a key: delay has "),
         (
             "experiment=fedwalk/table2 model=cnn_small",
-            "model.weights is not a key: model has channels, image_size; if an experiment sets it: ~model.weights",
+            "model.weights is not a key: model has channels, image_size; to drop it from an experiment: ~model.weights",
         ),
         ("hydra.run.dri=x", "hydra.run.dri is not a key: did you mean hydra.run.dir?"),
         ("algorithm=fedvag", "algorithm=fedvag is not a choice: did you mean fedavg? choices: "),

@@ -1,4 +1,4 @@
-"""Runs of a sweep that are given up: by which rule, what is left of them, and how they go on."""
+"""Pruned runs of a sweep: which rule ends them, what is left of them, and how they go on."""
 
 import json
 import math
@@ -88,9 +88,7 @@ def test_it_compares_with_the_finished_runs_of_its_sweep(tmp_path: Path, monkeyp
     look(every=2)  # not evaluated
     look(least=4)
     look(folder="run-2")  # it is not compared with itself
-    with pytest.raises(
-        Pruned, match=r"^given up after round 1: its best so far is worse than the median of 3 finished"
-    ):
+    with pytest.raises(Pruned, match=r"^pruned after round 1: its best so far is worse than the median of 3 finished"):
         look()
     assert pruner.read_note(tmp_path / "mine")["objective"] == 0.55
     monkeypatch.delenv(sweep.FOLDER)
@@ -138,7 +136,7 @@ def test_a_sweep_gives_up_and_the_run_can_go_on(tmp_path: Path) -> None:
         return ran
 
     command = ["-m", "local.lr=0.1,0.2,0.3,1e-9", *rule]
-    assert re.search(r"given up after round 2: its best so far is worse than", fedlab(*command).stdout)
+    assert re.search(r"pruned after round 2: its best so far is worse than", fedlab(*command).stdout)
     (note,) = tmp_path.glob("outputs/*/pruned.json")
     rows = (note.parent / "metrics.jsonl").read_text().splitlines()
     assert len(rows) == 3 and json.loads(note.read_text())["objective"] == json.loads(rows[2])["test/accuracy"]
@@ -147,9 +145,9 @@ def test_a_sweep_gives_up_and_the_run_can_go_on(tmp_path: Path) -> None:
         ["1", "0"]
     ]
     again = fedlab(*command).stdout
-    assert again.count("is finished already") == 3 and "given up after round 2" in again
+    assert again.count("is finished already") == 3 and "pruned after round 2" in again
     page, _ = cli.write([table.parent])
-    assert "| given up<br>seed 0: given up, round 2 of 4," in (page.parent / "report.md").read_text()
+    assert "| pruned<br>seed 0: pruned, round 2 of 4," in (page.parent / "report.md").read_text()
     fedlab("local.lr=1e-9")
     assert len((note.parent / "metrics.jsonl").read_text().splitlines()) == 5 and not note.exists()
 
@@ -159,7 +157,7 @@ def test_a_report_says_that_a_run_was_given_up(tmp_path: Path) -> None:
         folder = write_run(tmp_path, f"seed={seed}", "rounds=3", "evaluation.every=1", rows=curve(0.1, 0.2))
         (folder / "pruned.json").write_text(checksummed_json.text({"round": 1}))
     text = (cli.write([tmp_path])[0].parent / "report.md").read_text()
-    assert "given up<br>seed 0: given up, round 1 of 3, 20.0 so far<br>seed 1: given up, round 1 of 3" in text
+    assert "pruned<br>seed 0: pruned, round 1 of 3, 20.0 so far<br>seed 1: pruned, round 1 of 3" in text
 
 
 def test_pruning_outside_of_a_sweep_is_said_to_do_nothing(

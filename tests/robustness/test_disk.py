@@ -51,7 +51,7 @@ def finish(template: Template, folder: Path, expected: dict[str, bytes]) -> None
     ("act", "words"),
     [
         ("full", "No space left on device: make room; the same command goes on from the last checkpoint"),
-        ("once", "Input/output error: look after the disk; the same command goes on from the last checkpoint"),
+        ("once", "Input/output error: check the disk; the same command goes on from the last checkpoint"),
     ],
 )
 def test_a_disk_that_refuses_at_a_point(
