@@ -17,7 +17,7 @@ from fedlab_runner.algorithms.shared.server_training import (
 )
 from fedlab_runner.config.build import conf_dir
 from fedlab_runner.core.server_data import ServerData
-from fedlab_runner.datasets import image_cache as images_module
+from fedlab_runner.datasets import image_cache
 from fedlab_runner.datasets.examples import Data, Examples
 from fedlab_runner.datasets.fashion_mnist import FashionMNIST
 from fedlab_runner.experiment.run import prepare, run_in
@@ -162,9 +162,9 @@ def test_every_algorithm_is_tested_on_what_the_server_left(name: str) -> None:
 
 
 def build(*overrides: str) -> Any:
-    from fedlab_runner.config import build as config
+    from fedlab_runner.config import build as config_build
 
-    return config.build(composed(*overrides))
+    return config_build.build(composed(*overrides))
 
 
 # Out-of-domain.
@@ -219,14 +219,14 @@ def cached_files(path: Path) -> list[str]:
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_cache_has_the_same_images_and_is_made_once(channels: int, tmp_path: Path, monkeypatch: Any) -> None:
     root, cache = str(image_folder(tmp_path / "images", 20)), tmp_path / "cache"
-    monkeypatch.setattr(images_module, "IMAGES_AT_ONCE", 7)
+    monkeypatch.setattr(image_cache, "IMAGES_AT_ONCE", 7)
     held, _ = reserved(ServerImageFolder(root, None, 30, None), clients(channels))
     mapped, _ = reserved(ServerImageFolder(root, None, 30, str(cache)), clients(channels))
     assert mapped.mapped and not held.mapped and torch.equal(held.inputs, mapped.inputs)
     assert torch.equal(held.targets, mapped.targets) and mapped.to(torch.device("meta")) is mapped
     assert len(cached_files(cache)) == 1
     assert (cache / cached_files(cache)[0]).stat().st_size == held.inputs.numel() + NPY_HEADER + 4
-    monkeypatch.setattr(images_module, "decode", None)  # nothing is decoded again
+    monkeypatch.setattr(image_cache, "decode", None)  # nothing is decoded again
     again, _ = reserved(ServerImageFolder(root, None, 30, str(cache)), clients(channels))
     assert torch.equal(held.inputs, again.inputs)
 
@@ -262,7 +262,7 @@ def test_a_cache_is_whole_or_not_there(tmp_path: Path) -> None:
 
 
 def test_a_damaged_cache_is_made_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
-    monkeypatch.setattr(images_module, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(image_cache, "BLOCK_BYTES", 1000)
     source = ServerImageFolder(str(image_folder(tmp_path / "images")), None, None, str(tmp_path / "cache"))
     expected = reserved(source, clients())[0].inputs.clone()
     (name,) = cached_files(tmp_path / "cache")

@@ -17,8 +17,7 @@ from typing import Any
 
 import pytest
 
-from fedlab_runner.tracking import reachability as reach
-from fedlab_runner.tracking import wandb_run as tracking
+from fedlab_runner.tracking import reachability, wandb_run
 from fedlab_runner.tracking.logger import Logger
 from fedlab_runner.tracking.recorder import Recorder
 from fedlab_runner.tracking.wandb_run import Tracker
@@ -460,7 +459,7 @@ def test_a_run_begins_before_its_server_answers_and_is_online_when_it_does(tmp_p
     await_pause(process)
     assert not (tmp_path / "wandb").exists(), "three rounds, and W&B has not been started"
     with WandbServer(port) as server:
-        time.sleep(1.5 * reach.RETRY_SECONDS)
+        time.sleep(1.5 * reachability.RETRY_SECONDS)
         output = resume(process)
         assert without_clock(server.runs[ID].rows()) == expected(tmp_path)
     assert len(expected(tmp_path)) == 7 and "WARNING" not in output
@@ -470,8 +469,8 @@ def test_nobody_waits_for_a_server_that_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Neither at the start nor in the rounds; at the end no longer than its patience."""
-    monkeypatch.setattr(tracking, "FIRST_ANSWER_SECONDS", 0.2)
-    monkeypatch.setattr(tracking, "LAST_ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(wandb_run, "FIRST_ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(wandb_run, "LAST_ANSWER_SECONDS", 1.0)
     opened: list[str] = []
     monkeypatch.setattr(Tracker, "_init", lambda self, mode: opened.append(mode))
     with socket.socket() as silent:
