@@ -6,13 +6,14 @@ from typing import NamedTuple
 
 class Contender(NamedTuple):
     """What is called with the number of the turn, and the threads that it may use; `plain` is what is not this
-    package's; `note` says what there is to know when all is over.
+    package's; `note` says what there is to know when all is over. In each turn its first `warm` rounds do not count.
     """
 
     call: Callable[[int], object]
     threads: int = 1
     plain: bool = False
     note: Callable[[], str] = str
+    warm: int = 2
 
 
 class Case(NamedTuple):

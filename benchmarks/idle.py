@@ -36,7 +36,7 @@ class Idle(SingleProcessExecutor):
         begin = _now()
         for _, rows in work.groups():
             work.plan(rows)
-        y = new_models(work).copy_(work.start)
+        y = new_models(work).copy_(work.starts())
         MARKS.append((begin, _now()))
         return y, y.new_zeros(len(y))
 

@@ -44,12 +44,10 @@ def rows(cores: int, device: torch.device = CPU) -> Iterator[Row]:
     for name in ("fedavg", "fedbuff", "ca2fl", "scaffold"):
         yield row(f"round of {name}", Shape(200, 20, 10, 10), workloads.mlp, algorithm=name)
     yield row("round of fedcda", Shape(20, 20, 10, 10), workloads.mlp, algorithm="fedcda", own={"warmup": 2})
-    for name, group, choices in (
-        ("a server optimiser", "server_optimizer", ("sgd", "adam", "yogi")),
-        ("a part of the model at home", "home", ("head", "body")),
-    ):
-        added = tuple(f"{group}={choice}" for choice in choices)
-        yield row(f"round with {name}", Shape(100, 20, 10, 10), workloads.cnn, added=added)
+    optimizers = tuple(f"server_optimizer={name}" for name in ("sgd", "adam", "yogi"))
+    yield row("round with a server optimiser", Shape(100, 20, 10, 10), workloads.cnn, added=optimizers)
+    at_home = {"added": ("home=head", "home=body"), "warm": 8}  # by then nearly every client has trained
+    yield row("round with a part of the model at home", Shape(20, 20, 10, 10), workloads.cnn, **at_home)
     trained = partial(row, shape=SEARCHED, build=workloads.cnn, own=SERVER)
     yield trained("round of fedft", algorithm="fedft")
     yield trained("round of feddle", algorithm="feddle", beside={"fine-tuning": "fedft"})
@@ -68,9 +66,11 @@ def of_rounds(
     beside: dict[str, str] | None = None,
     precision: torch.dtype = FLOAT,
     added: tuple[str, ...] = (),
+    warm: int = 2,
 ) -> Case:
     """An algorithm, with settings of its `own`, as plain PyTorch has it and as a run has it without a choice; `beside`
-    it others of ours in its place, by what they do, and itself with choices `added`.
+    it others of ours in its place, by what they do, and itself with choices `added`. Ours have `warm`
+    rounds in each turn that do not count.
     """
     own, contenders = own or {}, dict[str, Contender]()
     on_server = "batch_size" in own
@@ -92,7 +92,7 @@ def of_rounds(
             state = built.round(state, fed)
             return built.models(state)
 
-        return Contender(one, threads, note=choice)
+        return Contender(one, threads, note=choice, warm=warm)
 
     contenders["ours"] = ours(algorithm, cores)  # as many as a run takes where nobody else is at work
     if on_server and cores > 1:

@@ -2,7 +2,8 @@
 
 Contenders of a row take turns within one run, on the same cores, so that their ratios hold on a machine that others use
 too: what is reported is the least wall time of each and the median of its paired ratios to the first. In its turn a
-contender does two rounds that do not count and then as many as make up a tenth of a second, of which the mean counts.
+contender does some rounds that do not count (two, or more where clients have memory of their own to touch) and then as
+many as make up a tenth of a second, of which the mean counts.
 Plain loops run in a process of their own, in which nothing of this package has set anything.
     python -m benchmarks.run [--cores 2] [--repeat 7] [--only REGEX] [--compiled] [--device cuda] [--out FILE]
 The plain loop may use a thread for each core. Rows that FILE has from the same commit and machine are not measured
@@ -35,7 +36,7 @@ from fedlab_runner.executors._run_notes import processor
 from fedlab_runner.utils.files import write_text_atomically
 from fedlab_runner.utils.system import keep_freed_memory, usable_cores
 
-WARM, LEAST, MOST = 2, 0.1, 20  # rounds that do not count; seconds and rounds that do
+LEAST, MOST = 0.1, 20  # seconds and rounds of a turn that count
 
 
 def of_a_turn(contender: Contender, numbers: Iterator[int]) -> float:
@@ -43,7 +44,7 @@ def of_a_turn(contender: Contender, numbers: Iterator[int]) -> float:
     their memory.
     """
     torch.set_num_threads(contender.threads)
-    for _ in range(WARM):
+    for _ in range(contender.warm):
         contender.call(next(numbers))
     _wait()
     rounds, began, now = 0, time.perf_counter(), 0.0

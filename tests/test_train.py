@@ -1,6 +1,5 @@
 """The entry point: what it prints, how it ends, and what it does not import."""
 
-import logging
 import os
 import signal
 import subprocess
@@ -19,6 +18,7 @@ from fedlab_runner.config.explain import explain
 from fedlab_runner.utils import signals
 from fedlab_runner.utils.errors import Diverged, Interrupted, UserError
 from tests.helpers.crash import TINY
+from tests.helpers.in_process import own_handlers
 
 HEAVY = ("torch", "torchvision", "timm", "wandb", "matplotlib", "sklearn", "scipy")
 
@@ -29,17 +29,13 @@ Command = Callable[..., tuple[int, str]]
 def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
     """`fedlab` in this process, in an empty folder: the exit code and stderr."""
     monkeypatch.chdir(tmp_path)
-    handlers, level = logging.root.handlers[:], logging.root.level
 
     def run(*arguments: str) -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", ["fedlab", *arguments])
         return train.main(), capsys.readouterr().err
 
-    yield run
-    for handler in set(logging.root.handlers) - set(handlers):
-        handler.close()
-    logging.root.handlers[:] = handlers
-    logging.root.setLevel(level)
+    with own_handlers():
+        yield run
 
 
 @pytest.fixture
@@ -394,7 +390,7 @@ def test_the_environment_is_put_back(
 # For real, as users start it.
 
 
-def test_a_real_run_and_the_same_command_again(tmp_path: Path) -> None:
+def test_a_real_run_and_the_same_command_again(command: Command, tmp_path: Path) -> None:
     """It imports the compiler, which takes as long as torch, only where that is asked for."""
     code = "import sys; from fedlab_runner import train; train.main(); assert 'torch._dynamo' not in sys.modules"
     arguments = [*TINY, "algorithm=fedavg"]
@@ -402,7 +398,5 @@ def test_a_real_run_and_the_same_command_again(tmp_path: Path) -> None:
     assert (first.returncode, first.stderr) == (0, "")
     (folder,) = (tmp_path / "outputs").glob("fedavg-*")
     metrics = (folder / "metrics.jsonl").read_bytes()
-    start = [sys.executable, "-m", "fedlab_runner.train", *arguments]
-    again = subprocess.run(start, cwd=tmp_path, capture_output=True, text=True)
-    assert (again.returncode, again.stderr) == (0, "")
+    assert command(*arguments) == (0, "")
     assert (folder / "metrics.jsonl").read_bytes() == metrics

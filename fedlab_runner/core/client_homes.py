@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from fedlab_runner.core.client_state import ClientStateStore, RowRef, RowStore
+from fedlab_runner.core.joined_models import Joined
 from fedlab_runner.core.model_family import ModelFamily
+from fedlab_runner.core.own_values import Columns, Own
 from fedlab_runner.homes.base import Home, Keeping
 
 
@@ -27,8 +29,9 @@ class ClientHomes:
         self._masks = [_mask(rule, family) for family in families]
         self._families, self._seed, self._store = families, seed, store
         self.place = "" if rule is None else rule.store_on
-        self._columns = self._masks[0].nonzero().squeeze(1)  # [h]
-        p, h = families[0].num_params, len(self._columns)
+        self._columns = dict[Joined | None, Columns]()
+        self.size = int(self._masks[0].sum())  # h, the number of values at home of the first family's model
+        p, h = families[0].num_params, self.size
         at_home = int(self._masks[0][:p].sum())
         self._of_length = {families[0].num_buffers: h - at_home, p: at_home, families[0].size: h}
         self._first: Tensor | None = None  # [h], of a client that has not trained
@@ -37,10 +40,15 @@ class ClientHomes:
         self._started: dict[int, RowRef | None] = {}  # settled rows before this round, of clients that train in it
         self.acts = any(bool(mask.any()) for mask in self._masks)  # whether anything stays at home
 
-    @property
-    def size(self) -> int:
-        """h, the number of values at home of the first family's model."""
-        return len(self._columns)
+    def columns(self, joined: Joined | None = None) -> Columns:
+        """Where the h values are in models of the first family, or in joined models of which these are the first."""
+        if joined not in self._columns:
+            mask = self._masks[0]
+            if joined is not None:
+                rest = mask.new_zeros(1, joined.family.size - len(mask))
+                mask = joined.join(mask.unsqueeze(0), rest)[0]
+            self._columns[joined] = Columns.of(mask)
+        return self._columns[joined]
 
     def mask(self, family: ModelFamily) -> Tensor:
         """The mask [D] of the values at home, of one of the run's families."""
@@ -76,6 +84,10 @@ class ClientHomes:
         """As `fill`, for clients that train now: the models from which local training starts or goes on."""
         return self._filled(x, ids, ChainMap(self._away, self._settled))
 
+    def own_start(self, ids: np.ndarray, joined: Joined | None = None) -> Own:
+        """What `starts` puts into models, those of the first family or joined ones, without the models."""
+        return Own(self.columns(joined), self._values(ids, ChainMap(self._away, self._settled)))
+
     def received(self, x: Tensor, ids: np.ndarray) -> Tensor:
         """As `fill`, with the homes from which these clients started this round."""
         before = {i: ref for i, ref in self._started.items() if ref is not None}
@@ -83,17 +95,17 @@ class ClientHomes:
             x, ids, ChainMap(before, {i: r for i, r in self._settled.items() if i not in self._started})
         )
 
-    def keep(self, ids: np.ndarray, y: Tensor, received: Tensor, good: np.ndarray, late: np.ndarray) -> Tensor:
-        """What leaves the clients of their trained models y [K, D]: at home, the values `received` [D] or [K, D].
-
-        Each client keeps its own, where its model is `good` [K]; those that report `late` [K] when they report.
+    def keep(
+        self, ids: np.ndarray, y: Tensor, good: np.ndarray, late: np.ndarray, joined: Joined | None = None
+    ) -> None:
+        """Each client keeps its values of the trained models y [K, D], where its model is `good` [K]; those that report
+        `late` [K] when they report.
         """
-        mine = y.index_select(1, self._columns)
+        columns = self.columns(joined)
         for k in np.flatnonzero(good).tolist():
             client, homes = int(ids[k]), self._away if late[k] else self._settled
             self._started.setdefault(client, self._settled.get(client))
-            self._replace(homes, client, self._rows.put(mine[k]))
-        return torch.where(self._masks[0], received, y)
+            self._replace(homes, client, self._rows.put(columns.get(y[k])))
 
     def arrive(self, clients: Iterable[int]) -> None:
         """Clients whose late updates arrive now have what they kept when they trained."""
@@ -144,10 +156,15 @@ class ClientHomes:
     def _filled(self, x: Tensor, ids: np.ndarray, known: Mapping[int, RowRef]) -> Tensor:
         if not self.acts:
             return x.expand(len(ids), -1)
+        found, columns = x.expand(len(ids), -1).clone(), self.columns()
+        for model, values in zip(found, self._values(ids, known), strict=True):
+            columns.put(model, values)
+        return found
+
+    def _values(self, ids: np.ndarray, known: Mapping[int, RowRef]) -> list[Tensor]:
         if self._first is None:
-            self._first = self._families[0].init(self._seed)[self._columns]
-        mine = self._rows.stacked(known, ids.tolist(), self._first)
-        return x.expand(len(ids), -1).index_copy(1, self._columns, mine)
+            self._first = self.columns().get(self._families[0].init(self._seed)).clone()
+        return [self._rows.get(known[i]) if i in known else self._first for i in ids.tolist()]
 
 
 def _mask(rule: Keeping | None, family: ModelFamily) -> Tensor:

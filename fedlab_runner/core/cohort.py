@@ -11,7 +11,7 @@ from fedlab_runner.core.client_data import ClientData
 from fedlab_runner.core.client_homes import ClientHomes
 from fedlab_runner.core.client_state import RowStore
 from fedlab_runner.core.gradient_pass import gradient_pass
-from fedlab_runner.core.joined_models import Joined, JoinedHomes
+from fedlab_runner.core.joined_models import Joined
 from fedlab_runner.core.local_training import LocalTraining
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.optimizer import Optimizer
@@ -208,8 +208,7 @@ class Cohort:
             frozen=frozen,
             optimizer=optimizer,
         )
-        homes = self._homes if joined is None or self._homes is None else JoinedHomes(self._homes, joined)
         y, self.last_loss, self.final_loss = self._trainer.train(
-            work, counted=counted, homes=homes, late=self.due > self.round
+            work, counted=counted, homes=self._homes, joined=joined, late=self.due > self.round
         )
         return y

@@ -5,11 +5,9 @@ Any executor trains them. A loss sees them as one model; a bound on a norm holds
 
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedlab_runner.core.client_homes import ClientHomes
 from fedlab_runner.core.model_family import ModelFamily
 
 
@@ -22,7 +20,7 @@ class Joined(Protocol):
     def family(self) -> ModelFamily: ...
 
     def join(self, first: Tensor, second: Tensor) -> Tensor:
-        """Models [k, D] and [k, E] as joined models [k, D + E]."""
+        """Models [k, D] and [k, E] as joined models [k, D + E], of any type; each has its values in its order."""
         ...
 
     def part(self, joined: Tensor) -> tuple[Tensor, Tensor]:
@@ -96,20 +94,3 @@ class Carrying:
         """The models [k, D] and values [k, count] of models [k, D + count]."""
         first, second = torch.split(joined, self._sizes, 1)
         return first, second
-
-
-class JoinedHomes:
-    """What clients keep at home of the first of joined models; of the others nothing is sent anyway."""
-
-    def __init__(self, homes: ClientHomes, joined: Joined) -> None:
-        self._homes, self._joined = homes, joined
-
-    def starts(self, x: Tensor, ids: np.ndarray) -> Tensor:
-        """See `ClientHomes.starts`; x is [K, D + E]."""
-        first, second = self._joined.part(x)
-        return self._joined.join(self._homes.starts(first, ids), second)
-
-    def keep(self, ids: np.ndarray, y: Tensor, received: Tensor, good: np.ndarray, late: np.ndarray) -> Tensor:
-        """See `ClientHomes.keep`; y and `received` are [K, D + E]."""
-        (first, second), (before, _) = self._joined.part(y), self._joined.part(received)
-        return self._joined.join(self._homes.keep(ids, first, before, good, late), second)

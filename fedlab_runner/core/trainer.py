@@ -13,7 +13,7 @@ from fedlab_runner.core.client_data import PERSONAL_STREAMS, ClientData
 from fedlab_runner.core.client_homes import ClientHomes
 from fedlab_runner.core.client_losses import client_losses
 from fedlab_runner.core.client_state import ClientStateStore
-from fedlab_runner.core.joined_models import Joined, JoinedHomes
+from fedlab_runner.core.joined_models import Joined
 from fedlab_runner.core.memory_check import check_cohort_memory
 from fedlab_runner.core.round_metrics import RoundMetrics
 from fedlab_runner.core.update_guard import Guard
@@ -63,34 +63,36 @@ class LocalTrainer:
         work: Work,
         *,
         counted: bool,
-        homes: ClientHomes | JoinedHomes | None = None,
+        homes: ClientHomes | None = None,
+        joined: Joined | None = None,
         late: np.ndarray | None = None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """The trained models [K, D], each client's mean loss over its last epoch [K] and, where clients report it, each
         trained model's loss on all its client's examples [K] float64.
 
         With `homes` each client starts from what it receives and its own values at home, and keeps the trained ones: in
-        the models there are the received values. Those of clients that report `late` [K] count when they report.
+        the models there are the received values. Those of clients that report `late` [K] count when they report. The
+        work may be on `joined` models, of whose first ones the values at home are.
 
         Raises UserError where the memory cannot hold the cohort, Diverged where the guard's policy is `stop`.
         """
-        received = work.start
         if homes is not None:
-            work = replace(work, start=homes.starts(received, work.ids))
+            work = replace(work, own_start=homes.own_start(work.ids, joined))
         check_cohort_memory(work)
         self.metrics.count_client_flops(work, losses_reported=self.losses_reported)
         attempt.at("local training", work.round + 1)
         y, losses = self.executor.train(work)
         attempt.at("algorithm")
         y = work.restored(y)
-        y, good = self.guard.trained(work.ids, work.start, y, losses, work.family, work.local.update_norm)
+        y, good = self.guard.trained(work.ids, work.starts, y, losses, work.family, work.local.update_norm)
         if counted:
             self._record_loss(work, losses, good)
         reported = self.losses_reported and counted
         final = client_losses(work.family, self.client_data, work.ids, y) if reported else None
         if homes is not None:
             on_time = np.zeros(len(work.ids), dtype=bool)
-            y = homes.keep(work.ids, y, received, good.cpu().numpy(), on_time if late is None else late)
+            homes.keep(work.ids, y, good.cpu().numpy(), on_time if late is None else late, joined)
+            homes.columns(joined).copy(y, work.start)
         return y, losses, final
 
     def _record_loss(self, work: Work, losses: Tensor, good: Tensor) -> None:

@@ -1,7 +1,7 @@
 """Finds clients' models and updates that are not finite, and treats them by a policy."""
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -40,10 +40,16 @@ class Guard:
         self._round, self._failed, self._clipped = round, set(), None
 
     def trained(
-        self, ids: np.ndarray, start: Tensor, y: Tensor, losses: Tensor, family: ModelFamily, norm: float | None
+        self,
+        ids: np.ndarray,
+        starts: Callable[[], Tensor],
+        y: Tensor,
+        losses: Tensor,
+        family: ModelFamily,
+        norm: float | None,
     ) -> tuple[Tensor, Tensor]:
         """The models [K, D] that the policy makes of the trained models y [K, D] of clients `ids`, which started from
-        `start` [D] or [K, D] and had `losses` [K]; and the mask [K] of the models that were finite.
+        `starts()` [D] or [K, D] and had `losses` [K]; and the mask [K] of the models that were finite.
 
         A change of the parameters that is longer than `norm` is scaled down to it. Batch norm's statistics stay.
         """
@@ -55,8 +61,8 @@ class Guard:
             only = finite_rows([y[:, :num_params], losses]) & astray
             where = f"training loss {float(losses[bad][0]):.3g}" if bool((bad & ~only).any()) else STATISTICS
             self._fail(ids[bad.cpu().numpy()], where)
-            y = torch.where(self._lost(y, bad, num_params), start, y)
-        return (y if norm is None else self._clip(start, y, family.models, norm)), good
+            y = torch.where(self._lost(y, bad, num_params), starts(), y)
+        return (y if norm is None else self._clip(starts(), y, family.models, norm)), good
 
     def learnt(self, client: int, models: Sequence[Tensor]) -> bool:
         """Whether the models that a client taught are finite. Under `stop` the run ends where they are not."""

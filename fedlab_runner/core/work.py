@@ -15,6 +15,7 @@ from fedlab_runner.core.client_data import ClientData, Plan
 from fedlab_runner.core.local_training import LocalTraining
 from fedlab_runner.core.model_family import Batch, FunctionalModel, ModelFamily
 from fedlab_runner.core.optimizer import SGD, Masked, Optimizer
+from fedlab_runner.core.own_values import Own
 from fedlab_runner.core.rng import torch_seeds
 
 # Functions that are written for one client; `own` is its row of `per_client`, then of `per_step`.
@@ -48,6 +49,7 @@ class Work:
     per_step: PerStep | None = None
     frozen: tuple[str, ...] = ()  # parameters and statistics that stay as they are; then there is a `loss`
     optimizer: Optimizer | None = None  # None: that of `local`
+    own_start: Own | None = None  # values of `start` in whose place each client has its own
 
     def select(self, rows: np.ndarray) -> "Work":
         """The work of some of the clients, by their rows [k]."""
@@ -59,6 +61,7 @@ class Work:
             start=self.start if self.start.dim() == 1 else self.start[rows],
             per_client=tuple(t[rows] for t in self.per_client),
             per_step=None if per_step is None else lambda some, step: per_step(rows[some], step),
+            own_start=None if self.own_start is None else self.own_start.select(rows),
         )
 
     def plan(self, rows: np.ndarray) -> Plan:
@@ -86,9 +89,26 @@ class Work:
             ids, self.local, seed=self.seed, round=self.round, drop_single=self.family.has_batch_norm
         )
 
+    def starts(self, rows: np.ndarray | None = None) -> Tensor:
+        """The models [k, D] that some of the clients start from (None: all); the caller does not write into them."""
+        count = len(self.ids) if rows is None else len(rows)
+        if self.own_start is None:
+            shared = self.start.dim() == 1
+            return self.start.expand(count, -1) if shared else self.start if rows is None else self.start[rows]
+        found = self.start.new_empty(count, self.family.size)
+        for w, row in zip(found, range(count) if rows is None else rows.tolist(), strict=True):
+            self.begin(w, row)
+        return found
+
+    def begin(self, w: Tensor, row: int) -> None:
+        """Writes the model that one client starts from into w [D]."""
+        w.copy_(self.start if self.start.dim() == 1 else self.start[row])
+        if self.own_start is not None:
+            self.own_start.columns.put(w, self.own_start.rows[row])
+
     def start_of(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
         """Copies of the models that some of the clients start from: parameters [k, P] and buffers [k, B]."""
-        start = self.start.expand(len(rows), -1) if self.start.dim() == 1 else self.start[rows]
+        start = self.starts(rows)
         return start[:, : self.family.num_params].clone(), start[:, self.family.num_params :].clone()
 
     def groups(self) -> list[tuple[bool, np.ndarray]]:
@@ -127,7 +147,7 @@ class Work:
         """Trained models y [K, D] with the frozen statistics that they started with."""
         if not self.frozen or not bool(self._frozen[self.family.num_params :].any()):
             return y
-        return torch.where(self._frozen, self.start, y)
+        return torch.where(self._frozen, self.starts(), y)
 
     def objective(self) -> Objective:
         """One client's objective: (params, buffers, inputs, targets, mask, *own) -> loss, (its value, new buffers)."""
@@ -232,8 +252,9 @@ class Executor(Protocol):
     def train(self, work: Work) -> tuple[Tensor, Tensor]:
         """The models after local training [K, D], and each client's mean minibatch loss over its last epoch [K].
 
-        K may be 0. A client without steps keeps its start, and its loss is 0. Both tensors are on the family's device;
-        the caller does not write into the models, whose memory the executor may use again after the next call.
+        K may be 0. A client without steps keeps its start, and its loss is 0. Both tensors are on the family's device.
+        The caller may write into the models: no executor reads them again. It keeps no view of them that it does not
+        need, as the executor uses their memory again when nobody holds it.
 
         Models that are not finite are returned as they are. Raises UserError where the device or the platform cannot
         carry out this kind of work, and whatever `loss`, `perturb`, `correct` and `per_step` raise.

@@ -4,9 +4,11 @@ To gather the gradient into a vector, and to update a whole vector, costs as muc
 """
 
 import logging
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,9 +23,12 @@ from fedlab_runner.core.optimizer import Optimizer
 from fedlab_runner.core.work import Work
 from fedlab_runner.utils.signals import deferred
 
+_log = logging.getLogger(__name__)
+
 Layers = list[Tensor]  # the parameters of one model, or of A models [A, ...]
 Step = Callable[..., Any]  # (layers, slots, lr, t, inputs, targets, mask, *offsets) -> the loss, a scalar or [A]
 _FEED = "feed"  # key in a cohort's notes
+_BROKEN_LIBRARY = re.compile(r"ImportError: (\S+\.so): ")  # in an error of the compiler
 MAX_GATHERED_BYTES = 2**19  # of examples that are gathered ahead of their steps
 
 
@@ -44,7 +49,11 @@ def has_compiler() -> bool:
 
 
 def graph_of(function: Step, family: ModelFamily, *, layer_by_layer: bool = False) -> Step:
-    """Compiles a step of a family's models with torch.compile, so that processes can still be forked."""
+    """Compiles a step of a family's models with torch.compile, so that processes can still be forked.
+
+    A library in the compiler's cache that cannot be loaded, as a killed process has left it half-written, is compiled
+    anew.
+    """
     from fedlab_runner.executors._compiler_passes import UpdateInPlace  # imports the compiler: a second
 
     # A process's first gradient decides whether autograd starts threads, without which a fork has no autograd. The
@@ -58,7 +67,19 @@ def graph_of(function: Step, family: ModelFamily, *, layer_by_layer: bool = Fals
         options["guard_filter_fn"] = torch.compiler.keep_tensor_guards_unsafe
         options["post_grad_custom_post_pass"] = UpdateInPlace()
     compiled: Step = torch.compile(function, options=options or None)
-    return compiled
+
+    def step(*args: Any) -> Any:
+        while True:
+            try:
+                return compiled(*args)
+            except RuntimeError as error:  # the compiler's own, around the import's
+                broken = _BROKEN_LIBRARY.search(str(error))
+                if broken is None or not Path(broken[1]).exists():
+                    raise
+                _log.warning("%s in the compiler's cache is damaged: it is compiled anew", broken[1])
+                Path(broken[1]).unlink()
+
+    return step
 
 
 def is_ready(work: Work, clients: int) -> bool:
@@ -91,7 +112,7 @@ def train_clients(work: Work, rows: np.ndarray, y: Tensor, values: Tensor) -> No
     """
     doubles = width(len(rows)) - len(rows)
     rows = np.concatenate([rows[:1].repeat(doubles), rows])
-    start = work.start.expand(len(rows), -1) if work.start.dim() == 1 else work.start[rows]
+    start = work.starts(rows)
     layers = [
         start[:, begin : begin + shape.numel()].reshape(-1, *shape).clone(memory_format=torch.contiguous_format)
         for begin, shape in work.family.layout.values()

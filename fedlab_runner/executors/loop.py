@@ -40,7 +40,7 @@ class Loop(ChunkedExecutor):
         family, client_data, row = work.family, work.client_data, int(chunk.rows[0])
         family.mode(True, frozen_norm=chunk.frozen_norm)
         w, layers = _buffer(work)  # not the row of y: its alignment, and so the last bits, would depend on the row
-        w.copy_(work.start if work.start.dim() == 1 else work.start[row])
+        work.begin(w, row)
         if self.compile and in_layers(work):
             losses[row] = train_client(work, row, layers)  # the step draws no random numbers
             y[row] = w

@@ -7,6 +7,7 @@ model, the next round needs only a few numbers: the workers stay for later round
 import logging
 import weakref
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from fedlab_runner.core.client_data import ClientData
 from fedlab_runner.core.model_family import ModelFamily
+from fedlab_runner.core.own_values import Own
 from fedlab_runner.core.work import OfOne, Work, own_generator
 from fedlab_runner.executors._chunks import ChunkedExecutor, SingleProcessExecutor
 from fedlab_runner.executors._fork.buffers import SHARED, shared_zeros
@@ -73,6 +75,7 @@ class WorkerSession:
 
     def __init__(self, inner: ChunkedExecutor, workers: int, work: Work) -> None:
         self._inner, self._workers, self._work = inner, workers, _terms(work)
+        self._own = None if work.own_start is None else work.own_start.columns
         self._whose = weakref.ref(work.family), weakref.ref(work.client_data)
         self.lasts = _is_plain(work) and (resident_bytes() or MAX_KEPT_BYTES) < MAX_KEPT_BYTES
         clients, dtype = len(work.ids), work.family.dtype
@@ -99,6 +102,9 @@ class WorkerSession:
     def carry_out(self, work: Work, y: Tensor) -> None:
         """Trains the cohort: writes models into y [K, D] and losses into `losses`."""
         clients = len(work.ids)
+        if self.lasts and work.own_start is not None:  # a client's place in y is free until it has trained
+            for place, values in zip(y, work.own_start.rows, strict=True):
+                place[: len(values)] = values
         share = self._share(work, y)
         done = self._done[: share.chunks]
         done[:] = 0
@@ -112,7 +118,7 @@ class WorkerSession:
             self._start.copy_(work.start)
         helpers = min(self._workers, len(self.losses) if self.lasts else int((done == 0).sum())) - 1
         self._pool = self._pool or ForkPool(
-            max(0, helpers), (lambda: self._next(work)) if self.lasts else lambda: share
+            max(0, helpers), partial(self._next, replace(work, own_start=None)) if self.lasts else lambda: share
         )
         self._pool.work(share, done)
         if not self.lasts:
@@ -136,8 +142,12 @@ class WorkerSession:
         """In a worker: the work of the present order; all but the order is as in the first work, `like`."""
         (clients, round), rest = self._order[:, 0].tolist(), self._order[:, 1:]
         ids, steps = rest[:, :clients].copy()
-        work = replace(like, ids=ids, num_steps=steps, round=round, lr=float(self._lr[0]), start=self._start)
-        return self._share(work, SHARED.again(clients, work.family.size, work.family.dtype))
+        y = SHARED.again(clients, like.family.size, like.family.dtype)
+        own = None if self._own is None else Own(self._own, y[:, : self._own.count].unbind())
+        work = replace(
+            like, ids=ids, num_steps=steps, round=round, lr=float(self._lr[0]), start=self._start, own_start=own
+        )
+        return self._share(work, y)
 
     def _share(self, work: Work, y: Tensor) -> PoolWork:
         chunks = self._inner.chunks(work)
@@ -175,11 +185,13 @@ def _after_run() -> None:
 
 
 def _is_plain(work: Work) -> bool:
-    """Whether a few numbers describe the work: the algorithm adds no function, all clients start from one model."""
+    """Whether a few numbers describe the work, beside what clients have at home: the algorithm adds no function, and
+    all clients receive one model.
+    """
     own = (work.loss, work.perturb, work.correct, work.per_step)
     return all(each is None for each in own) and not work.per_client and work.start.dim() == 1
 
 
 def _terms(work: Work) -> tuple[object, ...]:
     """What must stay the same for waiting workers, beside model family and clients' data."""
-    return work.local, work.seed
+    return work.local, work.seed, work.own_start and work.own_start.columns

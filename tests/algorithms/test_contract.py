@@ -22,6 +22,7 @@ from tests.helpers.toy import (
     default_home,
     evaluate,
     federation,
+    few_rounds,
     normed,
     run,
     tensors,
@@ -51,7 +52,7 @@ def test_it_imports_no_other_algorithm(path: Path) -> None:
 
 
 # What the toy needs to get anywhere: the defaults are for hundreds of steps.
-FASTER: dict[str, dict[str, Any]] = {"center": {"lr": 0.02}}
+FASTER: dict[str, dict[str, Any]] = {"center": {"lr": 0.02}, "def_kt": {"epochs": 2}, "dfml": {"epochs": 2}}
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -65,7 +66,7 @@ def test_it_learns(name: str) -> None:
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_round_changes_nothing_in_its_state(name: str) -> None:
-    built, fed = algorithm(name), federation(**LATE, home=default_home(name))
+    built, fed = few_rounds(name), federation(**LATE, home=default_home(name))
     state = run(built, fed, 4)
     before = [t.clone() for t in tensors(state)]
     run(built, fed, 2, first=4, state=state)
@@ -76,18 +77,18 @@ def test_a_round_changes_nothing_in_its_state(name: str) -> None:
 def test_resumed_equals_uninterrupted_bit_for_bit(name: str) -> None:
     """Through a checkpoint's plain values, with clients in flight, at every round."""
     whole_fed = federation(**LATE, home=default_home(name))
-    whole = algorithm(name).init(whole_fed)
+    whole = few_rounds(name).init(whole_fed)
     saved = []
-    for round in range(7):
+    for round in range(5):
         saved.append(pack({"state": whole, "fed": whole_fed.state_dict()}))
-        whole = run(algorithm(name), whole_fed, 1, first=round, state=whole)
+        whole = run(few_rounds(name), whole_fed, 1, first=round, state=whole)
     for round, checkpoint in enumerate(saved):
         fed = federation(**LATE, home=default_home(name))
-        first = algorithm(name).init(fed)
+        first = few_rounds(name).init(fed)
         assert not differs(checkpoint["state"], like=first), "the State's parts have the types that its class declares"
         state = unpack(checkpoint["state"], like=first)
         fed.load_state_dict(checkpoint["fed"])
-        state = run(algorithm(name), fed, 7 - round, first=round, state=state)
+        state = run(few_rounds(name), fed, 5 - round, first=round, state=state)
         assert type(state) is type(whole)
         assert all(torch.equal(a, b) for a, b in zip(tensors(state), tensors(whole), strict=True)), f"from {round}"
         assert fed.collect() == whole_fed.collect()
@@ -96,7 +97,7 @@ def test_resumed_equals_uninterrupted_bit_for_bit(name: str) -> None:
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_it_stays_finite_when_all_are_late_and_when_nobody_ever_reports(name: str) -> None:
     for std in (6.0, 1e6):
-        built, fed = algorithm(name), federation(RAGGED, build=normed, cohort=2, std=std, home=default_home(name))
+        built, fed = few_rounds(name), federation(RAGGED, build=normed, cohort=2, std=std, home=default_home(name))
         state = run(built, fed, 12)
         assert all(torch.isfinite(t).all() for t in tensors(state) if t.is_floating_point())
     untouched = built.models(built.init(fed))
@@ -107,7 +108,7 @@ def test_it_stays_finite_when_all_are_late_and_when_nobody_ever_reports(name: st
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_single_client_is_enough(name: str) -> None:
-    built, fed = algorithm(name), federation([5])
+    built, fed = few_rounds(name), federation([5])
     state = run(built, fed, 3)
     assert torch.isfinite(vectors(built.models(state))).all() and fed.collect().get("late/arrived", 1) == 1
 
@@ -115,10 +116,10 @@ def test_a_single_client_is_enough(name: str) -> None:
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_two_runs_are_equal_and_another_seed_is_not(name: str) -> None:
     one, again, other = (
-        run(algorithm(name), federation(**LATE, seed=seed, home=default_home(name)), 8) for seed in (0, 0, 1)
+        run(few_rounds(name), federation(**LATE, seed=seed, home=default_home(name)), 5) for seed in (0, 0, 1)
     )
     assert all(torch.equal(a, b) for a, b in zip(tensors(one), tensors(again), strict=True))
-    assert not torch.equal(vectors(algorithm(name).models(one)), vectors(algorithm(name).models(other)))
+    assert not torch.equal(vectors(few_rounds(name).models(one)), vectors(few_rounds(name).models(other)))
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -133,7 +134,7 @@ def test_clients_that_are_held_out_never_train_and_change_nothing(name: str, mon
 
     monkeypatch.setattr(ClientData, "plan", spy)
     fed = federation([6, 3, 9, 5, 12, 8, 5, 7, 4, 10], participation=UniformParticipation(3, None, 4), std=1.0)
-    built, out = algorithm(name), fed.held_out
+    built, out = few_rounds(name), fed.held_out
     assert len(out) == 4 and fed.population == 6 and not np.intersect1d(out, fed.participants).size
     if name == "hyfem":
         with pytest.raises(UserError, match=r"^participation\.held_out_clients must be 0 for algorithm=hyfem"):
@@ -151,7 +152,7 @@ def test_clients_that_are_held_out_never_train_and_change_nothing(name: str, mon
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_clients_models_are_those_of_the_clients_that_are_asked_for(name: str) -> None:
-    fed, built = federation(**LATE, home=default_home(name)), algorithm(name)
+    fed, built = federation(**LATE, home=default_home(name)), few_rounds(name)
     state = run(built, fed, 4)
     models = built.models(state)
     if not isinstance(models, torch.Tensor):

@@ -318,10 +318,19 @@ SETTINGS: dict[str, tuple[dict[str, Any], Executor, Executor]] = {  # and anothe
 }
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [
+        pytest.param(name, setting, marks=[pytest.mark.slow] * ((i + j) % 2))
+        for i, name in enumerate(ALGORITHMS)
+        for j, setting in enumerate(SETTINGS)
+    ],
+)
 def test_executors_chunks_and_workers_agree(name: str, setting: str) -> None:
-    """Everything in the State, with clients in flight; workers to the bit with the executor that they share out."""
+    """Everything in the State, with clients in flight; workers to the bit with the executor that they share out.
+
+    Each algorithm in one of the two settings; in the other one it is a slow test.
+    """
     how, other, workers = SETTINGS[setting]
     found: list[tuple[list[Tensor], dict[str, float]]] = []
     for executor in (ONE_BY_ONE, other, workers):

@@ -25,6 +25,7 @@ from tests.helpers.toy import (
     SERVER_OPTIMIZERS,
     algorithm,
     federation,
+    few_rounds,
     local,
     normed,
     run,
@@ -50,7 +51,7 @@ class Step:
 
 
 def built(name: str) -> Any:
-    return algorithm(name, **KEYS.get(name, {}))
+    return few_rounds(name, **KEYS.get(name, {}))
 
 
 def watched(fed: Federation, monkeypatch: pytest.MonkeyPatch) -> list[Step]:

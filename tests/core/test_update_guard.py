@@ -30,6 +30,7 @@ from tests.helpers.toy import (
     ANY_OPTIMIZER,
     algorithm,
     federation,
+    few_rounds,
     local,
     model_family,
     normed,
@@ -70,15 +71,15 @@ def guarded(policy: str, executor: Loop | None = None, **how: Any) -> Federation
 @pytest.mark.parametrize("name", TRAINING)
 def test_stop_names_client_and_round(name: str) -> None:
     with pytest.raises(Diverged, match=rf"diverged in round {ROUND + 1} \(update of client {BAD} not finite"):
-        run(algorithm(name), guarded("stop", participation=Everyone()), 4)
+        run(few_rounds(name), guarded("stop", participation=Everyone()), 4)
 
 
 @pytest.mark.parametrize("policy", ["drop", "zero", "clip"])
 @pytest.mark.parametrize("name", TRAINING)
 def test_the_run_goes_on_and_counts(name: str, policy: str) -> None:
-    training = local(update_norm=1.0 if policy == "clip" else None)
+    training = local(epochs=1, update_norm=1.0 if policy == "clip" else None)
     fed = guarded(policy, participation=Everyone(), training=training)
-    built = algorithm(name, **ANY_OPTIMIZER.get(name, {}))
+    built = few_rounds(name, **ANY_OPTIMIZER.get(name, {}))
     state = run(built, fed, ROUND)
     assert fed.collect()["updates/not_finite"] == 0
     state = run(built, fed, 1, first=ROUND, state=state)
@@ -95,7 +96,7 @@ def test_drop_is_a_client_that_did_not_answer(name: str, std: float, monkeypatch
     how: dict[str, Any] = {"participation": Everyone(), "std": std, "seed": 1}
     start = RoundClock.start
     dropped = guarded("drop", **how)
-    one = run(algorithm(name), dropped, 6)
+    one = run(few_rounds(name), dropped, 5)
 
     def without(self: RoundClock, round: int) -> Starts:
         starts = start(self, round)
@@ -107,7 +108,7 @@ def test_drop_is_a_client_that_did_not_answer(name: str, std: float, monkeypatch
 
     monkeypatch.setattr(RoundClock, "start", without)
     absent = guarded("drop", Loop(compile=False), **how)
-    other = run(algorithm(name), absent, 6)
+    other = run(few_rounds(name), absent, 5)
     assert all(torch.equal(a, b) for a, b in zip(tensors(one), tensors(other), strict=True))
     assert dropped.collect() == absent.collect()
 
@@ -144,12 +145,12 @@ def test_clip_keeps_what_is_finite_within_the_bound(start: torch.Tensor) -> None
     top = torch.finfo(torch.float32).max
     for huge in (3.0, 1e30, top):
         y = start + torch.tensor([[NAN, huge, INF, 5.0], [0.3, 0.4, 0.0, 5.0]])
-        left, good = Guard("clip").trained(np.arange(2), start, y, torch.zeros(2), values(3, 1), 0.5)
+        left, good = Guard("clip").trained(np.arange(2), lambda: start, y, torch.zeros(2), values(3, 1), 0.5)
         change = left - start
         assert good.tolist() == [False, True]
         torch.testing.assert_close(change, torch.tensor([[0.0, 0.5, 0.0, 0.0], [0.3, 0.4, 0.0, 5.0]]))
     y = start.expand(2, -1).clone()
-    left, good = Guard("clip").trained(np.arange(2), start, y, torch.tensor([NAN, 1.0]), values(3, 1), 0.5)
+    left, good = Guard("clip").trained(np.arange(2), lambda: start, y, torch.tensor([NAN, 1.0]), values(3, 1), 0.5)
     assert torch.equal(left, y) and good.tolist() == [False, True], "only the loss was not finite"
 
 
@@ -164,13 +165,13 @@ def test_clip_needs_a_bound() -> None:
 def test_a_difference_too_large_for_the_type_is_clipped_too() -> None:
     top = torch.finfo(torch.float32).max
     start, y = torch.full((3,), -top), torch.full((1, 3), top)
-    left, _ = Guard("stop").trained(np.arange(1), start, y, torch.zeros(1), values(3, 0), 1.0)
+    left, _ = Guard("stop").trained(np.arange(1), lambda: start, y, torch.zeros(1), values(3, 0), 1.0)
     assert torch.equal(left, start.unsqueeze(0))
 
 
 @pytest.mark.parametrize("name", ["dec_fedavg", "dfml", "fml", "heterofl", "def_kt"])
 def test_without_a_server_a_client_meets_with_the_model_that_it_had(name: str) -> None:
-    states = [run(algorithm(name), guarded(policy, participation=Everyone()), 5) for policy in ("drop", "zero")]
+    states = [run(few_rounds(name), guarded(policy, participation=Everyone()), 5) for policy in ("drop", "zero")]
     assert all(torch.equal(a, b) for a, b in zip(*map(tensors, states), strict=True))
 
 
@@ -314,9 +315,9 @@ def test_an_update_is_no_longer_than_its_bound(build: Any) -> None:
 def test_clipping_takes_values_whose_square_is_too_large() -> None:
     guard, x = Guard("stop"), torch.zeros(3)
     y = torch.tensor([[3e30, 4e30, 9.0], [0.3, 0.4, 9.0]])
-    clipped, _ = guard.trained(np.arange(2), x, y.clone(), torch.zeros(2), values(2, 1), 1.0)
+    clipped, _ = guard.trained(np.arange(2), lambda: x, y.clone(), torch.zeros(2), values(2, 1), 1.0)
     torch.testing.assert_close(clipped, torch.tensor([[0.6, 0.8, 9.0], [0.3, 0.4, 9.0]]))
-    each_its_own, _ = guard.trained(np.arange(2), y, y + 1, torch.zeros(2), values(2, 1), 1.0)
+    each_its_own, _ = guard.trained(np.arange(2), lambda: y, y + 1, torch.zeros(2), values(2, 1), 1.0)
     assert torch.isfinite(each_its_own).all()
 
 

@@ -17,7 +17,7 @@ from fedlab_runner.experiment import run
 from tests.helpers import pictures
 from tests.helpers.composed import composed
 from tests.helpers.paths import ROOT
-from tests.helpers.toy import ALGORITHMS
+from tests.helpers.toy import ALGORITHMS, FEW_ROUNDS, SMALLER
 
 DOCS = ROOT / "docs"
 PAGES = sorted([ROOT / "README.md", *DOCS.rglob("*.md")])
@@ -118,7 +118,11 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
         pictures.leave_out(patch.setattr)
         mine, others = ("server_data=in_domain", "server_data.size=50"), ("server_data=torchvision", *SYNTHETIC)
         leashed = ("model=mlp", "server_data@auxiliary_data=in_domain", "auxiliary_data.size=50")
-        runs = [(f"algorithm={name}", *mine, *leashed) for name in ALGORITHMS]
+        quick = {
+            name: [f"algorithm.{key}={value}" for key, value in (FEW_ROUNDS | SMALLER).get(name, {}).items()]
+            for name in ALGORITHMS
+        }
+        runs = [(f"algorithm={name}", *mine, *leashed, *quick[name]) for name in ALGORITHMS]
         runs.append(("algorithm=feddle", "model=mlp", *others))
         runs.append((*runs[-1], "server_data@probe_data=in_domain"))
         runs.append(("algorithm=fedcda", "algorithm.warmup=1", "nonfinite=drop", "local.update_norm=1"))

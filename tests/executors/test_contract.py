@@ -1,8 +1,11 @@
 """The loop equals a plain PyTorch loop over modules; every other executor equals the loop."""
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +22,8 @@ from fedlab_runner.executors.compiled import width
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.processes import Processes
 from fedlab_runner.executors.vectorized import Vectorized
-from tests.helpers.toy import CLASSES, RAGGED, federation, local, mlp, normed
+from tests.helpers.paths import ROOT
+from tests.helpers.toy import CLASSES, RAGGED, asked, federation, home, local, mlp, normed
 
 EVERYONE = np.arange(len(RAGGED))
 SETTINGS: dict[str, LocalTraining] = {
@@ -139,6 +143,24 @@ def test_clients_may_start_from_models_of_their_own(executor: str) -> None:
     torch.testing.assert_close(result, reference, rtol=0, atol=1e-10)
     alone, _ = train(federation(), np.array([3]), start=starts[3])
     assert torch.equal(alone[0], reference[3])
+
+
+@pytest.mark.parametrize("executor", OTHERS)
+@pytest.mark.parametrize("kept", ["head", "norm"])
+def test_clients_may_start_with_values_of_their_own(kept: str, executor: str) -> None:
+    """As from whole models; what they send has the received values in the place of their own."""
+    fed, other = (federation(executor=each, build=normed, home=home(kept)) for each in (None, OTHERS[executor]))
+    mask, w = fed.home.mask(fed.family), fed.family.init(0)
+    for round in range(2):
+        fed.begin(round, 1.0)
+        other.begin(round, 1.0)
+        cohort = asked(fed, EVERYONE.tolist())
+        expected = cohort.alone().train(cohort.starts(w)).clone()
+        sent = cohort.train(w).clone()
+        assert torch.equal(sent, torch.where(mask, w, expected)) and not torch.equal(sent, expected)
+        assert torch.equal(fed.home.starts(w, EVERYONE), torch.where(mask, expected, w))
+        torch.testing.assert_close(asked(other, EVERYONE.tolist()).train(w), sent, rtol=0, atol=1e-9)
+        w = sent.mean(0)
 
 
 @pytest.mark.parametrize("executor", [Loop(compile=False), *OTHERS.values()])
@@ -270,6 +292,31 @@ def test_compiled_chunks_need_few_graphs() -> None:
     for size in (len(RAGGED), len(RAGGED) - 1, len(RAGGED)):
         train(fed, EVERYONE[:size])
     assert counters["stats"]["unique_graphs"] == len({width(len(RAGGED)), width(len(RAGGED) - 1)})
+
+
+STEPS = """
+from fedlab_runner.executors.loop import Loop
+from tests.executors.test_contract import federation, train
+print(train(federation(executor=Loop(compile=True)))[0].sum().item())
+"""
+
+
+@pytest.mark.slow  # compiles in two processes
+def test_what_a_killed_compiler_has_left_is_compiled_anew(tmp_path: Path) -> None:
+    """Each library in its cache is empty, as after a SIGKILL between making and writing it."""
+    variables = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+
+    def run() -> "subprocess.CompletedProcess[str]":
+        return subprocess.run([sys.executable, "-c", STEPS], env=variables, capture_output=True, text=True, check=True)
+
+    whole = run()
+    libraries = list(tmp_path.rglob("*.main.so"))
+    assert libraries
+    for each in libraries:
+        each.write_bytes(b"")
+    again = run()
+    assert again.stdout == whole.stdout and "is damaged: it is compiled anew" in again.stderr
+    assert all(each.stat().st_size for each in libraries)
 
 
 def test_chunks_of_like_size_share_a_graph() -> None:

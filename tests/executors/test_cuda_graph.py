@@ -45,11 +45,20 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     yield made
 
 
-@pytest.mark.parametrize("chunk_size", [None, 3, 1])
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize(
+    ("setting", "model", "chunk_size"),
+    [
+        pytest.param(setting, model, size, marks=[pytest.mark.slow] * ((i + j + k) % 3 != 0))
+        for i, setting in enumerate(SETTINGS)
+        for j, model in enumerate(MODELS)
+        for k, size in enumerate((None, 3, 1))
+    ],
+)
 def test_replayed_steps_equal_the_loop(setting: str, model: str, chunk_size: int | None) -> None:
-    """Ragged clients, partial minibatches, a rate that changes, models that differ at the start, batch norm."""
+    """Ragged clients, partial minibatches, a rate that changes, models that differ at the start, batch norm.
+
+    Each two of setting, model and size of chunks meet; all three do in the slow tests.
+    """
     how: dict[str, Any] = {"build": MODELS[model], "training": SETTINGS[setting]}
     fed, plain = federation(**how, executor=Here(chunk_size, compile=False)), federation(**how)
     starts = torch.stack([fed.family.init(seed) for seed in range(len(RAGGED))])

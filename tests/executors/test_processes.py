@@ -28,7 +28,7 @@ from fedlab_runner.executors.vectorized import Vectorized
 from fedlab_runner.utils.errors import UserError
 from tests.helpers.composed import composed
 from tests.helpers.paths import ROOT
-from tests.helpers.toy import RAGGED, federation, mlp, normed
+from tests.helpers.toy import RAGGED, asked, federation, home, mlp, normed
 
 LOOP = Loop(compile=False)
 
@@ -88,7 +88,7 @@ def rounds(executor: Executor, cohorts: Sequence[Sequence[int]], **how: Any) -> 
     w, found = fed.family.init(0), []
     for round, ids in enumerate(cohorts):
         fed.begin(round, 1.0 / (1 + round))
-        y = fed.cohort(np.array(ids)).train(w)
+        y = asked(fed, ids).train(w)
         w = y.mean(0)
         found.append(y.clone())
         del y  # the memory of a cohort's models is used again
@@ -109,6 +109,33 @@ def test_workers_stay_for_plain_training(
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
     assert len(forked) == 4, "two for the first cohort, two more for the first larger one"
     assert nobody_is_left(forked)
+
+
+@pytest.mark.parametrize("inner", [LOOP, Vectorized(chunk_size=2, compile=False)])
+@pytest.mark.parametrize("kept", ["head", "body", "norm"])
+def test_workers_stay_where_clients_keep_something_at_home(
+    kept: str, inner: ChunkedExecutor, forked: list[int]
+) -> None:
+    """Also where clients train again, and where what they keep is at several places of a model."""
+    how: dict[str, Any] = {"home": home(kept), "build": normed}
+    expected = rounds(inner, COHORTS, **how)
+    found = rounds(Processes(3, inner), COHORTS, **how)
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
+    assert len(forked) == 4, "as where they keep nothing"
+    assert nobody_is_left(forked)
+
+
+def test_waiting_workers_do_not_take_work_with_another_home(forked: list[int]) -> None:
+    """The same clients train with what they keep at home, and then without."""
+
+    def twice(executor: Executor) -> list[Tensor]:
+        fed = federation(executor=executor, home=home("head"))
+        start, cohort = fed.family.init(0), asked(fed, [1, 2])
+        return [each.train(start).clone() for each in (cohort, cohort, cohort.alone())]
+
+    found, expected = twice(Processes(2, LOOP)), twice(LOOP)
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
+    assert len(forked) == 2 and nobody_is_left(forked)
 
 
 def test_a_cohort_whose_models_are_kept_takes_nothing_from_the_next(forked: list[int]) -> None:

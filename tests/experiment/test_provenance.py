@@ -3,7 +3,6 @@
 `tests/sweep/test_callback.py` carries one out.
 """
 
-import logging
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from omegaconf import DictConfig
 from fedlab_runner import train
 from fedlab_runner.config import build
 from fedlab_runner.experiment import provenance
+from tests.helpers.in_process import own_handlers
 
 
 class Seen(NamedTuple):
@@ -58,12 +58,8 @@ def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Type]:
         return list(seen)
 
     monkeypatch.setattr("fedlab_runner.experiment.run.run", stand_in)
-    handlers, level = logging.root.handlers[:], logging.root.level
-    yield run
-    for handler in set(logging.root.handlers) - set(handlers):
-        handler.close()
-    logging.root.handlers[:] = handlers
-    logging.root.setLevel(level)
+    with own_handlers():
+        yield run
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from fedlab_runner.experiment.run import run_in
 from fedlab_runner.utils.durations import duration
 from fedlab_runner.utils.errors import UserError
 from tests.helpers.composed import composed
-from tests.helpers.toy import ALGORITHMS, FEATURES, RAGGED, algorithm, federation, local, run
+from tests.helpers.toy import ALGORITHMS, FEATURES, RAGGED, algorithm, federation, few_rounds, local, run
 
 N = len(RAGGED)
 QUICK: dict[str, dict[str, Any]] = {"fedcda": {"warmup": 2}, "gamf": {"max_iterations": 3}}
@@ -86,7 +86,7 @@ def test_a_round_takes_what_was_estimated(name: str) -> None:
     """All that is allocated in some rounds of models that are far larger than their activations, at the highest."""
     cohort, rounds = 10, 4
     fed = federation([8] * 20, build=wide, cohort=cohort, std=2.0, training=local(epochs=1))
-    built = algorithm(name, **QUICK.get(name, {}))
+    built = few_rounds(name, **QUICK.get(name, {}))
     built.check(fed)
     model = fed.family.size * 8
     estimated = sum(need.bytes for need in resource_estimate._needs(built, fed, rounds)) / model
@@ -181,7 +181,7 @@ def test_what_rounds_take_is_said_when_one_has_shown_it(
     train = Loop.train
 
     def slow(self: Loop, work: Any) -> Any:
-        time.sleep(1.2)
+        time.sleep(1.2 if work.round < 2 else 0.0)
         return train(self, work)
 
     monkeypatch.setattr(Loop, "train", slow)
@@ -195,8 +195,11 @@ def test_what_an_algorithm_does_beside_local_training_is_counted(
     """Work that no count of operations sees: the first round tells."""
     step = FedAvg.server_step
 
+    slept: list[float] = []
+
     def slow(self: FedAvg, *how: Any) -> Any:
-        time.sleep(1.5)
+        slept.append(0.0 if slept else 1.5)
+        time.sleep(slept[-1])
         return step(self, *how)
 
     monkeypatch.setattr(FedAvg, "server_step", slow)

@@ -1,6 +1,5 @@
 """The examples of the pages on extending, and a `fedlab` that finds them."""
 
-import logging
 import re
 import shlex
 import sys
@@ -11,6 +10,7 @@ import pytest
 
 from fedlab_runner import train
 from fedlab_runner.utils import own_modules
+from tests.helpers.in_process import own_handlers
 from tests.helpers.paths import ROOT
 
 INDEX = ROOT / "docs" / "extending.md"
@@ -43,16 +43,12 @@ def fedlab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(own_modules, "_homes", set())
-    handlers, level = logging.root.handlers[:], logging.root.level
 
     def run(*arguments: str) -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", ["fedlab", *arguments])
         return train.main(), capsys.readouterr().err
 
-    yield run
+    with own_handlers():
+        yield run
     for name in MODULES:
         sys.modules.pop(name, None)
-    for handler in set(logging.root.handlers) - set(handlers):
-        handler.close()
-    logging.root.handlers[:] = handlers
-    logging.root.setLevel(level)

@@ -92,6 +92,8 @@ def combination(number: int) -> list[str]:
         cohort = max(1, min(cohort, int(clients / 1.3)))
     if _class(pick["algorithm"]).decentralized:
         cohort = min(cohort, clients - 1)
+    if clients == 2 and pick["topology"] == "random_regular":
+        pick["topology"] = "ring"
     said = [f"{group}={name}" for group, name in pick.items()]
     said += draw.choice(SHRUNK.get(pick["model"], [()]))
     said += SHORT.get(pick["algorithm"], ())
@@ -99,8 +101,11 @@ def combination(number: int) -> list[str]:
         base = draw.choice(["fedavg", "scaffold", "fedbuff"])
         said += [f"algorithm@algorithm.base={base}", "server_data@auxiliary_data=in_domain", "auxiliary_data.size=10"]
     if pick["dataset"] == "synthetic":
-        said += ["dataset.num_classes=4", f"dataset.channels={draw.choice([1, 3])}", "dataset.num_users=9"]
-        said += ["dataset.num_train=150", "dataset.num_test=40", f"dataset.image_size={draw.choice([8, 9])}"]
+        channels, side = draw.choice([1, 3]), draw.choice([8, 9])
+        if pick["model"].startswith("blocks"):  # blocks of the digits' 64 values
+            channels, side = 1, 8
+        said += ["dataset.num_classes=4", f"dataset.channels={channels}", "dataset.num_users=9"]
+        said += ["dataset.num_train=150", "dataset.num_test=40", f"dataset.image_size={side}"]
     else:
         said.append("train_fraction=0.15")
     if pick["server_data"] == "in_domain":
@@ -119,6 +124,8 @@ def combination(number: int) -> list[str]:
         said += [f"partition.classes_per_client={of_all}", "partition.min_per_class=1"]
     if pick["topology"] == "random_regular":
         said.append("topology.degree=2")
+    if pick["lr_schedule"] == "warmup_cosine":
+        said.append("lr_schedule.warmup=1")
     if pick["executor"] == "processes":
         said.append("executor.workers=2")
         said += draw.choice([[], ["+executor@executor.inner=vectorized"]])
@@ -174,10 +181,21 @@ def _fit_together(pick: dict[str, str], draw: random.Random) -> None:
         pick["model"] = "preact_resnet" if pick["partition"] != "random_blocks" else "blocks_mlp"
     if draw.random() < 0.9:
         pick["server_data"] = "in_domain"
+    if draw.random() < 0.9 and not _keeps_home(pick, algorithm):
+        pick["home"] = "none"
+    if "blocks" in pick["partition"]:
+        pick["augment"] = "none"
     if pick["partition"] == "natural":
         pick["dataset"] = "synthetic"
     elif pick["client_split"] == "natural":
         pick["client_split"] = "shares"
+
+
+def _keeps_home(pick: dict[str, str], algorithm: Any) -> bool:
+    """Whether such a run may have the chosen home."""
+    if (pick["algorithm"] != "fedwalk" and algorithm.home_fault(None)) or pick["analysis"] != "none":
+        return False
+    return pick["home"] != "norm" or "resnet" in pick["model"] or pick["model"] == "dfml_cnn"
 
 
 def _cells(pick: dict[str, str], held_out: int) -> list[str]:

@@ -15,6 +15,7 @@ from fedlab_runner.config.build import conf_dir
 from fedlab_runner.core.algorithm import Algorithm
 from fedlab_runner.core.client_data import ClientData
 from fedlab_runner.core.clock import Participation, RoundClock
+from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.local_training import LocalTraining
 from fedlab_runner.core.losses import LossFunction
@@ -212,6 +213,12 @@ def federation(
         server_optimizer=optimizer,
         home=home,
     )
+
+
+def asked(fed: Federation, ids: Sequence[int]) -> Cohort:
+    """The cohort of clients `ids` that the server asks to train in this round, as if it had drawn them."""
+    due, homes = np.full(len(ids), fed.round), fed.home if fed.home.acts else None
+    return Cohort(fed.trainer, fed.family, fed.local, np.array(ids), due, fed.round, fed.lr, homes)
 
 
 def run(algorithm: Algorithm[Any], fed: Federation, rounds: int, first: int = 0, state: Any = None) -> Any:

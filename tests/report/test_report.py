@@ -7,7 +7,6 @@ import math
 import re
 import shutil
 import statistics
-import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,12 +15,14 @@ import pytest
 from matplotlib.figure import Figure
 from scipy import stats as scipy_stats
 
+from fedlab_runner import train
 from fedlab_runner.report import build, cli, html, markdown, plots, published, stats, tables
 from fedlab_runner.report.content import ReportTable, Section, cell
 from fedlab_runner.report.folders import find
 from fedlab_runner.report.grouping import group
 from fedlab_runner.utils import checksummed_json
 from fedlab_runner.utils.errors import UserError
+from tests.helpers.in_process import own_handlers
 from tests.helpers.report_files import curve, write_failed_job, write_run
 
 EVERY = ("evaluation.every=1", "rounds=3")
@@ -510,17 +511,21 @@ def test_words_of_users_cannot_break_the_page() -> None:
 # The command.
 
 
-def test_a_sweep_of_real_runs_has_its_report(tmp_path: Path) -> None:
+def test_a_sweep_of_real_runs_has_its_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """One job fails before it begins; the numbers are those of summary.json; commands and commits are told."""
     small = ["model=logistic", "num_clients=4", "participation.cohort_size=2", "logger=none", "rounds=1", "device=cpu"]
-    start = [sys.executable, "-m", "fedlab_runner", "-m", "algorithm=fedavg", "seed=0,1,-1", *small]
-    assert subprocess.run(start, cwd=tmp_path, capture_output=True).returncode == 1
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["fedlab", "-m", "algorithm=fedavg", "seed=0,1,-1", *small])
+    with own_handlers():
+        assert train.main() == 1
+    capsys.readouterr()
     (sweep,) = (tmp_path / "outputs" / "sweeps").iterdir()
-    command = [sys.executable, "-m", "fedlab_runner.report.cli", str(sweep)]
-    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert (ran.returncode, ran.stderr) == (0, ""), ran.stderr
+    assert cli.main([str(sweep)]) == 0
     page = sweep / "report" / "index.html"
-    assert ran.stdout == f"3 runs: 2 finished, 1 not\n{page.relative_to(tmp_path)}\n"
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == (f"3 runs: 2 finished, 1 not\n{page.relative_to(tmp_path)}\n", "")
     rows = {row["seed"]: row for row in records((sweep / "report" / "runs.csv").read_text())}
     for seed in ("0", "1"):
         summary = json.loads((tmp_path / "outputs" / rows[seed]["run"] / "summary.json").read_text())

@@ -4,7 +4,6 @@ import ast
 import contextlib
 import copy
 import json
-import logging
 import os
 import pickle
 import subprocess
@@ -37,11 +36,13 @@ from fedlab_runner.report import cli as report
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.files import write_atomically
 from tests.helpers.composed import SMALL, composed
+from tests.helpers.in_process import own_handlers
 from tests.helpers.paths import ROOT
+from tests.helpers.wandb_server import Trouble, WandbServer
 
 SOURCES = sorted(Path(fedlab_runner.__path__[0]).rglob("*.py"))
 FIXTURE = [HealthCheck.function_scoped_fixture]  # the mark must never be there, so that it may be shared
-QUICK = settings(max_examples=60, deadline=None, derandomize=True, database=None, suppress_health_check=FIXTURE)
+QUICK = settings(max_examples=40, deadline=None, derandomize=True, database=None, suppress_health_check=FIXTURE)
 KEY = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -219,13 +220,9 @@ def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (folder / "payload.py").write_text(PAYLOAD)
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))
-    handlers, level = logging.root.handlers[:], logging.root.level
-    yield folder / "mark"
+    with own_handlers():
+        yield folder / "mark"
     sys.modules.pop("payload", None)
-    for handler in set(logging.root.handlers) - set(handlers):
-        handler.close()
-    logging.root.handlers[:] = handlers
-    logging.root.setLevel(level)
 
 
 def harmful(target: str, folder: Path) -> dict[str, Any]:
@@ -312,13 +309,18 @@ OF_HYDRA = [
 @pytest.mark.parametrize(
     ("text", "mode"),
     [
-        *((text, mode) for text in OF_HYDRA for mode in ("--run", "--multirun")),
+        *((text, ("--run", "--multirun")[i % 2]) for i, text in enumerate(OF_HYDRA)),
+        *(
+            pytest.param(text, ("--multirun", "--run")[i % 2], marks=pytest.mark.slow)
+            for i, text in enumerate(OF_HYDRA)
+        ),
         *((text, mode) for text in (OF_HYDRA[0], OF_HYDRA[12]) for mode in ("--cfg=hydra", "--help", "--info=all")),
     ],
 )
 def test_an_experiment_file_calls_nothing(
     text: str, mode: str, mark: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Each in one of the two modes, which compose alike; the other one of each is a slow test."""
     (mark.parent / "conf" / "experiment").mkdir(parents=True)
     (mark.parent / "conf" / "experiment" / "theirs.yaml").write_text(f"# @package _global_\n{text}\n")
     monkeypatch.setattr(sys, "argv", ["fedlab", mode, "--config-dir=conf", *SMALL, "rounds=1", "experiment=theirs"])
@@ -356,8 +358,9 @@ def test_a_run_folder_of_strangers_calls_nothing(
     """Its config.yaml, given to a report and given back as the config of a run."""
     run_in(tmp_path / "run", composed("rounds=1"))
     whole = OmegaConf.load(tmp_path / "run" / "config.yaml")
-    for key in whole:
-        for node in ({"_target_": "payload.call"}, [{"_target_": "payload.Everything"}]):
+    nodes: list[Any] = [{"_target_": "payload.call"}, [{"_target_": "payload.Everything"}]]
+    for i, key in enumerate(whole):
+        for node in nodes if key in ("algorithm", "logger") else nodes[i % 2 :][:1]:
             saved = OmegaConf.merge(OmegaConf.masked_copy(whole, [each for each in whole if each != key]), {key: node})
             with pytest.raises(UserError):
                 build(saved)
@@ -455,9 +458,9 @@ def test_no_resolver_evaluates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def fedlab(folder: Path, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    """A run in a process of its own, on its way to an unreachable server; what it said."""
+    """A run in a process of its own; what it said."""
     ours = {key: value for key, value in os.environ.items() if not key.startswith("WANDB_")}
-    ours |= {"HOME": str(folder), "WANDB_BASE_URL": "http://127.0.0.1:9", "NO_PROXY": "127.0.0.1"}
+    ours |= {"HOME": str(folder), "NO_PROXY": "127.0.0.1"}
     ours |= {f"WANDB_{name}_DIR": str(folder / name.lower()) for name in ("CACHE", "DATA", "CONFIG")}
     ours["PYTHONPATH"] = f"{ROOT}{os.pathsep}{ours.get('PYTHONPATH', '')}"
     small = [each for each in SMALL if not each.startswith("logger")]
@@ -491,7 +494,10 @@ def test_a_key_is_written_nowhere(way: str, tmp_path: Path) -> None:
     else:
         (tmp_path / "wandb").mkdir()
         (tmp_path / "wandb" / "settings").write_text(f"[default]\napi_key = {KEY}\n")
-    process = fedlab(tmp_path, **environment)
+    with WandbServer() as server:
+        server.trouble = Trouble(401, "user is not logged in")
+        process = fedlab(tmp_path, WANDB_BASE_URL=server.url, **environment)
+        assert server.refused
     assert process.returncode == 0, process.stderr
     assert "goes on with logger.mode=offline" in process.stdout + process.stderr
     [run] = (tmp_path / "outputs").glob("fedavg-*")
@@ -526,37 +532,50 @@ def test_a_key_in_the_command_is_refused(
 ENV = "${oc.env:WANDB_API_KEY}"
 
 
-@pytest.mark.parametrize("way", ["arguments", "experiment"])
+BY_INTERPOLATION: list[dict[str, Any]] = [
+    {"logger.name": f"\\{ENV}"},
+    {"logger.name": f"\\\\\\{ENV}"},
+    {"logger.name": f"x\\{ENV}y"},
+    {"logger.name": "${oc.decode:'${oc.env:WANDB_API_KEY}'}"},
+    {"logger.name": "${oc.env:WANDB_${logger.project}}", "logger.project": "API_KEY"},
+    {"logger.name": "${oc.env:NOBODY_SETS_THIS,${oc.env:WANDB_API_KEY}}"},
+    {"logger.name": "${oc.deprecated:seed,'${oc.env:WANDB_API_KEY}'}"},
+    {"logger.name": "${oc.env:COPY_OF_IT}"},
+    {"logger.tags": [["a", ENV]]},
+    {"logger.project": "${logger.entity}", "logger.entity": ENV},
+    {"local.lr": ENV},
+    {"local.lr": "${${oc.env:WANDB_API_KEY}}"},
+    {"hydra.job.name": ENV},
+    {"hydra.run.dir": f"outputs/{ENV}", "hydra.sweep.dir": f"outputs/{ENV}"},
+    {"hydra.run.dir": "here", "hydra.sweep.dir": "here", "logger.name": KEY},
+    {"hydra.sweep.subdir": ENV, "hydra.run.dir": f"\\{ENV}/{ENV}"},
+    {"hydra.output_subdir": f"{ENV}"},
+]
+WAYS = [("arguments", "--run"), ("experiment", "--multirun"), ("arguments", "--multirun"), ("experiment", "--run")]
+
+
+def _of_hydra(changes: dict[str, Any], way: str, mode: str) -> bool:
+    return any(key.startswith("hydra") for key in changes) and (way, mode) in WAYS[:2]
+
+
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "way", "mode"),
     [
-        {"logger.name": f"\\{ENV}"},
-        {"logger.name": f"\\\\\\{ENV}"},
-        {"logger.name": f"x\\{ENV}y"},
-        {"logger.name": "${oc.decode:'${oc.env:WANDB_API_KEY}'}"},
-        {"logger.name": "${oc.env:WANDB_${logger.project}}", "logger.project": "API_KEY"},
-        {"logger.name": "${oc.env:NOBODY_SETS_THIS,${oc.env:WANDB_API_KEY}}"},
-        {"logger.name": "${oc.deprecated:seed,'${oc.env:WANDB_API_KEY}'}"},
-        {"logger.name": "${oc.env:COPY_OF_IT}"},
-        {"logger.tags": [["a", ENV]]},
-        {"logger.project": "${logger.entity}", "logger.entity": ENV},
-        {"local.lr": ENV},
-        {"local.lr": "${${oc.env:WANDB_API_KEY}}"},
-        {"hydra.job.name": ENV},
-        {"hydra.run.dir": f"outputs/{ENV}", "hydra.sweep.dir": f"outputs/{ENV}"},
-        {"hydra.run.dir": "here", "hydra.sweep.dir": "here", "logger.name": KEY},
-        {"hydra.sweep.subdir": ENV, "hydra.run.dir": f"\\{ENV}/{ENV}"},
-        {"hydra.output_subdir": f"{ENV}"},
+        pytest.param(changes, *way, marks=[pytest.mark.slow] * (i % 4 != j and not _of_hydra(changes, *way)))
+        for i, changes in enumerate(BY_INTERPOLATION)
+        for j, way in enumerate(WAYS)
     ],
     ids=str,
 )
 def test_a_key_gets_nowhere_by_interpolation(
     changes: dict[str, Any],
     way: str,
+    mode: str,
     mark: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """Each in one way and mode, and those of Hydra's own keys in two that cover both; the others are slow tests."""
     folder = mark.parent
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     monkeypatch.setenv("COPY_OF_IT", KEY)
@@ -569,18 +588,17 @@ def test_a_key_gets_nowhere_by_interpolation(
         text = yaml.safe_dump(tree)
         (folder / "conf" / "experiment" / "theirs.yaml").write_text(f"# @package _global_\n{text}")
         values = ["--config-dir=conf", "experiment=theirs"]
-    for mode in ("--run", "--multirun"):
-        small = [each for each in SMALL if not each.startswith("logger")]
-        arguments = [mode, *values[:1], *small, *values[1:], "rounds=1", "algorithm=fedavg", "server_data=none"]
-        monkeypatch.setattr(sys, "argv", ["fedlab", *arguments])
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            assert train.main() in (1, 2)
-        shown = capsys.readouterr()
-        assert KEY not in shown.out + shown.err and "Traceback" not in shown.err
-        theirs = {folder / "conf" / "experiment" / "theirs.yaml"} if KEY in str(changes) else set()
-        found = [path for path in folder.rglob("*") if path not in theirs]
-        assert not [path for path in found if KEY in path.name or (path.is_file() and KEY in path.read_text())]
+    small = [each for each in SMALL if not each.startswith("logger")]
+    arguments = [mode, *values[:1], *small, *values[1:], "rounds=1", "algorithm=fedavg", "server_data=none"]
+    monkeypatch.setattr(sys, "argv", ["fedlab", *arguments])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert train.main() in (1, 2)
+    shown = capsys.readouterr()
+    assert KEY not in shown.out + shown.err and "Traceback" not in shown.err
+    theirs = {folder / "conf" / "experiment" / "theirs.yaml"} if KEY in str(changes) else set()
+    found = [path for path in folder.rglob("*") if path not in theirs]
+    assert not [path for path in found if KEY in path.name or (path.is_file() and KEY in path.read_text())]
 
 
 def put(tree: dict[str, Any], key: str, value: Any) -> None:

@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from fedlab_runner import train
 from tests.helpers.composed import files
 from tests.helpers.crash import TINY
+from tests.helpers.in_process import own_handlers
 
-ROUNDS = 60
+ROUNDS = 40
 NAMES = (
     "fedbuff",
     "fedcda algorithm.warmup=5 algorithm.store_on=disk",
@@ -25,17 +27,20 @@ NAMES = (
 )
 
 
+def arguments(folder: Path) -> list[str]:
+    return [*TINY, f"rounds={ROUNDS}", f"hydra.run.dir={folder}"]
+
+
 def start(folder: Path, *overrides: str) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-m", "fedlab_runner.train", *TINY, f"rounds={ROUNDS}", f"hydra.run.dir={folder}"]
-    return subprocess.Popen(
-        [*command, *overrides], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=folder.parent
-    )
+    command = [sys.executable, "-m", "fedlab_runner.train", *arguments(folder), *overrides]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=folder.parent)
 
 
 def whole(folder: Path, *overrides: str) -> None:
-    process = start(folder, *overrides)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, errors.decode()
+    """Runs to the end, in this process."""
+    with own_handlers(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["fedlab", *arguments(folder), *overrides])
+        assert train.main() == 0
 
 
 def rounds_done(folder: Path) -> int:

@@ -3,17 +3,20 @@ over, and what is lost is said.
 """
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from fedlab_runner import train
 from fedlab_runner.experiment.lock import RunLock
 from fedlab_runner.tracking.jsonl import JsonLines
 from fedlab_runner.tracking.log_lines import LogFile
 from fedlab_runner.utils.errors import RunFailed, UserError
 from fedlab_runner.utils.files import append_line, open_own, write_text_atomically
-from tests.helpers.crash import FAMILIES, Template, results
+from tests.helpers.crash import FAMILIES, TINY, Template, results
+from tests.helpers.in_process import own_handlers
 
 RUN = FAMILIES["rows_scaffold"].split()
 LONGER = "rounds=7"
@@ -76,12 +79,21 @@ REMOVED = {
 }
 
 
-@pytest.mark.parametrize("round", [3, 5])
-@pytest.mark.parametrize("what", REMOVED)
+@pytest.mark.parametrize(
+    ("what", "round"),
+    [
+        pytest.param(what, round, marks=[pytest.mark.slow] * ((i + j) % 2))
+        for i, what in enumerate(REMOVED)
+        for j, round in enumerate((3, 5))
+    ],
+)
 def test_what_is_removed_is_written_anew(
     what: str, round: int, template: Template, whole: tuple[dict[str, bytes], ...], tmp_path: Path
 ) -> None:
-    """In the middle, and after the last round; the same bytes, and the run can be continued to the same bytes."""
+    """In the middle, or after the last round; the same bytes, and the run can be continued to the same bytes.
+
+    Each at one of the two times, which a slow test swaps.
+    """
     folder = tmp_path / "run"
     ended = template.run(folder, *RUN, code=meddling(round, REMOVED[what]))
     assert ended.status == 0, ended.said
@@ -261,16 +273,16 @@ def test_what_is_renamed_into_place_follows_no_link(tmp_path: Path) -> None:
     assert (tmp_path / "precious").read_text() == "precious" and not (tmp_path / "link").is_symlink()
 
 
-def test_the_config_that_hydra_composed_follows_no_link(tmp_path: Path) -> None:
+def test_the_config_that_hydra_composed_follows_no_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hydra's own files, the log and the run's, by the command itself."""
-    from tests.utils.test_streams import command
-
+    monkeypatch.setattr(sys, "argv", ["fedlab", *TINY, f"hydra.run.dir={tmp_path / 'run'}"])
     (tmp_path / "precious").write_text("precious")
     for name in ("config.yaml", "hydra.yaml", "overrides.yaml"):
         path = tmp_path / "run" / ".hydra" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.symlink_to(tmp_path / "precious")
-    assert command(tmp_path / "run").wait(120) == 0
+    with own_handlers():
+        assert train.main() == 0
     assert (tmp_path / "precious").read_text() == "precious"
     assert "seed=" not in (tmp_path / "run" / ".hydra" / "overrides.yaml").read_text()
-    assert (tmp_path / "run" / ".hydra" / "config.yaml").read_text().startswith("algorithm:")
+    assert "\nalgorithm:\n" in (tmp_path / "run" / ".hydra" / "config.yaml").read_text()

@@ -12,12 +12,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fedlab_runner.tracking import reachability, wandb_run
+from fedlab_runner.tracking import wandb_run
 from fedlab_runner.tracking.logger import Logger
 from fedlab_runner.tracking.recorder import Recorder
 from fedlab_runner.tracking.wandb_run import Tracker
@@ -33,10 +34,12 @@ CONFIG = {"algorithm": {"_target_": "FedAvg", "server_lr": 0.1}, "seed": 3, "tag
 SESSION = """
 import json, logging, os, signal, sys
 from pathlib import Path
+from fedlab_runner.tracking import reachability, wandb_run
 from fedlab_runner.tracking.logger import Logger
 from fedlab_runner.tracking.recorder import Recorder
 
 told = json.loads(sys.argv[1])
+reachability.RETRY_SECONDS, wandb_run.LAST_ANSWER_SECONDS = 0.3, told["patience"]
 logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
 with Recorder(Path(told["folder"]), Logger(**told["logger"]), run_id=told["id"], config={"seed": 3},
               rounds=told["rounds"], job_type="train", commit=None) as recorder:
@@ -336,8 +339,12 @@ def session(
     key: str | None = None,
     pause: int | None = None,
     kill: int | None = None,
+    patience: float = wandb_run.LAST_ANSWER_SECONDS,
 ) -> subprocess.Popen[str]:
+    """Starts one; `patience`: the seconds that it waits at its end for a server that has not answered."""
+    folder.mkdir(exist_ok=True)
     told = {"folder": str(folder / ID), "id": ID, "start": start, "rounds": rounds, "pause": pause, "kill": kill}
+    told["patience"] = patience
     told["logger"] = {name: getattr(logger, name) for name in logger.__dataclass_fields__}
     root, others = str(ROOT), os.environ.get("PYTHONPATH", "")
     environment = os.environ | {"WANDB_BASE_URL": url, "PYTHONPATH": f"{root}{os.pathsep}{others}"}
@@ -362,6 +369,19 @@ def ends(process: subprocess.Popen[str], seconds: float = 60) -> str:
         process.kill()
     assert process.returncode == 0, output
     return output
+
+
+def all_end(sessions: dict[str, subprocess.Popen[str]]) -> dict[str, str]:
+    """What sessions said that run side by side; a closed pipe wakes those that wait."""
+    for process in sessions.values():
+        assert process.stdin is not None
+        process.stdin.close()
+        process.stdin = None
+    try:
+        return {name: ends(process, 90) for name, process in sessions.items()}
+    finally:
+        for process in sessions.values():
+            process.kill()
 
 
 def assert_no_key(folder: Path) -> None:
@@ -419,28 +439,67 @@ def test_online_catches_up_with_what_was_done_offline(tmp_path: Path) -> None:
         assert [row["round"] for row in server.runs[ID].rows()] == list(range(7))
 
 
-def test_without_a_key_the_run_is_offline(tmp_path: Path) -> None:
-    with WandbServer() as server:
-        output = ends(session(tmp_path, logger(tmp_path, "online"), server.url))
-        assert not server.runs
-    assert output.count("WARNING") == 1 and "wandb login" in output and "logger.mode=offline" in output
-    assert wandb_files.history(wandb_file(tmp_path)) == expected(tmp_path)
+QUOTA = "storage quota exceeded: you have used 100.0 GB of your 100.0 GB"
+SOON = (("Retry-After", "1"),)
+TROUBLES = {
+    "server_error": Trouble(500),
+    "too_many_requests": Trouble(429, "rate limit exceeded", headers=SOON),
+    "wrong_key": Trouble(401, "user is not logged in"),
+    "quota": Trouble(403, QUOTA),
+}
 
 
-@pytest.mark.parametrize("listens", [False, True], ids=["refuses", "hangs"])
-def test_without_a_server_the_run_is_offline(tmp_path: Path, listens: bool) -> None:
+# Two of them at each time in a plain run of the tests, the other two in one of the slow tests.
+START = (
+    "troubles",
+    [("server_error", "wrong_key"), pytest.param(("too_many_requests", "quota"), marks=pytest.mark.slow)],
+)
+ON_THE_WAY = (
+    "troubles",
+    [("too_many_requests", "quota"), pytest.param(("server_error", "wrong_key"), marks=pytest.mark.slow)],
+)
+
+
+def troubled(stack: ExitStack, kind: str) -> WandbServer:
+    """A server that refuses everything from now on."""
+    server = stack.enter_context(WandbServer())
+    server.trouble = TROUBLES[kind]
+    return server
+
+
+@pytest.mark.parametrize(*START)
+def test_without_a_server_that_takes_it_the_run_is_offline(tmp_path: Path, troubles: tuple[str, str]) -> None:
+    """No key, nobody who listens, nobody who answers, or refused: all at once, as they spend their time waiting."""
     began = time.monotonic()
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        if listens:
-            silent.listen()
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        output = ends(session(tmp_path, logger(tmp_path, "online", init_timeout=2.0), url, key=KEY))
-    assert time.monotonic() - began < 60
-    assert output.count("WARNING") == 1 and "logger.mode=offline" in output
-    assert wandb_files.history(wandb_file(tmp_path)) == expected(tmp_path)
-    assert not list((tmp_path / "wandb").glob("run-*")), "the attempt left an empty run"
-    assert_no_key(tmp_path)
+    with ExitStack() as stack:
+        refusing, silent = (stack.enter_context(socket.socket()) for _ in range(2))
+        for each in (refusing, silent):
+            each.bind(("127.0.0.1", 0))
+        silent.listen()
+        urls = {"refuses": refusing, "hangs": silent}
+        sessions = {}
+        for name, each in urls.items():
+            url = f"http://127.0.0.1:{each.getsockname()[1]}"
+            own = logger(tmp_path / name, "online", init_timeout=1.0)
+            sessions[name] = session(tmp_path / name, own, url, key=KEY, patience=1.5)
+        servers = {kind: troubled(stack, kind) for kind in troubles}
+        for kind, server in servers.items():
+            own = logger(tmp_path / kind, "online", init_timeout=1.0)
+            sessions[kind] = session(tmp_path / kind, own, server.url, key=KEY)
+        willing = stack.enter_context(WandbServer())
+        own = logger(tmp_path / "no_key", "online", init_timeout=1.0)
+        sessions["no_key"] = session(tmp_path / "no_key", own, willing.url)
+        said = all_end(sessions)
+    assert time.monotonic() - began < 90
+    assert all(server.refused and not server.runs for server in servers.values()) and not willing.runs
+    assert "wandb login" in said["no_key"]
+    for name, output in said.items():
+        folder = tmp_path / name
+        assert output.count("WARNING") == 1 and "logger.mode=offline" in output, (name, output)
+        assert wandb_files.history(wandb_file(folder)) == expected(folder), name
+        assert not list((folder / "wandb").glob("run-*")), "the attempt left an empty run"
+        assert_no_key(folder)
+    assert_can_be_synced(tmp_path / "hangs", wandb_file(tmp_path / "hangs"))
 
 
 def resume(process: subprocess.Popen[str]) -> str:
@@ -459,7 +518,7 @@ def test_a_run_begins_before_its_server_answers_and_is_online_when_it_does(tmp_p
     await_pause(process)
     assert not (tmp_path / "wandb").exists(), "three rounds, and W&B has not been started"
     with WandbServer(port) as server:
-        time.sleep(1.5 * reachability.RETRY_SECONDS)
+        time.sleep(1.0)  # a session asks again after 0.3 s
         output = resume(process)
         assert without_clock(server.runs[ID].rows()) == expected(tmp_path)
     assert len(expected(tmp_path)) == 7 and "WARNING" not in output
@@ -501,114 +560,74 @@ def test_a_killed_service_is_two_lines(tmp_path: Path) -> None:
     assert "Exception ignored" not in output and len(expected(tmp_path)) == 7
 
 
-@pytest.mark.parametrize("mode", ["offline", "online"])
-def test_a_removed_folder_is_said(mode: str, tmp_path: Path) -> None:
+def test_a_removed_folder_is_said(tmp_path: Path) -> None:
+    modes = ("offline", "online")
     with WandbServer() as server:
-        process = session(tmp_path, logger(tmp_path, mode), server.url, key=KEY, pause=3)
-        await_pause(process)
-        shutil.rmtree(tmp_path / "wandb")
-        output = resume(process)
-    assert output.count("WARNING") >= 1 and "was removed; the run's own files are not affected" in output, output
-    assert len(expected(tmp_path)) == 7
+        loggers = {mode: logger(tmp_path / mode, mode) for mode in modes}
+        sessions = {mode: session(tmp_path / mode, loggers[mode], server.url, key=KEY, pause=3) for mode in modes}
+        for mode in modes:
+            await_pause(sessions[mode])
+            shutil.rmtree(tmp_path / mode / "wandb")
+        said = all_end(sessions)
+    for mode, output in said.items():
+        assert output.count("WARNING") >= 1 and "was removed; the run's own files are not affected" in output, output
+        assert len(expected(tmp_path / mode)) == 7
 
 
-def test_a_server_lost_on_the_way_costs_nothing(tmp_path: Path) -> None:
-    with WandbServer() as server:
-        process = session(tmp_path, logger(tmp_path, "online", finish_timeout=2.0), server.url, key=KEY, pause=3)
-        assert process.stdout is not None and process.stdin is not None
-        for line in process.stdout:
-            if line.strip() == "paused":
-                break
-        server.stop()
-    began = time.monotonic()
-    output = ends(process)  # the closed pipe wakes the session
-    assert time.monotonic() - began < 45
-    assert output.count("WARNING") == 1 and "wandb sync" in output
-    # The local copy of the online run is whole, for `wandb sync`.
-    assert wandb_files.history(wandb_file(tmp_path, kind="run")) == expected(tmp_path)
-    assert len(expected(tmp_path)) == 7
-    assert_no_key(tmp_path)
-    assert_can_be_synced(tmp_path, wandb_file(tmp_path, kind="run"))
+@pytest.mark.parametrize(*ON_THE_WAY)
+def test_a_server_that_is_lost_or_refuses_on_the_way_costs_nothing(tmp_path: Path, troubles: tuple[str, str]) -> None:
+    """It dies, falls silent (takes what is sent and does not answer) or begins to refuse.
 
-
-def test_a_server_that_falls_silent_on_the_way_costs_nothing(tmp_path: Path) -> None:
-    """It takes what is sent and does not answer any more."""
-    with WandbServer() as server:
-        process = session(tmp_path, logger(tmp_path, "online", finish_timeout=2.0), server.url, key=KEY, pause=3)
-        await_pause(process)
-        server.seconds = 1000.0
+    The run says once that not all has arrived, ends as it would, and a later `wandb sync` brings the rest.
+    """
+    with ExitStack() as stack:
+        servers = {kind: stack.enter_context(WandbServer()) for kind in ("dies", "falls_silent", *troubles)}
+        sessions = {}
+        for kind, server in servers.items():
+            own = logger(tmp_path / kind, "online", finish_timeout=2.0)
+            sessions[kind] = session(tmp_path / kind, own, server.url, key=KEY, pause=3)
+        for process in sessions.values():
+            await_pause(process)
+        servers["dies"].stop()
+        servers["falls_silent"].seconds = 1000.0
+        for kind in troubles:
+            servers[kind].trouble = TROUBLES[kind]
         began = time.monotonic()
-        output = ends(process)
-        assert time.monotonic() - began < 45
-    assert output.count("WARNING") == 1 and "`wandb sync --include-online wandb/run-" in output, output
-    assert wandb_files.history(wandb_file(tmp_path, kind="run")) == expected(tmp_path)
-    assert_no_key(tmp_path)
-    assert_can_be_synced(tmp_path, wandb_file(tmp_path, kind="run"))
+        said = all_end(sessions)
+        assert time.monotonic() - began < 90
+        assert all(servers[kind].refused for kind in troubles)
+    for kind, output in said.items():
+        folder = tmp_path / kind
+        assert output.count("WARNING") == 1 and "`wandb sync --include-online wandb/run-" in output, (kind, output)
+        # The local copy of the online run is whole, for `wandb sync`.
+        assert wandb_files.history(wandb_file(folder, kind="run")) == expected(folder), kind
+        assert len(expected(folder)) == 7
+        assert_no_key(folder)
+    assert_can_be_synced(tmp_path / "dies", wandb_file(tmp_path / "dies", kind="run"))
 
 
-QUOTA = "storage quota exceeded: you have used 100.0 GB of your 100.0 GB"
-SOON = (("Retry-After", "1"),)
-TROUBLES = {
-    "server_error": Trouble(500),
-    "too_many_requests": Trouble(429, "rate limit exceeded", headers=SOON),
-    "wrong_key": Trouble(401, "user is not logged in"),
-    "quota": Trouble(403, QUOTA),
-}
-
-
-@pytest.mark.parametrize("kind", TROUBLES)
-def test_a_server_that_refuses_at_the_start_makes_the_run_offline(tmp_path: Path, kind: str) -> None:
-    began = time.monotonic()
-    with WandbServer() as server:
-        server.trouble = TROUBLES[kind]
-        output = ends(session(tmp_path, logger(tmp_path, "online", init_timeout=2.0), server.url, key=KEY))
-        assert server.refused and not server.runs
-    assert time.monotonic() - began < 60
-    assert output.count("WARNING") == 1 and "logger.mode=offline" in output, output
-    assert wandb_files.history(wandb_file(tmp_path)) == expected(tmp_path)
-    assert_no_key(tmp_path)
-    assert_can_be_synced(tmp_path, wandb_file(tmp_path))
-
-
-@pytest.mark.parametrize("kind", TROUBLES)
-def test_a_server_that_begins_to_refuse_costs_nothing(tmp_path: Path, kind: str) -> None:
-    """The run says once that not all has arrived, ends as it would, and a later `wandb sync` brings the rest."""
-    with WandbServer() as server:
-        process = session(tmp_path, logger(tmp_path, "online", finish_timeout=2.0), server.url, key=KEY, pause=3)
-        await_pause(process)
-        server.trouble = TROUBLES[kind]
-        output = ends(process)
-        assert server.refused
-    assert output.count("WARNING") == 1 and "`wandb sync --include-online wandb/run-" in output, output
-    assert wandb_files.history(wandb_file(tmp_path, kind="run")) == expected(tmp_path)
-    assert_no_key(tmp_path)
-    assert_can_be_synced(tmp_path, wandb_file(tmp_path, kind="run"))
-
-
-@pytest.mark.parametrize("path", ["file_stream", "graphql"])
-def test_a_server_in_trouble_for_a_while_gets_everything(tmp_path: Path, path: str) -> None:
-    with WandbServer() as server:
-        process = session(tmp_path, logger(tmp_path, "online"), server.url, key=KEY, pause=3)
-        await_pause(process)
-        server.trouble = Trouble(503, path=path)
-        timer = threading.Timer(2.0, lambda: setattr(server, "trouble", None))
+def test_a_server_that_is_slow_or_in_trouble_for_a_while_gets_everything(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        servers = {
+            kind: stack.enter_context(WandbServer()) for kind in ("slow_start", "slow_rounds", "file_stream", "graphql")
+        }
+        servers["slow_start"].seconds = 1.0
+        sessions = {}
+        for kind, server in servers.items():
+            own = logger(tmp_path / kind, "online", finish_timeout=60.0)
+            sessions[kind] = session(tmp_path / kind, own, server.url, key=KEY, pause=3)
+        for process in sessions.values():
+            await_pause(process)
+        servers["slow_start"].seconds, servers["slow_rounds"].seconds = 0.0, 1.0
+        for kind in ("file_stream", "graphql"):
+            servers[kind].trouble = Trouble(503, path=kind)
+        timer = threading.Timer(2.0, lambda: [setattr(server, "trouble", None) for server in servers.values()])
         timer.start()
-        output = ends(process, 60)
+        said = all_end(sessions)
         timer.join()
-        assert without_clock(server.runs[ID].rows()) == expected(tmp_path)
-    assert "WARNING" not in output
-
-
-@pytest.mark.parametrize("slow_at", ["the start", "the rounds"])
-def test_a_slow_server_gets_everything(slow_at: str, tmp_path: Path) -> None:
-    with WandbServer() as server:
-        server.seconds = 1.5 if slow_at == "the start" else 0.0
-        process = session(tmp_path, logger(tmp_path, "online", finish_timeout=60.0), server.url, key=KEY, pause=0)
-        await_pause(process)
-        server.seconds = 0.0 if slow_at == "the start" else 1.5
-        output = ends(process, 90)
-        assert without_clock(server.runs[ID].rows()) == expected(tmp_path)
-    assert "WARNING" not in output
+    for kind, server in servers.items():
+        assert without_clock(server.runs[ID].rows()) == expected(tmp_path / kind), kind
+        assert "WARNING" not in said[kind], said[kind]
 
 
 def await_pause(process: subprocess.Popen[str]) -> None:

@@ -90,7 +90,7 @@ def _agree(work: Work, y: Tensor, reference: Tensor) -> bool:
     if torch.equal(y, reference):
         return True
     tolerance = TOLERANCE[work.family.dtype] if work.family.autocast is None else AUTOCAST_TOLERANCE
-    moved = torch.linalg.vector_norm(reference - work.start, dim=-1)
+    moved = torch.linalg.vector_norm(reference - work.starts(), dim=-1)
     apart = torch.linalg.vector_norm(y - reference, dim=-1) / moved.clamp_min(torch.finfo(y.dtype).tiny)
     return bool(apart.median() <= tolerance)
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedlab_runner.augment.base import Augment
 from fedlab_runner.core.client_data import ClientData, Streams
+from fedlab_runner.core.own_values import Own
 from fedlab_runner.core.work import Work, own_generator
 from fedlab_runner.executors._chunks import Chunk, ChunkedExecutor
 from fedlab_runner.utils import own_modules
@@ -40,6 +41,7 @@ class ClientShare(NamedTuple):
     ids: np.ndarray  # [k]
     num_steps: np.ndarray  # [k]
     start: Tensor | None  # [k, D]; None: they start from the round's model
+    own_start: Own | None
     per_client: tuple[Tensor, ...]  # each [k, ...]
     chunks: list[Chunk]  # rows of the share
 
@@ -100,9 +102,8 @@ def _share(work: Work, chunks: list[Chunk]) -> ClientShare:
     rows = np.concatenate([chunk.rows for chunk in chunks])
     part, ends = work.select(rows), np.cumsum([len(chunk.rows) for chunk in chunks]).tolist()
     own = [Chunk(np.arange(end - len(p.rows), end), p.frozen_norm) for p, end in zip(chunks, ends, strict=True)]
-    return ClientShare(
-        rows, part.ids, part.num_steps, part.start if part.start.dim() == 2 else None, part.per_client, own
-    )
+    start = part.start if part.start.dim() == 2 else None
+    return ClientShare(rows, part.ids, part.num_steps, start, part.own_start, part.per_client, own)
 
 
 def train_share(round: Round, share: ClientShare) -> tuple[np.ndarray, np.ndarray]:
@@ -116,6 +117,7 @@ def train_share(round: Round, share: ClientShare) -> tuple[np.ndarray, np.ndarra
         ids=share.ids,
         num_steps=share.num_steps,
         start=whole.start if share.start is None else share.start,
+        own_start=share.own_start,
         per_client=share.per_client,
         per_step=None if per_step is None else lambda some, step: per_step(share.rows[some], step),
     )
