@@ -10,27 +10,27 @@ from pathlib import Path
 import pytest
 
 from fedlab_runner import __version__
-from fedlab_runner.config import build as config
+from fedlab_runner.config import build
 from tests.helpers.paths import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
 def test_the_config_folder_of_the_repository_is_found() -> None:
-    assert config.conf_dir() == ROOT / "conf"
+    assert build.conf_dir() == ROOT / "conf"
 
 
 def test_the_config_folder_inside_the_package_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(ROOT / "conf", tmp_path / "fedlab_runner" / "conf")
     shutil.copytree(ROOT / "conf", tmp_path / "conf")
-    monkeypatch.setattr(config, "__file__", str(tmp_path / "fedlab_runner" / "config" / "build.py"))
-    assert config.conf_dir() == tmp_path / "fedlab_runner" / "conf"
+    monkeypatch.setattr(build, "__file__", str(tmp_path / "fedlab_runner" / "config" / "build.py"))
+    assert build.conf_dir() == tmp_path / "fedlab_runner" / "conf"
 
 
 def test_a_package_without_its_configs_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config, "__file__", str(tmp_path / "fedlab_runner" / "config" / "build.py"))
-    with pytest.raises(config.UserError, match=r"no conf/train\.yaml in .*: install the package again"):
-        config.conf_dir()
+    monkeypatch.setattr(build, "__file__", str(tmp_path / "fedlab_runner" / "config" / "build.py"))
+    with pytest.raises(build.UserError, match=r"no conf/train\.yaml in .*: install the package again"):
+        build.conf_dir()
 
 
 def test_the_wheel_is_told_to_carry_the_configs() -> None:

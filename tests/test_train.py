@@ -13,8 +13,7 @@ from hydra.errors import MissingConfigException
 from omegaconf import DictConfig
 
 from fedlab_runner import train
-from fedlab_runner.config import build as config
-from fedlab_runner.config import listing
+from fedlab_runner.config import build, listing
 from fedlab_runner.config.explain import explain
 from fedlab_runner.utils import signals
 from fedlab_runner.utils.errors import Diverged, Interrupted, UserError
@@ -126,14 +125,14 @@ def test_shell_completion_knows_keys_and_choices(tmp_path: Path) -> None:
     assert "local.lr=" in complete("local.l")
     assert {"algorithm=fedavg", "algorithm=fedbuff"} <= set(complete("algorithm=fed"))
     assert {"experiment=feddle/table7", "experiment=fedcda/table1"} <= set(complete("experiment=fed"))
-    tables = {path.stem for path in (config.conf_dir() / "experiment" / "dfml").glob("*.yaml")}
+    tables = {path.stem for path in (build.conf_dir() / "experiment" / "dfml").glob("*.yaml")}
     assert set(complete("experiment=dfml/")) == {f"experiment=dfml/{name}" for name in tables}
 
 
 @pytest.mark.parametrize("group", listing.groups())
 def test_every_choice_is_listed_with_what_it_is(group: str, capsys: pytest.CaptureFixture[str]) -> None:
     listing.show(f"{group}s")
-    lines, folder = capsys.readouterr().out.splitlines(), config.conf_dir() / group
+    lines, folder = capsys.readouterr().out.splitlines(), build.conf_dir() / group
     choices = {path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml")}
     assert {line.split()[0] for line in lines} == choices
     assert all(len(line.split()) > 1 for line in lines)
@@ -195,7 +194,7 @@ def test_help_names_the_groups_and_what_to_type(tmp_path: Path) -> None:
         ("delay=none delay.std=3", "delay.std is not a key: delay has "),
         (
             "experiment=fedwalk/table2 model=cnn_small",
-            "model.weights is not a key: model has channels, image_size; if an experiment sets it: ~model.weights",
+            "model.weights is not a key: model has channels, image_size; to drop it from an experiment: ~model.weights",
         ),
         ("hydra.run.dri=x", "hydra.run.dri is not a key: did you mean hydra.run.dir?"),
         ("algorithm=fedvag", "algorithm=fedvag is not a choice: did you mean fedavg? choices: "),
@@ -254,7 +253,7 @@ def test_a_damaged_config_file_is_named(command: Command, tmp_path: Path) -> Non
 
 def test_configs_of_the_user_are_found(command: Command, tmp_path: Path, stand_in: Callable[..., None]) -> None:
     (tmp_path / "mine" / "local").mkdir(parents=True)
-    text = (config.conf_dir() / "local" / "sgd.yaml").read_text().replace("\nlr: ", "\nlr: 0.125 # was ")
+    text = (build.conf_dir() / "local" / "sgd.yaml").read_text().replace("\nlr: ", "\nlr: 0.125 # was ")
     (tmp_path / "mine" / "local" / "slow.yaml").write_text(text)
     seen = []
     stand_in(lambda cfg: seen.append(cfg.local.lr) or 0.0)

@@ -215,7 +215,7 @@ def experiments() -> str:
     lead = (
         "An experiment is a file in `conf/experiment` that sets several groups and keys. The command line overrides "
         "it: `fedlab experiment=feddle/table7 dataset=fashion_mnist seed=1`. `+debug=tiny` runs any experiment in "
-        "little."
+        "small."
     )
     return _page("Experiments", lead, *parts)
 

@@ -20,7 +20,7 @@ class Augment(ABC):
     numbers, so that every executor sees the same views.
     """
 
-    numbers: ClassVar[int]  # random numbers of an example, uniform in [0, 1)
+    numbers: ClassVar[int]  # how many random numbers, uniform in [0, 1), decide the view of an example
 
     @abstractmethod
     def num_views(self, shape: torch.Size) -> int:

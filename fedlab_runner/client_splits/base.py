@@ -39,7 +39,7 @@ class ClientSplit(Protocol):
 
 
 def set_aside(owned: Sequence[np.ndarray], sizes: np.ndarray, seed: int, purpose: Purpose) -> tuple[Lists, Lists]:
-    """Sets aside so many examples [N] of each client, drawn by its key: (what it keeps, what is set aside)."""
+    """The examples that each client keeps, and the `sizes` [N] examples set aside, drawn by the client's key."""
     kept, aside = [], []
     draws = zip(owned, sizes.tolist(), generators(seed, purpose, 0, np.arange(len(owned))), strict=True)
     for mine, size, rng in draws:

@@ -16,7 +16,7 @@ class Redealt(ClientSplit):
     """A client's own test examples have the label distribution of the examples that the partition gave it.
 
     Each test example goes to one client. A client with a share s of the training examples of a class gets a share s of
-    its test examples, to whole examples (the largest remainders are rounded up). Test examples of a class that no
+    its test examples, in whole examples (the largest remainders are rounded up). Test examples of a class that no
     client holds go to nobody. Classes are those that the partition sees. `validation` is the share of a client's
     training examples that it does not train on.
     """

@@ -35,7 +35,7 @@ DISK = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), NO_ROOM),
     **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR), NO_ACCESS),
     **dict.fromkeys((errno.ENAMETOOLONG, errno.ELOOP), "give another hydra.run.dir, with shorter names and no loop"),
-    errno.EIO: "look after the disk; the same command goes on from the last checkpoint",
+    errno.EIO: "check the disk; the same command goes on from the last checkpoint",
 }
 
 

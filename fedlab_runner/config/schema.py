@@ -86,7 +86,7 @@ def unknown_key(key: str, known: Collection[str]) -> str:
     if guess:
         return f"{key} is not a key: did you mean {guess}?"
     has = f"{parent or 'the config'} has {', '.join(siblings) or 'no keys'}"
-    return f"{key} is not a key: {has}; if an experiment sets it: ~{key}"
+    return f"{key} is not a key: {has}; to drop it from an experiment: ~{key}"
 
 
 def nearest(word: str, words: Collection[str]) -> str | None:

@@ -26,7 +26,7 @@ from fedlab_runner.config import plugins
 from fedlab_runner.utils import own_modules
 
 PACKAGE = "fedlab_runner"
-# Who gives the folders whose modules may be named: the command alone, no file.
+# Hydra's names of those who may give a folder of modules: the command line alone, no file.
 _COMMAND_LINE = ("command-line", "hydra.searchpath in command-line")
 _STRANGER = (
     "may name a class of fedlab_runner, of a module in the folder given by --config-dir, or of an installed plugin "

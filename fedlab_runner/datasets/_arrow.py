@@ -1,4 +1,4 @@
-"""Data sets of the library `datasets`: how they are opened, and their arrow tables row by row."""
+"""Opens data sets of the library `datasets` and reads their arrow tables row by row."""
 
 import io
 import math
@@ -14,9 +14,9 @@ from fedlab_runner.datasets._columns import Cell, Fault, shown
 from fedlab_runner.utils.files import open_to_read
 
 IMAGE, LIST, CELL, OTHER = "image", "list", "cell", "other"  # kinds of columns
-CELL_TYPES = re.compile(r"u?int\d+|float\d+|double|bool|(large_)?string|string_view")  # the library's, of one value
+CELL_TYPES = re.compile(r"u?int\d+|float\d+|double|bool|(large_)?string|string_view")  # types of one value
 READERS = {".arrow": "arrow", ".parquet": "parquet"}  # the library's readers of files
-MARKS = ("dataset_dict.json", "state.json")  # files in a folder of save_to_disk
+MARKS = ("dataset_dict.json", "state.json")  # files by which a folder of save_to_disk is known
 ROWS_AT_ONCE = 1000  # rows that are Python objects at a time
 
 
@@ -34,10 +34,11 @@ class Place:
 
 
 def open_local(library: Any, path: Path, name: str | None, wanted: Sequence[str]) -> Mapping[str, Any]:
-    """The data sets in a folder or file by split, those `wanted` or all; a file without the name of one is the first.
+    """The splits in a folder or file, by name. A folder of save_to_disk gives all its splits.
 
-    Only arrow and parquet files are read, as the library has readers that one should not give a stranger's file to.
-    Raises ValueError for files of other kinds, and whatever the library raises.
+    Data files are those of the split in `wanted` whose name is a word of their path; if no file has such a word, all
+    are those of the first. Only arrow and parquet files are read: some of the library's other readers are not safe for
+    a stranger's file. Raises ValueError for files of other kinds, and whatever the library raises.
     """
     path = path if name is None else path / name
     inside = list(path.rglob("*")) if path.is_dir() else [path]
@@ -88,7 +89,7 @@ def quiet(library: Any, online: bool) -> Iterator[None]:
 
 
 def table_of(part: Any) -> Any:
-    """The arrow table of a data set, whole by arrow's own check: a damaged file could end the process otherwise."""
+    """The arrow table of a data set, checked by arrow: without the check a damaged file could end the process."""
     part.data.validate(full=True)
     return part.with_format("arrow")[:]
 
@@ -106,7 +107,7 @@ def kind(feature: Any) -> str:
 
 
 def places(columns: Sequence[str], features: Mapping[str, Any], table: Any) -> list[Place]:
-    """The features in columns of values and of lists; a list has as many as in the first row."""
+    """The features: one for a column of values, and as many for a column of lists as its first row has numbers."""
     found = []
     for name in columns:
         if kind(features[name]) == LIST:
@@ -120,9 +121,10 @@ def places(columns: Sequence[str], features: Mapping[str, Any], table: Any) -> l
 def rows(
     table: Any, inputs: Sequence[Place], target: str, user: str | None, classes: Sequence[str] | None
 ) -> Iterator[dict[str, Cell]]:
-    """The rows of a table by the names of features, target and user. `classes` are those of numbered labels.
+    """The cells of each row, by the names of features, target and user.
 
-    Raises Fault for a list of another length and for a label that no class has.
+    `classes` are the names of the classes where labels are numbers, else None. Raises Fault for a list of another
+    length and for a label that no class has.
     """
     columns = {place.column for place in inputs} | {target} | ({user} if user in table.column_names else set())
     widths = {place.column: place.index + 1 for place in inputs if place.index is not None}
@@ -142,7 +144,7 @@ def rows(
 
 
 def open_image(column: Any, row: int) -> BinaryIO:
-    """The file of an image in a column that the library does not decode. Raises FileNotFoundError for none."""
+    """Opens the image file of a row in a column of undecoded images. Raises FileNotFoundError for an empty cell."""
     value = column[row].as_py() or {}
     if value.get("bytes") is not None:
         return io.BytesIO(value["bytes"])

@@ -35,10 +35,11 @@ class Numbers:
         self._values.append(value)
 
     def features(self, training: np.ndarray, impute: str | None) -> np.ndarray:
-        """The values [n, 1] less the mean of the training rows [n] bool, in units of their standard deviation.
+        """The standardised values [n, 1]: (value - mean) / standard deviation, both of the training rows [n] bool.
 
-        A column that is constant there is 0 there. A missing value becomes the training rows' mean or median. Raises
-        ValueError where the training rows have no value, or numbers too large to be standardised.
+        Where all training rows have one value, the deviation counts as 1. A missing value becomes the training rows'
+        mean or median. Raises ValueError where the training rows have no value, or numbers too large to be
+        standardised.
         """
         values = np.array(self._values)
         seen = values[training & ~np.isnan(values)]
@@ -97,7 +98,7 @@ class Categories:
 
 
 class Fault(Exception):
-    """A row that cannot be taken: what is wrong, in words that a place follows ("of line 7"), and the way out."""
+    """A row that cannot be used: what is wrong, in words before a place such as "of line 7", and the remedy."""
 
     def __init__(self, what: str, remedy: str) -> None:
         super().__init__(what, remedy)
@@ -203,7 +204,7 @@ class Table:
 
 
 def _not_classes(names: Sequence[str]) -> str | None:
-    """Why these values of a target are no classes, in words that follow its name; None if they are."""
+    """Why the values of a target cannot be classes, in words that follow the target's name; None if they can."""
     if len(names) < 2:
         return f"has {len(names)} different values, and two classes are needed"
     if len(names) > MAX_CLASSES:

@@ -43,13 +43,13 @@ def variable(content: bytes, name: str) -> Any:
 
 
 class _Reader:
-    """Elements of one byte order."""
+    """Reads the elements of a file of one byte order."""
 
     def __init__(self, order: str) -> None:
         self._order, self._utf16 = order, {"<": "utf-16-le", ">": "utf-16-be"}[order]
 
     def element(self, data: bytes, at: int) -> tuple[int, bytes, int]:
-        """Type and content of the element at a place, and where the next one begins."""
+        """The type and the content of the element at an offset, and the offset of the next element."""
         kind, size = struct.unpack_from(f"{self._order}II", data, at)
         begin = at + 8
         if kind >> 16:  # a small one, within eight bytes
@@ -90,7 +90,7 @@ class _Reader:
                 return values.decode("utf-8" if stored in UTF8 else self._utf16)
             if kind != CHARS and stored in NUMBERS and len(values) == count * struct.calcsize(NUMBERS[stored]):
                 return list(struct.unpack(f"{self._order}{count}{NUMBERS[stored]}", values))
-        raise ValueError(f"it has a value of class {kind} that is not what it says")
+        raise ValueError(f"it has an array of class {kind} whose values are not of that class or size")
 
     def _matrices(self, count: int, data: bytes, at: int, depth: int) -> list[Any]:
         if 8 * count > len(data) - at:  # each has a head of so many bytes
@@ -99,7 +99,7 @@ class _Reader:
         for _ in range(count):
             kind, each, at = self.element(data, at)
             if kind != MATRIX:
-                raise ValueError("it has something else in the place of a value")
+                raise ValueError("it has another element where an array belongs")
             found.append(self.matrix(each, depth + 1)[1])
         return found
 

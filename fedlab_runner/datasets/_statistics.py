@@ -1,4 +1,4 @@
-"""A data set's mean and std: their check, and those of its own pixels."""
+"""Checks the mean and std of a data set, or computes them from its pixels."""
 
 import math
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedlab_runner.datasets.examples import CHUNK_BYTES
 
-LEAST_STD = 1 / 255  # of a channel that is constant: one grey level
+LEAST_STD = 1 / 255  # the std of a constant channel: one grey level, of pixels / 255
 
 
 def check(mean: list[float], std: list[float], channels: int) -> None:
@@ -31,7 +31,7 @@ def check(mean: list[float], std: list[float], channels: int) -> None:
 def given_or_own(
     mean: list[float] | None, std: list[float] | None, images: Tensor
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """The mean and std of each channel of images [n, channels, height, width] uint8 / 255, unless they are given."""
+    """The given mean and std, or else those of each channel of images [n, channels, height, width] uint8 / 255."""
     if mean is not None and std is not None:
         return tuple(mean), tuple(std)
     counts = torch.zeros(images.shape[1], 256, dtype=torch.int64)

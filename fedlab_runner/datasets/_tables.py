@@ -17,8 +17,7 @@ Refuse = Callable[[Path, str], UserError]
 
 
 def rows(path: Path, refuse: Refuse, delimiter: str = ",") -> Iterator[tuple[int, list[str]]]:
-    """The number of the last line, counted from 1, and the fields of each row of a UTF-8 file; blank lines are left
-    out.
+    """Each row of a UTF-8 file: the number of its last line, counted from 1, and its fields. Blank lines are skipped.
 
     Raises `refuse(path, what)` for a file that is missing, no plain file, too large or no table.
     """

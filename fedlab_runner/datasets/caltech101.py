@@ -1,7 +1,7 @@
 """Caltech 101 (Fei-Fei, Fergus and Perona, 2004): 8,677 photographs of 101 kinds of objects. https://data.caltech.edu/records/20086
 
-Licence: not sure: copies of it state CC BY 4.0 (https://huggingface.co/datasets/HuggingFaceM4/Caltech-101) or that it
-is unknown; look at the address above, which was not read.
+Licence: uncertain. Some copies state CC BY 4.0 (https://huggingface.co/datasets/HuggingFaceM4/Caltech-101), others that
+it is unknown. The page at the address above was not checked.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""A table of one's own: a row for each example with numbers and categories, a class, and perhaps a user.
+"""Your own table: a row for each example with numbers and categories, a class, and perhaps a user.
 
 Licence: that of the table.
 """

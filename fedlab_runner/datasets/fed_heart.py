@@ -21,7 +21,7 @@ LAYOUT = f"fed_heart/processed.{{{','.join(HOSPITALS)}}}.data"
 COLUMNS = 14  # of a file: 13 features and, last, the state of the disease (0 healthy, 1 to 4 ill)
 KEPT = (0, 1, 3, 4, 5, 7, 8, 9)  # columns taken as numbers; 10 to 12 are mostly missing and dropped, as in FLamby
 CATEGORIES = {2: (2.0, 3.0, 4.0), 6: (1.0, 2.0)}  # values of the columns taken one-hot, without the first value
-FIRST = {2: 1.0, 6: 0.0}  # their first values, which are all zeros
+FIRST = {2: 1.0, 6: 0.0}  # their first values, which have all zeros as features
 TRAIN_SHARE, SPLIT_SEED = 0.66, 43  # FLamby's: of a hospital's patients, and the same for all seeds of a run
 FEWEST = 3  # patients of each class that a split by class needs, as in FLamby; Switzerland's has fewer healthy ones
 TINY = 1e-9  # added to a standard deviation: a feature that is constant in a hospital stays zero
@@ -32,9 +32,9 @@ class FedHeart(Dataset):
     """740 patients as vectors of 13 features, healthy or ill; `partition=natural num_clients=4` makes each hospital a
     client.
 
-    As in FLamby, patients with a missing value are left out, and 66 % of each hospital's patients are for training: by
-    class, but Switzerland's, of whom too few are healthy, regardless of class. Training examples are standardised by
-    the mean and the deviation (n - 1) of their own hospital's, test examples by those of all training examples.
+    As in FLamby, patients with a missing value are left out, and 66 % of each hospital's patients are for training,
+    drawn class by class; in Switzerland, where too few are healthy, regardless of class. Training examples are
+    standardised by the mean and the deviation (n - 1) of their own hospital, test examples by those of all hospitals.
     """
 
     root: str
@@ -100,7 +100,7 @@ def _split(path: Path, ill: np.ndarray) -> list[np.ndarray]:
 
 
 def _standardised(features: np.ndarray, of: np.ndarray) -> np.ndarray:
-    """The features [n, 13] by the mean and deviation of other examples."""
+    """The features [n, 13], standardised by the mean and deviation of the examples `of` [m, 13]."""
     standardised: np.ndarray = (features - of.mean(0)) / (of.std(0, ddof=1) + TINY)
     return standardised
 

@@ -18,6 +18,7 @@ from fedlab_runner.datasets.examples import Data, Examples
 from fedlab_runner.utils.validate import within
 
 TABLES = {"text": "Textual_Features.csv", "image": "Visual_Features.csv", "label": "Attribute_Labels.csv"}
+# The feature blocks: table, prefix of the columns, number of columns.
 BLOCKS = (("text", "BERT_", 768), ("image", "Vis_Feat_", 512), ("image", "SCE_", 365), ("image", "ATT_", 102))
 NUM_CLASSES = 9
 TRUE, FALSE = ("true", "1", "1.0"), ("false", "0", "0.0", "")

@@ -28,8 +28,9 @@ HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")  # a name without an owner could mean 
 
 @dataclass(frozen=True)
 class HuggingFace(Dataset):
-    """The splits `train` and `test` of a local data set, or of one on the Hub: from the library's cache or, with
-    `download`, from there.
+    """The splits `train` and `test` of a local data set, or of one that the library's cache has from the Hub.
+
+    With `download` the library fetches a missing data set from the Hub.
 
     With `test` null each class gives round(test_fraction * its size) examples of `train`, drawn from the seed, to the
     test set. `inputs` is one column of images, which are resized as a whole to `image_size` pixels square, or columns

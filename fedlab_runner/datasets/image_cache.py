@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 MODES = {1: "L", 3: "RGB"}  # Pillow's modes by numbers of channels
 SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".webp")  # of the image files in a folder
 IMAGES_AT_ONCE = 256  # images in memory while a cache file is written
-BLOCK_BYTES = 2**24  # of a cache file, header included, that one CRC-32 (uint32, little-endian) is of
+BLOCK_BYTES = 2**24  # bytes of a cache file, header included, for each CRC-32 (uint32, little-endian)
 
 Refuse = Callable[[Path, str], UserError]
 

@@ -1,4 +1,4 @@
-"""Images of one's own: a folder for each class.
+"""Your own images: a folder for each class.
 
 Licence: that of the images.
 """
@@ -50,7 +50,7 @@ class ImageFolder(Dataset):
         if training.is_dir() and testing.is_dir():
             classes = _classes(training)
             if unknown := [name for name in _classes(testing, least=1) if name not in classes]:
-                raise _refuse(testing / unknown[0], f"is a class that {training} has not")
+                raise _refuse(testing / unknown[0], f"is a class that {training} lacks")
             train, test = (self._examples(*_files_of(each, classes)) for each in (training, testing))
         else:
             classes = _classes(root)

@@ -1,7 +1,7 @@
 """ISIC 2019: 25,331 dermoscopic photographs of eight kinds of skin lesions. https://challenge.isic-archive.com/data/#2019
 
 Licence: CC BY-NC 4.0, as copies of it state (https://huggingface.co/datasets/flwrlabs/fed-isic2019); the challenge's
-own page was not read. The archives that the images are from want to be named.
+own page was not checked. The archives that the images come from ask to be named.
 """
 
 from dataclasses import dataclass
@@ -61,7 +61,7 @@ def _read_table(path: Path) -> tuple[list[str], np.ndarray]:
     rows = _tables.rows(path, partial(_files.need, layout=LAYOUT))
     columns = [name.strip() for name in next(rows, (0, []))[1]]
     if columns not in (["image", *CLASSES], ["image", *CLASSES, UNKNOWN]):
-        raise _files.need(path, f"has not the columns image,{','.join(CLASSES)}[,{UNKNOWN}]", LAYOUT)
+        raise _files.need(path, f"lacks the columns image,{','.join(CLASSES)}[,{UNKNOWN}]", LAYOUT)
     names, labels = [], []
     for number, row in rows:
         try:

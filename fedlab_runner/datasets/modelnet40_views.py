@@ -1,7 +1,7 @@
 """ModelNet40 (Wu et al., CVPR 2015) as 12 shaded views of each object (Su et al., 2018). https://github.com/jongchyisu/mvcnn_pytorch
 
 Licence: of ModelNet40's authors: "This dataset is provided for the convenience of academic research only", and the
-shapes' makers hold their copyright. The views are without a statement of their own.
+shapes' makers hold their copyright. The views have no statement of their own.
 """
 
 import re

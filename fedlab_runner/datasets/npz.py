@@ -1,4 +1,4 @@
-"""Arrays of one's own: images or vectors of features in a file of numpy's.
+"""Your own arrays: images or vectors of features in a file of numpy's.
 
 Licence: that of the arrays.
 """
@@ -20,7 +20,7 @@ from fedlab_runner.utils.system import memory_bytes
 
 NEEDED, OPTIONAL = ("x_train", "y_train", "x_test", "y_test"), ("users_train", "users_test")
 ARRAYS = f"a file that numpy.savez wrote with {', '.join(NEEDED)}"
-CHANNELS = (1, 3)  # by which the axis of the channels is found
+CHANNELS = (1, 3)  # sizes of the axis of channels, by which it is found
 IMAGES = "uint8 images, square, [n, height, width] or with an axis of 1 or 3 channels, or numbers [n, features]"
 
 
@@ -54,7 +54,7 @@ class NPZ(Dataset):
         if not 2 <= len(classes) <= MAX_CLASSES:
             raise _refuse(path, f"has {len(classes):,} different values in y_train, not 2 to {MAX_CLASSES:,}")
         if len(unknown := np.setdiff1d(test_labels, classes)):
-            raise _refuse(path, f"has the class {shown(str(unknown[0]))} in y_test, which y_train has not")
+            raise _refuse(path, f"has the class {shown(str(unknown[0]))} in y_test, which y_train lacks")
         of_train, of_test = _users(arrays, len(train), len(test), path)
         examples = _examples(train, np.searchsorted(classes, labels), of_train)
         tested = _examples(test, np.searchsorted(classes, test_labels), of_test)
@@ -115,7 +115,7 @@ def _inputs(x: np.ndarray, name: str, path: Path) -> np.ndarray:
 
 
 def _values(arrays: dict[str, np.ndarray], sizes: dict[str, int], path: Path) -> dict[str, np.ndarray]:
-    """Those of the arrays of these names that are there: whole numbers or texts [n] of one kind; or [n, 1]."""
+    """The arrays of these names that the file has, [n] or [n, 1]: all whole numbers, or all texts."""
     found = {}
     for name, size in sizes.items():
         if (values := arrays.get(name)) is None:
@@ -133,7 +133,7 @@ def _values(arrays: dict[str, np.ndarray], sizes: dict[str, int], path: Path) ->
 def _users(
     arrays: dict[str, np.ndarray], size: int, test_size: int, path: Path
 ) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """The users of training and of test examples as indices into all of them, in order."""
+    """The users [n] of the training and of the test examples, as indices into the sorted users of both."""
     found = _values(arrays, dict(zip(OPTIONAL, (size, test_size), strict=True)), path)
     known = np.unique(np.concatenate(list(found.values()))) if found else np.empty(0)
     train, test = (np.searchsorted(known, found[name]) if name in found else None for name in OPTIONAL)

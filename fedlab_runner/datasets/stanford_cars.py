@@ -54,7 +54,7 @@ class StanfordCars(Dataset):
 
 
 def _entry(row: Any, num_classes: int) -> tuple[str, int] | None:
-    """The name of a file and the class, from 1, in a row of the annotations; None where it has not both."""
+    """The name of a file and the class, from 1, in a row of the annotations; None where one of them is missing."""
     name, label = (row.get("fname"), row.get("class")) if isinstance(row, dict) else (None, None)
     if not isinstance(name, str) or not name or Path(name).name != name:
         return None

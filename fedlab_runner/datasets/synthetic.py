@@ -14,7 +14,7 @@ from fedlab_runner.datasets.base import Dataset
 from fedlab_runner.datasets.examples import Data, Examples
 from fedlab_runner.utils.validate import at_least, within
 
-GRID_CELLS = 4  # of a prototype, a side: coarse, so that prototypes survive resizing and pooling
+GRID_CELLS = 4  # along each side of a prototype: coarse, so that prototypes survive resizing and pooling
 CHUNK_VALUES = 2**20  # values made at a time, so that intermediate arrays stay in the CPU's cache
 
 

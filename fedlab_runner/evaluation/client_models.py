@@ -34,8 +34,9 @@ class ClientModels:
         self._known: dict[tuple[ModelFamily, bytes], Scores] = {}  # scores of the last evaluation, by model
 
     def evaluate(self, models: Stacks, more: Mapping[str, tuple[Sequence[ModelFamily], Stacks]]) -> Scores:
-        """The mean metrics over the clients that are not held out; of `more` models, under their names, accuracy and
-        loss only.
+        """The mean metrics over the clients that are not held out.
+
+        `more` models, by name, add their mean accuracy and loss as `<name>/accuracy` and `<name>/loss`.
         """
         known, self._known = self._known, {}
         scores = self._on_test(self._by_client(self._fed.families, models), known)

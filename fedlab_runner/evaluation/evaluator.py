@@ -12,21 +12,25 @@ from fedlab_runner.datasets.examples import Examples
 from fedlab_runner.tracking.summary import RULES
 from fedlab_runner.utils.validate import at_least, one_of
 
-CLASS_PREFIX = "test/accuracy_class/"  # followed by the class index: a metric key
+CLASS_PREFIX = "test/accuracy_class/"  # a metric key begins so; the class index follows
 
 
 @dataclass(frozen=True)
 class Evaluation:
     """When and what to evaluate, and the number by which a run is judged.
 
-    Models are evaluated after `every` n rounds and after the last one, in batches of `batch_size`. `per_class` adds the
-    test accuracy of each class. `matrix` adds cells of the evaluation matrix, each `<model>/<data>`: the server's
-    model, the client's own, or the server's tuned for `fine_tune_epochs` on the client's training data; on the global
-    test set, on test examples of the clients' own, on those of clients that are held out (unseen), on the validation or
-    the training examples. The objective is `metric`, which may be of any cell, under the rule `summary` (best_of_last
-    and mean_of_last over the `last` evaluations, best, last). `held_out` test examples are left out: those that
-    in-domain server data of this size would take, so that all methods share a test set. With a `target`, the summary
-    has the first evaluated round in which the metric reaches it.
+    The run evaluates models every `every` rounds and after the last round, in batches of `batch_size`. `per_class` adds
+    the test accuracy of each class. `matrix` adds cells of the evaluation matrix, each `<model>/<data>`:
+
+    - model: `server`, the server's; `client`, the client's own; `tuned`, the server's after `fine_tune_epochs` on the
+      client's training examples;
+    - data: `global`, the test set; `own`, each client's own test examples; `unseen`, those of held-out clients;
+      `validation` and `train`, each client's validation and training examples.
+
+    The objective is `metric`, which may be of any cell, under the rule `summary` (best_of_last and mean_of_last over
+    the `last` evaluations, best, last). The test set lacks the `held_out` examples that in-domain server data of this
+    size would take, so that all methods share a test set. With a `target`, the summary has the first evaluated round in
+    which the metric reaches it.
     """
 
     every: int

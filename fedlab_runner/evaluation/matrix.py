@@ -25,8 +25,8 @@ from fedlab_runner.evaluation.scores import OnClients, of_each, of_one, on_examp
 from fedlab_runner.partitions.blocks import by_blocks
 from fedlab_runner.utils.errors import UserError
 
-MAX_VALUES = 2**25  # of models that are in memory at once, in values: 128 MiB in float32
-TUNING_STREAMS = Streams(Purpose.FINE_TUNE, Purpose.FINE_TUNE_DROPOUT)
+MAX_VALUES = 2**25  # the most values of models in memory at once: 128 MiB in float32
+TUNING_STREAMS = Streams(Purpose.FINE_TUNE, Purpose.FINE_TUNE_DROPOUT)  # the random numbers of fine-tuning
 WORST = 0.1  # the share of the clients, or of the examples, over which `worst_decile` is a mean
 OWN_TEST = "test examples of the clients' own: set client_split.test, or choose client_split=natural or redealt"
 
@@ -112,7 +112,7 @@ class Matrix:
         self._last: tuple[int, dict[str, CellScores]] | None = None
 
     def evaluate(self, state: Any, round: int, on_test: Mapping[str, float]) -> dict[str, float]:
-        """The metrics of all cells after so many rounds; `on_test` has what is known of the evaluated model."""
+        """The metrics of all cells after `round` rounds; `on_test` has those of the evaluated model on the test set."""
         metrics: dict[str, float] = {}
         for cell, scores in self.by_client(state, round).items():
             metrics |= spread(cell, scores)
@@ -121,7 +121,7 @@ class Matrix:
         return metrics
 
     def by_client(self, state: Any, round: int) -> dict[str, CellScores]:
-        """The cells that clients differ in, client by client, after so many rounds."""
+        """The cells that clients differ in, client by client, after `round` rounds."""
         if self._last is None or self._last[0] != round:
             self._last = round, self._scores(state, round)
         return self._last[1]

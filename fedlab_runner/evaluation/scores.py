@@ -1,4 +1,4 @@
-"""How models do on examples: a model on those of each client, models on the same examples or each on its client's own.
+"""Scores models: one model on each client's examples, models on the same examples, or each model on its client's.
 
 Each score depends, to the last bit, on its model, its examples and the arguments alone.
 """
@@ -17,14 +17,14 @@ from fedlab_runner.core.work import Executor
 
 
 class OnExamples(NamedTuple):
-    """Of m models on n examples."""
+    """The scores of m models on n examples."""
 
     correct: Tensor  # [m, n] bool
     loss: Tensor  # [m] float64, the mean cross entropy
 
 
 class OnClients(NamedTuple):
-    """Of k clients."""
+    """The scores of k clients."""
 
     accuracy: np.ndarray  # [k] float64
     loss: np.ndarray  # [k] float64, the mean cross entropy
@@ -34,7 +34,7 @@ class OnClients(NamedTuple):
 def on_examples(
     executor: Executor, family: ModelFamily, models: Tensor, inputs: Tensor, targets: Tensor, batch_size: int
 ) -> OnExamples:
-    """Models [m, D] on the same examples."""
+    """The scores of models [m, D] on the same examples."""
     p, correct, total = family.num_params, [], torch.zeros(len(models), dtype=torch.float64, device=family.device)
     for begin in range(0, len(targets), batch_size):
         batch, labels = family.normalize(inputs[begin : begin + batch_size], family.dtype), targets[begin:][:batch_size]
@@ -49,7 +49,7 @@ def on_examples(
 
 
 def of_one(family: ModelFamily, w: Tensor, client_data: ClientData, ids: np.ndarray, batch_size: int) -> OnClients:
-    """One model [D] on the examples of each of the clients `ids` [k], who all have examples."""
+    """The scores of one model [D] on the examples of each of the clients `ids` [k], who all have examples."""
     sizes = client_data.num_examples[ids]
     members = np.concatenate([client_data.members(i) for i in ids.tolist()])
     correct, loss = np.empty(len(members)), np.empty(len(members))
@@ -67,9 +67,10 @@ def of_one(family: ModelFamily, w: Tensor, client_data: ClientData, ids: np.ndar
 def of_each(
     executor: Executor, family: ModelFamily, models: Tensor, client_data: ClientData, ids: np.ndarray, batch_size: int
 ) -> OnClients:
-    """Each of the models [k, D] on the examples of its client, of `ids` [k], who all have examples.
+    """The scores of each of the models [k, D] on the examples of its client, of `ids` [k], who all have examples.
 
-    A call has several clients of like size, padded to the largest, and at most `batch_size` examples.
+    The executor gets several clients of similar size at a time, padded to the largest, with at most `batch_size`
+    examples together.
     """
     p, correct, loss = family.num_params, np.zeros(len(ids)), np.zeros(len(ids))
 

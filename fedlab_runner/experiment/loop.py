@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -27,6 +27,7 @@ from fedlab_runner.experiment.code_hash import Code, code_of
 from fedlab_runner.experiment.resource_estimate import check_run_memory, seconds_a_round
 from fedlab_runner.experiment.resuming import FAILED, STRANGE, check_beginning, understood
 from fedlab_runner.experiment.standstill import foreseen
+from fedlab_runner.lr_schedules.base import LRSchedule
 from fedlab_runner.tracking.recorder import Recorder
 from fedlab_runner.utils import attempt, signals
 from fedlab_runner.utils.durations import duration
@@ -35,12 +36,6 @@ from fedlab_runner.utils.errors import Diverged, UserError
 _log = logging.getLogger(__name__)
 WARM_ROUND = 2  # of the rounds that this start runs, the one that is timed: the first measures, forks and compiles
 MIN_REPORTED_SECONDS = 60.0  # seconds that are left
-
-
-class LRSchedule(Protocol):
-    """A factor on the local learning rate by round, counted from 0."""
-
-    def factor(self, round: int) -> float: ...
 
 
 class Snapshot(NamedTuple):

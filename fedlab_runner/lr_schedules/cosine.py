@@ -11,7 +11,7 @@ from fedlab_runner.utils.validate import at_least, within
 class CosineLR(LRSchedule):
     """Half a cosine from 1 in round 0 to `final` in round `rounds`; `final` from then on.
 
-    Round `rounds` is the first after the last by default, so no round that is run has the factor 0.
+    By default round `rounds` would follow the run's last round, so no round of the run has the factor 0.
     """
 
     rounds: int

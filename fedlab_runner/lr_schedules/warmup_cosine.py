@@ -11,7 +11,7 @@ from fedlab_runner.utils.validate import at_least, within
 class WarmupCosineLR(LRSchedule):
     """Rises linearly to 1 in round `warmup`, then half a cosine to `final` in round `rounds`; `final` from then on.
 
-    Round 0 has the factor 1 / (warmup + 1), so that no round that is run has the factor 0.
+    Round 0 has the factor 1 / (warmup + 1), so that no round of the run has the factor 0.
     """
 
     warmup: int

@@ -147,7 +147,7 @@ class Grid:
         block_channels: int | None,
         blocks: Sequence[int] | None,
     ) -> None:
-        """ValueError, named after the field, where the blocks do not tile the image."""
+        """Raises ValueError, named after the field, where the blocks do not tile the image."""
         self.channels = channels if block_channels is None else block_channels
         for name, parts in (("rows", rows), ("columns", columns)):
             if image_size % parts:

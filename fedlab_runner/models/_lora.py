@@ -40,7 +40,8 @@ def add_lora(model: nn.Module, targets: Mapping[str, int], rank: int, alpha: flo
     """Freezes the model and replaces each linear layer whose name matches a target by a LoRALinear.
 
     `targets` maps name patterns (as the shell's: `blocks.*.attn.qkv`) to the layers' number of parts; of several that
-    match, the first counts. Returns the names of the adapted layers. ValueError if a pattern matches no linear layer.
+    match, the first counts. Returns the names of the adapted layers. Raises ValueError if a pattern matches no linear
+    layer.
     """
     model.requires_grad_(False)
     parts: dict[str, int] = {}

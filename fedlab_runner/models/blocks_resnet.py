@@ -12,7 +12,7 @@ from fedlab_runner.models.base import Architecture
 from fedlab_runner.utils.validate import one_of
 
 DEPTHS = (18, 34)  # layers
-STEMS = ("small", "imagenet")
+STEMS = ("small", "imagenet")  # values of the field `stem`
 
 
 @dataclass(frozen=True)

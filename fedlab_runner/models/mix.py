@@ -11,7 +11,7 @@ from fedlab_runner.utils.validate import at_least
 class Mix:
     """Client i has the architecture `models[i % A]` of A, for algorithms that take models of several architectures.
 
-    All models take the inputs that `channels` and `image_size` say; their own are null or the same.
+    All models take inputs of `channels` and `image_size`; their own fields of these names are null or the same.
     """
 
     channels: int | None

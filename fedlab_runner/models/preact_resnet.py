@@ -13,7 +13,7 @@ from fedlab_runner.utils.validate import each_at_least
 @dataclass(frozen=True)
 class PreActResNet(Architecture):
     """A 3x3 convolution, for each width a stage of two blocks, batch norm, ReLU, average pooling and the classifier;
-    with the default widths it is ResNet-18. Stages but the first start with stride 2.
+    with the default widths it is ResNet-18. All stages but the first start with stride 2.
 
     A block is batch norm, ReLU, 3x3 convolution, twice; where the shape changes, its shortcut is a 1x1 convolution of
     the activated input.

@@ -19,7 +19,7 @@ from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.validate import within
 
 HINT = "timm's own are at https://huggingface.co/timm"
-HUB_TIMEOUT_SECONDS = 3.0
+HUB_TIMEOUT_SECONDS = 3.0  # for a connection to the Hugging Face hub
 RESERVED = {"model_name", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path"}
 RESERVED |= {"num_classes", "in_chans", "img_size", "drop_rate"}  # arguments that other fields or the data set give
 

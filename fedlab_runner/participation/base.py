@@ -69,9 +69,9 @@ def check_held_out(held_out_clients: HeldOut) -> None:
 
 
 def check_left(held_out_clients: HeldOut, num_clients: int, asked: int, name: str = "cohort_size") -> None:
-    """Raises ValueError, named after a field, where fewer clients than are asked at once are not held out.
+    """Raises ValueError, named after a field, unless the clients that are not held out are at least `asked`.
 
-    `name` is the field, or a rule of fields, that decides how many are `asked`.
+    The server asks `asked` clients at once; `name` is the field, or the rule of fields, that decides this number.
     """
     if asked > num_clients:
         raise ValueError(f"{name} must be <= the number of clients ({num_clients}), got {asked}")
@@ -82,5 +82,5 @@ def check_left(held_out_clients: HeldOut, num_clients: int, asked: int, name: st
 
 
 def drawn(rng: np.random.Generator, clients: np.ndarray, size: int) -> np.ndarray:
-    """So many of some clients, ascending."""
+    """The ids of `size` of the clients, drawn without replacement, ascending."""
     return np.sort(rng.choice(clients, size, replace=False))

@@ -12,7 +12,7 @@ class FixedParticipation(Participation):
     """Asks the same clients in each round, in the order of `clients`, except those that are not idle.
 
     Of the other clients `held_out_clients` (a number, or with a decimal point a share of all clients) are drawn from
-    the seed. Where there is no server, these never take part, while the rest may be met.
+    the seed. Where there is no server, these never take part; the algorithm may choose any other client as a partner.
     """
 
     clients: list[int]

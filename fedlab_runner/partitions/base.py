@@ -18,8 +18,9 @@ class Partition(Protocol):
     ) -> list[np.ndarray]:
         """The indices of each client's examples: N ascending int64 arrays, disjoint, in which all examples occur.
 
-        A class that shares examples out several times, or leaves some out, says so. `strata` [n] int64 is the class of
-        each example, `users` [n] int64 its natural client (None: the data set has no users). A pure function of the
-        fields, the arguments and `rng`, which the run derives from its seed. Raises ValueError, named after the field,
-        where these examples cannot be dealt out so, and UserError where the data set does not fit the partition.
+        A partition that gives an example to several clients, or to none, says so in its docstring. `strata` [n] int64
+        is the class of each example, `users` [n] int64 its natural client (None: the data set has no users). A pure
+        function of the fields, the arguments and `rng`, which the run derives from its seed. Raises ValueError, named
+        after the field, where these examples cannot be dealt out so, and UserError where the data set does not fit the
+        partition.
         """

@@ -12,7 +12,7 @@ from fedlab_runner.partitions._balanced_dirichlet import balanced_counts
 from fedlab_runner.partitions.base import Partition
 from fedlab_runner.utils.validate import at_least
 
-GROUP_SIZE = 10  # clients of a group at most: the authors' number
+GROUP_SIZE = 10  # the most clients of a group: the authors' number
 
 
 @dataclass(frozen=True)

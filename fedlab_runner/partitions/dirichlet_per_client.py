@@ -7,7 +7,7 @@ import numpy as np
 from fedlab_runner.partitions import _common
 from fedlab_runner.partitions.base import Partition
 
-CLIENTS_AT_ONCE = 1024  # whose class distributions are drawn in one call
+CLIENTS_AT_ONCE = 1024  # clients whose class distributions are drawn in one call
 
 
 @dataclass(frozen=True)

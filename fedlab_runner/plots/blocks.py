@@ -35,7 +35,8 @@ def plot_blocks(path: Path, columns: Sequence[str], rows: Sequence[Sequence[int]
     figure = Figure(figsize=(max(6.0, 2 + 0.3 * len(names)), max(3.0, 1.8 + 0.3 * len(counts))), layout="constrained")
     FigureCanvasAgg(figure)
     unused = int((counts == 0).sum())
-    figure.suptitle(f"{title}\nclients with a block of a class; {unused} of {counts.size} have none", fontsize=11)
+    told = f"clients with each block of each class; {unused} of {counts.size} cells have no client"
+    figure.suptitle(f"{title}\n{told}", fontsize=11)
     axes = figure.subplots()
     colours = ListedColormap([(0.0, 0.0, 0.0, 1.0), *colormaps["YlGnBu"](np.linspace(0.1, 0.8, max(most, 1)))])
     axes.imshow(counts, aspect="auto", cmap=colours, vmin=-0.5, vmax=max(most, 1) + 0.5, interpolation="nearest")

@@ -152,5 +152,5 @@ def _percent(axes: "Axes") -> None:
 
 
 def _legend(axes: "Axes") -> None:
-    """Below the axes, where no curve is."""
+    """Draws the legend below the axes, where no curve is."""
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=3, columnspacing=1.2, handlelength=1.5)

@@ -63,8 +63,8 @@ def is_condition(key: str) -> bool:
 class Differences:
     """The keys that tell some settings apart.
 
-    Keys of a choice are compared among the settings that made it, and what belongs to the method among those of the
-    same algorithm: that one algorithm is tried with two learning rates does not change the name of another.
+    A key of a choice is compared among the settings with this choice only, and a key of the method among the settings
+    of the same algorithm only: two learning rates of one algorithm do not change the name of another algorithm.
     """
 
     def __init__(self, settings: Sequence[Setting]) -> None:
@@ -79,7 +79,7 @@ class Differences:
         return [key for key in one if len(self._values[key, _peers(key, one)]) > 1]
 
     def between_algorithms(self) -> dict[str, dict[str, str]]:
-        """The keys that no name tells because they differ between algorithms only: the value by algorithm."""
+        """The keys that differ between algorithms only, so that no name has them: the value by algorithm."""
         told = {key for (key, _), values in self._values.items() if len(values) > 1}
         found = {}
         for key in dict.fromkeys(key for key, _ in self._values):

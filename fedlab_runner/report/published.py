@@ -177,9 +177,10 @@ def _over_rounds(run: Run, key: str) -> float:
 
 
 def _ours(groups: Sequence[SeedGroup], column: Mapping[str, Any]) -> list[float]:
-    """The objective of each finished seed, or the metric that the column names: of a cost the mean over rounds (of a
-    cache the largest), which runs on their way have too, of others the value in the best round of a finished run. The
-    rounds to a target that a finished run has not reached are infinite.
+    """The objective of each finished seed, or the metric that the column names.
+
+    A cost is the mean over rounds, a cache the largest value; unfinished runs have both too. Any other metric is the
+    value in the best round of a finished run. If a finished run has not reached its target, the rounds are infinite.
     """
     if "metric" not in column:
         return finished(groups)

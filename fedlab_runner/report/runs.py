@@ -28,8 +28,8 @@ class Run:
     commands: Sequence[str]
     commits: Sequence[str]
     error: str | None = None
-    pruned: bool = False  # ended by the rule `pruning` of its sweep
-    damaged: bool = False  # the rows are not those of its summary
+    pruned: bool = False  # whether the rule `pruning` of its sweep ended the run
+    damaged: bool = False  # whether the rows differ from those of its summary
     warnings: Sequence[str] = ()
 
     @property
@@ -99,7 +99,7 @@ class Run:
             return f"failed: {self.error}" + (f" (round {self.done} of {self.rounds})" if self.done > 0 else "")
         if not self.rows:
             return "not begun"
-        return f"{'given up, ' if self.pruned else ''}round {max(self.done, 0)} of {self.rounds}"
+        return f"{'pruned, ' if self.pruned else ''}round {max(self.done, 0)} of {self.rounds}"
 
     @property
     def ended(self) -> bool:

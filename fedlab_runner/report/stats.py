@@ -9,7 +9,7 @@ from typing import Any
 from fedlab_runner.report.runs import Run
 from fedlab_runner.tracking.jsonl import Row
 
-MIN_SEEDS = 3  # in common, that a test of a difference needs
+MIN_SEEDS = 3  # the fewest seeds that two methods must share for a test of their difference
 SIGNIFICANCE_LEVEL = 0.05  # of the two-sided tests
 
 

@@ -80,7 +80,7 @@ def result(
     if not values:
         runs = [run for group in groups for run in group.runs]
         word = (
-            "failed" if all(run.error is not None for run in runs) else "given up" if _all_ended(runs) else "unfinished"
+            "failed" if all(run.error is not None for run in runs) else "pruned" if _all_ended(runs) else "unfinished"
         )
         return cell(word, *more, *remarks(groups), muted=True)
     return cell(spread(values, metric, deviation), *more, times(len(values), "seed"), *remarks(groups), bold=bold)

@@ -33,7 +33,8 @@ def read(
     """Decodes (path, class) pairs, at most `max_images` of them drawn uniformly, to the shape of the clients' images.
 
     Images are resized as a whole, bilinear with antialiasing, and held in memory or, with a folder `cache`, in a file
-    there. Raises UserError for no image, a single class, a file that is no image, and clients without such images.
+    there. Raises UserError for no image, a single class, a file that is no image, and clients whose inputs are no such
+    images.
     """
     size = shape_of(data)
     chosen = capped(len(files), max_images, seed)

@@ -13,7 +13,7 @@ from fedlab_runner.utils.validate import at_least
 
 
 @dataclass(frozen=True)
-class ImageFolder(ServerDataSource):
+class ServerImageFolder(ServerDataSource):
     """The images in root/<class>/, of all classes or of `classes`, folder names such as ImageNet's wnids.
 
     At most `max_images` are drawn uniformly. They are decoded once, into memory or into a file in the folder `cache`.

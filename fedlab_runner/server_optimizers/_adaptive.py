@@ -1,4 +1,4 @@
-"""What adaptive server optimisers share (Reddi et al., ICLR 2021, Algorithm 2). https://arxiv.org/abs/2003.00295"""
+"""The shared part of the adaptive server optimisers (Reddi et al., ICLR 2021, Algorithm 2). https://arxiv.org/abs/2003.00295"""
 
 import math
 from abc import abstractmethod
@@ -12,10 +12,10 @@ from fedlab_runner.utils.validate import finite_above, finite_at_least, one_of, 
 
 
 class Correction(NamedTuple):
-    """A correction of the moments' bias towards their start, as a factor of the learning rate and one of tau."""
+    """A correction of the moments' bias towards their start: factors on the learning rate and on tau."""
 
-    ahead: int  # by how many steps it counts too far
-    of_tau: bool  # tau is added to the corrected moment: it gets the factor of the moment's square root
+    ahead: int  # steps that the correction counts beyond those made
+    of_tau: bool  # whether tau has the factor of the second moment's root, as it is added to the corrected moment
 
 
 CORRECTIONS: dict[str, Correction | None] = {
@@ -28,7 +28,7 @@ CORRECTIONS: dict[str, Correction | None] = {
 
 @dataclass(frozen=True)
 class Adaptive(ServerOptimizer):
-    """m <- beta1 m + (1 - beta1) delta and x <- x + lr m / (sqrt(v) + tau); v is a choice's second moment."""
+    """m <- beta1 m + (1 - beta1) delta and x <- x + lr m / (sqrt(v) + tau); each choice defines v."""
 
     operations: ClassVar[int] = 12
 
@@ -63,7 +63,7 @@ class Adaptive(ServerOptimizer):
 
 @dataclass(frozen=True)
 class Decaying(Adaptive):
-    """An adaptive optimiser whose second moment forgets by `beta2`, with one of `CORRECTIONS`."""
+    """An adaptive optimiser whose second moment decays by `beta2`, with a bias correction of `CORRECTIONS`."""
 
     beta2: float
     bias_correction: str

@@ -139,7 +139,7 @@ def _draw(
 
 
 def _legend(axes: "Axes") -> None:
-    """Below the axes, one above the other: the names of settings are long."""
+    """Draws the legend below the axes, one name a line: the names of settings are long."""
     axes.figure.legend(loc="outside lower left", handlelength=1.5)
 
 

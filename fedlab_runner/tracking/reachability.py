@@ -6,7 +6,7 @@ import time
 import urllib.error
 import urllib.request
 
-REQUEST_TIMEOUT_SECONDS, RETRY_SECONDS = 10.0, 2.0  # of one request; between two
+REQUEST_TIMEOUT_SECONDS, RETRY_SECONDS = 10.0, 2.0  # the limit of one request; the pause between two
 
 
 class Reach:

@@ -22,13 +22,15 @@ def summarise(
 ) -> dict[str, Any]:
     """The four summaries of `metric` over a run's evaluations, with that of `rule` as the `objective`.
 
-    Evaluations are the rows from round 1 on that hold the metric at a multiple of `every`, or at `rounds`, the last: so
-    a run that was extended counts like one that never stopped. With fewer than `last` of them all count; with none each
-    value is NaN. A NaN among them makes the mean NaN, while the best values pass it over. The best value of a metric of
-    which less is better, such as a loss, is the smallest, else the largest; `std_of_last` is that of the values
-    themselves (divided by n). `final` holds the metrics of the last row and `at_best` those of the best round, both
-    without what only the files have. With a `target` there is `rounds_to_target` too: the first of the evaluated rounds
-    whose value is as good, None if none is. `warnings` are there where there are some.
+    - Evaluations are the rows from round 1 on that hold the metric, at multiples of `every` and at the last round,
+      `rounds`. So an extended run counts like a run that never stopped.
+    - If there are fewer than `last` evaluations, all count; if there are none, each value is NaN. The mean of values
+      with a NaN is NaN; the best value ignores NaN.
+    - The best value is the smallest for a metric of which less is better, such as a loss, and else the largest.
+    - `std_of_last` is the standard deviation of the last values (divided by n).
+    - `final` holds the metrics of the last row and `at_best` those of the best round, without those kept in files only.
+    - With a `target`, `rounds_to_target` is the first evaluated round whose value is as good; None if there is none.
+    - `warnings` is there only if the run has warnings.
     """
     assert rule in RULES and last >= 1 and every >= 1, (rule, last, every)
     found = [row for row in rows if row["round"] >= 1 and metric in row]

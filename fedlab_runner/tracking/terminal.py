@@ -31,7 +31,7 @@ SHOWN_METRICS = (
     (LATE_KEY, "late", "{:.0f}"),
     ("train/loss", "loss", "{:.3f}"),
 )
-LOG_SECONDS = 5.0  # at least, between two log lines
+LOG_SECONDS = 5.0  # the shortest time between two log lines
 
 
 class Console:

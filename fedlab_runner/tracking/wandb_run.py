@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
-FIRST_ANSWER_SECONDS = 1.0  # that a run waits for W&B's server before it begins
-LAST_ANSWER_SECONDS = 5.0  # since the start, that a short run waits for the server at its end
+FIRST_ANSWER_SECONDS = 1.0  # how long a run waits for W&B's server before it begins
+LAST_ANSWER_SECONDS = 5.0  # how long after its start a run that has ended still waits for the server
 
 
 class Tracker:
@@ -156,7 +156,7 @@ class Tracker:
             return
         finally:
             if not run.offline:
-                self._try(lambda: service.listen(None), "W&B did not let go")
+                self._try(lambda: service.listen(None), "W&B still sends messages")
         if not (_segment(run) / f"run-{self._run_id}.wandb").is_file():
             self._warn(f"W&B lacks the run: {_segment(run)} was removed; the run's own files are not affected")
         elif run.offline:

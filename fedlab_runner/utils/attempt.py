@@ -1,4 +1,4 @@
-"""A note in the run's folder of the part of the run at work: the next attempt reports where this one was killed."""
+"""Keeps a note of the part of the run at work in its folder: the next attempt reports where this one was killed."""
 
 import faulthandler
 import logging
@@ -19,9 +19,10 @@ NOTE_FILE = ".attempt"
 STACK_FILE = "crash.txt"  # the stack of Python when a fatal signal came
 NOTE_BYTES = 128  # the length of the note; Python's fault handler writes behind it, where a signal leaves it the time
 MAX_STACK_BYTES = 2**20  # of a stack that is read
+# The texts of a note, and of the first line that Python's fault handler writes.
 _NOTE = re.compile(r"process \d{1,10} on [\w.-]{1,60} in [a-z ]{1,30}(\d{1,12} \([a-z ]{1,30}\))?", re.ASCII)
 _FATAL = re.compile(rb"\AFatal Python error: ([A-Za-z -]{1,40})\n")
-_SIGNALS = {
+_SIGNALS = {  # by the fault handler's words
     b"Segmentation fault": "SIGSEGV",
     b"Aborted": "SIGABRT",
     b"Bus error": "SIGBUS",
@@ -59,7 +60,7 @@ class Attempt:
     """Context manager around a run in `folder`: keeps the note, and removes it when the program itself ends the run.
 
     A note that is there at the start means that the last attempt was killed; one log line says where. No number depends
-    on the note: one that cannot be read is passed over, one that cannot be written is left out, no link is followed.
+    on the note: the run ignores a note that it cannot read, does without one that it cannot write, and follows no link.
     """
 
     def __init__(self, folder: Path) -> None:

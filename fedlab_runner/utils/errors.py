@@ -17,7 +17,7 @@ class Pruned(Exception):
     """The rule `pruning` ended the run after `round`; `objective` is that of the evaluations so far."""
 
     def __init__(self, round: int, objective: float, reason: str) -> None:
-        super().__init__(f"given up after round {round}: {reason}")
+        super().__init__(f"pruned after round {round}: {reason}")
         self.round, self.objective, self.reason = round, objective, reason
 
 

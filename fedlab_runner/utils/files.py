@@ -15,7 +15,7 @@ from fedlab_runner.utils.errors import UserError
 
 TEMPORARY = ".tmp"  # the end of the name of a file that is being written
 _NOT_OURS = "{} is a link or no plain file, and is not written to: delete it, or give another hydra.run.dir"
-_LEFT = re.compile(rf".+\.[0-9a-f]{{16}}{re.escape(TEMPORARY)}")
+_LEFT = re.compile(rf".+\.[0-9a-f]{{16}}{re.escape(TEMPORARY)}")  # names that `write_atomically` gives
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:

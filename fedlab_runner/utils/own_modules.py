@@ -1,18 +1,18 @@
-"""The user's own modules: a config named one from a folder of the user's, which other machines need not have."""
+"""The user's own modules, which a config named and which lie in folders that other machines need not have."""
 
 import sys
 from pathlib import Path
 from types import ModuleType
 
 _PACKAGE = __name__.partition(".")[0]
-_homes: set[Path] = set()  # the folders that hold them
+_folders: set[Path] = set()  # the folders of these modules
 
 
 def remember(module: ModuleType) -> None:
     """Notes that this module, and with it each module of its folder, is the user's own."""
     top = sys.modules.get(module.__name__.partition(".")[0], module)
     places = [*getattr(top, "__path__", ())] or [getattr(top, "__file__", None)]
-    _homes.update(Path(place).absolute().parent for place in places if place)
+    _folders.update(Path(place).absolute().parent for place in places if place)
 
 
 def loaded() -> list[ModuleType]:
@@ -25,4 +25,6 @@ def _is_own(name: str, module: ModuleType) -> bool:
     if not file or name != getattr(module, "__name__", None) or name.partition(".")[0] in (_PACKAGE, "__main__"):
         return False
     path = Path(file).absolute()
-    return not {"site-packages", "dist-packages"} & {*path.parts} and any(path.is_relative_to(each) for each in _homes)
+    if {"site-packages", "dist-packages"} & {*path.parts}:
+        return False
+    return any(path.is_relative_to(each) for each in _folders)

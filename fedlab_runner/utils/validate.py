@@ -37,7 +37,7 @@ def finite_at_least(least: float, **values: Number) -> None:
 
 
 def within(interval: str, **values: Number) -> None:
-    """Each value is in an interval as mathematicians write it: `[0, 1)` has 0 and has not 1."""
+    """Each value is in an interval in mathematical notation: `[0, 1)` has 0 but not 1."""
     low, high = (float(end) for end in interval[1:-1].split(","))
     closed_low, closed_high = interval[0] == "[", interval[-1] == "]"
 

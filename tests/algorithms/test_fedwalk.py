@@ -15,7 +15,7 @@ from fedlab_runner.algorithms.fedwalk import FedWalk, log_ratio
 from fedlab_runner.algorithms.shared.classifier_head import named_head
 from fedlab_runner.algorithms.shared.server_training import server_batches
 from fedlab_runner.checkpoints.state_packing import pack, unpack
-from fedlab_runner.config import build as config
+from fedlab_runner.config import build as config_build
 from fedlab_runner.config.components import Components
 from fedlab_runner.core.algorithm import ServerAlgorithm
 from fedlab_runner.core.client_losses import client_losses
@@ -377,7 +377,7 @@ def test_a_model_without_a_body_is_refused() -> None:
 
 
 def build(*overrides: str) -> Components:
-    return config.build(composed("algorithm=fedwalk", "model=mlp", *overrides))
+    return config_build.build(composed("algorithm=fedwalk", "model=mlp", *overrides))
 
 
 @pytest.mark.parametrize(
@@ -433,9 +433,9 @@ def test_a_config_that_cannot_be_is_one_line_that_names_the_key(overrides: list[
 
 
 def test_its_name_says_what_it_is_around() -> None:
-    name = config.run_id(composed("algorithm=fedwalk", "algorithm@algorithm.base=scaffold"))
+    name = config_build.run_id(composed("algorithm=fedwalk", "algorithm@algorithm.base=scaffold"))
     assert name.startswith("fedwalk-scaffold-") and len(name) == len("fedwalk-scaffold-") + 8
-    moved = config.run_id(composed("algorithm=fedwalk", "algorithm@algorithm.base=scaffold", "algorithm.tau=0"))
+    moved = config_build.run_id(composed("algorithm=fedwalk", "algorithm@algorithm.base=scaffold", "algorithm.tau=0"))
     assert moved != name
 
 

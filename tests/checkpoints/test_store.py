@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from fedlab_runner.checkpoints import store as checkpoint
+from fedlab_runner.checkpoints import store as checkpoint_store
 from fedlab_runner.checkpoints.store import Checkpointing, CheckpointStore
 from fedlab_runner.experiment.lock import RunLock
 from fedlab_runner.utils import signals
@@ -170,16 +170,16 @@ def test_a_signal_waits_for_the_checkpoint_that_is_being_written(
 ) -> None:
     """torch.save would end with an error of its own about the half-written archive, and the run with that."""
     store = CheckpointStore(tmp_path, keep=1)
-    write = checkpoint._Hashing.write
+    write = checkpoint_store._Hashing.write
 
-    def interrupted(self: checkpoint._Hashing, data: bytes) -> int:
+    def interrupted(self: checkpoint_store._Hashing, data: bytes) -> int:
         if not sent:
             sent.append(len(data))
             os.kill(os.getpid(), signal.SIGTERM)
         return write(self, data)
 
     sent: list[int] = []
-    monkeypatch.setattr(checkpoint._Hashing, "write", interrupted)
+    monkeypatch.setattr(checkpoint_store._Hashing, "write", interrupted)
     with pytest.raises(Interrupted), signals.raised():
         store.save(3, CONFIG, {"x": torch.arange(5000)})
     assert sent and loaded(store)[0] == 3

@@ -12,13 +12,12 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
-from fedlab_runner.config import build as config
-from fedlab_runner.config import components, schema, targets
+from fedlab_runner.config import build, components, schema, targets
 from fedlab_runner.utils.errors import UserError
 from tests.helpers import composed as shared
 from tests.helpers.paths import ROOT
 
-CONF = config.conf_dir()
+CONF = build.conf_dir()
 CHOICES = sorted(
     str(path.relative_to(CONF).with_suffix(""))
     for path in CONF.rglob("*.yaml")
@@ -40,7 +39,7 @@ composed = partial(shared.composed, small=False)
 
 def faults(*overrides: str) -> list[str]:
     with pytest.raises(UserError) as caught:
-        config.build(composed(*overrides))
+        build.build(composed(*overrides))
     return str(caught.value).splitlines()
 
 
@@ -70,7 +69,7 @@ def test_every_choice_builds_in_the_default_experiment(choice: str) -> None:
     else:
         cfg = composed()
         cfg[group] = node
-    components = config.build(shared.with_values(cfg, *NEEDED.get(choice, [])))
+    components = build.build(shared.with_values(cfg, *NEEDED.get(choice, [])))
     assert type(getattr(components, group)).__qualname__ == target.rpartition(".")[2]
 
 
@@ -88,7 +87,7 @@ def test_every_group_of_the_defaults_is_a_component() -> None:
 
 
 def test_build_gives_objects_and_plain_values() -> None:
-    components = config.build(composed("rounds=7", "local.lr=1", "participation=fixed", "participation.clients=[3,1]"))
+    components = build.build(composed("rounds=7", "local.lr=1", "participation=fixed", "participation.clients=[3,1]"))
     assert components.rounds == 7
     assert type(components.local.lr) is float and components.local.lr == 1.0
     assert type(components.participation.clients) is list
@@ -144,7 +143,7 @@ def test_a_group_must_be_a_choice() -> None:
     cfg = composed()
     cfg.local = "sgd"
     with pytest.raises(UserError, match=r"^local must be a choice: local=<one of the files in conf/local>, got 'sgd'$"):
-        config.build(cfg)
+        build.build(cfg)
 
 
 def test_all_faults_are_told_at_once() -> None:
@@ -167,7 +166,7 @@ def test_cuda_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert faults("device=cuda:2") == ["device must be one of cuda:0 to cuda:1, got cuda:2"]
-    assert config.build(composed("device=cuda:1")).device == "cuda:1"
+    assert build.build(composed("device=cuda:1")).device == "cuda:1"
 
 
 @dataclass(frozen=True)
@@ -196,7 +195,7 @@ def nested(alpha: Any, **extra: Any) -> DictConfig:
 
 
 def test_nested_components_are_checked_and_built() -> None:
-    built = config.build(nested(2)).partition
+    built = build.build(nested(2)).partition
     assert built == Wrapper(Leaf(2.0), [Leaf(2.0)])
 
 
@@ -216,7 +215,7 @@ def test_nested_components_are_checked_and_built() -> None:
 )
 def test_faults_of_nested_components_name_the_inner_key(cfg: Any, line: str) -> None:
     with pytest.raises(UserError) as caught:
-        config.build(cfg())
+        build.build(cfg())
     assert str(caught.value).startswith(line)
 
 
@@ -232,7 +231,7 @@ def test_a_fault_inside_a_constructor_is_not_the_users(monkeypatch: pytest.Monke
     cfg = composed()
     cfg.partition = {"_target_": f"{__name__}.Broken"}
     with pytest.raises(Exception, match="a bug") as caught:
-        config.build(cfg)
+        build.build(cfg)
     assert not isinstance(caught.value, UserError)
 
 
@@ -265,7 +264,7 @@ def test_there_is_no_negative_zero() -> None:
     for std in (-0.0, "-0.0"):
         cfg = composed()
         cfg.delay.std = std
-        assert math.copysign(1.0, config.build(cfg).delay.std) == 1.0
+        assert math.copysign(1.0, build.build(cfg).delay.std) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -300,7 +299,7 @@ def test_an_element_of_a_list_is_named() -> None:
 
 
 def test_the_run_id_is_the_algorithm_and_a_hash() -> None:
-    name, _, digest = config.run_id(composed("algorithm=fedavg")).partition("-")
+    name, _, digest = build.run_id(composed("algorithm=fedavg")).partition("-")
     assert name == "fedavg" and len(digest) == 8 and int(digest, 16) >= 0
 
 
@@ -319,25 +318,25 @@ def test_the_run_id_is_the_algorithm_and_a_hash() -> None:
 )
 def test_what_does_not_decide_the_numbers_keeps_the_run(overrides: list[str]) -> None:
     start = ["local.lr=0.05"]
-    assert config.run_id(composed(*start, *overrides)) == config.run_id(composed(*start))
+    assert build.run_id(composed(*start, *overrides)) == build.run_id(composed(*start))
 
 
 @pytest.mark.parametrize(
     "override", ["seed=1", "local.lr=0.051", "delay.std=5.5", "partition.alpha=1", "model=mlp", "num_clients=51"]
 )
 def test_what_decides_the_numbers_makes_another_run(override: str) -> None:
-    assert config.run_id(composed(override)) != config.run_id(composed())
+    assert build.run_id(composed(override)) != build.run_id(composed())
 
 
 def test_rounds_count_where_another_key_uses_them() -> None:
     follow = ("lr_schedule=cosine", "lr_schedule.rounds=${rounds}")
-    ids = [config.run_id(composed(*follow, f"rounds={rounds}")) for rounds in (10, 20)]
+    ids = [build.run_id(composed(*follow, f"rounds={rounds}")) for rounds in (10, 20)]
     assert ids[0] != ids[1]
 
 
 def test_data_folders_do_not_count() -> None:
-    ids = {config.run_id(composed("dataset=cifar10", f"dataset.root={root}")) for root in ("a", "b")}
-    assert ids == {config.run_id(composed("dataset=cifar10", "dataset.download=true"))}
+    ids = {build.run_id(composed("dataset=cifar10", f"dataset.root={root}")) for root in ("a", "b")}
+    assert ids == {build.run_id(composed("dataset=cifar10", "dataset.download=true"))}
 
 
 @pytest.mark.parametrize(
@@ -346,12 +345,12 @@ def test_data_folders_do_not_count() -> None:
 )
 def test_other_data_of_ones_own_are_another_run(choice: str, key: str) -> None:
     needed = [f"dataset={choice}", *NEEDED[f"dataset/{choice}"]]
-    assert config.run_id(composed(*needed)) != config.run_id(composed(*needed, f"dataset.{key}=other/name"))
+    assert build.run_id(composed(*needed)) != build.run_id(composed(*needed, f"dataset.{key}=other/name"))
 
 
 def test_own_images_may_move_where_they_have_a_name() -> None:
     named = ("dataset=image_folder", "dataset.name=birds")
-    ids = {config.run_id(composed(*named, f"dataset.root={root}", f"dataset.cache={root}")) for root in ("a", "b")}
+    ids = {build.run_id(composed(*named, f"dataset.root={root}", f"dataset.cache={root}")) for root in ("a", "b")}
     assert len(ids) == 1
     assert faults("dataset=image_folder") == ["dataset.root is missing: dataset.name takes its value"]
 
@@ -359,7 +358,7 @@ def test_own_images_may_move_where_they_have_a_name() -> None:
 def test_the_order_of_keys_does_not_count() -> None:
     cfg = composed()
     backwards = OmegaConf.create({key: cfg[key] for key in reversed(list(cfg))})
-    assert config.run_id(backwards) == config.run_id(cfg)
+    assert build.run_id(backwards) == build.run_id(cfg)
 
 
 @pytest.mark.parametrize(
@@ -385,17 +384,17 @@ def test_the_run_id_is_the_same_in_another_process() -> None:
     code = "from tests.config.test_build import *; print(config.run_id(composed('seed=3')))"
     here = ROOT
     shown = subprocess.run([sys.executable, "-c", code], cwd=here, capture_output=True, text=True, check=True).stdout
-    assert shown.strip() == config.run_id(composed("seed=3"))
+    assert shown.strip() == build.run_id(composed("seed=3"))
 
 
 def test_the_resolver_is_run_id_with_the_hydra_section_present() -> None:
-    config.register_resolvers()
+    build.register_resolvers()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         cfg = compose("train", ["seed=3"], return_hydra_config=True)
-    assert cfg.hydra.run.dir == f"outputs/{config.run_id(composed('seed=3'))}"
-    assert cfg.hydra.sweep.subdir == config.run_id(composed("seed=3"))
+    assert cfg.hydra.run.dir == f"outputs/{build.run_id(composed('seed=3'))}"
+    assert cfg.hydra.sweep.subdir == build.run_id(composed("seed=3"))
 
 
 def test_no_sensible_config_has_no_name() -> None:
     with pytest.raises(UserError, match=r"local\.lr must be a number"):
-        config.run_id(composed("local.lr=fast"))
+        build.run_id(composed("local.lr=fast"))

@@ -106,8 +106,8 @@ def test_a_killed_run_finds_every_row_of_every_checkpoint() -> None:
 
 
 def test_rows_that_were_never_put_take_no_room(tmp_path: Path) -> None:
-    tables = ClientStateStore(tmp_path, CPU)
-    rows = tables.rows("disk", 10**6, torch.float32)
+    store = ClientStateStore(tmp_path, CPU)
+    rows = store.rows("disk", 10**6, torch.float32)
     assert not (tmp_path / "client_state").exists()
     rows.put(torch.ones(10**6))
     (path,) = (tmp_path / "client_state").iterdir()
@@ -115,8 +115,8 @@ def test_rows_that_were_never_put_take_no_room(tmp_path: Path) -> None:
 
 
 def test_a_lost_file_is_said_in_one_line(tmp_path: Path) -> None:
-    tables = ClientStateStore(tmp_path, CPU)
-    kept, state = tables.rows("disk", 4, torch.float32).put(torch.ones(4)), tables.state_dict()
+    store = ClientStateStore(tmp_path, CPU)
+    kept, state = store.rows("disk", 4, torch.float32).put(torch.ones(4)), store.state_dict()
     (tmp_path / "client_state" / "rows_4_float32.bin").unlink()
     again = ClientStateStore(tmp_path, CPU)
     again.load_state_dict(state)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedlab_runner.core import memory_check as need
+from fedlab_runner.core import memory_check
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.utils.errors import UserError
 from tests.helpers.toy import RAGGED, federation
@@ -14,19 +14,19 @@ def train(fed: Federation) -> None:
 
 
 def test_a_round_that_cannot_fit_is_refused_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(need, "MIN_CHECKED_BYTES", 0)
+    monkeypatch.setattr(memory_check, "MIN_CHECKED_BYTES", 0)
     model = federation().family.size * 8
-    monkeypatch.setattr(need, "memory_bytes", lambda: 2 * 3 * model)
+    monkeypatch.setattr(memory_check, "memory_bytes", lambda: 2 * 3 * model)
     with pytest.raises(
         UserError, match=r"^a round needs 0.0 GB for the models of 8 clients .*cohort_size to 3 or less"
     ):
         train(federation())
-    monkeypatch.setattr(need, "memory_bytes", lambda: 2 * 8 * model)
+    monkeypatch.setattr(memory_check, "memory_bytes", lambda: 2 * 8 * model)
     train(federation())
-    monkeypatch.setattr(need, "memory_bytes", lambda: None)
+    monkeypatch.setattr(memory_check, "memory_bytes", lambda: None)
     train(federation())
 
 
 def test_small_rounds_do_not_ask_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(need, "memory_bytes", lambda: 0)
+    monkeypatch.setattr(memory_check, "memory_bytes", lambda: 0)
     train(federation())

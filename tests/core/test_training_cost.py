@@ -93,11 +93,11 @@ def test_who_takes_no_step_costs_nothing() -> None:
 
 
 def test_a_step_is_counted_once_for_all_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedlab_runner.core import training_cost as module
+    from fedlab_runner.core import training_cost
 
     calls = []
-    counted = module._counted
-    monkeypatch.setattr(module, "_counted", lambda work: calls.append(work.round) or counted(work))
+    counted = training_cost._counted
+    monkeypatch.setattr(training_cost, "_counted", lambda work: calls.append(work.round) or counted(work))
     run(algorithm("fedprox"), federation(RAGGED), 4)
     assert calls == [0]
 

@@ -1,4 +1,4 @@
-"""A table of one's own: encoded by its training rows alone, and refused by row and column."""
+"""Your own table: encoded by its training rows alone, and refused by row and column."""
 
 import re
 from pathlib import Path

@@ -226,7 +226,7 @@ def test_a_photograph(damage: Damage, most: int, tmp_path: Path) -> None:
 
 @MOST
 @BOTH
-def test_tables_of_ones_own(damage: Damage, most: int, tmp_path: Path) -> None:
+def test_your_own_tables(damage: Damage, most: int, tmp_path: Path) -> None:
     """A text has no checksums: another digit is read."""
     path = tmp_path / "table.csv"
     fields = {"path": write_table(path), "target": "kind", "user": "who", "ignore": ["job"]}

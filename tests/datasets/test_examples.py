@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fedlab_runner.datasets import examples as data_module
+from fedlab_runner.datasets import examples as examples_module
 from fedlab_runner.datasets.examples import Data, Examples
 
 
@@ -76,7 +76,7 @@ def test_three_channels_to_grey_is_pillows():
 @pytest.mark.parametrize("chunk_bytes", [1, 1000])
 def test_chunks_change_nothing(monkeypatch, chunk_bytes):
     whole = make(3, 9, 9).fit(1, 14)
-    monkeypatch.setattr(data_module, "CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(examples_module, "CHUNK_BYTES", chunk_bytes)
     assert torch.equal(make(3, 9, 9).fit(1, 14).train.inputs, whole.train.inputs)
 
 

@@ -1,4 +1,4 @@
-"""Images of one's own: both layouts, decoded once, and what is no folder of classes."""
+"""Your own images: both layouts, decoded once, and what is no folder of classes."""
 
 import os
 import time
@@ -97,7 +97,7 @@ def test_faults_are_one_line(tmp_path: Path) -> None:
     assert "holds 0 folders of classes" in refusal(root)
     (root / "test/a").mkdir()
     (root / "test/c").mkdir()
-    assert refusal(root).startswith(f"{root}/test/c is a class that {root}/train has not")
+    assert refusal(root).startswith(f"{root}/test/c is a class that {root}/train lacks")
     (root / "test/c").rename(root / "test/b")
     assert refusal(root).startswith(f"{root}/test has no image")
     write_images(root / "test", ["a"], [1])

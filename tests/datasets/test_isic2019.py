@@ -69,9 +69,9 @@ HEADER = "image,MEL,NV,BCC,AK,BKL,DF,VASC,SCC\n"
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ("", "has not the columns"),
-        ("<html>404</html>", "has not the columns image,MEL,NV"),
-        (HEADER.replace("MEL,NV", "NV,MEL"), "has not the columns image,MEL,NV"),
+        ("", "lacks the columns"),
+        ("<html>404</html>", "lacks the columns image,MEL,NV"),
+        (HEADER.replace("MEL,NV", "NV,MEL"), "lacks the columns image,MEL,NV"),
         (HEADER, "lists no images"),
         (HEADER + "a,1.0,0.0,0.0,0.0,0.0,0.0,0.0,0.0\nb,0.0\n", "has a line 3 that"),
         (HEADER + "a,1.0,1.0,0.0,0.0,0.0,0.0,0.0,0.0\n", "has a line 2 that"),

@@ -1,4 +1,4 @@
-"""Arrays of one's own: shapes and types that people save, and what cannot be learned from."""
+"""Your own arrays: shapes and types that people save, and what cannot be learned from."""
 
 import os
 from pathlib import Path
@@ -103,7 +103,7 @@ FAULTS: list[tuple[dict[str, Any], str]] = [
     ({"y_train": np.eye(9)}, "has an array y_train of float64 [9, 9]"),
     ({"y_train": np.arange(9) % 3 / 2}, "has an array y_train of float64 [9]"),
     ({"y_train": np.zeros(9, int)}, "has 1 different values in y_train"),
-    ({"y_test": np.full(6, 3)}, "has the class '3' in y_test, which y_train has not"),
+    ({"y_test": np.full(6, 3)}, "has the class '3' in y_test, which y_train lacks"),
     ({"y_test": np.array(["1"] * 6)}, "has numbers in one of y_train, y_test and texts in the other"),
     ({"users_train": np.arange(8)}, "has an array users_train of int64 [8], not 9"),
     ({"users_train": np.arange(9), "users_test": np.array(["a"] * 6)}, "has numbers in one of users_train, users_test"),

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedlab_runner.config import build as config_module
+from fedlab_runner.config import build as config_build
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.work import Work
 from fedlab_runner.executors import auto
-from fedlab_runner.executors._autotune import cache as memory
+from fedlab_runner.executors._autotune import cache as autotune_cache
 from fedlab_runner.executors._autotune.cache import Cost
 from fedlab_runner.executors._autotune.measure import measure, sample
 from fedlab_runner.executors.auto import REFERENCE, UNTIMED, Auto
@@ -57,7 +57,7 @@ def costs(**a_step: float) -> dict[str, Cost]:
 
 def chosen(folder: Path) -> list[str]:
     noted = json.loads((folder / "executor.json").read_text())
-    return list(noted[memory.machine()].values())
+    return list(noted[autotune_cache.machine()].values())
 
 
 def test_short_work_is_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
@@ -98,9 +98,9 @@ def test_other_code_measures_anew_and_has_its_own_remembered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
 ) -> None:
     work = work_of(federation())
-    here, elsewhere = memory.place(), f"another-{memory.place()}"
+    here, elsewhere = autotune_cache.place(), f"another-{autotune_cache.place()}"
     for code in ("old", "new"):
-        monkeypatch.setattr(memory, "place", lambda code=code: f"{memory.machine()}-{code}")
+        monkeypatch.setattr(autotune_cache, "place", lambda code=code: f"{autotune_cache.machine()}-{code}")
         slow = {"old": 0.01, "new": 0.09}[code]
         monkeypatch.setattr(auto, "measure", lambda *_, slow=slow: costs(loop=0.05, vectorized=0.06, processes=slow))
         Auto(0.0, 2, compile=True).bind_run(tmp_path / code, 10).train(work)
@@ -108,16 +108,16 @@ def test_other_code_measures_anew_and_has_its_own_remembered(
         if code == "old":
             cache.write_text(checksummed_json.text({key: known[key] for key in known if "-" in key} | {elsewhere: {}}))
     assert chosen(tmp_path / "old") == [PROCESSES] and chosen(tmp_path / "new") == [REFERENCE]
-    assert set(json.loads(cache.read_text())) == {f"{memory.machine()}-new", elsewhere, "format", "sha256"}
-    assert here.startswith(f"{memory.machine()}-")
+    assert set(json.loads(cache.read_text())) == {f"{autotune_cache.machine()}-new", elsewhere, "format", "sha256"}
+    assert here.startswith(f"{autotune_cache.machine()}-")
 
 
 def test_jobs_of_one_process_with_other_threads_do_not_share_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
     places = []
     for threads in (1, 2, 1):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        places.append(memory.place())
-        assert places[-1].startswith(f"{memory.machine()}-")
+        places.append(autotune_cache.place())
+        assert places[-1].startswith(f"{autotune_cache.machine()}-")
     assert places[0] == places[2] != places[1]
 
 
@@ -145,7 +145,7 @@ def test_steps_are_recorded_on_a_gpu_alone_and_never_with_dropout() -> None:
     def candidates(build: Any, device: str, *, compiled: bool) -> set[str]:
         work = work_of(federation(build=build))
         work.family.device = torch.device(device)
-        found = auto._Choosing(Auto(0.0, 2, compile=True), memory.Memory())._fit(work, compiled=compiled)
+        found = auto._Choosing(Auto(0.0, 2, compile=True), autotune_cache.Memory())._fit(work, compiled=compiled)
         return {name for name in found if name.startswith("cuda_graph")}
 
     one_by_one, together = "cuda_graph executor.chunk_size=1", "cuda_graph executor.chunk_size=null"
@@ -157,24 +157,24 @@ def test_steps_are_recorded_on_a_gpu_alone_and_never_with_dropout() -> None:
 
 
 def test_what_chooses_an_executor_on_the_command_line_builds_it() -> None:
-    for name, candidate in auto._Choosing(Auto(0.0, 2, compile=True), memory.Memory())._candidates().items():
+    for name, candidate in auto._Choosing(Auto(0.0, 2, compile=True), autotune_cache.Memory())._candidates().items():
         first, *more = name.split()
         config = composed(f"executor={first}", *more)
-        assert config_module.build(config).executor == candidate.executor
+        assert config_build.build(config).executor == candidate.executor
 
 
 def test_a_run_begun_on_another_machine_chooses_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     work = work_of(federation())
     monkeypatch.setattr(auto, "measure", lambda *_: costs(loop=0.01, vectorized=0.02, processes=0.03))
     with monkeypatch.context() as patch:
-        patch.setattr(memory, "machine", lambda: "another")
+        patch.setattr(autotune_cache, "machine", lambda: "another")
         Auto(0.0, 2, compile=True).bind_run(tmp_path, 10).train(work)
     Auto(0.0, 2, compile=True).bind_run(tmp_path, 10).train(work)
     noted = json.loads((tmp_path / "executor.json").read_text())
-    assert set(noted) == {"another", memory.machine(), "format", "sha256"} and chosen(tmp_path) == [REFERENCE]
+    assert set(noted) == {"another", autotune_cache.machine(), "format", "sha256"} and chosen(tmp_path) == [REFERENCE]
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{", '{"x": 1}', f'{{"{memory.machine()}": []}}', "\xff"])
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"x": 1}', f'{{"{autotune_cache.machine()}": []}}', "\xff"])
 def test_files_that_are_not_ours_are_no_obstacle(content: str, tmp_path: Path, cache: Path) -> None:
     cache.parent.mkdir(parents=True)
     for path in (cache, tmp_path / "executor.json"):
@@ -196,7 +196,7 @@ def test_a_damaged_choice_is_said(
     Auto(0.0, 2, compile=True).bind_run(tmp_path, 10).train(work)
     for path in (tmp_path / "executor.json", cache):
         whole = path.read_text()
-        word = {"PROCESSES": PROCESSES, "loop": memory.machine()}.get(damage, damage)
+        word = {"PROCESSES": PROCESSES, "loop": autotune_cache.machine()}.get(damage, damage)
         path.write_text(whole.replace(word, f"x{word[1:]}"))
         assert path.read_text() != whole
     Auto(0.0, 2, compile=True).bind_run(tmp_path, 10).train(work)
@@ -213,7 +213,7 @@ def test_the_choice_of_an_earlier_attempt_is_kept(
     tmp_path: Path, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     work = work_of(federation())
-    noted = {memory.machine(): {memory.kind_of(work): PROCESSES}}
+    noted = {autotune_cache.machine(): {autotune_cache.kind_of(work): PROCESSES}}
     (tmp_path / "executor.json").write_text(checksummed_json.text(noted))
     Auto(0.0, 2, compile=True).bind_run(tmp_path, 10).train(work)
     assert checksummed_json.read(tmp_path / "executor.json") == noted and not caplog.records and not cache.exists()
@@ -223,7 +223,7 @@ def test_a_choice_made_by_measuring_is_among_the_candidates(tmp_path: Path, cach
     work = work_of(federation(build=normed), correct=lambda g: 0.5 * g)
     executor = Auto(0.0, 2, compile=True).bind_run(tmp_path, 5)
     executor.train(work)
-    known = json.loads(cache.read_text())[memory.place()]
+    known = json.loads(cache.read_text())[autotune_cache.place()]
     (shape,) = known.values()
     assert set(shape) == {REFERENCE, UNTIMED, PROCESSES} and all(step > 0 for _, step in shape.values())
     assert chosen(tmp_path)[0] in shape

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedlab_runner.algorithms.shared import mutual_learning as distillation
+from fedlab_runner.algorithms.shared import mutual_learning as mutual_learning_module
 from fedlab_runner.algorithms.shared.mutual_learning import Learners, mutual_learning, mutual_losses, teacher_weights
 from fedlab_runner.core.losses import WSM
 from fedlab_runner.core.model_family import Batch
-from fedlab_runner.executors._fork import processes as forks
+from fedlab_runner.executors._fork import processes as fork_processes
 from fedlab_runner.executors._fork.lockstep import SharedRows, in_step
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.processes import Processes
@@ -25,7 +25,7 @@ LOOP = Loop(compile=False)
 
 @pytest.fixture(autouse=True)
 def _worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distillation, "MIN_SHARED_SECONDS", 0.0)
+    monkeypatch.setattr(mutual_learning_module, "MIN_SHARED_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -87,8 +87,8 @@ def test_what_a_dead_worker_leaves_is_learnt_again(
         assert end != "error", "of the worker's own"
         time.sleep(60)
 
-    monkeypatch.setattr(forks, "POLL_SECONDS", 0.02)
-    monkeypatch.setattr(forks, "STUCK_SECONDS", 0.5)
+    monkeypatch.setattr(fork_processes, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(fork_processes, "STUCK_SECONDS", 0.5)
     expected, _ = learnt(1)
     found, _ = learnt(3, act=in_workers_only(act))
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
@@ -112,7 +112,7 @@ def test_dropout_draws_from_one_stream_in_one_process(forked: list[int]) -> None
 
 
 def test_what_takes_no_time_is_not_shared(forked: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distillation, "MIN_SHARED_SECONDS", 1.0)
+    monkeypatch.setattr(mutual_learning_module, "MIN_SHARED_SECONDS", 1.0)
     learnt(3)
     assert not forked
 

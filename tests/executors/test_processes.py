@@ -20,8 +20,8 @@ from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.work import Executor
 from fedlab_runner.executors import processes
 from fedlab_runner.executors._chunks import ChunkedExecutor
-from fedlab_runner.executors._fork import pool as crew
-from fedlab_runner.executors._fork import processes as forks
+from fedlab_runner.executors._fork import pool
+from fedlab_runner.executors._fork import processes as fork_processes
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.processes import Processes
 from fedlab_runner.executors.vectorized import Vectorized
@@ -66,7 +66,7 @@ def is_gone(pid: int) -> bool:
 def nobody_is_left(forked: list[int]) -> bool:
     """No worker is there but those that have reported, which the next round collects."""
     processes.dismiss()
-    crew.collect()
+    pool.collect()
     return all([is_gone(pid) for pid in forked])
 
 
@@ -168,7 +168,7 @@ def test_workers_go_with_the_clients(forked: list[int]) -> None:
     assert len(forked) == 2 and not any(is_gone(pid) for pid in forked)
     del fed
     gc.collect()
-    crew.collect()
+    pool.collect()
     assert all(is_gone(pid) for pid in forked)
 
 
@@ -179,7 +179,7 @@ def test_workers_do_not_stay_where_they_would_keep_much(monkeypatch: pytest.Monk
 
 
 def test_more_pieces_than_tickets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crew, "MAX_TICKETS", 3)
+    monkeypatch.setattr(pool, "MAX_TICKETS", 3)
     expected = train(federation())
     assert torch.equal(train(federation(executor=Processes(2, LOOP)))[0], expected[0])
 
@@ -209,8 +209,8 @@ def test_what_dead_workers_leave_is_trained_again(caplog: pytest.LogCaptureFixtu
 def test_a_worker_that_stands_still_is_given_up(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, forked: list[int]
 ) -> None:
-    monkeypatch.setattr(forks, "POLL_SECONDS", 0.02)
-    monkeypatch.setattr(forks, "STUCK_SECONDS", 0.2)
+    monkeypatch.setattr(fork_processes, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(fork_processes, "STUCK_SECONDS", 0.2)
     result = train(federation(executor=Processes(2, LOOP)), correct=in_workers_only(lambda: time.sleep(60)))
     assert torch.equal(result[0], train(federation())[0])
     assert "has stood still" in caplog.text and nobody_is_left(forked)

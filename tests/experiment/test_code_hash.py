@@ -12,8 +12,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from fedlab_runner.config.build import fingerprint
-from fedlab_runner.experiment import code_hash as sources
-from fedlab_runner.experiment import provenance
+from fedlab_runner.experiment import code_hash, provenance
 from fedlab_runner.experiment.code_hash import code_of
 from fedlab_runner.experiment.run import run_in, run_whole
 from fedlab_runner.utils.errors import UserError
@@ -198,5 +197,5 @@ def test_a_summary_without_its_code_is_written_anew(user: User) -> None:
 
 def test_many_changes_are_counted() -> None:
     theirs = dict.fromkeys("abcdef", "1")
-    assert sources.changed(theirs, theirs | {"b": "2"}) == "b"
-    assert sources.changed(theirs, {}) == "a, b, c, d and 2 more"
+    assert code_hash.changed(theirs, theirs | {"b": "2"}) == "b"
+    assert code_hash.changed(theirs, {}) == "a, b, c, d and 2 more"

@@ -18,7 +18,7 @@ import torch
 from fedlab_runner.algorithms import center
 from fedlab_runner.algorithms.shared.server_training import server_batches
 from fedlab_runner.checkpoints.store import CheckpointStore
-from fedlab_runner.config import build as config
+from fedlab_runner.config import build as config_build
 from fedlab_runner.config.build import build, fingerprint
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.executors.loop import Loop
@@ -316,7 +316,7 @@ def test_methods_with_and_without_server_data_can_share_a_test_set() -> None:
     """The examples held out are those that in-domain server data takes, and more of them include the fewer."""
 
     def test_set(*overrides: str) -> set[bytes]:
-        fed = prepare(config.build(composed("dataset=synthetic", "algorithm=fedavg", *overrides))).simulation
+        fed = prepare(config_build.build(composed("dataset=synthetic", "algorithm=fedavg", *overrides))).simulation
         return {example.numpy().tobytes() for example in fed.test.inputs}
 
     whole = test_set("server_data=none")

@@ -14,7 +14,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from fedlab_runner import train
-from fedlab_runner.config import build as config
+from fedlab_runner.config import build
 from fedlab_runner.experiment import provenance
 from tests.helpers.in_process import own_handlers
 
@@ -35,7 +35,7 @@ Type = Callable[[str], list[Seen]]
 def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Type]:
     """Types a command in a folder with two config folders of a user's; the jobs that it composes, which do nothing."""
 
-    slow = (config.conf_dir() / "local" / "sgd.yaml").read_text().replace("\nlr: ", "\nlr: 0.125 # was ")
+    slow = (build.conf_dir() / "local" / "sgd.yaml").read_text().replace("\nlr: ", "\nlr: 0.125 # was ")
     for place in ("mine", "my configs, ümläut"):
         (tmp_path / place / "local").mkdir(parents=True)
         (tmp_path / place / "local" / "slow.yaml").write_text(slow)
@@ -48,7 +48,7 @@ def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Type]:
     def stand_in(cfg: DictConfig) -> float:
         hydra = HydraConfig.get()
         command = provenance.command_of(hydra, cfg)
-        seen.append(Seen(Path(hydra.runtime.output_dir), config.fingerprint(cfg), command, hydra))
+        seen.append(Seen(Path(hydra.runtime.output_dir), build.fingerprint(cfg), command, hydra))
         return 0.5
 
     def run(command: str) -> list[Seen]:

@@ -20,7 +20,7 @@ from fedlab_runner.core.round_cost import local_operations
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.processes import Processes
 from fedlab_runner.executors.vectorized import Vectorized
-from fedlab_runner.experiment import resource_estimate as estimate
+from fedlab_runner.experiment import resource_estimate
 from fedlab_runner.experiment.run import run_in
 from fedlab_runner.utils.durations import duration
 from fedlab_runner.utils.errors import UserError
@@ -35,18 +35,18 @@ LAYERWISE = {"layerwise": True, "late_policy": "discard"}
 def needs(name: str, how: Any = None, rounds: int = 10, **overrides: Any) -> dict[str, float]:
     fed, built = federation(**(how or {})), algorithm(name, **overrides)
     built.check(fed)
-    return {need.what: need.bytes for need in estimate._needs(built, fed, rounds)}
+    return {need.what: need.bytes for need in resource_estimate._needs(built, fed, rounds)}
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_can_be_estimated(name: str) -> None:
     fed, built = federation(cohort=4, std=1.0), algorithm(name)
     before = fed.state_dict()["clock"]["due"]
-    assert estimate.check_run_memory(built, fed, 10).startswith("peak memory about ")
+    assert resource_estimate.check_run_memory(built, fed, 10).startswith("peak memory about ")
     assert bool((fed.state_dict()["clock"]["due"] == before).all()), "the clock was only asked"
 
 
-def test_tables_count_where_they_lie_in_memory() -> None:
+def test_client_rows_count_where_they_lie_in_memory() -> None:
     family = federation().family
     rows = {"ca2fl": ("store_on", family.size), "scaffold": ("store_on", family.num_params)}
     for name, (field, values) in rows.items():
@@ -73,7 +73,7 @@ def test_activations_are_counted_from_one_minibatch() -> None:
     """Of the small MLP: its input [8, 5], what tanh gives [8, 6], log-softmax [8, 3]; labels and few scalars."""
     fed = federation()
     least = 8 * (5 + 6 + 3) * 8
-    assert least <= estimate._saved_bytes(fed.family, fed) <= 2 * least
+    assert least <= resource_estimate._saved_bytes(fed.family, fed) <= 2 * least
 
 
 def wide() -> nn.Module:
@@ -89,7 +89,7 @@ def test_a_round_takes_what_was_estimated(name: str) -> None:
     built = few_rounds(name, **QUICK.get(name, {}))
     built.check(fed)
     model = fed.family.size * 8
-    estimated = sum(need.bytes for need in estimate._needs(built, fed, rounds)) / model
+    estimated = sum(need.bytes for need in resource_estimate._needs(built, fed, rounds)) / model
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run(built, fed, rounds)
     assert profiler.profiler is not None and profiler.profiler.kineto_results is not None
@@ -113,43 +113,44 @@ def test_it_leaves_nothing_behind() -> None:
     """Autograd's graph of the minibatch that was looked at is gone with the model."""
     fed = federation()
     layer = weakref.ref(next(fed.family.module.parameters()))
-    estimate._saved_bytes(fed.family, fed)
+    resource_estimate._saved_bytes(fed.family, fed)
     del fed
     gc.collect()
     assert layer() is None
 
 
 def test_a_gpu_has_its_own_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables of the host's do not count there. Nobody computes on the device: it only has another name."""
-    monkeypatch.setattr(estimate, "MIN_REFUSED_BYTES", 0)
-    monkeypatch.setattr(estimate, "gpu_bytes", lambda device: (10**9, 2 * 10**9))
-    monkeypatch.setattr(estimate, "_saved_bytes", lambda family, fed: 1000)
+    """Client rows on the host do not count there. Nobody computes on the device: it only has another name."""
+    monkeypatch.setattr(resource_estimate, "MIN_REFUSED_BYTES", 0)
+    monkeypatch.setattr(resource_estimate, "gpu_bytes", lambda device: (10**9, 2 * 10**9))
+    monkeypatch.setattr(resource_estimate, "_saved_bytes", lambda family, fed: 1000)
     fed = federation()
     fed.family.device = torch.device("cuda:1")
-    of_host, of_gpu = estimate.check_run_memory(algorithm("ca2fl", store_on="host"), fed, 10).split("; ")
+    of_host, of_gpu = resource_estimate.check_run_memory(algorithm("ca2fl", store_on="host"), fed, 10).split("; ")
     assert of_host.startswith("peak memory about ") and of_gpu == "peak memory of the GPU about 1.5 GB (2.0 GB free)"
     table = N * fed.family.size * 8
     found = {place: algorithm("ca2fl", store_on=place) for place in ("device", "host")}
     on_host = {
-        place: sum(n.bytes for n in estimate._needs(each, fed, 10) if n.on_host) for place, each in found.items()
+        place: sum(n.bytes for n in resource_estimate._needs(each, fed, 10) if n.on_host)
+        for place, each in found.items()
     }
     assert on_host == {"device": 0, "host": table}
-    monkeypatch.setattr(estimate, "gpu_bytes", lambda device: (10**9, 1000))
+    monkeypatch.setattr(resource_estimate, "gpu_bytes", lambda device: (10**9, 1000))
     with pytest.raises(UserError, match=r"^the run needs 0\.0 GB more of the GPU \(.*, and 0\.0 GB are free: "):
-        estimate.check_run_memory(found["device"], fed, 10)
+        resource_estimate.check_run_memory(found["device"], fed, 10)
 
 
 def test_a_run_that_cannot_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimate, "MIN_REFUSED_BYTES", 0)
-    monkeypatch.setattr(estimate, "memory_bytes", lambda: 1000)
+    monkeypatch.setattr(resource_estimate, "MIN_REFUSED_BYTES", 0)
+    monkeypatch.setattr(resource_estimate, "memory_bytes", lambda: 1000)
     fed = federation()
     with pytest.raises(UserError) as refused:
-        estimate.check_run_memory(algorithm("ca2fl"), fed, 10)
+        resource_estimate.check_run_memory(algorithm("ca2fl"), fed, 10)
     line = str(refused.value)
     assert line.startswith("the run needs 0.0 GB more (") and "0.0 GB are free" in line and "\n" not in line
     assert "set algorithm.store_on=disk" in line and "lower participation.cohort_size" in line
-    monkeypatch.setattr(estimate, "memory_bytes", lambda: None)
-    estimate.check_run_memory(algorithm("ca2fl"), fed, 10)
+    monkeypatch.setattr(resource_estimate, "memory_bytes", lambda: None)
+    resource_estimate.check_run_memory(algorithm("ca2fl"), fed, 10)
 
 
 def test_it_is_said_before_the_first_round(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

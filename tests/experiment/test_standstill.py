@@ -10,7 +10,7 @@ import pytest
 from fedlab_runner.core.algorithm import ServerAlgorithm
 from fedlab_runner.experiment.run import run_in
 from fedlab_runner.experiment.standstill import MAX_ROUNDS_AHEAD, foreseen
-from fedlab_runner.tracking.summary import standstill as found
+from fedlab_runner.tracking.summary import standstill
 from tests.helpers.composed import composed
 from tests.helpers.toy import ALGORITHMS, algorithm, federation, local
 
@@ -82,7 +82,7 @@ def test_nothing_is_foretold_that_is_not_so(name: str) -> None:
 
 def test_rows_of_which_nothing_can_be_said() -> None:
     still = [{"round": 0, "test/loss": 1.0}, {"round": 1}, {"round": 2, "test/loss": 1.0}]
-    assert found(still) == "the evaluated model never changed: each evaluation is that of the first model"
-    assert found([]) is None and found(still[:2]) is None and found([{"round": 0}, {"round": 1}]) is None
-    assert found([*still, {"round": 3, "test/loss": 1.5}]) is None
+    assert standstill(still) == "the evaluated model never changed: each evaluation is that of the first model"
+    assert standstill([]) is None and standstill(still[:2]) is None and standstill([{"round": 0}, {"round": 1}]) is None
+    assert standstill([*still, {"round": 3, "test/loss": 1.5}]) is None
     assert foreseen(algorithm("fedbuff"), federation(), MAX_ROUNDS_AHEAD + 1) is None

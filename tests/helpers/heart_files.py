@@ -1,4 +1,4 @@
-"""UCI's Heart Disease files in little."""
+"""Small files in the form of UCI's Heart Disease."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Runs of a sweep that are given up: by which rule, what is left of them, and how they go on."""
+"""Pruned runs of a sweep: which rule ends them, what is left of them, and how they go on."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from fedlab_runner.experiment import pruner
 from fedlab_runner.pruning.median import Median
 from fedlab_runner.pruning.none import NoPruning
 from fedlab_runner.report import cli
-from fedlab_runner.sweep import callback as sweep
+from fedlab_runner.sweep import callback
 from fedlab_runner.utils import checksummed_json
 from fedlab_runner.utils.errors import Pruned
 from tests.helpers.report_files import curve, write_run
@@ -68,7 +68,7 @@ def write_sweep(outputs: Path, *accuracies: float, metric: str = "test/accuracy"
         run = outputs / f"run-{i}"
         run.mkdir()
         (run / "metrics.jsonl").write_text("".join(json.dumps({"round": r, metric: accuracy}) + "\n" for r in range(4)))
-        job = sweep.Job(
+        job = callback.Job(
             [f"seed={i}"], i, "failed" if i == len(accuracies) else "finished", accuracy, f"elsewhere/{run.name}"
         )
         (folder / "jobs" / f"{i}.json").write_text(checksummed_json.text(job.__dict__))
@@ -76,7 +76,7 @@ def write_sweep(outputs: Path, *accuracies: float, metric: str = "test/accuracy"
 
 
 def test_it_compares_with_the_finished_runs_of_its_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(sweep.FOLDER, str(write_sweep(tmp_path, 0.5, 0.6, 0.7)))
+    monkeypatch.setenv(callback.FOLDER, str(write_sweep(tmp_path, 0.5, 0.6, 0.7)))
     rows = [{"round": 0, "test/accuracy": 0.9}, {"round": 1, "test/accuracy": 0.55}]
 
     def look(rounds: int = 3, every: int = 1, folder: str = "mine", least: int = 3) -> None:
@@ -88,17 +88,15 @@ def test_it_compares_with_the_finished_runs_of_its_sweep(tmp_path: Path, monkeyp
     look(every=2)  # not evaluated
     look(least=4)
     look(folder="run-2")  # it is not compared with itself
-    with pytest.raises(
-        Pruned, match=r"^given up after round 1: its best so far is worse than the median of 3 finished"
-    ):
+    with pytest.raises(Pruned, match=r"^pruned after round 1: its best so far is worse than the median of 3 finished"):
         look()
     assert pruner.read_note(tmp_path / "mine")["objective"] == 0.55
-    monkeypatch.delenv(sweep.FOLDER)
+    monkeypatch.delenv(callback.FOLDER)
     look()
 
 
 def test_of_a_loss_less_is_better(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(sweep.FOLDER, str(write_sweep(tmp_path, 0.5, 0.6, 0.7, metric="test/loss")))
+    monkeypatch.setenv(callback.FOLDER, str(write_sweep(tmp_path, 0.5, 0.6, 0.7, metric="test/loss")))
     evaluation = Evaluation(1, 100, False, [], 1, "test/loss", "best", 1, 0, None)
     watch = pruner.Pruner(tmp_path, Median(0, 3), evaluation, 3)
     watch.look(lambda: [{"round": 1, "test/loss": 0.55}], 1)
@@ -107,7 +105,7 @@ def test_of_a_loss_less_is_better(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_was_given_up_stays_so_under_the_same_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(sweep.FOLDER, str(write_sweep(tmp_path, 0.5, 0.6, 0.7)))
+    monkeypatch.setenv(callback.FOLDER, str(write_sweep(tmp_path, 0.5, 0.6, 0.7)))
     with pytest.raises(Pruned):
         pruner.Pruner(tmp_path, Median(0, 3), ACCURACY, 3).look(lambda: [{"round": 1, "test/accuracy": math.nan}], 1)
     with pytest.raises(Pruned) as again:
@@ -138,7 +136,7 @@ def test_a_sweep_gives_up_and_the_run_can_go_on(tmp_path: Path) -> None:
         return ran
 
     command = ["-m", "local.lr=0.1,0.2,0.3,1e-9", *rule]
-    assert re.search(r"given up after round 2: its best so far is worse than", fedlab(*command).stdout)
+    assert re.search(r"pruned after round 2: its best so far is worse than", fedlab(*command).stdout)
     (note,) = tmp_path.glob("outputs/*/pruned.json")
     rows = (note.parent / "metrics.jsonl").read_text().splitlines()
     assert len(rows) == 3 and json.loads(note.read_text())["objective"] == json.loads(rows[2])["test/accuracy"]
@@ -147,9 +145,9 @@ def test_a_sweep_gives_up_and_the_run_can_go_on(tmp_path: Path) -> None:
         ["1", "0"]
     ]
     again = fedlab(*command).stdout
-    assert again.count("is finished already") == 3 and "given up after round 2" in again
+    assert again.count("is finished already") == 3 and "pruned after round 2" in again
     page, _ = cli.write([table.parent])
-    assert "| given up<br>seed 0: given up, round 2 of 4," in (page.parent / "report.md").read_text()
+    assert "| pruned<br>seed 0: pruned, round 2 of 4," in (page.parent / "report.md").read_text()
     fedlab("local.lr=1e-9")
     assert len((note.parent / "metrics.jsonl").read_text().splitlines()) == 5 and not note.exists()
 
@@ -159,13 +157,13 @@ def test_a_report_says_that_a_run_was_given_up(tmp_path: Path) -> None:
         folder = write_run(tmp_path, f"seed={seed}", "rounds=3", "evaluation.every=1", rows=curve(0.1, 0.2))
         (folder / "pruned.json").write_text(checksummed_json.text({"round": 1}))
     text = (cli.write([tmp_path])[0].parent / "report.md").read_text()
-    assert "given up<br>seed 0: given up, round 1 of 3, 20.0 so far<br>seed 1: given up, round 1 of 3" in text
+    assert "pruned<br>seed 0: pruned, round 1 of 3, 20.0 so far<br>seed 1: pruned, round 1 of 3" in text
 
 
 def test_pruning_outside_of_a_sweep_is_said_to_do_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.delenv(sweep.FOLDER, raising=False)
+    monkeypatch.delenv(callback.FOLDER, raising=False)
     pruner.Pruner(tmp_path, NoPruning(), ACCURACY, 3).start()
     assert not caplog.records
     pruner.Pruner(tmp_path, Median(0, 3), ACCURACY, 3).start()

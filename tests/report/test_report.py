@@ -16,9 +16,7 @@ from matplotlib.figure import Figure
 from scipy import stats as scipy_stats
 
 from fedlab_runner import train
-from fedlab_runner.report import build, cli, html, markdown, stats, tables
-from fedlab_runner.report import plots as pictures
-from fedlab_runner.report import published as paper
+from fedlab_runner.report import build, cli, html, markdown, plots, published, stats, tables
 from fedlab_runner.report.content import ReportTable, Section, cell
 from fedlab_runner.report.folders import find
 from fedlab_runner.report.grouping import group
@@ -261,8 +259,8 @@ def test_ours_stand_beside_the_papers_with_the_difference(table7: Path) -> None:
 
 def test_the_papers_numbers_in_the_csv_are_those_of_its_file(table7: Path) -> None:
     rows = records(written(table7)["paper.csv"])
-    published = paper.load("feddle/table7")
-    assert published is not None and len(rows) == 11 * 12 + 1
+    table = published.load("feddle/table7")
+    assert table is not None and len(rows) == 11 * 12 + 1
     (fedavg,) = [row for row in rows if row["row"] == "FedAvg" and row["seeds"] != "0"]
     assert fedavg["column"] == "dataset=fashion_mnist model=cnn_feddle partition.alpha=0.1 delay.std=20"
     assert float(fedavg["mean"]) == pytest.approx(60.5) and float(fedavg["paper mean"]) == 60.8
@@ -272,8 +270,8 @@ def test_the_papers_numbers_in_the_csv_are_those_of_its_file(table7: Path) -> No
 
 
 def test_a_part_of_a_table_knows_its_table_and_an_experiment_of_others_is_refused(table7: Path) -> None:
-    part, whole = paper.load("feddle/table7_ood"), paper.load("feddle/table7")
-    assert part == whole is not None and paper.load("late_clients") is None
+    part, whole = published.load("feddle/table7_ood"), published.load("feddle/table7")
+    assert part == whole is not None and published.load("late_clients") is None
     with pytest.raises(
         UserError, match=r"^no run belongs to experiment=feddle/fig5: the runs there have feddle/table7$"
     ):
@@ -318,12 +316,12 @@ def test_a_deviation_is_over_what_the_papers_is_over(tmp_path: Path) -> None:
     assert "**± over the last 10 evaluations of a run" in files["report.md"]
     (row,) = [row for row in records(files["paper.csv"]) if row["row"] == "FedAvg" and row["seeds"] == "2"]
     assert float(row["std"]) == pytest.approx(4.0) and row["std over"] == "rounds"
-    seeds = paper.load("feddle/table7")
-    assert seeds is not None and "over seeds" in paper.meant(seeds)
+    seeds = published.load("feddle/table7")
+    assert seeds is not None and "over seeds" in published.meant(seeds)
 
 
 def test_a_table_must_say_what_its_deviations_are_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paper, "conf_dir", lambda: tmp_path)
+    monkeypatch.setattr(published, "conf_dir", lambda: tmp_path)
     (tmp_path / "paper").mkdir()
     table = {"unit": "x", "columns": [{}], "rows": [{"name": "x", "choice": {}, "mean": [1]}]}
     spread = {"std": [2]}
@@ -336,7 +334,7 @@ def test_a_table_must_say_what_its_deviations_are_over(tmp_path: Path, monkeypat
         content = {**table, **given, "rows": [{**table["rows"][0], **rows}]}  # type: ignore[dict-item]  # of texts
         (tmp_path / "paper" / "mine.yaml").write_text(json.dumps(content))
         with pytest.raises(UserError, match=f"mine.yaml: spread must be {wanted}$"):
-            paper.load("mine")
+            published.load("mine")
 
 
 def test_metrics_of_the_best_round_stand_beside_the_papers(tmp_path: Path) -> None:
@@ -359,7 +357,7 @@ def test_cells_of_the_evaluation_matrix_have_a_table_and_the_clients_picture(tmp
             tmp_path, "algorithm=fedavg", *wanted, f"seed={seed}", rows=[{"test/accuracy": 0.1}] * 3 + [last]
         )
         (folder / "plots").mkdir(exist_ok=True)
-        (folder / "plots" / "clients.png").write_bytes(pictures.PNG + b"clients")
+        (folder / "plots" / "clients.png").write_bytes(plots.PNG + b"clients")
     write_run(tmp_path, "algorithm=fedbuff", *wanted, "seed=0", rows=[{"test/accuracy": 0.1}] * 4)
     text = written(tmp_path)["report.md"].split("## Whose accuracy")[1].split("## ")[0]
     assert "| method | client/own | server/own |" in text
@@ -396,8 +394,8 @@ def test_the_page_is_whole_and_needs_nothing_else(outputs: Path) -> None:
     tags = Tags()
     tags.feed(text)
     assert tags.open == [] and "<script" not in text
-    pictures = [target for target in tags.targets if not target.startswith("#")]
-    assert pictures and all(target.startswith("data:image/") for target in pictures)
+    shown = [target for target in tags.targets if not target.startswith("#")]
+    assert shown and all(target.startswith("data:image/") for target in shown)
     assert [target[1:] for target in tags.targets if target.startswith("#")] == tags.ids
 
 
@@ -410,23 +408,23 @@ def test_what_clients_compute_stands_beside_what_the_server_does(tmp_path: Path)
     write_run(tmp_path, "algorithm=fedbuff", "seed=0", *EVERY, rows=curve(0.1, 0.2, 0.3, 0.5, **counted))
     (table,) = [tables.costs(groups) for groups in tables.by_condition(group(find([tmp_path]).runs)).values()]
     assert [row[table.header.index("clients, GFLOPs")].lines[0] for row in table.rows] == ["4.5", "4.5"]
-    curves = {each.method: pictures.curve_of(each).costs for each in group(find([tmp_path]).runs)}
+    curves = {each.method: plots.curve_of(each).costs for each in group(find([tmp_path]).runs)}
     assert set(curves["fedavg"]) == {"cost/server_gflops"}
     assert curves["fedbuff"]["cost/client_gflops"] == [0, 1.5, 3.0, 4.5]
 
 
 def test_a_logarithmic_axis_has_no_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = []
-    monkeypatch.setattr(pictures, "_line", lambda axes, i, curve, x: drawn.append(x))
+    monkeypatch.setattr(plots, "_line", lambda axes, i, curve, x: drawn.append(x))
 
-    def cheap_and(dear: float) -> list[pictures.Curve]:
+    def cheap_and(dear: float) -> list[plots.Curve]:
         rest = (False, [0, 1], [0.1, 0.2], [0.0, 0.0])
-        return [pictures.Curve(name, *rest, {"cost": [0.0, x]}) for name, x in (("cheap", 1.0), ("dear", dear))]
+        return [plots.Curve(name, *rest, {"cost": [0.0, x]}) for name, x in (("cheap", 1.0), ("dear", dear))]
 
     for dear, first in ((99.0, 0.0), (1000.0, math.nan)):
         drawn.clear()
         axes = Figure().subplots()
-        pictures._over_cost(axes, cheap_and(dear), "cost")
+        plots._over_cost(axes, cheap_and(dear), "cost")
         assert axes.get_xscale() == ("log" if math.isnan(first) else "linear")
         assert [str(x) for x in drawn] == [str([first, last]) for last in (1.0, dear)]
 

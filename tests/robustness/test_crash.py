@@ -15,10 +15,10 @@ import pytest
 from tests.helpers import wandb_files
 from tests.helpers.crash import FAMILIES, Ended, Template, results
 
-FEW = ("tables_scaffold", "buffered")
+FEW = ("rows_scaffold", "buffered")
 # Every point of these is tried; the others write the same files and are killed at some.
 EVERY = (
-    *("synchronous", "buffered", "late_in_flight", "tables_scaffold", "tables_fedcda"),
+    *("synchronous", "buffered", "late_in_flight", "rows_scaffold", "rows_fedcda"),
     *("decentralised_pairs", "matching", "hybrid"),
 )
 
@@ -120,7 +120,7 @@ def histories(folder: Path) -> list[list[dict[str, object]]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("family", "runs"), [("buffered", 20), ("tables_fedcda", 8), ("decentralised_pairs", 8), ("matching", 8)]
+    ("family", "runs"), [("buffered", 20), ("rows_fedcda", 8), ("decentralised_pairs", 8), ("matching", 8)]
 )
 def test_the_history_in_wandb_is_that_of_an_uninterrupted_run(
     family: str, runs: int, template: Template, tmp_path: Path

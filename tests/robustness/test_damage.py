@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import torch
 
-from fedlab_runner.checkpoints import store as checkpoint
+from fedlab_runner.checkpoints import store
 from tests.helpers.crash import FAMILIES, Ended, Template, results
 
-DISK = FAMILIES["tables_fedcda"].split()
+DISK = FAMILIES["rows_fedcda"].split()
 LONGER = ("rounds=8",)  # of which the damaged run has done five
 
 
@@ -324,7 +324,7 @@ def test_a_forged_checkpoint_is_one_line(count: int | None, template: Template, 
     newest = five / "checkpoints" / "round_000005.pt"
     content = newest.read_bytes()
     begin = content.index(b"}\n" if b"}\nPK" in content else b"}PK") + 1
-    header = json.loads(content[checkpoint._PREFIX.size : begin])
+    header = json.loads(content[store._PREFIX.size : begin])
     payload = torch.load(io.BytesIO(content[begin:].lstrip(b"\n")), weights_only=True)
     forgeries = [(path, name) for path in _paths(payload) for name in FORGERIES]
     assert len(forgeries) > 100
@@ -334,7 +334,7 @@ def test_a_forged_checkpoint_is_one_line(count: int | None, template: Template, 
         shutil.copytree(five, folder)
         forged = _with(payload, path, FORGERIES[name])
         with (folder / "checkpoints" / "round_000005.pt").open("wb") as file:
-            checkpoint._write(file, header["round"], header["fingerprint"], forged)
+            store._write(file, header["round"], header["fingerprint"], forged)
         ended = template.run(folder, *DISK, *LONGER)
         assert ended.status in (0, 2) and "Traceback" not in ended.said, (path, name, ended.said)
         refused += ended.status

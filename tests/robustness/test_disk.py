@@ -16,7 +16,7 @@ from fedlab_runner.experiment import lock
 from fedlab_runner.experiment.lock import RunLock
 from tests.helpers.crash import FAMILIES, TINY, Ended, Template, results
 
-RUN = FAMILIES["tables_scaffold"].split()
+RUN = FAMILIES["rows_scaffold"].split()
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def finish(template: Template, folder: Path, expected: dict[str, bytes]) -> None
     ("act", "words"),
     [
         ("full", "No space left on device: make room; the same command goes on from the last checkpoint"),
-        ("once", "Input/output error: look after the disk; the same command goes on from the last checkpoint"),
+        ("once", "Input/output error: check the disk; the same command goes on from the last checkpoint"),
     ],
 )
 def test_a_disk_that_refuses_at_a_point(
@@ -209,7 +209,7 @@ def test_the_age_of_a_checkpoint_is_not_told_by_the_clock_that_jumps(template: T
 def test_an_error_of_the_disk_is_a_failed_run_and_no_wrong_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for number, words in ((errno.ENOSPC, "make room"), (errno.EROFS, "give a place"), (errno.EIO, "look after")):
+    for number, words in ((errno.ENOSPC, "make room"), (errno.EROFS, "give a place"), (errno.EIO, "check the disk")):
         assert train._report(OSError(number, os.strerror(number), str(tmp_path / "x")), []) == 1
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith(f"error: {tmp_path}/x: {os.strerror(number)}: {words}")

@@ -113,11 +113,11 @@ def test_a_torch_file_runs_nothing(tmp_path: Path) -> None:
 
 def test_a_checkpoint_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One with a right header and right digests, as somebody who means harm would make it."""
-    from fedlab_runner.checkpoints import store as checkpoint
+    from fedlab_runner.checkpoints import store
 
     harm = Harm(tmp_path / "harm")
     path = tmp_path / "checkpoints" / "round_000001.pt"
-    write_atomically(path, lambda file: checkpoint._write(file, 1, {}, {"state": harm}))
+    write_atomically(path, lambda file: store._write(file, 1, {}, {"state": harm}))
     with pytest.raises(UserError, match=r"is damaged \(it cannot be read: UnpicklingError\)"):
         CheckpointStore(tmp_path, 2).load({})
     assert not (tmp_path / "harm").exists()

@@ -18,7 +18,7 @@ from fedlab_runner.utils.files import append_line, open_own, write_text_atomical
 from tests.helpers.crash import FAMILIES, TINY, Template, results
 from tests.helpers.in_process import own_handlers
 
-RUN = FAMILIES["tables_scaffold"].split()
+RUN = FAMILIES["rows_scaffold"].split()
 LONGER = "rounds=7"
 
 
@@ -187,7 +187,7 @@ def _log(path: Path) -> None:
     LogFile(path).close()
 
 
-WRITERS = {"commands.jsonl": _append, "tables.bin": _open, ".lock": _lock, "metrics.jsonl": _rows, "train.log": _log}
+WRITERS = {"commands.jsonl": _append, "rows.bin": _open, ".lock": _lock, "metrics.jsonl": _rows, "train.log": _log}
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -222,7 +222,7 @@ def test_a_file_with_another_name_keeps_its_content_there(name: str, tmp_path: P
     backup.write_text("precious\n")
     os.link(backup, folder / name)
     WRITERS[name](folder / name)
-    if name == "tables.bin":
+    if name == "rows.bin":
         (folder / name).write_text("x")  # what is opened is a copy
     assert backup.read_text() == "precious\n"
 

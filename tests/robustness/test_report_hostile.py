@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fedlab_runner.report import cli
-from fedlab_runner.report import published as paper
+from fedlab_runner.report import cli, published
 from fedlab_runner.report.folders import find
 from fedlab_runner.sweep import records
 from fedlab_runner.sweep.table import refresh, show
@@ -333,9 +332,9 @@ def test_a_picture_is_a_picture(good: Path, tmp_path: Path) -> None:
 def test_an_experiment_of_a_run_is_no_path(tmp_path: Path) -> None:
     table = {"unit": "x", "spread": "none", "columns": [{}], "rows": [{"name": "x", "choice": {}, "mean": [1]}]}
     (tmp_path / "table.yaml").write_text(json.dumps(table))
-    outside = os.path.relpath(tmp_path / "table", paper.conf_dir() / "paper")
+    outside = os.path.relpath(tmp_path / "table", published.conf_dir() / "paper")
     for name in (outside, str(tmp_path / "table"), "a\x00b", "", "feddle/../feddle/table7"):
-        assert paper.load(name) is None
+        assert published.load(name) is None
 
 
 def test_folders_of_any_depth_are_looked_through(good: Path, tmp_path: Path) -> None:

@@ -24,12 +24,10 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from fedlab_runner import train
-from fedlab_runner.config import build as config
+from fedlab_runner.config import build
 from fedlab_runner.experiment import run
 from fedlab_runner.experiment.provenance import COMMANDS_FILE
-from fedlab_runner.sweep import callback as sweep
-from fedlab_runner.sweep import plots as sweep_plots
-from fedlab_runner.sweep import records
+from fedlab_runner.sweep import callback, plots, records
 from fedlab_runner.sweep.records import Job, Row
 from fedlab_runner.sweep.table import cells, markdown, refresh
 from fedlab_runner.tracking.metric_direction import check_direction, direction_of
@@ -48,7 +46,7 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     """A sweep in this process with a function in the place of a run: the exit code, stdout and stderr."""
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sweep_plots, "plot_sweep", lambda _: [])
+    monkeypatch.setattr(plots, "plot_sweep", lambda _: [])
 
     def start(run: Callable[[DictConfig], float], *arguments: str, multirun: bool = True) -> tuple[int, str, str]:
         monkeypatch.setattr("fedlab_runner.experiment.run.run", run)
@@ -217,7 +215,7 @@ def test_a_job_that_slurm_has_put_back_into_its_queue_has_not_failed(launch: Swe
 
 
 def test_a_job_with_a_faulty_config_fails_alone(launch: Sweep) -> None:
-    code, _, err = launch(lambda cfg: config.build(cfg).local.lr, "local.lr=0.25,fast,-1,0.5")
+    code, _, err = launch(lambda cfg: build.build(cfg).local.lr, "local.lr=0.25,fast,-1,0.5")
     assert code == 1
     assert err.splitlines()[-1] == "error: 2 of 4 jobs failed"
     errors = {row.setting: row.failed[0].error for row in records.read(only_folder()) if row.failed}
@@ -304,12 +302,12 @@ def test_numbers_of_the_summary_are_in_the_csv_unless_they_are_of_another_length
 
 
 def test_the_id_is_readable_and_does_not_depend_on_the_order() -> None:
-    name = sweep.sweep_id(GRID)
-    assert name.startswith("algorithm_std_seed-") and name == sweep.sweep_id(reversed(GRID))
-    assert name != sweep.sweep_id([*GRID[:2], "seed=0,1,2"])
-    assert sweep.sweep_id(["seed=range(3)"]).startswith("seed-")
-    assert sweep.sweep_id(["hparams_search=optuna"]).startswith("hparams_search-optuna-")
-    assert "/" not in sweep.sweep_id(["+a/b@c.d=1,2"])
+    name = callback.sweep_id(GRID)
+    assert name.startswith("algorithm_std_seed-") and name == callback.sweep_id(reversed(GRID))
+    assert name != callback.sweep_id([*GRID[:2], "seed=0,1,2"])
+    assert callback.sweep_id(["seed=range(3)"]).startswith("seed-")
+    assert callback.sweep_id(["hparams_search=optuna"]).startswith("hparams_search-optuna-")
+    assert "/" not in callback.sweep_id(["+a/b@c.d=1,2"])
 
 
 def job(seed: int, objective: float | None, status: str = "finished", **more: Any) -> Job:
@@ -360,15 +358,15 @@ def test_concurrent_writers_leave_a_whole_table(tmp_path: Path) -> None:
 
 
 def test_a_search_config_does_not_set_the_mode() -> None:
-    for path in (config.conf_dir() / "hparams_search").glob("*.yaml"):
+    for path in (build.conf_dir() / "hparams_search").glob("*.yaml"):
         assert OmegaConf.select(OmegaConf.load(path), "hydra.mode") is None
 
 
 @pytest.mark.parametrize("metric", ["test/accuracy", "test/loss"])
 def test_a_search_looks_for_the_best(metric: str) -> None:
     """Whatever the metric is; a direction that the user sets must agree with it."""
-    config.register_resolvers()
-    for path in (config.conf_dir() / "hparams_search").glob("*.yaml"):
+    build.register_resolvers()
+    for path in (build.conf_dir() / "hparams_search").glob("*.yaml"):
         cfg = OmegaConf.merge({"evaluation": {"metric": metric}}, OmegaConf.load(path))
         assert cfg.hydra.sweeper.direction == ("minimize" if metric == "test/loss" else "maximize")
     for told, mode in itertools.product((None, "minimize", "maximize"), (RunMode.RUN, RunMode.MULTIRUN)):
@@ -389,18 +387,18 @@ def test_a_real_sweep_skips_what_is_finished_and_a_noted_command_is_one_of_its_j
     launch: Sweep, tmp_path: Path
 ) -> None:
     (tmp_path / "mine" / "local").mkdir(parents=True)
-    (tmp_path / "mine" / "local" / "slow.yaml").write_text((config.conf_dir() / "local" / "sgd.yaml").read_text())
-    sweep = ["-m", "--config-dir", "mine", "algorithm=fedavg,fedbuff", *TINY, "local=slow"]
+    (tmp_path / "mine" / "local" / "slow.yaml").write_text((build.conf_dir() / "local" / "sgd.yaml").read_text())
+    command = ["-m", "--config-dir", "mine", "algorithm=fedavg,fedbuff", *TINY, "local=slow"]
 
     def fedlab(*arguments: str) -> str:
         code, out, err = launch(run.run, *arguments, multirun=False)
         assert (code, err) == (0, "")
         return " ".join(out.split())
 
-    fedlab(*sweep)
+    fedlab(*command)
     shown = (only_folder() / "table.csv").read_text()
     assert shown.count("\n") == 3
-    assert fedlab(*sweep).count("is finished already") == 2
+    assert fedlab(*command).count("is finished already") == 2
     assert (only_folder() / "table.csv").read_text() == shown
     (job,) = (tmp_path / "outputs").glob("fedbuff-*")
     noted = json.loads((job / COMMANDS_FILE).read_text().splitlines()[0])
@@ -425,8 +423,8 @@ def test_a_real_sweep_in_other_processes(launcher: str, tmp_path: Path) -> None:
 
 def test_a_job_on_slurm_may_be_put_back() -> None:
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="needs the extra slurm")
-    config.register_resolvers()
-    with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
+    build.register_resolvers()
+    with initialize_config_dir(str(build.conf_dir()), version_base="1.3"):
         launcher = compose("train", ["hydra/launcher=slurm"], return_hydra_config=True).hydra.launcher
     assert launcher._target_.endswith("SlurmLauncher") and launcher.additional_parameters.requeue is True
     assert launcher.max_num_timeout > 0 and launcher.signal_delay_s < 60 * launcher.timeout_min

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from fedlab_runner.sweep import plots as sweep_plots
+from fedlab_runner.sweep import plots
 from fedlab_runner.sweep.plots import plot_sweep
 from fedlab_runner.sweep.records import Job
 from fedlab_runner.sweep.table import show
@@ -35,13 +35,13 @@ def job(folder: Path, objective: float | None, *overrides: str, seed: int = 0, s
 def lines(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[float], list[list[float]]]]:
     """What is drawn: the label, and the values at each x, before they are averaged."""
     drawn: list[tuple[str, list[float], list[list[float]]]] = []
-    draw = sweep_plots._draw
+    draw = plots._draw
 
     def note(axes: Any, i: int, x: Any, values: Any, label: str, spread: bool = True) -> None:
         drawn.append((label, list(x), [list(each) for each in values]))
         draw(axes, i, x, values, label, spread)
 
-    monkeypatch.setattr(sweep_plots, "_draw", note)
+    monkeypatch.setattr(plots, "_draw", note)
     return drawn
 
 
@@ -88,7 +88,7 @@ def test_nothing_is_drawn_where_there_is_nothing_to_compare(tmp_path: Path) -> N
         job(search, 0.5, f"local.lr={i}", f"local.epochs={i}")
     assert [path.stem for path in plot_sweep(search)] == ["curves"]
     many = tmp_path / "many" / "sweep"
-    for i in range(sweep_plots.MAX_LINES + 1):
+    for i in range(plots.MAX_LINES + 1):
         for lr in ("1", "2"):
             job(many, 0.5, f"algorithm=a{i}", f"local.lr={lr}")
     assert plot_sweep(many) == []

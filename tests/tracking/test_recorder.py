@@ -18,7 +18,7 @@ import rich.console
 import torch
 from omegaconf import OmegaConf
 
-from fedlab_runner.tracking import terminal as console
+from fedlab_runner.tracking import terminal as terminal_view
 from fedlab_runner.tracking.log_lines import LineHandler
 from fedlab_runner.tracking.logger import Logger
 from fedlab_runner.tracking.recorder import Recorder
@@ -232,7 +232,7 @@ def test_plain_lines_now_and_then_elsewhere(
     said = [int(one.split()[1].split("/")[0]) for one in caplog.messages if one.startswith("round")]
     assert said == [0, 6, 12, 18, 24, 30], "evaluations only, and none within five seconds of another"
     assert caplog.messages[-1] == "round 30/30: accuracy 428.57%, in flight 30, loss 30.100, 1.0 s/round"
-    assert console.LOG_SECONDS == 5
+    assert terminal_view.LOG_SECONDS == 5
 
 
 def test_a_line_has_the_time_left_and_what_came_late_and_in_a_sweep_the_run(

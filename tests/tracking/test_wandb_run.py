@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from fedlab_runner.tracking import wandb_run as tracking
+from fedlab_runner.tracking import wandb_run
 from fedlab_runner.tracking.logger import Logger
 from fedlab_runner.tracking.recorder import Recorder
 from fedlab_runner.tracking.wandb_run import Tracker
@@ -339,7 +339,7 @@ def session(
     key: str | None = None,
     pause: int | None = None,
     kill: int | None = None,
-    patience: float = tracking.LAST_ANSWER_SECONDS,
+    patience: float = wandb_run.LAST_ANSWER_SECONDS,
 ) -> subprocess.Popen[str]:
     """Starts one; `patience`: the seconds that it waits at its end for a server that has not answered."""
     folder.mkdir(exist_ok=True)
@@ -528,8 +528,8 @@ def test_nobody_waits_for_a_server_that_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Neither at the start nor in the rounds; at the end no longer than its patience."""
-    monkeypatch.setattr(tracking, "FIRST_ANSWER_SECONDS", 0.2)
-    monkeypatch.setattr(tracking, "LAST_ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(wandb_run, "FIRST_ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(wandb_run, "LAST_ANSWER_SECONDS", 1.0)
     opened: list[str] = []
     monkeypatch.setattr(Tracker, "_init", lambda self, mode: opened.append(mode))
     with socket.socket() as silent:

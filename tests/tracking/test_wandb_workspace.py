@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from fedlab_runner.core.metric_names import cell_of
-from fedlab_runner.plots import diagnostics as diagnostic_plots
-from fedlab_runner.tracking import wandb_workspace as dashboard
+from fedlab_runner.plots import diagnostics
+from fedlab_runner.tracking import wandb_workspace
 from tests.helpers.paths import ROOT
 from tests.helpers.wandb_server import WandbServer
 
@@ -35,10 +35,10 @@ def test_one_command_saves_the_workspace(tmp_path: Path) -> None:
     spec = json.loads(view["spec"])
     sections = spec["section"]["panelBankConfig"]["sections"]
     names = [section["name"] for section in sections]
-    assert names == [name for name, *_ in dashboard.LINES] + ["Partition, coefficients, classes"]
+    assert names == [name for name, *_ in wandb_workspace.LINES] + ["Partition, coefficients, classes"]
     lines = [panel["config"] for section in sections for panel in section["panels"] if "Line" in panel["viewType"]]
     assert {key for line in lines for key in line["metrics"]} == {
-        key for *_, panels in dashboard.LINES for _, keys in panels for key in keys
+        key for *_, panels in wandb_workspace.LINES for _, keys in panels for key in keys
     }
     assert all(line["xAxis"] == "round" and line["groupAgg"] == "mean" for line in lines)
     assert "algorithm_seed-1a2b3c4d" in json.dumps(spec["section"]["runSets"][0]["filters"])
@@ -55,6 +55,6 @@ def test_without_a_server_or_the_extra_it_is_one_line(tmp_path: Path) -> None:
 def test_its_keys_are_those_that_runs_log() -> None:
     """docs/metrics.md is itself tested against runs."""
     documented = set(re.findall(r"^\| `([^`]+)` \|", (ROOT / "docs" / "metrics.md").read_text(), re.M))
-    shown = {key for *_, panels in dashboard.LINES for _, keys in panels for key in keys}
+    shown = {key for *_, panels in wandb_workspace.LINES for _, keys in panels for key in keys}
     assert {key for key in shown if cell_of(key) is None} <= documented
-    assert set(diagnostic_plots.PICTURES) <= set(dashboard.PICTURES)
+    assert set(diagnostics.PICTURES) <= set(wandb_workspace.PICTURES)

@@ -14,8 +14,7 @@ import yaml
 from fedlab_runner import api
 from fedlab_runner.config.build import conf_dir
 from fedlab_runner.experiment import pruner
-from fedlab_runner.sweep import plots as sweep_plots
-from fedlab_runner.sweep import records
+from fedlab_runner.sweep import plots, records
 from fedlab_runner.sweep.table import refresh
 from fedlab_runner.utils import checksummed_json, untrusted
 from fedlab_runner.utils.untrusted import Unreadable
@@ -233,7 +232,7 @@ def test_rows_of_strangers_are_no_rows(row: str, tmp_path: Path) -> None:
         decode(row.encode())
     (tmp_path / "metrics.jsonl").write_text(row + "\n")
     assert JsonLines(tmp_path / "metrics.jsonl").find_damage(0, None)
-    assert sweep_plots._metrics(tmp_path) == [] == pruner._rows(tmp_path / "metrics.jsonl")
+    assert plots._metrics(tmp_path) == [] == pruner._rows(tmp_path / "metrics.jsonl")
 
 
 def test_a_summary_that_claims_anything_is_written_anew(tmp_path: Path) -> None:
