@@ -126,7 +126,7 @@ def test_a_worker_needs_no_file_of_the_users_modules(tmp_path: Path, monkeypatch
     (tmp_path / "own_tools.py").write_text(
         "STRENGTH = 0.5\n\n\ndef distance(a, b):\n    return STRENGTH * (a - b).square().sum()\n"
     )
-    monkeypatch.setattr(own_modules, "_homes", set())
+    monkeypatch.setattr(own_modules, "_folders", set())
     monkeypatch.syspath_prepend(str(tmp_path))
     own: Any = importlib.import_module("own")
     own_modules.remember(own)

@@ -42,7 +42,7 @@ def fedlab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
         (tmp_path / path).write_text(text)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(own_modules, "_homes", set())
+    monkeypatch.setattr(own_modules, "_folders", set())
 
     def run(*arguments: str) -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", ["fedlab", *arguments])

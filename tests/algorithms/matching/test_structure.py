@@ -63,7 +63,7 @@ VIT = {"depth": 2, "embed_dim": 12, "num_heads": 3, "patch_size": 8}
 KNOWN = [
     (MLP(None, None, [7, 6]), [7, 6]),
     (SmallCNN(None, None), [16, 32]),
-    (McMahanCNN(None, None, 2), [32, 64, 512]),
+    (McMahanCNN(None, None), [32, 64, 512]),
     (FeddleCNN(None, None, "each"), [32, 64, 64, 128]),
     (FeddleCNN(None, None, "last"), [32, 64, 64, 128]),
     (Timm(None, None, "vit_tiny_patch16_224", False, None, 0.0, VIT), [48, 48]),
