@@ -22,6 +22,7 @@ EXPERIMENTS = sorted(
 RUNS = ("algorithm", "participation", "partition", "client_split", "delay", "topology", "home", "server_optimizer")
 
 
+@cache
 def chosen(experiment: str) -> dict[str, str]:
     """The choices of an experiment's file and of those that it builds on, by group."""
     found: dict[str, str] = {}

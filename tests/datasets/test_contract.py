@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
-from sklearn.datasets import load_digits
 
 from fedlab_runner.datasets import digits
 from fedlab_runner.datasets.digits import Digits
@@ -101,7 +100,7 @@ def test_in_memory_sets(name):
 
 
 def test_digits_are_those_of_scikit_learn():
-    pixels, labels = load_digits(return_X_y=True)
+    pixels, labels = import_module("sklearn.datasets").load_digits(return_X_y=True)
     with np.load(Path(digits.__file__).with_name("digits.npz"), allow_pickle=False) as arrays:
         assert np.array_equal(arrays["pixels"], pixels) and np.array_equal(arrays["labels"], labels)
 

@@ -49,12 +49,10 @@ def check(name: str, rounds: int | None = None, executor: Executor | None = None
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_state_is_that_of_the_reference_loop_after_every_round(name: str) -> None:
+    """With clients one after another in all rounds, and side by side in the first two."""
     check(name)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_vectorized_agrees(name: str) -> None:
     check(name, EXECUTOR_ROUNDS, Vectorized(chunk_size=2, compile=False))
+    check_that_it_is_worth_comparing(name)
 
 
 @pytest.mark.parametrize("name", FIRST)
@@ -89,8 +87,7 @@ def test_a_reference_imports_nothing_of_the_package(path: Path) -> None:
     assert not any(each.partition(".")[0] == "fedlab_runner" for each in imported)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_case_is_worth_comparing(name: str) -> None:
+def check_that_it_is_worth_comparing(name: str) -> None:
     """It has five rounds or more, a client with one example takes part, and the model moves."""
     (case, models), states = CASES[NAMES.index(name)], by_reference(name)
     assert len(states) == case.rounds >= 5
