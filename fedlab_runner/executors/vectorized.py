@@ -16,6 +16,7 @@ from fedlab_runner.executors._chunks import Chunk, ChunkedExecutor
 from fedlab_runner.executors.compiled import graph_of, in_layers, is_ready, train_clients, width
 from fedlab_runner.utils.validate import at_least
 
+MAX_PLAIN_PARAMS = 2**16  # of a model whose gradients autograd takes outside of vmap: slower for larger ones
 DEFAULT_CHUNK_SIZE = 10  # clients, where a size is needed and chunk_size is null
 
 
@@ -80,7 +81,8 @@ class Vectorized(ChunkedExecutor):
     def _step(self, work: Work) -> Gradient:
         """(params [A, P], buffers [A, B], batch, *own) -> gradient [A, P], (loss [A], buffers [A, B])."""
         every = partial(vmap, randomness="different")
-        if not self.compile and work.family.autocast is None:  # autocast overlooks vmapped convolutions outside of grad
+        small = work.family.num_params <= MAX_PLAIN_PARAMS
+        if not self.compile and small and work.family.autocast is None:  # which overlooks vmapped convolutions here
             return work.followed(gradient_of(every(work.objective())), every)
         step = every(work.followed(grad(work.objective(), has_aux=True)))
         return graph_of(step, work.family) if self.compile else step
