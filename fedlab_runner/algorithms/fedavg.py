@@ -1,27 +1,14 @@
 """FedAvg (McMahan et al., AISTATS 2017), Algorithm 1. https://arxiv.org/abs/1602.05629"""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
-import numpy as np
-
-from fedlab_runner.algorithms.shared.averaging import (
-    Params,
-    Update,
-    all_discarded,
-    average,
-    check_averaging,
-    make_update,
-)
-from fedlab_runner.core.algorithm import ServerAlgorithm
+from fedlab_runner.algorithms.shared.averaging import Params, Update, make_update
+from fedlab_runner.algorithms.shared.averaging_server import AveragingServer
 from fedlab_runner.core.cohort import Cohort
-from fedlab_runner.core.federation import Federation
-from fedlab_runner.core.updates import Updates
 
 
 @dataclass(frozen=True)
-class FedAvg(ServerAlgorithm[Params, Update]):
+class FedAvg(AveragingServer):
     """The server's model is the mean of the clients' models.
 
     `late_policy` says what happens to late updates (delta: their changes are added to today's model; model: the late
@@ -29,24 +16,6 @@ class FedAvg(ServerAlgorithm[Params, Update]):
     (1: the paper's).
     """
 
-    late_policy: str
-    weighting: str
-    server_lr: float
-
-    model_copies: ClassVar[int] = 1  # the update is written over the trained model
-
-    def __post_init__(self) -> None:
-        check_averaging(self.late_policy, self.weighting, self.server_lr)
-
-    def init(self, fed: Federation) -> Params:
-        return Params(fed.family.init(fed.seed))
-
     def client_update(self, state: Params, cohort: Cohort) -> Update:
         x = state.params
         return make_update(cohort.family, x, cohort.train(x), self.late_policy)
-
-    def server_step(self, state: Params, arrivals: Updates[Update], fed: Federation) -> Params:
-        return Params(average(state.params, arrivals, self.late_policy, self.weighting, self.server_lr))
-
-    def stands_still(self, arriving: Sequence[np.ndarray]) -> str | None:
-        return all_discarded(self.late_policy, arriving)

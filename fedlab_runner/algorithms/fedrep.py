@@ -1,28 +1,16 @@
 """FedRep (Collins et al., ICML 2021), Algorithm 1. https://arxiv.org/abs/2102.07078"""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
-import numpy as np
-
-from fedlab_runner.algorithms.shared.averaging import (
-    Params,
-    Update,
-    all_discarded,
-    average,
-    check_averaging,
-    make_update,
-)
-from fedlab_runner.core.algorithm import ServerAlgorithm
+from fedlab_runner.algorithms.shared.averaging import Params, Update, make_update
+from fedlab_runner.algorithms.shared.averaging_server import AveragingServer
 from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.federation import Federation
-from fedlab_runner.core.updates import Updates
 from fedlab_runner.utils.validate import at_least
 
 
 @dataclass(frozen=True)
-class FedRep(ServerAlgorithm[Params, Update]):
+class FedRep(AveragingServer):
     """FedAvg on the shared body; a client trains its own head for `head_epochs` under the body that it received, then
     the body under the new head, as long as `local` says.
 
@@ -31,18 +19,10 @@ class FedRep(ServerAlgorithm[Params, Update]):
     """
 
     head_epochs: int
-    late_policy: str
-    weighting: str
-    server_lr: float
-
-    model_copies: ClassVar[int] = 1  # the update is written over the trained model
 
     def __post_init__(self) -> None:
         at_least(0, head_epochs=self.head_epochs)
-        check_averaging(self.late_policy, self.weighting, self.server_lr)
-
-    def init(self, fed: Federation) -> Params:
-        return Params(fed.family.init(fed.seed))
+        super().__post_init__()
 
     def client_update(self, state: Params, cohort: Cohort) -> Update:
         x, head = state.params, cohort.at_home
@@ -52,13 +32,7 @@ class FedRep(ServerAlgorithm[Params, Update]):
         y = cohort.train(x, frozen=head)  # phi_i <- GRD(f_i(h_i, phi), phi, alpha)
         return make_update(cohort.family, x, y, self.late_policy)
 
-    def server_step(self, state: Params, arrivals: Updates[Update], fed: Federation) -> Params:
-        return Params(average(state.params, arrivals, self.late_policy, self.weighting, self.server_lr))
-
     def operations(self, fed: Federation, local: float) -> float:
         """A step of the head goes forward through the body, and not back: a third of the operations."""
         acts = self.head_epochs if fed.home.acts else 0
         return local * (1 + acts / (fed.local.epochs or 1) / 3)
-
-    def stands_still(self, arriving: Sequence[np.ndarray]) -> str | None:
-        return all_discarded(self.late_policy, arriving)

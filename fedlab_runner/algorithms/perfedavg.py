@@ -1,36 +1,26 @@
 """Per-FedAvg (Fallah, Mokhtari and Ozdaglar, NeurIPS 2020), Algorithm 1. https://arxiv.org/abs/2002.07948"""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedlab_runner.algorithms.shared.averaging import (
-    Params,
-    Update,
-    all_discarded,
-    average,
-    check_averaging,
-    make_update,
-)
+from fedlab_runner.algorithms.shared.averaging import Params, Update, make_update
+from fedlab_runner.algorithms.shared.averaging_server import AveragingServer
 from fedlab_runner.algorithms.shared.inner_gradients import along, gradient
-from fedlab_runner.core.algorithm import ServerAlgorithm
 from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.gradient_pass import gradient_pass
 from fedlab_runner.core.model_family import Batch, FunctionalModel
 from fedlab_runner.core.rng import Purpose
-from fedlab_runner.core.updates import Updates
 from fedlab_runner.utils.validate import finite_above, finite_at_least, one_of
 
 VARIANTS = ("first_order", "hessian_free")  # values of the field `variant`
 
 
 @dataclass(frozen=True)
-class PerFedAvg(ServerAlgorithm[Params, Update]):
+class PerFedAvg(AveragingServer):
     """FedAvg on the clients' losses after one gradient step: min over w of the mean of f_i(w - inner_lr grad f_i(w)).
 
     In a local step a client draws minibatches D, D' and D''. It goes along g' = grad f(w - inner_lr grad f(w, D), D'),
@@ -45,20 +35,12 @@ class PerFedAvg(ServerAlgorithm[Params, Update]):
     inner_lr: float
     variant: str
     delta: float
-    late_policy: str
-    weighting: str
-    server_lr: float
-
-    model_copies: ClassVar[int] = 1  # the update is written over the trained model
 
     def __post_init__(self) -> None:
         finite_at_least(0, inner_lr=self.inner_lr)
         one_of(VARIANTS, variant=self.variant)
         finite_above(0, delta=self.delta)
-        check_averaging(self.late_policy, self.weighting, self.server_lr)
-
-    def init(self, fed: Federation) -> Params:
-        return Params(fed.family.init(fed.seed))
+        super().__post_init__()
 
     def client_update(self, state: Params, cohort: Cohort) -> Update:
         def loss(model: FunctionalModel, batch: Batch, *drawn: Tensor) -> Tensor:
@@ -76,9 +58,6 @@ class PerFedAvg(ServerAlgorithm[Params, Update]):
         y = cohort.train(state.params, loss=loss, per_step=cohort.batches(purposes))
         return make_update(cohort.family, state.params, y, self.late_policy)
 
-    def server_step(self, state: Params, arrivals: Updates[Update], fed: Federation) -> Params:
-        return Params(average(state.params, arrivals, self.late_policy, self.weighting, self.server_lr))
-
     def client_models(self, state: Params, fed: Federation, ids: np.ndarray) -> Tensor:
         """The server's model after a step along each client's gradient [k, D]; batch norm's statistics go on in it."""
         at, p = fed.home.fill(state.params, ids), fed.family.num_params
@@ -88,9 +67,6 @@ class PerFedAvg(ServerAlgorithm[Params, Update]):
 
     def operations(self, fed: Federation, local: float) -> float:
         return local * (4 if self._with_hessian else 2)
-
-    def stands_still(self, arriving: Sequence[np.ndarray]) -> str | None:
-        return all_discarded(self.late_policy, arriving)
 
     @property
     def _with_hessian(self) -> bool:

@@ -8,14 +8,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, shape_wrapper
 
 
-class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types for it
     """A context that counts matrix products, convolutions and attention: a multiplication and an addition are two.
 
     PyTorch's `FlopCounterMode` counts the same, but its first use imports the compiler, which takes a second.
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # nor for this
         self.total = 0
 
     @classmethod
@@ -55,4 +55,5 @@ def _convolution_backward(
 
 _OWN = {torch.ops.aten.convolution_backward: _convolution_backward}
 # The operations of each kind of call, as a function of its arguments and results.
-_FORMULAS = flop_registry | {call: shape_wrapper(count) for call, count in _OWN.items()}  # type: ignore[no-untyped-call]
+_SHAPED = {call: shape_wrapper(count) for call, count in _OWN.items()}  # type: ignore[no-untyped-call]  # nor for this
+_FORMULAS = flop_registry | _SHAPED

@@ -156,7 +156,7 @@ def open_image(column: Any, row: int) -> BinaryIO:
 def _cell(value: Any) -> Cell:
     if isinstance(value, float) and math.isnan(value):
         return None
-    return value  # type: ignore[no-any-return]
+    return value  # type: ignore[no-any-return]  # arrow has no types
 
 
 def _class(label: int | None, classes: Sequence[str], target: str) -> str | None:

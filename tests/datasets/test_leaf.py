@@ -250,9 +250,11 @@ def test_the_real_npz():
     try:
         data = FEMNIST(**fields).load(0)
     except UserError as error:
+        if "hold no .json file" not in str(error):  # files that are there and refused are a failure
+            raise
         pytest.skip(str(error))
     if len(users(data.train)) != 105:
-        pytest.skip("another sample of FEMNIST")
+        pytest.skip("the files are another sample of FEMNIST, whose mean and std differ from the YAML's")
     pixels = data.train.inputs.double() / 255
     assert data.mean == pytest.approx([pixels.mean().item()], abs=1e-4)
     assert data.std == pytest.approx([pixels.std().item()], abs=1e-4)

@@ -93,7 +93,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=96k", "none", str(folder)], capture_output=True)
     if mounted.returncode:
-        pytest.skip("no file system can be mounted here")
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.decode().strip()}")
     yield folder
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
