@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedlab_runner.algorithms import fedavg
+from fedlab_runner.algorithms.shared import averaging_server
 from fedlab_runner.algorithms.shared.averaging import LATE_POLICIES, MODEL_POLICIES
 from fedlab_runner.algorithms.shared.personal import Personal
 from fedlab_runner.core.algorithm import ServerAlgorithm
@@ -137,7 +137,7 @@ def test_an_algorithm_that_steps_statistics_is_stopped(monkeypatch: pytest.Monke
         return torch.cat([x[:-1], x[-1:] - 3.0])  # the last is a running variance
 
     fed, built = federation(build=normed), algorithm("fedavg")
-    monkeypatch.setattr(fedavg, "average", wrong)
+    monkeypatch.setattr(averaging_server, "average", wrong)
     unused: Any = None
     simulation = Simulation(built, fed, unused, unused, unused, ConstantLR(), 1, "")
     with pytest.raises(Diverged, match=r"diverged in round 1 .*running variance of batch norm below zero"):

@@ -111,7 +111,12 @@ def compare(
     found = {"alone": [one(params, *pair) for pair in zip(x, targets, strict=True)]}
     many = vmap(one, (0, 0, 0), randomness="different")
     if not family.num_buffers:  # those of many models would need copies of their own
-        found["side by side"] = list(zip(*many(params.expand(len(x), -1), torch.stack(x), targets), strict=True))
+        everyone = params.repeat(len(x), 1), torch.stack(x), targets
+        found["side by side"] = list(zip(*many(*everyone), strict=True))
+        leaf = everyone[0].requires_grad_()
+        values, logits = vmap(loss, (0, 0, 0), randomness="different")(leaf, *everyone[1:])
+        (gradients,) = torch.autograd.grad(values.sum(), leaf)  # as vectorized steps of small models take them
+        found["side by side, by autograd"] = list(zip(gradients, logits, strict=True))
     if compiled:
         found["compiled"] = [graph_of(one, family)(params, x[0], targets[0])]
     faults = []
