@@ -26,6 +26,7 @@ from fedlab_runner.config.explain import explain, is_of_run, unwrapped
 from fedlab_runner.sweep import callback, records
 from fedlab_runner.sweep.table import show
 from fedlab_runner.utils import signals, streams
+from fedlab_runner.utils.attempt import next_start
 from fedlab_runner.utils.errors import Interrupted, Pruned, UserError
 from fedlab_runner.utils.sweep_job import FOLDER, NAME
 from fedlab_runner.utils.system import SHARED_BY
@@ -128,7 +129,8 @@ def _run(cfg: DictConfig) -> float:
 def _report(error: BaseException, arguments: list[str]) -> int:
     """Prints the error to stderr and returns its exit code."""
     if isinstance(error, Interrupted):
-        print(f"{error}; the same command continues from the last checkpoint", file=sys.stderr)
+        then = "the same command goes on with the sweep" if os.environ.get(FOLDER) else next_start()
+        print(f"{error}; {then}", file=sys.stderr)
         return 128 + error.signal
     if folder := os.environ.get(FOLDER):
         rows = records.read(Path(folder))

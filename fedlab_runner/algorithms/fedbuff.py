@@ -45,7 +45,8 @@ class FedBuff(ServerAlgorithm[FedBuffState, Update]):
         at_least(0, staleness_exp=self.staleness_exp)
 
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
-        held = MemoryItem(2 * self.buffer_size * fed.family.size, "the buffer", "lower algorithm.buffer_size", False)
+        values = self.buffer_size * fed.family.size
+        held = MemoryItem(values, "the buffer", "lower algorithm.buffer_size", copies=2)
         return Footprint(self.model_copies, self.payload_copies, [held])
 
     def init(self, fed: Federation) -> FedBuffState:

@@ -103,8 +103,8 @@ class Feddle(ServerAlgorithm[FeddleState, FeddleUpload]):
             require_body("algorithm=feddle on out-of-domain data", fed.family)
 
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
-        anchors = 2 * self._size(fed) * fed.family.num_params  # a round makes the next atlas while it holds this one
-        held = MemoryItem(anchors, "the atlas", "lower algorithm.atlas_size", self.store_on == "host")
+        anchors = self._size(fed) * fed.family.num_params
+        held = MemoryItem(anchors, "the atlas", "lower algorithm.atlas_size", self.store_on, copies=2)
         return Footprint(self.model_copies, self.payload_copies, [held])
 
     def _size(self, fed: Federation) -> int:

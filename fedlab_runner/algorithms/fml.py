@@ -47,9 +47,8 @@ class FML(DecentralizedAlgorithm[FMLState]):
         return "whose clients send memes alone, and no part of their own models"
 
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
-        memes = MemoryItem(
-            2 * fed.num_clients * self._meme(fed).size, "their memes", "take a smaller algorithm.meme", False
-        )
+        values = fed.num_clients * self._meme(fed).size
+        memes = MemoryItem(values, "their memes", "take a smaller algorithm.meme", copies=2)
         return Footprint(self.model_copies, self.payload_copies, [*own_models(fed, 1), memes])
 
     def init(self, fed: Federation) -> FMLState:

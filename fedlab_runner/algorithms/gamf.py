@@ -58,7 +58,7 @@ class GAMF(ServerAlgorithm[Params, Models]):
         return Footprint(
             self.model_copies,
             self.payload_copies,
-            [MemoryItem(VALUES_PER_PAIR * pairs, "comparing their neurons", fewer, False)],
+            [MemoryItem(VALUES_PER_PAIR * pairs, "comparing their neurons", fewer, saved=False)],
         )
 
     def init(self, fed: Federation) -> Params:

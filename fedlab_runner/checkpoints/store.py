@@ -67,8 +67,9 @@ class CheckpointStore:
     """
 
     def __init__(self, folder: Path, keep: int) -> None:
+        self.folder = folder  # of the run
         self._folder = folder / "checkpoints"
-        self._keep = keep
+        self.keep = keep
 
     @deferred()  # torch.save replaces the exception of a signal by its own
     def save(self, round: int, fingerprint: dict[str, Any], payload: Any) -> Path:
@@ -76,7 +77,7 @@ class CheckpointStore:
         path = self._folder / f"round_{round:06d}.pt"
         payload = _portable(payload)
         write_atomically(path, lambda file: _write(file, round, _plain(fingerprint), payload))
-        kept = [other for other in self._newest_first() if _round(other) <= round][: self._keep]
+        kept = [other for other in self._newest_first() if _round(other) <= round][: self.keep]
         for other in {*self._newest_first(), *self._folder.glob(f"*{TEMPORARY}")} - set(kept):
             other.unlink(missing_ok=True)
         return path

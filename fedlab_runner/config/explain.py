@@ -17,6 +17,7 @@ from fedlab_runner.config import schema
 from fedlab_runner.config.build import conf_dir
 from fedlab_runner.config.listing import choices, places
 from fedlab_runner.utils import exhaustion
+from fedlab_runner.utils.attempt import next_start
 from fedlab_runner.utils.errors import RunFailed, UserError
 
 # Choices that come with an extra of this package.
@@ -29,14 +30,14 @@ EXTRAS = {
 
 
 # The errors of a file system that are no fault of the program, with the remedy.
-NO_ROOM = "make room; the same command goes on from the last checkpoint"
 NO_ACCESS = "give a place that may be written to, such as another hydra.run.dir"
 DISK = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), NO_ROOM),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "make room"),
     **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR), NO_ACCESS),
     **dict.fromkeys((errno.ENAMETOOLONG, errno.ELOOP), "give another hydra.run.dir, with shorter names and no loop"),
-    errno.EIO: "check the disk; the same command goes on from the last checkpoint",
+    errno.EIO: "check the disk",
 }
+MENDED = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}  # then the same command serves
 
 
 # Errors of a folder that cannot be made because of its name: a file has that name, or /proc has no folders.
@@ -65,7 +66,8 @@ def explain(error: BaseException, arguments: Sequence[str]) -> list[str] | None:
         ]
     if (refused := _of_disk(error)) is not None:
         where = f"{refused.filename}: " if refused.filename else ""
-        return [_one_line(f"{where}{refused.strerror}: {DISK[refused.errno or 0]}")]
+        then = f"; {next_start()}" if refused.errno in MENDED else ""
+        return [_one_line(f"{where}{refused.strerror}: {DISK[refused.errno or 0]}{then}")]
     if (line := next(filter(None, map(exhaustion.explain, _causes(error))), None)) is not None:
         return [_one_line(line)]
     if (killed := _of_worker(error)) is not None:

@@ -27,12 +27,14 @@ Upload = TypeVar("Upload", bound=tuple[Tensor, ...])
 
 
 class MemoryItem(NamedTuple):
-    """Peak memory that an algorithm holds besides the server model and the cohort's models."""
+    """What an algorithm holds at the most, besides the server model and the cohort's models."""
 
     values: int  # each of the models' type
     what: str  # names the item in messages
     remedy: str  # what the user can do to make it smaller
-    on_host: bool  # it lies in host memory even if the models are on a GPU
+    place: str = "device"  # or host (memory, even if the models are on a GPU), or disk
+    copies: int = 1  # at once: 2 where a round makes the next values while it holds the last ones
+    saved: bool = True  # the State has it, so that each checkpoint does, unless it lies on disk
 
 
 class CohortLoad(NamedTuple):
@@ -271,14 +273,14 @@ class DecentralizedAlgorithm(Algorithm[State], Generic[State]):
 
 def own_models(fed: Federation, sets: int) -> list[MemoryItem]:
     """The memory of `sets` models for each client: a round makes the next ones while it holds the last ones."""
-    values, what = 2 * sets * fed.client_values, f"the models of all {fed.num_clients} clients"
-    return [MemoryItem(values, what, "lower num_clients", on_host=False)]
+    what = f"the models of all {fed.num_clients} clients"
+    return [MemoryItem(sets * fed.client_values, what, "lower num_clients", copies=2)]
 
 
 def client_rows(place: str, values: int, node: str = "algorithm") -> list[MemoryItem]:
-    """The memory of the clients' rows that a config node's `store_on` puts on the device, the host or disk."""
-    what, remedy = f"the clients' rows ({node}.store_on)", f"set {node}.store_on=disk"
-    return [] if place == "disk" else [MemoryItem(values, what, remedy, on_host=place == "host")]
+    """The clients' rows that a config node's `store_on` puts on the device, the host or disk."""
+    remedy = "take a disk with more room (hydra.run.dir)" if place == "disk" else f"set {node}.store_on=disk"
+    return [MemoryItem(values, f"the clients' rows ({node}.store_on)", remedy, place)]
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedlab_runner.utils.attempt import next_start
 from fedlab_runner.utils.errors import RunFailed
 from fedlab_runner.utils.files import is_at, make_folder, naming, open_own, sync_folder, write_atomically
 
@@ -32,7 +33,6 @@ NOT_DROPPED = np.iinfo(np.int64).max  # `gone` of a slot whose row is in use
 MIN_NEW_SLOTS = 64  # by which a full file grows
 RowRef = Tensor | int  # a row in memory, or its slot in a file
 ALL_COLUMNS = slice(None)
-REMEDY = "the same command goes on from the last checkpoint whose rows are whole"
 _log = logging.getLogger(__name__)
 
 
@@ -79,12 +79,12 @@ class RowFile:
         begin, end, _ = columns.indices(self._length)
         values = self._values(slot, begin, end)
         if end - begin == self._length and not self._whole(slot, values):
-            raise RunFailed(f"{self._path} is damaged in slot {slot}: {REMEDY}")
+            raise RunFailed(f"{self._path} is damaged in slot {slot}: {next_start()}")
         return values.to(device)
 
     def _check(self, slot: Any) -> None:
         if not isinstance(slot, int) or not 0 <= slot < len(self._born):  # a checkpoint that was tampered with
-            raise RunFailed(f"{self._path} has no slot {str(slot)[:40]}: {REMEDY}")
+            raise RunFailed(f"{self._path} has no slot {str(slot)[:40]}: {next_start()}")
 
     def _whole(self, slot: int, values: Tensor) -> bool:
         return bool(self._sums[slot] == zlib.crc32(values.numpy().data.cast("B")))
@@ -96,7 +96,7 @@ class RowFile:
         while data:
             count = os.preadv(self._open(), [data], offset)
             if not count:
-                raise RunFailed(f"{self._path} lacks rows that the run needs: {REMEDY}")
+                raise RunFailed(f"{self._path} lacks rows that the run needs: {next_start()}")
             data, offset = data[count:], offset + count
         return values
 
@@ -119,7 +119,7 @@ class RowFile:
             return
         live = np.flatnonzero((self._born > 0) & (self._gone == NOT_DROPPED))
         if os.fstat(self._descriptor).st_size < (live.max(initial=-1) + 1) * self._row_bytes:
-            raise RunFailed(f"{self._path} was cut off while the run was at work, and rows are lost: {REMEDY}")
+            raise RunFailed(f"{self._path} was cut off while the run was at work, and rows are lost: {next_start()}")
         if not is_at(self._path, self._descriptor):
             _log.warning("%s was removed while the run was at work: it is written anew", self._path)
             with os.fdopen(os.dup(self._descriptor), "rb") as rows:  # all other access is by position

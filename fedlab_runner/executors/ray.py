@@ -26,6 +26,7 @@ from fedlab_runner.core.work import OfOne, Work
 from fedlab_runner.executors._chunks import ChunkedExecutor, new_models
 from fedlab_runner.executors._ray.driver import Done, Failed, Gone, Keep, Lost, Ready, Train, receive, send
 from fedlab_runner.executors._ray.serialization import own_tensors, packed_client_data, pickled, shares_of
+from fedlab_runner.utils.attempt import next_start
 from fedlab_runner.utils.errors import RunFailed, UserError
 from fedlab_runner.utils.system import usable_cores
 
@@ -135,7 +136,7 @@ class _Session:
             else:
                 raise RunFailed(
                     f"the Ray cluster at {self._ready.head} is lost ({answer.reason}): start it again, or go on with "
-                    "another executor; the same command continues from the last checkpoint"
+                    f"another executor; {next_start()}"
                 )
         self._ready = answer
 

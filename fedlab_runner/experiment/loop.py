@@ -24,7 +24,7 @@ from fedlab_runner.evaluation.client_models import ClientModels
 from fedlab_runner.evaluation.evaluator import Evaluation
 from fedlab_runner.evaluation.matrix import CellScores, Matrix
 from fedlab_runner.experiment.code_hash import Code, code_of
-from fedlab_runner.experiment.resource_estimate import check_run_memory, seconds_a_round
+from fedlab_runner.experiment.resource_estimate import check_needs, seconds_a_round
 from fedlab_runner.experiment.resuming import FAILED, STRANGE, check_beginning, understood
 from fedlab_runner.experiment.standstill import foreseen
 from fedlab_runner.lr_schedules.base import LRSchedule
@@ -78,7 +78,7 @@ class Simulation:
         code = code_of(fingerprint)
         find_damage = partial(self._find_damage, recorder, checkpointing, code)
         saved = store.load(fingerprint, self.fed.family.device, find_damage, also=[stopping(fingerprint)])
-        memory = check_run_memory(self.algorithm, self.fed, self.rounds)
+        takes = check_needs(self.algorithm, self.fed, self.rounds, store.folder, store.keep + 1)
         now, wall = self._resume(*saved) if saved else (self._initial(), 0.0)
         self.fed.client_state.retain(store.rounds())
         began = time.monotonic() - wall
@@ -116,7 +116,7 @@ class Simulation:
                 if (reason := foreseen(self.algorithm, self.fed, self.rounds)) is not None:
                     _log.warning("the server's model will not change: %s", reason)
             attempt.at("time estimate")
-            _log.info("%s; %s", self._expected_time(now.round, evaluation), memory)
+            _log.info("%s; %s", self._expected_time(now.round, evaluation), takes)
             while now.round < self.rounds:
                 started = time.monotonic()
                 memory, seen = self._analyse(now)

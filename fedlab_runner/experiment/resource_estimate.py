@@ -1,8 +1,11 @@
-"""Estimates before the first round of a run: time, from a few local steps, and peak memory, from what a round holds."""
+"""Estimates before the first round of a run: time, from a few local steps; peak memory, from what a round holds; disk,
+from the clients' rows there and from the checkpoints.
+"""
 
 import logging
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +13,8 @@ import torch
 from torch import Tensor
 
 from fedlab_runner.core.algorithm import Algorithm, CohortLoad, client_rows
+from fedlab_runner.core.client_state import FOLDER as ROWS
+from fedlab_runner.core.client_state import PLACES
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.round_cost import local_operations
@@ -17,7 +22,7 @@ from fedlab_runner.core.work import Work
 from fedlab_runner.executors._chunks import wait_for
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.utils.errors import UserError
-from fedlab_runner.utils.system import memory_bytes, resident_bytes
+from fedlab_runner.utils.system import free_disk_bytes, memory_bytes, resident_bytes
 
 _log = logging.getLogger(__name__)
 ROUNDS_AHEAD = 50  # so many rounds are looked at for the largest cohort
@@ -25,6 +30,7 @@ SAMPLE_SECONDS, MAX_SAMPLE_STEPS = 0.3, 8  # of the local training that is timed
 HOST_OVERHEAD_BYTES = 2e8  # pictures, buffers of files and other needs after the start
 GPU_OVERHEAD_BYTES = 5e8  # the workspaces of the GPU's libraries
 MIN_REFUSED_BYTES = 2**28  # runs that need less are not refused
+MIN_REPORTED_DISK_BYTES = 2**28  # of a run's files
 
 
 class Need(NamedTuple):
@@ -33,29 +39,49 @@ class Need(NamedTuple):
     bytes: float
     what: str
     remedy: str
-    on_host: bool  # in host memory; without a GPU always
+    place: str = "device"  # or host (memory, which without a GPU is the device too), or disk
+    saved: float = 0.0  # bytes of it in a checkpoint
 
 
-def check_run_memory(algorithm: Algorithm[Any], fed: Federation, rounds: int) -> str:
-    """The peak memory of a run of so many rounds, in words; UserError where less memory is free."""
-    needs = [need for need in _needs(algorithm, fed, rounds) if need.bytes]
-    of_host = [need for need in needs if need.on_host]
-    words = _fitting(of_host, "", resident_bytes() or 0, memory_bytes(), HOST_OVERHEAD_BYTES)
-    if fed.family.device.type == "cpu":
-        return words
-    of_gpu = [need for need in needs if not need.on_host]
-    return f"{words}; {_fitting(of_gpu, ' of the GPU', *gpu_bytes(fed.family.device), GPU_OVERHEAD_BYTES)}"
+def check_needs(algorithm: Algorithm[Any], fed: Federation, rounds: int, folder: Path, checkpoints: int) -> str:
+    """What a run of so many rounds takes of memory and disk, in words; UserError where less is free.
+
+    `checkpoints`: how many the run keeps at once in its `folder`, with the one that it writes.
+    """
+    needs = _needs(algorithm, fed, rounds)
+    at = {place: [need for need in needs if need.bytes and need.place == place] for place in PLACES}
+    words = [_fitting(at["host"], "", resident_bytes() or 0, memory_bytes(), HOST_OVERHEAD_BYTES)]
+    if fed.family.device.type != "cpu":
+        words.append(_fitting(at["device"], " of the GPU", *gpu_bytes(fed.family.device), GPU_OVERHEAD_BYTES))
+    saved = checkpoints * (fed.family.size * fed.family.dtype.itemsize + sum(need.saved for need in needs))
+    files = Need(saved, f"{checkpoints} checkpoints", "lower checkpoint.keep or take a disk with more room", "disk")
+    return "; ".join([*words, *_on_disk([*at["disk"], files], folder)])
 
 
-def _fitting(needs: Sequence[Need], where: str, now: int, free: int | None, rest: float) -> str:
-    more = sum(need.bytes for need in needs)
-    if free is not None and more > max(free, MIN_REFUSED_BYTES):
+def _on_disk(needs: Sequence[Need], folder: Path) -> list[str]:
+    """The room that a run's files take, where it is worth a word; UserError where less is free."""
+    there = sum(path.stat().st_blocks * 512 for path in (*folder.glob("checkpoints/*"), *folder.glob(f"{ROWS}/*")))
+    more, free = sum(need.bytes for need in needs) - there, free_disk_bytes(folder)
+    _refuse_beyond(more, free, needs, " on disk")
+    return [f"disk about {more / 1e9:.2g} GB ({free / 1e9:.1f} GB free)"] if more >= MIN_REPORTED_DISK_BYTES else []
+
+
+def _refuse_beyond(more: float, free: int, needs: Sequence[Need], where: str) -> None:
+    """Raises UserError where a run needs `more` bytes than are free."""
+    if more > max(free, MIN_REFUSED_BYTES):
         largest = sorted(needs, key=lambda need: -need.bytes)
         parts = ", ".join(f"{need.bytes / 1e9:.1f} GB for {need.what}" for need in largest)
         ways = "; or ".join(dict.fromkeys(need.remedy for need in largest if need.bytes > 0.1 * more))
         raise UserError(
             f"the run needs {more / 1e9:.1f} GB more{where} ({parts}), and {free / 1e9:.1f} GB are free: {ways}"
         )
+
+
+def _fitting(needs: Sequence[Need], where: str, now: int, free: int | None, rest: float) -> str:
+    """The peak memory in words; UserError where less is free."""
+    more = sum(need.bytes for need in needs)
+    if free is not None:
+        _refuse_beyond(more, free, needs, where)
     found = f"peak memory{where} about {(now + more + rest) / 1e9:.2g} GB"
     return found + (f" ({free / 1e9:.1f} GB free)" if free else "")
 
@@ -68,12 +94,12 @@ def gpu_bytes(device: torch.device) -> tuple[int, int]:
 
 def expected_bytes(algorithm: Algorithm[Any], fed: Federation, rounds: int) -> float:
     """The bytes that a run of so many rounds will add on its device, without the workspaces of libraries."""
-    beside_a_gpu = fed.family.device.type != "cpu"
-    return sum(need.bytes for need in _needs(algorithm, fed, rounds) if not (beside_a_gpu and need.on_host))
+    place = "host" if fed.family.device.type == "cpu" else "device"
+    return sum(need.bytes for need in _needs(algorithm, fed, rounds) if need.place == place)
 
 
 def _needs(algorithm: Algorithm[Any], fed: Federation, rounds: int) -> list[Need]:
-    family, cpu = max(fed.families, key=lambda family: family.size), fed.family.device.type == "cpu"
+    family = max(fed.families, key=lambda family: family.size)
     nobody_is_late = CohortLoad(fed.cohort_size, 0, 0, fed.num_clients)
     load = nobody_is_late if algorithm.heterogeneous else _most_at_once(fed, rounds)
     copies, sent, held = algorithm.footprint(fed, load)
@@ -82,22 +108,26 @@ def _needs(algorithm: Algorithm[Any], fed: Federation, rounds: int) -> list[Need
     fewer = "lower participation.cohort_size"
     # Arriving late updates are held twice: by themselves, and joined with the updates that are not late.
     late = (load.late + 2 * load.arriving) * sent if load.late else 0
-    found = [
-        (copies * load.starting * model, f"the models of {load.starting} clients", fewer),
-        (late * model, f"{load.late} late updates", f"{fewer} or the delay"),
+    flying = load.late * sent * model
+    needs = [
+        Need(copies * load.starting * model, f"the models of {load.starting} clients", fewer),
+        Need(late * model, f"{load.late} late updates", f"{fewer} or the delay", saved=flying),
         # Each client in training: model, gradient in parts and as a vector, update, and the optimiser's slots.
-        ((4 + slots) * side * model, f"{side} clients in training", "lower executor.chunk_size or workers"),
-        (side * _saved_bytes(family, fed), "their activations", "lower local.batch_size or executor.chunk_size"),
+        Need((4 + slots) * side * model, f"{side} clients in training", "lower executor.chunk_size or workers"),
+        Need(side * _saved_bytes(family, fed), "their activations", "lower local.batch_size or executor.chunk_size"),
     ]
-    moments = 2 * fed.server_steps.held * family.dtype.itemsize  # a step makes the next ones while it holds the last
-    found.append((moments, "the server optimiser's moments", "set server_optimizer=none"))
+    moments = fed.server_steps.held * value  # a step makes the next ones while it holds the last
+    needs.append(Need(2 * moments, "the server optimiser's moments", "set server_optimizer=none", saved=moments))
     if fed.home.acts and not algorithm.decentralized:
         # Each client's start, and the models as they were trained beside what leaves the clients.
-        found.append((2 * load.starting * model, "the parts of their models that stay at home", fewer))
+        needs.append(Need(2 * load.starting * model, "the parts of their models that stay at home", fewer))
         held = [*held, *client_rows(fed.home.place, load.ever * fed.home.size, "home")]
-    return [Need(*each, cpu) for each in found] + [
-        Need(each.values * value, each.what, each.remedy, cpu or each.on_host) for each in held
-    ]
+    for each in held:
+        size = each.values * value
+        saved = size if each.saved and each.place != "disk" else 0.0
+        needs.append(Need(size * each.copies, each.what, each.remedy, each.place, saved))
+    on_gpu = fed.family.device.type != "cpu"
+    return needs if on_gpu else [n._replace(place="host") if n.place == "device" else n for n in needs]
 
 
 def _most_at_once(fed: Federation, rounds: int) -> CohortLoad:

@@ -63,7 +63,7 @@ def run_in(folder: Path, cfg: DictConfig, command: str | None = None) -> float:
             judged = f"{components.evaluation.summary} of {components.evaluation.metric}"
             _log.info("%s is finished already: %s %.4f; delete %s to run it anew", name, judged, finished, folder)
             return finished
-        with Attempt(folder):
+        with Attempt(folder, CheckpointStore(folder, components.checkpoint.keep).rounds):
             outcome = _run_locked(folder, lock, name, checked, components, prepare(components, folder), command)
         return float(outcome.summary["objective"])
 
@@ -76,13 +76,14 @@ def run_whole(folder: Path, cfg: DictConfig) -> Outcome:
     checked = check(cfg)
     components, name = checked.build(), checked.run_id
     with RunLock(folder) as lock:
-        done = max(CheckpointStore(folder, components.checkpoint.keep).rounds(), default=0)
+        checkpoints = CheckpointStore(folder, components.checkpoint.keep).rounds
+        done = max(checkpoints(), default=0)
         if done > components.rounds:
             raise UserError(
                 f"rounds must be >= {done}, got {components.rounds}: the run in {folder} has gone on so far; or give "
                 "another folder"
             )
-        with Attempt(folder):
+        with Attempt(folder, checkpoints):
             prepared = prepare(components, folder)
             return _run_locked(folder, lock, name, checked, components, prepared, None, show_summary=False)
 

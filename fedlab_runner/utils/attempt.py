@@ -1,10 +1,14 @@
-"""Keeps a note of the part of the run at work in its folder: the next attempt reports where this one was killed."""
+"""Keeps a note of the part of the run at work in its folder: the next attempt reports where this one was killed.
+
+Also says what the next attempt does after an error: it goes on from a checkpoint, or it begins again.
+"""
 
 import faulthandler
 import logging
 import os
 import re
 import socket
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -41,6 +45,7 @@ class _Place(NamedTuple):
 
 _place = _Place()  # of this process
 _running: list["Attempt"] = []  # at most one attempt
+_checkpoints: Callable[[], Sequence[int]] = tuple  # the rounds of those in the folder of the last attempt
 
 
 def at(part: str, round: int | None = None) -> None:
@@ -56,22 +61,29 @@ def place() -> str:
     return str(_place)
 
 
+def next_start() -> str:
+    """The words for what the same command will do after an error of the run at work, or of the last one."""
+    return "the same command " + ("goes on from the last checkpoint" if _checkpoints() else "begins again")
+
+
 class Attempt:
     """Context manager around a run in `folder`: keeps the note, and removes it when the program itself ends the run.
+
+    `checkpoints` returns the rounds of the checkpoints that the folder has now.
 
     A note that is there at the start means that the last attempt was killed; one log line says where. No number depends
     on the note: the run ignores a note that it cannot read, does without one that it cannot write, and follows no link.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._path = folder, folder / NOTE_FILE
+    def __init__(self, folder: Path, checkpoints: Callable[[], Sequence[int]]) -> None:
+        self._folder, self._path, self._checkpoints = folder, folder / NOTE_FILE, checkpoints
         self._descriptor: int | None = None
         self._handles_faults = False
         self._host = re.sub(r"[^\w.-]", "-", socket.gethostname()[:40], flags=re.ASCII)
 
     def __enter__(self) -> Self:
-        global _place
-        _place = _Place()
+        global _place, _checkpoints
+        _place, _checkpoints = _Place(), self._checkpoints
         self._report_last()
         with suppress(OSError):
             self._path.unlink(missing_ok=True)  # a link, not its target

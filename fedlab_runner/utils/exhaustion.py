@@ -6,6 +6,8 @@ The same shortage comes as an exception of Python, of numpy, of torch's allocato
 import errno
 import re
 
+from fedlab_runner.utils.attempt import next_start
+
 _REMEDIES = {
     "memory": "lower participation.cohort_size, local.batch_size or executor.chunk_size, or raise a limit (ulimit -v)",
     "processes or threads": "lower executor.workers or threads, or raise a limit (ulimit -u)",
@@ -34,6 +36,4 @@ def explain(error: BaseException) -> str | None:
         return None
     lines = str(error).strip().splitlines()
     said = f" ({lines[0][:200]})" if lines else ""
-    return (
-        f"the machine has run out of {what}{said}: {_REMEDIES[what]}; the same command goes on from the last checkpoint"
-    )
+    return f"the machine has run out of {what}{said}: {_REMEDIES[what]}; {next_start()}"

@@ -33,16 +33,18 @@ LAYERWISE = {"layerwise": True, "late_policy": "discard"}
 
 
 def needs(name: str, how: Any = None, rounds: int = 10, **overrides: Any) -> dict[str, float]:
+    """The bytes in memory, by what they are for."""
     fed, built = federation(**(how or {})), algorithm(name, **overrides)
     built.check(fed)
-    return {need.what: need.bytes for need in resource_estimate._needs(built, fed, rounds)}
+    found = resource_estimate._needs(built, fed, rounds)
+    return {need.what: need.bytes for need in found if need.place != "disk"}
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_every_algorithm_can_be_estimated(name: str) -> None:
+def test_every_algorithm_can_be_estimated(name: str, tmp_path: Path) -> None:
     fed, built = federation(cohort=4, std=1.0), algorithm(name)
     before = fed.state_dict()["clock"]["due"]
-    assert resource_estimate.check_run_memory(built, fed, 10).startswith("peak memory about ")
+    assert resource_estimate.check_needs(built, fed, 10, tmp_path, 3).startswith("peak memory about ")
     assert bool((fed.state_dict()["clock"]["due"] == before).all()), "the clock was only asked"
 
 
@@ -126,18 +128,19 @@ def test_a_gpu_has_its_own_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource_estimate, "_saved_bytes", lambda family, fed: 1000)
     fed = federation()
     fed.family.device = torch.device("cuda:1")
-    of_host, of_gpu = resource_estimate.check_run_memory(algorithm("ca2fl", store_on="host"), fed, 10).split("; ")
+    said = resource_estimate.check_needs(algorithm("ca2fl", store_on="host"), fed, 10, Path(), 3)
+    of_host, of_gpu = said.split("; ")
     assert of_host.startswith("peak memory about ") and of_gpu == "peak memory of the GPU about 1.5 GB (2.0 GB free)"
     table = N * fed.family.size * 8
     found = {place: algorithm("ca2fl", store_on=place) for place in ("device", "host")}
     on_host = {
-        place: sum(n.bytes for n in resource_estimate._needs(each, fed, 10) if n.on_host)
+        place: sum(n.bytes for n in resource_estimate._needs(each, fed, 10) if n.place == "host")
         for place, each in found.items()
     }
     assert on_host == {"device": 0, "host": table}
     monkeypatch.setattr(resource_estimate, "gpu_bytes", lambda device: (10**9, 1000))
     with pytest.raises(UserError, match=r"^the run needs 0\.0 GB more of the GPU \(.*, and 0\.0 GB are free: "):
-        resource_estimate.check_run_memory(found["device"], fed, 10)
+        resource_estimate.check_needs(found["device"], fed, 10, Path(), 3)
 
 
 def test_a_run_that_cannot_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,12 +148,62 @@ def test_a_run_that_cannot_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(resource_estimate, "memory_bytes", lambda: 1000)
     fed = federation()
     with pytest.raises(UserError) as refused:
-        resource_estimate.check_run_memory(algorithm("ca2fl"), fed, 10)
+        resource_estimate.check_needs(algorithm("ca2fl"), fed, 10, Path(), 3)
     line = str(refused.value)
     assert line.startswith("the run needs 0.0 GB more (") and "0.0 GB are free" in line and "\n" not in line
     assert "set algorithm.store_on=disk" in line and "lower participation.cohort_size" in line
     monkeypatch.setattr(resource_estimate, "memory_bytes", lambda: None)
-    resource_estimate.check_run_memory(algorithm("ca2fl"), fed, 10)
+    resource_estimate.check_needs(algorithm("ca2fl"), fed, 10, Path(), 3)
+
+
+def bytes_on_disk(folder: Path) -> float:
+    """Of the rows, and of the checkpoints while a third one is written beside two."""
+    size = {
+        name: sum(path.stat().st_blocks * 512 for path in folder.glob(f"{name}/*"))
+        for name in ("checkpoints", "client_state")
+    }
+    return 3 / 2 * size["checkpoints"] + size["client_state"]
+
+
+@pytest.mark.parametrize(
+    "choice",
+    ["fedavg", "fedbuff algorithm.buffer_size=3", "feddle", "dec_fedavg"]
+    + [f"{name} algorithm.store_on={place}" for name in ("fedcda", "ca2fl") for place in ("device", "disk")],
+)
+def test_the_disk_takes_what_was_estimated(
+    choice: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Checkpoints with all that the State holds, or rows in a file beside smaller checkpoints."""
+    monkeypatch.setattr(resource_estimate, "MIN_REPORTED_DISK_BYTES", 0)
+    caplog.set_level(logging.INFO)
+    decentralized = choice.startswith("dec_")
+    overrides = [
+        f"algorithm={choice.split()[0]}",
+        *choice.split()[1:],
+        f"delay={'none' if decentralized else 'half_normal'}",
+    ]
+    overrides += ["rounds=12", "num_clients=20", "participation.cohort_size=5", "executor=loop", "checkpoint.keep=2"]
+    overrides += ["model=mlp", "model.hidden=[300]", "evaluation.every=12"]
+    cfg = composed(*overrides)
+    cfg.checkpoint.seconds, cfg.checkpoint.rounds = None, 4
+    run_in(tmp_path, cfg)
+    (said,) = re.findall(r"; disk about (\S+) GB \(\d+\.\d GB free\)", caplog.text)
+    share = bytes_on_disk(tmp_path) / (float(said) * 1e9)
+    assert 0.5 < share < 1.5, f"{share:.2f} of what was estimated"
+
+
+def test_a_run_that_the_disk_cannot_hold_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(resource_estimate, "MIN_REFUSED_BYTES", 0)
+    free, fed = 1000, federation()
+    monkeypatch.setattr(resource_estimate, "free_disk_bytes", lambda folder: free)
+    with pytest.raises(UserError) as refused:
+        resource_estimate.check_needs(algorithm("ca2fl", store_on="disk"), fed, 10, tmp_path, 3)
+    line = str(refused.value)
+    assert line.startswith("the run needs 0.0 GB more on disk (") and "0.0 GB are free" in line and "\n" not in line
+    assert "the clients' rows (algorithm.store_on)" in line and "lower checkpoint.keep" in line
+    (tmp_path / "client_state").mkdir()
+    (tmp_path / "client_state" / "rows").write_bytes(bytes(10**6))
+    resource_estimate.check_needs(algorithm("ca2fl", store_on="disk"), fed, 10, tmp_path, 3)  # a run that goes on
 
 
 def test_it_is_said_before_the_first_round(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -212,7 +265,7 @@ def test_what_an_algorithm_does_beside_local_training_is_counted(
 def test_it_changes_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_in(tmp_path / "with", composed("algorithm=fedavg", "rounds=2", "executor=loop"))
     monkeypatch.setattr("fedlab_runner.experiment.loop.seconds_a_round", lambda algorithm, fed: 0.0)
-    monkeypatch.setattr("fedlab_runner.experiment.loop.check_run_memory", lambda *_: "")
+    monkeypatch.setattr("fedlab_runner.experiment.loop.check_needs", lambda *_: "")
     run_in(tmp_path / "without", composed("algorithm=fedavg", "rounds=2", "executor=loop"))
     assert (tmp_path / "with" / "metrics.jsonl").read_bytes() == (tmp_path / "without" / "metrics.jsonl").read_bytes()
 

@@ -267,7 +267,7 @@ def test_a_signal_ends_the_whole_sweep(launch: Sweep) -> None:
     code, _, err = launch(run, "seed=0,1,2")
     assert code == 128 + signal.SIGTERM
     assert ran == [0, 1]
-    assert err == "stopped by signal 15; the same command continues from the last checkpoint\n"
+    assert err == "stopped by signal 15; the same command goes on with the sweep\n"
     assert [
         job.status for row in records.read(only_folder()) for job in sorted(row.jobs, key=lambda job: job.seed)
     ] == [

@@ -121,7 +121,7 @@ def test_what_is_no_note_is_passed_over(found: object, tmp_path: Path, caplog: p
     precious.write_text("process 1 on x in preparation\n" if found is link else "mine")
     before = precious.read_bytes()
     found(tmp_path / NOTE_FILE)
-    with Attempt(tmp_path):
+    with Attempt(tmp_path, list):
         attempt.at("evaluation", 3)
         is_note = (tmp_path / NOTE_FILE).is_file()
         assert not is_note or b"round 3 (evaluation)" in (tmp_path / NOTE_FILE).read_bytes()
@@ -130,16 +130,27 @@ def test_what_is_no_note_is_passed_over(found: object, tmp_path: Path, caplog: p
 
 
 def test_a_folder_that_takes_no_note(tmp_path: Path) -> None:
-    with Attempt(tmp_path / "none"):
+    with Attempt(tmp_path / "none", list):
         attempt.at("evaluation", 1)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_worker_writes_nothing(tmp_path: Path) -> None:
-    with Attempt(tmp_path):
+    with Attempt(tmp_path, list):
         attempt.at("evaluation", 3)
         if not (child := os.fork()):
             attempt.at("local training", 9)
             os._exit(0)
         os.waitpid(child, 0)
         assert b"round 3 (evaluation)" in (tmp_path / NOTE_FILE).read_bytes()
+
+
+def test_what_the_same_command_does_next(tmp_path: Path) -> None:
+    rounds: list[int] = []
+    with Attempt(tmp_path, lambda: rounds):
+        assert attempt.next_start() == "the same command begins again"
+        rounds.append(3)
+        assert attempt.next_start() == "the same command goes on from the last checkpoint"
+    assert attempt.next_start().endswith("goes on from the last checkpoint"), "an error is shown after its run"
+    with Attempt(tmp_path, list):
+        assert attempt.next_start() == "the same command begins again", "another run"

@@ -58,7 +58,9 @@ def test_a_shortage_is_one_line(where: str, capsys: pytest.CaptureFixture[str]) 
     fail, what = SHORT[where]
     code, said = shown(fail, capsys)
     assert code == 1 and said.count("\n") == 1
-    assert said.startswith(f"error: the machine has run out of {what}") and said.endswith("from the last checkpoint\n")
+    assert said.startswith(f"error: the machine has run out of {what}") and said.endswith(
+        "; the same command begins again\n"
+    )
 
 
 @pytest.mark.parametrize("number", [errno.ENAMETOOLONG, errno.ELOOP])
