@@ -23,12 +23,12 @@ from omegaconf import DictConfig
 from fedlab_runner.config import config_files, hydra_loader, hydra_record, listing, plugins, secrets
 from fedlab_runner.config.build import conf_dir, register_resolvers
 from fedlab_runner.config.explain import explain, is_of_run, unwrapped
-from fedlab_runner.sweep import callback, records
+from fedlab_runner.sweep import callback, records, states
 from fedlab_runner.sweep.table import show
 from fedlab_runner.utils import signals, streams
 from fedlab_runner.utils.attempt import next_start
 from fedlab_runner.utils.errors import Interrupted, Pruned, UserError
-from fedlab_runner.utils.sweep_job import FOLDER, NAME
+from fedlab_runner.utils.sweep_job import FOLDER, JOB, NAME
 from fedlab_runner.utils.system import SHARED_BY
 
 log = logging.getLogger("fedlab_runner")
@@ -46,7 +46,7 @@ class JobFailed(BaseException):
 def main() -> int:
     """Runs the command line and returns the exit code."""
     arguments = sys.argv[1:]
-    with _environment(HYDRA_FULL_ERROR="1", **dict.fromkeys((NAME, FOLDER, SHARED_BY))):
+    with _environment(HYDRA_FULL_ERROR="1", **dict.fromkeys((NAME, FOLDER, JOB, SHARED_BY))):
         try:
             given, unknown = get_args_parser().parse_known_args(arguments)
             if unknown == ["--list"]:
@@ -71,7 +71,7 @@ def main() -> int:
             code = _report(failed.__cause__, arguments)
         except (Exception, Interrupted) as error:
             code = _report(error, arguments)
-        if folder := os.environ.get(FOLDER):
+        if (folder := os.environ.get(FOLDER)) and code < 128:
             show(Path(folder))
             if code == 2:
                 callback.remove_if_empty(Path(folder))
@@ -86,24 +86,25 @@ def job(cfg: DictConfig) -> float:
             return _run(cfg)
         except Exception as error:
             raise JobFailed from error
+    record = callback.JobRecord(cfg)
+    record.begin()
     try:
         objective = _run(cfg)
     except Interrupted as stop:  # not an Exception: Hydra ends the sweep
-        callback.record(cfg, "interrupted", error=str(stop))
+        record.end(states.STOPPED, error=str(stop))
         raise
     except Pruned as pruned:
-        log.info("%s", pruned)
-        callback.record(cfg, "pruned", pruned.objective, error=str(pruned))
+        record.end(states.PRUNED, pruned.objective, str(pruned))
         return pruned.objective  # a sweeper that learns from results uses this one too
     except Exception as error:  # Hydra goes on with the other jobs and reports nothing before the end
         if _requeued(error):
             raise SystemExit(0) from error
         lines = explain(error, ())
-        said = secrets.redacted("; ".join(lines or [repr(error)]))
-        log.error("failed: %s", said, exc_info=lines is None)
-        callback.record(cfg, "failed", error=said)
+        if lines is None:
+            log.error("a fault of the program", exc_info=True)
+        record.end(states.FAILED, error=secrets.redacted("; ".join(lines or [repr(error)])))
         raise
-    callback.record(cfg, "finished", objective)
+    record.end(states.FINISHED, objective)
     return objective
 
 
@@ -129,12 +130,14 @@ def _run(cfg: DictConfig) -> float:
 def _report(error: BaseException, arguments: list[str]) -> int:
     """Prints the error to stderr and returns its exit code."""
     if isinstance(error, Interrupted):
-        then = "the same command goes on with the sweep" if os.environ.get(FOLDER) else next_start()
+        sweep = os.environ.get(FOLDER)
+        where = f" ({os.path.relpath(sweep)})" if sweep else ""
+        then = f"the same command goes on with the sweep{where}" if sweep else next_start()
         print(f"{error}; {then}", file=sys.stderr)
         return 128 + error.signal
     if folder := os.environ.get(FOLDER):
         rows = records.read(Path(folder))
-        if failed := sum(len(row.failed) for row in rows):
+        if failed := sum(len(row.of(states.FAILED)) for row in rows):
             print(f"error: {failed} of {sum(len(row.jobs) for row in rows)} jobs failed", file=sys.stderr)
             return 1
     lines = explain(error, arguments)

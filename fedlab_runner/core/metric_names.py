@@ -1,5 +1,7 @@
 """Metric keys that several modules use: prefixes, and the cells of the evaluation matrix."""
 
+import math
+
 COUNT_PREFIX = "late/staleness_count/"  # + staleness: how many updates arrived with that staleness in a round
 TRUE_COSINE_PREFIX = "analysis/true_cosine/"  # + a later round: cosine between the true updates of the two rounds
 FILE_ONLY = (COUNT_PREFIX, TRUE_COSINE_PREFIX)  # not sent to W&B: there would be too many charts
@@ -23,3 +25,18 @@ def cell_of(key: str) -> str | None:
 def is_share(key: str) -> bool:
     """Whether a metric is a share of examples, which people read in percent: an accuracy, or a spread of accuracies."""
     return "accuracy" in key or (cell_of(key) is not None and not key.endswith("loss"))
+
+
+# The units of metrics, by key or by the end of a key; a share is shown in percent and has none here.
+_UNITS = {"_mb": "MB", "_gflops": "GFLOPs", "time/": "s", "late/staleness": "rounds"}
+
+
+def shown(value: float | None, key: str) -> str:
+    """A value of a metric with its unit, for people: `87.30 %`, `0.159 MB`, `2.3207`; a dash where there is none."""
+    if value is None or math.isnan(value):
+        return "-"
+    if is_share(key):
+        return f"{100 * value:.2f} %"
+    number = f"{value:,.0f}" if float(value).is_integer() else f"{value:.4g}"
+    unit = next((unit for part, unit in _UNITS.items() if key.endswith(part) or key.startswith(part)), "")
+    return f"{number} {unit}".rstrip()

@@ -26,13 +26,13 @@ def plot_curves(path: Path, rows: Sequence[Mapping[str, Any]], title: str) -> No
 def plot_staleness(path: Path, rows: Sequence[Mapping[str, Any]], title: str) -> bool:
     """Draws the staleness of updates on arrival, in rounds: over the rounds, and as a histogram if rows hold counts.
 
-    Returns False, and draws nothing, where no row has a staleness.
+    Returns False, and draws nothing, where no update was late.
     """
     from matplotlib.style import context
 
     counts = staleness_counts(rows)
-    mean = series(rows, "late/staleness_mean")
-    panels = [draw for draw, there in ((_staleness_over_rounds, mean[0]), (staleness_histogram, counts)) if there]
+    mean = series(rows, "late/staleness_mean")[1]
+    panels = [draw for draw, late in ((_staleness_over_rounds, mean), (staleness_histogram, counts)) if any(late)]
     if not panels:
         return False
     with context(STYLE):

@@ -10,6 +10,7 @@ from fedlab_runner.report.formatting import judged, times, value
 from fedlab_runner.report.grouping import Differences, SeedGroup, group
 from fedlab_runner.report.runs import Run
 from fedlab_runner.report.stats import MIN_SEEDS, SIGNIFICANCE_LEVEL
+from fedlab_runner.sweep import states
 from fedlab_runner.utils.errors import UserError
 
 # Keys that the overview shows where all runs agree on them; the others are in the runs' config.yaml.
@@ -51,7 +52,7 @@ def report(
     """The whole report.
 
     `wanted`: target values of the metric, else each condition has its own; `to_come`: jobs of sweeps that have not
-    ended; `unreadable`: the faults of folders that cannot be read.
+    begun; `unreadable`: the faults of folders that cannot be read.
     """
     runs = [run for each in groups for run in each.runs]
     papers = [published.load(experiment)] if experiment else list(published.papers(runs))
@@ -63,10 +64,11 @@ def report(
     sections += [_curves(groups), _matrix(groups), _targets(groups, wanted), _costs(groups), _significance(groups)]
     sections += [_staleness(groups), _partitions(groups), _runs(groups), _unreadable(unreadable)]
     done = sum(run.finished for run in runs)
+    missing = ", ".join(states.counted([*(run.state for run in runs), *(states.NOT_BEGUN for _ in to_come)]))
     return Report(
         experiment or "Report",
-        f"{times(len(runs), 'run')}: {done} finished, {len(runs) - done} not"
-        + (f"; {times(len(to_come), 'job')} to come" if to_come else "")
+        f"{times(len(runs) + len(to_come), 'run')}: {done} finished"
+        + (f", {missing}" if missing else "")
         + (f"; {times(len(unreadable), 'folder')} that cannot be read" if unreadable else ""),
         [section for section in sections if section is not None],
     )
@@ -82,14 +84,14 @@ def _overview(groups: Sequence[SeedGroup], runs: Sequence[Run], to_come: Sequenc
         notes.append(f"Algorithms differ in {key}: {told}.")
     rules = dict.fromkeys(judged(run) for run in runs)
     notes.append(f"A run's number is the {'; or the '.join(rules)}. Seeds that are not finished do not count.")
-    if failed := [run for run in runs if run.error is not None and not run.finished]:
+    if failed := [run for run in runs if run.state == states.FAILED]:
         notes.append(f"{times(len(failed), 'run')} failed; the list at the end says why.")
     if warned := [run for run in runs if run.warnings]:
         notes.append(f"{times(len(warned), 'run')} ended with a warning; the list at the end has it.")
     if to_come:
         more = f"; and {len(to_come) - MAX_JOBS_NAMED} more" if len(to_come) > MAX_JOBS_NAMED else ""
         named = "; ".join(to_come[:MAX_JOBS_NAMED]) + more
-        notes.append(f"The sweep has {times(len(to_come), 'job')} that have not ended, at work or not begun: {named}.")
+        notes.append(f"The sweep has {times(len(to_come), 'job')} not begun: {named}.")
     return Section("Overview", notes)
 
 

@@ -17,7 +17,7 @@ from fedlab_runner.core.metric_names import COUNT_PREFIX
 from fedlab_runner.experiment.provenance import COMMANDS_FILE
 from fedlab_runner.experiment.pruner import read_note
 from fedlab_runner.report.runs import Run
-from fedlab_runner.sweep import records
+from fedlab_runner.sweep import records, states
 from fedlab_runner.tracking.jsonl import Row, decode
 from fedlab_runner.tracking.recorder import DIGEST, METRICS, SUMMARY
 from fedlab_runner.tracking.summary import RULES
@@ -29,6 +29,7 @@ from fedlab_runner.utils.untrusted import Unreadable
 MAX_MAGNITUDE = 1e100  # a larger number counts as NaN: its sums and squares could overflow
 MAX_ERROR_CHARACTERS = 500  # of a job's error
 _AGE = "[0-9]{1,9}"
+_Note = tuple[str | None, str | None]  # state and error of a job's record
 
 
 class FoundRuns(NamedTuple):
@@ -48,10 +49,10 @@ def find(paths: Iterable[Path]) -> FoundRuns:
     for path in paths:
         if not os.path.isdir(path):
             raise UserError(f"{path} is not a folder: give folders of runs, such as outputs or outputs/sweeps/<id>")
-        errors = _errors(path)
-        for folder in _folders(path, errors):
+        notes = _notes(path)
+        for folder in _folders(path, notes):
             try:
-                run = _read(folder, errors.get(folder.name))
+                run = _read(folder, *notes.get(folder.name, (None, None)))
             except Unreadable as fault:
                 unreadable[str(folder)] = str(fault)
                 continue
@@ -66,7 +67,7 @@ def find(paths: Iterable[Path]) -> FoundRuns:
 
 
 def to_come(paths: Iterable[Path]) -> list[str]:
-    """The overrides of the sweeps' jobs that have not ended, without those that all jobs of a sweep share."""
+    """The overrides of the sweeps' jobs that have not begun, without those that all jobs of a sweep share."""
     found = []
     for sweep in (each for path in paths for each in _sweeps(path)):
         jobs = records.to_come(sweep)
@@ -97,7 +98,7 @@ def _sweeps(path: Path) -> list[Path]:
     return [folder for folder, names in _walk(path) if "jobs" in names and folder.parent.name == "sweeps"]
 
 
-def _folders(path: Path, errors: Mapping[str, str]) -> list[Path]:
+def _folders(path: Path, notes: Mapping[str, _Note]) -> list[Path]:
     """The run folders of a path: of a sweep, of the run itself, or of all runs below."""
     if (path / "jobs").is_dir():  # a sweep: its runs lie beside the folder `sweeps`
         names = {_run_name(job) for job in _jobs(path)}
@@ -107,7 +108,7 @@ def _folders(path: Path, errors: Mapping[str, str]) -> list[Path]:
     return sorted(
         folder
         for folder, names in _walk(path)
-        if folder.name != ".hydra" and ("config.yaml" in names or folder.name in errors) and _is_run(folder, names)
+        if folder.name != ".hydra" and ("config.yaml" in names or folder.name in notes) and _is_run(folder, names)
     )
 
 
@@ -121,14 +122,17 @@ def _run_name(job: Mapping[str, Any]) -> str:
     return "" if name == ".." else name
 
 
-def _errors(path: Path) -> dict[str, str]:
-    """The errors of failed jobs of the sweeps in a folder, by the name of the run's folder."""
+def _notes(path: Path) -> dict[str, _Note]:
+    """State and error in the records of the sweeps in a folder, by the name of the run's folder.
+
+    A failure is noted before any other state that another sweep has of the same run.
+    """
     jobs = [job for sweep in _sweeps(path) for job in _jobs(sweep)]
-    return {
-        _run_name(job): short(str(job.get("error")), MAX_ERROR_CHARACTERS)
-        for job in jobs
-        if job.get("status") == "failed" and job.get("error")
-    }
+    found = dict[str, _Note]()
+    for job in sorted(jobs, key=lambda job: job.get("status") == states.FAILED):
+        error = str(job.get("error") or "") if job.get("status") == states.FAILED else ""
+        found[_run_name(job)] = str(job.get("status")), short(error, MAX_ERROR_CHARACTERS) if error else None
+    return found
 
 
 def _jobs(sweep: Path) -> list[dict[str, Any]]:
@@ -144,7 +148,7 @@ def _jobs(sweep: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _read(folder: Path, error: str | None) -> Run | None:
+def _read(folder: Path, noted: str | None, error: str | None) -> Run | None:
     """The run in a folder; None where it has no config yet. Raises Unreadable with the name of the damaged file."""
     config = _mapping(folder, "config.yaml") or _mapping(folder, ".hydra/config.yaml")
     if not config:
@@ -161,6 +165,7 @@ def _read(folder: Path, error: str | None) -> Run | None:
         timings=_lines(folder, "timings.jsonl", _numbers)[0],
         commands=_texts(starts, "command") or _started(hydra),
         commits=_texts(starts, "commit"),
+        noted=noted,
         error=error,
         pruned=bool(read_note(folder)),
     )

@@ -9,6 +9,7 @@ from fedlab_runner.core.metric_names import is_share
 from fedlab_runner.report.grouping import SeedGroup
 from fedlab_runner.report.runs import Run
 from fedlab_runner.report.stats import mean, std
+from fedlab_runner.sweep import states
 
 NONE, MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"
 
@@ -64,16 +65,16 @@ def judged(run: Run) -> str:
 
 
 def remarks(groups: Sequence[SeedGroup]) -> tuple[str, ...]:
-    """Remarks on the runs of a cell: seeds that failed, are at work, or have a warning."""
+    """Remarks on the runs of a cell: seeds that have not finished, in the words of `states`, or have a warning."""
     runs = [run for each in groups for run in each.runs if not run.finished]
-    failed = [run for run in runs if run.error is not None]
+    failed = [run for run in runs if run.state == states.FAILED]
     lines = (
         [f"{times(len(failed), 'seed')} failed: {shorten(str(failed[0].error), 100, placeholder=' …')}"]
         if failed
         else []
     )
     for run in runs:
-        if run.error is None:
+        if run.state != states.FAILED:
             so_far = run.summary["last"] if run.rows else math.nan
             reached = "" if math.isnan(so_far) else f", {value(so_far, run.metric)} so far"
             lines.append(f"seed {run.seed}: {run.status}{reached}")

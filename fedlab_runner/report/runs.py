@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from fedlab_runner.sweep import states
 from fedlab_runner.tracking.jsonl import Row
 from fedlab_runner.tracking.metric_direction import lower_is_better
 from fedlab_runner.tracking.recorder import METRICS
@@ -16,8 +17,8 @@ from fedlab_runner.tracking.summary import RULES, summarise
 class Run:
     """A run's folder. `rows` and `timings` are the lines of `metrics.jsonl` and `timings.jsonl` up to a torn line.
 
-    `choices`: the choice for each place of the config; `error`: why the job of a sweep failed, if its record has it;
-    `warnings`: the run's own warnings on its result.
+    `choices`: the choice for each place of the config; `noted`: the state of the job in its sweep's record, and
+    `error`: why the job failed, if the record has it; `warnings`: the run's own warnings on its result.
     """
 
     folder: Path
@@ -27,6 +28,7 @@ class Run:
     timings: Sequence[Row]
     commands: Sequence[str]
     commits: Sequence[str]
+    noted: str | None = None
     error: str | None = None
     pruned: bool = False  # whether the rule `pruning` of its sweep ended the run
     damaged: bool = False  # whether the rows differ from those of its summary
@@ -89,22 +91,34 @@ class Run:
         return float(self.summary["objective"]) if self.finished else None
 
     @property
-    def status(self) -> str:
-        """The status in words: finished, the present round, or why the run ended."""
+    def state(self) -> str:
+        """The state, one of `states.ALL`."""
         if self.finished:
-            return "finished"
+            return states.FINISHED
         if self.damaged:
-            return f"damaged: {METRICS} is not as the run left it; its command mends or refuses it"
+            return states.DAMAGED
         if self.error is not None:
-            return f"failed: {self.error}" + (f" (round {self.done} of {self.rounds})" if self.done > 0 else "")
-        if not self.rows:
-            return "not begun"
-        return f"{'pruned, ' if self.pruned else ''}round {max(self.done, 0)} of {self.rounds}"
+            return states.FAILED
+        if self.pruned:
+            return states.PRUNED
+        if self.noted == states.STOPPED:
+            return states.STOPPED
+        begun = self.rows or self.noted == states.UNFINISHED
+        return states.UNFINISHED if begun else states.NOT_BEGUN
+
+    @property
+    def status(self) -> str:
+        """The state with the present round, and why the run ended."""
+        if self.state == states.DAMAGED:
+            return f"damaged: {METRICS} is not as the run left it; its command mends or refuses it"
+        words = self.state + (f": {self.error}" if self.state == states.FAILED else "")
+        told = self.rows and self.state != states.FINISHED
+        return f"{words} (round {max(self.done, 0)} of {self.rounds})" if told else words
 
     @property
     def ended(self) -> bool:
-        """Whether no more rounds will come."""
-        return self.finished or self.pruned or self.error is not None
+        """Whether no more rounds will come unless the run is started again."""
+        return self.state not in (states.UNFINISHED, states.NOT_BEGUN)
 
     @property
     def evaluation(self) -> Mapping[str, Any]:

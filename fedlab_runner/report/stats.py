@@ -68,7 +68,7 @@ def total(rows: Sequence[Row], key: str, until: float = math.inf) -> float:
 
 
 def reached(run: Run, target: float) -> int | None:
-    """The first evaluated round, after round 0, whose metric is as good as the target; None: not yet."""
+    """The first evaluated round, after round 0, whose metric is as good as the target; None: in no round on file."""
     sign = -1 if run.lower_is_better else 1
     rounds = (
         row["round"] for row in run.rows if row["round"] > 0 and sign * row.get(run.metric, math.nan) >= sign * target

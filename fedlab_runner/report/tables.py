@@ -19,6 +19,7 @@ from fedlab_runner.report.formatting import (
 from fedlab_runner.report.grouping import SeedGroup
 from fedlab_runner.report.runs import Run
 from fedlab_runner.report.stats import MIN_SEEDS, SIGNIFICANCE_LEVEL, Difference, holm, mean, paired, reached, total
+from fedlab_runner.sweep import states
 
 SUMS = (  # metrics that are summed over the rounds: key, heading
     ("comm/upload_mb", "uploaded, MB"),
@@ -27,6 +28,7 @@ SUMS = (  # metrics that are summed over the rounds: key, heading
     ("cost/server_gflops", "server, GFLOPs"),
 )
 CACHE = "cost/server_cache_mb"
+_NOTHING = cell(NONE, muted=True)
 
 
 def by_condition(groups: Iterable[SeedGroup]) -> dict[str, list[SeedGroup]]:
@@ -78,16 +80,9 @@ def result(
         return cell("not run", *more, muted=True)
     values, metric = finished(groups), groups[0].runs[0].metric
     if not values:
-        runs = [run for group in groups for run in group.runs]
-        word = (
-            "failed" if all(run.error is not None for run in runs) else "pruned" if _all_ended(runs) else "unfinished"
-        )
+        word = states.common(run.state for group in groups for run in group.runs)
         return cell(word, *more, *remarks(groups), muted=True)
     return cell(spread(values, metric, deviation), *more, times(len(values), "seed"), *remarks(groups), bold=bold)
-
-
-def _all_ended(runs: Iterable[Run]) -> bool:
-    return all(run.ended for run in runs)
 
 
 def targets(groups: Sequence[SeedGroup], wanted: Sequence[float]) -> list[float]:
@@ -125,18 +120,9 @@ def _rounds(counts: Sequence[int | None]) -> float:
 
 def _reached(group: SeedGroup, rounds: Sequence[int | None], bold: bool) -> list[Cell]:
     pairs = [(run, each) for run, each in zip(group.runs, rounds, strict=True) if each is not None]
-    short = [run for run, each in zip(group.runs, rounds, strict=True) if each is None]
-    missing = [
-        f"{times(count, 'seed')} {word}"
-        for word, count in (
-            ("did not", sum(run.ended for run in short)),
-            ("not yet", sum(not run.ended for run in short)),
-        )
-        if count
-    ]
+    missing = states.of_target(run.state for run, each in zip(group.runs, rounds, strict=True) if each is None)
     if not pairs:
-        word = "never" if _all_ended(short) else "not yet"
-        return [cell(word, muted=True), cell(NONE, muted=True)]
+        return [cell(missing[0].partition(" ")[2] if len(missing) == 1 else ", ".join(missing), muted=True), _NOTHING]
     uploaded = [total(run.rows, "comm/upload_mb", until=each) for run, each in pairs]
     return [cell(amount(mean([each for _, each in pairs])), *missing, bold=bold), cell(amount(mean(uploaded)))]
 
@@ -148,8 +134,9 @@ def costs(groups: Sequence[SeedGroup]) -> ReportTable:
     header = ["method", "rounds", *(name for _, name in sums), "largest cache, MB", "seconds a round"]
     rows = []
     for group in groups:
-        rounds = [max(run.done, 0) for run in group.runs]
-        row = [cell(group.method), cell(amount(mean(rounds)), "" if _all_finished(group) else "unfinished")]
+        rounds = [run.done for run in group.runs if run.rows]
+        missing = states.counted(run.state for run in group.runs)
+        row = [cell(group.method), cell(amount(mean(rounds)), ", ".join(missing))]
         row += [cell(amount(_mean(group, partial(_total, key)))) for key, _ in sums]
         row.append(cell(amount(_mean(group, _largest_cache))))
         row.append(cell(amount(_mean(group, _seconds))))
@@ -175,10 +162,6 @@ def matrix(groups: Sequence[SeedGroup]) -> ReportTable | None:
             row.append(cell(spread(values, name), remark) if values else cell(NONE, muted=True))
         rows.append(row)
     return ReportTable(["method", *cells], rows, title=groups[0].condition)
-
-
-def _all_finished(group: SeedGroup) -> bool:
-    return all(run.finished for run in group.runs)
 
 
 def _mean(group: SeedGroup, of: Callable[[Run], float]) -> float:

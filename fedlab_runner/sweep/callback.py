@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import sys
+import time
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -25,12 +26,13 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from fedlab_runner.config.build import rounds_of
+from fedlab_runner.sweep import progress, states
 from fedlab_runner.sweep.records import GRID, Job, read_job, read_json
 from fedlab_runner.sweep.table import refresh
 from fedlab_runner.utils import checksummed_json, streams
 from fedlab_runner.utils.digest import digest
 from fedlab_runner.utils.files import write_text_atomically
-from fedlab_runner.utils.sweep_job import FOLDER, NAME
+from fedlab_runner.utils.sweep_job import FOLDER, IN_SWEEP, JOB, NAME
 from fedlab_runner.utils.system import SHARED_BY, jobs_at_once
 
 _log = logging.getLogger(__name__)
@@ -45,12 +47,15 @@ class SweepCallback(Callback):
         folder = Path(config.hydra.sweep.dir).absolute() / "sweeps" / sweep_id(overrides)
         (folder / "jobs").mkdir(parents=True, exist_ok=True)
         for path in (folder / "jobs").glob("*.json"):  # jobs that did not finish are tried again
-            if read_job(path).get("status") != "finished":
+            if read_job(path).get("status") != states.FINISHED:
                 path.unlink()
         write_text_atomically(folder / "command.txt", shlex.join(["fedlab", *sys.argv[1:]]) + "\n")
-        write_text_atomically(folder / GRID, json.dumps(_grid(config)))
+        grid = _grid(config)
+        write_text_atomically(folder / GRID, json.dumps(grid))
         shared_by = str(jobs_at_once(config.hydra.launcher))
         os.environ.update({NAME: folder.name, FOLDER: str(folder), SHARED_BY: shared_by})
+        shown = os.path.relpath(folder / "table.md")
+        _log.info("%s are written to %s as they end", f"{len(grid) or 'the'} jobs", shown, extra=IN_SWEEP)
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
         # Launchers keep all jobs until the end, and a job's two configs take 0.2 MB; sweepers need the value only.
@@ -79,30 +84,60 @@ def sweep_id(overrides: Iterable[str]) -> str:
     return f"{re.sub(r'[^A-Za-z0-9_-]+', '_', '_'.join(names))[:60] or 'sweep'}-{digest(overrides)}"
 
 
-def record(cfg: DictConfig, status: str, objective: float | None = None, error: str | None = None) -> None:
-    """Writes the record of the current job of a sweep, and the table anew."""
+class JobRecord:
+    """The record of the current job of a sweep; says on the terminal when the job begins and ends."""
+
+    def __init__(self, cfg: DictConfig) -> None:
+        hydra = HydraConfig.get()
+        self._rounds, seed = rounds_of(cfg), cfg.get("seed")
+        self._overrides, self._seed = list(hydra.overrides.task), seed if isinstance(seed, int) else None
+        self._output, self._number = Path(hydra.runtime.output_dir), int(hydra.job.num) + 1
+        self._folder = os.path.relpath(hydra.runtime.output_dir, hydra.runtime.cwd)
+        self._reused = bool(self._summary())  # the run is finished
+        self._began = time.monotonic()
+
+    def begin(self) -> None:
+        """Notes that the job has begun; a job that has finished in an earlier call keeps its record until it ends."""
+        if (sweep := _folder()) is None:
+            return
+        if read_job(self._path(sweep)).get("status") != states.FINISHED:
+            self._write(sweep, self._job(states.UNFINISHED))
+        os.environ[JOB] = progress.place(sweep, self._number)
+        _log.info("%s", progress.begun(sweep, self._number, self._overrides), extra=IN_SWEEP)
+
+    def end(self, status: str, objective: float | None = None, error: str | None = None) -> None:
+        """Notes how the job has ended, and writes the sweep's table anew."""
+        if (sweep := _folder()) is None:  # the launcher drops the environment: only the run folder has the result
+            return
+        before = read_job(self._path(sweep)).get("seconds")
+        seconds = before if self._reused else time.monotonic() - self._began
+        job = self._job(status, objective=objective, error=error, summary=self._summary(), seconds=seconds)
+        self._write(sweep, job)
+        if status != states.STOPPED:  # the command itself says so in one line
+            level = logging.ERROR if status == states.FAILED else logging.INFO
+            _log.log(level, "%s", progress.ended(sweep, self._number, job, self._reused), extra=IN_SWEEP)
+
+    def _summary(self) -> dict[str, Any]:
+        """The summary in the run's folder; empty where it is of a call with other rounds."""
+        summary = read_json(self._output / "summary.json")
+        return summary if summary.get("rounds") == self._rounds else {}
+
+    def _job(self, status: str, objective: float | None = None, **more: Any) -> Job:
+        return Job(self._overrides, self._seed, status, objective, self._folder, **more)
+
+    def _path(self, sweep: Path) -> Path:
+        # Named by the overrides: a job that is run again takes its own place, even if an edited config moved its folder.
+        return sweep / "jobs" / f"{digest(sorted(self._overrides))}.json"
+
+    def _write(self, sweep: Path, job: Job) -> None:
+        write_text_atomically(self._path(sweep), checksummed_json.text(asdict(job)))
+        refresh(sweep)
+
+
+def _folder() -> Path | None:
+    """The folder of the sweep that this process works for."""
     folder = os.environ.get(FOLDER)
-    if folder is None:  # the launcher drops the environment: only the run folder has the result
-        return
-    hydra = HydraConfig.get()
-    summary = read_json(Path(hydra.runtime.output_dir) / "summary.json")
-    if summary.get("rounds") != rounds_of(cfg):  # of an earlier call of the run with other rounds
-        summary = {}
-    seed = cfg.get("seed")
-    job = Job(
-        overrides=list(hydra.overrides.task),
-        seed=seed if isinstance(seed, int) else None,
-        status=status,
-        objective=objective,
-        folder=os.path.relpath(hydra.runtime.output_dir, hydra.runtime.cwd),
-        summary=summary,
-        error=error,
-    )
-    # Named by the overrides: a job that is run again takes its own place, even if an edited config moved its folder.
-    write_text_atomically(
-        Path(folder) / "jobs" / f"{digest(sorted(job.overrides))}.json", checksummed_json.text(asdict(job))
-    )
-    refresh(Path(folder))
+    return None if folder is None else Path(folder)
 
 
 def remove_if_empty(folder: Path) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedlab_runner.plots.style import GREY, STYLE, new_figure, save, series
 from fedlab_runner.sweep.records import Row, read
+from fedlab_runner.sweep.states import FINISHED
 from fedlab_runner.utils import untrusted
 from fedlab_runner.utils.escaping import file_name, label
 
@@ -38,7 +39,7 @@ def plot_sweep(folder: Path) -> list[Path]:
         drawn = [_against(folder, rows, key) for key in _numbers(rows)]
         metric = next((job.summary["metric"] for row in rows for job in row.jobs if "metric" in job.summary), None)
         for shared, some in _groups(rows) if metric is not None else ():
-            logged = [[_metrics(Path(job.folder)) for job in row.jobs if job.status == "finished"] for row in some]
+            logged = [[_metrics(Path(job.folder)) for job in row.of(FINISHED)] for row in some]
             curves = [("curves", str(metric), None), *CURVES]
             drawn += [_over_rounds(folder, name, key, band, shared, some, logged) for name, key, band in curves]
     return [path for path in drawn if path is not None]

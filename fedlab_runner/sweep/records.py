@@ -9,25 +9,28 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from fedlab_runner.sweep import states
 from fedlab_runner.utils import checksummed_json, untrusted
 from fedlab_runner.utils.escaping import visible
 
 GRID = "grid.json"  # in the sweep's folder: the overrides of each job, for a grid
+_NUMBER = re.compile(r"((?<![\w.])-?[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?(?![\w.])|[0-9]+)", re.IGNORECASE)
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Job:
-    """How one job of a sweep ended."""
+    """How one job of a sweep ended, or where it is."""
 
     overrides: list[str]
     seed: int | None
-    status: str  # finished, pruned, failed or interrupted
+    status: str  # one of `states.ALL`
     objective: float | None
     folder: str
     summary: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
+    seconds: float | None = None  # that the job took; of several starts the longest
 
     @property
     def setting(self) -> tuple[str, ...]:
@@ -44,41 +47,42 @@ class Row:
 
     def values(self, key: str | None = None) -> list[float]:
         """The finite objectives (or values of the summary) of the finished jobs."""
-        found = [job.summary.get(key) if key else job.objective for job in self.jobs if job.status == "finished"]
+        found = [job.summary.get(key) if key else job.objective for job in self.of(states.FINISHED)]
         return [value for value in found if isinstance(value, int | float) and math.isfinite(value)]
 
-    @property
-    def failed(self) -> list[Job]:
-        """The jobs without a result."""
-        return [job for job in self.jobs if job.status not in ("finished", "pruned")]
+    def of(self, state: str) -> list[Job]:
+        """The jobs in a state."""
+        return [job for job in self.jobs if job.status == state]
 
     @property
     def remarks(self) -> str:
-        """The number of seeds that do not count, with the reasons."""
-        pruned = [job for job in self.jobs if job.status == "pruned"]
-        parts = [f"{len(self.failed)}: {self.failed[0].error}"] if self.failed else []
-        return "; ".join(parts + ([f"{len(pruned)} {str(pruned[0].error).partition(':')[0]}"] if pruned else []))
+        """The number of seeds that do not count by state, with the first reason for failures."""
+        reason = next((f" ({job.error})" for job in self.of(states.FAILED)), "")
+        return "; ".join(
+            line + reason * line.endswith(states.FAILED) for line in states.counted(job.status for job in self.jobs)
+        )
 
 
 _FIELDS = {each.name for each in fields(Job)}
 
 
 def read(folder: Path) -> list[Row]:
-    """A row for each setting, in the order of their names."""
+    """A row for each setting, in the order of their names; jobs of a grid that have no record are not begun."""
+    paths = sorted((folder / "jobs").glob("*.json"))
+    jobs = [Job(**values) for path in paths if (values := read_job(path))]
+    known = {tuple(sorted(job.overrides)) for job in jobs}
+    jobs += [_not_begun(each) for each in _grid(folder) if tuple(sorted(each)) not in known]
     found: dict[tuple[str, ...], list[Job]] = {}
-    for path in sorted((folder / "jobs").glob("*.json")):
-        if values := read_job(path):
-            job = Job(**values)
-            found.setdefault(job.setting, []).append(job)
+    for job in jobs:
+        found.setdefault(job.setting, []).append(job)
     return [Row(setting, found[setting]) for setting in sorted(found, key=natural)]
 
 
 def natural(setting: Iterable[str]) -> list[Any]:
-    """A sort key that puts delay.std=5 before delay.std=20."""
-    parts = re.split(r"0*([0-9]+)", " ".join(setting))
-    return [
-        (len(part), part) if i % 2 else part for i, part in enumerate(parts)
-    ]  # compared as texts: int() has a limit of digits
+    """A sort key that puts delay.std=5 before delay.std=20, and local.lr=0.05 before local.lr=0.1."""
+    parts = _NUMBER.split(" ".join(setting))
+    # float() has no limit of digits, unlike int(); numbers beyond its precision are compared as texts.
+    return [(float(part), len(part.lstrip("-0")), part) if i % 2 else part for i, part in enumerate(parts)]
 
 
 def read_job(path: Path) -> dict[str, Any]:
@@ -98,8 +102,9 @@ def read_job(path: Path) -> dict[str, Any]:
 def _sound(values: Mapping[str, Any]) -> bool:
     """Whether the fields of a job have the right types."""
     texts = untrusted.are_texts([values["folder"], values["status"]]) and isinstance(values.get("error"), str | None)
-    numbers = isinstance(values["objective"], int | float | None) and isinstance(values.get("summary", {}), dict)
-    return texts and numbers and untrusted.are_texts(values["overrides"])
+    known = values["status"] in states.ALL and isinstance(values.get("summary", {}), dict)
+    numbers = all(isinstance(values[key], int | float | None) for key in ("objective", "seconds"))
+    return texts and known and numbers and untrusted.are_texts(values["overrides"])
 
 
 @cache
@@ -117,19 +122,32 @@ def read_json(path: Path) -> dict[str, Any]:
     return values if isinstance(values, dict) else {}
 
 
-def to_come(folder: Path) -> list[list[str]]:
-    """The overrides of a grid's jobs without a record: they have not begun, or are at work."""
+def _grid(folder: Path) -> list[list[str]]:
+    """The overrides of each job of a grid; nothing for another sweep."""
     try:
         grid = untrusted.read_json(folder / GRID)
     except (OSError, ValueError):
         return []
-    if not (isinstance(grid, list) and all(map(untrusted.are_texts, grid))):
-        return []
-    known = {tuple(sorted(job.overrides)) for row in read(folder) for job in row.jobs}
-    return [job for job in grid if tuple(sorted(job)) not in known]
+    return grid if isinstance(grid, list) and all(map(untrusted.are_texts, grid)) else []
+
+
+def size(folder: Path) -> int:
+    """The number of a grid's jobs; 0 for another sweep."""
+    return len(_grid(folder))
+
+
+def _not_begun(overrides: list[str]) -> Job:
+    seed = next((each.removeprefix("seed=") for each in overrides if each.startswith("seed=")), "")
+    return Job(overrides, int(seed) if re.fullmatch("[0-9]{1,18}", seed) else None, states.NOT_BEGUN, None, "")
+
+
+def to_come(folder: Path) -> list[list[str]]:
+    """The overrides of a grid's jobs that have not begun, in the order of the grid."""
+    waiting = {tuple(job.overrides) for row in read(folder) for job in row.of(states.NOT_BEGUN)}
+    return [each for each in _grid(folder) if tuple(each) in waiting]
 
 
 def finished(folder: Path) -> list[Path]:
     """The run folders of a sweep's finished jobs; they lie beside the folder `sweeps`."""
-    jobs = [job for row in read(folder) for job in row.jobs if job.status == "finished"]
+    jobs = [job for row in read(folder) for job in row.of(states.FINISHED)]
     return [folder.parent.parent / Path(job.folder).name for job in jobs]

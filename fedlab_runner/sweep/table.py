@@ -1,4 +1,4 @@
-"""The table of a sweep: mean and spread over seeds, written anew whenever a job ends."""
+"""The table of a sweep: mean and spread over seeds, written anew whenever a job begins or ends."""
 
 import os
 import shlex
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fedlab_runner.sweep import states
 from fedlab_runner.sweep.records import Row, read
 from fedlab_runner.utils import escaping
 from fedlab_runner.utils.escaping import visible
@@ -14,7 +15,7 @@ from fedlab_runner.utils.files import write_text_atomically
 
 
 def refresh(folder: Path) -> list[Row]:
-    """Writes table.md and table.csv anew from the jobs that have ended.
+    """Writes table.md and table.csv anew from the records of the jobs.
 
     Several processes may do this at once: each reads the records again after it has written, so no job is left out.
     """
@@ -35,7 +36,7 @@ def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
         name = " ".join(each for each in row.setting if each not in shared) or "(defaults)"
         values = row.values()
         body.append([name, str(len(values)), _mean(values), _std(values), row.remarks])
-    return ["setting", "seeds", "mean", "std", "failed"], body
+    return ["setting", "seeds", "mean", "std", "not counted"], body
 
 
 def markdown(rows: Sequence[Row]) -> str:
@@ -48,12 +49,13 @@ def markdown(rows: Sequence[Row]) -> str:
 def csv_text(rows: Sequence[Row]) -> str:
     """The table with mean and std of every number of the summaries, for programs."""
     keys = sorted({key for row in rows for key in set().union(*(job.summary for job in row.jobs)) if row.values(key)})
-    header = ["setting", "seeds", "failed", "mean", "std"]
+    others = [state for state in states.ALL if state not in (states.FINISHED, states.DAMAGED)]
+    header = ["setting", "seeds", *others, "mean", "std"]
     lines: list[Sequence[Any]] = [header + [f"{key} {what}" for key in keys for what in ("mean", "std")]]
     for row in rows:
         columns = [row.values(), *(row.values(key) for key in keys)]
         numbers = [float(cell) if cell else None for v in columns for cell in (_mean(v, 10), _std(v, 10))]
-        lines.append([" ".join(row.setting), len(row.values()), len(row.failed), *numbers])
+        lines.append([" ".join(row.setting), len(row.values()), *(len(row.of(state)) for state in others), *numbers])
     return escaping.csv_text(lines)
 
 
@@ -65,7 +67,8 @@ def show(folder: Path) -> None:
 
     from fedlab_runner.sweep.plots import plot_sweep
 
-    if not (rows := read(folder)):  # the command was refused before any job
+    rows = read(folder)
+    if all(job.status == states.NOT_BEGUN for row in rows for job in row.jobs):  # refused before any job
         return
     header, body = cells(rows)
     table = Table(*header)

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from fedlab_runner.utils.files import open_own
 from fedlab_runner.utils.streams import Forgiving, text_of
+from fedlab_runner.utils.sweep_job import NAME
 
 FILE_ONLY = {"file_only": True}  # the `extra` of a record that the terminal does not show
 
@@ -20,8 +21,12 @@ class LineHandler(logging.Handler):
     """Writes through rich's console, so that lines go above a live bar; only the terminal wraps them."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Writes one record: time, level from a warning on, message, and the traceback if there is one."""
-        if hasattr(record, "file_only"):
+        """Writes one record: time, level from a warning on, message, and the traceback if there is one.
+
+        In a sweep it writes warnings and the lines about the sweep: what a job says of itself is in the job's log file.
+        """
+        of_job = record.levelno < logging.WARNING and record.name.startswith("fedlab_runner")
+        if hasattr(record, "file_only") or (of_job and os.environ.get(NAME) and not hasattr(record, "in_sweep")):
             return
         try:
             line = Text(time.strftime("%H:%M:%S ", time.localtime(record.created)), style="dim")

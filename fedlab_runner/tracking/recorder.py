@@ -6,12 +6,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from fedlab_runner.tracking.ending import ending
 from fedlab_runner.tracking.jsonl import JsonLines, Row, clean
 from fedlab_runner.tracking.logger import Logger
 from fedlab_runner.tracking.terminal import Console
 from fedlab_runner.tracking.wandb_run import Tracker
 from fedlab_runner.utils.errors import Pruned
-from fedlab_runner.utils.files import write_text_atomically
+from fedlab_runner.utils.files import short_path, write_text_atomically
 
 # Files of a run's folder.
 METRICS = "metrics.jsonl"
@@ -125,7 +126,7 @@ class Recorder:
         self._tracker.finish(exit_code=0)
         write_summary(self._folder, with_digest(summary, self._metrics.digest()))
         if self._show_summary:
-            self._console.table(summary)
+            self._console.show(ending(summary, short_path(self._folder), self._console.seconds))
 
     def _history(self) -> list[Row]:
         """The rows with their timings, where these are known."""

@@ -8,18 +8,19 @@ import math
 import multiprocessing
 import os
 import time
-from collections.abc import Mapping
-from datetime import timedelta
+from collections import deque
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich import box, get_console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
-from rich.table import Column, Table
+from rich import get_console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.table import Column
 from rich.text import Text
 
 from fedlab_runner.core.metric_names import COUNT_PREFIX
 from fedlab_runner.tracking.jsonl import Row
-from fedlab_runner.utils.sweep_job import NAME as SWEEP
+from fedlab_runner.utils.durations import duration
+from fedlab_runner.utils.sweep_job import IN_SWEEP, JOB
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +32,8 @@ SHOWN_METRICS = (
     (LATE_KEY, "late", "{:.0f}"),
     ("train/loss", "loss", "{:.3f}"),
 )
-LOG_SECONDS = 5.0  # the shortest time between two log lines
+LOG_SECONDS, SWEEP_LOG_SECONDS = 5.0, 60.0  # the shortest time between two log lines; in a sweep
+RATE_ROUNDS = 20  # the speed of a run is that of so many last rounds
 
 
 class Console:
@@ -46,25 +48,30 @@ class Console:
         self._live = progress
         self._bar: Progress | None = None
         self._latest: Row = {}
-        self._began = 0.0
         self._first = 0
+        self._job = os.environ.get(JOB, "")  # the place in a sweep, such as `job 7/18`
+        self._speed = _Speed()
         self._logged = -math.inf
 
     def start(self, latest: Row, round: int) -> None:
         """Begins after `round` (-1: before the first evaluation); `latest` has the last value of each metric."""
         self._latest = dict(latest)
-        self._began = time.monotonic()
         self._first = max(round, 0)
+        self._speed.begin(self._first)
+        if self._job:  # a short job has one line, when it has ended
+            self._logged = time.monotonic()
         if round > 0:
             _log.info("%s goes on after round %d of %d", self._run_id, round, self._rounds)
         if self._live:
             self._bar = Progress(
-                TextColumn("[bold]round[/] {task.completed:.0f}/{task.total:.0f}"),
+                TextColumn(
+                    f"{self._job}[bold]{' ' * bool(self._job)}round[/] {{task.completed:.0f}}/{{task.total:.0f}}"
+                ),
                 BarColumn(bar_width=None, table_column=Column(ratio=1)),  # fills the rest of the line
                 _Latest(self._latest),
-                _Speed(),
-                TimeRemainingColumn(compact=True),
+                _Pace(self._speed),
                 console=self._console,
+                transient=True,  # what is left on the screen is the line of the end
                 refresh_per_second=4,
                 expand=True,
             )
@@ -73,6 +80,10 @@ class Console:
 
     def log(self, row: Row) -> None:
         """Shows one round."""
+        if row["round"] > 0:
+            self._speed.add(row["round"])
+        else:  # the evaluation of the first model is no round
+            self._speed.begin(0)
         self._latest.update(row)
         if "late/arrived" in row:
             self._latest[LATE_KEY] = row["late/arrived"] - row.get(f"{COUNT_PREFIX}0", 0)
@@ -87,44 +98,57 @@ class Console:
             self._bar.stop()
             self._bar = None
 
-    def table(self, summary: Mapping[str, Any]) -> None:
-        """Shows the summary and the metrics of the last round as a table; in a sweep, which has its own, as a line."""
+    @property
+    def seconds(self) -> float | None:
+        """The duration of the run until its last round, as far as it is known."""
+        return self._latest.get("time/wall")
+
+    def show(self, lines: Sequence[str]) -> None:
+        """Prints the lines about the end of a run; in a sweep nothing, as the sweep has a line for each job."""
         self.stop()
-        if os.environ.get(SWEEP):
-            _log.info("%s is finished: %s %s", self._run_id, summary.get("rule"), _show(summary.get("objective")))
-            return
-        table = Table(title=f"[bold]{self._run_id}[/]", title_justify="left", box=box.SIMPLE_HEAD)
-        table.add_column("metric")
-        table.add_column("value", justify="right")
-        numbers = {key: value for key, value in summary.items() if not isinstance(value, Mapping | list | str)}
-        if "objective" in numbers:
-            name = f"{summary['rule']} of {summary['metric']}" if "rule" in summary else "objective"
-            table.add_row(name, _show(numbers.pop("objective")), style="bold green", end_section=True)
-        for key, value in numbers.items():
-            table.add_row(key, _show(value))
-        table.add_section()
-        for key, value in summary.get("final", {}).items():
-            if key.count("/") < 2:  # not one row for each class or client
-                table.add_row(key, _show(value))
-        self._console.print(table)
-        done, seconds = self._latest.get("round", 0) - self._first, time.monotonic() - self._began
-        if done > 0:
-            self._console.print(f"{done} rounds in {timedelta(seconds=round(seconds))}", highlight=False)
+        for line in lines if not self._job else ():
+            self._console.print(Text(line), soft_wrap=True, highlight=False)
 
     def _line(self, round: int) -> None:
         now = time.monotonic()
-        if now - self._logged < LOG_SECONDS and round not in (0, self._rounds):
+        pause = SWEEP_LOG_SECONDS if self._job else LOG_SECONDS
+        if now - self._logged < pause and (self._job or round not in (0, self._rounds)):
             return
         self._logged = now
-        done, seconds = round - self._first, now - self._began
-        parts = _parts(self._latest)
-        if done > 0 and seconds > 0:
-            parts.append(_rate(done / seconds))
-            if round < self._rounds:
-                parts.append(f"{timedelta(seconds=math.ceil((self._rounds - round) * seconds / done))} left")
-        # The jobs of a sweep may run side by side and write to one terminal or file.
-        name = f"{self._run_id} " if os.environ.get(SWEEP) else ""
-        _log.info("%sround %d/%d: %s", name, round, self._rounds, ", ".join(parts))
+        parts = [*_parts(self._latest), *self._speed.words(self._rounds - round)]
+        name = f"{self._job} " if self._job else ""
+        _log.info("%sround %d/%d: %s", name, round, self._rounds, ", ".join(parts), extra=IN_SWEEP)
+
+
+class _Speed:
+    """The speed of a run over its last rounds, without the first round of a start, which measures, forks and compiles;
+    while this is the only one, it counts.
+    """
+
+    def __init__(self) -> None:
+        self._ends: deque[tuple[int, float]] = deque([], RATE_ROUNDS + 1)  # rounds, and when each ended
+        self._warm = False
+
+    def begin(self, round: int) -> None:
+        """Notes that rounds will follow after this one."""
+        self._ends.clear()
+        self._ends.append((round, time.monotonic()))
+        self._warm = False
+
+    def add(self, round: int) -> None:
+        """Notes that a round has ended."""
+        self._ends.append((round, time.monotonic()))
+        if len(self._ends) > 2 and not self._warm:
+            self._ends.popleft()
+            self._warm = True
+
+    def words(self, left: int) -> list[str]:
+        """The speed, and the time left for so many rounds; nothing before the end of a round."""
+        (first, began), (last, now) = self._ends[0], self._ends[-1]
+        if last == first or now <= began:
+            return []
+        speed = (last - first) / (now - began)
+        return [_rate(speed), *([f"{duration(left / speed)} left"] if left else [])]
 
 
 class _Latest(ProgressColumn):
@@ -142,14 +166,16 @@ class _Latest(ProgressColumn):
         return Text("  ".join(parts), style="cyan", no_wrap=True)
 
 
-class _Speed(ProgressColumn):
-    """The speed of the run."""
+class _Pace(ProgressColumn):
+    """The speed of the run and the time left."""
+
+    def __init__(self, speed: _Speed) -> None:
+        super().__init__()
+        self._run = speed
 
     def render(self, task: Task) -> Text:
-        speed = task.finished_speed or task.speed
-        if not speed:
-            return Text("- rounds/s", style="magenta", no_wrap=True)
-        return Text(_rate(speed), style="magenta", no_wrap=True)
+        words = self._run.words(int((task.total or 0) - task.completed))
+        return Text("  ".join(words), style="magenta", no_wrap=True)
 
 
 def _rate(speed: float) -> str:
@@ -159,13 +185,3 @@ def _rate(speed: float) -> str:
 
 def _parts(values: Mapping[str, Any]) -> list[str]:
     return [f"{label} {form.format(values[key])}" for key, label, form in SHOWN_METRICS if key in values]
-
-
-def _show(value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, float):
-        if value.is_integer():
-            return f"{value:.0f}"
-        return f"{value:.4f}" if abs(value) >= 0.001 else f"{value:.2g}"
-    return str(value)

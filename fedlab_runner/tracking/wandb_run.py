@@ -11,6 +11,7 @@ from fedlab_runner.tracking import wandb_service as service
 from fedlab_runner.tracking.jsonl import Row
 from fedlab_runner.tracking.logger import Logger
 from fedlab_runner.tracking.reachability import Reach
+from fedlab_runner.utils.files import short_path
 
 if TYPE_CHECKING:
     import wandb
@@ -218,7 +219,7 @@ class Tracker:
 
     def _say_where(self, run: "wandb.Run") -> None:
         if run.offline:
-            folder, segment = _short(self._folder), _short(_segment(run))
+            folder, segment = short_path(self._folder), short_path(_segment(run))
             _log.info(
                 "W&B is offline: `wandb leet %s` shows all runs, `wandb sync %s` uploads this one", folder, segment
             )
@@ -229,7 +230,7 @@ class Tracker:
         """Warns once that W&B lacks some of the run; `wandb sync` needs a flag for an online run."""
         if not self._incomplete:
             self._incomplete = True
-            command = f"wandb sync {'' if run.offline else '--include-online '}{_short(_segment(run))}"
+            command = f"wandb sync {'' if run.offline else '--include-online '}{short_path(_segment(run))}"
             self._warn(
                 f"W&B lacks some of the run ({reason}): the run's own files have it, `{command}` uploads it later"
             )
@@ -268,9 +269,3 @@ def _segments(folder: Path, run_id: str, kind: str) -> list[Path]:
 
 def _segment(run: "wandb.Run") -> Path:
     return Path(run.settings.sync_dir)
-
-
-def _short(path: Path) -> str:
-    """The path relative to the working folder, where that is shorter."""
-    here = Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)

@@ -150,3 +150,9 @@ def naming(path: Path | None) -> Iterator[None]:
         if error.filename is not None or error.errno is None or path is None:
             raise
         raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def short_path(path: Path) -> Path:
+    """The path relative to the working folder, where it is below that."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path

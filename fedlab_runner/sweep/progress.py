@@ -1,0 +1,52 @@
+"""What a person sees of a sweep at work: where it is, and a line for each job that ends."""
+
+import math
+import os
+import shlex
+from pathlib import Path
+from statistics import fmean
+
+from fedlab_runner.core.metric_names import shown
+from fedlab_runner.sweep import states
+from fedlab_runner.sweep.records import Job, read, size
+from fedlab_runner.utils.durations import duration
+from fedlab_runner.utils.escaping import visible
+from fedlab_runner.utils.system import SHARED_BY
+
+
+def place(folder: Path, number: int) -> str:
+    """`job 7/18`; `job 7` where the sweeper chooses its jobs one after another."""
+    jobs = size(folder)
+    return f"job {number}/{jobs}" if jobs else f"job {number}"
+
+
+def time_left(folder: Path) -> str:
+    """`, about 12 min left`, from the seconds of the jobs that have finished; empty where nothing is known."""
+    jobs = [job for row in read(folder) for job in row.jobs]
+    took = [job.seconds for job in jobs if job.status == states.FINISHED and job.seconds is not None]
+    left = sum(job.status in (states.UNFINISHED, states.NOT_BEGUN, states.STOPPED) for job in jobs)
+    if not (took and left and size(folder)):
+        return ""
+    at_once = max(1, int(os.environ.get(SHARED_BY) or 1))
+    return f", about {duration(math.ceil(left / at_once) * fmean(took))} left"
+
+
+def begun(folder: Path, number: int, overrides: list[str]) -> str:
+    """The line of a job that begins: `job 7/18, about 12 min left: algorithm=fedavg seed=0`."""
+    everyone = [set(job.overrides) for row in read(folder) for job in row.jobs]
+    shared = set.intersection(*everyone) if len(everyone) > 1 else set()
+    words = shlex.join(each for each in overrides if each not in shared)
+    return f"{place(folder, number)}{time_left(folder)}: {visible(words) or '(defaults)'}"
+
+
+def ended(folder: Path, number: int, job: Job, reused: bool) -> str:
+    """The line of a job that has ended: `job 7/18 finished: 87.30 % in 12 min, outputs/fedavg-1a2b3c4d`.
+
+    `reused`: the run was finished before the job began.
+    """
+    name = place(folder, number)
+    if job.objective is None:
+        return f"{name} {job.status}: {job.error}"
+    number_of_job = shown(job.objective, str(job.summary.get("metric", "")))
+    took = "" if job.seconds is None else f" in {duration(job.seconds)}"
+    return f"{name} {job.status}{' before' if reused else ''}: {number_of_job}{took}, {visible(job.folder)}"

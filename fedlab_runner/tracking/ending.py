@@ -1,0 +1,49 @@
+"""The lines about the end of a run: its objective, its last metrics, its folder."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedlab_runner.core.metric_names import cell_of, shown
+from fedlab_runner.utils.durations import duration
+from fedlab_runner.utils.escaping import visible
+
+MAX_METRICS = 10  # of the last round; summary.json has the others
+_RULES = {
+    "best_of_last": "best of the last evaluations",
+    "mean_of_last": "mean of the last evaluations",
+    "best": "best evaluation",
+    "last": "last evaluation",
+}
+_TESTED = ("test", "regular", "meme")  # groups of test metrics, beside the cells of the evaluation matrix
+# Groups of keys in the order of the lines: what was tested, what was trained, what it cost, what else was measured.
+_GROUPS = (*_TESTED, "train", "comm", "cost", "late")
+
+
+def ending(summary: Mapping[str, Any], folder: Path, seconds: float | None) -> list[str]:
+    """At most 15 lines: the objective, test metrics before others, the folder. `seconds` is the run's duration."""
+    metric, rule = str(summary.get("metric", "")), str(summary.get("rule", ""))
+    took = "" if seconds is None else f" in {duration(seconds)}"
+    judged = ", ".join(each for each in (metric, _RULES.get(rule, rule)) if each)
+    lines = [
+        f"{summary.get('run_id', 'the run')} has finished {summary.get('rounds', 0)} rounds{took}: "
+        f"{shown(summary.get('objective'), metric)}" + (f" ({judged})" if judged else "")
+    ]
+    values = {key: value for key, value in summary.get("final", {}).items() if key.count("/") < 2}
+    keys = sorted(values, key=_rank)[:MAX_METRICS]
+    numbers = [shown(values[key], key) for key in keys]
+    name_width, width = (max(map(len, words), default=0) for words in (keys, [each.split(" ")[0] for each in numbers]))
+    for key, number in zip(keys, numbers, strict=True):
+        value, _, unit = number.partition(" ")
+        lines.append(f"  {key:<{name_width}}  {value:>{width}} {unit}".rstrip())
+    more = len(summary.get("final", {})) - len(keys)
+    where = visible(str(folder))
+    lines.append(f"  {more} more are in {where}/summary.json" if more else f"  they are in {where}/summary.json")
+    lines.append(f"curves: {where}/plots/curves.png; a page of the results: fedlab-report {where}")
+    return lines
+
+
+def _rank(key: str) -> tuple[int, str]:
+    """Test metrics first, then the groups in their order, then all else."""
+    group = "test" if cell_of(key) is not None else key.partition("/")[0]
+    return _GROUPS.index(group) if group in _GROUPS else len(_GROUPS), key
