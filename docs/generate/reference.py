@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from omegaconf import OmegaConf
 
 from docs.generate import markdown
+from docs.generate.composition import composition
 from fedlab_runner.config import listing, schema, targets
 from fedlab_runner.config.build import conf_dir
 
@@ -75,13 +76,9 @@ GROUPS = {
         "the old ones. Proximal terms pull the shared part alone; `local.update_norm` bounds the change of both parts "
         "together. A server that trains or distils on its own examples has a part of its own there, which nobody "
         "receives. Tested are the clients' own models, as `client/...` in `evaluation.matrix`; without a server they "
-        "are what is tested anyway.\n\n"
-        "Refused with one line: `hyfem`, `fedma` and `gamf` (the server gives neurons new places, where a part at home "
-        "would not fit them), `dfml` and `def_kt` (clients learn from whole models), `fml` (clients send memes alone), "
-        "`heterofl`, `fedrolex` and `federated_dropout` (models are cut from the widest one), `standalone` and "
-        "`center` (nothing is sent), `fedala` (clients mix whole models with the server's), `fedgen` where part of the "
-        "classifier stays (its server learns from the "
-        "clients' classifiers), and `analysis=update_cosines`.",
+        "are what is tested anyway. [Which algorithms take a home](algorithm.md#what-composes-with-what), and why "
+        "others do not, is in a table. `fedgen` refuses one that keeps part of the classifier, `analysis=update_cosines` "
+        "every one.",
     ),
     "server_optimizer": Group(
         "Server optimisers",
@@ -178,7 +175,8 @@ def group_page(group: str) -> str:
     default = f"The default is `{group}={_chosen()[group]}`."
     presets = sorted(path for path in (conf_dir() / group).glob("*/*.yaml"))
     more = ["## More settings", _listed(group, presets)] if presets else []
-    return _page(GROUPS[group].title, GROUPS[group].lead, default, contents, *map(chapter, paths), *more)
+    beside = composition() if group == "algorithm" else []
+    return _page(GROUPS[group].title, GROUPS[group].lead, default, contents, *beside, *map(chapter, paths), *more)
 
 
 def chapter(path: Path) -> str:

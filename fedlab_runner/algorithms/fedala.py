@@ -81,7 +81,7 @@ class FedALA(Personal):
         return local * (1 + self.share / (fed.local.epochs or 1))
 
     def _learn(self, cohort: Cohort, x: Tensor, theta_i: Tensor, weights: Tensor, stage: np.ndarray) -> None:
-        """Learns the weights [K, P] of clients that have a model of their own, in place (lines 7 to 13)."""
+        """Learns the weights [K, P] of clients that have a model of their own, in place."""
         family, p, mixed = cohort.family, cohort.family.num_params, self._mixed(cohort.family)
         below = tuple(k for k, (i, _) in family.layout.items() if i < p and not mixed[i])
         bounded = Bounded(SGD(momentum=0.0, nesterov=False, weight_decay=0.0), 0.0, 1.0)  # sigma
@@ -100,7 +100,7 @@ class FedALA(Personal):
             some, rows = learners.select(active), torch.from_numpy(active).to(x.device)
             at = torch.cat([weights[rows], x[p:].expand(len(rows), -1)], 1)
             own = (theta_i[rows],)
-            moved = some.train(at, loss=loss, per_client=own, frozen=below, optimizer=bounded, counted=False)  # Eq 5
+            moved = some.train(at, loss=loss, per_client=own, frozen=below, optimizer=bounded, counted=False)
             weights[rows] = moved[:, :p]
             assert some.last_loss is not None
             for k, value in zip(active.tolist(), some.last_loss.tolist(), strict=True):
@@ -119,5 +119,5 @@ class FedALA(Personal):
 
 
 def _mix(theta_i: Tensor, theta: Tensor, weights: Tensor) -> Tensor:
-    """theta_i + (theta - theta_i) * W_i (Eq 4)."""
+    """theta_i + (theta - theta_i) * W_i."""
     return theta_i + (theta - theta_i) * weights

@@ -19,7 +19,7 @@ from fedlab_runner.utils.validate import above, at_least
 @dataclass(frozen=True)
 class PFedMe(Personal):
     """FedAvg on the Moreau envelopes of the clients' losses: F_i(w) = min over theta of f_i(theta) + lam/2 ||theta -
-    w||^2, whose gradient is lam (w - theta) (Eq 3 and 4).
+    w||^2, whose gradient is lam (w - theta).
 
     In a local step a client looks for theta by `inner_steps` (K) steps of plain gradient descent with `inner_lr`, all
     on one minibatch, and then w follows lam (w - theta) by the local optimiser. theta goes on from the last step's
@@ -49,7 +49,7 @@ class PFedMe(Personal):
                 g, value, model.buffers = gradient(model, theta, batch)
                 theta = theta - self.inner_lr * (g + self.lam * (theta - w))
             model.buffers = torch.cat([model.buffers[:-p], theta])
-            return along(model, self.lam * (w - theta), value)  # line 8
+            return along(model, self.lam * (w - theta), value)
 
         carrying = cohort.joined(Carrying, cohort.family, p)
         start = carrying.join(x.expand(len(cohort), -1), cohort.starts(x)[:, :p])

@@ -38,12 +38,13 @@ def _chunk_losses(family: ModelFamily, client_data: ClientData, ids: np.ndarray,
     for begin in range(0, int(sizes.max(initial=0)), EXAMPLES_PER_CALL):
         present = int((sizes > begin).sum())  # the first clients: sizes fall
         width = min(EXAMPLES_PER_CALL, int(sizes[0]) - begin)
-        index, mask = np.zeros((present, width), np.int64), np.zeros((present, width))
+        index, mask = np.zeros((present, width), np.int64), np.zeros((present, width), bool)
         for k in range(present):
             part = client_data.members(int(ids[k]))[begin : begin + width]
-            index[k, : len(part)], mask[k, : len(part)] = part, 1.0
+            index[k, : len(part)], mask[k, : len(part)] = part, True
         chosen, counted = torch.from_numpy(index).to(family.device), torch.from_numpy(mask).to(family.device)
         inputs, targets = client_data.examples(chosen)
         each = vmap(one)(params[:present], buffers[:present], family.normalize(inputs, family.dtype), targets)
-        total[:present] += (each.double() * counted).sum(1)
+        # Padding is left out, not multiplied by zero: its loss may be infinite where no loss of the client is.
+        total[:present] += each.double().where(counted, 0.0).sum(1)
     return total / torch.from_numpy(sizes).to(family.device).clamp_min(1)

@@ -69,18 +69,21 @@ class RunArtifacts:
         self._show_classes(rows, recorder)
         self._show_clients(recorder, self._prepared.simulation.by_client(state, rows[-1]["round"]))
         if saved is not None:
-            self._save_models(saved, state, rows[-1]["round"])
-            recorder.model(self._folder / MODEL_FILE)
+            recorder.model(self._save_models(saved, state, rows[-1]["round"]))
 
-    def _save_models(self, architecture: Architecture, state: Any, round: int) -> None:
-        """Writes the evaluated models and, of a single one, what its library reads beside the weights."""
+    def _save_models(self, architecture: Architecture, state: Any, round: int) -> list[Path]:
+        """Writes the evaluated models and, of a single one, what its library reads beside the weights; returns the
+        files.
+        """
         models, data = self._prepared.simulation.evaluated(state), self._prepared.data
+        written = [self._folder / MODEL_FILE]
         if len(models) == 1:
             module, side = models[0][0].module, shape_of(data.test.inputs)[1]
             about = architecture.description(module, side, data.mean, data.std, data.class_names)
             if about is not None:
-                save_description(self._folder, about)
+                written.append(save_description(self._folder, about))
         save_models(self._folder / MODEL_FILE, models, round)
+        return written
 
     def _show_clients(self, recorder: Recorder, cells: Mapping[str, CellScores]) -> None:
         """Writes table and picture of the clients, where the evaluation matrix has cells that they differ in."""

@@ -51,9 +51,11 @@ def read_models(path: Path) -> list[dict[str, Tensor]]:
     return models
 
 
-def save_description(folder: Path, description: dict[str, Any]) -> None:
-    """Writes what the library of an architecture reads beside the weights."""
-    write_text_atomically(folder / DESCRIPTION_FILE, json.dumps(description, indent=2) + "\n")
+def save_description(folder: Path, description: dict[str, Any]) -> Path:
+    """Writes what the library of an architecture reads beside the weights, and returns the file."""
+    path = folder / DESCRIPTION_FILE
+    write_text_atomically(path, json.dumps(description, indent=2) + "\n")
+    return path
 
 
 def _read(path: Path) -> tuple[int, int, dict[str, Tensor]]:

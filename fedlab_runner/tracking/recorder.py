@@ -1,7 +1,7 @@
 """Records a run: `metrics.jsonl`, `timings.jsonl`, `summary.json`, a W&B run, a view on the terminal."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -90,9 +90,9 @@ class Recorder:
         """Shows a picture in W&B. Call this at each start of the run: W&B's older files of the run are replaced."""
         self._tracker.image(name, path)
 
-    def model(self, path: Path) -> None:
-        """Gives the file of the final weights to W&B."""
-        self._tracker.model(path)
+    def model(self, files: Sequence[Path]) -> None:
+        """Gives the file of the final weights, and what describes them, to W&B."""
+        self._tracker.model(files)
 
     def sync(self) -> None:
         """Forces the files to disk, as each checkpoint needs its rounds there; damaged files are written anew."""

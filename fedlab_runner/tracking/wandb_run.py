@@ -2,7 +2,7 @@
 
 import logging
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -126,12 +126,12 @@ class Tracker:
 
             self._add(name, lambda: wandb.Image(str(path)))
 
-    def model(self, path: Path) -> None:
-        """Adds a file of weights as the artifact `model-<run id>`."""
+    def model(self, files: Sequence[Path]) -> None:
+        """Adds a file of weights, and what describes them, as the artifact `model-<run id>`."""
         self._settle(last=True)
         if self._run is not None:
             run = self._run
-            self._try(lambda: self._log_model(run, path), "W&B did not take the model")
+            self._try(lambda: self._log_model(run, files), "W&B did not take the model")
 
     def summary(self, values: dict[str, Any]) -> None:
         """Adds the run's summary, as `summary.<key>`, to the last values that W&B keeps itself."""
@@ -210,11 +210,12 @@ class Tracker:
             settings=settings,
         )
 
-    def _log_model(self, run: "wandb.Run", path: Path) -> None:
+    def _log_model(self, run: "wandb.Run", files: Sequence[Path]) -> None:
         import wandb
 
         artifact = wandb.Artifact(f"model-{self._run_id}", type="model", metadata={"round": self._last})
-        artifact.add_file(str(path))
+        for path in files:
+            artifact.add_file(str(path))
         run.log_artifact(artifact)
 
     def _say_where(self, run: "wandb.Run") -> None:

@@ -37,19 +37,19 @@ def fedala(
     sizes = [shape.numel() for shape in p.net.shapes.values()]
     upper = torch.cat([torch.full((n,), owner in last) for n, owner in zip(sizes, owners, strict=True)])
     theta, ones = p.x0, torch.ones(int(upper.sum()), dtype=torch.float64)
-    first = Kept(theta, ones, 0)  # lines 1 and 2: local models are Theta^0, W_i^p are ones
+    first = Kept(theta, ones, 0)  # local models are Theta^0, W_i^p are ones
     kept: dict[int, Kept] = {}
     sent, own = list[Update](), list[Kept]()
-    for t in range(p.num_rounds):  # line 3
-        for i in p.cohort(t):  # lines 4 to 6
+    for t in range(p.num_rounds):
+        for i in p.cohort(t):
             mine = kept.get(i.client, first)
             weights = mine.weights
             if mine.times:  # t = 1: nothing to learn
                 weights = learned(p, i.client, t, theta, mine, upper, share, eta, (window, threshold, max_epochs))
             start = theta
-            if mine.times:  # Eq 4: [1, ..., 1; W_i^p]
+            if mine.times:  # [1, ..., 1; W_i^p]
                 start = Model(mixed(mine, theta, weights, upper), theta.s)
-            y = sgd(p, start, i.client, t)  # line 15
+            y = sgd(p, start, i.client, t)
             sent.append(Update(t, i.client, i.due, theta, y))
             own.append(Kept(y, weights, min(mine.times + 1, 2)))
         for update, new in zip(sent, own, strict=True):
@@ -83,7 +83,7 @@ def learned(
 ) -> Tensor:
     """W_i^p of a client that has a model of its own: learned in its second round until the losses deviate little."""
     members, b = p.members[i].numpy(), p.local.batch_size
-    drawn = p.rng("ALGORITHM", t, i).permutation(members)[: max(1, int(share * len(members)))]  # line 7
+    drawn = p.rng("ALGORITHM", t, i).permutation(members)[: max(1, int(share * len(members)))]
     order = p.rng("PERSONAL_BATCHES", t, i).permuted(drawn[None], axis=1)[0]
     batches = [torch.from_numpy(order[k : k + b]) for k in range(0, len(order), b)]
     if p.net.stats and len(batches) > 1 and len(batches[-1]) == 1:
@@ -100,7 +100,7 @@ def learned(
                 return value[0]
 
             g, _ = gradient(p.net, at, theta.s, x, y, loss, frozen=len(order) == 1)
-            weights = weights - eta * (g * (theta.w - mine.theta.w))[upper]  # Eq 5
+            weights = weights - eta * (g * (theta.w - mine.theta.w))[upper]
             weights = weights.clamp(0, 1)  # sigma
             total += float(value[0].detach()) * len(rows)
         losses.append(total / sum(map(len, batches)))

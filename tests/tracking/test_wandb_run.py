@@ -241,17 +241,19 @@ def test_tables_and_images_join_a_round(tmp_path: Path) -> None:
 def test_the_model_is_an_artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import wandb
 
-    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    files = [tmp_path / "model.safetensors", tmp_path / "config.json"]
+    for path in files:
+        path.write_bytes(b"weights")
     logged = []
     monkeypatch.setattr(wandb.Run, "log_artifact", lambda _, artifact: logged.append(artifact))
     with recorder(tmp_path, logger(tmp_path)) as one:
         one.start(-1)
         one.log(0, {"x": 1.0}, {})
         one.log(1, {"x": 1.0}, {})
-        one.model(tmp_path / "model.safetensors")
+        one.model(files)
     (artifact,) = logged
     assert (artifact.name.partition(":")[0], artifact.type, artifact.metadata) == (f"model-{ID}", "model", {"round": 1})
-    assert list(artifact.manifest.entries) == ["model.safetensors"]
+    assert sorted(artifact.manifest.entries) == ["config.json", "model.safetensors"]
 
 
 def test_an_artifact_of_an_offline_run_waits_in_its_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -259,7 +261,7 @@ def test_an_artifact_of_an_offline_run_waits_in_its_file(tmp_path: Path, caplog:
     with recorder(tmp_path, logger(tmp_path)) as one:
         one.start(-1)
         one.log(0, {"x": 1.0}, {})
-        one.model(tmp_path / "model.safetensors")
+        one.model([tmp_path / "model.safetensors"])
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
     assert f"model-{ID}".encode() in wandb_file(tmp_path).read_bytes()
 
