@@ -77,8 +77,8 @@ GROUPS = {
         "together. A server that trains or distils on its own examples has a part of its own there, which nobody "
         "receives. Tested are the clients' own models, as `client/...` in `evaluation.matrix`; without a server they "
         "are what is tested anyway. [Which algorithms take a home](algorithm.md#what-composes-with-what), and why "
-        "others do not, is in a table. `fedgen` refuses one that keeps part of the classifier, `analysis=update_cosines` "
-        "every one.",
+        "others do not, is in a table. `fedgen` refuses one that keeps part of the classifier, "
+        "`analysis=update_cosines` every one.",
     ),
     "server_optimizer": Group(
         "Server optimisers",
