@@ -126,7 +126,7 @@ class JobRecord:
         return Job(self._overrides, self._seed, status, objective, self._folder, **more)
 
     def _path(self, sweep: Path) -> Path:
-        # Named by the overrides: a job that is run again takes its own place, even if an edited config moved its folder.
+        # Named by the overrides: a job that is run again takes its own place, wherever an edited config moved its run.
         return sweep / "jobs" / f"{digest(sorted(self._overrides))}.json"
 
     def _write(self, sweep: Path, job: Job) -> None:

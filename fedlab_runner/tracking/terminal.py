@@ -126,7 +126,7 @@ class _Speed:
     """
 
     def __init__(self) -> None:
-        self._ends: deque[tuple[int, float]] = deque([], RATE_ROUNDS + 1)  # rounds, and when each ended
+        self._ends: deque[tuple[int, float]] = deque(maxlen=RATE_ROUNDS + 1)  # rounds, and when each ended
         self._warm = False
 
     def begin(self, round: int) -> None:

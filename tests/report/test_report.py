@@ -70,7 +70,7 @@ def test_the_table_has_mean_and_std_of_the_seeds_with_the_best_in_bold(outputs: 
         f"{100 * statistics.mean(values):.1f} ± {100 * statistics.stdev(values):.1f}",
         "4 seeds",
     ]
-    assert column(text, "fedprox") == ["unfinished", "seed 0: round 1 of 3, 20.0 so far"]
+    assert column(text, "fedprox") == ["unfinished", "seed 0: unfinished (round 1 of 3), 20.0 so far"]
 
 
 def test_the_csv_has_the_numbers_unrounded(outputs: Path) -> None:
@@ -99,10 +99,10 @@ def test_rounds_and_bytes_to_a_target(outputs: Path) -> None:
     table = tables.to_target(groups, [0.5, 0.55])
     assert table is not None and table.header[1:3] == ["rounds to 50\xa0%", "MB uploaded to 50\xa0%"]
     found = {row[0].lines[0]: row[1:] for row in table.rows}
-    assert found["fedavg"][0].lines == ("3", "1 seed did not") and not found["fedavg"][0].bold
+    assert found["fedavg"][0].lines == ("3", "1 never reached") and not found["fedavg"][0].bold
     assert found["fedavg"][1].lines == ("4.5",)
-    assert found["fedbuff"][0].lines == ("2", "1 seed did not")
-    assert found["fedavg"][2].lines == ("never",) and found["fedprox"][2].lines == ("not yet",)
+    assert found["fedbuff"][0].lines == ("2", "1 failed")
+    assert found["fedavg"][2].lines == ("never reached",) and found["fedprox"][2].lines == ("unfinished",)
     assert tables.targets(groups, []) == [0.5, 0.59]  # of 0.6267
 
 
@@ -112,7 +112,7 @@ def test_costs_are_sums_of_what_each_round_logged(outputs: Path) -> None:
     assert list(table.header) == header
     found = {row[0].lines[0]: [each.lines for each in row[1:]] for row in table.rows}
     assert found["fedavg"] == [("3",), ("4.5",), ("0.75",), ("2.5",), ("\N{EN DASH}",)]
-    assert found["fedprox"][0] == ("1", "unfinished")
+    assert found["fedprox"][0] == ("1", "1 unfinished")
 
 
 def test_differences_are_tested_over_the_seeds_that_both_have(outputs: Path) -> None:
@@ -441,13 +441,14 @@ def test_jobs_that_have_not_ended_are_named(tmp_path: Path) -> None:
         "folder": str(folder),
         "summary": {},
         "error": None,
+        "seconds": 1.0,
     }
     (sweep / "jobs" / "0.json").write_text(checksummed_json.text(job))
     (sweep / "grid.json").write_text(json.dumps([["rounds=3", f"seed={seed}"] for seed in range(15)]))
     for path in (sweep, tmp_path):
         text = written(path)["report.md"]
-        assert "1 run: 1 finished, 0 not; 14 jobs to come\n" in text
-        assert "14 jobs that have not ended, at work or not begun: seed=1; seed=2; " in text
+        assert "15 runs: 1 finished, 14 not begun\n" in text
+        assert "14 jobs not begun: seed=1; seed=2; " in text
         assert "seed=12; and 2 more." in text
 
 
@@ -470,7 +471,7 @@ def test_a_damaged_run_is_said_and_its_number_does_not_count(tmp_path: Path) -> 
     config = (folder / "config.yaml").read_text()
     (folder / "config.yaml").write_text(config.replace("rounds: 2", "rounds: 4", 1))
     (run,) = find([tmp_path]).runs
-    assert run.status == "round 3 of 4"
+    assert run.status == "unfinished (round 3 of 4)"
     for summary in ({"rounds": None}, {"rounds": 9, "metrics_sha256": 3}, {"rounds": 10**30, "metrics_sha256": "x"}):
         (folder / "summary.json").write_text(json.dumps(summary))
         assert find([tmp_path]).runs
@@ -525,7 +526,7 @@ def test_a_sweep_of_real_runs_has_its_report(
     assert cli.main([str(sweep)]) == 0
     page = sweep / "report" / "index.html"
     shown = capsys.readouterr()
-    assert (shown.out, shown.err) == (f"3 runs: 2 finished, 1 not\n{page.relative_to(tmp_path)}\n", "")
+    assert (shown.out, shown.err) == (f"3 runs: 2 finished, 1 failed\n{page.relative_to(tmp_path)}\n", "")
     rows = {row["seed"]: row for row in records((sweep / "report" / "runs.csv").read_text())}
     for seed in ("0", "1"):
         summary = json.loads((tmp_path / "outputs" / rows[seed]["run"] / "summary.json").read_text())

@@ -174,7 +174,9 @@ def test_the_summary_is_whole_json_in_its_order(tmp_path: Path, screen: io.Strin
     assert json.loads(text) == summary | {"broken": None, "metrics_sha256": digest}
     assert list(json.loads(text)) == [*summary, "broken", "metrics_sha256"] and text.endswith("}\n")
     shown = screen.getvalue()
-    assert "best_of_last of test/accuracy   1.2857" in shown and "train/loss" in shown and "10 rounds" not in shown
+    first, *rest = shown.splitlines()
+    assert first == "the run has finished 9 rounds: 128.57 % (test/accuracy, best of the last evaluations)"
+    assert rest[0].split() == ["test/accuracy", "128.57", "%"] and "train/loss" in shown and len(rest) < 15
     assert "test/accuracy/7" not in shown, "one line a class would bury the rest"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl", "summary.json", "timings.jsonl"]
 
@@ -206,7 +208,7 @@ def test_a_live_bar_on_a_terminal(tmp_path: Path, screen: io.StringIO, caplog: p
         one.finish({"objective": 0.5})
     shown = screen.getvalue()
     assert "round 9/9" in shown and "accuracy 128.57%" in shown and "loss 9.100" in shown and "in flight 9" in shown
-    assert max(map(len, shown.replace("\r", "\n").splitlines())) < 130
+    assert max(len(line) for line in shown.replace("\r", "\n").splitlines() if "/9" in line) < 130
     assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") == 1, "the cursor comes back"
     assert not [one for one in caplog.messages if one.startswith("round")]
 
@@ -215,7 +217,8 @@ def test_the_terminal_is_given_back_when_a_run_fails(tmp_path: Path, screen: io.
     with pytest.raises(KeyboardInterrupt), recorder(tmp_path) as one:
         one.start(-1)
         raise KeyboardInterrupt
-    assert screen.getvalue().endswith("\x1b[?25h")
+    shown = screen.getvalue()
+    assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") == 1
 
 
 def test_plain_lines_now_and_then_elsewhere(
@@ -231,7 +234,7 @@ def test_plain_lines_now_and_then_elsewhere(
             one.log(round, numbers(round), {})
     said = [int(one.split()[1].split("/")[0]) for one in caplog.messages if one.startswith("round")]
     assert said == [0, 6, 12, 18, 24, 30], "evaluations only, and none within five seconds of another"
-    assert caplog.messages[-1] == "round 30/30: accuracy 428.57%, in flight 30, loss 30.100, 1.0 s/round"
+    assert caplog.messages[-1] == "round 30/30: accuracy 428.57%, in flight 30, loss 30.100, 1.0 rounds/s"
     assert terminal_view.LOG_SECONDS == 5
 
 
@@ -241,17 +244,38 @@ def test_a_line_has_the_time_left_and_what_came_late_and_in_a_sweep_the_run(
     caplog.set_level(logging.INFO)
     now = [0.0]
     monkeypatch.setattr("fedlab_runner.tracking.terminal.time.monotonic", lambda: now[0])
-    monkeypatch.setenv("FEDLAB_SWEEP", "a-sweep")
+    monkeypatch.setenv("FEDLAB_SWEEP_JOB", "job 7/18")
     with recorder(tmp_path, rounds=100, progress=False) as one:
         one.start(-1)
+        now[0] = 70.0
         one.log(0, {"test/accuracy": 0.25}, {})
-        now[0] = 20.0
+        now[0] += 20.0
         late = {"late/in_flight": 7, "late/arrived": 5, "late/staleness_count/0": 2, "late/staleness_count/4": 3}
         one.log(1, {"test/accuracy": 0.5, **late}, {})
+        for round in range(2, 5):
+            now[0] += 20.0
+            one.log(round, {"test/accuracy": 0.5, **late}, {})
     assert caplog.messages[-2:] == [
-        "fedavg-1 round 0/100: accuracy 25.00%",
-        "fedavg-1 round 1/100: accuracy 50.00%, in flight 7, late 3, 20.0 s/round, 0:33:00 left",
-    ]
+        "job 7/18 round 0/100: accuracy 25.00%",
+        "job 7/18 round 3/100: accuracy 50.00%, in flight 7, late 3, 20.0 s/round, 32 min left",
+    ], "at most one a minute"
+
+
+def test_the_time_left_is_that_of_the_last_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither the first round, which warms up, nor a slow start of the run counts for ever."""
+    caplog.set_level(logging.INFO)
+    now = [0.0]
+    monkeypatch.setattr("fedlab_runner.tracking.terminal.time.monotonic", lambda: now[0])
+    with recorder(tmp_path, rounds=1000, progress=False) as one:
+        one.start(-1)
+        for round in range(61):
+            now[0] += 500.0 if round == 1 else 50.0 if round < 30 else 10.0
+            one.log(round, {"test/accuracy": 0.5}, {})
+    shown = {int(line.split()[1].split("/")[0]): line.split(", ", 1)[-1] for line in caplog.messages if "round" in line}
+    assert shown[1] == "500.0 s/round, 138.8 h left" and shown[2].startswith("50.0 s/round, ")
+    assert shown[60].startswith("10.0 s/round, ")
 
 
 def test_log_lines_are_in_one_piece_however_narrow_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
