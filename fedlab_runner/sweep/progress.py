@@ -21,14 +21,15 @@ def place(folder: Path, number: int) -> str:
 
 
 def time_left(folder: Path) -> str:
-    """`, about 12 min left`, from the seconds of the jobs that have finished; empty where nothing is known."""
+    """`, about 12 min left`, from the seconds of the jobs that have finished; empty where nothing is known, and below a second."""
     jobs = [job for row in read(folder) for job in row.jobs]
     took = [job.seconds for job in jobs if job.status == states.FINISHED and job.seconds is not None]
     left = sum(job.status in (states.UNFINISHED, states.NOT_BEGUN, states.STOPPED) for job in jobs)
     if not (took and left and size(folder)):
         return ""
     at_once = max(1, int(os.environ.get(SHARED_BY) or 1))
-    return f", about {duration(math.ceil(left / at_once) * fmean(took))} left"
+    seconds = math.ceil(left / at_once) * fmean(took)
+    return f", about {duration(seconds)} left" if seconds >= 1 else ""
 
 
 def begun(folder: Path, number: int, overrides: list[str]) -> str:

@@ -200,7 +200,7 @@ def test_a_failing_job_does_not_end_the_sweep_and_is_told_at_once(launch: Sweep)
         "job 2/4 failed: diverged in round 3",
         ": seed=2",
         "RuntimeError: a bug",
-        "job 4/4 finished: 25.00 %",
+        "job 4/4 finished: 0.25 in less than 1 s, ",
     )
     places = [out.index(each) for each in told]
     assert places == sorted(places)
