@@ -21,7 +21,7 @@ def place(folder: Path, number: int) -> str:
 
 
 def time_left(folder: Path) -> str:
-    """`, about 12 min left`, from the seconds of the jobs that have finished; empty where nothing is known, and below a second."""
+    """`, about 12 min left`, from the seconds of the jobs that have finished; empty where unknown or below 1 s."""
     jobs = [job for row in read(folder) for job in row.jobs]
     took = [job.seconds for job in jobs if job.status == states.FINISHED and job.seconds is not None]
     left = sum(job.status in (states.UNFINISHED, states.NOT_BEGUN, states.STOPPED) for job in jobs)
