@@ -147,7 +147,7 @@ def test_a_sweep_gives_up_and_the_run_can_go_on(tmp_path: Path) -> None:
     again = fedlab(*command).stdout
     assert again.count("is finished already") == 3 and "pruned after round 2" in again
     page, _ = cli.write([table.parent])
-    assert "| pruned<br>seed 0: pruned, round 2 of 4," in (page.parent / "report.md").read_text()
+    assert "| pruned<br>seed 0: pruned (round 2 of 4)," in (page.parent / "report.md").read_text()
     fedlab("local.lr=1e-9")
     assert len((note.parent / "metrics.jsonl").read_text().splitlines()) == 5 and not note.exists()
 
@@ -157,7 +157,7 @@ def test_a_report_says_that_a_run_was_given_up(tmp_path: Path) -> None:
         folder = write_run(tmp_path, f"seed={seed}", "rounds=3", "evaluation.every=1", rows=curve(0.1, 0.2))
         (folder / "pruned.json").write_text(checksummed_json.text({"round": 1}))
     text = (cli.write([tmp_path])[0].parent / "report.md").read_text()
-    assert "pruned<br>seed 0: pruned, round 1 of 3, 20.0 so far<br>seed 1: pruned, round 1 of 3" in text
+    assert "pruned<br>seed 0: pruned (round 1 of 3), 20.0 so far<br>seed 1: pruned (round 1 of 3)" in text
 
 
 def test_pruning_outside_of_a_sweep_is_said_to_do_nothing(

@@ -174,7 +174,8 @@ def test_the_summary_is_whole_json_in_its_order(tmp_path: Path, screen: io.Strin
     assert json.loads(text) == summary | {"broken": None, "metrics_sha256": digest}
     assert list(json.loads(text)) == [*summary, "broken", "metrics_sha256"] and text.endswith("}\n")
     shown = screen.getvalue()
-    first, *rest = shown.splitlines()
+    lines = shown.splitlines()
+    first, *rest = lines[next(i for i, line in enumerate(lines) if " has finished " in line) :]
     assert first == "the run has finished 9 rounds: 128.57 % (test/accuracy, best of the last evaluations)"
     assert rest[0].split() == ["test/accuracy", "128.57", "%"] and "train/loss" in shown and len(rest) < 15
     assert "test/accuracy/7" not in shown, "one line a class would bury the rest"

@@ -182,12 +182,14 @@ def test_an_experiment_of_a_stranger_is_one_line(way: str, text: bytes, fault: s
 
 def test_records_of_a_sweep_are_what_they_say_or_do_not_count(tmp_path: Path) -> None:
     job = {"overrides": ["x=1"], "seed": 0, "status": "finished", "objective": 0.5, "folder": "outputs/a"}
-    job |= {"summary": {}, "error": None}
+    job |= {"summary": {}, "error": None, "seconds": 2.5}
     wrong = [
         {"overrides": "x=1"},
         {"overrides": [["x"]]},
         {"folder": 5},
         {"status": []},
+        {"status": "done"},
+        {"seconds": "2.5"},
         {"objective": "0.5"},
         {"summary": [1]},
         {"error": 5},
