@@ -38,8 +38,14 @@ KINDS = {
     "fedavg": f"algorithm=fedavg delay=none {EMPTY} num_clients=2000 dataset.num_train=4000",
     "fedbuff, late updates": f"algorithm=fedbuff delay.std=2 {EMPTY} num_clients=10000 dataset.num_train=20000",
 }
+EACH_AN_MLP = (  # of 199,210 parameters
+    "algorithm=dec_fedavg delay=none server_data=none dataset=synthetic dataset.num_test=20 dataset.image_size=28 "
+    "partition=iid model=mlp model.hidden=[200,200] local.epochs=1 local.batch_size=2 logger.mode=disabled "
+    "num_clients={n} dataset.num_train={examples}"
+)
 SAVED = {
     "default run": "dataset=digits",
+    "dec_fedavg, 4,000 clients": EACH_AN_MLP.format(n=4000, examples=8000),
     "cnn_feddle, 500 clients, fedbuff": (
         "algorithm=fedbuff server_data=none dataset=synthetic dataset.num_train=5000 dataset.num_test=20 "
         "dataset.channels=3 dataset.image_size=32 partition=iid num_clients=500 model=cnn_feddle"
@@ -69,6 +75,8 @@ def settings(rounds: int) -> Iterator[tuple[str, Setting]]:
         for cohort in (10, 100, 1000):
             yield f"{kind}, K={cohort}", Setting(words, cohort, rounds)
     yield "fedavg, no W&B, K=10", Setting(f"{KINDS['fedavg']} logger.mode=disabled", 10, rounds)
+    for n in (100, 1000, 4000):
+        yield f"dec_fedavg, N={n:,}, K=10", Setting(EACH_AN_MLP.format(n=n, examples=2 * n), 10, min(rounds, 100))
     for kind, words in SAVED.items():
         yield kind, Setting(words, 10, min(rounds, 100))
         yield f"{kind}, saved", Setting(f"{words} checkpoint.rounds=1", 10, min(rounds, 100))

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
@@ -32,6 +31,25 @@ class Update(NamedTuple):
     loss: float  # the mean of its last epoch
 
 
+Change = Callable[[nn.Module], None]  # of a module's gradients
+
+
+def unchanged(model: nn.Module) -> None:
+    """Leaves gradients as they are."""
+
+
+def adding(values: Tensor) -> Change:
+    """Adds values [D] to gradients."""
+
+    def add(model: nn.Module) -> None:
+        parts = values.split([p.numel() for p in model.parameters()])
+        for p, part in zip(model.parameters(), parts, strict=True):
+            assert p.grad is not None
+            p.grad += part.view_as(p)
+
+    return add
+
+
 class Clients:
     """Who trains, from which model, and when the updates come."""
 
@@ -49,30 +67,22 @@ class Clients:
         """The server's, before any round [D]."""
         return parameters_to_vector(self.module.parameters()).detach().clone()
 
-    def round(self, number: int, x: Tensor, correction: Callable[[int], Tensor] | None = None) -> list[Update]:
-        """What arrives in a round whose cohort trains from x [D]; `correction(client)` [D] is added to gradients."""
+    def round(self, number: int, x: Tensor, change: Callable[[int], Change] | None = None) -> list[Update]:
+        """What arrives in a round whose cohort trains from x [D]; `change(client)` changes gradients before a step."""
         idle = [c for c in range(self.count) if c not in self.busy] if self.busy else range(self.count)
         vector_to_parameters(x.clone(), self.module.parameters())
         for client in random.sample(idle, min(self.cohort, len(idle))):
             self.on_their_way[number + self.delays[client]].append(
-                self._train(client, x, None if correction is None else correction(client))
+                self._train(client, x, unchanged if change is None else change(client))
             )
             self.busy.add(client)
         arrived = self.on_their_way.pop(number, [])
         self.busy -= {update.client for update in arrived}
         return arrived
 
-    def _train(self, client: int, x: Tensor, correction: Tensor | None) -> Update:
+    def _train(self, client: int, x: Tensor, change: Change) -> Update:
         members = self.members(client).tolist()
-
-        def correct(model: nn.Module) -> None:
-            if correction is not None:
-                parts = correction.split([p.numel() for p in model.parameters()])
-                for p, part in zip(model.parameters(), parts, strict=True):
-                    assert p.grad is not None
-                    p.grad += part.view_as(p)
-
-        how = self.local, self.lr, self.device, self.precision, correct
+        how = self.local, self.lr, self.device, self.precision, change
         model, losses, steps = train_client(self.module, self.data, members, *how)
         y = parameters_to_vector(model.parameters()).detach()
         return Update(client, y - x, y, len(members), steps, float(torch.stack(losses).mean()))
@@ -138,7 +148,7 @@ class SCAFFOLD(FedAvg):
         self.c, self.c_i = torch.zeros_like(self.x), defaultdict[int, Tensor](lambda: torch.zeros_like(self.x))
 
     def __call__(self, number: int) -> Tensor:
-        arrived = self.clients.round(number, self.x, lambda client: self.c - self.c_i[client])
+        arrived = self.clients.round(number, self.x, lambda client: adding(self.c - self.c_i[client]))
         changes = list[Tensor]()
         for update in arrived:
             before = self.c_i[update.client]
@@ -255,39 +265,3 @@ class Feddle(FedFT):
         self.x = self.x + c.detach() @ anchors
         self.scores = c.detach().abs().tolist()
         return self.x
-
-
-def match(clients: list[np.ndarray], sweeps: int, penalty: float) -> list[np.ndarray]:
-    """Which server neuron each neuron of the clients [l, d] is: each client in turn is taken out and assigned anew to
-    the means of the others, or to a new neuron at a price.
-    """
-
-    def assign(neurons: np.ndarray, total: np.ndarray, holders: np.ndarray) -> np.ndarray:
-        known = np.flatnonzero(holders)
-        means = total[known] / holders[known, None]
-        squares = (neurons**2).sum(1, keepdims=True)
-        distances = squares - 2 * neurons @ means.T + (means**2).sum(1)
-        prices = np.concatenate([distances / 2, np.repeat(squares / 2 + penalty, len(neurons), 1)], 1)
-        chosen = linear_sum_assignment(prices)[1]
-        return np.append(known, np.flatnonzero(holders == 0)[: len(neurons)])[chosen]
-
-    room = sum(map(len, clients))  # for neurons that are nobody else's
-    total, holders = np.zeros((room, clients[0].shape[1])), np.zeros(room)
-    assignments = [np.array([], int) for _ in clients]
-
-    def put(j: int) -> None:
-        at = assignments[j] = assign(clients[j], total, holders) if holders.any() else np.arange(len(clients[j]))
-        total[at] += clients[j]
-        holders[at] += 1
-
-    for j in range(len(clients)):
-        put(j)
-    for _ in range(sweeps):
-        before = [each.copy() for each in assignments]
-        for j in random.sample(range(len(clients)), len(clients)):
-            total[assignments[j]] -= clients[j]
-            holders[assignments[j]] -= 1
-            put(j)
-        if all(np.array_equal(a, b) for a, b in zip(before, assignments, strict=True)):
-            break
-    return assignments

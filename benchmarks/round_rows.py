@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks import plain_rounds, workloads
+from benchmarks import plain_matching, plain_penalties, plain_rounds, workloads
 from benchmarks.case import Case, Contender, Row
 from benchmarks.workloads import CPU, FLOAT, Shape
 from fedlab_runner.algorithms.matching.pfnm import Neurons, SquaredDistance, match
@@ -19,10 +19,15 @@ PLAIN: dict[str, Callable[..., Callable[[int], torch.Tensor]]] = {
     "fedbuff": plain_rounds.FedBuff,
     "ca2fl": plain_rounds.CA2FL,
     "scaffold": plain_rounds.SCAFFOLD,
+    "fedprox": plain_penalties.FedProx,
+    "fednova": plain_penalties.FedNova,
+    "feddyn": plain_penalties.FedDyn,
     "fedcda": plain_rounds.FedCDA,
     "fedft": plain_rounds.FedFT,
     "feddle": plain_rounds.Feddle,
 }
+# Algorithms whose clients follow a penalty too, with its weight.
+PENALTIES: dict[str, dict[str, Any]] = {"fedprox": {"mu": 0.1}, "fednova": {"mu": 0.1}, "feddyn": {"alpha": 0.1}}
 SEARCHED = Shape(200, 20, 10, 10)  # what the rows of training on the server have for clients
 SERVER = {"epochs": 1, "lr": 1e-3, "batch_size": 64}  # an epoch on the server's 500 examples
 
@@ -43,6 +48,9 @@ def rows(cores: int, device: torch.device = CPU) -> Iterator[Row]:
         yield row(f"round by D={size}", Shape(100, 20, 10, 10), build)
     for name in ("fedavg", "fedbuff", "ca2fl", "scaffold"):
         yield row(f"round of {name}", Shape(200, 20, 10, 10), workloads.mlp, algorithm=name)
+    yield row("round of scaffold, cnn", Shape(200, 20, 10, 10), workloads.cnn, algorithm="scaffold")
+    for name, own in PENALTIES.items():
+        yield row(f"round of {name}", Shape(200, 20, 10, 10), workloads.mlp, algorithm=name, own=own)
     yield row("round of fedcda", Shape(20, 20, 10, 10), workloads.mlp, algorithm="fedcda", own={"warmup": 2})
     optimizers = tuple(f"server_optimizer={name}" for name in ("sgd", "adam", "yogi"))
     yield row("round with a server optimiser", Shape(100, 20, 10, 10), workloads.cnn, added=optimizers)
@@ -115,7 +123,7 @@ def _matching(cores: int) -> Case:
         return match(clients, SquaredDistance(1.0), num_columns=785, sweeps=3, rng=rng, limit=500)
 
     contenders = {
-        "plain": Contender(lambda _: plain_rounds.match(rows, sweeps=3, penalty=1.0), plain=True),
+        "plain": Contender(lambda _: plain_matching.match(rows, sweeps=3, penalty=1.0), plain=True),
         "ours": Contender(ours, cores),
     }
     return Case(contenders, pieces=(10 * 4, "client and sweep"))

@@ -32,9 +32,8 @@ from benchmarks.case import Case, Contender, Row
 from benchmarks.rows import all_rows
 from benchmarks.table import table
 from benchmarks.workloads import CPU, FLOAT
-from fedlab_runner.executors._run_notes import processor
 from fedlab_runner.utils.files import write_text_atomically
-from fedlab_runner.utils.system import keep_freed_memory, usable_cores
+from fedlab_runner.utils.system import keep_freed_memory, processor, usable_cores
 
 LEAST, MOST = 0.1, 20  # seconds and rounds of a turn that count
 

@@ -21,11 +21,10 @@ from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.core.server_data import ServerData
 from fedlab_runner.core.work import Executor, Work
 from fedlab_runner.delays.half_normal import HalfNormalDelay
-from fedlab_runner.executors._run_notes import NOTES_FILE
-from fedlab_runner.executors.auto import Auto
+from fedlab_runner.executors._run_notes import noted
+from fedlab_runner.executors.auto import EXECUTORS, Auto
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.participation.uniform import UniformParticipation
-from fedlab_runner.utils import checksummed_json
 
 CLASSES, SIDE, SEED = 10, 28, 0
 ROUNDS = 10_000  # of the run that executor=auto chooses for
@@ -112,8 +111,7 @@ def automatic(cores: int, compile: bool) -> tuple[Executor, Callable[[], str]]:
     weakref.finalize(executor, shutil.rmtree, folder, ignore_errors=True)
 
     def choice() -> str:
-        (of_machine,) = checksummed_json.read(folder / NOTES_FILE).values()
-        return ", ".join(of_machine.values())
+        return ", ".join(noted(folder)[EXECUTORS].values())
 
     return executor, choice
 

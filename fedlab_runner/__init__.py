@@ -6,17 +6,18 @@ From Python: `from fedlab_runner import compose, load, run`; see `fedlab_runner.
 import os
 from typing import TYPE_CHECKING, Any
 
+from fedlab_runner.utils.version import __version__
+
 if TYPE_CHECKING:
     from fedlab_runner.api import Result, compose, load, run
     from fedlab_runner.experiment.loading import Loaded
 
-__version__ = "0.1.0"
-__all__ = ["Loaded", "Result", "compose", "load", "run"]
+__all__ = ["Loaded", "Result", "__version__", "compose", "load", "run"]
 
 # Set before torch loads GNU's OpenMP. By default its threads wait for work at full speed for a whole time slice: beside
 # other busy processes four threads then take 25 times as long as one (docs/speed.md). A user's settings stay.
 if not os.environ.keys() & {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}:
-    os.environ["GOMP_SPINCOUNT"] = "10000"
+    os.environ["GOMP_SPINCOUNT"] = "1000"
 
 
 def __getattr__(name: str) -> Any:

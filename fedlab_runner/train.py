@@ -25,7 +25,7 @@ from fedlab_runner.config.build import conf_dir, register_resolvers
 from fedlab_runner.config.explain import explain, is_of_run, unwrapped
 from fedlab_runner.sweep import callback, records, states
 from fedlab_runner.sweep.table import show
-from fedlab_runner.utils import signals, streams
+from fedlab_runner.utils import signals, streams, version
 from fedlab_runner.utils.attempt import next_start
 from fedlab_runner.utils.errors import Interrupted, Pruned, UserError
 from fedlab_runner.utils.sweep_job import FOLDER, JOB, NAME
@@ -48,6 +48,9 @@ def main() -> int:
     arguments = sys.argv[1:]
     with _environment(HYDRA_FULL_ERROR="1", **dict.fromkeys((NAME, FOLDER, JOB, SHARED_BY))):
         try:
+            if "--version" in arguments:  # Hydra would print its own
+                print(version.words())
+                return 0
             given, unknown = get_args_parser().parse_known_args(arguments)
             if unknown == ["--list"]:
                 config_dir = Path(given.config_dir) if given.config_dir else None

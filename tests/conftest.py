@@ -1,5 +1,7 @@
 """What every test needs: one thread a worker, W&B offline and out of the way, a clean environment."""
 
+import getpass
+import logging
 import os
 import tempfile
 from collections.abc import Iterator
@@ -7,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import fedlab_runner  # noqa: F401  # before torch, whose threads then wait as they do in a run
 from tests.helpers import pictures
 from tests.helpers.paths import ROOT
 
@@ -15,6 +18,9 @@ for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[variable] = "1"
 # What tests start finds this package and `tests.helpers`, wherever it is started.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+
+# What is compiled in one call of pytest is there in the next.
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}")
 
 _OURS = ("FEDLAB_SWEEP", "FEDLAB_SWEEP_FOLDER", "HYDRA_FULL_ERROR", "WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_PROJECT")
 
@@ -41,6 +47,14 @@ def _quiet_machine() -> Iterator[None]:
 def _no_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if "pictures" not in request.keywords:
         pictures.leave_out(monkeypatch.setattr)
+
+
+@pytest.fixture(autouse=True)
+def _no_log_of_another_test() -> None:
+    """Hydra puts handlers on the root logger for good; the lines of one test's run would be in the next one's output."""
+    root = logging.getLogger()
+    for handler in [each for each in root.handlers if not type(each).__module__.startswith("_pytest.")]:
+        root.removeHandler(handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,5 +1,6 @@
-"""Installation: the two commands, the wheel, and the config folder found both ways."""
+"""Installation: the commands, the wheel, and the config folder found both ways."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 from fedlab_runner import __version__
 from fedlab_runner.config import build
@@ -37,8 +39,43 @@ def test_the_wheel_is_told_to_carry_the_configs() -> None:
     assert PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"] == {"conf": "fedlab_runner/conf"}
     scripts = {"fedlab": "fedlab_runner.train:main", "fedlab-report": "fedlab_runner.report.cli:main"}
     assert PROJECT["project"]["scripts"] == scripts | {
-        "fedlab-dashboard": "fedlab_runner.tracking.wandb_workspace:main"
+        "fedlab-dashboard": "fedlab_runner.tracking.wandb_workspace:main",
+        "fedlab-verify": "fedlab_runner.verify.cli:main",
     }
+
+
+def test_the_metadata_are_those_of_the_citation() -> None:
+    project, citation = PROJECT["project"], yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert project["authors"] == citation["authors"] and project["keywords"] == citation["keywords"]
+    assert project["description"] == citation["abstract"]
+    supported = {each.rpartition(" ")[2] for each in project["classifiers"] if ":: Python :: 3." in each}
+    assert supported == {"3.11", "3.12", "3.13"} and project["requires-python"] == ">=3.11,<3.14"
+    assert "Typing :: Typed" in project["classifiers"] and (ROOT / "fedlab_runner" / "py.typed").is_file()
+
+
+def test_the_source_distribution_has_all_that_its_checks_need() -> None:
+    listed = {name.lstrip("/") for name in PROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]}
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if tracked.returncode:
+        pytest.skip("needs the repository")
+    tops = {name.partition("/")[0] for name in tracked.stdout.splitlines()}
+    # hatchling adds pyproject.toml and .gitignore; outputs/ holds runs.
+    assert tops - listed - {"pyproject.toml", ".gitignore", "outputs"} == set()
+    assert [name for name in listed if not (ROOT / name).exists()] == []
+
+
+def test_the_image_is_made_of_what_the_wheel_is_made_of() -> None:
+    """Without a Docker daemon: the files of the build are let through, and the Python is one that is supported."""
+    text = (ROOT / "Dockerfile").read_text()
+    copied = {name for line in re.findall(r"^COPY (?!--from)(.*) \S+$", text, re.M) for name in line.split()}
+    let_through = re.findall(r"^!(.*)$", (ROOT / ".dockerignore").read_text(), re.M)
+    assert copied == set(let_through) and all((ROOT / name).exists() for name in copied)
+    assert {"pyproject.toml", "conf", "fedlab_runner", PROJECT["project"]["readme"]} <= copied
+    assert set(PROJECT["project"]["license-files"]) <= copied
+    (python,) = re.findall(r"^ARG PYTHON=(\S+)$", text, re.M)
+    assert f"Programming Language :: Python :: {python}" in PROJECT["project"]["classifiers"]
+    (entry,) = re.findall(r'^ENTRYPOINT \["(\S+)"\]$', text, re.M)
+    assert entry in PROJECT["project"]["scripts"]
 
 
 def test_the_extras_and_the_licence() -> None:
@@ -71,7 +108,8 @@ def test_a_wheel_in_an_empty_folder_runs(tmp_path: Path) -> None:
     subprocess.run([*pip, "wheel", "--no-deps", "-w", str(tmp_path), str(ROOT)], check=True)
     (wheel,) = tmp_path.glob("*.whl")
     assert wheel.name.startswith(f"fedlab_runner-{__version__}-")
-    assert "fedlab_runner/conf/train.yaml" in zipfile.ZipFile(wheel).namelist()
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {"fedlab_runner/conf/train.yaml", "fedlab_runner/py.typed"} <= set(names)
     subprocess.run([*pip, "install", "--no-deps", "--target", str(tmp_path / "site"), str(wheel)], check=True)
     empty = tmp_path / "empty"
     empty.mkdir()

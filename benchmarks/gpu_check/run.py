@@ -28,9 +28,8 @@ from benchmarks.gpu_check.finding import Finding, Part, Setting, line
 from benchmarks.gpu_check.table import counted, table
 from benchmarks.gpu_check.watch import TO_BEGIN, TO_END, Ended, watch
 from benchmarks.run import commit
-from fedlab_runner.executors._run_notes import processor
 from fedlab_runner.utils.files import write_text_atomically
-from fedlab_runner.utils.system import usable_cores
+from fedlab_runner.utils.system import processor, usable_cores
 
 WORTH_BEGINNING = 20.0  # seconds that must be left for another part
 PARTS = "benchmarks.gpu_check.parts"

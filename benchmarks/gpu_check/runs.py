@@ -15,6 +15,7 @@ from fedlab_runner.config.components import Components
 from fedlab_runner.experiment.loop import Simulation
 from fedlab_runner.experiment.run import prepare
 from fedlab_runner.tracking.jsonl import Row
+from fedlab_runner.tracking.label import Label
 from fedlab_runner.tracking.recorder import METRICS, Recorder
 
 # For every algorithm, whether it asks for it or not: examples on the server, a leash task, late clients.
@@ -42,7 +43,7 @@ class Run(NamedTuple):
         """Its metrics, once it has ended."""
         c, fed = self.components, self.simulation.fed
         fed.trainer.executor = fed.executor.bind_run(self.folder, c.rounds)
-        how: dict[str, Any] = {"run_id": "check", "config": {}, "rounds": c.rounds, "job_type": "check", "commit": None}
+        how: dict[str, Any] = {"run_id": "check", "config": {}, "rounds": c.rounds, "label": Label(), "commit": None}
         with Recorder(self.folder, c.logger, **how) as recorder:
             store = CheckpointStore(self.folder, c.checkpoint.keep)
             self.simulation.run(recorder, store, c.checkpoint, fingerprint(self.cfg), on_start=lambda: None)

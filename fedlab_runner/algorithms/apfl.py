@@ -42,22 +42,15 @@ class APFL(Personal):
         return PersonalState(x, torch.cat([x, x.new_tensor([self.alpha])]), personal={})
 
     def client_update(self, state: PersonalState, cohort: Cohort) -> PersonalUpdate:
-        x, p = state.params, cohort.family.num_params
+        x = state.params
         own = self.personal(state, cohort)
         v, alpha = own[:, :-1], own[:, -1]
         if self.adaptive:
             alpha = self._moved(cohort, cohort.starts(x), v, alpha)
 
-        def loss(model: FunctionalModel, batch: Batch, alpha: Tensor) -> Tensor:
-            w, v = torch.split(model.params, [p, p])
-            both = FunctionalModel(model.family, torch.cat([w, alpha * v + (1 - alpha) * w.detach()]), model.buffers)
-            of_w, of_mixture = (batch.mean(losses(z, batch.targets, batch.offsets)) for z in both(batch.inputs))
-            model.buffers = both.buffers
-            return of_w + (of_mixture - of_mixture.detach())  # the value is that of w, which train/loss shows
-
         pair = cohort.joined(Pair, cohort.family, cohort.family)
         start = pair.join(x.expand(len(cohort), -1), v)
-        y, v = pair.part(cohort.train(start, loss=loss, per_client=(alpha,), joined=pair))
+        y, v = pair.part(cohort.train(start, loss=_loss, per_client=(alpha,), joined=pair))
         update = make_update(cohort.family, x, y, self.late_policy)
         return PersonalUpdate(*update, torch.cat([v, alpha.unsqueeze(1)], 1))
 
@@ -77,3 +70,12 @@ class APFL(Personal):
     def operations(self, fed: Federation, local: float) -> float:
         first = 1 / (fed.local.steps or fed.local.epochs or 1)  # at most: an epoch may have one step
         return local * (2 + self.adaptive * first)
+
+
+def _loss(model: FunctionalModel, batch: Batch, alpha: Tensor) -> Tensor:
+    """The losses of w and of the mixture, for pairs of w and v."""
+    w, v = model.params.chunk(2)
+    both = FunctionalModel(model.family, torch.cat([w, alpha * v + (1 - alpha) * w.detach()]), model.buffers)
+    of_w, of_mixture = (batch.mean(losses(z, batch.targets, batch.offsets)) for z in both(batch.inputs))
+    model.buffers = both.buffers
+    return of_w + (of_mixture - of_mixture.detach())  # the value is that of w, which train/loss shows

@@ -64,8 +64,10 @@ class CA2FL(ServerAlgorithm[CA2FLState, Update]):
     def server_step(self, state: CA2FLState, arrivals: Updates[Update], fed: Federation) -> CA2FLState:
         x, h_i, h, buffer, statistics, buffered = state
         h_i, rows = dict(h_i), fed.row_store(self.store_on, len(h))
+        buffer, statistics, news = buffer.clone(), statistics.clone(), torch.empty_like(buffer)
         for i, delta, its in zip(arrivals.ids.tolist(), *arrivals.upload, strict=True):
-            buffer, statistics = buffer + (delta - rows.get(h_i[i]) if i in h_i else delta), statistics + its
+            buffer += torch.sub(delta, rows.get(h_i[i]), out=news) if i in h_i else delta
+            statistics += its
             rows.replace(h_i, i, delta)
             buffered += 1
             if buffered == self.buffer_size:

@@ -2,21 +2,19 @@
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from fedlab_runner.algorithms.shared.decentralized import (
     Clients,
     cluster_means,
     first_aggregator,
-    initial_models,
     pick_participants,
     record_exchange,
+    shared_rows,
     train,
-    updated,
 )
-from fedlab_runner.core.algorithm import DecentralizedAlgorithm, Stacks
+from fedlab_runner.core.additions import Proximal
+from fedlab_runner.core.algorithm import CohortLoad, DecentralizedAlgorithm, Footprint
 from fedlab_runner.core.federation import Federation
-from fedlab_runner.core.model_family import Batch, FunctionalModel
+from fedlab_runner.core.own_models import OwnModels, first_models, updated
 from fedlab_runner.utils.validate import at_least
 
 
@@ -29,23 +27,26 @@ class DecFedProx(DecentralizedAlgorithm[Clients]):
     mu: float
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         at_least(0, mu=self.mu)
 
+    def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
+        values, groups = fed.client_values // fed.num_clients, len(fed.families)
+        held = shared_rows(self.store_on, fed, load, values, groups)
+        return Footprint(self.model_copies, self.payload_copies, held)
+
     def init(self, fed: Federation) -> Clients:
-        return Clients(initial_models(fed), first_aggregator(fed))
+        return Clients(first_models(fed), first_aggregator(fed))
 
     def round(self, state: Clients, fed: Federation) -> Clients:
         meeting = pick_participants(fed, state.aggregator)
-
-        def loss(model: FunctionalModel, batch: Batch, start: Tensor) -> Tensor:
-            return model.family.loss(model, batch) + self.mu / 2 * (model.params - start).square().sum()
-
-        trained = train(fed, state.models, meeting.participants, loss)
+        trained = train(fed, state.models, meeting.participants, Proximal(self.mu))
         record_exchange(fed, [t.group for t in trained], meeting.aggregator)
-        return Clients(updated(state.models, cluster_means(fed, trained)), meeting.next)
+        models = updated(fed, self.store_on, state.models, cluster_means(fed, trained))
+        return Clients(models, meeting.next)
 
     def home_fault(self) -> str | None:
         return None
 
-    def models(self, state: Clients) -> Stacks:
+    def models(self, state: Clients) -> OwnModels:
         return state.models

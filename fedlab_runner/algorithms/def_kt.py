@@ -4,16 +4,14 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from fedlab_runner.algorithms.shared.decentralized import Clients, first_aggregator, initial_models, train
-from fedlab_runner.algorithms.shared.model_pairs import pair_loss
-from fedlab_runner.core.algorithm import DecentralizedAlgorithm, Stacks
+from fedlab_runner.algorithms.shared.decentralized import Clients, first_aggregator, train
+from fedlab_runner.algorithms.shared.model_pairs import PairLoss
+from fedlab_runner.core.algorithm import DecentralizedAlgorithm
 from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.joined_models import Pair
-from fedlab_runner.core.model_family import Batch, FunctionalModel
+from fedlab_runner.core.own_models import OwnModels, first_models, models_of, updated
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.core.round_cost import epoch_operations
 from fedlab_runner.utils.errors import UserError
@@ -33,6 +31,7 @@ class DefKT(DecentralizedAlgorithm[Clients]):
     model_copies: ClassVar[int] = 4  # before, trained, taught and joined in pairs
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         at_least(0, epochs=self.epochs)
 
     def check(self, fed: Federation) -> None:
@@ -45,33 +44,36 @@ class DefKT(DecentralizedAlgorithm[Clients]):
             )
 
     def init(self, fed: Federation) -> Clients:
-        return Clients(initial_models(fed), first_aggregator(fed))
+        return Clients(first_models(fed), first_aggregator(fed))
 
     def round(self, state: Clients, fed: Federation) -> Clients:
         senders, receivers = _pairs(fed)
         if not len(senders):
             return state
         (trained,) = train(fed, state.models, senders)
-        pair, ids = Pair(fed.family, fed.family), torch.from_numpy(receivers).to(fed.family.device)
+        pair, taught = fed.cohort(receivers).joined(Pair, fed.family, fed.family), trained.group._replace(ids=receivers)
 
-        def loss(model: FunctionalModel, batch: Batch) -> Tensor:
-            return pair_loss(model, batch, (1.0, 1.0), (1.0, 1.0))
-
-        (models,) = state.models
-        models = models.index_copy(0, trained.group.rows, trained.after)
         if self.epochs:
             cohort = fed.cohort(receivers, pair.family, replace(fed.local, epochs=self.epochs, steps=None))
-            received, _ = pair.part(cohort.train(pair.join(trained.after, models[ids]), loss=loss, counted=False))
+            start, loss = (
+                pair.join(trained.after, models_of(fed, state.models, taught)),
+                PairLoss((1.0, 1.0), (1.0, 1.0)),
+            )
+            received, _ = pair.part(cohort.train(start, loss=loss, counted=False))
             fed.metrics.report(mutual_loss=_mean_loss(cohort))
         else:
             received = trained.after
         fed.metrics.count_payload(upload=trained.after.numel(), models=len(senders))
-        return Clients((models.index_copy(0, ids, received),), state.aggregator)
+        new = [(trained.group, trained.after), (taught, received)]
+        return Clients(updated(fed, self.store_on, state.models, new), state.aggregator)
+
+    def changing(self, fed: Federation) -> int:
+        return 2 * fed.cohort_size
 
     def operations(self, fed: Federation, local: float) -> float:
         return local + fed.cohort_size * epoch_operations(fed, self.epochs, 2)  # both models of a pair learn
 
-    def models(self, state: Clients) -> Stacks:
+    def models(self, state: Clients) -> OwnModels:
         return state.models
 
 

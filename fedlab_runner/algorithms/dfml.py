@@ -12,16 +12,15 @@ from fedlab_runner.algorithms.shared.decentralized import (
     Meeting,
     TrainedGroup,
     first_aggregator,
-    initial_models,
     pick_participants,
     record_exchange,
     train,
-    updated,
 )
 from fedlab_runner.algorithms.shared.mutual_learning import Learners, mutual_learning, mutual_losses, teacher_weights
-from fedlab_runner.core.algorithm import CohortLoad, DecentralizedAlgorithm, Footprint, Stacks, own_models
+from fedlab_runner.core.algorithm import CohortLoad, DecentralizedAlgorithm, Footprint, own_rows
 from fedlab_runner.core.federation import Federation
-from fedlab_runner.core.model_family import Batch, ModelFamily
+from fedlab_runner.core.model_family import Batch
+from fedlab_runner.core.own_models import NamedModels, OwnModels, first_models, updated
 from fedlab_runner.core.round_cost import epoch_operations
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.validate import at_least, one_of, within
@@ -35,8 +34,8 @@ ADAPTIVE = ("none", "wsl")
 class DFMLState(NamedTuple):
     """All clients' models and peak models, and the place in the cycle."""
 
-    models: Stacks  # W_n
-    peaks: Stacks  # W^_n
+    models: OwnModels  # W_n
+    peaks: OwnModels  # W^_n
     alphas: Tensor  # alpha_n [N] float64, the largest alpha of each client's rounds
     aggregator: int  # of the next round
     start: int  # the round in which the current period began
@@ -77,6 +76,7 @@ class DFML(DecentralizedAlgorithm[DFMLState]):
     model_copies: ClassVar[int] = 4  # the models before, trained, taught, and the new peaks
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         within("[0, 1]", alpha_min=self.alpha_min, alpha_max=self.alpha_max)
         if self.alpha_min > self.alpha_max:
             raise ValueError(f"alpha_min must be <= alpha_max ({self.alpha_max}), got {self.alpha_min}")
@@ -104,10 +104,10 @@ class DFML(DecentralizedAlgorithm[DFMLState]):
             )
 
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
-        return Footprint(self.model_copies, self.payload_copies, own_models(fed, 2))
+        return Footprint(self.model_copies, self.payload_copies, own_rows(self.store_on, fed, load, sets=2))
 
     def init(self, fed: Federation) -> DFMLState:
-        models = initial_models(fed)
+        models = first_models(fed)
         alphas = torch.zeros(fed.num_clients, dtype=torch.float64, device=fed.family.device)
         aggregator = first_aggregator(fed) if self.fixed_aggregator is None else self.fixed_aggregator
         return DFMLState(models, models, alphas, aggregator, start=0, period=self.period)
@@ -129,12 +129,13 @@ class DFML(DecentralizedAlgorithm[DFMLState]):
         for group, rows in new:
             ids = torch.from_numpy(group.ids).to(alphas.device)
             renewed = alphas[ids] <= alpha if not everyone else torch.ones_like(ids, dtype=torch.bool)
-            kept = torch.where(renewed.unsqueeze(1), rows, peaks[group.architecture][group.rows])
-            peaks = updated(peaks, [(group, kept)])
+            of_them = group._replace(ids=group.ids[renewed.cpu().numpy()])
+            peaks = updated(fed, self.store_on, peaks, [(of_them, rows[renewed])])
             alphas[ids] = alphas[ids].clamp_min(alpha)
         fed.metrics.report(alpha=alpha)
         successor = meeting.next if self.fixed_aggregator is None else self.fixed_aggregator
-        return DFMLState(updated(state.models, new), peaks, alphas, successor, start, period)
+        models = updated(fed, self.store_on, state.models, new)
+        return DFMLState(models, peaks, alphas, successor, start, period)
 
     def _aggregate(
         self, fed: Federation, meeting: Meeting, trained: Sequence[TrainedGroup], alpha: float
@@ -205,8 +206,8 @@ class DFML(DecentralizedAlgorithm[DFMLState]):
     def operations(self, fed: Federation, local: float) -> float:
         return super().operations(fed, local) + epoch_operations(fed, self.epochs, fed.cohort_size + 1)
 
-    def models(self, state: DFMLState) -> Stacks:
+    def models(self, state: DFMLState) -> OwnModels:
         return state.peaks
 
-    def extra_eval_models(self, state: DFMLState, fed: Federation) -> dict[str, tuple[Sequence[ModelFamily], Stacks]]:
+    def extra_eval_models(self, state: DFMLState, fed: Federation) -> NamedModels:
         return {"regular": (fed.families, state.models)} if self.regular else {}

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from fedlab_runner.algorithms.shared.averaging import make_update
 from fedlab_runner.algorithms.shared.personal import Personal, PersonalState, PersonalUpdate
+from fedlab_runner.core.additions import Proximal
 from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.federation import Federation
-from fedlab_runner.core.work import proximal
 from fedlab_runner.utils.validate import at_least
 
 
@@ -27,8 +27,9 @@ class Ditto(Personal):
     def client_update(self, state: PersonalState, cohort: Cohort) -> PersonalUpdate:
         x, v = state.params, self.personal(state, cohort)
         update = make_update(cohort.family, x, cohort.train(x), self.late_policy)
-        near = proximal(cohort.family, x, self.lam, cohort.shared)  # h_k(v; x)
-        return PersonalUpdate(*update, cohort.alone().train(v, loss=near, counted=False))
+        near = cohort.near(x)  # h_k(v; x)
+        v = cohort.alone().train(v, penalty=Proximal(self.lam), common=near, counted=False)
+        return PersonalUpdate(*update, v)
 
     def operations(self, fed: Federation, local: float) -> float:
         return 2 * local

@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlab_runner.algorithms.shared.decentralized import TrainedGroup, initial_models, train, updated
+from fedlab_runner.algorithms.shared.decentralized import TrainedGroup, train
 from fedlab_runner.algorithms.shared.width_slicing import check_sliceable, places
-from fedlab_runner.core.algorithm import DecentralizedAlgorithm, Stacks
+from fedlab_runner.core.algorithm import DecentralizedAlgorithm
 from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.own_models import OwnModels, first_models, updated
 from fedlab_runner.topologies.graphs import metropolis, spectral_gap
 from fedlab_runner.utils.validate import one_of
 
@@ -24,7 +25,7 @@ MAX_DECOMPOSED = 2000  # clients whose spectral gap is computed: some seconds
 class DPSGDState(NamedTuple):
     """The clients' models."""
 
-    models: Stacks  # x_i, for each architecture [N_a, D_a]
+    models: OwnModels  # x_i
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class DPSGD(DecentralizedAlgorithm[DPSGDState]):
     model_copies: ClassVar[int] = 4  # before and after training, side by side, and averaged
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         one_of(ORDERS, order=self.order)
 
     def check(self, fed: Federation) -> None:
@@ -57,7 +59,7 @@ class DPSGD(DecentralizedAlgorithm[DPSGDState]):
             _log.info("gossip among all %d clients has the spectral gap %.3g (Metropolis weights)", len(clients), gap)
 
     def init(self, fed: Federation) -> DPSGDState:
-        return DPSGDState(initial_models(fed))
+        return DPSGDState(first_models(fed))
 
     def round(self, state: DPSGDState, fed: Federation) -> DPSGDState:
         ids = np.sort(fed.sample_clients(fed.participants))
@@ -78,15 +80,18 @@ class DPSGD(DecentralizedAlgorithm[DPSGDState]):
             consensus_distance=float(torch.cat(distances).mean().sqrt()) if len(ids) else 0.0,
         )
         groups = [t.group for t in trained]
-        return DPSGDState(updated(state.models, zip(groups, new, strict=True)))
+        return DPSGDState(updated(fed, self.store_on, state.models, zip(groups, new, strict=True)))
 
     def operations(self, fed: Federation, local: float) -> float:
         return local
 
+    def changing(self, fed: Federation) -> int:
+        return fed.cohort_size
+
     def home_fault(self) -> str | None:
         return None
 
-    def models(self, state: DPSGDState) -> Stacks:
+    def models(self, state: DPSGDState) -> OwnModels:
         return state.models
 
 

@@ -1,7 +1,7 @@
 """FedALA (Zhang et al., AAAI 2023), Algorithm 1. https://arxiv.org/abs/2212.01197"""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -86,10 +86,6 @@ class FedALA(Personal):
         below = tuple(k for k, (i, _) in family.layout.items() if i < p and not mixed[i])
         bounded = Bounded(SGD(momentum=0.0, nesterov=False, weight_decay=0.0), 0.0, 1.0)  # sigma
 
-        def loss(model: FunctionalModel, batch: Batch, own: Tensor) -> Tensor:
-            model.params = _mix(own, x[:p], model.params)
-            return family.loss(model, batch)
-
         active = np.flatnonzero(stage >= TRAINED)
         learners = cohort.again(cohort.local.plain(), self.share)  # D_i^{s,t}
         learners.lr = self.eta
@@ -100,7 +96,8 @@ class FedALA(Personal):
             some, rows = learners.select(active), torch.from_numpy(active).to(x.device)
             at = torch.cat([weights[rows], x[p:].expand(len(rows), -1)], 1)
             own = (theta_i[rows],)
-            moved = some.train(at, loss=loss, per_client=own, frozen=below, optimizer=bounded, counted=False)
+            how: dict[str, Any] = {"frozen": below, "optimizer": bounded, "counted": False}
+            moved = some.train(at, loss=_loss_of_weights, per_client=own, common=(x[:p],), **how)
             weights[rows] = moved[:, :p]
             assert some.last_loss is not None
             for k, value in zip(active.tolist(), some.last_loss.tolist(), strict=True):
@@ -121,3 +118,9 @@ class FedALA(Personal):
 def _mix(theta_i: Tensor, theta: Tensor, weights: Tensor) -> Tensor:
     """theta_i + (theta - theta_i) * W_i."""
     return theta_i + (theta - theta_i) * weights
+
+
+def _loss_of_weights(model: FunctionalModel, batch: Batch, theta_i: Tensor, theta: Tensor) -> Tensor:
+    """The family's loss at the mixture, of weights in the place of parameters."""
+    model.params = _mix(theta_i, theta, model.params)
+    return model.family.loss(model, batch)

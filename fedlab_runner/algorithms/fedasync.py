@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from fedlab_runner.algorithms.shared.averaging import Models, Params
+from fedlab_runner.core.additions import Proximal
 from fedlab_runner.core.algorithm import ServerAlgorithm
 from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.updates import Updates
-from fedlab_runner.core.work import proximal
 from fedlab_runner.utils.validate import at_least, one_of, unused, within
 
 # s(tau) of section 5.2, by value of the field `staleness`, and the paper's values of its parameters; the hinge is 1 up
@@ -58,7 +58,7 @@ class FedAsync(ServerAlgorithm[Params, Models]):
 
     def client_update(self, state: Params, cohort: Cohort) -> Models:
         x = state.params
-        return Models(cohort.train(x, loss=proximal(cohort.family, x, self.rho, cohort.shared) if self.rho else None))
+        return Models(cohort.train(x, penalty=Proximal(self.rho) if self.rho else None, common=cohort.near(x)))
 
     def server_step(self, state: Params, arrivals: Updates[Models], fed: Federation) -> Params:
         x = state.params

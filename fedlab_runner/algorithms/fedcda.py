@@ -100,7 +100,7 @@ class FedCDA(ServerAlgorithm[FedCDAState, FedCDAUpload]):
             )
 
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
-        held = client_rows(self.store_on, self.memory * load.ever * fed.family.size)
+        held = client_rows(self.store_on, self.memory * load.ever * fed.family.size, renewed=1 / self.memory)
         return Footprint(self.model_copies, self.payload_copies, held)
 
     def init(self, fed: Federation) -> FedCDAState:

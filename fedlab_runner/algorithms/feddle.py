@@ -1,20 +1,23 @@
-"""Feddle (Li et al., 2025), Algorithm 1: federated dual learning of hybrid data."""
+"""Feddle (Zhu et al., 2025), Algorithm 1: federated dual learning of hybrid data."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedlab_runner.algorithms.shared.atlas import Atlas, combine, project
-from fedlab_runner.algorithms.shared.classifier_head import head_size, named_head, require_body
+from fedlab_runner.algorithms.shared.atlas import Atlas, AtlasReader, moving
+from fedlab_runner.algorithms.shared.classifier_head import HeadLogits, head_size, named_head, require_body
+from fedlab_runner.algorithms.shared.server_gradient import cross_entropy, server_gradient
 from fedlab_runner.algorithms.shared.server_training import (
     ADAM,
     check_server_training,
+    example_flops,
     require_server_data,
     server_batches,
+    server_indices,
     server_steps,
     training_operations,
 )
@@ -24,12 +27,14 @@ from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.model_family import Batch
 from fedlab_runner.core.optimizer import zero_slots
 from fedlab_runner.core.updates import Updates
+from fedlab_runner.executors.team import Team, team
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.validate import at_least, one_of
 
 FALLBACKS = ("fedbuff", "all", "zero")  # values of the field `fallback`
 ANCHOR_PLACES = ("device", "host")  # values of the field `store_on`
 QUARTILES = (0.25, 0.5, 0.75)  # of the coefficients, reported as metrics
+B = TypeVar("B")
 HEAD, SEARCH, PROBE = 0, 1, 2  # stages of `server_batches`: the uses of the server data in a round
 
 
@@ -54,6 +59,24 @@ class Found(NamedTuple):
     value: Tensor
     first_loss: float
     last_loss: float
+
+
+class Space(NamedTuple):
+    """The models omega(c) = omega + sum_m c_m a_m, with normalised anchors a_m (Eq 6)."""
+
+    base: Tensor  # omega [P]
+    scales: Tensor  # that normalise the anchors [M]
+    anchors: AtlasReader
+    model: Tensor  # the model at the last c, and its statistics [D]
+    team: Team
+
+    def at(self, c: Tensor) -> Tensor:
+        """Moves the model to c [M], and returns its parameters [P], which the next call moves."""
+        return self.anchors.combine(self.base, c * self.scales, self.model[: len(self.base)])
+
+    def coefficients(self, gradient: Tensor) -> Tensor:
+        """The gradient by c [M], from the gradient by the parameters [P] (Eq 16)."""
+        return self.scales * self.anchors.project(gradient)
 
 
 @dataclass(frozen=True)
@@ -87,6 +110,8 @@ class Feddle(ServerAlgorithm[FeddleState, FeddleUpload]):
     store_on: str
     chunk_size: int | None
 
+    model_copies: ClassVar[int] = 1  # the update is written over the trained model
+
     def __post_init__(self) -> None:
         at_least(1, atlas_size=self.atlas_size, chunk_size=self.chunk_size)
         one_of(FALLBACKS, fallback=self.fallback)
@@ -105,7 +130,11 @@ class Feddle(ServerAlgorithm[FeddleState, FeddleUpload]):
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
         anchors = self._size(fed) * fed.family.num_params
         held = MemoryItem(anchors, "the atlas", "lower algorithm.atlas_size", self.store_on, copies=2)
-        return Footprint(self.model_copies, self.payload_copies, [held])
+        items, data, layer = [held], fed.server_data, fed.family.classifier
+        if data is not None and not data.in_domain and layer is not None and self._features_kept(fed):
+            values, remedy = len(data) * layer.num_features, "lower server_data.max_images or algorithm.epochs"
+            items.append(MemoryItem(values, "the features of the server's examples", remedy, copies=2, saved=False))
+        return Footprint(self.model_copies, self.payload_copies, items)
 
     def _size(self, fed: Federation) -> int:
         return self.atlas_size or 2 * fed.cohort_size
@@ -121,7 +150,7 @@ class Feddle(ServerAlgorithm[FeddleState, FeddleUpload]):
     def client_update(self, state: FeddleState, cohort: Cohort) -> FeddleUpload:
         x, p = state.params, cohort.family.num_params
         y = cohort.train(x)
-        return FeddleUpload(y[:, :p] - x[:p], y[:, p:])
+        return FeddleUpload(y[:, :p].sub_(x[:p]), y[:, p:])
 
     def server_step(self, state: FeddleState, arrivals: Updates[FeddleUpload], fed: Federation) -> FeddleState:
         family, data = fed.family, require_server_data(self, fed)
@@ -142,20 +171,18 @@ class Feddle(ServerAlgorithm[FeddleState, FeddleUpload]):
         beyond = self._beyond(fed, atlas, arrivals.upload.delta)
         fallback, share = self._fallback(atlas, scales, len(beyond))  # line 23
         base = x + share * beyond.sum(0) if len(beyond) else x
-
-        def at(c: Tensor) -> Tensor:
-            """omega + sum_m c_m a_m [P], normalised a_m."""
-            return combine(base, atlas.anchors, c * scales, self.chunk_size)
-
-        head = state.head
-        if not data.in_domain:
-            head = self._train_head(fed, at(fallback), buffers, head)
-        c = self._search(fed, atlas, scales, fallback, at, buffers, head)  # line 24
-        omega = at(c)  # line 25, Eq 6
-        self._report(fed, c, omega - x, at(fallback) - x)
-        if fed.probe_data is not None:
-            cosines = (self._agreement(fed, atlas, scales, at(point), buffers, head) for point in (fallback, c))
-            fed.metrics.report(**dict(zip(("probe_cosine_first", "probe_cosine_last"), cosines, strict=True)))
+        with team() as its:
+            reader = AtlasReader(atlas.anchors, self.chunk_size, family.device, its)
+            space = Space(base, scales, reader, torch.cat([base, buffers]), its)
+            first, head = space.at(fallback).clone(), state.head
+            if not data.in_domain:
+                head = self._train_head(fed, space.model, head)
+            c = self._search(fed, space, fallback, head)  # line 24
+            omega = space.at(c).clone()  # line 25, Eq 6
+            self._report(fed, c, omega - x, first - x)
+            if fed.probe_data is not None:
+                cosines = (self._agreement(fed, space, point, head) for point in (fallback, c))
+                fed.metrics.report(**dict(zip(("probe_cosine_first", "probe_cosine_last"), cosines, strict=True)))
         scores = c.abs().to("cpu", torch.float64)  # line 12
         return FeddleState(torch.cat([omega, buffers]), atlas._replace(scores=scores), head)
 
@@ -163,7 +190,7 @@ class Feddle(ServerAlgorithm[FeddleState, FeddleUpload]):
         """The oldest of the round's updates [A, P], which are part of FedBuff's step but do not fit into the atlas."""
         if self.fallback != "fedbuff" or len(deltas) <= self._size(fed):
             return deltas[:0]
-        directions = deltas[deltas.any(1)]
+        directions = deltas[moving(deltas)]
         return directions[: len(directions) - int(atlas.scores.isinf().sum())]
 
     def _fallback(self, atlas: Atlas, scales: Tensor, beyond: int) -> tuple[Tensor, float]:
@@ -178,77 +205,74 @@ class Feddle(ServerAlgorithm[FeddleState, FeddleUpload]):
         share = self.eta_fb / (int(chosen.sum()) + beyond)
         return share * chosen.to(scales.dtype) / scales, share
 
-    def _search(
-        self,
-        fed: Federation,
-        atlas: Atlas,
-        scales: Tensor,
-        fallback: Tensor,
-        at: Callable[[Tensor], Tensor],
-        buffers: Tensor,
-        head: Tensor,
-    ) -> Tensor:
+    def _search(self, fed: Federation, space: Space, fallback: Tensor, head: Tensor) -> Tensor:
         """c [M] that minimises the loss on the server's data plus lam/2 |c - c'|^2 (Eq 5, 9 and 10)."""
-        family, named = fed.family, named_head(fed.family, head)
+        family, size = fed.family, fed.family.num_params
         lam = self.lam if self.lam is not None else (0.01 if len(head) else 0.0)
-        cost = 4 * atlas.anchors.numel()
+        cost, instead = 4 * len(fallback) * size, named_head(family, head)
 
-        def gradient(c: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-            omega = at(c).requires_grad_()  # Eq 15: anchors are outside the graph
-            loss = F.cross_entropy(family.evaluate(omega, buffers, batch.inputs, named), batch.targets)
-            (g,) = torch.autograd.grad(loss, omega)
-            fed.metrics.count_server_flops(len(batch.mask) * family.flops(batch.inputs).step + cost)
-            return loss, scales * project(g, atlas.anchors, self.chunk_size) + lam * (c - fallback)  # Eq 16
+        with server_gradient(family, space.model, space.team, training=False, instead=instead) as of_model:
 
-        found = self._minimise(fed, fallback, gradient, SEARCH)
+            def gradient(c: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+                space.at(c)  # Eq 15: anchors are outside the graph
+                g, loss = of_model(batch, cross_entropy)
+                fed.metrics.count_server_flops(len(batch.mask) * family.flops(batch.inputs).step + cost)
+                return loss, space.coefficients(g) + lam * (c - fallback)  # Eq 16
+
+            batches = server_batches(fed, self.epochs, self.batch_size, self.max_steps, stage=SEARCH, training=False)
+            found = self._minimise(fallback, batches, gradient)
         fed.metrics.report(search_loss_first=found.first_loss, search_loss_last=found.last_loss)
         return found.value
 
-    def _agreement(
-        self, fed: Federation, atlas: Atlas, scales: Tensor, omega: Tensor, buffers: Tensor, head: Tensor
-    ) -> float:
-        """The cosine between the coefficients' gradients on the probe data and on as many server examples (Eq 7).
+    def _agreement(self, fed: Federation, space: Space, c: Tensor, head: Tensor) -> float:
+        """The cosine between the coefficients' gradients on the probe data and on as many server examples (Eq 7), at
+        the coefficients c [M].
 
         The gradients are without the pull to the fallback.
         """
         family, probe = fed.family, fed.probe_data
         assert probe is not None
+        space.at(c)
         parts = zip(*(torch.split(t, self.batch_size) for t in (probe.inputs, probe.targets)), strict=True)
         mine = server_batches(fed, 1, self.batch_size, -(-len(probe) // self.batch_size), stage=PROBE, training=False)
         theirs = (family.batch(inputs, targets, torch.ones_like(targets)) for inputs, targets in parts)
         directions = []
-        for batches, named in ((mine, named_head(family, head)), (theirs, {})):
-            total, leaf = torch.zeros_like(omega), omega.detach().requires_grad_()
-            for batch in batches:
-                logits = family.evaluate(leaf, buffers, batch.inputs, named)
-                (g,) = torch.autograd.grad(F.cross_entropy(logits, batch.targets, reduction="sum"), leaf)
-                total += g
-            directions.append(scales * project(total, atlas.anchors, self.chunk_size))
+        for batches, instead in ((mine, named_head(family, head)), (theirs, {})):
+            total = torch.zeros_like(space.base)
+            with server_gradient(family, space.model, space.team, training=False, instead=instead) as of_model:
+                for batch in batches:
+                    total += len(batch.mask) * of_model(batch, cross_entropy)[0]
+            directions.append(space.coefficients(total))
         one, other = directions
         return float(F.cosine_similarity(one.double(), other.double(), dim=0))
 
-    def _train_head(self, fed: Federation, omega: Tensor, buffers: Tensor, head: Tensor) -> Tensor:
-        """theta after training on the features of the fixed body omega (Eq 8)."""
-        family = fed.family
+    def _train_head(self, fed: Federation, w: Tensor, head: Tensor) -> Tensor:
+        """theta after training on the features of the fixed body w [D] (Eq 8)."""
+        family, data = fed.family, require_server_data(self, fed)
+        logits = HeadLogits(family, w, data, self.batch_size, self._features_kept(fed))
 
-        def gradient(theta: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        def gradient(theta: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
             leaf = theta.detach().requires_grad_()
-            logits = family.evaluate(omega, buffers, batch.inputs, named_head(family, leaf))
-            loss = F.cross_entropy(logits, batch.targets)
+            loss = F.cross_entropy(logits(leaf, index), data.targets[index].to(family.device))
             (g,) = torch.autograd.grad(loss, leaf)
-            fed.metrics.count_server_flops(len(batch.mask) * family.flops(batch.inputs).forward)
             return loss, g
 
-        found = self._minimise(fed, head, gradient, HEAD)
+        settings = self.epochs, self.batch_size, self.max_steps
+        found = self._minimise(head, server_indices(fed, data, *settings, HEAD, training=False), gradient)
+        fed.metrics.count_server_flops(logits.examples * example_flops(fed).forward)
         fed.metrics.report(head_loss_first=found.first_loss, head_loss_last=found.last_loss)
         return found.value
 
+    def _features_kept(self, fed: Federation) -> bool:
+        """Whether the head learns from features that are computed once: where an example is seen more than once."""
+        seen = server_steps(fed, self.epochs, self.batch_size, self.max_steps) * self.batch_size
+        return seen > len(require_server_data(self, fed))
+
     def _minimise(
-        self, fed: Federation, start: Tensor, gradient: Callable[[Tensor, Batch], tuple[Tensor, Tensor]], stage: int
+        self, start: Tensor, batches: Iterable[B], gradient: Callable[[Tensor, B], tuple[Tensor, Tensor]]
     ) -> Found:
-        """A fresh Adam over the server's minibatches; `gradient(value, batch)` gives the loss and its gradient."""
+        """A fresh Adam over minibatches; `gradient(value, batch)` gives the loss and its gradient."""
         value, slots, losses = start.clone(), zero_slots(ADAM, start), []
-        batches = server_batches(fed, self.epochs, self.batch_size, self.max_steps, stage=stage, training=False)
         for t, batch in enumerate(batches):
             loss, g = gradient(value, batch)
             losses.append(loss.detach())

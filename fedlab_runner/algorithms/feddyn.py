@@ -6,11 +6,11 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from fedlab_runner.algorithms.shared.averaging import Update, make_update, stepped
+from fedlab_runner.core.additions import Proximal
 from fedlab_runner.core.algorithm import CohortLoad, Footprint, ServerAlgorithm, client_rows
 from fedlab_runner.core.client_state import PLACES, RowRef
 from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.federation import Federation
-from fedlab_runner.core.model_family import Batch, FunctionalModel
 from fedlab_runner.core.updates import Updates
 from fedlab_runner.utils.validate import finite_above, one_of
 
@@ -21,6 +21,16 @@ class FedDynState(NamedTuple):
     params: Tensor  # theta [D]
     h: Tensor  # h [P], the mean of g_k over all clients
     g_k: dict[int, RowRef]  # the gradient of L_k at theta_k, each [P], by client; zero before its first report
+
+
+@dataclass(frozen=True)
+class _Dynamic:
+    """-<g, w> and the penalty that keeps w near."""
+
+    near: Proximal
+
+    def __call__(self, w: Tensor, g: Tensor, *anchor: Tensor) -> Tensor:
+        return self.near(w, *anchor) - g @ w
 
 
 @dataclass(frozen=True)
@@ -50,16 +60,11 @@ class FedDyn(ServerAlgorithm[FedDynState, Update]):
         return FedDynState(x, x.new_zeros(fed.family.num_params), g_k={})
 
     def client_update(self, state: FedDynState, cohort: Cohort) -> Update:
-        x, p, shared = state.params, cohort.family.num_params, cohort.shared
+        x, p = state.params, cohort.family.num_params
         rows = cohort.row_store(self.store_on, p)
         g_k = rows.stacked(state.g_k, cohort.client_ids.tolist(), x.new_zeros(p))
-
-        def loss(model: FunctionalModel, batch: Batch, g: Tensor) -> Tensor:
-            w = model.params
-            away = w - x[:p] if shared is None else (w - x[:p]) * shared
-            return model.family.loss(model, batch) - g @ w + self.alpha / 2 * away.square().sum()
-
-        return make_update(cohort.family, x, cohort.train(x, loss=loss, per_client=(g_k,)), "delta")
+        y = cohort.train(x, penalty=_Dynamic(Proximal(self.alpha)), per_client=(g_k,), common=cohort.near(x))
+        return make_update(cohort.family, x, y, "delta")
 
     def server_step(self, state: FedDynState, arrivals: Updates[Update], fed: Federation) -> FedDynState:
         if not len(arrivals):

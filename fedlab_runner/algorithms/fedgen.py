@@ -1,8 +1,9 @@
 """FedGEN (Zhu, Hong and Zhou, ICML 2021): data-free distillation by a generator. https://arxiv.org/abs/2105.10056"""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -16,12 +17,14 @@ from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.losses import losses
 from fedlab_runner.core.model_family import Batch, Classifier, FunctionalModel, ModelFamily, Normalize
 from fedlab_runner.core.optimizer import Adam, zero_slots
-from fedlab_runner.core.rng import Purpose, generator, torch_seed
+from fedlab_runner.core.rng import Purpose, generator, generators, torch_seed
 from fedlab_runner.core.updates import Updates
-from fedlab_runner.core.work import Loss, PerStep
+from fedlab_runner.core.work import Work
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.validate import above, at_least, within
 
+# The generators' families by their sizes: waiting workers know them as objects.
+_generators: WeakKeyDictionary[ModelFamily, dict[tuple[int, int], ModelFamily]] = WeakKeyDictionary()
 MIN_WEIGHT = 1e-4  # where alpha and beta stop falling (the authors' code)
 
 
@@ -41,6 +44,51 @@ class FedGENState(NamedTuple):
     generator: Tensor  # parameters, then batch norm statistics [G]
     slots: tuple[Tensor, ...]  # of the generator's parameters
     steps: int  # for which the generator was trained
+
+
+@dataclass(frozen=True)
+class _Taught:
+    """CE on the client's examples, alpha CE on `n` generated features and beta KL between both predictions."""
+
+    generator: ModelFamily
+    n: int
+
+    def __call__(self, model: FunctionalModel, batch: Batch, *own: Tensor) -> Tensor:
+        """With the tensors of `_Draws`, the generator's values [G], and the weights alpha and beta."""
+        noise, labels, active, generator, alpha, beta = own
+        logits, made = model(batch.inputs), self.generator
+        y = torch.cat([labels, batch.targets])
+        weight, bias = _head(model.family, model.params)
+        params, buffers = generator[: made.num_params], generator[made.num_params :]
+        noisy = torch.cat([noise[: len(y)], _one_hot(y, model.family)], 1)
+        guesses = F.linear(made.evaluate(params, buffers, noisy), weight, bias)
+        invented = F.cross_entropy(guesses[: self.n], labels)
+        wanted = F.softmax(guesses[self.n :], -1).detach()
+        agreement = (torch.xlogy(wanted, wanted) - wanted * F.log_softmax(logits, -1)).sum(-1)  # KL
+        value: Tensor = batch.mean(losses(logits, batch.targets, batch.offsets))
+        return value + active * (alpha * invented + beta * batch.mean(agreement))
+
+
+@dataclass(frozen=True)
+class _Draws:
+    """For each client and step: noise [k, n + b, z] for `n` drawn labels and then the client's own, the drawn labels
+    [k, n], and whether the client still learns from the generator [k], in its first `epochs`.
+    """
+
+    n: int
+    noise_size: int
+    epochs: int
+
+    def __call__(self, work: Work, rows: np.ndarray, step: int) -> tuple[Tensor, ...]:
+        family, n, ids = work.family, self.n, work.ids[rows]
+        until = self.epochs * work.client_data.steps_per_epoch(ids, work.local, family.has_batch_norm)
+        noise = np.empty((len(rows), n + work.local.batch_size, self.noise_size))
+        labels = np.empty((len(rows), n), np.int64)
+        for k, rng in enumerate(generators(work.seed, Purpose.ALGORITHM, work.round, ids, step)):
+            labels[k] = rng.integers(family.num_classes, size=n)
+            noise[k] = rng.random(noise[k].shape)
+        arrays = (noise, family.dtype), (labels, torch.int64), (step < until, family.dtype)
+        return tuple(torch.from_numpy(array).to(family.device, dtype) for array, dtype in arrays)
 
 
 @dataclass(frozen=True)
@@ -109,52 +157,18 @@ class FedGEN(ServerAlgorithm[FedGENState, FedGENUpload]):
 
     def client_update(self, state: FedGENState, cohort: Cohort) -> FedGENUpload:
         x = state.params
-        if state.steps and (self.alpha or self.beta):
-            y = cohort.train(x, loss=self._loss(state, cohort), per_step=self._draws(cohort))
-        else:
-            y = cohort.train(x)
+        y = self._learn(state, cohort) if state.steps and (self.alpha or self.beta) else cohort.train(x)
         return FedGENUpload(
             *make_update(cohort.family, x, y, self.late_policy, keep=True), y, cohort.label_counts.to(x)
         )
 
-    def _loss(self, state: FedGENState, cohort: Cohort) -> Loss:
-        """CE on the client's examples, alpha CE on generated features and beta KL between both predictions; the draws
-        are those of `_draws`.
-        """
-        family, n = cohort.family, self.gen_batch_size
+    def _learn(self, state: FedGENState, cohort: Cohort) -> Tensor:
+        """The clients' models [K, D], taught by the generator."""
+        n = self.gen_batch_size
         alpha, beta = (min(w, max(MIN_WEIGHT, w * self.decay**cohort.round)) for w in (self.alpha, self.beta))
-        generate, ratio = self._generate(family, state.generator), n / cohort.local.batch_size
-
-        def loss(model: FunctionalModel, batch: Batch, noise: Tensor, labels: Tensor, active: Tensor) -> Tensor:
-            logits = model(batch.inputs)
-            y = torch.cat([labels, batch.targets])
-            weight, bias = _head(family, model.params)
-            guesses = F.linear(generate(noise[: len(y)], y), weight, bias)
-            invented = F.cross_entropy(guesses[:n], labels)
-            wanted = F.softmax(guesses[n:], -1).detach()
-            agreement = (torch.xlogy(wanted, wanted) - wanted * F.log_softmax(logits, -1)).sum(-1)  # KL
-            own = batch.mean(losses(logits, batch.targets, batch.offsets))
-            return own + active * (ratio * alpha * invented + beta * batch.mean(agreement))
-
-        return loss
-
-    def _draws(self, cohort: Cohort) -> PerStep:
-        """For each client and step: noise [k, n + b, z] for n drawn labels and then the client's own, the drawn labels
-        [k, n], and whether the client still learns from the generator [k].
-        """
-        family, n, streams, batch_size = cohort.family, self.gen_batch_size, cohort.streams, cohort.local.batch_size
-        until = self.gen_epochs * cohort.steps_per_epoch
-
-        def draws(rows: np.ndarray, step: int) -> tuple[Tensor, ...]:
-            noise = np.empty((len(rows), n + batch_size, self.noise_size))
-            labels = np.empty((len(rows), n), np.int64)
-            for k, rng in enumerate(streams(rows, step)):
-                labels[k] = rng.integers(family.num_classes, size=n)
-                noise[k] = rng.random(noise[k].shape)
-            arrays = (noise, family.dtype), (labels, torch.int64), (step < until[rows], family.dtype)
-            return tuple(torch.from_numpy(array).to(family.device, dtype) for array, dtype in arrays)
-
-        return draws
+        weights = (state.params.new_tensor(weight) for weight in (n / cohort.local.batch_size * alpha, beta))
+        loss, draws = _Taught(self._generator(cohort.family), n), _Draws(n, self.noise_size, self.gen_epochs)
+        return cohort.train(state.params, loss=loss, per_step=draws, common=(state.generator, *weights))
 
     def server_step(self, state: FedGENState, arrivals: Updates[FedGENUpload], fed: Federation) -> FedGENState:
         arrivals = in_time(arrivals, self.late_policy)
@@ -196,6 +210,12 @@ class FedGEN(ServerAlgorithm[FedGENState, FedGENUpload]):
 
     def _generator(self, family: ModelFamily) -> ModelFamily:
         """The generator's model family: from noise and a one-hot label to the inputs of the classifier."""
+        made, key = _generators.setdefault(family, {}), (self.noise_size, self.hidden)
+        if key not in made:
+            made[key] = self._new_generator(family)
+        return made[key]
+
+    def _new_generator(self, family: ModelFamily) -> ModelFamily:
         classes, features = family.num_classes, _classifier(family).num_features
 
         def build() -> nn.Module:
@@ -203,13 +223,6 @@ class FedGEN(ServerAlgorithm[FedGENState, FedGENUpload]):
             return nn.Sequential(first, nn.BatchNorm1d(self.hidden), nn.ReLU(), last)
 
         return ModelFamily(build, classes, normalize=Normalize(None, None), device=family.device, dtype=family.dtype)
-
-    def _generate(self, family: ModelFamily, w: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-        """The function (noise [n, z], labels [n]) -> features [n, F] of a generator w [G] in evaluation mode."""
-        made = self._generator(family)
-        made.mode(False)
-        values = made.views(w[: made.num_params]) | made.buffer_views(w[made.num_params :])
-        return lambda noise, labels: made.forward(values, torch.cat([noise, _one_hot(labels, family)], 1))
 
     def _optimizer(self) -> Adam:
         return Adam(0.9, 0.999, 1e-8, self.weight_decay, decoupled=False)

@@ -12,7 +12,7 @@ from fedlab_runner.algorithms.matching.neurons import NeuronGroup, permute
 from fedlab_runner.algorithms.matching.pfnm import PFNM, Neurons, match
 from fedlab_runner.algorithms.matching.structure import require_groups
 from fedlab_runner.algorithms.shared.averaging import MODEL_POLICIES, Models, check_averaging, in_time
-from fedlab_runner.core.algorithm import CohortLoad, Footprint, ServerAlgorithm, own_models
+from fedlab_runner.core.algorithm import CohortLoad, Footprint, MemoryItem, ServerAlgorithm
 from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.model_family import Batch, FunctionalModel
@@ -25,8 +25,8 @@ FIRST_MODELS = ("same", "own")  # values of the field `first_models`
 
 
 class FedMAState(NamedTuple):
-    """The server model, and the models that clients keep and go on with instead: their first models (`first_models`),
-    or with `layerwise` their last ones.
+    """The server model, and which clients go on with models of their own instead: with their first ones
+    (`first_models`), or with `layerwise` their last ones.
     """
 
     params: Tensor  # x [D]
@@ -34,7 +34,7 @@ class FedMAState(NamedTuple):
     layer: int  # that is matched next
     told: int  # neurons of the layer matched last: each client is told their new order
     frozen: Tensor  # [D] bool, the layers matched in this pass
-    models: Tensor  # [N, D], the clients' own models, matched layers in the server's order; [0, D] where none is kept
+    models: dict[int, Tensor]  # each [D], of the clients in the last matching, matched layers in the server's order
     taken: Tensor  # [N] bool, the clients that go on with theirs: new ones, or in the last matching
 
 
@@ -98,7 +98,10 @@ class FedMA(ServerAlgorithm[FedMAState, Models]):
         return "which gives neurons new places, where the parts at home would not fit them"
 
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
-        return Footprint(self.model_copies, self.payload_copies, own_models(fed, 1) if self._keeps_models else [])
+        kept = MemoryItem(
+            load.starting * fed.family.size, "the models in the last matching", "set algorithm.layerwise=false"
+        )
+        return Footprint(self.model_copies, self.payload_copies, [kept] if self.layerwise else [])
 
     @property
     def _keeps_models(self) -> bool:
@@ -107,32 +110,25 @@ class FedMA(ServerAlgorithm[FedMAState, Models]):
     def init(self, fed: Federation) -> FedMAState:
         self.check(fed)
         x, own = fed.family.init(fed.seed), self.first_models == "own"
-        n = fed.num_clients if self._keeps_models else 0
-        models = x.expand(n, -1).clone()
-        for client in range(n if own else 0):
-            models[client] = fed.family.init(fed.seed, 1 + client)
-        return FedMAState(
-            x, 0, 0, torch.zeros_like(x, dtype=torch.bool), models, models.new_full((n,), own, dtype=torch.bool)
-        )
+        taken = x.new_full((fed.num_clients if self._keeps_models else 0,), own, dtype=torch.bool)
+        return FedMAState(x, 0, 0, torch.zeros_like(x, dtype=torch.bool), {}, taken)
 
     def broadcast(self, state: FedMAState) -> Sequence[Tensor]:
         return state.params, state.params.new_empty(state.told)
 
     def client_update(self, state: FedMAState, cohort: Cohort) -> Models:
-        x, frozen, family = state.params, state.frozen, cohort.family
+        x, frozen, p = state.params, state.frozen, cohort.family.num_params
         if not self._keeps_models:
             return Models(cohort.train(x))
-        own = state.taken[cohort.ids].unsqueeze(1) & ~frozen
-        start, p = torch.where(own, state.models[cohort.ids], x), family.num_params
+        taken, start = state.taken[cohort.ids].tolist(), x.repeat(len(cohort), 1)
+        for row, client, own in zip(start, cohort.client_ids.tolist(), taken, strict=True):
+            if own:
+                first = cohort.family.init
+                mine = state.models[client] if client in state.models else first(cohort.streams.seed, 1 + client)
+                row.copy_(torch.where(frozen, x, mine))
         if not self.layerwise:
             return Models(cohort.train(start))
-
-        def loss(model: FunctionalModel, batch: Batch) -> Tensor:
-            """The family's loss with the frozen layers at the server's values, whatever the optimiser does to them."""
-            model.params = torch.where(frozen[:p], x[:p], model.params)
-            return family.loss(model, batch)
-
-        return Models(torch.where(frozen, x, cohort.train(start, loss=loss)))
+        return Models(torch.where(frozen, x, cohort.train(start, loss=_loss, common=(frozen[:p], x[:p]))))
 
     def server_step(self, state: FedMAState, arrivals: Updates[Models], fed: Federation) -> FedMAState:
         if self._keeps_models and not self.layerwise:
@@ -148,9 +144,9 @@ class FedMA(ServerAlgorithm[FedMAState, Models]):
         if not self.layerwise:
             return state._replace(params=x)
         if not chosen:  # the last layer: the pass is over
-            return FedMAState(x, 0, 0, state.frozen & False, state.models, state.taken & False)
+            return FedMAState(x, 0, 0, state.frozen & False, {}, state.taken & False)
         taken = torch.zeros_like(state.taken).index_fill_(0, arrivals.ids, True)
-        models = state.models.index_copy(0, arrivals.ids, aligned)
+        models = dict(zip(arrivals.ids.tolist(), aligned.unbind(), strict=True))
         return FedMAState(x, state.layer + 1, chosen[0].size, state.frozen | chosen[0].own(x), models, taken)
 
     def _aligned(
@@ -195,3 +191,9 @@ def _is_chain(fed: Federation, groups: Sequence[NeuronGroup]) -> bool:
     x = fed.family.vector(fed.family.module)
     owned = torch.stack([group.own(x) for group in groups]).any(0)
     return torch.equal(~owned, fed.family.segments(last.name))
+
+
+def _loss(model: FunctionalModel, batch: Batch, frozen: Tensor, x: Tensor) -> Tensor:
+    """The family's loss with the frozen layers at the server's values, whatever the optimiser does to them."""
+    model.params = torch.where(frozen, x, model.params)
+    return model.family.loss(model, batch)

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from fedlab_runner.algorithms.shared.averaging import Params, check_averaging, stepped
+from fedlab_runner.core.additions import Proximal
 from fedlab_runner.core.algorithm import ServerAlgorithm
 from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.optimizer import SGD
 from fedlab_runner.core.updates import Updates
-from fedlab_runner.core.work import proximal
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.validate import at_least
 
@@ -52,7 +52,7 @@ class FedNova(ServerAlgorithm[Params, FedNovaUpload]):
 
     def client_update(self, state: Params, cohort: Cohort) -> FedNovaUpload:
         x, p = state.params, cohort.family.num_params
-        y = cohort.train(x, loss=proximal(cohort.family, x, self.mu, cohort.shared) if self.mu else None)
+        y = cohort.train(x, penalty=Proximal(self.mu) if self.mu else None, common=cohort.near(x))
         a = self._work(cohort).to(x)
         tau = cohort.num_steps.to(x) if self.mu else a  # with a proximal term as in the authors' code
         return FedNovaUpload((x[:p] - y[:, :p]) / a.unsqueeze(1), y[:, p:], tau)

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from fedlab_runner.algorithms.shared.averaging import Params, Update, make_update
 from fedlab_runner.algorithms.shared.averaging_server import AveragingServer
+from fedlab_runner.core.additions import Proximal
 from fedlab_runner.core.cohort import Cohort
-from fedlab_runner.core.work import proximal
 from fedlab_runner.utils.validate import at_least
 
 
@@ -24,5 +24,5 @@ class FedProx(AveragingServer):
 
     def client_update(self, state: Params, cohort: Cohort) -> Update:
         x = state.params
-        y = cohort.train(x, loss=proximal(cohort.family, x, self.mu, cohort.shared))  # Eq 2
+        y = cohort.train(x, penalty=Proximal(self.mu), common=cohort.near(x))  # Eq 2
         return make_update(cohort.family, x, y, self.late_policy)

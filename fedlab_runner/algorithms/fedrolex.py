@@ -6,10 +6,11 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fedlab_runner.algorithms.shared.decentralized import Clients, first_aggregator, initial_models, pick_participants
+from fedlab_runner.algorithms.shared.decentralized import Clients, first_aggregator, pick_participants
 from fedlab_runner.algorithms.shared.width_slicing import Choose, check_sliceable, partial_training
-from fedlab_runner.core.algorithm import DecentralizedAlgorithm, Stacks
+from fedlab_runner.core.algorithm import DecentralizedAlgorithm
 from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.own_models import OwnModels, first_models
 from fedlab_runner.utils.validate import one_of
 
 ORDERS = ("rolled", "sorted", "returned")  # values of the field `order`
@@ -18,7 +19,7 @@ ORDERS = ("rolled", "sorted", "returned")  # values of the field `order`
 class FedRolexState(NamedTuple):
     """The clients' models, and the round in which each was cut last."""
 
-    models: Stacks  # W_n, for each architecture [N_a, D_a]
+    models: OwnModels  # W_n
     aggregator: int  # of the next round
     cut: Tensor  # [N] int64, rounds
 
@@ -39,6 +40,7 @@ class FedRolex(DecentralizedAlgorithm[FedRolexState]):
     model_copies: ClassVar[int] = 3  # the models, their parts and the trained models
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         one_of(ORDERS, order=self.order)
 
     def check(self, fed: Federation) -> None:
@@ -49,9 +51,7 @@ class FedRolex(DecentralizedAlgorithm[FedRolexState]):
         return "whose models are cut from the widest one and put back as wholes"
 
     def init(self, fed: Federation) -> FedRolexState:
-        return FedRolexState(
-            initial_models(fed), first_aggregator(fed), torch.zeros(fed.num_clients, dtype=torch.int64)
-        )
+        return FedRolexState(first_models(fed), first_aggregator(fed), torch.zeros(fed.num_clients, dtype=torch.int64))
 
     def round(self, state: FedRolexState, fed: Federation) -> FedRolexState:
         def window(start: int) -> Choose:
@@ -64,8 +64,10 @@ class FedRolex(DecentralizedAlgorithm[FedRolexState]):
         meeting = pick_participants(fed, state.aggregator)
         last = (lambda client: window(int(state.cut[client]))) if self.order == "returned" else None
         clients = Clients(state.models, state.aggregator)
-        clients = partial_training(clients, meeting, fed, lambda client: window(fed.round), alike=True, cut_from=last)
+        clients = partial_training(
+            self, clients, meeting, fed, lambda client: window(fed.round), alike=True, cut_from=last
+        )
         return FedRolexState(*clients, state.cut.index_fill(0, torch.from_numpy(meeting.participants), fed.round))
 
-    def models(self, state: FedRolexState) -> Stacks:
+    def models(self, state: FedRolexState) -> OwnModels:
         return state.models

@@ -13,6 +13,17 @@ from fedlab_runner.utils.validate import at_least
 
 
 @dataclass(frozen=True)
+class _Ascent:
+    """rho g / |g|."""
+
+    rho: float
+
+    def __call__(self, g: Tensor) -> Tensor:
+        step: Tensor = self.rho * g / (torch.linalg.vector_norm(g) + 1e-16)
+        return step
+
+
+@dataclass(frozen=True)
 class FedSAM(AveragingServer):
     """FedAvg whose clients step along the gradient at w + rho g / |g|; g is the gradient at w on the same minibatch.
 
@@ -26,12 +37,8 @@ class FedSAM(AveragingServer):
         super().__post_init__()
 
     def client_update(self, state: Params, cohort: Cohort) -> Update:
-        def ascend(g: Tensor) -> Tensor:
-            step: Tensor = self.rho * g / (torch.linalg.vector_norm(g) + 1e-16)
-            return step
-
         x = state.params
-        return make_update(cohort.family, x, cohort.train(x, perturb=ascend), self.late_policy)
+        return make_update(cohort.family, x, cohort.train(x, perturb=_Ascent(self.rho)), self.late_policy)
 
     def operations(self, fed: Federation, local: float) -> float:
         return 2 * local  # two gradients a step

@@ -17,7 +17,7 @@ from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.core.updates import Updates
 
-VALUES_PER_PAIR = 7  # in memory at once for each two neurons of a layer, those of all models together
+VALUES_PER_PAIR = 2  # in memory at once for each two neurons of a layer, those of all models together
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedlab_runner.algorithms.shared.decentralized import Clients, first_aggregator, initial_models, pick_participants
+from fedlab_runner.algorithms.shared.decentralized import Clients, first_aggregator, pick_participants
 from fedlab_runner.algorithms.shared.width_slicing import check_sliceable, partial_training
-from fedlab_runner.core.algorithm import DecentralizedAlgorithm, Stacks
+from fedlab_runner.core.algorithm import DecentralizedAlgorithm
 from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.own_models import OwnModels, first_models
 
 
 @dataclass(frozen=True)
@@ -29,13 +30,15 @@ class HeteroFL(DecentralizedAlgorithm[Clients]):
         return "whose models are cut from the widest one and put back as wholes"
 
     def init(self, fed: Federation) -> Clients:
-        return Clients(initial_models(fed), first_aggregator(fed))
+        return Clients(first_models(fed), first_aggregator(fed))
 
     def round(self, state: Clients, fed: Federation) -> Clients:
         def first(label: str, k: int, of: int) -> Tensor:
             return torch.arange(k)  # Eq 8
 
-        return partial_training(state, pick_participants(fed, state.aggregator), fed, lambda client: first, alike=True)
+        return partial_training(
+            self, state, pick_participants(fed, state.aggregator), fed, lambda client: first, alike=True
+        )
 
-    def models(self, state: Clients) -> Stacks:
+    def models(self, state: Clients) -> OwnModels:
         return state.models

@@ -12,10 +12,12 @@ from torch import Tensor
 from fedlab_runner.algorithms.matching.pfnm import PFNM, Gain, Neurons, SquaredDistance, match
 from fedlab_runner.algorithms.shared.averaging import WEIGHTINGS, Models
 from fedlab_runner.algorithms.shared.feature_blocks import Layout, blocks_of, train_on_blocks
-from fedlab_runner.core.algorithm import Algorithm, CohortLoad, Footprint, own_models
+from fedlab_runner.core.algorithm import Algorithm, CohortLoad, Footprint, client_rows
+from fedlab_runner.core.architectures import ClientGroup
+from fedlab_runner.core.client_state import PLACES
 from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.federation import Federation
-from fedlab_runner.core.model_family import Batch, FunctionalModel
+from fedlab_runner.core.own_models import OwnModels, updated
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.core.updates import Updates
 from fedlab_runner.utils.errors import UserError
@@ -32,7 +34,7 @@ class HyFEMState(NamedTuple):
 
     params: Tensor  # Theta_0 and w_0 [D]
     places: Tensor  # Pi_m [N, sum of h] int64, layer after layer
-    own: Tensor  # Theta_m and w_m [N, D] with keep_own, else [0, D]
+    own: OwnModels  # with keep_own Theta_m and w_m, of the clients that have taken part
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,8 @@ class HyFEM(Algorithm[HyFEMState]):
 
     Clients start each round from the server's parts or, with `keep_own`, from their own models. With
     `first_classifiers` own these begin with a classifier drawn by each client's key: matching has to find its neurons.
+    Own models are kept on the device, the host or disk (`store_on`).
+
     `weighting` (size, uniform) says how clients count. `send_all` counts the download of the whole server model, as
     Algorithm 1 says, instead of each client's parts.
 
@@ -70,6 +74,7 @@ class HyFEM(Algorithm[HyFEMState]):
     first_classifiers: str
     weighting: str
     send_all: bool
+    store_on: str
 
     def __post_init__(self) -> None:
         at_least(0, mu1=self.mu1, mu2=self.mu2, nu=self.nu, sweeps=self.sweeps)
@@ -79,6 +84,7 @@ class HyFEM(Algorithm[HyFEMState]):
         if self.first_classifiers == "own" and not self.keep_own:
             raise ValueError("keep_own must be true with first_classifiers own, got false")
         one_of(WEIGHTINGS, weighting=self.weighting)
+        one_of(PLACES, store_on=self.store_on)
 
     def check(self, fed: Federation) -> None:
         if len(fed.held_out):
@@ -96,28 +102,32 @@ class HyFEM(Algorithm[HyFEMState]):
         return "which gives neurons new places, where the parts at home would not fit them"
 
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
-        return Footprint(self.model_copies, self.payload_copies, own_models(fed, 1) if self.keep_own else [])
+        held = client_rows(self.store_on, load.ever * fed.family.size) if self.keep_own else []
+        return Footprint(self.model_copies, self.payload_copies, held)
 
     def init(self, fed: Federation) -> HyFEMState:
         layout, x = Layout.of(fed.family), fed.family.init(fed.seed)
-        places = layout.first_places(fed.num_clients, x.device)
-        if not self.keep_own:
-            return HyFEMState(x, places, x.new_zeros(0, len(x)))
-        drawn = [self._first(fed, client, x) for client in range(fed.num_clients)]
-        own = [layout.take(w, blocks, mine) for w, blocks, mine in zip(drawn, blocks_of(fed), places, strict=True)]
-        return HyFEMState(x, places, torch.stack(own))
+        return HyFEMState(x, layout.first_places(fed.num_clients, x.device), {})
 
-    def _first(self, fed: Federation, client: int, x: Tensor) -> Tensor:
-        """The model [D] that a client's first own model is cut from."""
-        if self.first_classifiers == "same":
-            return x
-        return fed.family.init(fed.seed, 1 + client).where(Layout.of(fed.family).in_classifier(x), x)
+    def _own(self, state: HyFEMState, fed: Federation, ids: np.ndarray) -> Tensor:
+        """The own models [k, D] of clients; first ones of those that have not taken part."""
+        layout, blocks, x = Layout.of(fed.family), blocks_of(fed), fed.family.init(fed.seed)
+        rows, places = fed.row_store(self.store_on, len(x)), layout.first_places(1, x.device)[0]
+        found = x.new_empty(len(ids), len(x))
+        for own, client in zip(found, ids.tolist(), strict=True):
+            if client in state.own:
+                own.copy_(rows.get(state.own[client]))
+            else:
+                first = fed.family.init(fed.seed, 1 + client) if self.first_classifiers == "own" else x
+                own.copy_(layout.take(first.where(layout.in_classifier(x), x), blocks[client], places))
+        return found
 
     def round(self, state: HyFEMState, fed: Federation) -> HyFEMState:
         cohort = fed.start_cohort(())
         rows, sizes = self._client_update(state, cohort, fed), self._sizes(fed)
         if self.keep_own:
-            state = state._replace(own=state.own.index_copy(0, cohort.ids, rows))
+            everyone = ClientGroup(0, fed.family, cohort.client_ids)
+            state = state._replace(own=updated(fed, self.store_on, state.own, [(everyone, rows)]))
         asked = self._server_size(state, fed) if self.send_all else sizes[cohort.client_ids]
         fed.metrics.count_payload(download=int(np.sum(np.broadcast_to(asked, len(cohort)) + state.places.shape[1])))
         arrivals = fed.collect_updates(cohort, Models(rows), known=("models",))
@@ -134,14 +144,8 @@ class HyFEM(Algorithm[HyFEMState]):
         parts = [layout.take(x, blocks[m], state.places[m]) for m in cohort.client_ids.tolist()]
         start = torch.stack(parts) if parts else x.new_zeros(0, len(x))
         mu = torch.full_like(x, self.mu1).masked_fill_(layout.in_classifier(x), self.mu2)[:p]
-        family = fed.family
-
-        def loss(model: FunctionalModel, batch: Batch, anchor: Tensor) -> Tensor:
-            """f_m + mu1/2 ||Theta - P_m Theta_0||^2 + mu2/2 ||w - Pi_m w_0||^2 (Eq 8)."""
-            return family.loss(model, batch) + (mu / 2 * (model.params - anchor).square()).sum()
-
-        begin = state.own[cohort.ids] if self.keep_own else start
-        y = train_on_blocks(cohort, fed.blocks, begin, loss, per_client=(start[:, :p],))
+        begin = self._own(state, fed, cohort.client_ids) if self.keep_own else start
+        y = train_on_blocks(cohort, fed.blocks, begin, per_client=(start[:, :p],), penalty=_pull, common=(mu,))
         for row, m in zip(y, cohort.client_ids.tolist(), strict=True):
             row[~layout.own(x, blocks[m])] = 0  # batch norm has statistics of parts that the client lacks
         return y
@@ -246,9 +250,14 @@ class HyFEM(Algorithm[HyFEMState]):
 
     def client_models(self, state: HyFEMState, fed: Federation, ids: np.ndarray) -> Tensor:
         if self.keep_own:
-            return state.own[torch.from_numpy(ids).to(state.own.device)]
+            return self._own(state, fed, ids)
         layout, blocks = Layout.of(fed.family), blocks_of(fed)
         return torch.stack([layout.take(state.params, blocks[m], state.places[m]) for m in ids.tolist()])
 
     def cached(self, state: HyFEMState) -> int:
         return 0  # the clients know their places
+
+
+def _pull(w: Tensor, anchor: Tensor, mu: Tensor) -> Tensor:
+    """mu1/2 ||Theta - P_m Theta_0||^2 + mu2/2 ||w - Pi_m w_0||^2 (Eq 8), with mu1 or mu2 for each value."""
+    return (mu / 2 * (w - anchor).square()).sum()

@@ -14,9 +14,47 @@ from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.gradient_pass import gradient_pass
 from fedlab_runner.core.model_family import Batch, FunctionalModel
 from fedlab_runner.core.rng import Purpose
+from fedlab_runner.core.work import Work
 from fedlab_runner.utils.validate import finite_above, finite_at_least, one_of
 
 VARIANTS = ("first_order", "hessian_free")  # values of the field `variant`
+
+
+@dataclass(frozen=True)
+class _AfterStep:
+    """A loss whose gradient is that of f after a step along the gradient on a second minibatch; with a third one, less
+    the Hessian's part.
+    """
+
+    inner_lr: float
+    delta: float
+
+    def __call__(self, model: FunctionalModel, batch: Batch, *drawn: Tensor) -> Tensor:
+        n, w = len(batch.targets), model.params
+        others = [batch._replace(inputs=x[:n], targets=y[:n]) for x, y in zip(drawn[::2], drawn[1::2], strict=True)]
+        there = w - self.inner_lr * gradient(model, w, others[0]).g  # w_tilde
+        g, value, statistics = gradient(model, there, batch)
+        if len(others) > 1:
+            ahead, behind = (gradient(model, w + s * self.delta * g, others[1]).g for s in (1, -1))
+            g = g - self.inner_lr * (ahead - behind) / (2 * self.delta)
+        model.buffers = statistics
+        return along(model, g, value)
+
+
+@dataclass(frozen=True)
+class _Minibatches:
+    """For each purpose one more minibatch of every client at every local step: inputs [k, b, ...] and targets [k, b].
+    The first of them are as many as the step's own minibatch has; the others are padding.
+    """
+
+    purposes: tuple[Purpose, ...]
+
+    def __call__(self, work: Work, rows: np.ndarray, step: int) -> tuple[Tensor, ...]:
+        family, client_data, places = work.family, work.client_data, torch.from_numpy(rows).to(work.family.device)
+        if self not in work.notes:
+            work.notes[self] = [work.drawn_plan(work.ids, purpose).indices for purpose in self.purposes]
+        found = (client_data.minibatch(indices[places, step]) for indices in work.notes[self])
+        return tuple(t for x, y in found for t in (family.normalize(x, family.dtype), y))
 
 
 @dataclass(frozen=True)
@@ -43,19 +81,8 @@ class PerFedAvg(AveragingServer):
         super().__post_init__()
 
     def client_update(self, state: Params, cohort: Cohort) -> Update:
-        def loss(model: FunctionalModel, batch: Batch, *drawn: Tensor) -> Tensor:
-            n, w = len(batch.targets), model.params
-            others = [batch._replace(inputs=x[:n], targets=y[:n]) for x, y in zip(drawn[::2], drawn[1::2], strict=True)]
-            there = w - self.inner_lr * gradient(model, w, others[0]).g  # w_tilde
-            g, value, statistics = gradient(model, there, batch)
-            if len(others) > 1:
-                ahead, behind = (gradient(model, w + s * self.delta * g, others[1]).g for s in (1, -1))
-                g = g - self.inner_lr * (ahead - behind) / (2 * self.delta)
-            model.buffers = statistics
-            return along(model, g, value)
-
-        purposes = [Purpose.INNER_BATCHES, Purpose.HESSIAN_BATCHES][: 1 + self._with_hessian]
-        y = cohort.train(state.params, loss=loss, per_step=cohort.batches(purposes))
+        purposes = (Purpose.INNER_BATCHES, Purpose.HESSIAN_BATCHES)[: 1 + self._with_hessian]
+        y = cohort.train(state.params, loss=_AfterStep(self.inner_lr, self.delta), per_step=_Minibatches(purposes))
         return make_update(cohort.family, state.params, y, self.late_policy)
 
     def client_models(self, state: Params, fed: Federation, ids: np.ndarray) -> Tensor:

@@ -17,6 +17,25 @@ from fedlab_runner.utils.validate import above, at_least
 
 
 @dataclass(frozen=True)
+class _Envelope:
+    """The loss of models that carry theta in their buffers; the fields are those of PFedMe."""
+
+    lam: float
+    inner_steps: int
+    inner_lr: float
+    warm_start: bool
+
+    def __call__(self, model: FunctionalModel, batch: Batch) -> Tensor:
+        w, p = model.params.detach(), len(model.params)
+        theta = model.buffers[-p:] if self.warm_start else w
+        for _ in range(self.inner_steps):
+            g, value, model.buffers = gradient(model, theta, batch)
+            theta = theta - self.inner_lr * (g + self.lam * (theta - w))
+        model.buffers = torch.cat([model.buffers[:-p], theta])
+        return along(model, self.lam * (w - theta), value)
+
+
+@dataclass(frozen=True)
 class PFedMe(Personal):
     """FedAvg on the Moreau envelopes of the clients' losses: F_i(w) = min over theta of f_i(theta) + lam/2 ||theta -
     w||^2, whose gradient is lam (w - theta).
@@ -42,17 +61,9 @@ class PFedMe(Personal):
     def client_update(self, state: PersonalState, cohort: Cohort) -> PersonalUpdate:
         x, p = state.params, cohort.family.num_params
 
-        def loss(model: FunctionalModel, batch: Batch) -> Tensor:
-            w = model.params.detach()
-            theta = model.buffers[-p:] if self.warm_start else w
-            for _ in range(self.inner_steps):
-                g, value, model.buffers = gradient(model, theta, batch)
-                theta = theta - self.inner_lr * (g + self.lam * (theta - w))
-            model.buffers = torch.cat([model.buffers[:-p], theta])
-            return along(model, self.lam * (w - theta), value)
-
         carrying = cohort.joined(Carrying, cohort.family, p)
         start = carrying.join(x.expand(len(cohort), -1), cohort.starts(x)[:, :p])
+        loss = _Envelope(self.lam, self.inner_steps, self.inner_lr, self.warm_start)
         y, theta = carrying.part(cohort.train(start, loss=loss, joined=carrying))
         own = torch.cat([theta, y[:, p:]], 1)
         return PersonalUpdate(*make_update(cohort.family, x, y, self.late_policy), own)

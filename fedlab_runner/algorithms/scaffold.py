@@ -88,7 +88,7 @@ class SCAFFOLD(ServerAlgorithm[ScaffoldState, ScaffoldUpload]):
         x, c = state.params, state.c
         rows = cohort.row_store(self.store_on, len(c))
         c_i = rows.stacked(state.c_i, cohort.client_ids.tolist(), torch.zeros_like(c))
-        y = cohort.train(x, correct=lambda g, c_i: (g - c_i).add_(c), per_client=(c_i,))  # line 10
+        y = cohort.train(x, correct=_corrected, per_client=(c_i,), common=(c,))  # line 10
         delta_y, statistics = make_update(cohort.family, x, y, "delta")
         if self.option == 1:
             delta_c = cohort.gradients(x).sub_(c_i)  # line 12, (i): c_plus - c_i
@@ -124,3 +124,7 @@ class SCAFFOLD(ServerAlgorithm[ScaffoldState, ScaffoldUpload]):
 
     def cached(self, state: ScaffoldState) -> int:
         return state.c.numel()  # the clients keep their c_i
+
+
+def _corrected(g: Tensor, c_i: Tensor, c: Tensor) -> Tensor:
+    return (g - c_i).add_(c)

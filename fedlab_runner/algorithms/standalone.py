@@ -3,19 +3,20 @@
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-import torch
-from torch import Tensor
-
 from fedlab_runner.algorithms.shared.averaging import Models
 from fedlab_runner.algorithms.shared.feature_blocks import Layout, blocks_of, train_on_blocks
-from fedlab_runner.core.algorithm import Algorithm, CohortLoad, Footprint, Stacks, own_models
+from fedlab_runner.core.algorithm import Algorithm, CohortLoad, Footprint, own_rows
+from fedlab_runner.core.architectures import ClientGroup
+from fedlab_runner.core.client_state import PLACES
 from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.own_models import OwnModels, models_of, updated
+from fedlab_runner.utils.validate import one_of
 
 
 class StandaloneState(NamedTuple):
     """The clients' models."""
 
-    own: Tensor  # [N, D]
+    own: OwnModels
 
 
 @dataclass(frozen=True)
@@ -23,25 +24,34 @@ class Standalone(Algorithm[StandaloneState]):
     """Clients train their own models, all from one start, and send nothing; test metrics are means over the clients.
 
     A client with some feature blocks has the part of the model that reads them. A late client trains from the model
-    that it had when it started.
+    that it had when it started. The models are kept on the device, the host or disk (`store_on`).
     """
+
+    store_on: str
 
     holds_blocks: ClassVar[bool] = True
     model_copies: ClassVar[int] = 1
 
+    def __post_init__(self) -> None:
+        one_of(PLACES, store_on=self.store_on)
+
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
-        return Footprint(self.model_copies, self.payload_copies, own_models(fed, 1))
+        return Footprint(self.model_copies, self.payload_copies, own_rows(self.store_on, fed, load))
 
     def init(self, fed: Federation) -> StandaloneState:
         layout, x = Layout.of(fed.family), fed.family.init(fed.seed)
         places = layout.first_places(1, x.device)[0]
-        return StandaloneState(torch.stack([layout.take(x, blocks, places) for blocks in blocks_of(fed)]))
+        theirs = blocks_of(fed)
+        first = {blocks: layout.take(x, blocks, places) for blocks in set(theirs)}
+        return StandaloneState({client: first[blocks] for client, blocks in enumerate(theirs)})
 
     def round(self, state: StandaloneState, fed: Federation) -> StandaloneState:
         cohort = fed.start_cohort(())
-        y = train_on_blocks(cohort, fed.blocks, state.own[cohort.ids])
+        everyone = ClientGroup(0, fed.family, cohort.client_ids)
+        y = train_on_blocks(cohort, fed.blocks, models_of(fed, state.own, everyone))
         arrivals = fed.collect_updates(cohort, Models(y), known=("models",))  # late clients have their model later
-        return StandaloneState(state.own.index_copy(0, arrivals.ids, arrivals.upload.models))
+        of_them = everyone._replace(ids=arrivals.ids.cpu().numpy())
+        return StandaloneState(updated(fed, self.store_on, state.own, [(of_them, arrivals.upload.models)]))
 
-    def models(self, state: StandaloneState) -> Stacks:
-        return (state.own,)
+    def models(self, state: StandaloneState) -> OwnModels:
+        return state.own

@@ -3,6 +3,7 @@
 NamedTuples become lists, so that reading a file needs no class that the file names.
 """
 
+from collections.abc import Callable
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -10,13 +11,15 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from torch import Tensor
 
 
-def pack(value: Any) -> Any:
-    """The value as nested dicts and lists of tensors and plain values."""
+def pack(value: Any, named: Callable[[Tensor], Any] = lambda tensor: tensor) -> Any:
+    """The value as nested dicts and lists of tensors and plain values, with `named(tensor)` in a tensor's place."""
+    if isinstance(value, Tensor):
+        return named(value)
     if isinstance(value, tuple | list):
-        return [pack(item) for item in value]
+        return [pack(item, named) for item in value]
     if isinstance(value, dict):
-        return {key: pack(item) for key, item in value.items()}
-    assert value is None or isinstance(value, Tensor | bool | int | float | str), f"{type(value)} in a State"
+        return {key: pack(item, named) for key, item in value.items()}
+    assert value is None or isinstance(value, bool | int | float | str), f"{type(value)} in a State"
     return value
 
 

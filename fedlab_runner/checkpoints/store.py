@@ -213,19 +213,24 @@ def _parsed(parse: Callable[[], Any]) -> Any:
         raise _Damaged(f"it cannot be read: {type(error).__name__}") from error
 
 
-def _portable(payload: Any) -> Any:
-    """The payload, checked to be readable again; a tensor that is a view of a larger storage is copied."""
+def _portable(payload: Any, known: dict[int, Any] | None = None) -> Any:
+    """The payload, checked to be readable again; a tensor that is a view of a larger storage is copied. A tensor that
+    occurs several times, as `known` by its id, is one tensor again.
+    """
     import torch
 
+    known = {} if known is None else known
     if isinstance(payload, torch.Tensor):
-        payload = payload.detach()
-        whole = payload.untyped_storage().nbytes() <= payload.numel() * payload.element_size()
-        return payload if whole else payload.clone()
+        if id(payload) not in known:
+            tensor = payload.detach()
+            whole = tensor.untyped_storage().nbytes() <= tensor.numel() * tensor.element_size()
+            known[id(payload)] = tensor if whole else tensor.clone()
+        return known[id(payload)]
     if type(payload) is dict:
         assert all(type(key) in (str, int) for key in payload), f"keys of {list(payload)}"
-        return {key: _portable(value) for key, value in payload.items()}
+        return {key: _portable(value, known) for key, value in payload.items()}
     if type(payload) in (list, tuple):
-        return type(payload)(_portable(item) for item in payload)
+        return type(payload)(_portable(item, known) for item in payload)
     assert payload is None or type(payload) in (bool, int, float, str, bytes), f"{type(payload)} in a checkpoint"
     return payload
 

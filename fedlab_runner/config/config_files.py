@@ -5,7 +5,11 @@
 """
 
 import os
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from hydra._internal.core_plugins import file_config_source
 from hydra._internal.sources_registry import SourcesRegistry
@@ -14,6 +18,9 @@ from hydra.plugins.config_source import ConfigResult
 from fedlab_runner.utils import untrusted
 from fedlab_runner.utils.errors import UserError
 
+# By place, size and time of change: the jobs of a sweep read the same files.
+_read: dict[tuple[Any, ...], ConfigResult] = {}
+
 
 class FileConfigSource(file_config_source.FileConfigSource):  # Hydra refuses a second name for one scheme
     """Config files on disk."""
@@ -21,6 +28,16 @@ class FileConfigSource(file_config_source.FileConfigSource):  # Hydra refuses a 
     def load_config(self, config_path: str) -> ConfigResult:
         """The config in a file; UserError where the file is too large, too deep, or has too many aliases."""
         path = Path(os.path.realpath(os.path.join(self.path, self._normalize_file_name(config_path))))
+        with suppress(OSError):
+            now = path.stat()
+            key = (self.provider, self.path, path, now.st_ino, now.st_size, now.st_mtime_ns)
+            if key not in _read:
+                _read[key] = self._checked(path, config_path)
+            kept = _read[key]  # Hydra changes what it gets
+            return replace(kept, config=deepcopy(kept.config), header=dict(kept.header))
+        return self._checked(path, config_path)
+
+    def _checked(self, path: Path, config_path: str) -> ConfigResult:
         try:
             untrusted.check_yaml(untrusted.read_bytes(path, untrusted.MAX_YAML_BYTES))
         except FileNotFoundError:

@@ -36,12 +36,41 @@ _LOGGED = {  # classes that Python's logging may build
     *("rich.logging.RichHandler", "colorlog.ColoredFormatter"),
     *("ext://sys.stdout", "ext://sys.stderr"),
 }
+MAX_COMPOSED = 200  # jobs of a sweep whose configs, 0.2 MB each, wait for their start
 
 
 class Loader(ConfigLoaderImpl):
     """Hydra's loader; refuses a config whose `hydra.*` names a stranger's code, that holds a W&B key, or one of whose
     choices is in two places.
     """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._read: tuple[tuple[str | None, list[str]], Any] | None = None
+        self._composed: dict[tuple[str, ...], DictConfig] = {}
+
+    def __getstate__(self) -> dict[str, Any]:  # a launcher sends the loader to other processes with every job
+        return self.__dict__ | {"_read": None, "_composed": {}}
+
+    def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
+        """The config of a job. Hydra composes all jobs before the first one starts, and each when it starts: of the
+        first jobs the checked config is the one that is run.
+        """
+        job = tuple(sweep_overrides)
+        if (cfg := self._composed.pop(job, None)) is None:
+            cfg = super().load_sweep_config(master_config, sweep_overrides)
+            if len(self._composed) < MAX_COMPOSED:
+                self._composed[job] = cfg
+        return cfg
+
+    def _parse_overrides_and_create_caching_repo(self, config_name: str | None, overrides: list[str]) -> Any:
+        """Hydra composes a command's config twice, and asks for the choices of each group by itself: the files and
+        folders of one command line are read once.
+        """
+        if self._read is None or self._read[0] != (config_name, overrides):
+            found = super()._parse_overrides_and_create_caching_repo(config_name, overrides)
+            self._read = (config_name, list(overrides)), found
+        return self._read[1]
 
     def load_configuration(self, *args: Any, **kwargs: Any) -> DictConfig:
         cfg = super().load_configuration(*args, **kwargs)

@@ -9,8 +9,9 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from fedlab_runner.config import plugins, schema
+from fedlab_runner.config import schema
 from fedlab_runner.config.build import conf_dir
+from fedlab_runner.utils import plugin_folders
 from fedlab_runner.utils.errors import UserError
 
 MAX_CHOICES_CHARACTERS = 80  # of the choices that are shown beside a group
@@ -44,7 +45,7 @@ def groups() -> list[str]:
 
 def places() -> list[Path]:
     """The folders of choices that every command has: the package's own, then those of installed plugins."""
-    return [conf_dir(), *plugins.conf_dirs()]
+    return [conf_dir(), *plugin_folders.conf_dirs()]
 
 
 def choices(group: str, folders: Iterable[Path]) -> Iterator[tuple[str, str]]:

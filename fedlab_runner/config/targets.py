@@ -22,15 +22,14 @@ from typing import Any, Union
 
 from hydra.core.hydra_config import HydraConfig
 
-from fedlab_runner.config import plugins
-from fedlab_runner.utils import own_modules
+from fedlab_runner.utils import own_modules, plugin_folders
 
 PACKAGE = "fedlab_runner"
 # Hydra's names of those who may give a folder of modules: the command line alone, no file.
 _COMMAND_LINE = ("command-line", "hydra.searchpath in command-line")
 _STRANGER = (
     "may name a class of fedlab_runner, of a module in the folder given by --config-dir, or of an installed plugin "
-    f"(entry point group {plugins.GROUP})"
+    f"(entry point group {plugin_folders.GROUP})"
 )
 
 
@@ -127,7 +126,7 @@ def _is_packaged(module: str) -> bool:
     """Whether a module belongs to this package or to an installed plugin of it."""
     if f"{module}.".startswith(f"{PACKAGE}."):
         return True  # without a look at all installed packages
-    return any(f"{module}.".startswith(f"{package}.") for package in plugins.modules())
+    return any(f"{module}.".startswith(f"{package}.") for package in plugin_folders.modules())
 
 
 def config_dirs() -> list[Path]:

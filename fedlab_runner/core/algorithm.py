@@ -9,19 +9,21 @@ evaluation. A resumed run calls `init` too, and replaces its State by the checkp
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
 from torch import Tensor
 
+from fedlab_runner.core.client_state import PLACES
 from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.federation import Federation
-from fedlab_runner.core.model_family import ModelFamily
-from fedlab_runner.core.updates import Updates
+from fedlab_runner.core.own_models import NamedModels, OwnModels
+from fedlab_runner.core.updates import Updates, tensors_in
 from fedlab_runner.utils.errors import UserError
+from fedlab_runner.utils.validate import one_of
 
-Stacks = tuple[Tensor, ...]  # all clients' models: for each architecture a stack [N_a, D_a] with a row for each client
 State = TypeVar("State", bound=tuple[Any, ...])
 Upload = TypeVar("Upload", bound=tuple[Tensor, ...])
 
@@ -35,6 +37,7 @@ class MemoryItem(NamedTuple):
     place: str = "device"  # or host (memory, even if the models are on a GPU), or disk
     copies: int = 1  # at once: 2 where a round makes the next values while it holds the last ones
     saved: bool = True  # the State has it, so that each checkpoint does, unless it lies on disk
+    renewed: float = 1.0  # of clients' rows: the share of its own that a client replaces when it takes part
 
 
 class CohortLoad(NamedTuple):
@@ -104,11 +107,9 @@ class Algorithm(ABC, Generic[State]):
 
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
         """Peak memory of a round under this load, for the estimate before the run and its refusal of a run that cannot
-        fit.
-
-        Default: the two class attributes, and where clients differ in architecture their own models.
+        fit. Default: the two class attributes.
         """
-        return Footprint(self.model_copies, self.payload_copies, own_models(fed, 1) if self.heterogeneous else [])
+        return Footprint(self.model_copies, self.payload_copies, [])
 
     def operations(self, fed: Federation, local: float) -> float:
         """Floating-point operations of a round, for the estimate of the run's time; a factor of two off is near enough.
@@ -122,7 +123,7 @@ class Algorithm(ABC, Generic[State]):
     def init(self, fed: Federation) -> State:
         """The State before the first round, a function of `fed.seed`. `fed.family.init(fed.seed)` is a fresh model [D].
 
-        May raise UserError, as `check`.
+        Puts no row into the client state store, as a resumed run calls it too. May raise UserError, as `check`.
         """
 
     @abstractmethod
@@ -133,13 +134,13 @@ class Algorithm(ABC, Generic[State]):
         """
 
     @abstractmethod
-    def models(self, state: State) -> Tensor | Stacks:
+    def models(self, state: State) -> Tensor | OwnModels:
         """What the run evaluates: the server's model [D], or where there is none all clients' models."""
 
-    def extra_eval_models(self, state: State, fed: Federation) -> dict[str, tuple[Sequence[ModelFamily], Stacks]]:
+    def extra_eval_models(self, state: State, fed: Federation) -> NamedModels:
         """More models of all clients with their families, evaluated under `<name>/accuracy` and `<name>/loss`.
 
-        Called at each evaluation where `models` gives `Stacks`. Default: none.
+        Called at each evaluation where `models` gives clients' models. Default: none.
         """
         return {}
 
@@ -208,7 +209,7 @@ class ServerAlgorithm(Algorithm[State], Generic[State, Upload]):
 
         Default: all tensors of the State. Override it where clients keep some, or where rows are on disk.
         """
-        return sum(t.numel() for t in _tensors(state)) - self.models(state).numel()
+        return sum(t.numel() for t in tensors_in(state)) - self.models(state).numel()
 
     def stands_still(self, arriving: Sequence[np.ndarray]) -> str | None:
         """Why the server model has not moved after rounds whose updates have the stalenesses `arriving`, an array [A]
@@ -242,14 +243,29 @@ class ServerAlgorithm(Algorithm[State], Generic[State, Upload]):
         return state
 
 
+@dataclass(frozen=True)
 class DecentralizedAlgorithm(Algorithm[State], Generic[State]):
     """An algorithm without a server: in each round some clients send their models to a neighbour, which aggregates.
 
     `participation` says how many clients send. No update is late. `algorithms.shared.decentralized` picks who meets.
+    The clients' models are kept on the device, the host or disk (`store_on`).
     """
 
     heterogeneous: ClassVar[bool] = True
     decentralized: ClassVar[bool] = True
+
+    store_on: str
+
+    def __post_init__(self) -> None:
+        one_of(PLACES, store_on=self.store_on)
+
+    def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
+        """Default: the class attributes, and a row for each client that has taken part."""
+        return Footprint(self.model_copies, self.payload_copies, own_rows(self.store_on, fed, load))
+
+    def changing(self, fed: Federation) -> int:
+        """How many clients have other models after a round, at the most. Default: the senders and the aggregator."""
+        return fed.cohort_size + 1
 
     def check(self, fed: Federation) -> None:
         """Raises UserError where all clients would send, and none would be left to aggregate."""
@@ -267,25 +283,18 @@ class DecentralizedAlgorithm(Algorithm[State], Generic[State]):
         return "whose clients learn from each other's whole models"
 
     @abstractmethod
-    def models(self, state: State) -> Stacks:
+    def models(self, state: State) -> OwnModels:
         """What the run evaluates: the models of all clients."""
 
 
-def own_models(fed: Federation, sets: int) -> list[MemoryItem]:
-    """The memory of `sets` models for each client: a round makes the next ones while it holds the last ones."""
-    what = f"the models of all {fed.num_clients} clients"
-    return [MemoryItem(sets * fed.client_values, what, "lower num_clients", copies=2)]
+def own_rows(place: str, fed: Federation, load: CohortLoad, sets: int = 1) -> list[MemoryItem]:
+    """`sets` own models for each client that has taken part, which a config node's `store_on` puts at `place`."""
+    return client_rows(place, sets * fed.client_values * load.ever // fed.num_clients)
 
 
-def client_rows(place: str, values: int, node: str = "algorithm") -> list[MemoryItem]:
-    """The clients' rows that a config node's `store_on` puts on the device, the host or disk."""
-    remedy = "take a disk with more room (hydra.run.dir)" if place == "disk" else f"set {node}.store_on=disk"
-    return [MemoryItem(values, f"the clients' rows ({node}.store_on)", remedy, place)]
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, tuple | list | dict):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(item)
+def client_rows(place: str, values: int, node: str = "algorithm", renewed: float = 1.0) -> list[MemoryItem]:
+    """The clients' rows that a config node's `store_on` puts at `place`, and checkpoints on disk, once."""
+    what = f"the clients' rows ({node}.store_on)"
+    on_disk = MemoryItem(values, what, "take a disk with more room (hydra.run.dir)", "disk", renewed=renewed)
+    here = MemoryItem(values, what, f"set {node}.store_on=disk", place, saved=False)
+    return [on_disk] if place == "disk" else [here, on_disk]

@@ -1,13 +1,9 @@
-"""Clients with models of A different architectures: client i has architecture i modulo A.
-
-All models of one architecture are a stack [N_a, D_a], in which client i has row i // A.
-"""
+"""Clients with models of A different architectures: client i has architecture i modulo A."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fedlab_runner.core.model_family import ModelFamily
@@ -20,17 +16,12 @@ class ClientGroup(NamedTuple):
     architecture: int
     family: ModelFamily
     ids: np.ndarray  # [k]
-    rows: Tensor  # [k], their rows in the stack of the architecture
 
 
 def by_architecture(families: Sequence[ModelFamily], ids: np.ndarray) -> list[ClientGroup]:
     """Groups the clients `ids` by architecture: architectures that occur, in ascending order; clients as in `ids`."""
     groups = [(a, family, ids[ids % len(families) == a]) for a, family in enumerate(families)]
-    return [
-        ClientGroup(a, family, of_a, torch.from_numpy(of_a // len(families)).to(family.device))
-        for a, family, of_a in groups
-        if len(of_a)
-    ]
+    return [ClientGroup(a, family, of_a) for a, family, of_a in groups if len(of_a)]
 
 
 def shape_of(inputs: Tensor) -> tuple[int, int]:

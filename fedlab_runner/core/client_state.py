@@ -1,197 +1,42 @@
 """Rows that an algorithm keeps for its clients (models, control variates, updates): in memory or, where they are too
 many, in files of the run folder.
 
-`ClientStateStore` owns the files, `RowFile` is one of them, `RowStore` is an algorithm's access to rows of one length.
-A State holds `RowRef`s, which `RowStore.put` returns: the row itself, or the number of its slot in the file.
-
-A slot is written once. It is used again when neither the State that the current round starts from nor a checkpoint in
-the run folder refers to it: a round never overwrites a row that a killed run needs. Files are sparse: a row that was
-never put costs nothing.
+`ClientStateStore` owns the files, `RowStore` is an algorithm's access to rows of one length. A State holds `RowRef`s,
+which `RowStore.put` returns: the row itself, or the number of its slot in the file (`core.row_file`).
 """
 
-import logging
-import os
-import shutil
-import tempfile
 import weakref
-import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from fedlab_runner.utils.attempt import next_start
-from fedlab_runner.utils.errors import RunFailed
-from fedlab_runner.utils.files import is_at, make_folder, naming, open_own, sync_folder, write_atomically
+from fedlab_runner.core.row_file import RowFile
+from fedlab_runner.core.saved_rows import Named, SavedRows
 
 PLACES = ("device", "host", "disk")  # the values of an algorithm's field `store_on`
 FOLDER = "client_state"  # in the run folder
-NOT_DROPPED = np.iinfo(np.int64).max  # `gone` of a slot whose row is in use
-MIN_NEW_SLOTS = 64  # by which a full file grows
 RowRef = Tensor | int  # a row in memory, or its slot in a file
 ALL_COLUMNS = slice(None)
-_log = logging.getLogger(__name__)
-
-
-class RowFile:
-    """Rows of one length and type in one file, read and written by position: no row stays in memory.
-
-    Slot i holds a row of the States after `born[i]` to `gone[i] - 1` rounds (an empty interval: no row), with the
-    CRC-32 `sums[i]`. Without a path the file is temporary.
-    """
-
-    def __init__(self, path: Path | None, length: int, dtype: torch.dtype) -> None:
-        self._path, self._length, self._dtype = path, length, dtype
-        self._row_bytes = length * dtype.itemsize
-        self._born, self._gone, self._sums = (np.zeros(0, np.int64) for _ in range(3))
-        self._free: list[int] | None = None  # None: `_take` looks for them
-        self._round, self._retained = 0, frozenset[int]()
-        self._descriptor: int | None = None
-        self._dirty = False
-
-    def begin(self, round: int) -> None:
-        """Starts a round, from the State after `round` rounds."""
-        self._round, self._free = round, None
-
-    def retain(self, rounds: Iterable[int]) -> None:
-        """Protects the rows of the checkpoints after these numbers of rounds, and of no other checkpoint."""
-        self._retained, self._free = frozenset(rounds), None
-
-    def put(self, row: Tensor) -> int:
-        """Writes a row [length] and returns its slot."""
-        slot = self._take()
-        values = row.detach().to("cpu", self._dtype).contiguous().numpy()
-        data, offset = values.data.cast("B"), slot * self._row_bytes
-        with naming(self._path):
-            while data:
-                written = os.pwrite(self._open(), data, offset)
-                data, offset = data[written:], offset + written
-        self._born[slot], self._gone[slot], self._dirty = self._round + 1, NOT_DROPPED, True
-        self._sums[slot] = zlib.crc32(values.data.cast("B"))
-        return slot
-
-    def get(self, slot: int, columns: slice, device: torch.device) -> Tensor:
-        """The row of a slot, or consecutive columns of it. RunFailed where a whole row has another checksum."""
-        self._check(slot)
-        begin, end, _ = columns.indices(self._length)
-        values = self._values(slot, begin, end)
-        if end - begin == self._length and not self._whole(slot, values):
-            raise RunFailed(f"{self._path} is damaged in slot {slot}: {next_start()}")
-        return values.to(device)
-
-    def _check(self, slot: Any) -> None:
-        if not isinstance(slot, int) or not 0 <= slot < len(self._born):  # a checkpoint that was tampered with
-            raise RunFailed(f"{self._path} has no slot {str(slot)[:40]}: {next_start()}")
-
-    def _whole(self, slot: int, values: Tensor) -> bool:
-        return bool(self._sums[slot] == zlib.crc32(values.numpy().data.cast("B")))
-
-    def _values(self, slot: int, begin: int, end: int) -> Tensor:
-        values = torch.empty(end - begin, dtype=self._dtype)
-        data = values.numpy().data.cast("B")
-        offset = slot * self._row_bytes + begin * self._dtype.itemsize
-        while data:
-            count = os.preadv(self._open(), [data], offset)
-            if not count:
-                raise RunFailed(f"{self._path} lacks rows that the run needs: {next_start()}")
-            data, offset = data[count:], offset + count
-        return values
-
-    def drop(self, slot: int) -> None:
-        """Says that the State after this round does not hold the slot."""
-        self._check(slot)
-        self._gone[slot] = self._round + 1
-
-    def sync(self) -> None:
-        """Forces all rows to disk. Called before a checkpoint is written, which refers to them."""
-        self._mend()
-        if self._dirty:
-            with naming(self._path):
-                os.fdatasync(self._open())
-            self._dirty = False
-
-    def _mend(self) -> None:
-        """Writes the file anew where it was removed while it was open. RunFailed where rows in use were cut off."""
-        if self._path is None or self._descriptor is None:
-            return
-        live = np.flatnonzero((self._born > 0) & (self._gone == NOT_DROPPED))
-        if os.fstat(self._descriptor).st_size < (live.max(initial=-1) + 1) * self._row_bytes:
-            raise RunFailed(f"{self._path} was cut off while the run was at work, and rows are lost: {next_start()}")
-        if not is_at(self._path, self._descriptor):
-            _log.warning("%s was removed while the run was at work: it is written anew", self._path)
-            with os.fdopen(os.dup(self._descriptor), "rb") as rows:  # all other access is by position
-                rows.seek(0)
-                write_atomically(self._path, lambda file: shutil.copyfileobj(rows, file))
-            self._close()
-            self._descriptor = None
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """The rounds and checksums of all slots."""
-        values = {"born": self._born, "gone": self._gone, "sums": self._sums}
-        return {name: torch.from_numpy(each.copy()) for name, each in values.items()}
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Continues from a saved state: slots written later are free. ValueError where its lists do not fit."""
-        if any(
-            each.dtype != torch.int64 or each.shape != state["born"].shape or each.dim() != 1 for each in state.values()
-        ):
-            raise ValueError("the lists of slots are not of one length and of whole numbers")
-        self._born, self._gone, self._sums = (state[name].cpu().numpy().copy() for name in ("born", "gone", "sums"))
-        self._free = None
-
-    def find_damage(self, round: int) -> str | None:
-        """Reads all rows of the State after `round` and describes the first damaged one; None: all are whole."""
-        for slot in np.flatnonzero((self._born <= round) & (round < self._gone)).tolist():
-            try:
-                whole = self._whole(slot, self._values(slot, 0, self._length))
-            except RunFailed:
-                return f"{self._path} lacks rows of it"
-            if not whole:
-                return f"{self._path} is damaged in slot {slot}"
-        return None
-
-    def _take(self) -> int:
-        if self._free is None:
-            free = self._gone < NOT_DROPPED
-            for round in {*self._retained, self._round}:
-                free &= (round < self._born) | (self._gone <= round)
-            self._free = np.flatnonzero(free)[::-1].tolist()
-        if not self._free:
-            size = len(self._born)
-            more = max(MIN_NEW_SLOTS, size // 2)
-            self._born, self._gone, self._sums = (
-                np.concatenate([a, np.zeros(more, np.int64)]) for a in (self._born, self._gone, self._sums)
-            )
-            self._free = list(range(size + more - 1, size - 1, -1))
-        return self._free.pop()
-
-    def _open(self) -> int:
-        if self._descriptor is None:
-            if self._path is None:
-                with tempfile.TemporaryFile() as file:
-                    self._descriptor = os.dup(file.fileno())
-            else:
-                make_folder(self._path.parent)
-                self._descriptor = open_own(self._path, os.O_RDWR | os.O_CREAT)
-                sync_folder(self._path.parent)
-            self._close = weakref.finalize(self, os.close, self._descriptor)
-        return self._descriptor
 
 
 class RowStore:
     """An algorithm's rows of one length: on the `device`, on the `host`, or on `disk`."""
 
-    def __init__(self, place: str, file: RowFile, device: torch.device) -> None:
-        self._place, self._file, self._device = place, file, device
+    def __init__(
+        self, place: str, file: RowFile, device: torch.device, in_memory: Callable[[Tensor], Tensor] = lambda row: row
+    ) -> None:
+        """`in_memory` is told of each row that stays in memory, and returns it."""
+        self._place, self._file, self._device, self._in_memory = place, file, device, in_memory
 
     def put(self, row: Tensor) -> RowRef:
         """Keeps a copy of a row [length]; a State holds the reference."""
         if self._place == "disk":
             return self._file.put(row)
-        return row.detach().to("cpu" if self._place == "host" else self._device, copy=True)
+        return self._in_memory(row.detach().to("cpu" if self._place == "host" else self._device, copy=True))
 
     def get(self, ref: RowRef, columns: slice = ALL_COLUMNS) -> Tensor:
         """The row, or consecutive columns of it, on the device. The caller must not write into it.
@@ -202,19 +47,37 @@ class RowStore:
             return ref[columns].to(self._device)
         return self._file.get(ref, columns, self._device)
 
-    def stacked(self, rows: Mapping[int, RowRef], clients: Sequence[int], otherwise: Tensor) -> Tensor:
-        """The rows [k, length] of clients, by their references; `otherwise` [length] for a client without one."""
-        found = otherwise.repeat(len(clients), 1)
+    def stacked(self, rows: Mapping[int, RowRef], clients: Sequence[int], otherwise: Tensor | None = None) -> Tensor:
+        """The rows [k, length] of clients, by their references; `otherwise` [length] for a client without one (None:
+        each has one).
+        """
+        found = torch.empty(len(clients), self._file.length, dtype=self._file.dtype, device=self._device)
         for own, client in zip(found, clients, strict=True):
-            if client in rows:
-                own.copy_(self.get(rows[client]))
+            own.copy_(otherwise if otherwise is not None and client not in rows else self.get(rows[client]))
         return found
 
     def replace(self, rows: dict[int, RowRef], client: int, row: Tensor) -> None:
         """Keeps a copy of a client's next row [length] in the place of its last one, if it had any."""
-        if client in rows:
-            self.drop(rows[client])
-        rows[client] = self.put(row)
+        self.replace_all(rows, [client], row)
+
+    def replace_all(self, rows: dict[int, RowRef], clients: Sequence[int], next: Tensor) -> None:
+        """As `replace`, for clients whose next rows are `next` [k, length], or one [length] for all of them, which they
+        share in memory.
+        """
+        one = next.dim() == 1
+        shared = self.put(next) if one and self._place != "disk" else None  # a slot is one client's
+        for k, client in enumerate(clients):
+            if client in rows:
+                self.drop(rows[client])
+            rows[client] = self.put(next if one else next[k]) if shared is None else shared
+
+    def identity(self, ref: RowRef) -> Callable[[RowRef], bool]:
+        """A function that says whether another reference is to this very row, as long as anybody has it."""
+        if isinstance(ref, Tensor):
+            alive = weakref.ref(ref)
+            return lambda other: other is alive()
+        stamp = self._file.stamp(ref)
+        return lambda other: not isinstance(other, Tensor) and self._file.stamp(other) == stamp
 
     def drop(self, ref: RowRef) -> None:
         """Says that the next State does not hold this row."""
@@ -223,16 +86,21 @@ class RowStore:
 
 
 class ClientStateStore:
-    """The row files of a run, one for each length and type of row. Without a folder they are temporary."""
+    """The row files of a run, one for each length and type of row, and its rows in memory. Without a folder the files
+    are temporary.
+    """
 
-    def __init__(self, folder: Path | None, device: torch.device) -> None:
+    def __init__(self, folder: Path | None, device: torch.device, read_only: bool = False) -> None:
         self._folder, self._device = None if folder is None else folder / FOLDER, device
+        self._read_only = read_only
         self._files: dict[str, RowFile] = {}
+        self._in_memory = SavedRows(self._file, device)
         self._round, self._retained = 0, frozenset[int]()
 
     def rows(self, place: str, length: int, dtype: torch.dtype) -> RowStore:
         """The store of rows of this length and type at `place`, one of `PLACES`."""
-        return RowStore(place, self._file(f"{length}_{str(dtype).removeprefix('torch.')}"), self._device)
+        name = f"{length}_{str(dtype).removeprefix('torch.')}"
+        return RowStore(place, self._file(name), self._device, lambda row: self._in_memory.add(row, name))
 
     def begin(self, round: int) -> None:
         """Starts a round, from the State after `round` rounds."""
@@ -246,17 +114,35 @@ class ClientStateStore:
         for file in self._files.values():
             file.retain(self._retained)
 
+    @contextmanager
+    def naming(self, round: int) -> Iterator[Named]:
+        """A context for packing the State after `round` rounds for a checkpoint: yields what puts the name of a row in
+        its place, and writes the row if no checkpoint has it. Without a folder rows stay as they are.
+        """
+        if self._folder is None:
+            yield lambda tensor: tensor
+        else:
+            with self._in_memory.naming(round) as named:
+                yield named
+
+    def named(self, packed: Any) -> Any:
+        """A packed value with the rows in memory that `naming` has named. RunFailed where a file lacks one or has
+        damaged it.
+        """
+        return self._in_memory.read(packed)
+
     def sync(self) -> None:
-        """Forces all rows to disk."""
+        """Forces all rows in files to disk."""
         for file in self._files.values():
             file.sync()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that a resumed run needs besides the files."""
-        return {name: file.state_dict() for name, file in self._files.items()}
+    def state_dict(self, round: int | None = None) -> dict[str, Any]:
+        """Everything that a resumed run needs besides the files: now, or as it was after `round` rounds."""
+        return {name: file.state_dict(round) for name, file in self._files.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues from a saved state."""
+        self._in_memory.forget()
         for name, each in state.items():
             self._file(name).load_state_dict(each)
 
@@ -280,4 +166,4 @@ class ClientStateStore:
     def _new(self, name: str) -> RowFile:
         length, dtype = name.split("_")
         path = None if self._folder is None else self._folder / f"rows_{name}.bin"
-        return RowFile(path, int(length), getattr(torch, dtype))
+        return RowFile(path, int(length), getattr(torch, dtype), self._read_only)

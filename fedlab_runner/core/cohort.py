@@ -1,12 +1,13 @@
 """The clients that start in a round, and their local training."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedlab_runner.core.additions import Correct, Loss, Penalty, PerStep, Perturb
 from fedlab_runner.core.client_data import ClientData
 from fedlab_runner.core.client_homes import ClientHomes
 from fedlab_runner.core.client_state import RowStore
@@ -17,7 +18,7 @@ from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.optimizer import Optimizer
 from fedlab_runner.core.rng import Purpose, generators
 from fedlab_runner.core.trainer import J, LocalTrainer
-from fedlab_runner.core.work import Correct, Loss, PerStep, Perturb, Work, own_loss
+from fedlab_runner.core.work import Work
 
 
 class ClientStreams(NamedTuple):
@@ -77,11 +78,6 @@ class Cohort:
         return self._client_data.label_counts(self.client_ids, self.family.num_classes)
 
     @property
-    def steps_per_epoch(self) -> np.ndarray:
-        """Local steps of each client in one epoch [K]."""
-        return self._client_data.steps_per_epoch(self.client_ids, self.local, self.family.has_batch_norm)
-
-    @property
     def streams(self) -> ClientStreams:
         """The algorithm's random streams in this round."""
         return ClientStreams(self._trainer.seed, self.round, self.client_ids)
@@ -132,20 +128,10 @@ class Cohort:
         ids, due, its = self.client_ids[rows], self.due[rows], self._homes if homes else None
         return Cohort(self._trainer, self.family, local, ids, due, self.round, self.lr, its, data or self._client_data)
 
-    def batches(self, purposes: Sequence[Purpose]) -> PerStep:
-        """For each purpose one more minibatch of every client at every local step: inputs [k, b, ...] and targets
-        [k, b]. The first of them are as many as the step's own minibatch has; the others are padding.
-        """
-        family, client_data, seed = self.family, self._client_data, self._trainer.seed
-        how: dict[str, Any] = {"seed": seed, "round": self.round, "drop_single": family.has_batch_norm}
-        plans = [client_data.plan(self.client_ids, self.local, purpose=each, **how).indices for each in purposes]
-
-        def drawn(rows: np.ndarray, step: int) -> tuple[Tensor, ...]:
-            places = torch.from_numpy(rows).to(family.device)
-            found = (client_data.minibatch(indices[places, step]) for indices in plans)
-            return tuple(t for x, y in found for t in (family.normalize(x, family.dtype), y))
-
-        return drawn
+    def near(self, x: Tensor) -> tuple[Tensor, ...]:
+        """The data of the penalty `Proximal` around x [D], over the parameters that clients share: for `common`."""
+        anchor = x[: self.family.num_params]
+        return (anchor,) if self.shared is None else (anchor, self.shared)
 
     def gradients(self, x: Tensor, steps: int | None = None) -> Tensor:
         """Each client's gradient at x [D] or [K, D] of its mean loss over its examples [K, P], or over those in its
@@ -166,10 +152,12 @@ class Cohort:
         start: Tensor,
         *,
         loss: Loss | None = None,
+        penalty: Penalty | None = None,
         perturb: Perturb | None = None,
         correct: Correct | None = None,
         per_client: tuple[Tensor, ...] = (),
         per_step: PerStep | None = None,
+        common: tuple[Tensor, ...] = (),
         frozen: tuple[str, ...] = (),
         optimizer: Optimizer | None = None,
         joined: Joined | None = None,
@@ -178,16 +166,19 @@ class Cohort:
         """The clients' models after local training [K, D], from `start` [D] or [K, D].
 
         - `loss(model, batch, *own)` replaces the model family's loss.
+        - `penalty(parameters, *own)` is added to it: a sum over the parameters, or over those of one tensor.
         - `perturb(gradient, *own)` [P] moves the parameters for a second gradient on the same minibatch, which counts.
-        - `correct(gradient, *own)` [P] changes the gradient that the optimiser follows.
-        - `per_client`: tensors [K, ...]; each client's row is passed to the three functions as `own`.
-        - `per_step(rows, step)`: tensors [k, ...] for some rows of the cohort at one local step, appended to `own`.
+        - `correct(gradient, *own)` changes the gradient that the optimiser follows, each value by itself: it may be
+          called with the parameters' values [P] or with those of one tensor, as the penalty may.
+        - `per_client`: tensors [K, ...]; each client's row is passed to the four functions as `own`.
+        - `per_step(work, rows, step)`: tensors [k, ...] for some clients at one local step, appended to `own`.
+        - `common`: tensors that are the same for all clients, appended to `own`.
         - `frozen`: names of parameters and statistics that stay as they are; what their gradient would cost is saved.
         - `optimizer` replaces that of `local`, with the same learning rate.
         - `joined`: `start` [K, D + E] has joined models, of which the first are the models that clients share.
         - `counted=False` keeps the loss out of train/loss, for a second training on another objective in one round.
 
-        The functions are written for one client; a tensor that they close over is the same for all clients. Raises
+        The functions are written for one client and read nothing but their arguments (`core.additions`). Raises
         UserError where the memory cannot hold the cohort, Diverged where `nonfinite=stop` ends the run.
         """
         work = Work(
@@ -200,11 +191,13 @@ class Cohort:
             seed=self._trainer.seed,
             round=self.round,
             start=start,
-            loss=own_loss if frozen and loss is None else loss,
+            loss=loss,
+            penalty=penalty,
             perturb=perturb,
             correct=correct,
             per_client=per_client,
             per_step=per_step,
+            common=common,
             frozen=frozen,
             optimizer=optimizer,
         )

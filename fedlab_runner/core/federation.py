@@ -271,7 +271,7 @@ class Federation:
                 raise ValueError("an update in flight has no client's number or no tensors")
         self.client_state.load_state_dict(state["client_state"])
         self.server_steps.load_state_dict(state["server_steps"])
-        self.home.load_state_dict(state["home"])
+        self.home.load_state_dict(self.client_state.named(state["home"]))
 
     def _behind(self, earlier: list[int], later: Tensor) -> Tensor:
         return torch.cat([torch.tensor(earlier, dtype=later.dtype, device=later.device), later])

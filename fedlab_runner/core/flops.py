@@ -1,11 +1,31 @@
 """Floating-point operations of what PyTorch computes."""
 
+import logging
+import sys
 from math import prod
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry, shape_wrapper
+
+
+def _formulas() -> tuple[Any, Any]:
+    """PyTorch's formulas, without Triton, a compiler for GPUs that their module imports for its kernels: 0.2 s."""
+    hidden, log = "triton" not in sys.modules, logging.getLogger("torch.utils.flop_counter")
+    level = log.level
+    try:
+        if hidden:
+            sys.modules["triton"] = None  # type: ignore[assignment]  # the import system's word for "not there"
+            log.setLevel(logging.ERROR)  # it says that there is no Triton
+        from torch.utils.flop_counter import flop_registry, shape_wrapper
+    finally:
+        if hidden:
+            del sys.modules["triton"]
+            log.setLevel(level)
+    return flop_registry, shape_wrapper
+
+
+flop_registry, shape_wrapper = _formulas()
 
 
 class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types for it
@@ -55,5 +75,5 @@ def _convolution_backward(
 
 _OWN = {torch.ops.aten.convolution_backward: _convolution_backward}
 # The operations of each kind of call, as a function of its arguments and results.
-_SHAPED = {call: shape_wrapper(count) for call, count in _OWN.items()}  # type: ignore[no-untyped-call]  # nor for this
+_SHAPED = {call: shape_wrapper(count) for call, count in _OWN.items()}
 _FORMULAS = flop_registry | _SHAPED

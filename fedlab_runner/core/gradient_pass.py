@@ -27,15 +27,17 @@ def gradient_pass(
     p, plain = family.num_params, local.plain(steps)
     num_steps = client_data.num_steps(ids, plain, family.has_batch_norm)
     seen = client_data.examples_seen(ids, plain, family.has_batch_norm)
-
-    def loss(model: FunctionalModel, batch: Batch, share: Tensor, origin: Tensor = at[..., :p]) -> Tensor:
-        """A minibatch's part of the mean loss, at the model `at` instead of the current parameters."""
-        model.params = origin + (model.params - model.params.detach())
-        return family.loss(model, batch) * batch.mask.sum() * share
-
     start = at.clone()
     start[..., :p] = 0  # from zero, the distance is the gradient to the last bit
     share = 1 / torch.from_numpy(seen).to(at)
-    own = (share,) if at.dim() == 1 else (share, at[:, :p])
+    own: tuple[Tensor, ...] = (share,) if at.dim() == 1 else (share, at[:, :p])
+    common = (at[:p],) if at.dim() == 1 else ()
     lr = 1.0  # the round's may be zero
-    return Work(family, client_data, ids, num_steps, plain, lr, seed, round, start, loss=loss, per_client=own)
+    of = family, client_data, ids, num_steps, plain, lr, seed, round, start
+    return Work(*of, loss=_part, per_client=own, common=common)
+
+
+def _part(model: FunctionalModel, batch: Batch, share: Tensor, origin: Tensor) -> Tensor:
+    """A minibatch's part of the mean loss, at `origin` [P] instead of the current parameters."""
+    model.params = origin + (model.params - model.params.detach())
+    return model.family.loss(model, batch) * batch.mask.sum() * share

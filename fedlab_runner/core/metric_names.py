@@ -38,5 +38,9 @@ def shown(value: float | None, key: str) -> str:
     if is_share(key):
         return f"{100 * value:.2f} %"
     number = f"{value:,.0f}" if float(value).is_integer() else f"{value:.4g}"
-    unit = next((unit for part, unit in _UNITS.items() if key.endswith(part) or key.startswith(part)), "")
-    return f"{number} {unit}".rstrip()
+    return f"{number} {unit_of(key)}".rstrip()
+
+
+def unit_of(key: str) -> str:
+    """The unit of a metric that is no share; empty where it has none."""
+    return next((unit for part, unit in _UNITS.items() if key.endswith(part) or key.startswith(part)), "")

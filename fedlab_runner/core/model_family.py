@@ -197,20 +197,14 @@ class ModelFamily:
             for norm in self._norms:
                 norm.eval()
 
-    def forward(self, values: dict[str, Tensor] | None, inputs: Tensor) -> Tensor:
-        """Logits [b, C] of the module with these values by name; None: with its own values (see `bound`)."""
+    def forward(self, values: dict[str, Tensor] | None, inputs: Tensor, module: nn.Module | None = None) -> Tensor:
+        """Logits [b, C] of a module (None: the family's) with these values by name; None: with its own values."""
+        module = self.module if module is None else module
         if self.autocast is None:
-            return self._call(values, inputs)
+            return _call(module, values, inputs)
         with torch.autocast(self.device.type, self.autocast):
-            logits = self._call(values, inputs)
+            logits = _call(module, values, inputs)
         return logits.to(self.dtype)
-
-    def _call(self, values: dict[str, Tensor] | None, inputs: Tensor) -> Tensor:
-        # functional_call costs more than a small layer does: a bound module is called directly.
-        logits: Tensor = (
-            self.module(inputs) if values is None else torch.func.functional_call(self.module, values, (inputs,))
-        )
-        return logits
 
     @contextmanager
     def bound(self, w: Tensor) -> Iterator[list[Tensor]]:
@@ -297,3 +291,9 @@ class ModelFamily:
     def batch(self, inputs: Tensor, targets: Tensor, mask: Tensor) -> Batch:
         """The minibatch of stored examples, normalised; leading dimensions are kept."""
         return Batch(self.normalize(inputs, self.dtype), targets, mask)
+
+
+def _call(module: nn.Module, values: dict[str, Tensor] | None, inputs: Tensor) -> Tensor:
+    # functional_call costs more than a small layer does: a module with its own values is called directly.
+    logits: Tensor = module(inputs) if values is None else torch.func.functional_call(module, values, (inputs,))
+    return logits

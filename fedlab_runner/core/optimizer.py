@@ -73,7 +73,12 @@ class Adam:
         m.lerp_(g, 1 - self.beta1)
         v.mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
         correction1, correction2 = 1 - self.beta1 ** (t + 1), 1 - self.beta2 ** (t + 1)
-        scale = (v / correction2).sqrt_().add_(self.eps)
+        square, kind = v / correction2, torch.finfo(v.dtype)
+        if (
+            4 * kind.tiny**0.5 < kind.eps * self.eps
+        ):  # the sum has the bits of zero's, whose root takes five times longer
+            square.clamp_min_(kind.tiny)
+        scale = square.sqrt_().add_(self.eps)
         pace = lr / correction1
         if isinstance(pace, Tensor):
             w.sub_(m / scale * pace)

@@ -47,8 +47,9 @@ def _kind(work: Work) -> Hashable:
         work.client_data.inputs.shape[1:],
         work.local.batch_size == 1,
         work.frozen,
-        *map(_code, (work.loss, work.perturb, work.correct)),
+        *map(_code, (work.loss, work.penalty, work.perturb, work.correct)),
         tuple(t.shape[1:] for t in work.per_client),
+        tuple(t.shape for t in work.common),
         getattr(work.family.module, "cost_kind", None),
     )
 
@@ -73,7 +74,7 @@ def _operations(work: Work, row: np.ndarray, size: int) -> int:
     with own_generator(work):
         family.mode(True, frozen_norm=True)  # batch norm has no matrix products, and cannot train on one example
         batch = family.batch(*client_data.examples(index), params.new_ones(size))
-        own = (o[0] for o in work.own(row, 0))
+        own = (*(o[0] for o in work.own(row, 0)), *work.common)
         with FlopCounter() as counter:
             work.followed(gradient_of(work.objective()))(params, buffers, *batch[:3], *own)
     return int(counter.total)

@@ -1,6 +1,6 @@
 """Updates that arrive at the server, in time or late."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import torch
@@ -65,3 +65,12 @@ def staleness_metrics(staleness: Tensor) -> dict[str, float]:
         "late/staleness_max": int(staleness.max()),
         **{f"{COUNT_PREFIX}{age}": count for age, count in counts if count},
     }
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """All tensors in a value, and in the tuples, lists and dicts that it has."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from tensors_in(item)

@@ -11,18 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedlab_runner.core.additions import Correct, Loss, Penalty, PerStep, Perturb
 from fedlab_runner.core.client_data import ClientData, Plan
 from fedlab_runner.core.local_training import LocalTraining
 from fedlab_runner.core.model_family import Batch, FunctionalModel, ModelFamily
 from fedlab_runner.core.optimizer import SGD, Masked, Optimizer
 from fedlab_runner.core.own_values import Own
-from fedlab_runner.core.rng import torch_seeds
+from fedlab_runner.core.rng import Purpose, torch_seeds
 
-# Functions that are written for one client; `own` is its row of `per_client`, then of `per_step`.
-Loss = Callable[..., Tensor]  # loss(model, batch, *own) -> scalar
-Perturb = Callable[..., Tensor]  # perturb(gradient [P], *own) -> [P]
-Correct = Callable[..., Tensor]  # correct(gradient [P], *own) -> [P]
-PerStep = Callable[[np.ndarray, int], tuple[Tensor, ...]]  # per_step(rows [k], step) -> tensors [k, ...]
 OfOne = Callable[..., tuple[Tensor, ...]]  # (row of each tensor) -> its results, for `Executor.map_models`
 Objective = Callable[..., tuple[Tensor, tuple[Tensor, Tensor]]]  # see `Work.objective`
 Gradient = Callable[..., tuple[Tensor, tuple[Tensor, Tensor]]]  # an objective's gradient [P], with the same second part
@@ -43,31 +39,31 @@ class Work:
     round: int  # counted from 0
     start: Tensor  # [D], the same for all clients, or [K, D]
     loss: Loss | None = None  # None: the family's
+    penalty: Penalty | None = None  # that is added to the loss
     perturb: Perturb | None = None
     correct: Correct | None = None
     per_client: tuple[Tensor, ...] = ()  # each [K, ...]
     per_step: PerStep | None = None
-    frozen: tuple[str, ...] = ()  # parameters and statistics that stay as they are; then there is a `loss`
+    common: tuple[Tensor, ...] = ()  # the same for all clients
+    frozen: tuple[str, ...] = ()  # parameters and statistics that stay as they are
     optimizer: Optimizer | None = None  # None: that of `local`
     own_start: Own | None = None  # values of `start` in whose place each client has its own
 
     def select(self, rows: np.ndarray) -> "Work":
         """The work of some of the clients, by their rows [k]."""
-        per_step = self.per_step
         return replace(
             self,
             ids=self.ids[rows],
             num_steps=self.num_steps[rows],
             start=self.start if self.start.dim() == 1 else self.start[rows],
             per_client=tuple(t[rows] for t in self.per_client),
-            per_step=None if per_step is None else lambda some, step: per_step(rows[some], step),
             own_start=None if self.own_start is None else self.own_start.select(rows),
         )
 
     def plan(self, rows: np.ndarray) -> Plan:
         """The minibatches of some of the clients, by their rows [k]."""
         if self.whole_plan is None:
-            return self._plan(self.ids[rows])
+            return self.drawn_plan(self.ids[rows])
         indices, sizes, last_epoch = self.whole_plan
         steps = int(self.num_steps[rows].max(initial=0))
         picked = indices[int(rows[0])].unsqueeze(0) if len(rows) == 1 else indices[torch.from_numpy(rows)]
@@ -75,19 +71,19 @@ class Work:
 
     @cached_property
     def notes(self) -> dict[Any, Any]:
-        """An executor's own, kept as long as this work."""
+        """What executors and `per_step` keep as long as this work."""
         return {}
 
     @cached_property
     def whole_plan(self) -> Plan | None:
         """The minibatches of a whole cohort that is small: drawing them client by client costs several times more."""
         size = len(self.ids) * int(self.num_steps.max(initial=0)) * self.local.batch_size
-        return self._plan(self.ids) if size <= MAX_PLANNED_EXAMPLES else None
+        return self.drawn_plan(self.ids) if size <= MAX_PLANNED_EXAMPLES else None
 
-    def _plan(self, ids: np.ndarray) -> Plan:
-        return self.client_data.plan(
-            ids, self.local, seed=self.seed, round=self.round, drop_single=self.family.has_batch_norm
-        )
+    def drawn_plan(self, ids: np.ndarray, purpose: Purpose | None = None) -> Plan:
+        """The minibatches of clients `ids` [k]; with a purpose, others than those that they train on."""
+        how: dict[str, Any] = {"seed": self.seed, "round": self.round, "drop_single": self.family.has_batch_norm}
+        return self.client_data.plan(ids, self.local, purpose=purpose, **how)
 
     def starts(self, rows: np.ndarray | None = None) -> Tensor:
         """The models [k, D] that some of the clients start from (None: all); the caller does not write into them."""
@@ -135,8 +131,15 @@ class Work:
     @cached_property
     def _made_optimizer(self) -> Optimizer:
         made, p = self.optimizer or self.local.make_optimizer(), self.family.num_params
-        still = isinstance(made, SGD) and not made.weight_decay  # where the gradient is zero
+        alone = self.penalty is None and self.correct is None
+        still = alone and isinstance(made, SGD) and not made.weight_decay  # where the gradient is zero
         return Masked(made, ~self._frozen[:p]) if self.frozen and not still else made
+
+    @property
+    def moving(self) -> list[bool]:
+        """Whether each trainable tensor moves."""
+        family = self.family
+        return [name not in self.frozen for name, (start, _) in family.layout.items() if start < family.num_params]
 
     def make_optimizer(self) -> Optimizer:
         """The optimiser of this local training."""
@@ -151,13 +154,15 @@ class Work:
     def objective(self) -> Objective:
         """One client's objective: (params, buffers, inputs, targets, mask, *own) -> loss, (its value, new buffers)."""
         family, loss, has_offsets = self.family, self.loss or own_loss, self.offsets is not None
-        frozen = self.frozen
+        frozen, penalty = self.frozen, self.penalty
 
         def objective(
             params: Tensor, buffers: Tensor, inputs: Tensor, targets: Tensor, mask: Tensor, *own: Tensor
         ) -> Any:
             model, offsets = FunctionalModel(family, params, buffers, frozen), own[0] if has_offsets else None
             value = loss(model, Batch(inputs, targets, mask, offsets), *own[has_offsets:])
+            if penalty is not None:
+                value = value + penalty(params, *own[has_offsets:])
             return value, (value.detach(), model.buffers)
 
         return objective
@@ -185,10 +190,11 @@ class Work:
         return followed
 
     def own(self, rows: np.ndarray, step: int) -> tuple[Tensor, ...]:
-        """The `own` tensors [k, ...] of some of the clients at one local step, with the offsets first."""
+        """The tensors [k, ...] of some of the clients at one local step, with the offsets first, without `common`."""
         always = self.per_client if self.offsets is None else (self.offsets, *self.per_client)
-        fresh = () if self.per_step is None else self.per_step(rows, step)
-        return tuple(t[rows] for t in always) + fresh
+        fresh = () if self.per_step is None else self.per_step(self, rows, step)
+        one = slice(int(rows[0]), int(rows[0]) + 1) if len(rows) == 1 else None  # a view
+        return tuple(t[rows] if one is None else t[one] for t in always) + fresh
 
     @cached_property
     def _torch_seeds(self) -> list[int]:
@@ -284,16 +290,3 @@ def clip_rows(g: Tensor, norm: float) -> Tensor:
     """Scales rows of g [.., P] down to at most the Euclidean norm `norm`."""
     lengths: Tensor = torch.linalg.vector_norm(g, dim=-1, keepdim=True)
     return g * (norm / lengths.clamp_min(norm))
-
-
-def proximal(family: ModelFamily, x: Tensor, mu: float, shared: Tensor | None) -> Loss:
-    """The family's loss plus mu/2 ||w - x||^2 over the trainable parameters that are `shared` [P] (`Cohort.shared`);
-    x is [D].
-    """
-    anchor = x[: family.num_params]
-
-    def loss(model: FunctionalModel, batch: Batch) -> Tensor:
-        away = model.params - anchor
-        return family.loss(model, batch) + mu / 2 * (away if shared is None else away * shared).square().sum()
-
-    return loss

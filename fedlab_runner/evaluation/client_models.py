@@ -1,57 +1,59 @@
 """Evaluation of all clients' models on the test set, where there is no server's model."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from fedlab_runner.core.algorithm import Stacks
+from fedlab_runner.core.client_state import RowRef, RowStore
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.model_family import ModelFamily
+from fedlab_runner.core.own_models import NamedModels, OwnModels
 from fedlab_runner.datasets.examples import Examples
 from fedlab_runner.evaluation.evaluator import Evaluation, per_class
-from fedlab_runner.evaluation.scores import on_examples
-
-
-class ClientModel(NamedTuple):
-    """The model of one client."""
-
-    family: ModelFamily
-    vector: Tensor  # [D_a]
-    digest: bytes  # of the vector: equal models are evaluated once
-
+from fedlab_runner.evaluation.scores import at_once, on_examples
 
 Scores = dict[str, float]
+Model = tuple[ModelFamily, bytes]  # with the digest of its vector: equal models are evaluated once
+
+
+class Seen(NamedTuple):
+    """The model that a client had at the last evaluation."""
+
+    is_it: Callable[[RowRef], bool]
+    digest: bytes
 
 
 class ClientModels:
-    """Evaluates the models of all clients; a model unchanged since the last evaluation keeps its scores."""
+    """Evaluates the models of all clients; a model unchanged since the last evaluation is not read, and keeps its
+    scores.
+    """
 
     def __init__(self, evaluation: Evaluation, fed: Federation, test: Examples) -> None:
         self._evaluation, self._fed, self._test = evaluation, fed, test
-        self._known: dict[tuple[ModelFamily, bytes], Scores] = {}  # scores of the last evaluation, by model
+        self._known: dict[Model, Scores] = {}  # scores of the last evaluation
+        self._seen: dict[tuple[str, int], Seen] = {}  # by the name under which models are evaluated, and client
 
-    def evaluate(self, models: Stacks, more: Mapping[str, tuple[Sequence[ModelFamily], Stacks]]) -> Scores:
+    def evaluate(self, models: OwnModels, more: NamedModels) -> Scores:
         """The mean metrics over the clients that are not held out.
 
         `more` models, by name, add their mean accuracy and loss as `<name>/accuracy` and `<name>/loss`.
         """
         known, self._known = self._known, {}
-        scores = self._on_test(self._by_client(self._fed.families, models), known)
+        scores = self._on_test("", self._fed.families, models, known)
         metrics = {f"test/{key}": self._mean(scores, key) for key in scores[0]}
         if (count := len(self._fed.families)) > 1:
             for a in range(count):
                 metrics[f"test/accuracy_model/{a}"] = self._mean(scores, "accuracy", a)
-        for name, (families, stacks) in more.items():
-            scores = self._on_test(self._by_client(families, stacks), known)
+        for name, (families, others) in more.items():
+            scores = self._on_test(name, families, others, known)
             metrics |= {f"{name}/{key}": self._mean(scores, key) for key in ("accuracy", "loss")}
         return metrics
 
-    def by_client(self, models: Stacks) -> list[Scores]:
+    def by_client(self, models: OwnModels) -> list[Scores]:
         """The scores of each client's model on the test set, where known from the last evaluation."""
-        return self._on_test(self._by_client(self._fed.families, models), self._known)
+        return self._on_test("", self._fed.families, models, self._known)
 
     def _mean(self, scores: Sequence[Scores], key: str, architecture: int | None = None) -> float:
         """The mean over the clients that are not held out, of all architectures or of one; NaN over none."""
@@ -63,23 +65,33 @@ class ClientModels:
         ]
         return sum(values) / len(values) if values else float("nan")
 
-    def _by_client(self, families: Sequence[ModelFamily], stacks: Stacks) -> list[ClientModel]:
-        """The models in the order of the clients."""
-        count = len(families)
-        rows = [(families[i % count], stacks[i % count][i // count]) for i in range(self._fed.num_clients)]
-        return [
-            ClientModel(family, w, hashlib.sha256(w.cpu().contiguous().numpy().data).digest()) for family, w in rows
-        ]
+    def _on_test(
+        self, name: str, families: Sequence[ModelFamily], models: OwnModels, known: Mapping[Model, Scores]
+    ) -> list[Scores]:
+        """The scores of each model on the test set, in the order of the clients."""
+        stores = [self._fed.row_store("device", family.size) for family in families]
+        wanted = [self._model(name, client, ref, families, stores) for client, ref in models.items()]
+        refs = dict(zip(wanted, models.values(), strict=True))
+        self._known |= {model: known[model] for model in refs if model in known}
+        for family, store in zip(families, stores, strict=True):
+            new = [model for model in refs if model[0] is family and model not in self._known]
+            for some in at_once(new, family.size):
+                rows = store.stacked(dict(enumerate(refs[model] for model in some)), range(len(some)))
+                self._known |= zip(some, self._score(family, rows), strict=True)
+        return [self._known[model] for model in wanted]
 
-    def _on_test(self, models: list[ClientModel], known: dict[tuple[ModelFamily, bytes], Scores]) -> list[Scores]:
-        """The scores of each model on the test set."""
-        for family in dict.fromkeys(m.family for m in models):
-            wanted = {(family, m.digest): m.vector for m in models if m.family is family}
-            self._known |= {key: known[key] for key in wanted if key in known}
-            new = {key: w for key, w in wanted.items() if key not in self._known}
-            if new:
-                self._known |= zip(new, self._score(family, torch.stack(list(new.values()))), strict=True)
-        return [self._known[m.family, m.digest] for m in models]
+    def _model(
+        self, name: str, client: int, ref: RowRef, families: Sequence[ModelFamily], stores: Sequence[RowStore]
+    ) -> Model:
+        """The model of a client."""
+        architecture = client % len(families)
+        seen = self._seen.get((name, client))
+        if seen is None or not seen.is_it(ref):
+            store = stores[architecture]
+            before = self._seen.get((name, client - len(families)))  # clients may share a row
+            digest = before.digest if before is not None and before.is_it(ref) else _digest(store.get(ref))
+            seen = self._seen[name, client] = Seen(store.identity(ref), digest)
+        return families[architecture], seen.digest
 
     def _score(self, family: ModelFamily, models: Tensor) -> list[Scores]:
         """The scores of models [m, D] on the test set."""
@@ -93,3 +105,7 @@ class ClientModels:
             found = {"accuracy": float(row.mean()), "loss": loss}
             scores.append(found | {key.removeprefix("test/"): value for key, value in classes.items()})
         return scores
+
+
+def _digest(model: Tensor) -> bytes:
+    return hashlib.sha256(model.cpu().contiguous().numpy().data).digest()

@@ -12,20 +12,20 @@ import torch
 from torch import Tensor
 
 from fedlab_runner.algorithms.shared.feature_blocks import reading
-from fedlab_runner.core.algorithm import Algorithm, Stacks
+from fedlab_runner.core.algorithm import Algorithm
 from fedlab_runner.core.client_data import ClientData, Streams
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.model_family import ModelFamily
+from fedlab_runner.core.own_models import OwnModels, models_of
 from fedlab_runner.core.rng import Purpose
 from fedlab_runner.core.work import Work
 from fedlab_runner.datasets.examples import Examples
 from fedlab_runner.evaluation.client_models import ClientModels
 from fedlab_runner.evaluation.evaluator import Evaluation
-from fedlab_runner.evaluation.scores import OnClients, of_each, of_one, on_examples
+from fedlab_runner.evaluation.scores import OnClients, at_once, of_each, of_one, on_examples
 from fedlab_runner.partitions.blocks import by_blocks
 from fedlab_runner.utils.errors import UserError
 
-MAX_VALUES = 2**25  # the most values of models in memory at once: 128 MiB in float32
 TUNING_STREAMS = Streams(Purpose.FINE_TUNE, Purpose.FINE_TUNE_DROPOUT)  # the random numbers of fine-tuning
 WORST = 0.1  # the share of the clients, or of the examples, over which `worst_decile` is a mean
 OWN_TEST = "test examples of the clients' own: set client_split.test, or choose client_split=natural or redealt"
@@ -141,7 +141,7 @@ class Matrix:
         return found
 
     def _row(
-        self, kind: str, columns: list[str], state: Any, models: Tensor | Stacks, round: int
+        self, kind: str, columns: list[str], state: Any, models: Tensor | OwnModels, round: int
     ) -> dict[str, CellScores]:
         """The cells of one kind of model."""
         fed, clients = self._fed, {data: _clients(self._fed, data) for data in columns}
@@ -166,7 +166,9 @@ class Matrix:
         counted = self._fed.client_data if data == "global" else _examples(self._fed, data)
         return CellScores(ids, accuracy[ids], loss[ids], counted.num_examples[ids])
 
-    def _pieces(self, kind: str, ids: np.ndarray, state: Any, models: Tensor | Stacks, round: int) -> Iterator[Piece]:
+    def _pieces(
+        self, kind: str, ids: np.ndarray, state: Any, models: Tensor | OwnModels, round: int
+    ) -> Iterator[Piece]:
         """The models of these clients; while the caller tests a piece, the family reads the clients' feature blocks."""
         fed, built = self._fed, self._algorithm
         if isinstance(models, Tensor) and kind == "server":
@@ -174,18 +176,17 @@ class Matrix:
         elif isinstance(models, Tensor) and kind == "client" and built.holds_blocks and fed.blocks is not None:
             for blocks, rows in by_blocks(fed.blocks[ids]):
                 with reading(fed.family, blocks):
-                    for some in _split(ids[rows], fed.family.size):
+                    for some in at_once(ids[rows], fed.family.size):
                         yield Piece(fed.family, some, built.client_models(state, fed, some))
         elif isinstance(models, Tensor):
-            for some in _split(ids, fed.family.size):
+            for some in at_once(ids, fed.family.size):
                 own = kind == "client"
                 found = built.client_models(state, fed, some) if own else self._tuned(models, some, round)
                 yield Piece(fed.family, some, found)
         else:
             for group in fed.by_architecture(ids):
-                for rows in _split(np.arange(len(group.ids)), group.family.size):
-                    stack = models[group.architecture][group.rows[torch.from_numpy(rows).to(group.rows.device)]]
-                    yield Piece(group.family, group.ids[rows], stack)
+                for some in at_once(group.ids, group.family.size):
+                    yield Piece(group.family, some, models_of(fed, models, group._replace(ids=some)))
 
     def _tuned(self, start: Tensor, ids: np.ndarray, round: int) -> Tensor:
         """The server's model after some epochs on each client's training examples [k, D]."""
@@ -207,11 +208,6 @@ class Matrix:
         if piece.is_one_model:
             return of_one(family, piece.models[0], examples, ids, size)
         return of_each(executor, family, piece.models[torch.from_numpy(rows)], examples, ids, size)
-
-
-def _split(ids: np.ndarray, size: int) -> list[np.ndarray]:
-    """The clients in parts whose models [D], of this size, are in memory together."""
-    return np.split(ids, range(most := max(1, MAX_VALUES // size), len(ids), most))
 
 
 def spread(cell: str, scores: CellScores) -> dict[str, float]:

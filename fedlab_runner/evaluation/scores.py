@@ -4,7 +4,7 @@ Each score depends, to the last bit, on its model, its examples and the argument
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -14,6 +14,9 @@ from fedlab_runner.core.client_data import ClientData
 from fedlab_runner.core.losses import losses
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.work import Executor
+
+MAX_VALUES = 2**25  # the most values of models in memory at once: 128 MiB in float32
+Items = TypeVar("Items", list[Any], np.ndarray)
 
 
 class OnExamples(NamedTuple):
@@ -28,6 +31,12 @@ class OnClients(NamedTuple):
 
     accuracy: np.ndarray  # [k] float64
     loss: np.ndarray  # [k] float64, the mean cross entropy
+
+
+def at_once(items: Items, size: int) -> Iterator[Items]:
+    """The items in parts whose models, with so many values each, are in memory together."""
+    most = max(1, MAX_VALUES // size)
+    return (items[begin : begin + most] for begin in range(0, len(items), most))
 
 
 @torch.no_grad()

@@ -1,36 +1,50 @@
-"""Notes in a run's folder of what the run has chosen on a machine: its number of threads and its executors.
+"""Notes in a run's folder of what the run has taken on a machine: threads, processes and executors.
 
-A run that is continued on the same machine finds its choices there, and so computes the same bits.
+A run that is continued on the same type of machine finds its choices there, and so computes the same bits.
 """
 
 import hashlib
 import json
 import logging
-import platform
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedlab_runner.utils import checksummed_json
 from fedlab_runner.utils.files import write_text_atomically
-from fedlab_runner.utils.system import machine_cores
+from fedlab_runner.utils.system import machine_cores, processor
 
 _log = logging.getLogger(__name__)
-NOTES_FILE = "executor.json"  # in the run's folder: choices by machine
+NOTES_FILE = "executor.json"  # in the run's folder: choices by type of machine
+_DAMAGED = "threads and executor=auto are chosen anew, so that the last digits may differ"
 
 
-def noted_threads(folder: Path) -> int | None:
-    """The number of threads that the run in this folder has noted on this machine."""
-    noted = read_notes(
-        folder / NOTES_FILE, "threads and executor=auto are chosen anew, so that the last digits may differ"
-    )
-    threads = mapping_at(noted, hardware()).get("threads")
-    return threads if isinstance(threads, int) and threads >= 1 else None
+def noted(folder: Path) -> dict[str, Any]:
+    """What the run in this folder has noted on this type of machine."""
+    return mapping_at(read_notes(folder / NOTES_FILE), machine_type())
 
 
-def note_threads(folder: Path, threads: int) -> None:
-    """Notes the number of threads for when the run is continued."""
-    path = folder / NOTES_FILE
-    write_notes(path, read_notes(path) | {hardware(): {"threads": threads}})
+def noted_count(folder: Path, key: str) -> int | None:
+    """The noted number under a key, where it is one of at least 1."""
+    count = noted(folder).get(key)
+    return count if isinstance(count, int) and count >= 1 else None
+
+
+def noted_anywhere(notes: Path, key: str) -> dict[str, str]:
+    """The texts that a file of notes has under a key; of several machines the first one's count."""
+    machines = [each for each in read_notes(notes).values() if isinstance(each, dict)]
+    found = [mapping_at(each, key) for each in reversed(machines)]
+    return {name: text for each in found for name, text in each.items() if isinstance(text, str)}
+
+
+def note(folder: Path, **values: Any) -> None:
+    """Notes values by key for when the run is continued, beside those of other keys; warns of a damaged file."""
+    path, here = folder / NOTES_FILE, machine_type()
+    notes = read_notes(path, _DAMAGED)
+    if (before := mapping_at(notes, here)) != (now := before | values):
+        write_text_atomically(path, checksummed_json.text(notes | {here: now}))
 
 
 def read_notes(path: Path, consequence: str | None = None) -> dict[str, Any]:
@@ -45,29 +59,16 @@ def read_notes(path: Path, consequence: str | None = None) -> dict[str, Any]:
         return {}
 
 
-def write_notes(path: Path, notes: dict[str, Any]) -> None:
-    """Replaces a file of notes."""
-    write_text_atomically(path, checksummed_json.text(notes))
-
-
 def mapping_at(notes: dict[str, Any], key: str) -> dict[str, Any]:
     """The mapping under a key; empty where there is none."""
     found = notes.get(key)
     return found if isinstance(found, dict) else {}
 
 
-def hardware() -> str:
-    """A digest of the machine's name, processor and usable cores."""
-    return digest_of(platform.node(), processor(), machine_cores())
-
-
-def processor() -> str:
-    """The name of the processor."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor()
+@lru_cache(maxsize=1)
+def machine_type() -> str:
+    """A digest of what choices depend on: processor, cores and version of torch. A cluster's nodes can share it."""
+    return digest_of(processor(), machine_cores(), torch.__version__)
 
 
 def digest_of(*parts: object) -> str:

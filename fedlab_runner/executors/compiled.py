@@ -4,6 +4,7 @@ To gather the gradient into a vector, and to update a whole vector, costs as muc
 """
 
 import logging
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -14,33 +15,36 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import grad_and_value, vmap
+from torch.func import grad_and_value
 
+from fedlab_runner.core.additions import lasts, parted, side_by_side
 from fedlab_runner.core.client_data import Plan
 from fedlab_runner.core.losses import losses
 from fedlab_runner.core.model_family import Batch, ModelFamily
-from fedlab_runner.core.optimizer import Optimizer
 from fedlab_runner.core.work import Work
+from fedlab_runner.executors._run_notes import machine_type
+from fedlab_runner.utils.files import user_cache
 from fedlab_runner.utils.signals import deferred
 
 _log = logging.getLogger(__name__)
 
 Layers = list[Tensor]  # the parameters of one model, or of A models [A, ...]
-Step = Callable[..., Any]  # (layers, slots, lr, t, inputs, targets, mask, *offsets) -> the loss, a scalar or [A]
+Step = Callable[..., Any]  # (layers, slots, lr, t, inputs, targets, mask, *own) -> the loss, a scalar or [A]
 _FEED = "feed"  # key in a cohort's notes
 _BROKEN_LIBRARY = re.compile(r"ImportError: (\S+\.so): ")  # in an error of the compiler
 MAX_GATHERED_BYTES = 2**19  # of examples that are gathered ahead of their steps
 
 
 def in_layers(work: Work) -> bool:
-    """Whether the work follows the gradient of the model family's own loss.
+    """Whether the work follows the gradient of the model family's own loss, with what an algorithm adds to it.
 
-    An algorithm's additions, and a bound on the gradient's norm, need the gradient as one vector; dropout would draw
-    other masks.
+    Another loss, and a bound on the gradient's norm, need parameters or gradient as one vector; a function that is made
+    anew in each round would be compiled in each; dropout would draw other masks.
     """
-    added = (work.loss, work.perturb, work.correct, work.per_step, work.local.clip_norm)
-    plain = all(each is None for each in added) and not work.per_client
-    return plain and not work.family.num_buffers and not work.family.has_dropout
+    if any(each is not None for each in (work.loss, work.per_step, work.local.clip_norm)) or work.frozen:
+        return False
+    same = all(map(lasts, (work.penalty, work.perturb, work.correct)))
+    return same and not work.family.num_buffers and not work.family.has_dropout
 
 
 def has_compiler() -> bool:
@@ -51,9 +55,13 @@ def has_compiler() -> bool:
 def graph_of(function: Step, family: ModelFamily, *, layer_by_layer: bool = False) -> Step:
     """Compiles a step of a family's models with torch.compile, so that processes can still be forked.
 
+    The user's cache folder keeps what was compiled, by type of machine, for later runs; the environment variable
+    TORCHINDUCTOR_CACHE_DIR names another folder.
     A library in the compiler's cache that cannot be loaded, as a killed process has left it half-written, is compiled
     anew.
     """
+    # A system's folder for temporary files, torch's default, is empty after a restart, and on a cluster for each job.
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(user_cache() / "compiled" / machine_type()))
     from fedlab_runner.executors._compiler_passes import UpdateInPlace  # imports the compiler: a second
 
     # A process's first gradient decides whether autograd starts threads, without which a fork has no autograd. The
@@ -99,7 +107,7 @@ def train_client(work: Work, row: int, layers: Layers) -> Tensor:
     steps, first = int(feed.steps[at]), int(feed.last_epoch[at])
     if not steps:
         return feed.lr.new_zeros(())
-    own = () if work.offsets is None else (work.offsets[row],)
+    own = (*(each[0] for each in work.own(np.array([row]), 0)), *work.common)
     losses = list(_moved(work, 0, layers, feed, feed.indices[at, :steps], feed.masks[at, :steps], own))
     weights = feed.weights[at, first:steps]
     return torch.dot(torch.stack(losses[first:]), weights) / weights.sum()
@@ -120,7 +128,7 @@ def train_clients(work: Work, rows: np.ndarray, y: Tensor, values: Tensor) -> No
     feed, at = _feed(work, rows)
     most, places = int(feed.steps[at[0]]), torch.from_numpy(at).to(work.family.device)
     indices, masks, weights = (part[places, :most] for part in (feed.indices, feed.masks, feed.weights))
-    own = () if work.offsets is None else (work.offsets[rows],)
+    own = (*work.own(rows, 0), *work.common)
     active = (feed.steps[at, None] > np.arange(most + 1)).sum(0).tolist()  # clients with more than 0, 1, ... steps
 
     def keep(first: int, end: int) -> None:
@@ -145,7 +153,7 @@ def _moved(
     """Takes local steps of the layers, of so many models side by side (0: of one), and yields each step's loss.
 
     A short minibatch is filled up with masked examples: one shape needs one graph. `indices` and `masks` are [T, b] or
-    [T, A, b]; `own` holds the clients' own tensors for every step.
+    [T, A, b]; `own` holds the clients' own tensors for every step, and the common ones.
     """
     optimizer, ready, step = work.make_optimizer(), is_ready(work, models), _compiled(work, models)
     slots = [[torch.zeros_like(layer) for layer in layers] for _ in range(optimizer.slots)]
@@ -206,26 +214,24 @@ def _feed(work: Work, rows: np.ndarray) -> tuple[_Feed, np.ndarray]:
 def _compiled(work: Work, models: int) -> Step:
     key = _key(work, models)
     if key not in work.family.compiled:
-        step = _step(work.family, work.make_optimizer(), stacked=models > 0)
+        step = _step(work, stacked=models > 0)
         # The compiler counts its graphs by code object and gives up after eight: each step gets a code object.
         step.__code__ = step.__code__.replace()
         work.family.compiled[key] = graph_of(step, work.family, layer_by_layer=True)
     return work.family.compiled[key]
 
 
-def _key(work: Work, models: int) -> tuple[Optimizer, int, bool, int]:
-    return work.make_optimizer(), work.local.batch_size, work.offsets is not None, models
+def _key(work: Work, models: int) -> tuple[Any, ...]:
+    added = work.penalty, work.perturb, work.correct
+    shapes = tuple(t.shape[1:] for t in work.per_client), tuple(t.shape for t in work.common)
+    return work.make_optimizer(), work.local.batch_size, work.offsets is not None, models, added, shapes
 
 
-def _step(family: ModelFamily, optimizer: Optimizer, *, stacked: bool) -> Step:
-    names = list(family.layout)
-
-    def loss(layers: Layers, inputs: Tensor, targets: Tensor, mask: Tensor, *offsets: Tensor) -> Tensor:
-        batch = Batch(inputs, targets, mask, *offsets)
-        logits = family.forward(dict(zip(names, layers, strict=True)), inputs)
-        return batch.mean(losses(logits, targets, batch.offsets))
-
-    gradient = vmap(grad_and_value(loss), randomness="error") if stacked else grad_and_value(loss)
+def _step(work: Work, *, stacked: bool) -> Step:
+    """The step of this kind of work, of one model or of several side by side; it keeps nothing of the work's data."""
+    gradient, optimizer, common = _gradient(work), work.make_optimizer(), len(work.common)
+    if stacked:
+        gradient = side_by_side(gradient, common, randomness="error")
 
     def step(layers: Layers, slots: list[Layers], lr: Tensor, t: Tensor, *batch: Tensor) -> Tensor:
         value: Tensor
@@ -235,3 +241,35 @@ def _step(family: ModelFamily, optimizer: Optimizer, *, stacked: bool) -> Step:
         return value
 
     return step
+
+
+def _gradient(work: Work) -> Callable[..., Any]:
+    """(layers, inputs, targets, mask, *own) -> the gradients that one model's layers follow, and the loss."""
+    family, penalty, perturb, correct = work.family, work.penalty, work.perturb, work.correct
+    names, first = list(family.layout), int(work.offsets is not None)
+    sizes = [shape.numel() for _, shape in family.layout.values()]
+
+    def loss(layers: Layers, inputs: Tensor, targets: Tensor, mask: Tensor, *own: Tensor) -> Tensor:
+        batch = Batch(inputs, targets, mask, *own[:first])
+        logits = family.forward(dict(zip(names, layers, strict=True)), inputs)
+        value = batch.mean(losses(logits, targets, batch.offsets))
+        if penalty is not None:
+            for layer, mine in zip(layers, parted(own[first:], sizes), strict=True):
+                value = value + penalty(layer.reshape(-1), *mine)
+        return value
+
+    of_layers = grad_and_value(loss)
+
+    def gradient(layers: Layers, *batch: Tensor) -> tuple[Layers, Tensor]:
+        gradients, value = of_layers(layers, *batch)
+        own = batch[3 + first :]
+        if perturb is not None:
+            moves = torch.split(perturb(torch.cat([g.reshape(-1) for g in gradients]), *own), sizes)
+            there = [layer + move.view(layer.shape) for layer, move in zip(layers, moves, strict=True)]
+            gradients, _ = of_layers(there, *batch)
+        if correct is not None:
+            pairs = zip(gradients, parted(own, sizes), strict=True)
+            gradients = [correct(g.reshape(-1), *mine).view(g.shape) for g, mine in pairs]
+        return gradients, value
+
+    return gradient

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import grad, vmap
+from torch.func import grad
 
+from fedlab_runner.core.additions import lasts, side_by_side
 from fedlab_runner.core.optimizer import Optimizer, zero_slots
 from fedlab_runner.core.work import Gradient, Work
 from fedlab_runner.executors._chunks import Chunk
@@ -28,7 +29,7 @@ class CudaGraph(Vectorized):
     """Trains as `vectorized` does, up to `chunk_size` clients side by side (null: the whole cohort; 1: one after
     another), and replays a recorded step instead of launching its kernels one by one.
 
-    A recorded step is kept for later rounds, unless the algorithm adds something to it that changes with the round.
+    A recorded step is kept for later rounds, unless it freezes tensors or has a closure of the algorithm in it.
     With batch norm, a minibatch that is not full must not be padded: its step is launched kernel by kernel. A model
     with dropout is trained as `vectorized` trains it.
     """
@@ -56,12 +57,12 @@ class CudaGraph(Vectorized):
 
     def _recorded(self, work: Work, chunk: Chunk) -> "RecordedStep":
         """The recorded step for a chunk; recorded now if it is new."""
-        added = (work.loss, work.perturb, work.correct)
-        lasts = all(each is None for each in added) and not work.per_client and work.per_step is None
-        notes = work.client_data.notes if lasts else work.notes
+        added = work.loss, work.penalty, work.perturb, work.correct, work.per_step
+        notes = work.client_data.notes if all(map(lasts, added)) and not work.frozen else work.notes
         optimizer, models, frozen = work.make_optimizer(), width(len(chunk.rows)), chunk.frozen_norm
         how = optimizer, work.local.batch_size, work.local.clip_norm, work.offsets is not None
-        key = work.family, models, frozen, self.compile, *how
+        shapes = tuple(t.shape[1:] for t in work.per_client), tuple(t.shape for t in work.common)
+        key = work.family, models, frozen, self.compile, *how, *added, *shapes
         if key not in notes:
             gradient = self._of_all(work.select(chunk.rows[:1]))  # one row: a kept step keeps its work in memory
             notes[key] = RecordedStep(work, models, gradient, padded=frozen or not work.family.has_batch_norm)
@@ -69,7 +70,8 @@ class CudaGraph(Vectorized):
         return recorded
 
     def _of_all(self, work: Work) -> Gradient:
-        step = vmap(work.followed(grad(work.objective(), has_aux=True)), randomness="error")
+        one = work.followed(grad(work.objective(), has_aux=True))
+        step = side_by_side(one, len(work.common), randomness="error")
         return graph_of(step, work.family) if self.compile else step
 
 
@@ -90,6 +92,7 @@ class RecordedStep:
         self._sizes = torch.full((models, 1), work.local.batch_size, dtype=torch.int64, device=device)
         self._places = torch.arange(work.local.batch_size, device=device)
         self._own = tuple(each.clone(memory_format=torch.contiguous_format) for each in work.own(rows, 0))
+        self._common = tuple(each.clone(memory_format=torch.contiguous_format) for each in work.common)
         self._lr, self._t = (torch.zeros((), dtype=dtype, device=device) for dtype in (family.dtype, torch.float64))
         self._loss = torch.zeros(models, dtype=family.dtype, device=device)
         self._replay = record(self._launch, device)
@@ -122,6 +125,8 @@ class RecordedStep:
             kept.copy_(new)
         for slot in self._slots:
             slot.zero_()
+        for kept, new in zip(self._common, work.common, strict=True):
+            kept.copy_(new)
         self._lr.fill_(work.lr)
         self._t.zero_()
 
@@ -153,7 +158,7 @@ class RecordedStep:
         params, buffers = self._params[rows], self._buffers[rows]
         slots, own = (tuple(each[rows] for each in some) for some in (self._slots, self._own))
         batch = self._family.batch(*self._client_data.minibatch(index), mask)
-        g, (loss, updated) = self._gradient(params, buffers, *batch[:3], *own)
+        g, (loss, updated) = self._gradient(params, buffers, *batch[:3], *own, *self._common)
         self._optimizer.step(params, g, slots, self._lr, self._t)
         self._loss[rows], self._buffers[rows] = loss, updated
         if not isinstance(rows, slice):  # an index makes copies, a slice makes views

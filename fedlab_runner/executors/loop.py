@@ -3,19 +3,21 @@
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedlab_runner.core.additions import lasts, parted
 from fedlab_runner.core.model_family import ModelFamily
-from fedlab_runner.core.optimizer import zero_slots
-from fedlab_runner.core.work import Gradient, OfOne, Work, gradient_of, one_by_one
+from fedlab_runner.core.optimizer import SGD, zero_slots
+from fedlab_runner.core.work import Objective, OfOne, Work, gradient_of, one_by_one
 from fedlab_runner.executors._chunks import Chunk, ChunkedExecutor
 from fedlab_runner.executors._fork.buffers import ONE
 from fedlab_runner.executors.compiled import graph_of, in_layers, is_ready, train_client
 
 _BUFFER = "buffer"  # key in a cohort's notes
-Move = Callable[..., Tensor]  # (step, inputs, targets, mask, *own) -> the loss, after a step of one client's model
+Move = Callable[..., Tensor]  # (step, own, inputs, targets, mask) -> the loss, after a step of one client's model
 
 
 @dataclass(frozen=True)
@@ -47,12 +49,15 @@ class Loop(ChunkedExecutor):
             return
         work.seed_torch(row)
         plan, weighted_loss, seen = work.plan(chunk.rows), w.new_zeros(()), 0
+        own: tuple[Tensor, ...] | None = None
         with ExitStack() as stack:
             move = self._move(work, w, stack)
             for t, size in enumerate(plan.sizes[0, : work.num_steps[row]].tolist()):
                 index = plan.indices[0, t, :size]
                 batch = family.batch(*client_data.minibatch(index), w.new_ones(size))
-                loss = move(t, *batch[:3], *(o[0] for o in work.own(chunk.rows, t)))
+                if own is None or work.per_step is not None:
+                    own = (*(o[0] for o in work.own(chunk.rows, t)), *work.common)
+                loss = move(t, own, *batch[:3])
                 if t >= plan.last_epoch[0]:
                     weighted_loss, seen = weighted_loss + loss * size, seen + size
         y[row], losses[row] = w, weighted_loss / max(seen, 1)
@@ -62,23 +67,35 @@ class Loop(ChunkedExecutor):
         family, optimizer = work.family, work.make_optimizer()
         params, buffers = w[: family.num_params], w[family.num_params :]
         slots = zero_slots(optimizer, params)
-        if work.loss is None and work.perturb is None and not self.compile:
-            leaves = stack.enter_context(family.bound(w))
-            if work.local.clip_norm is None and work.correct is None and not optimizer.slots:
-                return _by_layers(work, leaves)
-            gradient = work.followed(_module_gradient(work, leaves, buffers))
+        if work.loss is None and not self.compile:
+            module = _Bound(work, stack.enter_context(family.bound(w)), params, buffers)
+            plain = isinstance(optimizer, SGD) and not slots
+            if plain and work.local.clip_norm is None and work.perturb is None:
+                return _by_layers(work, module)
+            gradient = work.followed(module.gradient)
         else:
-            objective = work.objective()
-            gradient = work.followed(gradient_of(graph_of(objective, family) if self.compile else objective))
+            gradient = work.followed(gradient_of(self._objective(work)))
 
-        def move(t: int, *batch: Tensor) -> Tensor:
-            g, (loss, updated) = gradient(params, buffers, *batch)
+        def move(t: int, own: tuple[Tensor, ...], *batch: Tensor) -> Tensor:
+            g, (loss, updated) = gradient(params, buffers, *batch, *own)
             optimizer.step(params, g, slots, work.lr, t)
             if updated is not buffers:
                 buffers.copy_(updated)
             return loss
 
         return move
+
+    def _objective(self, work: Work) -> Objective:
+        if not self.compile:
+            return work.objective()
+        if not (lasts(work.loss) and lasts(work.penalty)):
+            return graph_of(work.objective(), work.family)
+        compiled: dict[Any, Any] = work.family.compiled
+        key = (work.loss, work.penalty, work.frozen, work.offsets is None)
+        if key not in compiled:
+            compiled[key] = graph_of(work.objective(), work.family)
+        found: Objective = compiled[key]
+        return found
 
 
 def _buffer(work: Work) -> tuple[Tensor, list[Tensor]]:
@@ -94,34 +111,81 @@ def _buffer(work: Work) -> tuple[Tensor, list[Tensor]]:
     return found
 
 
-def _by_layers(work: Work, leaves: list[Tensor]) -> Move:
-    """The local step, layer by layer, of the model that the module is bound to.
-
-    No vector of the whole gradient is made: to make one costs as much as a small layer.
-    """
-    family, optimizer, supervised = work.family, work.make_optimizer(), work.offsets is not None
-
-    def move(t: int, inputs: Tensor, targets: Tensor, mask: Tensor, *own: Tensor) -> Tensor:
-        value = family.bound_loss(inputs, targets, own[0] if supervised else None)
-        for leaf, g in zip(leaves, torch.autograd.grad(value, leaves, materialize_grads=True), strict=True):
-            optimizer.step(leaf.data, g, (), work.lr, t)
-        return value.detach()
-
-    return move
-
-
-def _module_gradient(work: Work, leaves: list[Tensor], buffers: Tensor) -> Gradient:
-    """The gradient, as a vector, of the model family's own loss at the model that the module is bound to.
+class _Bound:
+    """The model family's own loss, with the penalty, of the model that the module is bound to.
 
     A plain call of the module: to rebuild its parameters from a vector in each step costs as much as a layer.
     """
-    family, supervised = work.family, work.offsets is not None
+
+    def __init__(self, work: Work, leaves: list[Tensor], params: Tensor, buffers: Tensor) -> None:
+        self._family, self._penalty, self._first = work.family, work.penalty, int(work.offsets is not None)
+        self.leaves, self._params, self._buffers = leaves, params, buffers
+        self._moving = [leaf for leaf, moves in zip(leaves, work.moving, strict=True) if moves]
+        self._places = [i for i, moves in enumerate(work.moving) if moves]
+
+    def step(self, own: tuple[Tensor, ...], inputs: Tensor, targets: Tensor) -> tuple[Tensor, list[tuple[int, Tensor]]]:
+        """The loss, and the gradient by each tensor that moves, with the tensor's number; the penalty is left out."""
+        value = self._family.bound_loss(inputs, targets, own[0] if self._first else None)
+        grads = torch.autograd.grad(value, self._moving, materialize_grads=True) if self._moving else ()
+        return value.detach(), list(zip(self._places, grads, strict=True))
+
+    def pull(self, own: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """The penalty, and its gradient [P]."""
+        assert self._penalty is not None
+        leaf = self._params.detach().requires_grad_()
+        value = self._penalty(leaf, *own[self._first :])
+        (g,) = torch.autograd.grad(value, leaf)
+        return value.detach(), g
 
     def gradient(
-        params: Tensor, _: Tensor, inputs: Tensor, targets: Tensor, mask: Tensor, *own: Tensor
+        self, params: Tensor, _: Tensor, inputs: Tensor, targets: Tensor, mask: Tensor, *own: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        value = family.bound_loss(inputs, targets, own[0] if supervised else None)
-        grads = torch.autograd.grad(value, leaves, materialize_grads=True)
-        return torch.cat([g.reshape(-1) for g in grads]), (value.detach(), buffers)
+        """The gradient [P]; at other parameters than the module's, these and the statistics are put back."""
+        if params is self._params:
+            return self._gradient(inputs, targets, own)
+        kept, statistics = self._params.clone(), self._buffers.clone()
+        self._params.copy_(params)
+        found = self._gradient(inputs, targets, own)
+        self._params.copy_(kept)
+        self._buffers.copy_(statistics)
+        return found
 
-    return gradient
+    def _gradient(
+        self, inputs: Tensor, targets: Tensor, own: tuple[Tensor, ...]
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        value, grads = self.step(own, inputs, targets)
+        found = dict(grads)
+        zero = self._params.new_zeros(())
+        gradients = (found.get(i, zero).expand_as(leaf).reshape(-1) for i, leaf in enumerate(self.leaves))
+        g = torch.cat(list(gradients))
+        if self._penalty is not None:
+            more, pull = self.pull(own)
+            value, g = value + more, g.add_(pull)
+        return g.detach(), (value, self._buffers)
+
+
+def _by_layers(work: Work, module: _Bound) -> Move:
+    """The local step by plain SGD, layer by layer, of the model that the module is bound to.
+
+    No vector of the whole gradient is made: to make one costs as much as a small layer.
+    """
+    optimizer, correct, first = work.make_optimizer(), work.correct, int(work.offsets is not None)
+    sizes = [leaf.numel() for leaf in module.leaves]
+    parts: list[tuple[Tensor, ...]] = []  # of `whole`, for each tensor
+    whole: tuple[Tensor, ...] | None = None
+
+    def move(t: int, own: tuple[Tensor, ...], inputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
+        nonlocal parts, whole
+        value, grads = module.step(own, inputs, targets)
+        if work.penalty is not None:
+            more, pull = module.pull(own)
+            pulls = parted((pull,), sizes)
+            value, grads = value + more, [(i, g + pulls[i][0].view(g.shape)) for i, g in grads]
+        if correct is not None and own is not whole:
+            parts, whole = parted(own[first:], sizes), own
+        for i, g in grads:
+            followed = g if correct is None else correct(g.reshape(-1), *parts[i]).view(g.shape)
+            optimizer.step(module.leaves[i].data, followed, (), work.lr, t)
+        return value
+
+    return move

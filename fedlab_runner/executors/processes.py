@@ -1,13 +1,14 @@
 """A cohort shared among worker processes of one thread each, which are forks of this process.
 
-A fork has the clients' data, the models and the algorithm's closures without a copy. For plain local training from one
-model, the next round needs only a few numbers: the workers stay for later rounds.
+A fork has the clients' data and the models without a copy. The workers stay for later rounds, in which they get what an
+algorithm adds as functions and data (`core.additions`). Work that cannot be sent, as a closure is a part of it, forks
+workers of its own.
 """
 
 import logging
 import weakref
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,10 +16,10 @@ from torch import Tensor
 
 from fedlab_runner.core.client_data import ClientData
 from fedlab_runner.core.model_family import ModelFamily
-from fedlab_runner.core.own_values import Own
 from fedlab_runner.core.work import OfOne, Work, own_generator
 from fedlab_runner.executors._chunks import ChunkedExecutor, SingleProcessExecutor
-from fedlab_runner.executors._fork.buffers import SHARED, shared_zeros
+from fedlab_runner.executors._fork.buffers import SHARED, Arena, ArenaFull, shared_zeros
+from fedlab_runner.executors._fork.orders import Acquaintances, Known, Unsendable, packed, unpacked
 from fedlab_runner.executors._fork.pool import ForkPool, PoolWork
 from fedlab_runner.executors._fork.processes import one_thread
 from fedlab_runner.utils.errors import UserError
@@ -28,8 +29,11 @@ from fedlab_runner.utils.validate import at_least
 _log = logging.getLogger(__name__)
 # Workers that stay keep all memory of the time of the fork, also what the run replaces later: no more than this.
 MAX_KEPT_BYTES = 2e9
-_lasting: "list[WorkerSession]" = []  # at most one: the session whose workers wait for a round
-_watched: weakref.WeakSet[ClientData] = weakref.WeakSet()  # whose end dismisses the workers
+MAX_SENT_BYTES = 2**27  # of a round's tensors, which are copied: to fork takes less time than to copy more
+_waiting: "list[WaitingWorkers]" = []  # at most one
+MAX_ORDER_BYTES = 2**20  # of the rest, pickled
+_met: "weakref.WeakSet[Known]" = weakref.WeakSet()  # what work was on before
+_watched: weakref.WeakSet[ClientData] = weakref.WeakSet()  # whose end may dismiss the workers
 
 
 @dataclass(frozen=True)
@@ -64,73 +68,81 @@ class Processes(SingleProcessExecutor):
         y = SHARED.take(len(work.ids), work.family.size, work.family.dtype)
         if not len(work.ids):
             return y, y.new_zeros(0)
-        session = _session_for(self.inner, self.num_processes(), work)
         with own_generator(work), one_thread():
-            session.carry_out(work, y)
-        return y, session.losses[: len(work.ids)].clone()
+            losses = self._train_waiting(work, y)
+            return y, self._train_once(work, y) if losses is None else losses
+
+    def _train_waiting(self, work: Work, y: Tensor) -> Tensor | None:
+        """The losses [K], where waiting workers can do the work, and models in y [K, D]; else None."""
+        workers = min(self.num_processes(), len(work.ids))
+        if not (_waiting and _waiting[0].can_help(workers)) and not _replaced(workers, work):
+            return None
+        try:
+            return _waiting[0].train(self.inner, work, y)
+        except ArenaFull:
+            return None
+        except Unsendable as error:
+            unknown = error.unknown
+        if unknown is None:  # a closure
+            return None
+        if unknown not in _met:  # perhaps there will be no other work on it
+            _met.add(unknown)
+            return None
+        return self._train_waiting(work, y) if _replaced(workers, work, unknown) else None
+
+    def _train_once(self, work: Work, y: Tensor) -> Tensor:
+        """The losses [K], and models in y [K, D], by workers that are forked for this work."""
+        losses, done = shared_zeros((len(work.ids),), y.dtype), shared_zeros((len(work.ids),), torch.uint8).numpy()
+        share = _share(self.inner, work, y, losses, done)
+        for number in self.inner.compiling_chunks(work):  # in this process: a fork cannot compile
+            share.train(number)
+        helpers = min(self.num_processes(), int((done[: share.chunks] == 0).sum())) - 1
+        pool = ForkPool(max(0, helpers), lambda: share)
+        pool.work(share, done[: share.chunks])
+        pool.dismiss()
+        _finish(share, done, work)
+        return losses
 
 
-class WorkerSession:
-    """The shared memory and the workers for cohorts of up to K clients: the order, in numbers, and the results."""
+class WaitingWorkers:
+    """Workers for the rounds of a run: the memory in which they get an order, and what they knew when they were forked.
 
-    def __init__(self, inner: ChunkedExecutor, workers: int, work: Work) -> None:
-        self._inner, self._workers, self._work = inner, workers, _terms(work)
-        self._own = None if work.own_start is None else work.own_start.columns
-        self._whose = weakref.ref(work.family), weakref.ref(work.client_data)
-        self.lasts = _is_plain(work) and (resident_bytes() or MAX_KEPT_BYTES) < MAX_KEPT_BYTES
-        clients, dtype = len(work.ids), work.family.dtype
-        self.losses = shared_zeros((clients,), dtype)
-        self._done = shared_zeros((clients,), torch.uint8).numpy()  # by chunk: there are at most K
-        self._order = shared_zeros((2, clients + 1), torch.int64).numpy()  # count, ids; round, steps
-        self._lr = shared_zeros((1,), torch.float64).numpy()
-        self._start = shared_zeros((work.family.size if self.lasts else 0,), dtype)
-        self._memory = SHARED.number
+    An order has its length and its pickled form, then the losses, what is done, and the tensors of the work.
+    """
+
+    def __init__(self, workers: int, known: Iterable[Known]) -> None:
+        self._workers, self.known, self._arena = workers, Acquaintances(known), Arena(MAX_SENT_BYTES)
+        self._order = shared_zeros((MAX_ORDER_BYTES,), torch.uint8)
+        self._blocks = SHARED.numbers
         self._pool: ForkPool | None = None
 
-    def serves(self, inner: ChunkedExecutor, workers: int, work: Work) -> bool:
-        """Whether the present workers can do this work."""
-        return (
-            _is_plain(work)
-            and (self._inner, self._workers, self._work) == (inner, workers, _terms(work))
-            and self._whose[0]() is work.family
-            and self._whose[1]() is work.client_data
-            and len(work.ids) <= len(self.losses)
-            and self._memory == SHARED.number  # else the workers would write into the old buffer
-            and (self._pool is None or self._pool.is_whole())
-        )
+    def can_help(self, workers: int) -> bool:
+        """Whether there are so many workers, who know the memory of the models."""
+        whole = self._pool is None or self._pool.is_whole()
+        return workers <= self._workers and SHARED.last in self._blocks and whole
 
-    def carry_out(self, work: Work, y: Tensor) -> None:
-        """Trains the cohort: writes models into y [K, D] and losses into `losses`."""
-        clients = len(work.ids)
-        if self.lasts and work.own_start is not None:  # a client's place in y is free until it has trained
-            for place, values in zip(y, work.own_start.rows, strict=True):
-                place[: len(values)] = values
-        share = self._share(work, y)
-        done = self._done[: share.chunks]
-        done[:] = 0
-        for number in self._inner.compiling_chunks(work):  # in this process: a fork cannot compile
+    def train(self, inner: ChunkedExecutor, work: Work, y: Tensor) -> Tensor:
+        """The losses [K], and models in y [K, D]. Raises Unsendable; ArenaFull where the memory is too small."""
+        self._arena.clear()
+        (at_losses, losses), (at_done, marks) = (
+            self._arena.room((len(work.ids),), dtype) for dtype in (y.dtype, torch.uint8)
+        )
+        more = inner, SHARED.last, at_losses, at_done
+        order = packed(work, more, self.known, self._arena)
+        if len(order) > MAX_ORDER_BYTES - 8:
+            raise ArenaFull
+        losses.zero_()
+        done = marks.zero_().numpy()
+        share = _share(inner, work, y, losses, done)
+        for number in inner.compiling_chunks(work):  # in this process: a fork cannot compile
             share.train(number)
             self.dismiss()  # the present workers lack the new graph
-        if self.lasts:
-            self._order[:, 0] = clients, work.round
-            self._order[0, 1 : clients + 1], self._order[1, 1 : clients + 1] = work.ids, work.num_steps
-            self._lr[0] = work.lr
-            self._start.copy_(work.start)
-        helpers = min(self._workers, len(self.losses) if self.lasts else int((done == 0).sum())) - 1
-        self._pool = self._pool or ForkPool(
-            max(0, helpers), partial(self._next, replace(work, own_start=None)) if self.lasts else lambda: share
-        )
-        self._pool.work(share, done)
-        if not self.lasts:
-            self.dismiss()
-        if left := np.flatnonzero(done == 0).tolist():
-            _log.warning("round %d: %d chunks are trained again", work.round + 1, len(left))
-            for number in left:
-                share.train(number)
-
-    def is_orphan(self) -> bool:
-        """Whether the clients' data that the session was made for is gone."""
-        return self._whose[1]() is None
+        self._order[:8].view(torch.int64)[0] = len(order)
+        self._order[8 : 8 + len(order)] = torch.frombuffer(bytearray(order), dtype=torch.uint8)
+        self._pool = self._pool or ForkPool(self._workers - 1, self._next)
+        self._pool.work(share, done[: share.chunks])
+        _finish(share, done, work)
+        return losses.clone()
 
     def dismiss(self) -> None:
         """Ends the workers."""
@@ -138,60 +150,58 @@ class WorkerSession:
             self._pool.dismiss()
         self._pool = None
 
-    def _next(self, like: Work) -> PoolWork:
-        """In a worker: the work of the present order; all but the order is as in the first work, `like`."""
-        (clients, round), rest = self._order[:, 0].tolist(), self._order[:, 1:]
-        ids, steps = rest[:, :clients].copy()
-        y = SHARED.again(clients, like.family.size, like.family.dtype)
-        own = None if self._own is None else Own(self._own, y[:, : self._own.count].unbind())
-        work = replace(
-            like, ids=ids, num_steps=steps, round=round, lr=float(self._lr[0]), start=self._start, own_start=own
+    def _next(self) -> PoolWork:
+        """In a worker: the work of the present order."""
+        length = int(self._order[:8].view(torch.int64)[0])
+        content = self._order[8 : 8 + length].numpy().tobytes()
+        work, (inner, block, at_losses, at_done) = unpacked(content, self.known, self._arena)
+        y = SHARED.again(block, len(work.ids), work.family.size, work.family.dtype)
+        losses, done = (
+            self._arena.at(place, (len(work.ids),), dtype)
+            for place, dtype in ((at_losses, y.dtype), (at_done, torch.uint8))
         )
-        return self._share(work, y)
-
-    def _share(self, work: Work, y: Tensor) -> PoolWork:
-        chunks = self._inner.chunks(work)
-
-        def train(number: int) -> None:
-            self._inner.train_chunk(work, chunks[number], y, self.losses)
-            self._done[number] = 1
-
-        return PoolWork(train, len(chunks))
+        return _share(inner, work, y, losses, done.numpy())
 
 
 def dismiss() -> None:
     """Ends the workers that wait for another round."""
-    while _lasting:
-        _lasting.pop().dismiss()
+    while _waiting:
+        _waiting.pop().dismiss()
 
 
-def _session_for(inner: ChunkedExecutor, workers: int, work: Work) -> WorkerSession:
-    """The session whose workers wait, if it can do this work; else a new session."""
-    if _lasting and _lasting[0].serves(inner, workers, work):
-        return _lasting[0]
-    session = WorkerSession(inner, workers, work)
-    if session.lasts:
-        dismiss()
-        _lasting.append(session)
-        if work.client_data not in _watched:
-            _watched.add(work.client_data)
-            weakref.finalize(work.client_data, _after_run)
-    return session
+def _replaced(workers: int, work: Work, *more: Known) -> bool:
+    """Makes new workers in the place of those that wait, who know what those did and more, where memory allows it."""
+    if (resident_bytes() or 0) >= MAX_KEPT_BYTES:
+        return False
+    before, new = _waiting[0].known.alive() if _waiting else [], (work.family, work.client_data, *more)
+    dismiss()
+    _waiting.append(WaitingWorkers(workers, dict.fromkeys((*before, *new))))
+    _met.update(new)
+    if work.client_data not in _watched:
+        _watched.add(work.client_data)
+        weakref.finalize(work.client_data, _after_run)
+    return True
 
 
 def _after_run() -> None:
-    if _lasting and _lasting[0].is_orphan():
+    """Ends the workers when all the clients' data that they know is gone."""
+    if _waiting and not any(isinstance(each, ClientData) for each in _waiting[0].known.alive()):
         dismiss()
 
 
-def _is_plain(work: Work) -> bool:
-    """Whether a few numbers describe the work, beside what clients have at home: the algorithm adds no function, and
-    all clients receive one model.
-    """
-    own = (work.loss, work.perturb, work.correct, work.per_step)
-    return all(each is None for each in own) and not work.per_client and work.start.dim() == 1
+def _share(inner: ChunkedExecutor, work: Work, y: Tensor, losses: Tensor, done: np.ndarray) -> PoolWork:
+    chunks = inner.chunks(work)
+
+    def train(number: int) -> None:
+        inner.train_chunk(work, chunks[number], y, losses)
+        done[number] = 1
+
+    return PoolWork(train, len(chunks))
 
 
-def _terms(work: Work) -> tuple[object, ...]:
-    """What must stay the same for waiting workers, beside model family and clients' data."""
-    return work.local, work.seed, work.own_start and work.own_start.columns
+def _finish(share: PoolWork, done: np.ndarray, work: Work) -> None:
+    """Trains the chunks that are not done."""
+    if left := np.flatnonzero(done[: share.chunks] == 0).tolist():
+        _log.warning("round %d: %d chunks are trained again", work.round + 1, len(left))
+        for number in left:
+            share.train(number)

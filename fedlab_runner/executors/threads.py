@@ -5,20 +5,23 @@ from pathlib import Path
 
 import torch
 
-from fedlab_runner.executors._run_notes import note_threads, noted_threads
-from fedlab_runner.utils.system import idle_cores
+from fedlab_runner.executors._run_notes import note, noted_count
+from fedlab_runner.utils.system import usable_cores
 
 VARIABLE = "OMP_NUM_THREADS"
 MAX_DEFAULT_THREADS = 8  # where neither config nor environment has a number: the networks of this field are small
 
 
 def set_threads(wanted: int | None, folder: Path | None) -> int:
-    """Sets torch's number of threads and returns it: `wanted`, else the environment's, else the number of idle cores.
+    """Sets torch's number of threads and returns it: `wanted`, else the environment's, else the number of usable cores.
 
-    Idle cores are counted once: the run in `folder` notes the number, and is continued with it on the same machine.
+    It does not depend on what else the machine does, as the last bits depend on it. The run in `folder` notes the
+    number, and is continued with it on the same type of machine unless `wanted` or the environment says otherwise.
     """
-    threads = wanted or _by_environment() or _by_machine(folder)
+    threads = wanted or _by_environment() or (folder and noted_count(folder, "threads")) or _by_machine()
     torch.set_num_threads(threads)
+    if folder is not None:
+        note(folder, threads=threads)
     return threads
 
 
@@ -28,11 +31,5 @@ def _by_environment() -> int | None:
     return int(value) or None if value.isdecimal() else None
 
 
-def _by_machine(folder: Path | None) -> int:
-    noted = None if folder is None else noted_threads(folder)
-    if noted is not None:
-        return noted
-    threads = min(MAX_DEFAULT_THREADS, idle_cores())
-    if folder is not None:
-        note_threads(folder, threads)
-    return threads
+def _by_machine() -> int:
+    return min(MAX_DEFAULT_THREADS, usable_cores())

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
+from fedlab_runner.core.additions import side_by_side
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.optimizer import zero_slots
 from fedlab_runner.core.work import Gradient, OfOne, Work, gradient_of, one_by_one
@@ -80,7 +81,7 @@ class Vectorized(ChunkedExecutor):
 
     def _step(self, work: Work) -> Gradient:
         """(params [A, P], buffers [A, B], batch, *own) -> gradient [A, P], (loss [A], buffers [A, B])."""
-        every = partial(vmap, randomness="different")
+        every = partial(side_by_side, common=len(work.common))
         small = work.family.num_params <= MAX_PLAIN_PARAMS
         if not self.compile and small and work.family.autocast is None:  # which overlooks vmapped convolutions here
             return work.followed(gradient_of(every(work.objective())), every)
@@ -97,6 +98,7 @@ def _train_clients(work: Work, chunk: np.ndarray, step: Gradient, full_width: bo
     sizes = torch.from_numpy(plan.sizes).to(family.device)
     weights = torch.from_numpy(plan.sizes * in_last_epoch).to(family.device, family.dtype)
     places = torch.arange(work.local.batch_size, device=family.device)
+    fixed = work.own(chunk, 0) if work.per_step is None else None
     for t in range(plan.sizes.shape[1]):
         for rows, most in blocks(plan.sizes[:, t], family.has_batch_norm):
             if full_width and not family.has_batch_norm:  # constant shapes spare the compiler
@@ -105,7 +107,8 @@ def _train_clients(work: Work, chunk: np.ndarray, step: Gradient, full_width: bo
             mask = (places[:most] < sizes[rows, t, None]).to(family.dtype)
             batch = family.batch(*client_data.minibatch(index), mask)
             block = params[rows]
-            g, (loss, updated) = step(block, buffers[rows], *batch[:3], *work.own(chunk[rows], t))
+            own = work.own(chunk[rows], t) if fixed is None else tuple(o[rows] for o in fixed)
+            g, (loss, updated) = step(block, buffers[rows], *batch[:3], *own, *work.common)
             block_slots = tuple(s[rows] for s in slots)
             optimizer.step(block, g, block_slots, work.lr, t)
             if not isinstance(rows, slice):  # an index makes copies, a slice makes views

@@ -30,13 +30,21 @@ LOGGED_CLIENTS = 1000  # so many rows of the partition table go to W&B
 
 
 class RunArtifacts:
-    """Writes one run's files. `record` notes the command that started the run and returns the commit."""
+    """Writes one run's files, pictures with `draw` only. `record` notes the command that started the run and returns
+    the commit.
+    """
 
     def __init__(
-        self, folder: Path, name: str, config: Mapping[str, Any], prepared: Prepared, record: Callable[[], str | None]
+        self,
+        folder: Path,
+        name: str,
+        config: Mapping[str, Any],
+        prepared: Prepared,
+        record: Callable[[], str | None],
+        draw: bool,
     ) -> None:
         self._folder, self._plots, self._name, self._config = folder, folder / "plots", name, config
-        self._prepared, self._record = prepared, record
+        self._prepared, self._record, self._draw = prepared, record, draw
         self._strata, self._classes = prepared.data.train.strata.numpy(), prepared.data.class_names
 
     def start(self) -> str | None:
@@ -51,7 +59,8 @@ class RunArtifacts:
         recorder.table("partition", columns, rows)
         if (blocks := self._prepared.simulation.fed.blocks) is not None:
             recorder.table("blocks", *block_table(blocks, self._prepared.split, self._strata, self._classes))
-        for name, picture in self._draw_partition():
+        self._write_partition()
+        for name, picture in self._draw_partition() if self._draw else ():
             recorder.image(name, picture)
 
     def show_results(self, recorder: Recorder, state: Any, saved: Architecture | None) -> None:
@@ -60,16 +69,21 @@ class RunArtifacts:
         """
         self._restore_removed()
         rows = recorder.rows()
-        plot_curves(self._plots / "curves.png", rows, self._name)
-        recorder.image("curves", self._plots / "curves.png")
-        if plot_staleness(self._plots / "staleness.png", rows, self._name):
-            recorder.image("staleness", self._plots / "staleness.png")
-        for picture in plot_diagnostics(self._plots, rows, self._name):
-            recorder.image(picture.stem, picture)
+        if self._draw:
+            self._draw_rounds(recorder, rows)
         self._show_classes(rows, recorder)
         self._show_clients(recorder, self._prepared.simulation.by_client(state, rows[-1]["round"]))
         if saved is not None:
             recorder.model(self._save_models(saved, state, rows[-1]["round"]))
+
+    def _draw_rounds(self, recorder: Recorder, rows: list[Row]) -> None:
+        """Draws what changed from round to round."""
+        if plot_curves(self._plots / "curves.png", rows, self._name):
+            recorder.image("curves", self._plots / "curves.png")
+        if plot_staleness(self._plots / "staleness.png", rows, self._name):
+            recorder.image("staleness", self._plots / "staleness.png")
+        for picture in plot_diagnostics(self._plots, rows, self._name):
+            recorder.image(picture.stem, picture)
 
     def _save_models(self, architecture: Architecture, state: Any, round: int) -> list[Path]:
         """Writes the evaluated models and, of a single one, what its library reads beside the weights; returns the
@@ -93,7 +107,7 @@ class RunArtifacts:
         columns, rows = client_table(cells, fed.held_out, fed.num_clients)
         write_client_table(self._folder, columns, rows)
         recorder.table("clients", columns, rows[:LOGGED_CLIENTS])
-        if plot_clients(self._plots / "clients.png", cells, self._name):
+        if self._draw and plot_clients(self._plots / "clients.png", cells, self._name):
             recorder.image("clients_plot", self._plots / "clients.png")
 
     def _restore_removed(self) -> None:
@@ -101,7 +115,7 @@ class RunArtifacts:
         again: dict[str, Callable[[], object]] = {
             CONFIG: self._write_config,
             provenance.COMMANDS_FILE: self._record,
-            PARTITION_FILE: self._draw_partition,
+            PARTITION_FILE: self._write_partition,
         }
         for name, write in again.items():
             if not (self._folder / name).exists():
@@ -111,10 +125,14 @@ class RunArtifacts:
     def _write_config(self) -> None:
         write_text_atomically(self._folder / CONFIG, OmegaConf.to_yaml(OmegaConf.create(dict(self._config))))
 
+    def _write_partition(self) -> None:
+        """Writes the partition table."""
+        prepared = self._prepared
+        write_partition_table(self._folder, prepared.split, self._strata, self._classes, prepared.uses)
+
     def _draw_partition(self) -> list[tuple[str, Path]]:
-        """Writes the partition table and draws partition, topology and blocks: names and paths of the pictures."""
+        """Draws partition, topology and blocks: names and paths of the pictures."""
         split, plots, fed = self._prepared.split, self._plots, self._prepared.simulation.fed
-        write_partition_table(self._folder, split, self._strata, self._classes, self._prepared.uses)
         plot_partition(plots / "partition.png", split, self._strata, self._classes, self._name)
         drawn = [("partition_plot", plots / "partition.png")]
         if fed.topology is not None:

@@ -6,15 +6,21 @@ import importlib.util
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from contextlib import suppress
+from functools import cache, lru_cache
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hydra.utils import get_class
 
+from fedlab_runner.utils import checksummed_json
+from fedlab_runner.utils.errors import UserError
+from fedlab_runner.utils.files import user_cache, write_text_atomically
+
 Code = dict[str, str]  # digests by module
 MAX_MODULES_SHOWN = 4
+MAX_KEPT_MODULES = 2000  # of which the user's cache folder keeps what was parsed
 PACKAGE = __name__.partition(".")[0]
 
 
@@ -49,6 +55,7 @@ def code_of(config: Mapping[str, Any]) -> Code:
                 continue  # nothing of another package counts
             modules = {each for name in names if _path(each := f"{module}.{name}")}
             ahead |= modules if names and len(modules) == len(names) else {*modules, module}
+    _keep()
     return dict(sorted(found.items()))
 
 
@@ -138,14 +145,55 @@ def _source(name: str, path: Path) -> _Source:
 def _parsed(content: bytes, package: str, suffix: str) -> _Source:
     if suffix != ".py":
         return _Source(hashlib.sha256(content).hexdigest()[:12], frozenset())
+    known = _known()
+    key = hashlib.sha256(content + package.encode()).hexdigest()
+    try:
+        kept, imports = known[key]
+        return _Source(str(kept), frozenset((str(module), tuple(map(str, names))) for module, names in imports))
+    except (KeyError, TypeError, ValueError):
+        pass
     tree = ast.parse(content)
     for node in ast.walk(tree):
         if isinstance(body := getattr(node, "body", None), list):  # without docstrings and other lone constants
             body[:] = [
                 each for each in body if not (isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant))
             ]
-    digest = hashlib.sha256(ast.unparse(tree).encode()).hexdigest()[:12]
-    return _Source(digest, frozenset(_imported(tree, package)))
+    source = _Source(hashlib.sha256(ast.unparse(tree).encode()).hexdigest()[:12], frozenset(_imported(tree, package)))
+    known[key] = [source.digest, sorted(source.imports)]
+    return source
+
+
+def _keep() -> None:
+    """Writes what this process has parsed for later processes: to parse a run's modules takes as long as a small run.
+
+    Of several writers the last one counts; what the others had is parsed again.
+    """
+    if len(_known()) == _kept[0]:
+        return
+    used = dict(list(_known().items())[-MAX_KEPT_MODULES:])
+    with suppress(OSError):
+        write_text_atomically(_place(), checksummed_json.text(used))
+    _kept[0] = len(_known())
+
+
+_kept = [0]  # how many of the known sources are in the file
+
+
+@cache
+def _known() -> dict[str, Any]:
+    """What other processes have parsed: digest and imports of a module by the digest of its file."""
+    try:
+        known = checksummed_json.read(_place())
+    except (OSError, ValueError, UserError):
+        known = {}
+    _kept[0] = len(known)
+    return known
+
+
+def _place() -> Path:
+    """The file, which another version of Python or of this module does not share."""
+    version = hashlib.sha256(Path(__file__).read_bytes() + sys.version.encode()).hexdigest()[:12]
+    return user_cache() / f"modules-{version}.json"
 
 
 def _imported(tree: ast.AST, package: str) -> Iterator[tuple[str, tuple[str, ...]]]:

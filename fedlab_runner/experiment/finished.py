@@ -9,6 +9,7 @@ from fedlab_runner.config.components import Components
 from fedlab_runner.experiment import provenance
 from fedlab_runner.experiment.code_hash import Code, changed, digest_of_code
 from fedlab_runner.experiment.export import MODEL_FILE
+from fedlab_runner.tracking.ending import CURVES
 from fedlab_runner.tracking.jsonl import decode
 from fedlab_runner.tracking.recorder import DIGEST, METRICS, SUMMARY, with_digest, write_summary
 from fedlab_runner.tracking.summary import summarise
@@ -36,10 +37,9 @@ def objective_of_finished(folder: Path, name: str, c: Components, code: Code) ->
     complete = len(rows) == summary["rounds"] + 1 and [row["round"] for row in rows] == list(range(len(rows)))
     if summary.get("run_id") != name or not complete:
         return None
-    if len(rows) <= c.rounds or (
-        c.logger.save_model and not (folder / MODEL_FILE).exists() and len(rows) == c.rounds + 1
-    ):
-        return None  # the last checkpoint has the weights that are asked for now
+    asked = [folder / MODEL_FILE] * c.logger.save_model + [folder / CURVES] * bool(c.logger.pictures)
+    if len(rows) <= c.rounds or (len(rows) == c.rounds + 1 and not all(path.exists() for path in asked)):
+        return None  # from its last checkpoint the run writes the weights, or draws the pictures, that are asked for
     whole = {"run_id": name, **summarise(rows, e.metric, e.summary, e.last, e.every, summary["rounds"], e.target)}
     whole[CODE_DIGEST] = code_digest = _recorded(code_digest, folder, code)
     now = with_digest(whole, hashlib.sha256(b"".join(lines)).hexdigest())

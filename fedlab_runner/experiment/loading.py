@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 
 from fedlab_runner.checkpoints.store import CheckpointStore
 from fedlab_runner.config.build import check
+from fedlab_runner.core.client_state import ClientStateStore
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.datasets.examples import Examples
 from fedlab_runner.executors.loop import Loop
@@ -24,7 +25,7 @@ from fedlab_runner.experiment.setup import prepare
 from fedlab_runner.tracking.jsonl import Row, decode
 from fedlab_runner.tracking.recorder import METRICS
 from fedlab_runner.utils import untrusted
-from fedlab_runner.utils.errors import UserError
+from fedlab_runner.utils.errors import RunFailed, UserError
 
 _log = logging.getLogger("fedlab_runner")
 
@@ -140,7 +141,11 @@ def _of_checkpoint(
         )
     if examples != simulation.examples:
         _log.warning("the examples, or which client has which, are not those of the run")
-    models = simulation.evaluated(simulation.restored(round, payload))
+    simulation.fed.trainer.client_state = ClientStateStore(store.folder, torch.device("cpu"), read_only=True)
+    try:
+        models = simulation.evaluated(simulation.restored(round, payload))
+    except (RunFailed, OSError) as error:
+        raise UserError(f"{store.folder} lacks a client's rows: {error}") from None
     return round, [family.state_dict(w) for family, w in models]
 
 

@@ -18,6 +18,7 @@ from fedlab_runner.config.run_id import stopping
 from fedlab_runner.core.algorithm import Algorithm
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.model_family import ModelFamily
+from fedlab_runner.core.own_models import changed_models, each_model
 from fedlab_runner.core.update_guard import finite_rows
 from fedlab_runner.datasets.examples import Examples, digest_of
 from fedlab_runner.evaluation.client_models import ClientModels
@@ -78,7 +79,8 @@ class Simulation:
         code = code_of(fingerprint)
         find_damage = partial(self._find_damage, recorder, checkpointing, code)
         saved = store.load(fingerprint, self.fed.family.device, find_damage, also=[stopping(fingerprint)])
-        takes = check_needs(self.algorithm, self.fed, self.rounds, store.folder, store.keep + 1)
+        kept = store.keep + 1
+        takes = check_needs(self.algorithm, self.fed, self.rounds, store.folder, kept, checkpointing.rounds)
         now, wall = self._resume(*saved) if saved else (self._initial(), 0.0)
         self.fed.client_state.retain(store.rounds())
         began = time.monotonic() - wall
@@ -96,14 +98,17 @@ class Simulation:
                 attempt.at("checkpoint", now.round)
                 began_saving = time.monotonic()
                 recorder.sync()  # the rows of a checkpoint's rounds must be on disk before it
-                self.fed.client_state.sync()  # and so must the clients' states
-                state, federation = pack(now.state), pack(now.federation)
-                payload = {"state": state, "federation": federation, "analysis": pack(now.analysis)}
+                rows = self.fed.client_state
+                with rows.naming(now.round) as named:
+                    payload = {"state": pack(now.state, named), "federation": pack(now.federation, named)}
+                payload["federation"]["client_state"] = rows.state_dict(now.round)
+                rows.sync()  # and so must the clients' rows
+                payload["analysis"] = pack(now.analysis)
                 payload |= {"wall": time.monotonic() - began, "metrics": recorder.digest(now.round)}
                 payload |= {"examples": self.examples, "layout": layout(now.state), "frozen": self.frozen}
                 payload["code"] = code
                 store.save(now.round, fingerprint, payload)
-                self.fed.client_state.retain(store.rounds())
+                rows.retain(store.rounds())
                 written, saved_round, saved_at = True, now.round, time.monotonic()
                 saving = saved_at - began_saving
 
@@ -187,18 +192,16 @@ class Simulation:
         state = self.algorithm.round(now.state, fed)
         metrics = {**fed.collect(), "local/lr": fed.lr}
         loss = metrics.get("train/loss", 0.0)
-        models = self.algorithm.models(state)
-        stacks = (models,) if isinstance(models, Tensor) else models
-        # Model by model: for all at once, torch.isfinite would make another copy.
-        rows = [stack.view(-1, stack.shape[-1]) for stack in stacks]
         diagnosis = f"the run diverged in round {now.round + 1} (train/loss {loss:.3g}"
-        if not (math.isfinite(loss) and all(bool(finite_rows([each]).all()) for each in rows)):
+        finite, sound = math.isfinite(loss), True
+        before, after = (self.algorithm.models(each) for each in (now.state, state))
+        for family, model in changed_models(fed, before, after) if finite else ():
+            finite = finite and bool(finite_rows([model.unsqueeze(0)]).all())
+            sound = sound and not bool(family.bad_statistics(model[None, family.num_params :]).any())
+        if not finite:
             lower = "local.lr or server_optimizer.lr," if fed.server_steps.optimized else "local.lr"
             raise Diverged(f"{diagnosis}): lower {lower} or set local.clip_norm")
-        if any(
-            bool(family.bad_statistics(w[:, family.num_params :]).any())
-            for family, w in zip(fed.families, rows, strict=False)
-        ):
+        if not sound:
             raise Diverged(
                 f"{diagnosis}): the algorithm left a running variance of batch norm below zero; statistics are to be "
                 "replaced by a mean of the clients' (averaging.stepped), not stepped"
@@ -222,11 +225,7 @@ class Simulation:
 
     def evaluated(self, state: Any) -> list[tuple[ModelFamily, Tensor]]:
         """Each evaluated model [D] with its family; where each client has a model, in the order of the clients."""
-        fed, models = self.fed, self.algorithm.models(state)
-        if isinstance(models, Tensor):
-            return [(fed.family, models)]
-        count = len(models)
-        return [(fed.families[i % count], models[i % count][i // count]) for i in range(fed.num_clients)]
+        return list(each_model(self.fed, self.algorithm.models(state)))
 
     @cached_property
     def _client_models(self) -> ClientModels:
@@ -263,7 +262,9 @@ class Simulation:
         return digest_of(p.detach() for module in modules for p in module.parameters() if not p.requires_grad)
 
     def restored(self, round: int, payload: dict[str, Any]) -> Any:
-        """The State in the checkpoint after `round` rounds. Raises UserError for one of another run or version."""
+        """The State in the checkpoint after `round` rounds, and the federation as it was then. Raises UserError for one
+        of another run or version.
+        """
         first = self.algorithm.init(self.fed)
         with understood(round, STRANGE):
             if not fits(payload["state"], payload["layout"], like=first):
@@ -272,14 +273,15 @@ class Simulation:
                     f"the checkpoint after round {round} is of a version whose State of {name} had other fields: go on "
                     "with that version (commands.jsonl has its commit), or give another hydra.run.dir"
                 )
-            if differs(payload["state"], like=first):
+            self.fed.load_state_dict(payload["federation"])
+            state = self.fed.client_state.named(payload["state"])
+            if differs(state, like=first):
                 raise ValueError("its State has other parts, types or sizes")
-            return unpack(payload["state"], like=first)
+            return unpack(state, like=first)
 
     def _resume(self, round: int, payload: dict[str, Any]) -> tuple[Snapshot, float]:
         """The snapshot after `round` rounds, and the seconds that the run had taken until then."""
         state, first_memory = self.restored(round, payload), self.analysis.init()
         with understood(round, STRANGE):
-            self.fed.load_state_dict(payload["federation"])
             memory = unpack(payload["analysis"], like=first_memory)
             return Snapshot(round, state, self.fed.state_dict(), memory), float(payload["wall"])

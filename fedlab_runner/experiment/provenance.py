@@ -8,7 +8,7 @@ import subprocess
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import get_original_cwd
@@ -17,20 +17,25 @@ from omegaconf import DictConfig, OmegaConf
 from fedlab_runner.config.build import conf_dir
 from fedlab_runner.experiment.code_hash import Code, own_folders
 from fedlab_runner.utils.files import append_line
+from fedlab_runner.utils.system import processor
+
+if TYPE_CHECKING:  # a report reads commands without torch
+    import torch
 
 COMMANDS_FILE = "commands.jsonl"
 
 
-def record(folder: Path, command: str | None, threads: int, code: Code) -> str | None:
-    """Notes a start of the run in `folder` by `command` (None: by a program) with so many threads and this code.
+def record(folder: Path, command: str | None, threads: int, code: Code, device: "torch.device") -> str | None:
+    """Notes a start of the run in `folder` by `command` (None: by a program) with so many threads, this code, and the
+    models on this device.
 
     Returns the commit of this package; None outside a repository.
     """
-    commit, versions = _commit(Path(__file__).parent), {"python": platform.python_version(), **_versions()}
+    commit = commit_here()
     own = {str(place): found for place in own_folders(code) if (found := _commit(place))}
     cwd = get_original_cwd() if HydraConfig.initialized() else str(Path.cwd())
     line = {"command": command, "cwd": cwd, "commit": commit, "own_commits": own, "threads": threads}
-    line |= {"versions": versions, "code": code}
+    line |= {"versions": versions(), "machine": machine(device), "code": code}
     append_line(folder / COMMANDS_FILE, json.dumps(line))
     return commit
 
@@ -76,9 +81,32 @@ def _quoted(text: str) -> str:
     return "'" + text.replace("'", "\\'") + "'"
 
 
-def _versions() -> dict[str, str]:
-    """The versions of this package and of the libraries that numbers depend on."""
-    found = {}
+def commit_here() -> str | None:
+    """The commit of this package, with `-dirty` where files differ from it; None outside a repository, also where the
+    package is installed below the folder of another repository.
+    """
+    here = Path(__file__)
+    try:
+        _git(here.parent, "ls-files", "--error-unmatch", here.name)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return _commit(here.parent)
+
+
+def machine(device: "torch.device") -> dict[str, str]:
+    """The hardware that numbers depend on: operating system, processor, its instructions as torch uses them, and the
+    GPU, where the models are on one. The name of the machine is not part of it.
+    """
+    import torch
+
+    told = {"system": f"{platform.system()} {platform.machine()}", "processor": processor()}
+    told["instructions"] = torch.backends.cpu.get_cpu_capability()
+    return told | ({"gpu": torch.cuda.get_device_name(device)} if device.type == "cuda" else {})
+
+
+def versions() -> dict[str, str]:
+    """The versions of Python, of this package and of the libraries that numbers depend on."""
+    found = {"python": platform.python_version()}
     for name in ("fedlab-runner", "torch", "torchvision", "timm", "numpy"):
         try:
             found[name] = version(name)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlab_runner.core.algorithm import Algorithm, CohortLoad, client_rows
+from fedlab_runner.core.algorithm import Algorithm, CohortLoad, DecentralizedAlgorithm, client_rows
 from fedlab_runner.core.client_state import FOLDER as ROWS
 from fedlab_runner.core.client_state import PLACES
 from fedlab_runner.core.federation import Federation
@@ -41,14 +41,20 @@ class Need(NamedTuple):
     remedy: str
     place: str = "device"  # or host (memory, which without a GPU is the device too), or disk
     saved: float = 0.0  # bytes of it in a checkpoint
+    renewed: float = 0.0  # the share of it on disk that clients replace when they take part
 
 
-def check_needs(algorithm: Algorithm[Any], fed: Federation, rounds: int, folder: Path, checkpoints: int) -> str:
+def check_needs(
+    algorithm: Algorithm[Any], fed: Federation, rounds: int, folder: Path, checkpoints: int, between: int | None = None
+) -> str:
     """What a run of so many rounds takes of memory and disk, in words; UserError where less is free.
 
-    `checkpoints`: how many the run keeps at once in its `folder`, with the one that it writes.
+    `checkpoints`: how many the run keeps at once in its `folder`, with the one that it writes; `between`: the rounds
+    from one to the next (None: one, which is the least).
     """
     needs = _needs(algorithm, fed, rounds)
+    again = (checkpoints - 1) * _renewed(algorithm, fed, rounds, min(rounds, between or 1))
+    needs = [n._replace(bytes=n.bytes * (1 + again * n.renewed)) for n in needs]
     at = {place: [need for need in needs if need.bytes and need.place == place] for place in PLACES}
     words = [_fitting(at["host"], "", resident_bytes() or 0, memory_bytes(), HOST_OVERHEAD_BYTES)]
     if fed.family.device.type != "cpu":
@@ -100,8 +106,7 @@ def expected_bytes(algorithm: Algorithm[Any], fed: Federation, rounds: int) -> f
 
 def _needs(algorithm: Algorithm[Any], fed: Federation, rounds: int) -> list[Need]:
     family = max(fed.families, key=lambda family: family.size)
-    nobody_is_late = CohortLoad(fed.cohort_size, 0, 0, fed.num_clients)
-    load = nobody_is_late if algorithm.heterogeneous else _most_at_once(fed, rounds)
+    load = _load(algorithm, fed, rounds)
     copies, sent, held = algorithm.footprint(fed, load)
     value, model = family.dtype.itemsize, family.size * family.dtype.itemsize
     side, slots = fed.executor.max_parallel_clients(load.starting), fed.local.make_optimizer().slots
@@ -116,6 +121,9 @@ def _needs(algorithm: Algorithm[Any], fed: Federation, rounds: int) -> list[Need
         Need((4 + slots) * side * model, f"{side} clients in training", "lower executor.chunk_size or workers"),
         Need(side * _saved_bytes(family, fed), "their activations", "lower local.batch_size or executor.chunk_size"),
     ]
+    if fed.server_data is not None:  # model, optimiser's slots and update, and each thread's gradient
+        threads = torch.get_num_threads() if fed.family.device.type == "cpu" else 1
+        needs.append(Need((6 + threads) * model, "training on the server", "lower threads or take a smaller model"))
     moments = fed.server_steps.held * value  # a step makes the next ones while it holds the last
     needs.append(Need(2 * moments, "the server optimiser's moments", "set server_optimizer=none", saved=moments))
     if fed.home.acts and not algorithm.decentralized:
@@ -125,9 +133,24 @@ def _needs(algorithm: Algorithm[Any], fed: Federation, rounds: int) -> list[Need
     for each in held:
         size = each.values * value
         saved = size if each.saved and each.place != "disk" else 0.0
-        needs.append(Need(size * each.copies, each.what, each.remedy, each.place, saved))
+        renewed = each.renewed if each.place == "disk" else 0.0
+        needs.append(Need(size * each.copies, each.what, each.remedy, each.place, saved, renewed))
     on_gpu = fed.family.device.type != "cpu"
     return needs if on_gpu else [n._replace(place="host") if n.place == "device" else n for n in needs]
+
+
+def _renewed(algorithm: Algorithm[Any], fed: Federation, rounds: int, between: int) -> float:
+    """The share of the clients' rows that so many rounds replace, whose old ones the checkpoint before still has."""
+    load = _load(algorithm, fed, rounds)
+    a_round = algorithm.changing(fed) if isinstance(algorithm, DecentralizedAlgorithm) else load.starting
+    return 1 - (1 - min(1.0, a_round / load.ever)) ** between if load.ever else 0.0
+
+
+def _load(algorithm: Algorithm[Any], fed: Federation, rounds: int) -> CohortLoad:
+    """The largest cohort of a run of so many rounds."""
+    if isinstance(algorithm, DecentralizedAlgorithm):  # nobody is late
+        return CohortLoad(fed.cohort_size, 0, 0, min(fed.num_clients, rounds * algorithm.changing(fed)))
+    return _most_at_once(fed, rounds)
 
 
 def _most_at_once(fed: Federation, rounds: int) -> CohortLoad:

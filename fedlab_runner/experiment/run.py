@@ -16,6 +16,7 @@ from fedlab_runner.experiment import provenance
 from fedlab_runner.experiment.artifacts import RunArtifacts
 from fedlab_runner.experiment.code_hash import code_of, digest_of_code
 from fedlab_runner.experiment.finished import CODE_DIGEST, objective_of_finished
+from fedlab_runner.experiment.labelling import label_of
 from fedlab_runner.experiment.lock import RunLock
 from fedlab_runner.experiment.loop import Simulation
 from fedlab_runner.experiment.pruner import Pruner
@@ -108,15 +109,15 @@ def _run_locked(
     fed = prepared.simulation.fed
     fed.trainer.executor = fed.executor.bind_run(folder, c.rounds)
     code = code_of(checked.fingerprint)
-    record = partial(provenance.record, folder, command, torch.get_num_threads(), code)
-    artifacts = RunArtifacts(folder, name, checked.values, prepared, record)
+    record = partial(provenance.record, folder, command, torch.get_num_threads(), code, fed.family.device)
+    artifacts = RunArtifacts(folder, name, checked.values, prepared, record, c.logger.draws)
     recorder = Recorder(
         folder,
         c.logger,
         run_id=name if folder.name == name else f"{name}-{digest(str(folder.absolute()))[:4]}",  # an id for each folder
         config=checked.values,
         rounds=c.rounds,
-        job_type=type(c.algorithm).__name__,
+        label=label_of(folder, checked.values, checked.fingerprint),
         commit=artifacts.start(),
         show_summary=show_summary,
         hold=lock.renew,

@@ -27,6 +27,7 @@ from fedlab_runner.datasets.label_noise import add_label_noise
 from fedlab_runner.evaluation.matrix import check_matrix
 from fedlab_runner.executors.threads import set_threads
 from fedlab_runner.experiment.loop import Simulation
+from fedlab_runner.experiment.placement import device_of
 from fedlab_runner.models.base import Architecture
 from fedlab_runner.partitions.blocks import BlockPartition, with_their_blocks
 from fedlab_runner.topologies.graphs import describe
@@ -86,7 +87,7 @@ def prepare(components: Components, folder: Path | None = None) -> Prepared:
     if c.drop_empty and (empty := sum(not len(part) for part in split)):
         _log.warning("%d of %d clients got no examples and take no part (drop_empty)", empty, len(split))
         split = [part for part in split if len(part)]
-    device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if c.device == "auto" else c.device)
+    device = device_of(c.device)
     with _faults("model", c.model):
         families = model_families(c, data, device, len(split))
     if any(family.has_batch_norm for family in families) and c.local.batch_size == 1:

@@ -2,11 +2,16 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedlab_runner.plots.partition import class_counts
-from fedlab_runner.plots.style import save
+from fedlab_runner.plots.style import STYLE, heat_colours, new_figure, save
+from fedlab_runner.utils.escaping import label
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 MAX_NUMBERED_CELLS = 400  # larger heat maps have no numbers
 
@@ -24,26 +29,33 @@ def block_table(
 
 
 def plot_blocks(path: Path, columns: Sequence[str], rows: Sequence[Sequence[int]], title: str) -> None:
-    """Draws the table of `block_table` as a heat map into an image file; cells without a client are black."""
-    from matplotlib import colormaps
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.colors import ListedColormap
-    from matplotlib.figure import Figure
+    """Draws the table of `block_table` as a heat map into an image file; cells without a client are white."""
+    from matplotlib.style import context
 
     counts = np.array([row[1:] for row in rows])
-    most, names = int(counts.max(initial=0)), list(columns[1:])
-    figure = Figure(figsize=(max(6.0, 2 + 0.3 * len(names)), max(3.0, 1.8 + 0.3 * len(counts))), layout="constrained")
-    FigureCanvasAgg(figure)
     unused = int((counts == 0).sum())
-    told = f"clients with each block of each class; {unused} of {counts.size} cells have no client"
-    figure.suptitle(f"{title}\n{told}", fontsize=11)
-    axes = figure.subplots()
-    colours = ListedColormap([(0.0, 0.0, 0.0, 1.0), *colormaps["YlGnBu"](np.linspace(0.1, 0.8, max(most, 1)))])
-    axes.imshow(counts, aspect="auto", cmap=colours, vmin=-0.5, vmax=max(most, 1) + 0.5, interpolation="nearest")
-    upright = len(names) > 12
+    caption = f"Clients with each feature block of each class; {unused} of {counts.size} cells have no client (white)."
+    size = max(6.0, 2 + 0.3 * (len(columns) - 1)), max(3.0, 2 + 0.3 * len(counts))
+    with context(STYLE):
+        figure = new_figure(*size, title, caption)
+        _heat_map(figure.subplots(), counts, list(columns[1:]))
+        save(figure, path)
+
+
+def _heat_map(axes: "Axes", counts: np.ndarray, names: list[str]) -> None:
+    most, upright = max(int(counts.max(initial=0)), 1), len(names) > 12
+    axes.imshow(
+        np.ma.masked_equal(counts, 0),
+        aspect="auto",
+        cmap=heat_colours(most),
+        vmin=0.5,
+        vmax=most + 0.5,
+        interpolation="nearest",
+    )
+    axes.grid(visible=False)
     axes.set_xticks(
         range(len(names)),
-        names,
+        [label(name) for name in names],
         rotation=90 if upright else 45,
         ha="center" if upright else "right",
         rotation_mode="default" if upright else "anchor",
@@ -51,8 +63,7 @@ def plot_blocks(path: Path, columns: Sequence[str], rows: Sequence[Sequence[int]
     axes.set_yticks(range(len(counts)))
     axes.set_ylabel("feature block")
     if counts.size <= MAX_NUMBERED_CELLS:
-        for (block, label), count in np.ndenumerate(counts):
-            dark = count == 0 or count > 0.6 * most
-            axes.text(label, block, str(count), ha="center", va="center", fontsize=8, color="w" if dark else "k")
+        for (block, place), count in np.ndenumerate(counts):
+            dark = count > 0.6 * most
+            axes.text(place, block, str(count), ha="center", va="center", fontsize=8, color="w" if dark else "k")
     axes.tick_params(length=0)
-    save(figure, path)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from fedlab_runner.plots.style import BLUE, GREY, ORANGE, STYLE, new_figure, save
+from fedlab_runner.plots.style import BLUE, GREY, ORANGE, STYLE, in_percent, new_figure, save
 from fedlab_runner.utils.files import write_text_atomically
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 CLIENTS_FILE = "clients.csv"  # in the run's folder
 # Models that are compared with the server's, with their colour and name.
 AGAINST = {"client": (BLUE, "client's own"), "tuned": (ORANGE, "tuned")}
+CAPTION = "A point is a client at the last evaluation; above the line the other model is better than the server's."
 
 
 class Scores(Protocol):
@@ -58,7 +59,7 @@ def plot_clients(path: Path, cells: Mapping[str, Scores], title: str) -> bool:
     if not panels:
         return False
     with context(STYLE):
-        figure = new_figure(4.4 * len(panels), 4.6, title)
+        figure = new_figure(4.4 * len(panels), 4.8, title, CAPTION)
         for axes, each in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
             _scatter(axes, cells, each)
         save(figure, path)
@@ -66,8 +67,6 @@ def plot_clients(path: Path, cells: Mapping[str, Scores], title: str) -> bool:
 
 
 def _scatter(axes: "Axes", cells: Mapping[str, Scores], data: str) -> None:
-    from matplotlib.ticker import PercentFormatter
-
     axes.plot([0, 1], [0, 1], color=GREY, linewidth=0.8)
     server = cells[f"server/{data}"]
     for model, (colour, name) in AGAINST.items():
@@ -82,5 +81,5 @@ def _scatter(axes: "Axes", cells: Mapping[str, Scores], data: str) -> None:
     axes.set(xlim=(low, 1.02), ylim=(low, 1.02), xlabel="accuracy of the server's model")
     axes.set(ylabel="accuracy of the other model", title=f"{len(server.ids):,} clients, {data}")
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        in_percent(axis)
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=1, handlelength=1)

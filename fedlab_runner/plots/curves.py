@@ -5,22 +5,50 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedlab_runner.core.metric_names import COUNT_PREFIX
-from fedlab_runner.plots.style import BLUE, GREY, ORANGE, STYLE, new_figure, save, series
+from fedlab_runner.plots.style import (
+    BLUE,
+    GREY,
+    ORANGE,
+    STYLE,
+    in_percent,
+    marker,
+    new_figure,
+    over_rounds,
+    save,
+    series,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-def plot_curves(path: Path, rows: Sequence[Mapping[str, Any]], title: str) -> None:
-    """Draws test accuracy, and train and test loss, over the rounds; `rows` as in `metrics.jsonl`."""
+LOSSES = ("train/loss", "test/loss")
+STALENESS_CAPTION = "Staleness: the rounds between a client's start and the arrival of its update."
+
+
+def plot_curves(path: Path, rows: Sequence[Mapping[str, Any]], title: str) -> bool:
+    """Draws test accuracy, and train and test loss, over the rounds; `rows` as in `metrics.jsonl`.
+
+    A panel without a finite value is left out. Returns False, and draws nothing, where both are.
+    """
     from matplotlib.style import context
 
+    there = [
+        (draw, words)
+        for draw, keys, words in (
+            (_accuracy, ("test/accuracy",), "Accuracy of the evaluated model on the test set, with its best round."),
+            (_losses, LOSSES, "Loss: the clients' mean while they train, and the evaluated model's on the test set."),
+        )
+        if any(series(rows, key)[0] for key in keys)
+    ]
+    if not there:
+        return False
     with context(STYLE):
-        figure = new_figure(9, 3.6, title)
-        accuracy, loss = figure.subplots(1, 2)
-        _accuracy(accuracy, *series(rows, "test/accuracy"))
-        _losses(loss, rows)
+        figure = new_figure(4.5 * len(there), 3.8, title, " ".join(words for _, words in there))
+        for axes, (draw, _) in zip(figure.subplots(1, len(there), squeeze=False)[0], there, strict=True):
+            draw(axes, rows)
         save(figure, path)
+    return True
 
 
 def plot_staleness(path: Path, rows: Sequence[Mapping[str, Any]], title: str) -> bool:
@@ -36,7 +64,7 @@ def plot_staleness(path: Path, rows: Sequence[Mapping[str, Any]], title: str) ->
     if not panels:
         return False
     with context(STYLE):
-        figure = new_figure(4.5 * len(panels), 3.6, title)
+        figure = new_figure(4.5 * len(panels), 3.8, title, STALENESS_CAPTION)
         for axes, draw in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
             draw(axes, rows)
         save(figure, path)
@@ -55,7 +83,7 @@ def staleness_counts(rows: Sequence[Mapping[str, Any]]) -> dict[int, float]:
 
 
 def _staleness_over_rounds(axes: "Axes", rows: Sequence[Mapping[str, Any]]) -> None:
-    axes.set(title="Staleness on arrival", xlabel="round", ylabel="rounds")
+    over_rounds(axes, "Staleness on arrival", "rounds")
     rounds, oldest = series(rows, "late/staleness_max")
     axes.fill_between(rounds, oldest, color=BLUE, alpha=0.2, linewidth=0, label="up to the oldest")
     axes.plot(*series(rows, "late/staleness_mean"), color=BLUE, linewidth=1.2, label="mean")
@@ -78,27 +106,24 @@ def staleness_histogram(axes: "Axes", rows: Sequence[Mapping[str, Any]]) -> None
     axes.legend()
 
 
-def _accuracy(axes: "Axes", rounds: list[int], values: list[float]) -> None:
-    from matplotlib.ticker import PercentFormatter
-
-    axes.set(title="Test accuracy", xlabel="round")
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
-    if not values:
-        return
-    axes.plot(rounds, values, color=BLUE, marker="o" if len(values) <= 40 else "", markersize=3)
+def _accuracy(axes: "Axes", rows: Sequence[Mapping[str, Any]]) -> None:
+    over_rounds(axes, "Test accuracy")
+    in_percent(axes.yaxis)
+    rounds, values = series(rows, "test/accuracy")
+    axes.plot(rounds, values, color=BLUE, marker=marker(len(values)))
     best = max(range(len(values)), key=values.__getitem__)
-    label = f"best {values[best]:.2%} in round {rounds[best]}"
+    label = f"best {100 * values[best]:.2f} % in round {rounds[best]:,}"
     axes.scatter([rounds[best]], [values[best]], s=45, color=ORANGE, zorder=3, label=label)
-    axes.set_ylim(0, min(1.02, values[best] * 1.1) or 1.0)
+    low, high = axes.get_ylim()
+    axes.set_ylim(max(0.0, low), min(1.02, high))
     axes.legend(loc="lower right")
 
 
 def _losses(axes: "Axes", rows: Sequence[Mapping[str, Any]]) -> None:
-    axes.set(title="Loss", xlabel="round")
-    lines = (("train/loss", "train", GREY, 1.0), ("test/loss", "test", BLUE, 1.6))
-    for key, label, colour, width in lines:
+    over_rounds(axes, "Loss")
+    lines = zip(LOSSES, ("train", "test"), (GREY, BLUE), ("--", "-"), strict=True)
+    for key, label, colour, dash in lines:
         rounds, values = series(rows, key)
         if values:
-            axes.plot(rounds, values, color=colour, linewidth=width, label=label)
-    if axes.lines:
-        axes.legend()
+            axes.plot(rounds, values, dash, color=colour, label=label, marker=marker(len(values)))
+    axes.legend()

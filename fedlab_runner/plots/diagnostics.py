@@ -6,13 +6,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedlab_runner.core.metric_names import MODELS, TRUE_COSINE_PREFIX, cell_of
-from fedlab_runner.plots.style import BLUE, GREY, ORANGE, STYLE, new_figure, save, series
+from fedlab_runner.plots.style import (
+    BLUE,
+    GREY,
+    ORANGE,
+    STYLE,
+    in_percent,
+    marker,
+    new_figure,
+    over_rounds,
+    save,
+    series,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Rows = Sequence[Mapping[str, Any]]  # as in `metrics.jsonl`
 MAX_BANDS = 3  # of a picture: more hide each other
+COLOURS = 11  # of the style's cycle: further lines are dashed
 
 
 class Panel(NamedTuple):
@@ -33,7 +45,7 @@ def plot_diagnostics(folder: Path, rows: Rows, title: str) -> list[Path]:
         if not there:
             continue
         with context(STYLE):
-            figure = new_figure(4.8 * len(there), 3.6, title)
+            figure = new_figure(4.8 * len(there), 3.9, title, CAPTIONS[name])
             for axes, draw in zip(figure.subplots(1, len(there), squeeze=False)[0], there, strict=True):
                 draw(axes, rows)
             drawn.append(folder / f"{name}.png")
@@ -43,7 +55,7 @@ def plot_diagnostics(folder: Path, rows: Rows, title: str) -> list[Path]:
 
 def _coefficients(axes: "Axes", rows: Rows) -> None:
     """Feddle, Figures 6 and 8."""
-    axes.set(title="Coefficients", xlabel="round", ylabel="of normalised anchors")
+    over_rounds(axes, "Coefficients", "of normalised anchors")
     _band(axes, rows, "algorithm/coefficients_min", "algorithm/coefficients_max", 0.15, "smallest to largest")
     _band(axes, rows, "algorithm/coefficients_q25", "algorithm/coefficients_q75", 0.35, "middle half")
     _line(axes, rows, "algorithm/coefficients_mean", BLUE, "mean")
@@ -52,14 +64,14 @@ def _coefficients(axes: "Axes", rows: Rows) -> None:
 
 
 def _negative_coefficients(axes: "Axes", rows: Rows) -> None:
-    axes.set(title="Negative coefficients", xlabel="round", ylabel="share")
+    over_rounds(axes, "Negative coefficients", "share")
     _line(axes, rows, "algorithm/coefficients_negative", ORANGE, None)
     _percent(axes)
 
 
 def _directions(axes: "Axes", rows: Rows) -> None:
     """Feddle, Figures 7 and 9."""
-    axes.set(title="Server's data against in-domain data", xlabel="round", ylabel="cosine of coefficients' gradients")
+    over_rounds(axes, "Server's data against in-domain data", "cosine of coefficients' gradients")
     _line(axes, rows, "algorithm/probe_cosine_first", BLUE, "where the search starts")
     _line(axes, rows, "algorithm/probe_cosine_last", ORANGE, "where it ends")
     _cosine(axes)
@@ -68,7 +80,7 @@ def _directions(axes: "Axes", rows: Rows) -> None:
 
 def _matrix(axes: "Axes", rows: Rows) -> None:
     """A line for each cell and, for a few, a band of one standard deviation over clients (HyFEM, Figures 4 and 5)."""
-    axes.set(title="Over clients", xlabel="round", ylabel="accuracy")
+    over_rounds(axes, "Over clients", "accuracy")
     cells = dict.fromkeys(cell for row in rows for key in row if (cell := cell_of(key)) is not None)
     for number, cell in enumerate(cells):
         colour, there = f"C{number}", [row for row in rows if cell in row and f"{cell}_std" in row]
@@ -77,7 +89,7 @@ def _matrix(axes: "Axes", rows: Rows) -> None:
         low, high = ([m + sign * d for m, d in zip(means, deviations, strict=True)] for sign in (-1, 1))
         if len(cells) <= MAX_BANDS:
             axes.fill_between(rounds, low, high, color=colour, alpha=0.15, linewidth=0)
-        _line(axes, rows, cell, colour, cell)
+        _line(axes, rows, cell, colour, cell, "-" if number < COLOURS else "--")
     _line(axes, rows, "test/accuracy", GREY, "test")
     _percent(axes)
     _legend(axes)
@@ -85,7 +97,7 @@ def _matrix(axes: "Axes", rows: Rows) -> None:
 
 def _update_cosines(axes: "Axes", rows: Rows) -> None:
     """Feddle, Figure 2a."""
-    axes.set(title="Client updates to the true update", xlabel="round", ylabel="cosine")
+    over_rounds(axes, "Client updates to the true update", "cosine")
     _band(axes, rows, "analysis/update_cosine_min", "analysis/update_cosine_max", 0.2, "smallest to largest")
     _line(axes, rows, "analysis/update_cosine_mean", BLUE, "mean over clients")
     _cosine(axes)
@@ -125,12 +137,17 @@ PICTURES = {
 }
 
 
-def _line(axes: "Axes", rows: Rows, key: str, colour: str, label: str | None) -> None:
-    from matplotlib.ticker import MaxNLocator
+CAPTIONS = {
+    "coefficients": "The coefficients with which the server adds the clients' updates to its model, in each round.",
+    "directions": "How the direction of the server's search agrees with the one on in-domain examples.",
+    "matrix": "Accuracy by <whose model>/<whose examples>: means over clients; bands, if any: a standard deviation.",
+    "update_cosines": "Cosines between clients' updates and the true update, and between true updates of two rounds.",
+}
 
+
+def _line(axes: "Axes", rows: Rows, key: str, colour: str, label: str | None, dash: str = "-") -> None:
     rounds, values = series(rows, key)
-    axes.plot(rounds, values, color=colour, marker="o" if len(values) <= 40 else "", markersize=3, label=label)
-    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
+    axes.plot(rounds, values, dash, color=colour, marker=marker(len(values)), label=label)
 
 
 def _band(axes: "Axes", rows: Rows, low: str, high: str, alpha: float, label: str) -> None:
@@ -145,9 +162,7 @@ def _cosine(axes: "Axes") -> None:
 
 
 def _percent(axes: "Axes") -> None:
-    from matplotlib.ticker import PercentFormatter
-
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    in_percent(axes.yaxis)
     axes.set_ylim(bottom=0)
 
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedlab_runner.plots.style import save
+from fedlab_runner.plots.style import BLUE, ORANGE, STYLE, heat_colours, new_figure, save
+from fedlab_runner.utils.escaping import label
 from fedlab_runner.utils.files import write_text_atomically
 
 if TYPE_CHECKING:
@@ -66,19 +67,18 @@ def plot_partition(
     path: Path, split: Sequence[np.ndarray], labels: np.ndarray, class_names: Sequence[str], title: str
 ) -> None:
     """Draws the classes of every client as a heat map, and the histogram of client sizes, into an image file."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    from matplotlib.style import context
 
     num_classes = _num_classes(labels, class_names)
     counts = class_counts(split, labels, num_classes)
     height = min(8.0, max(3.6, 1.6 + 0.22 * min(num_classes, MAX_NAMED_CLASSES)))
-    figure = Figure(figsize=(12, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.suptitle(f"{title}: {len(counts):,} clients, {counts.sum():,} examples", fontsize=13)
-    left, right = figure.subplots(1, 2, width_ratios=(3.2, 1))
-    _heat_map(figure, left, counts, _names(class_names, num_classes))
-    _histogram(right, counts.sum(1))
-    save(figure, path)
+    caption = f"Training examples of each class at each client: {len(counts):,} clients, {counts.sum():,} examples."
+    with context(STYLE):
+        figure = new_figure(12, height + 0.2, title, caption)
+        left, right = figure.subplots(1, 2, width_ratios=(3.2, 1))
+        _heat_map(figure, left, counts, _names(class_names, num_classes))
+        _histogram(right, counts.sum(1))
+        save(figure, path)
 
 
 def _num_classes(labels: np.ndarray, class_names: Sequence[str]) -> int:
@@ -111,41 +111,40 @@ def _line(name: str, values: np.ndarray) -> str:
 
 def _heat_map(figure: "Figure", axes: "Axes", counts: np.ndarray, names: list[str]) -> None:
     """Draws classes down, clients across; white is zero, and the colour grows with the square root of the count."""
-    from matplotlib import colormaps
-    from matplotlib.colors import ListedColormap, PowerNorm
+    from matplotlib.colors import PowerNorm
     from matplotlib.ticker import MaxNLocator
 
     each_client, each_class = len(counts) <= MAX_CLIENTS_IN_ORDER, len(names) <= MAX_NAMED_CLASSES
-    num_clients, label, values = len(counts), "client", counts.astype(np.float64)
+    num_clients, across, values = len(counts), "client", counts.astype(np.float64)
     if not each_client:
-        values, label = values[np.argsort(-counts.sum(1), kind="stable")], "clients, largest first"
+        values, across = values[np.argsort(-counts.sum(1), kind="stable")], "clients, largest first"
         if (together := -(-num_clients // MAX_COLUMNS)) > 1:
             starts = np.arange(0, num_clients, together)
             widths = np.diff(starts, append=num_clients)
             values = np.add.reduceat(values, starts, axis=0) / widths[:, None]
-            label += f" (means of {together} neighbours)"
-    colours = ListedColormap(colormaps["magma_r"](np.linspace(0.12, 0.95, 256)))  # magma's palest is too near to white
+            across += f" (means of {together} neighbours)"
     image = axes.imshow(
         np.ma.masked_equal(values.T, 0),
         aspect="auto",
-        cmap=colours,
+        cmap=heat_colours(256),
         norm=PowerNorm(0.5, vmin=0, vmax=values.max(initial=0) or 1),
         interpolation="nearest",
         extent=(-0.5, max(num_clients, 1) - 0.5, len(names) - 0.5, -0.5),
     )
-    axes.set_xlabel(label)
+    axes.set(title="Classes of each client", xlabel=across)
+    axes.grid(visible=False)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.xaxis.set_major_formatter("{x:,.0f}")
     if each_class:
-        axes.set_yticks(range(len(names)), names)
+        axes.set_yticks(range(len(names)), [label(name) for name in names])
         axes.set_yticks(np.arange(0.5, len(names) - 1), minor=True)
     else:
         axes.set_ylabel("class")
     if each_client:
         axes.set_xticks(np.arange(0.5, num_clients - 1), minor=True)
-    axes.grid(which="minor", color="#e6e6e6", linewidth=0.6)
+    axes.grid(visible=True, which="minor", color="#E5E7EB", linewidth=0.6)
     axes.tick_params(which="both", length=0)
-    axes.spines[:].set_color("#bdbdbd")
+    axes.spines[:].set_visible(True)
     figure.colorbar(image, ax=axes, label="examples", pad=0.01, aspect=30).outline.set_visible(False)
 
 
@@ -156,16 +155,15 @@ def _histogram(axes: "Axes", sizes: np.ndarray) -> None:
     width = -(-(high - low + 1) // MAX_BARS)  # whole numbers to a bar, so that none is empty by rounding
     heights = np.bincount((sizes - low) // width)
     lefts = low - 0.5 + width * np.arange(len(heights))
-    axes.bar(lefts, heights, width, align="edge", color="#721f81", edgecolor="white", linewidth=0.4)
+    axes.bar(lefts, heights, width, align="edge", color=BLUE, edgecolor="white", linewidth=0.4)
     if len(sizes):
         median = float(np.median(sizes))
-        axes.axvline(median, color="black", linewidth=1, linestyle="--", label=f"median {median:,.6g}")
-        axes.legend(frameon=False)
+        axes.axvline(median, color=ORANGE, linestyle="--", label=f"median {median:,.6g}")
+        axes.legend()
     margin = max(1.0, 0.04 * (high - low))
     axes.set_xlim(low - 0.5 - margin, high + 0.5 + margin)
-    axes.set_xlabel("examples of a client")
-    axes.set_ylabel("clients")
+    axes.set(title="Sizes of clients", xlabel="examples of a client", ylabel="clients")
+    axes.grid(axis="x", visible=False)
     for axis, bins in ((axes.xaxis, 5), (axes.yaxis, 8)):
         axis.set_major_locator(MaxNLocator(nbins=bins, integer=True, steps=[1, 2, 2.5, 5, 10]))
         axis.set_major_formatter("{x:,.0f}")
-    axes.spines[["top", "right"]].set_visible(False)

@@ -1,17 +1,30 @@
-"""The common style of all pictures, which need no display."""
+"""The common style of all pictures, which need no display: each is a PNG with an SVG beside it, and has a caption."""
 
 import math
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from textwrap import fill
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from fedlab_runner.utils.escaping import label
 from fedlab_runner.utils.files import write_atomically
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.colors import ListedColormap
     from matplotlib.figure import Figure
 
-BLUE, ORANGE, GREY = "#2f6db3", "#d9722e", "#6b7280"
+# Colours of the palette of methods (Okabe and Ito, 2008), for lines that are of no method, and a grey.
+BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#6B7280"
+CYCLE = (  # of lines that are of no method: the whole palette
+    *(BLUE, ORANGE, "#009E73", "#CC79A7", "#E69F00", "#56B4E9"),
+    *("#000000", "#992244", "#AA66FF", "#551100", "#000088"),
+)
+MAX_MARKED = 40  # a line of more points has no marker at each of them
+CHARACTERS_PER_INCH = 15  # of a caption
+DPI = 150
 STYLE = {
     "font.size": 10,
     "axes.titlesize": 11,
@@ -22,9 +35,14 @@ STYLE = {
     "axes.spines.right": False,
     "axes.grid": True,
     "axes.axisbelow": True,
-    "grid.color": "#e5e7eb",
+    "axes.prop_cycle": f"cycler('color', {[colour[1:] for colour in CYCLE]})",
+    "grid.color": "#E5E7EB",
     "legend.frameon": False,
-    "savefig.dpi": 150,
+    "lines.linewidth": 1.5,
+    "lines.markersize": 4,
+    "savefig.dpi": DPI,
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "fedlab",  # equal numbers give equal bytes
 }
 
 
@@ -34,15 +52,70 @@ def series(rows: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], list
     return [round for round, _ in pairs], [value for _, value in pairs]
 
 
-def new_figure(width: float, height: float, title: str) -> "Figure":
+def new_figure(width: float, height: float, title: str, caption: str = "") -> "Figure":
+    """A figure of this size in inches, with the run or sweep above it and what it shows below it."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
-    figure.suptitle(label(title), x=0.01, ha="left", color=GREY, fontsize=9)
+    if title:
+        figure.suptitle(label(title), x=0.01, ha="left", color=GREY, fontsize=9)
+    if caption:
+        words = fill(caption, int(CHARACTERS_PER_INCH * width)).replace("$", "\\$")
+        figure.supxlabel(words, x=0.01, ha="left", color=GREY, fontsize=8)
     return figure
 
 
+def over_rounds(axes: "Axes", title: str, ylabel: str = "") -> None:
+    """Gives the axes a title and whole rounds across."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set(title=title, xlabel="round", ylabel=ylabel)
+    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+
+
+def in_percent(axis: Any) -> None:
+    """Shows shares as percentages."""
+    axis.set_major_formatter(lambda share, _: f"{100 * share:.4g} %")
+
+
+def marker(points: int) -> str:
+    """The marker of a line of so many points."""
+    return "o" if points <= MAX_MARKED else ""
+
+
+def heat_colours(number: int) -> "ListedColormap":
+    """Colours from pale to dark, as many as there are amounts; white is left for nothing."""
+    import numpy as np
+    from matplotlib import colormaps
+    from matplotlib.colors import ListedColormap
+
+    return ListedColormap(colormaps["magma_r"](np.linspace(0.12, 0.95, number)))  # magma's palest is nearly white
+
+
 def save(figure: "Figure", path: Path) -> None:
-    """Writes the picture in the format of its file name."""
-    kind, dpi = path.suffix.removeprefix("."), STYLE["savefig.dpi"]
-    write_atomically(path, lambda file: figure.savefig(file, format=kind, dpi=dpi))
+    """Writes the picture as PNG to `path`, and as SVG beside it."""
+    write_atomically(path.with_suffix(".png"), lambda file: write_png(figure, file))
+    write_atomically(path.with_suffix(".svg"), lambda file: _write_svg(figure, file))
+
+
+def write_png(figure: "Figure", file: BinaryIO) -> None:
+    """Writes the picture as PNG, drawn once: `savefig` would lay it out and draw it twice."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    figure.dpi = DPI
+    with _any_script():
+        FigureCanvasAgg(figure).print_png(file)  # type: ignore[no-untyped-call]  # matplotlib has no type for it
+
+
+def _write_svg(figure: "Figure", file: BinaryIO) -> None:
+    with _any_script():
+        figure.savefig(file, format="svg", metadata={"Date": None})
+
+
+@contextmanager
+def _any_script() -> Iterator[None]:
+    """A context in which a name in another script brings no warning."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
+        yield

@@ -10,6 +10,7 @@ from fedlab_runner.topologies.graphs import describe
 MAX_POINTS = 200  # more clients are drawn as a matrix, not as points with links
 MAX_NUMBERED_POINTS = 40  # more points have no numbers
 LAYOUT_STEPS = 150  # of the layout
+CAPTION = "Clients, and which of them can send each other models:"
 
 
 def plot_topology(path: Path, linked: np.ndarray, title: str) -> None:
@@ -19,7 +20,7 @@ def plot_topology(path: Path, linked: np.ndarray, title: str) -> None:
     from matplotlib.style import context
 
     with context(STYLE):
-        figure = new_figure(6, 6, f"{title}: {describe(linked)}")
+        figure = new_figure(6, 6, title, f"{CAPTION} {describe(linked)}.")
         FigureCanvasAgg(figure)
         axes = figure.subplots()
         axes.grid(False)

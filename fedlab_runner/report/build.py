@@ -2,12 +2,20 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from textwrap import shorten
 from types import MappingProxyType
 
-from fedlab_runner.report import plots, published, tables
+from fedlab_runner.core.metric_names import is_share
+from fedlab_runner.methods.registry import Line
+from fedlab_runner.report import grouping, metric_sections, published, significance, summaries, tables
 from fedlab_runner.report.content import Report, ReportTable, Section, cell
-from fedlab_runner.report.formatting import judged, times, value
+from fedlab_runner.report.curves import convergence, lines_of, per_line
+from fedlab_runner.report.formatting import judged, times, unit, value
 from fedlab_runner.report.grouping import Differences, SeedGroup, group
+from fedlab_runner.report.headline import failures, headline, short_title
+from fedlab_runner.report.metric_sections import matrix_charts, partitions, staleness
 from fedlab_runner.report.runs import Run
 from fedlab_runner.report.stats import MIN_SEEDS, SIGNIFICANCE_LEVEL
 from fedlab_runner.sweep import states
@@ -20,6 +28,8 @@ SHARED_KEYS = (
 )
 
 MAX_JOBS_NAMED = 12  # of the jobs to come
+MAX_TITLE_CHARACTERS = 60  # of a block's names
+MAX_TIME = 2**35  # in seconds since 1970: a later file is of no date
 
 
 def select(runs: Iterable[Run], experiment: str | None) -> list[SeedGroup]:
@@ -55,14 +65,18 @@ def report(
     begun; `unreadable`: the faults of folders that cannot be read.
     """
     runs = [run for each in groups for run in each.runs]
-    papers = [published.load(experiment)] if experiment else list(published.papers(runs))
-    known = [paper for paper in papers if paper is not None]
+    known = papers_of(runs, experiment)
+    blocks = grouping.blocks(groups)
+    level = 2 if len(blocks) == 1 else 3
     sections: list[Section | None] = [_overview(groups, runs, to_come), *(_published(paper, groups) for paper in known)]
-    others = [each for each in groups if not any(paper.has(each) for paper in known)]
-    if others:
-        sections.append(_compared(others, also=bool(known)))
-    sections += [_curves(groups), _matrix(groups), _targets(groups, wanted), _costs(groups), _significance(groups)]
-    sections += [_staleness(groups), _partitions(groups), _runs(groups), _unreadable(unreadable)]
+    most = per_line(groups)
+    for title, members in blocks:
+        if len(blocks) > 1:
+            names = ", ".join(dict.fromkeys(each.name for each in members))
+            heading = short_title(title) or shorten(names, MAX_TITLE_CHARACTERS, placeholder=" …")
+            sections.append(Section(heading, [f"{times(_count(members), 'run')}: {names}.", title]))
+        sections += _block(members, known, wanted, most, level)
+    sections += [failures(groups), _runs(groups), _unreadable(unreadable)]
     done = sum(run.finished for run in runs)
     missing = ", ".join(states.counted([*(run.state for run in runs), *(states.NOT_BEGUN for _ in to_come)]))
     return Report(
@@ -70,7 +84,40 @@ def report(
         f"{times(len(runs) + len(to_come), 'run')}: {done} finished"
         + (f", {missing}" if missing else "")
         + (f"; {times(len(unreadable), 'folder')} that cannot be read" if unreadable else ""),
+        [*_date(runs), *headline(blocks, runs, len(to_come))],
         [section for section in sections if section is not None],
+    )
+
+
+def papers_of(runs: Sequence[Run], experiment: str | None) -> list[published.Paper]:
+    """The published tables beside which the runs stand."""
+    found = [published.load(experiment)] if experiment else published.papers(runs)
+    return [paper for paper in found if paper is not None]
+
+
+def _block(
+    groups: Sequence[SeedGroup], known: Sequence[published.Paper], wanted: Sequence[float], most: int, level: int
+) -> list[Section | None]:
+    """The sections of a block of conditions."""
+    lines = lines_of(groups)
+    others = [each for each in groups if not any(paper.has(each) for paper in known)]
+    found: list[Section | None] = [_compared(others, also=bool(known))] if others else []
+    found += [summaries.section(groups, lines, level), _curves(groups, lines, most), _significance(groups)]
+    found += [_matrix(groups, lines, most), _targets(groups, wanted), _costs(groups)]
+    found += metric_sections.sections(groups, lines, most, level)
+    found += [_staleness(groups, lines), _partitions(groups)]
+    return [section if section is None else replace(section, level=level) for section in found]
+
+
+def _count(groups: Sequence[SeedGroup]) -> int:
+    return sum(len(each.runs) for each in groups)
+
+
+def _date(runs: Sequence[Run]) -> list[str]:
+    """When the newest round was written: the page of the same runs stays the same."""
+    newest = max((run.changed for run in runs), default=0.0)
+    return (
+        [f"Newest round: {datetime.fromtimestamp(newest, UTC):%d %B %Y, %H:%M} UTC."] if 0 < newest < MAX_TIME else []
     )
 
 
@@ -84,10 +131,6 @@ def _overview(groups: Sequence[SeedGroup], runs: Sequence[Run], to_come: Sequenc
         notes.append(f"Algorithms differ in {key}: {told}.")
     rules = dict.fromkeys(judged(run) for run in runs)
     notes.append(f"A run's number is the {'; or the '.join(rules)}. Seeds that are not finished do not count.")
-    if failed := [run for run in runs if run.state == states.FAILED]:
-        notes.append(f"{times(len(failed), 'run')} failed; the list at the end says why.")
-    if warned := [run for run in runs if run.warnings]:
-        notes.append(f"{times(len(warned), 'run')} ended with a warning; the list at the end has it.")
     if to_come:
         more = f"; and {len(to_come) - MAX_JOBS_NAMED} more" if len(to_come) > MAX_JOBS_NAMED else ""
         named = "; ".join(to_come[:MAX_JOBS_NAMED]) + more
@@ -106,30 +149,29 @@ def _published(paper: published.Paper, groups: Sequence[SeedGroup]) -> Section:
 
 
 def _compared(groups: Sequence[SeedGroup], also: bool) -> Section:
-    notes = ["Mean ± standard deviation (n - 1) over seeds, accuracies in percent; the best of each column in bold."]
-    if also:
-        notes.append("These runs have no cell in a published table.")
+    notes = ["These runs have no cell in a published table."] if also else []
     return Section("Comparison", notes, [tables.comparison(groups)])
 
 
-def _curves(groups: Sequence[SeedGroup]) -> Section | None:
-    drawn = plots.convergence(groups)
+def _curves(groups: Sequence[SeedGroup], lines: Mapping[str, Line], most: int) -> Section | None:
+    drawn = convergence(groups, lines, most)
     note = (
-        "Lines are means over the finished seeds, bands one standard deviation; dashed where no seed is finished yet."
+        "Lines are means over the finished seeds, bands one standard deviation; a thin line is of unfinished runs. "
+        "A cost axis is logarithmic where totals differ more than tenfold."
     )
-    return Section("Convergence and cost", [note], pictures=drawn) if drawn else None
+    return Section("Convergence and cost", [note], charts=drawn) if drawn else None
 
 
-def _matrix(groups: Sequence[SeedGroup]) -> Section | None:
+def _matrix(groups: Sequence[SeedGroup], lines: Mapping[str, Line], most: int) -> Section | None:
     found = [table for each in tables.by_condition(groups).values() if (table := tables.matrix(each))]
     if not found:
         return None
     notes = [
         "Whose model, tested on whose examples, in the last round: accuracies in percent, means over clients that "
         "count alike, with the standard deviation over seeds. The worst tenth is the mean over the tenth of the "
-        "clients with the lowest accuracies.",
+        "clients with the lowest accuracies. Curves of clients are of the smallest seed.",
     ]
-    return Section("Whose accuracy", notes, found, plots.clients(groups))
+    return Section("Whose accuracy", notes, found, matrix_charts(groups, lines, most))
 
 
 def _targets(groups: Sequence[SeedGroup], wanted: Sequence[float]) -> Section | None:
@@ -154,7 +196,7 @@ def _costs(groups: Sequence[SeedGroup]) -> Section:
 
 
 def _significance(groups: Sequence[SeedGroup]) -> Section | None:
-    table, notes = tables.significance(groups)
+    table, notes = significance.significance(groups)
     if table is None and not notes:
         return None
     if table is not None:
@@ -169,30 +211,35 @@ def _significance(groups: Sequence[SeedGroup]) -> Section | None:
     return Section("Are the differences real?", notes, [table] if table else [])
 
 
-def _staleness(groups: Sequence[SeedGroup]) -> Section | None:
-    drawn = plots.staleness(groups)
-    note = "From the start of a client to the arrival of its update; of the method with the most updates on file."
-    return Section("How late updates were", [note], pictures=drawn) if drawn else None
+def _staleness(groups: Sequence[SeedGroup], lines: Mapping[str, Line]) -> Section | None:
+    drawn = staleness(groups, lines)
+    note = "From the start of a client to the arrival of its update, over all updates on file."
+    return Section("How late updates were", [note], charts=drawn) if drawn else None
 
 
 def _partitions(groups: Sequence[SeedGroup]) -> Section | None:
-    drawn, left_out = plots.partitions(groups)
-    notes = [f"{left_out} more are not shown: each run has its own in plots/partition.png."] if left_out else []
-    return Section("Who had which examples", notes, pictures=drawn) if drawn else None
+    drawn, left_out = partitions(groups)
+    notes = ["The area of a dot is a number of examples: clients across, classes down."]
+    if left_out:
+        notes.append(f"{left_out} more are not shown: each run has its own in partition.csv.")
+    return Section("Who had which examples", notes, charts=drawn) if drawn else None
 
 
 def _runs(groups: Sequence[SeedGroup]) -> Section:
     """The runs behind the numbers, with commits and commands."""
     rows, code = [], []
     for each in groups:
+        digits = 2 if is_share(each.runs[0].metric) else None
         for run in each.runs:
-            number = value(math.nan if run.objective is None else run.objective, run.metric, 2)
+            number = value(math.nan if run.objective is None else run.objective, run.metric, digits)
             commit = ", ".join(commit[:8] + ("-dirty" if commit.endswith("-dirty") else "") for commit in run.commits)
-            words = [cell(run.name), cell(each.condition or "all"), cell(each.method), cell(run.status, *run.warnings)]
-            rows.append([*words, cell(commit or "not recorded"), cell(str(run.seed)), cell(number)])
+            words = [cell(run.name), cell(each.condition or "all"), cell(each.name), cell(run.status, *run.warnings)]
+            rows.append([*words, cell(commit or "not recorded"), cell(str(run.seed)), cell(number, sort=run.objective)])
             code += [f"# {run.name}", *(run.commands or ["# started by a program, see its config.yaml"])]
     header = ["run", "condition", "method", "status", "commit", "seed", "result"]
-    return Section("Runs, commits and commands", tables=[ReportTable(header, rows, names=5)], code=code)
+    measures = {unit(each.runs[0].metric) for each in groups}
+    units = [""] * 6 + [measures.pop() if len(measures) == 1 else ""]
+    return Section("Runs, commits and commands", tables=[ReportTable(header, rows, names=5, units=units)], code=code)
 
 
 def _unreadable(folders: Mapping[str, str]) -> Section | None:

@@ -8,12 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from fedlab_runner.report import build, csv_files, html, markdown, published
+from fedlab_runner.report import build, bundle, csv_files, figures, latex, markdown, page, svg
 from fedlab_runner.report.folders import find, to_come
-from fedlab_runner.utils import streams
+from fedlab_runner.utils import streams, version
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.escaping import visible
 from fedlab_runner.utils.files import write_atomically, write_text_atomically
+
+FIGURES = "figures"  # folder of a paper's panels
 
 
 @streams.protected()
@@ -27,21 +29,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--experiment", metavar="NAME", help="only its runs, beside its published table, e.g. feddle/table7")
     add("--target", type=float, action="append", default=[], metavar="X", help="a value to be reached, e.g. 0.8")
     add("--out", type=Path, metavar="FOLDER", help="where to write (default: report, in the folder)")
+    add("--latex", action="store_true", help="tables.tex and references.bib for a paper, too")
+    add("--interval", action="store_true", help="in tables.tex 95 %% intervals instead of standard deviations")
+    add("--figures", choices=figures.KINDS, help="single panels for a paper, too, as wide as a column and as the text")
+    add("--bundle", type=Path, metavar="FILE.zip", help="also all that the tables rest on, for fedlab-verify")
+    add("--version", action="version", version=version.words())
     given = parser.parse_args(arguments)
     try:
-        page, subtitle = write(given.folders, given.out, given.experiment, given.target)
+        index, subtitle = write(
+            given.folders, given.out, given.experiment, given.target, given.latex, given.interval, given.figures
+        )
+        bundled = given.bundle and bundle.write(given.bundle, given.folders, given.experiment, given.target)
     except UserError as error:
         print(f"error: {visible(str(error))}", file=sys.stderr)
         return 2
     streams.make_optional()  # the page is written
-    print(f"{subtitle}\n{visible(os.path.relpath(page))}")
+    print(f"{subtitle}\n{visible(os.path.relpath(index))}")
+    if bundled:
+        print(bundle.words(bundled))
     return 0
 
 
 def write(
-    folders: Sequence[Path], out: Path | None = None, experiment: str | None = None, targets: Sequence[float] = ()
+    folders: Sequence[Path],
+    out: Path | None = None,
+    experiment: str | None = None,
+    targets: Sequence[float] = (),
+    for_latex: bool = False,
+    interval: bool = False,
+    kind: str | None = None,
 ) -> tuple[Path, str]:
     """Writes index.html, report.md with plots/, and the CSV files into `out`; returns the page's path and subtitle.
+
+    `for_latex`: also tables.tex (with 95 % intervals where `interval`) and references.bib; `kind`: also figures/ of
+    this kind.
 
     Raises UserError where there is nothing to report on or no place to write it.
     """
@@ -52,19 +73,21 @@ def write(
     out = out or Path(os.path.commonpath([folder.absolute() for folder in folders])) / "report"
     if os.path.exists(out) and not out.is_dir():
         raise UserError(f"--out must be a folder, got the file {out}")
-    named = (
-        [published.load(experiment)] if experiment else published.papers(run for each in groups for run in each.runs)
-    )
     try:
         for section in report.sections:
-            for picture in section.pictures:
-                path = out / markdown.FOLDER / f"{picture.name}.{picture.kind}"
-                write_atomically(path, partial(_put, picture.content))
-        known = [paper for paper in named if paper is not None]
+            for chart in section.charts:
+                path = out / markdown.FOLDER / f"{chart.name}.svg"
+                write_atomically(path, partial(_put, svg.file(chart)))
+        known = build.papers_of([run for each in groups for run in each.runs], experiment)
         for name, text in csv_files.files(groups, known, targets).items():
             write_text_atomically(out / name, text)
+        if for_latex:
+            write_text_atomically(out / "tables.tex", latex.document(groups, known, interval))
+            write_text_atomically(out / "references.bib", latex.references(groups))
+        for name, content in figures.files(report, kind) if kind else ():
+            write_atomically(out / FIGURES / name, partial(_put, content))
         write_text_atomically(out / "report.md", markdown.document(report))
-        write_text_atomically(out / "index.html", html.page(report))
+        write_text_atomically(out / "index.html", page.page(report))
     except OSError as error:
         raise UserError(f"{out} cannot be written to ({error.strerror}): give another folder with --out") from error
     return out / "index.html", report.subtitle

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from fedlab_runner.methods.registry import Line
+
 
 class Cell(NamedTuple):
     """A cell of a table: the first line is the value, the others are remarks."""
@@ -11,48 +13,103 @@ class Cell(NamedTuple):
     lines: tuple[str, ...]
     bold: bool = False  # the best
     muted: bool = False  # no result
+    sort: float | None = None  # the number by which a column is sorted; None: the text
 
 
 @dataclass(frozen=True)
 class ReportTable:
-    """A table whose first `names` columns are texts and whose other columns are numbers."""
+    """A table whose first `names` columns are texts and whose other columns are numbers.
+
+    `units`: the unit of each column, empty where it has none; `spans`: headings above the columns, each with the number
+    of columns that it stands over; `title`: the caption.
+    """
 
     header: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     names: int = 1
     title: str = ""
+    units: Sequence[str] = ()
+    spans: Sequence[tuple[str, int]] = ()
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A picture; `name` and `kind` (svg or png) make the file name beside the markdown."""
+class Series:
+    """The points of a method on a panel, and a band around them (`low` and `high`, empty without one)."""
+
+    entry: int  # the place of its name and line in the legend
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+    unfinished: bool = False  # drawn thin
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Axes with lines. `x_range` and `y_range` are the ends of the axes; x may be logarithmic, and then has no zero."""
+
+    title: str
+    x_label: str
+    y_label: str
+    series: Sequence[Series]
+    x_range: tuple[float, float]
+    y_range: tuple[float, float]
+    x_log: bool = False
+    x_whole: bool = False  # ticks of x are integers
+    finding: str = ""  # what the panel shows, for people who do not see it
+
+
+class Entry(NamedTuple):
+    """A name in a legend, and its line."""
 
     name: str
-    kind: str
-    content: bytes
+    line: Line
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Panels with one legend; `name` makes the names of its files."""
+
+    name: str
     caption: str
+    legend: Sequence[Entry]
+    panels: Sequence[Panel]
+
+
+@dataclass(frozen=True)
+class Dots:
+    """Which client has how many examples of which class: the area of a dot is a count."""
+
+    name: str
+    caption: str
+    clients: Sequence[str]
+    classes: Sequence[str]
+    counts: Sequence[Sequence[float]]  # by client, then by class
+    finding: str
 
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, sentences, tables and pictures, in this order."""
+    """A heading, sentences, tables and charts, in this order."""
 
     title: str
     notes: Sequence[str] = ()
     tables: Sequence[ReportTable] = ()
-    pictures: Sequence[Picture] = ()
+    charts: Sequence[Chart | Dots] = ()
     code: Sequence[str] = field(default_factory=tuple)  # lines to be copied
+    level: int = 2  # of the heading
 
 
 @dataclass(frozen=True)
 class Report:
-    """The whole page."""
+    """The whole page: a title, the counts of runs in a line, what was found in sentences, and the sections."""
 
     title: str
     subtitle: str
+    headline: Sequence[str]
     sections: Sequence[Section]
 
 
-def cell(*lines: str, bold: bool = False, muted: bool = False) -> Cell:
+def cell(*lines: str, bold: bool = False, muted: bool = False, sort: float | None = None) -> Cell:
     """A cell of the lines that are not empty."""
-    return Cell(tuple(line for line in lines if line) or ("",), bold, muted)
+    return Cell(tuple(line for line in lines if line) or ("",), bold, muted, sort)

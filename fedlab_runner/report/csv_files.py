@@ -31,7 +31,7 @@ def _runs(groups: Sequence[SeedGroup], wanted: Sequence[float]) -> list[dict[str
                 row |= {"seed": run.seed, "status": run.status, "rounds": run.done, "objective": run.objective}
                 keys = (*RULES, "std_of_last", "best_round")
                 row |= {key: run.summary[key] for key in keys} if run.rows else {}
-                row |= {key: total(run.rows, key) for key, _ in SUMS}
+                row |= {key: total(run.rows, key) for key, *_ in SUMS}
                 row[CACHE] = max((each[CACHE] for each in run.rows if CACHE in each), default=math.nan)
                 for goal in goals:
                     row[f"rounds to {goal:g}"] = when = reached(run, goal)

@@ -6,7 +6,8 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -78,6 +79,12 @@ def to_come(paths: Iterable[Path]) -> list[str]:
     return found
 
 
+def records_of(paths: Iterable[Path], runs: Container[str]) -> list[tuple[str, Path]]:
+    """The records of these runs' jobs: for each the name of its sweep and the file."""
+    sweeps = {sweep.resolve(): sweep for path in paths for sweep in _sweeps(path)}.values()
+    return [(sweep.name, path) for sweep in sweeps for path, job in _job_files(sweep) if _run_name(job) in runs]
+
+
 def _walk(path: Path) -> Iterator[tuple[Path, set[str]]]:
     """Each folder below a path, at any depth, with the names in it; links are not followed."""
     left = [path]
@@ -136,15 +143,15 @@ def _notes(path: Path) -> dict[str, _Note]:
 
 
 def _jobs(sweep: Path) -> list[dict[str, Any]]:
+    return [job for _, job in _job_files(sweep)]
+
+
+def _job_files(sweep: Path) -> list[tuple[Path, dict[str, Any]]]:
     found = []
     for path in sorted((sweep / "jobs").glob("*.json")):
-        try:
-            found.append(checksummed_json.read(path))
-        except (
-            OSError,
-            checksummed_json.Damaged,
-        ):  # removed by a sweep that runs again; the run's own files have everything
-            continue
+        # Removed by a sweep that runs again; the run's own files have everything.
+        with suppress(OSError, checksummed_json.Damaged):
+            found.append((path, checksummed_json.read(path)))
     return found
 
 

@@ -2,34 +2,74 @@
 
 import math
 import re
-from collections.abc import Sequence
-from textwrap import shorten
+import statistics
+from collections.abc import Iterable, Sequence
 
-from fedlab_runner.core.metric_names import is_share
+from fedlab_runner.core.metric_names import is_share, unit_of
 from fedlab_runner.report.grouping import SeedGroup
 from fedlab_runner.report.runs import Run
 from fedlab_runner.report.stats import mean, std
 from fedlab_runner.sweep import states
 
-NONE, MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"
+NONE, MINUS, PLUS_MINUS = "\N{EN DASH}", "\N{MINUS SIGN}", "\N{PLUS-MINUS SIGN}"
+MAX_DECIMALS = 4
+TWO_DIGITS_TO = 35.5  # leading digits of a deviation up to which it is shown with two digits, as particle physics does
 
 
-def value(number: float, metric: str, digits: int = 1) -> str:
-    """A value of a metric, accuracies in percent; a dash where there is none."""
+def unit(metric: str) -> str:
+    """The unit in which values of a metric are shown; empty where it has none."""
+    return "%" if is_share(metric) else unit_of(metric)
+
+
+def scale(metric: str) -> float:
+    """The factor from a metric's value to the value that is shown."""
+    return 100.0 if is_share(metric) else 1.0
+
+
+def decimals(deviations: Iterable[float], metric: str) -> int | None:
+    """The decimals that the deviations of a column leave a meaning: those of the middle one, as it is shown.
+
+    None where there is no deviation.
+    """
+    known = [scale(metric) * each for each in deviations if math.isfinite(each) and each > 0]
+    if not known:
+        return None
+    middle = statistics.median_low(known)
+    power = math.floor(math.log10(middle))
+    two = round(middle / 10.0 ** (power - 1), 6) <= TWO_DIGITS_TO
+    return min(MAX_DECIMALS, max(0, (1 if two else 0) - power))
+
+
+def value(number: float, metric: str, digits: int | None = None) -> str:
+    """A value of a metric without its unit, accuracies in percent; a dash where there is none."""
     if math.isnan(number):
         return NONE
-    return f"{100 * number:.{digits}f}" if is_share(metric) else amount(number)
+    if digits is None:
+        return f"{100 * number:.1f}" if is_share(metric) else amount(number)
+    if not math.isfinite(number):
+        return str(number)
+    return f"{scale(metric) * number:,.{digits}f}".replace("-", MINUS)
 
 
-def spread(values: Sequence[float], metric: str, deviation: float | None = None) -> str:
+def spread(values: Sequence[float], metric: str, deviation: float | None = None, digits: int | None = None) -> str:
     """Mean ± deviation: the standard deviation of the values (a single value has none), unless another is given."""
     deviation = std(values) if deviation is None else deviation
-    return value(mean(values), metric) + ("" if math.isnan(deviation) else f" ± {value(deviation, metric)}")
+    shown = value(mean(values), metric, digits)
+    return shown if math.isnan(deviation) else f"{shown} {PLUS_MINUS} {value(deviation, metric, digits)}"
 
 
-def difference(number: float, metric: str) -> str:
+def counted(values: Sequence[float], digits: int | None = None) -> str:
+    """Mean ± standard deviation of counts or costs; `digits`: decimals, else about four digits."""
+    middle, deviation = mean(values), std(values)
+    if digits is None or not math.isfinite(middle):
+        return amount(middle) if math.isnan(deviation) else f"{amount(middle)} {PLUS_MINUS} {amount(deviation)}"
+    shown = f"{middle:,.{digits}f}"
+    return shown if math.isnan(deviation) else f"{shown} {PLUS_MINUS} {deviation:,.{digits}f}"
+
+
+def difference(number: float, metric: str, digits: int | None = None) -> str:
     """A difference of two values of a metric, with its sign."""
-    shown = value(abs(number), metric)
+    shown = value(abs(number), metric, digits)
     return shown if math.isnan(number) or not re.search("[1-9]", shown) else ("+" if number > 0 else MINUS) + shown
 
 
@@ -65,18 +105,24 @@ def judged(run: Run) -> str:
 
 
 def remarks(groups: Sequence[SeedGroup]) -> tuple[str, ...]:
-    """Remarks on the runs of a cell: seeds that have not finished, in the words of `states`, or have a warning."""
+    """Remarks on the runs of a cell: seeds that have not finished, in the words of `states`, or have a warning.
+
+    Where no seed has a result, the remarks say how far each is.
+    """
     runs = [run for each in groups for run in each.runs if not run.finished]
-    failed = [run for run in runs if run.state == states.FAILED]
-    lines = (
-        [f"{times(len(failed), 'seed')} failed: {shorten(str(failed[0].error), 100, placeholder=' …')}"]
-        if failed
-        else []
-    )
+    failed = sum(run.state == states.FAILED for run in runs)
+    lines = [f"{failed} {states.FAILED}"] if failed else []
+    if any(each.finished for each in groups):
+        lines, runs = states.counted(run.state for run in runs), []
     for run in runs:
         if run.state != states.FAILED:
             so_far = run.summary["last"] if run.rows else math.nan
-            reached = "" if math.isnan(so_far) else f", {value(so_far, run.metric)} so far"
+            reached = "" if math.isnan(so_far) else f", {with_unit(so_far, run.metric)} so far"
             lines.append(f"seed {run.seed}: {run.status}{reached}")
     lines += [f"seed {run.seed}: {warning}" for each in groups for run in each.runs for warning in run.warnings]
     return tuple(lines[:3] + ([f"and {len(lines) - 3} more"] if len(lines) > 3 else []))
+
+
+def with_unit(number: float, metric: str, digits: int | None = None) -> str:
+    """A value of a metric with its unit, e.g. `87.3 %`."""
+    return f"{value(number, metric, digits)}\N{NO-BREAK SPACE}{unit(metric)}".rstrip()

@@ -1,11 +1,13 @@
 """Groups runs that are seeds of one setting, and names a setting by the keys in which it differs from others."""
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fedlab_runner.config.run_id import without_volatile
+from fedlab_runner.methods.registry import Method, method_style
 from fedlab_runner.report.runs import Run
 from fedlab_runner.sweep.records import natural
 from fedlab_runner.utils.escaping import short
@@ -26,8 +28,10 @@ class SeedGroup:
 
     setting: Setting
     condition: str  # what it shares with the methods it is compared with, e.g. `delay.std=20`; empty if all share it
-    method: str  # e.g. `feddle local.epochs=5`
+    method: str  # as on the command line, e.g. `feddle local.epochs=5`
     runs: Sequence[Run]
+    name: str  # as in papers, e.g. `Feddle-ID local.epochs=5`
+    style: Method
 
     @property
     def finished(self) -> dict[Any, float]:
@@ -50,9 +54,60 @@ def group(runs: Iterable[Run]) -> list[SeedGroup]:
     for one, members in zip(settings, found.values(), strict=True):
         keys = differences.of(one)
         condition = label(one, filter(is_condition, keys))
-        method = label(one, ["algorithm", *(key for key in keys if key != "algorithm" and not is_condition(key))])
-        groups.append(SeedGroup(one, condition, method, _one_a_seed(members)))
+        own = [key for key in keys if key != "algorithm" and not is_condition(key)]
+        style = method_style(one.get("algorithm", "none"), one)
+        name = " ".join(filter(None, [style.name, label(one, (key for key in own if key not in style.told))]))
+        groups.append(SeedGroup(one, condition, label(one, ["algorithm", *own]), _one_a_seed(members), name, style))
+    taken = Counter((each.condition, each.name) for each in groups)
+    groups = [
+        replace(each, name=f"{each.name} ({each.method})") if taken[each.condition, each.name] > 1 else each
+        for each in groups
+    ]
     return sorted(groups, key=lambda each: (natural([each.condition]), natural([each.method])))
+
+
+def blocks(groups: Sequence[SeedGroup]) -> list[tuple[str, list[SeedGroup]]]:
+    """The groups in blocks of conditions that can be compared, each named by the keys that its conditions share.
+
+    Two conditions are related where the metric and its rule are the same and at least half of the methods run under
+    either were run under both. Within a block, groups are named again: fewer keys tell them apart.
+    """
+    conditions: dict[str, list[SeedGroup]] = {}
+    for each in groups:
+        conditions.setdefault(each.condition, []).append(each)
+    members: list[list[SeedGroup]] = []
+    for those in conditions.values():
+        related = [block for block in members if any(_related(those, conditions[one.condition]) for one in block)]
+        members = [block for block in members if all(block is not each for each in related)]
+        members.append([*(each for block in related for each in block), *those])
+    if len(members) == 1:
+        return [("", list(groups))]
+    differences = Differences([each.setting for each in groups])
+    found = []
+    ranked = sorted(members, key=lambda block: (not any(each.finished for each in block), groups.index(block[0])))
+    for block in ranked:
+        first = block[0].setting
+        keys = [
+            key
+            for key in differences.of(first)
+            if is_condition(key) and all(each.setting.get(key) == first.get(key) for each in block)
+        ]
+        keys.sort(key=lambda key: (CONDITIONS.index(key.partition(".")[0]), key.count(".")))
+        found.append(
+            (
+                label(first, [key for key in keys if "${" not in first[key]]),
+                group(run for each in block for run in each.runs),
+            )
+        )
+    return found
+
+
+def _related(some: Sequence[SeedGroup], others: Sequence[SeedGroup]) -> bool:
+    one, other = some[0].runs[0], others[0].runs[0]
+    if (one.metric, one.rule) != (other.metric, other.rule):
+        return False
+    first, second = ({each.name for each in those} for those in (some, others))
+    return 2 * len(first & second) >= len(first | second)
 
 
 def is_condition(key: str) -> bool:

@@ -9,7 +9,8 @@ from omegaconf import OmegaConf
 
 from fedlab_runner.config.build import conf_dir
 from fedlab_runner.report.content import Cell, ReportTable, cell
-from fedlab_runner.report.formatting import amount, difference, remarks, spread, times
+from fedlab_runner.report.formatting import NONE as NOTHING
+from fedlab_runner.report.formatting import PLUS_MINUS, amount, decimals, difference, remarks, spread, times
 from fedlab_runner.report.grouping import Differences, SeedGroup, label, text
 from fedlab_runner.report.runs import Run
 from fedlab_runner.report.stats import mean, std
@@ -99,16 +100,21 @@ def beside(paper: Paper, groups: Sequence[SeedGroup]) -> ReportTable:
         max((_rank(mean(_ours(cells[i], column)), column, cells[i]) for _, cells, _ in lines if cells[i]), default=None)
         for i, column in enumerate(paper.columns)
     ]
-    body = [
-        [cell(name)]
-        + [
-            _cell(paper, paper.columns[i], cells[i], row["mean"][i], row["std"][i] if "std" in row else None, tops[i])
-            for i in columns
-        ]
-        for name, cells, row in lines
-    ]
+    body = []
+    for name, cells, row in lines:
+        body.append([cell(name)])
+        for i in columns:
+            theirs, of = row["mean"][i], row["std"][i] if "std" in row else None
+            body[-1] += _cells(paper, paper.columns[i], cells[i], theirs, of, tops[i])
     names_of = _names(paper.columns)
-    return ReportTable(["method", *(names_of[i] for i in columns)], body, title=f"\N{PLUS-MINUS SIGN} {meant(paper)}")
+    measure = "%" if paper.scale == 100 else ""
+    return ReportTable(
+        ["method", *("ours", "paper", "difference") * len(columns)],
+        body,
+        title=f"{PLUS_MINUS} {meant(paper)}",
+        units=["", *(measure,) * 3 * len(columns)],
+        spans=[("", 1), *((names_of[i], 3) for i in columns)],
+    )
 
 
 def meant(paper: Paper) -> str:
@@ -139,23 +145,27 @@ def _variants(paper: Paper, groups: Sequence[SeedGroup]) -> dict[int, str]:
     }
 
 
-def _cell(
+def _cells(
     paper: Paper, column: Mapping[str, Any], groups: Sequence[SeedGroup], theirs: Any, spread_of: Any, top: float | None
-) -> Cell:
-    """The runs' value, the paper's and the difference; the best of the runs in bold."""
+) -> list[Cell]:
+    """The runs' value (the best of the runs in bold), the paper's and the difference, rounded alike."""
     ours = _ours(groups, column)
     metric = _metric_of(column, groups)
-    more = []
-    if theirs is not None:
-        known = "" if spread_of is None else f" ± {spread_of}"
-        more.append(f"paper {theirs if paper.scale == 100 else amount(theirs)}{known}")
-        if ours:
-            more.append(f"difference {difference(mean(ours) - theirs / paper.scale, metric)}")
-    bold = bool(ours) and _rank(mean(ours), column, groups) == top
     deviation = _deviation(paper, groups, column, ours)
+    digits = decimals([deviation], metric)
+    bold = bool(ours) and _rank(mean(ours), column, groups) == top
     if ours and "metric" in column:
-        return cell(spread(ours, metric, deviation), *more, times(len(ours), "seed"), *remarks(groups), bold=bold)
-    return result(groups, bold=bold, more=more, deviation=deviation)
+        words = spread(ours, metric, deviation, digits)
+        mine = cell(words, times(len(ours), "seed"), *remarks(groups), bold=bold, sort=mean(ours))
+    else:
+        mine = result(groups, bold=bold, deviation=deviation, digits=digits)
+    if theirs is None:
+        return [mine, cell(NOTHING, muted=True), cell(NOTHING, muted=True)]
+    known = f"{theirs}" if paper.scale == 100 else amount(theirs)
+    known += "" if spread_of is None else f" {PLUS_MINUS} {spread_of}"
+    off = mean(ours) - theirs / paper.scale
+    away = cell(difference(off, metric, digits), sort=off) if ours else cell(NOTHING, muted=True)
+    return [mine, cell(known, sort=float(theirs)), away]
 
 
 def _deviation(paper: Paper, groups: Sequence[SeedGroup], column: Mapping[str, Any], ours: Sequence[float]) -> float:

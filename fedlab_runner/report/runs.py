@@ -39,6 +39,14 @@ class Run:
         """The name of the folder, which is the id of the run."""
         return self.folder.name
 
+    @cached_property
+    def changed(self) -> float:
+        """When the last round was written, in seconds since 1970; 0 where there is none."""
+        try:
+            return (self.folder / METRICS).stat().st_mtime
+        except OSError:
+            return 0.0
+
     @property
     def seed(self) -> Any:
         """The seed; None where a broken config has none, a text where it is no number."""

@@ -19,8 +19,8 @@ def mean(values: Sequence[float]) -> float:
 
 
 def std(values: Sequence[float]) -> float:
-    """The sample standard deviation (n - 1); NaN of fewer than two."""
-    return statistics.stdev(values) if len(values) > 1 else math.nan
+    """The sample standard deviation (n - 1); NaN of fewer than two, and where a value is not finite."""
+    return statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else math.nan
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,22 @@ def paired(one: Mapping[Any, float], other: Mapping[Any, float]) -> Difference:
     values = [one[seed] - other[seed] for seed in seeds]
     if len(values) < 2:
         return Difference(len(values), mean(values), math.nan, math.nan, math.nan)
-    from scipy.special import stdtr, stdtrit  # the distribution of t and its inverse
+    from scipy.special import stdtr  # the distribution of t
 
-    centre, error, freedom = mean(values), std(values) / math.sqrt(len(values)), len(values) - 1
-    half = float(stdtrit(freedom, 1 - SIGNIFICANCE_LEVEL / 2)) * error
-    p = 2 * float(stdtr(freedom, -abs(centre) / error)) if error > 0 else math.nan
-    return Difference(len(values), centre, centre - half, centre + half, p)
+    centre, error = mean(values), std(values) / math.sqrt(len(values))
+    p = 2 * float(stdtr(len(values) - 1, -abs(centre) / error)) if error > 0 else math.nan
+    return Difference(len(values), centre, *confidence(values), p)
+
+
+def confidence(values: Sequence[float]) -> tuple[float, float]:
+    """The 95 % confidence interval of a mean by the distribution of t; NaN of fewer than two values."""
+    if len(values) < 2:
+        return math.nan, math.nan
+    from scipy.special import stdtrit
+
+    centre = mean(values)
+    half = float(stdtrit(len(values) - 1, 1 - SIGNIFICANCE_LEVEL / 2)) * std(values) / math.sqrt(len(values))
+    return centre - half, centre + half
 
 
 def holm(ps: Sequence[float]) -> list[float]:

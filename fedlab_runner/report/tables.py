@@ -1,31 +1,34 @@
 """The tables of a report, computed from the rows of `metrics.jsonl` and `timings.jsonl`."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from fedlab_runner.core.metric_names import cell_of, is_share
 from fedlab_runner.report.content import Cell, ReportTable, cell
 from fedlab_runner.report.formatting import (
     NONE,
+    PLUS_MINUS,
     amount,
-    difference,
-    probability,
+    counted,
+    decimals,
     remarks,
+    scale,
     spread,
     times,
-    value,
+    unit,
 )
 from fedlab_runner.report.grouping import SeedGroup
 from fedlab_runner.report.runs import Run
-from fedlab_runner.report.stats import MIN_SEEDS, SIGNIFICANCE_LEVEL, Difference, holm, mean, paired, reached, total
+from fedlab_runner.report.stats import mean, reached, std, total
 from fedlab_runner.sweep import states
 
-SUMS = (  # metrics that are summed over the rounds: key, heading
-    ("comm/upload_mb", "uploaded, MB"),
-    ("comm/download_mb", "downloaded, MB"),
-    ("cost/client_gflops", "clients, GFLOPs"),
-    ("cost/server_gflops", "server, GFLOPs"),
+SUMS = (  # metrics that are summed over the rounds: key, heading, unit
+    ("comm/upload_mb", "uploaded", "MB"),
+    ("comm/download_mb", "downloaded", "MB"),
+    ("cost/client_gflops", "clients' work", "GFLOPs"),
+    ("cost/server_gflops", "server's work", "GFLOPs"),
 )
 CACHE = "cost/server_cache_mb"
 _NOTHING = cell(NONE, muted=True)
@@ -54,35 +57,67 @@ def best(groups: Iterable[SeedGroup]) -> SeedGroup | None:
 
 
 def comparison(groups: Sequence[SeedGroup]) -> ReportTable:
-    """Methods down, conditions across: mean and standard deviation over seeds, the best of each column in bold."""
+    """Methods down, conditions across: mean and standard deviation over seeds, the best of each column in bold.
+
+    A column has as many decimals as its standard deviations leave a meaning.
+    """
     columns = by_condition(groups)
     winners = [best(members) for members in columns.values()]
-    methods = list(dict.fromkeys(group.method for group in groups))
-    cells = {(group.method, group.condition): group for group in groups}
-    rows = [
-        [cell(method)]
-        + [
-            result(
-                [found] if (found := cells.get((method, condition))) else [], bold=found is not None and found is top
-            )
-            for condition, top in zip(columns, winners, strict=True)
-        ]
-        for method in methods
-    ]
-    return ReportTable(["method", *(condition or groups[0].runs[0].metric for condition in columns)], rows)
+    rounding = [decimals_of(members) for members in columns.values()]
+    usual = usual_seeds(groups)
+    cells = {(group.name, group.condition): group for group in groups}
+    rows = []
+    for name in dict.fromkeys(group.name for group in groups):
+        row = [cell(name)]
+        for condition, top, digits in zip(columns, winners, rounding, strict=True):
+            found = cells.get((name, condition))
+            bold = found is not None and found is top
+            row.append(result([found] if found else [], bold=bold, digits=digits, usual=usual))
+        rows.append(row)
+    metric = groups[0].runs[0].metric
+    header = ["method", *(condition or metric for condition in columns)]
+    over = f"over {times(usual, 'seed')}" + ("" if seeds_differ(groups, usual) else ", where no other number is given")
+    title = f"{metric}: mean {PLUS_MINUS} standard deviation (n - 1) {over}; the best of each column in bold"
+    return ReportTable(header, rows, title=title, units=["", *(unit(metric) for _ in columns)])
+
+
+def usual_seeds(groups: Sequence[SeedGroup]) -> int:
+    """How many finished seeds most settings have."""
+    counts = Counter(count for group in groups if (count := len(finished([group]))))
+    return max(counts, key=lambda count: (counts[count], count), default=0)
+
+
+def seeds_differ(groups: Sequence[SeedGroup], usual: int) -> bool:
+    """Whether all settings with a result have this many finished seeds."""
+    return {len(finished([group])) for group in groups} - {0} <= {usual}
+
+
+def decimals_of(groups: Sequence[SeedGroup]) -> int | None:
+    """The decimals of a column of these settings."""
+    return decimals([std(finished([group])) for group in groups], groups[0].runs[0].metric)
 
 
 def result(
-    groups: Sequence[SeedGroup], bold: bool = False, more: Sequence[str] = (), deviation: float | None = None
+    groups: Sequence[SeedGroup],
+    bold: bool = False,
+    more: Sequence[str] = (),
+    deviation: float | None = None,
+    digits: int | None = None,
+    usual: int = 0,
 ) -> Cell:
-    """Mean and standard deviation (or another deviation) of the finished seeds, with remarks on missing ones."""
+    """Mean and standard deviation (or another deviation) of the finished seeds, with remarks on missing ones.
+
+    `usual`: a number of seeds that goes without saying.
+    """
     if not groups:
         return cell("not run", *more, muted=True)
     values, metric = finished(groups), groups[0].runs[0].metric
     if not values:
         word = states.common(run.state for group in groups for run in group.runs)
         return cell(word, *more, *remarks(groups), muted=True)
-    return cell(spread(values, metric, deviation), *more, times(len(values), "seed"), *remarks(groups), bold=bold)
+    seeds = "" if len(values) == usual else times(len(values), "seed")
+    words = spread(values, metric, deviation, digits)
+    return cell(words, *more, seeds, *remarks(groups), bold=bold, sort=mean(values))
 
 
 def targets(groups: Sequence[SeedGroup], wanted: Sequence[float]) -> list[float]:
@@ -98,19 +133,34 @@ def to_target(groups: Sequence[SeedGroup], wanted: Sequence[float]) -> ReportTab
     if not goals:
         return None
     metric = groups[0].runs[0].metric
-    counts = {(i, goal): [reached(run, goal) for run in group.runs] for i, group in enumerate(groups) for goal in goals}
-    rows, header = [], ["method"]
+    columns: list[list[Cell]] = []
     for goal in goals:
-        shown = value(goal, metric, 0) + ("\N{NO-BREAK SPACE}%" if is_share(metric) else "")
-        header += [f"rounds to {shown}", f"MB uploaded to {shown}"]
-    fewest = {goal: min((_rounds(counts[i, goal]) for i in range(len(groups))), default=math.inf) for goal in goals}
-    for i, group in enumerate(groups):
-        row = [cell(group.method)]
-        for goal in goals:
-            rounds = counts[i, goal]
-            row += _reached(group, rounds, bold=_rounds(rounds) == fewest[goal] < math.inf)
-        rows.append(row)
-    return ReportTable(header, rows, title=groups[0].condition)
+        counts = [[reached(run, goal) for run in group.runs] for group in groups]
+        fewest = min(map(_rounds, counts), default=math.inf)
+        pairs = [_reached_by(group, found) for group, found in zip(groups, counts, strict=True)]
+        digits = [decimals([std(each[i]) for each in pairs], "") for i in (0, 1)]
+        columns += [[], []]
+        for group, found, (rounds, uploaded) in zip(groups, counts, pairs, strict=True):
+            states_of = [run.state for run, each in zip(group.runs, found, strict=True) if each is None]
+            missing = states.of_target(states_of)
+            if not rounds:
+                word = missing[0].partition(" ")[2] if len(missing) == 1 else ", ".join(missing)
+                columns[-2].append(cell(word, muted=True))
+                columns[-1].append(_NOTHING)
+                continue
+            bold = _rounds(found) == fewest < math.inf
+            columns[-2].append(cell(counted(rounds, digits[0]), *missing, bold=bold, sort=mean(rounds)))
+            columns[-1].append(cell(counted(uploaded, digits[1]), sort=mean(uploaded)))
+    rows = [[cell(group.name), *(column[i] for column in columns)] for i, group in enumerate(groups)]
+    spans = [("", 1), *((f"to {_goal(goal, metric)}", 2) for goal in goals)]
+    units = ["", *(each for _ in goals for each in ("", "MB"))]
+    header = ["method", *(each for _ in goals for each in ("rounds", "uploaded"))]
+    return ReportTable(header, rows, title=groups[0].condition, units=units, spans=spans)
+
+
+def _goal(goal: float, metric: str) -> str:
+    shown = f"{scale(metric) * goal:.6g}"
+    return f"{shown}\N{NO-BREAK SPACE}{unit(metric)}".rstrip()
 
 
 def _rounds(counts: Sequence[int | None]) -> float:
@@ -118,30 +168,39 @@ def _rounds(counts: Sequence[int | None]) -> float:
     return mean([each for each in counts if each is not None]) if counts and None not in counts else math.inf
 
 
-def _reached(group: SeedGroup, rounds: Sequence[int | None], bold: bool) -> list[Cell]:
+def _reached_by(group: SeedGroup, rounds: Sequence[int | None]) -> tuple[list[float], list[float]]:
+    """The rounds of the seeds that reached a target, and the megabytes that they uploaded until then."""
     pairs = [(run, each) for run, each in zip(group.runs, rounds, strict=True) if each is not None]
-    missing = states.of_target(run.state for run, each in zip(group.runs, rounds, strict=True) if each is None)
-    if not pairs:
-        return [cell(missing[0].partition(" ")[2] if len(missing) == 1 else ", ".join(missing), muted=True), _NOTHING]
-    uploaded = [total(run.rows, "comm/upload_mb", until=each) for run, each in pairs]
-    return [cell(amount(mean([each for _, each in pairs])), *missing, bold=bold), cell(amount(mean(uploaded)))]
+    return [float(each) for _, each in pairs], [total(run.rows, "comm/upload_mb", until=each) for run, each in pairs]
 
 
 def costs(groups: Sequence[SeedGroup]) -> ReportTable:
-    """The costs of the rounds on file, means over seeds."""
+    """The costs of the rounds on file, means and standard deviations over seeds."""
     runs = [run for group in groups for run in group.runs]
-    sums = [(key, name) for key, name in SUMS if any(key in row for run in runs for row in run.rows)]
-    header = ["method", "rounds", *(name for _, name in sums), "largest cache, MB", "seconds a round"]
+    sums = [each for each in SUMS if any(each[0] in row for run in runs for row in run.rows)]
+    columns: list[tuple[str, str, Callable[[Run], float]]] = [
+        *((name, measure, partial(_total, key)) for key, name, measure in sums),
+        ("largest cache", "MB", _largest_cache),
+        ("a round", "s", _seconds),
+    ]
+    known = [(name, measure, of) for name, measure, of in columns if any(not math.isnan(of(run)) for run in runs)]
+    rounds = [[float(run.done) for run in group.runs if run.rows] for group in groups]
+    values = [
+        [[number for run in group.runs if not math.isnan(number := of(run))] for group in groups] for *_, of in known
+    ]
+    digits = [decimals(map(std, column), "") for column in (rounds, *values)]
     rows = []
-    for group in groups:
-        rounds = [run.done for run in group.runs if run.rows]
-        missing = states.counted(run.state for run in group.runs)
-        row = [cell(group.method), cell(amount(mean(rounds)), ", ".join(missing))]
-        row += [cell(amount(_mean(group, partial(_total, key)))) for key, _ in sums]
-        row.append(cell(amount(_mean(group, _largest_cache))))
-        row.append(cell(amount(_mean(group, _seconds))))
+    for i, group in enumerate(groups):
+        missing = ", ".join(states.counted(run.state for run in group.runs))
+        done = amount(mean(rounds[i])) if digits[0] is None else counted(rounds[i], digits[0])
+        row = [cell(group.name), cell(done, missing, sort=mean(rounds[i]))]
+        row += [
+            cell(amount(mean(column[i])) if each is None else counted(column[i], each), sort=mean(column[i]))
+            for column, each in zip(values, digits[1:], strict=True)
+        ]
         rows.append(row)
-    return ReportTable(header, rows, title=groups[0].condition)
+    header = ["method", "rounds", *(name for name, _, _ in known)]
+    return ReportTable(header, rows, title=groups[0].condition, units=["", "", *(measure for _, measure, _ in known)])
 
 
 def matrix(groups: Sequence[SeedGroup]) -> ReportTable | None:
@@ -155,18 +214,13 @@ def matrix(groups: Sequence[SeedGroup]) -> ReportTable | None:
     rows = []
     for group in groups:
         found = [last[id(run)] for run in group.runs if run.finished]
-        row = [cell(group.method)]
+        row = [cell(group.name)]
         for name in cells:
             values, worst = ([r[key] for r in found if key in r] for key in (name, f"{name}_worst_decile"))
             remark = f"worst tenth {spread(worst, name)}" if worst else ""
-            row.append(cell(spread(values, name), remark) if values else cell(NONE, muted=True))
+            row.append(cell(spread(values, name), remark, sort=mean(values)) if values else _NOTHING)
         rows.append(row)
-    return ReportTable(["method", *cells], rows, title=groups[0].condition)
-
-
-def _mean(group: SeedGroup, of: Callable[[Run], float]) -> float:
-    """The mean over the runs that have the number."""
-    return mean([number for run in group.runs if not math.isnan(number := of(run))])
+    return ReportTable(["method", *cells], rows, title=groups[0].condition, units=["", *(unit(name) for name in cells)])
 
 
 def _total(key: str, run: Run) -> float:
@@ -179,46 +233,3 @@ def _largest_cache(run: Run) -> float:
 
 def _seconds(run: Run) -> float:
     return mean([row["time/round"] for row in run.timings if "time/round" in row])
-
-
-def significance(groups: Sequence[SeedGroup]) -> tuple[ReportTable | None, list[str]]:
-    """Each method against the best of its condition, paired over seeds, and sentences on untested differences."""
-    rows: list[list[Cell]] = []
-    few: dict[str, int] = {}
-    for condition, members in by_condition(groups).items():
-        top = best(members)
-        others = [group for group in members if group is not top and finished([group])]
-        if top is None or not others:
-            continue
-        found = [paired(group.finished, top.finished) for group in others]
-        if max(each.seeds for each in found) < MIN_SEEDS:
-            few[condition] = max(each.seeds for each in found)
-            continue
-        adjusted = holm([each.p if each.seeds >= MIN_SEEDS else math.nan for each in found])
-        for group, each, p in zip(others, found, adjusted, strict=True):
-            rows.append([cell(condition or "all"), cell(group.method), cell(top.method), *_verdict(each, p, top)])
-    header = ["condition", "method", "against the best", "seeds", "difference", "95 % interval", "p", "p, Holm", ""]
-    return (ReportTable(header, rows, names=3) if rows else None), _too_few(few)
-
-
-def _verdict(each: Difference, adjusted: float, top: SeedGroup) -> list[Cell]:
-    metric = top.runs[0].metric
-    if each.seeds < MIN_SEEDS:
-        said = "too few seeds"
-    elif math.isnan(each.p):
-        said = "equal" if each.mean == 0 else "the same in every seed"
-    else:
-        said = "significant" if adjusted < SIGNIFICANCE_LEVEL else "may be chance"
-    interval = NONE if math.isnan(each.low) else f"{difference(each.low, metric)} … {difference(each.high, metric)}"
-    shown = (str(each.seeds), difference(each.mean, metric), interval, probability(each.p), probability(adjusted), said)
-    return [cell(words) for words in shown]
-
-
-def _too_few(few: Mapping[str, int]) -> list[str]:
-    if not few:
-        return []
-    where = "" if set(few) == {""} else f" under {'; '.join(condition or 'all' for condition in few)}"
-    return [
-        f"No difference is tested{where}: methods share at most {times(max(few.values()), 'finished seed')} there, and "
-        f"at least {MIN_SEEDS} are needed. A difference seen on so few may be chance."
-    ]

@@ -17,9 +17,11 @@ class ServerImageFolder(ServerDataSource):
     """The images in root/<class>/, of all classes or of `classes`, folder names such as ImageNet's wnids.
 
     At most `max_images` are drawn uniformly. They are decoded once, into memory or into a file in the folder `cache`.
+    `name` tells runs on different images apart; `root` may move.
     """
 
     root: str
+    name: str
     classes: list[str] | None
     max_images: int | None
     cache: str | None

@@ -32,7 +32,7 @@ from fedlab_runner.sweep.table import refresh
 from fedlab_runner.utils import checksummed_json, streams
 from fedlab_runner.utils.digest import digest
 from fedlab_runner.utils.files import write_text_atomically
-from fedlab_runner.utils.sweep_job import FOLDER, IN_SWEEP, JOB, NAME
+from fedlab_runner.utils.sweep_job import FOLDER, IN_SWEEP, JOB, NAME, note_sweep, sweep_folder
 from fedlab_runner.utils.system import SHARED_BY, jobs_at_once
 
 _log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class SweepCallback(Callback):
         shared_by = str(jobs_at_once(config.hydra.launcher))
         os.environ.update({NAME: folder.name, FOLDER: str(folder), SHARED_BY: shared_by})
         shown = os.path.relpath(folder / "table.md")
-        _log.info("%s are written to %s as they end", f"{len(grid) or 'the'} jobs", shown, extra=IN_SWEEP)
+        _log.info("%s, results in %s", f"{len(grid) or 'the'} jobs", shown, extra=IN_SWEEP)
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
         # Launchers keep all jobs until the end, and a job's two configs take 0.2 MB; sweepers need the value only.
@@ -98,7 +98,7 @@ class JobRecord:
 
     def begin(self) -> None:
         """Notes that the job has begun; a job that has finished in an earlier call keeps its record until it ends."""
-        if (sweep := _folder()) is None:
+        if (sweep := sweep_folder()) is None:
             return
         if read_job(self._path(sweep)).get("status") != states.FINISHED:
             self._write(sweep, self._job(states.UNFINISHED))
@@ -107,12 +107,14 @@ class JobRecord:
 
     def end(self, status: str, objective: float | None = None, error: str | None = None) -> None:
         """Notes how the job has ended, and writes the sweep's table anew."""
-        if (sweep := _folder()) is None:  # the launcher drops the environment: only the run folder has the result
+        if (sweep := sweep_folder()) is None:  # the launcher drops the environment: only the run folder has the result
             return
         before = read_job(self._path(sweep)).get("seconds")
         seconds = before if self._reused else time.monotonic() - self._began
         job = self._job(status, objective=objective, error=error, summary=self._summary(), seconds=seconds)
         self._write(sweep, job)
+        if (self._output / "config.yaml").is_file():  # the run has begun
+            note_sweep(self._output)
         if status != states.STOPPED:  # the command itself says so in one line
             level = logging.ERROR if status == states.FAILED else logging.INFO
             _log.log(level, "%s", progress.ended(sweep, self._number, job, self._reused), extra=IN_SWEEP)
@@ -132,12 +134,6 @@ class JobRecord:
     def _write(self, sweep: Path, job: Job) -> None:
         write_text_atomically(self._path(sweep), checksummed_json.text(asdict(job)))
         refresh(sweep)
-
-
-def _folder() -> Path | None:
-    """The folder of the sweep that this process works for."""
-    folder = os.environ.get(FOLDER)
-    return None if folder is None else Path(folder)
 
 
 def remove_if_empty(folder: Path) -> None:

@@ -2,11 +2,14 @@
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedlab_runner.plots.style import GREY, STYLE, new_figure, save, series
+from fedlab_runner.core.metric_names import is_share
+from fedlab_runner.methods.registry import Line, Method, method_of, method_style, tell_apart
+from fedlab_runner.plots.style import GREY, STYLE, in_percent, new_figure, over_rounds, save, series
 from fedlab_runner.sweep.records import Row, read
 from fedlab_runner.sweep.states import FINISHED
 from fedlab_runner.utils import untrusted
@@ -16,8 +19,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MAX_LINES = 10  # of a picture: there are ten colours that can be told apart
+MAX_LINES = 10  # of a picture: more hide each other
+MARKERS_ON_LINE = 8  # about so many on a long line
 LEGEND_LINE_INCHES = 0.22  # the height of a line of the legend
+CAPTION = "Means over seeds, shaded by a standard deviation where a setting has several."
 # Further curves beside the objective's metric: file, key, and the keys of a band around it.
 CURVES = (
     ("update_cosines", "analysis/update_cosine_mean", ("analysis/update_cosine_min", "analysis/update_cosine_max")),
@@ -28,9 +33,10 @@ CURVES = (
 def plot_sweep(folder: Path) -> list[Path]:
     """Draws the finished jobs of a sweep into `folder`/plots, and returns the files.
 
-    `<key>.png`: the objective against each swept key whose values are numbers, a line for each combination of the other
-    keys, with the mean and the standard deviation over seeds. `curves.png`: its metric over the rounds by setting;
-    where these are too many for one picture, one for each combination of the numbers.
+    `<key>.png`, with an SVG beside it: the objective against each swept key whose values are numbers, a line for each
+    combination of the other keys, with the mean and the standard deviation over seeds. `curves.png`: its metric over
+    the rounds by setting; where these are too many for one picture, one for each combination of the numbers. Lines are
+    drawn as the registry of methods says.
     """
     from matplotlib.style import context
 
@@ -48,6 +54,7 @@ def plot_sweep(folder: Path) -> list[Path]:
 def _against(folder: Path, rows: Sequence[Row], key: str) -> Path | None:
     """Draws the objective against one key; None where no two values share the other keys, or for too many lines."""
     lines: dict[tuple[str, ...], dict[float, list[float]]] = {}
+    first: dict[tuple[str, ...], Row] = {}
     names: dict[float, str] = {}
     for row in rows:
         values = _values(row)
@@ -55,18 +62,21 @@ def _against(folder: Path, rows: Sequence[Row], key: str) -> Path | None:
             rest = tuple(each for each in _varying(rows, row) if each != f"{key}={values[key]}")
             names[float(values[key])] = values[key]
             lines.setdefault(rest, {})[float(values[key])] = row.values()
+            first.setdefault(rest, row)
     if len(lines) > MAX_LINES or all(len(line) < 2 for line in lines.values()):
         return None
     places = sorted(names)
-    figure = new_figure(6.4, 3.6 + LEGEND_LINE_INCHES * len(lines), folder.name)
+    figure = new_figure(6.4, 3.8 + LEGEND_LINE_INCHES * len(lines), folder.name)
     axes = figure.subplots()
-    for i, (rest, line) in enumerate(lines.items()):
+    methods = [_method(row) for row in first.values()]
+    for look, name, line in zip(tell_apart(methods), _labels(methods, lines), lines.values(), strict=True):
         x = [places.index(value) for value in sorted(line)]
-        _draw(axes, i, x, [line[value] for value in sorted(line)], " ".join(rest))
+        _draw(axes, look, x, [line[value] for value in sorted(line)], name)
     axes.set_xticks(range(len(places)), [label(names[value]) for value in places])  # 0, 0.001, 0.1 fit no common scale
     axes.set(title=label(_judged(rows)), xlabel=label(key))
-    if len(lines) > 1:
-        _legend(axes)
+    if is_share(_judged(rows)):
+        in_percent(axes.yaxis)
+    _legend(axes, CAPTION, several=len(lines) > 1)
     return _saved(figure, folder, key)
 
 
@@ -85,17 +95,24 @@ def _over_rounds(
     """
     if not any(found := [_by_round(runs, key) for runs in logged]):
         return None
-    figure = new_figure(6.4, 3.6 + LEGEND_LINE_INCHES * len(rows), folder.name)
+    caption = CAPTION if band is None else "Means over seeds, shaded from the smallest to the largest client."
+    figure = new_figure(6.4, 3.8 + LEGEND_LINE_INCHES * len(rows), folder.name)
     axes = figure.subplots()
-    for i, (row, runs, values) in enumerate(zip(rows, logged, found, strict=True)):
-        _draw(axes, i, list(values), list(values.values()), " ".join(_varying(rows, row)), spread=band is None)
+    methods = [_method(row) for row in rows]
+    names = _labels(methods, [_varying(rows, row) for row in rows])
+    for look, text, runs, values in zip(tell_apart(methods), names, logged, found, strict=True):
+        if not values:
+            continue
+        _draw(axes, look, list(values), list(values.values()), text, spread=band is None)
         if band is not None:
             low, high = ([statistics.fmean(each) for each in _by_round(runs, edge).values()] for edge in band)
-            axes.fill_between(list(values), low, high, color=f"C{i}", alpha=0.12, linewidth=0)
-    axes.set(title=label(", ".join([key, *shared])), xlabel="round")
+            axes.fill_between(list(values), low, high, color=look.colour, alpha=0.12, linewidth=0)
+    over_rounds(axes, label(", ".join([key, *shared])))
+    if is_share(key):
+        in_percent(axes.yaxis)
     if "cosine" in key:
         axes.axhline(0, color=GREY, linewidth=0.8)
-    _legend(axes)
+    _legend(axes, caption)
     return _saved(figure, folder, "-".join([name, *shared]))
 
 
@@ -127,21 +144,54 @@ def _by_round(runs: Sequence[Sequence[Mapping[str, Any]]], key: str) -> dict[int
 
 
 def _draw(
-    axes: "Axes", i: int, x: Sequence[float], values: Sequence[Sequence[float]], setting: str, spread: bool = True
+    axes: "Axes", look: Line, x: Sequence[float], values: Sequence[Sequence[float]], name: str, spread: bool = True
 ) -> None:
     """The means of the values at each x, and a band of one standard deviation where there are several."""
     means = [statistics.fmean(each) for each in values]
     stds = [statistics.stdev(each) if len(each) > 1 else 0.0 for each in values]
-    name = label(setting) or "(defaults)"
-    axes.plot(x, means, color=f"C{i}", marker="o" if len(x) <= 40 else "", markersize=4, label=name)
+    every = max(1, len(x) // MARKERS_ON_LINE)
+    style, marker, colour = look.linestyle, look.marker, look.colour
+    axes.plot(x, means, linestyle=style, color=colour, marker=marker, markevery=every, label=label(name))
     if spread and any(stds):
         low, high = ([m + sign * s for m, s in zip(means, stds, strict=True)] for sign in (-1, 1))
-        axes.fill_between(x, low, high, color=f"C{i}", alpha=0.15, linewidth=0)
+        axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
 
 
-def _legend(axes: "Axes") -> None:
-    """Draws the legend below the axes, one name a line: the names of settings are long."""
-    axes.figure.legend(loc="outside lower left", handlelength=1.5)
+def _legend(axes: "Axes", caption: str, several: bool = True) -> None:
+    """Draws caption and legend below the axes, one name a line: the names of settings are long."""
+    handles, names = axes.get_legend_handles_labels() if several else ([], [])
+    legend = axes.figure.legend(
+        handles,
+        names,
+        loc="outside lower left",
+        handlelength=3,
+        title=caption,
+        title_fontsize=8,
+        alignment="left",
+    )
+    legend.get_title().set_color(GREY)
+
+
+def _method(row: Row) -> Method:
+    """The method of a setting: from the config of its first run, else from its overrides."""
+    for job in row.of(FINISHED)[:1]:
+        with suppress(OSError, untrusted.Unreadable):
+            config = untrusted.read_yaml(Path(job.folder) / "config.yaml")
+            if isinstance(config, Mapping):
+                return method_of(config)
+    values = _values(row)
+    return method_style(values.get("algorithm", ""), values)
+
+
+def _labels(methods: Sequence[Method], overrides: Iterable[Sequence[str]]) -> list[str]:
+    """The names of lines: the method where there are several, and the overrides that its name does not tell."""
+    several = len({method.key for method in methods}) > 1
+    found = []
+    for method, some in zip(methods, overrides, strict=True):
+        told = {"algorithm", *method.told} if several else set()
+        rest = [each for each in some if each.partition("=")[0].rpartition("@")[2] not in told]
+        found.append(" ".join([method.name] * several + rest) or "(defaults)")
+    return found
 
 
 def _values(row: Row) -> dict[str, str]:

@@ -131,6 +131,15 @@ def _grid(folder: Path) -> list[list[str]]:
     return grid if isinstance(grid, list) and all(map(untrusted.are_texts, grid)) else []
 
 
+def varying(folder: Path) -> set[str]:
+    """The keys that have several values in a grid; empty for another sweep."""
+    values: dict[str, set[str]] = {}
+    for override in (each for job in _grid(folder) for each in job):
+        key, _, value = override.lstrip("+").partition("=")
+        values.setdefault(key.rpartition("@")[2], set()).add(value)
+    return {key for key, found in values.items() if len(found) > 1}
+
+
 def size(folder: Path) -> int:
     """The number of a grid's jobs; 0 for another sweep."""
     return len(_grid(folder))

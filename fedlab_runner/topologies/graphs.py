@@ -23,7 +23,9 @@ def unreachable(linked: np.ndarray) -> np.ndarray:
 def describe(linked: np.ndarray) -> str:
     """The numbers of clients and links and the range of degrees, as one line for the log."""
     degrees = linked.sum(1)
-    return f"{len(linked)} clients, {int(degrees.sum()) // 2} links, {degrees.min()} to {degrees.max()} each"
+    least, most = degrees.min(), degrees.max()
+    each = f"{least}" if least == most else f"{least} to {most}"
+    return f"{len(linked)} clients, {int(degrees.sum()) // 2} links, {each} of each client"
 
 
 def metropolis(linked: np.ndarray) -> np.ndarray:

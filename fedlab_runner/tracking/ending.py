@@ -8,6 +8,7 @@ from fedlab_runner.core.metric_names import cell_of, shown
 from fedlab_runner.utils.durations import duration
 from fedlab_runner.utils.escaping import visible
 
+CURVES = "plots/curves.png"  # in the run's folder, where the run draws pictures
 MAX_METRICS = 10  # of the last round; summary.json has the others
 _RULES = {
     "best_of_last": "best of the last evaluations",
@@ -39,7 +40,8 @@ def ending(summary: Mapping[str, Any], folder: Path, seconds: float | None) -> l
     more = len(summary.get("final", {})) - len(keys)
     where = visible(str(folder))
     lines.append(f"  {more} more are in {where}/summary.json" if more else f"  they are in {where}/summary.json")
-    lines.append(f"curves: {where}/plots/curves.png; a page of the results: fedlab-report {where}")
+    drawn = f"curves: {where}/{CURVES}; " if (folder / CURVES).exists() else ""
+    lines.append(f"{drawn}a page of the results: fedlab-report {where}")
     return lines
 
 

@@ -1,7 +1,9 @@
-"""The `logger` config group."""
+"""The `logger` config group: what is shown of a run beside its own files, which are always written."""
 
+import os
 from dataclasses import dataclass
 
+from fedlab_runner.utils.sweep_job import FOLDER
 from fedlab_runner.utils.validate import above, one_of
 
 MODES = ("online", "offline", "disabled")
@@ -9,12 +11,36 @@ MODES = ("online", "offline", "disabled")
 
 @dataclass(frozen=True)
 class Logger:
-    """What W&B and the terminal show of a run; the run's own files are always written.
+    """Nothing but the terminal.
+
+    progress: whether to show a live bar; None: on a terminal only.
+    pictures: whether to draw plots/ in the run's folder; None: unless the run is a job of a sweep that no tracker
+    shows, where drawing can take longer than the run.
+    save_model: whether to save the final weights in the run's folder and, as an artifact, in W&B.
+    """
+
+    progress: bool | None
+    pictures: bool | None
+    save_model: bool
+
+    @property
+    def shown(self) -> bool:
+        """Whether a tracker shows the run's pictures."""
+        return False
+
+    @property
+    def draws(self) -> bool:
+        """Whether this process's run draws its pictures."""
+        return (self.shown or FOLDER not in os.environ) if self.pictures is None else self.pictures
+
+
+@dataclass(frozen=True)
+class WandbLogger(Logger):
+    """Weights & Biases.
 
     dir: the W&B folder that all runs share; W&B itself requires the last part to be `wandb`.
+    group: runs of one group are shown together; None: those of one setting, its seeds.
     init_timeout, finish_timeout: seconds that W&B's server may take before the run goes on without it.
-    progress: whether to show a live bar; None: on a terminal only.
-    save_model: whether to save the final weights in the run's folder and, as an artifact, in W&B.
     """
 
     mode: str
@@ -26,13 +52,58 @@ class Logger:
     name: str | None
     init_timeout: float
     finish_timeout: float
-    progress: bool | None
-    save_model: bool
 
     def __post_init__(self) -> None:
         one_of(MODES, mode=self.mode)
         above(0, init_timeout=self.init_timeout, finish_timeout=self.finish_timeout)
-        if not self.project:
-            raise ValueError(f"project must be a name, got {self.project!r}")
-        if not self.dir:
-            raise ValueError(f"dir must be a folder, got {self.dir!r}")
+        _check_texts(project=self.project)
+        _check_folder(self.dir)
+
+    @property
+    def shown(self) -> bool:
+        return self.mode != "disabled"
+
+
+@dataclass(frozen=True)
+class TrackioLogger(Logger):
+    """Trackio (needs the extra `trackio`): a local database that `trackio show` serves in a browser.
+
+    dir: the folder of the database. group: None: the setting, whose seeds are shown together.
+    """
+
+    project: str
+    group: str | None
+    dir: str
+
+    def __post_init__(self) -> None:
+        _check_texts(project=self.project)
+        _check_folder(self.dir)
+
+    @property
+    def shown(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class TensorboardLogger(Logger):
+    """TensorBoard (needs the extra `tensorboard`): event files in a folder of each run below `dir`."""
+
+    dir: str
+
+    def __post_init__(self) -> None:
+        _check_folder(self.dir)
+
+    @property
+    def shown(self) -> bool:
+        return True
+
+
+def _check_texts(**values: str) -> None:
+    for key, value in values.items():
+        if not value:
+            raise ValueError(f"{key} must be a name, got {value!r}")
+
+
+def _check_folder(folder: str) -> None:
+    if not folder:
+        raise ValueError(f"dir must be a folder, got {folder!r}")

@@ -8,9 +8,10 @@ from typing import Any, Self
 
 from fedlab_runner.tracking.ending import ending
 from fedlab_runner.tracking.jsonl import JsonLines, Row, clean
+from fedlab_runner.tracking.label import Label
 from fedlab_runner.tracking.logger import Logger
 from fedlab_runner.tracking.terminal import Console
-from fedlab_runner.tracking.wandb_run import Tracker
+from fedlab_runner.tracking.trackers import open_tracker
 from fedlab_runner.utils.errors import Pruned
 from fedlab_runner.utils.files import short_path, write_text_atomically
 
@@ -37,7 +38,7 @@ class Recorder:
         run_id: str,
         config: dict[str, Any],
         rounds: int,
-        job_type: str,
+        label: Label,
         commit: str | None,
         show_summary: bool = True,
         hold: Callable[[], None] = lambda: None,
@@ -46,7 +47,7 @@ class Recorder:
         self._folder, self._hold = folder, hold
         self._metrics = JsonLines(folder / METRICS)
         self._timings = JsonLines(folder / TIMINGS)
-        self._tracker = Tracker(logger, run_id=run_id, config=clean(config), job_type=job_type, commit=commit)
+        self._tracker = open_tracker(logger, run_id=run_id, config=clean(config), label=label, commit=commit)
         self._show_summary = show_summary
         self._console = Console(run_id, rounds, logger.progress)
 

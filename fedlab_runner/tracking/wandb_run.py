@@ -4,12 +4,15 @@ import logging
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
-from fedlab_runner.core.metric_names import FILE_ONLY
+from fedlab_runner.core.metric_names import FILE_ONLY, is_share
 from fedlab_runner.tracking import wandb_service as service
+from fedlab_runner.tracking.attempts import Attempts
 from fedlab_runner.tracking.jsonl import Row
-from fedlab_runner.tracking.logger import Logger
+from fedlab_runner.tracking.label import Label
+from fedlab_runner.tracking.logger import WandbLogger
+from fedlab_runner.tracking.metric_direction import lower_is_better
 from fedlab_runner.tracking.reachability import Reach
 from fedlab_runner.utils.files import short_path
 
@@ -17,7 +20,6 @@ if TYPE_CHECKING:
     import wandb
 
 _log = logging.getLogger(__name__)
-_Result = TypeVar("_Result")
 FIRST_ANSWER_SECONDS = 1.0  # how long a run waits for W&B's server before it begins
 LAST_ANSWER_SECONDS = 5.0  # how long after its start a run that has ended still waits for the server
 
@@ -30,12 +32,12 @@ class Tracker:
     """
 
     def __init__(
-        self, logger: Logger, *, run_id: str, config: dict[str, Any], job_type: str, commit: str | None
+        self, logger: WandbLogger, *, run_id: str, config: dict[str, Any], label: Label, commit: str | None
     ) -> None:
         self._logger = logger
         self._run_id = run_id
         self._config = config
-        self._job_type = job_type
+        self._label = label
         self._commit = commit
         self._folder = _wandb_folder(Path(logger.dir))
         self._run: wandb.Run | None = None
@@ -45,7 +47,9 @@ class Tracker:
         self._first = 0  # the first round to be sent
         self._last = 0
         self._media: dict[str, Any] = {}
-        self._warned = False
+        self._media_names: set[str] = set()
+        self._defined: set[str] = set()  # the keys whose summary W&B knows
+        self._try = Attempts("W&B", service.line)
         self._incomplete = False  # whether the run has warned that W&B lacks some of it
 
     def start(self, history: Iterable[Row]) -> None:
@@ -54,7 +58,7 @@ class Tracker:
             return
         self._waiting = list(history)
         if self._logger.mode == "online":
-            self._reach = self._try(lambda: Reach(service.server()), "W&B does not say where its server is")
+            self._reach = self._try(lambda: Reach(service.server()), "does not say where its server is")
         if self._reach is None or self._reach.answers(FIRST_ANSWER_SECONDS):
             self._open()
         else:
@@ -67,20 +71,20 @@ class Tracker:
             if self._reach.answers():
                 self._run = self._online()
             else:
-                self._warn(f"W&B cannot be reached ({self._reach.reason}): the run goes on with logger.mode=offline")
+                _log.warning("W&B cannot be reached (%s): the run goes on with logger.mode=offline", self._reach.reason)
             self._reach = None
         if self._run is None:
             self._older = _segments(self._folder, self._run_id, "offline-run")
-            self._run = self._try(lambda: self._init("offline"), "W&B could not be started")
+            self._run = self._try(lambda: self._init("offline"), "could not be started")
         if self._run is None:
             return
         run = self._run
-        self._try(lambda: run.define_metric("round"), "W&B did not take the x axis")
-        self._try(lambda: run.define_metric("*", step_metric="round"), "W&B did not take the x axis")
-        self._first = 0 if run.offline else self._try(lambda: run.step, "W&B did not say where the run stands") or 0
+        self._try(lambda: run.define_metric("round"), "did not take the x axis")
+        self._try(lambda: run.define_metric("*", step_metric="round"), "did not take the x axis")
+        self._first = 0 if run.offline else self._try(lambda: run.step, "did not say where the run stands") or 0
         if not run.offline:
             self._try(
-                lambda: service.listen(lambda text: self._warn_incomplete(run, text)), "W&B does not say what it lacks"
+                lambda: service.listen(lambda text: self._warn_incomplete(run, text)), "does not say what it lacks"
             )
         waiting, self._waiting = self._waiting, []
         for row in waiting:
@@ -108,8 +112,20 @@ class Tracker:
             return
         numbers = {key: value for key, value in row.items() if not key.startswith(FILE_ONLY)} | self._media
         run, self._media = self._run, {}
+        for key in numbers.keys() - self._defined:
+            self._define(run, key)
         # Without commit=True a row stays open until the next one: tables and images of the end can join the last row.
-        self._try(lambda: run.log(numbers, step=self._last), "W&B did not take a round")
+        self._try(lambda: run.log(numbers, step=self._last), "did not take a round")
+
+    def _define(self, run: "wandb.Run", key: str) -> None:
+        """Lets W&B's summary have the best value too, if there is one, and draws no charts of pictures' sizes."""
+        self._defined.add(key)
+        best = "min" if key.endswith("loss") else "max" if is_share(key) and not lower_is_better(key) else None
+        if key in self._media_names:
+            self._try(lambda: run.define_metric(f"{key}.*", hidden=True), f"did not hide the size of {key}")
+        elif best is not None:
+            summary = f"last,{best}"
+            self._try(lambda: run.define_metric(key, step_metric="round", summary=summary), "did not take a rule")
 
     def table(self, name: str, columns: list[str], rows: list[list[Any]]) -> None:
         """Adds a table to the next round, or to the last round at the end."""
@@ -131,14 +147,14 @@ class Tracker:
         self._settle(last=True)
         if self._run is not None:
             run = self._run
-            self._try(lambda: self._log_model(run, files), "W&B did not take the model")
+            self._try(lambda: self._log_model(run, files), "did not take the model")
 
     def summary(self, values: dict[str, Any]) -> None:
         """Adds the run's summary, as `summary.<key>`, to the last values that W&B keeps itself."""
         self._settle(last=True)
         if self._run is not None:
             run = self._run
-            self._try(lambda: run.summary.update({"summary": values}), "W&B did not take the summary")
+            self._try(lambda: run.summary.update({"summary": values}), "did not take the summary")
 
     def finish(self, exit_code: int) -> None:
         """Closes the run; `exit_code` other than 0 marks it as failed. May be called again."""
@@ -147,19 +163,19 @@ class Tracker:
             return
         run, self._run = self._run, None
         if self._media:
-            self._try(lambda: run.log(self._media, step=self._last), "W&B did not take a table or picture")
+            self._try(lambda: run.log(self._media, step=self._last), "did not take a table or picture")
         try:
             run.finish(exit_code=exit_code)
         except Exception as error:
             self._warn_incomplete(run, f"it could not finish: {service.line(error)}")
             if service.has_ended(error):
-                self._try(service.teardown, "W&B did not stop")
+                self._try(service.teardown, "did not stop")
             return
         finally:
             if not run.offline:
-                self._try(lambda: service.listen(None), "W&B still sends messages")
+                self._try(lambda: service.listen(None), "still sends messages")
         if not (_segment(run) / f"run-{self._run_id}.wandb").is_file():
-            self._warn(f"W&B lacks the run: {_segment(run)} was removed; the run's own files are not affected")
+            _log.warning("W&B lacks the run: %s was removed; the run's own files are not affected", _segment(run))
         elif run.offline:
             for older in self._older:
                 shutil.rmtree(older, ignore_errors=True)
@@ -170,9 +186,9 @@ class Tracker:
         try:
             return self._init("online")
         except Exception as error:
-            self._warn(f"W&B cannot be reached ({service.line(error)}): the run goes on with logger.mode=offline")
+            _log.warning("W&B cannot be reached (%s): the run goes on with logger.mode=offline", service.line(error))
         # W&B's process still holds the run's id, and an empty folder is left: both would hinder the offline run.
-        self._try(service.teardown, "W&B did not stop")
+        self._try(service.teardown, "did not stop")
         for left in set(_segments(self._folder, self._run_id, "run")) - set(before):
             shutil.rmtree(left, ignore_errors=True)
         return None
@@ -198,15 +214,15 @@ class Tracker:
         return wandb.init(
             mode=mode,
             id=self._run_id,
-            name=self._logger.name or self._run_id,
+            name=self._logger.name or self._label.name or self._run_id,
             resume="allow",
             reinit="create_new",
             project=self._logger.project,
             entity=self._logger.entity,
-            group=self._logger.group,
-            job_type=self._job_type,
-            tags=self._logger.tags,
-            config=self._config,
+            group=self._logger.group or self._label.group,
+            job_type=self._label.method or None,
+            tags=[*self._logger.tags, *self._label.tags],
+            config={**self._config, **self._label.config},
             settings=settings,
         )
 
@@ -232,27 +248,14 @@ class Tracker:
         if not self._incomplete:
             self._incomplete = True
             command = f"wandb sync {'' if run.offline else '--include-online '}{short_path(_segment(run))}"
-            self._warn(
-                f"W&B lacks some of the run ({reason}): the run's own files have it, `{command}` uploads it later"
-            )
+            told = "W&B lacks some of the run (%s): the run's own files have it, `%s` uploads it later"
+            _log.warning(told, reason, command)
 
     def _add(self, name: str, make: Callable[[], Any]) -> None:
-        value = self._try(make, f"W&B did not take {name}")
+        value = self._try(make, f"did not take {name}")
         if value is not None:
             self._media[name] = value
-
-    def _try(self, action: Callable[[], _Result], problem: str) -> _Result | None:
-        """The result of `action`; None if it raises, with a warning the first time."""
-        try:
-            return action()
-        except Exception as error:
-            if not self._warned:
-                self._warned = True
-                self._warn(f"{problem} ({service.line(error)}): the run's own files are not affected")
-            return None
-
-    def _warn(self, message: str) -> None:
-        _log.warning("%s", message)
+            self._media_names.add(name)
 
 
 def _wandb_folder(folder: Path) -> Path:

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from contextlib import suppress
 
+from fedlab_runner.tracking.attempts import last_line
+
 
 def server() -> str:
     """The address of the server to which W&B sends runs."""
@@ -57,6 +59,11 @@ def has_ended(error: Exception) -> bool:
 
 
 def line(error: Exception) -> str:
-    """The last line of a message: W&B puts the cause there."""
-    lines = str(error).strip().splitlines()
-    return lines[-1].strip().rstrip(".") if lines else type(error).__name__
+    """The cause in one line: W&B has it in the last one. A variable that cannot be used is named."""
+    from pydantic import ValidationError  # W&B needs it
+
+    if isinstance(error, ValidationError):  # of a setting, which comes from the environment
+        fault = error.errors(include_url=False)[0]
+        name = f"WANDB_{'_'.join(map(str, fault['loc'])).upper()}"
+        return f"{name}={fault['input']!r} in the environment cannot be used: {fault['msg']}; unset {name}"
+    return last_line(error)

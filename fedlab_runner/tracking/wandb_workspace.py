@@ -9,9 +9,11 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
-from fedlab_runner.utils import streams
+from fedlab_runner.utils import checksummed_json, streams
 
 # Sections: name, open or not, and panels with title and metrics.
 LINES: Sequence[tuple[str, bool, Sequence[tuple[str, Sequence[str]]]]] = (
@@ -27,6 +29,17 @@ LINES: Sequence[tuple[str, bool, Sequence[tuple[str, Sequence[str]]]]] = (
             ("Own test: tuned models", ["tuned/own"]),
             ("Own test: worst tenth of clients", ["server/own_worst_decile", "client/own_worst_decile"]),
             ("Unseen clients", ["server/unseen", "client/unseen", "tuned/unseen"]),
+        ),
+    ),
+    (
+        "Evaluation matrix",
+        False,
+        (
+            ("All clients' examples: server's model", ["server/train_weighted"]),
+            ("Global test set: clients' own models", ["client/global"]),
+            ("Own test by examples", ["server/own_weighted", "client/own_weighted", "tuned/own_weighted"]),
+            ("Own test: standard deviation", ["server/own_std", "client/own_std", "tuned/own_std"]),
+            ("Own test: worst client", ["server/own_worst", "client/own_worst"]),
         ),
     ),
     (
@@ -61,7 +74,44 @@ LINES: Sequence[tuple[str, bool, Sequence[tuple[str, Sequence[str]]]]] = (
             ("Search loss, last", ["algorithm/search_loss_last"]),
         ),
     ),
+    (
+        "FedCDA",
+        False,
+        (
+            ("Loss and divergence of the models in use", ["algorithm/objective"]),
+            ("Clients whose newest model is not in use", ["algorithm/not_newest"]),
+            ("Combinations tried", ["algorithm/combinations"]),
+            ("Seconds of the selection", ["time/selection"]),
+        ),
+    ),
+    (
+        "FedWalk",
+        False,
+        (
+            ("On the leash", ["algorithm/leashed"]),
+            ("Losses of clients and leash", ["algorithm/client_loss", "algorithm/leash_loss"]),
+        ),
+    ),
+    (
+        "Without a server: DFML, FML",
+        False,
+        (
+            ("Weight of the distillation", ["algorithm/alpha"]),
+            ("Regular models, accuracy", ["regular/accuracy"]),
+            ("Memes, accuracy", ["meme/accuracy"]),
+        ),
+    ),
+    (
+        "Matched neurons: HyFEM, FedMA, GAMF",
+        False,
+        (
+            ("Width of the server's first hidden layer", ["algorithm/server_width"]),
+            ("Cost of the matching", ["algorithm/matching_cost"]),
+            ("Neurons put elsewhere", ["algorithm/moved_neurons"]),
+        ),
+    ),
 )
+MAX_RUNS = 1000  # of a workspace
 PICTURES = (
     *("partition_plot", "blocks_plot", "topology", "curves", "staleness"),
     *("matrix", "clients_plot", "coefficients", "directions", "update_cosines"),
@@ -69,10 +119,11 @@ PICTURES = (
 TABLES = ("partition", "clients", "per_class")
 
 
-def workspace(entity: str, project: str, group: str | None) -> Any:
-    """A workspace, not yet saved: lines are means over the runs of an algorithm with a band of one standard deviation.
+def workspace(entity: str, project: str, sweep: Path | None) -> Any:
+    """A workspace, not yet saved: lines are means over the seeds of a setting with a band of one standard deviation.
 
-    `group` is the sweep to show; None: all runs of the project.
+    `sweep`: the folder of a sweep, whose runs are shown, also those that an earlier sweep has begun; None: all runs of
+    the project.
     """
     # Imported by name: the type check must not depend on an extra.
     ws: Any = importlib.import_module("wandb_workspaces.workspaces")
@@ -83,10 +134,10 @@ def workspace(entity: str, project: str, group: str | None) -> Any:
             title=title,
             x="round",
             y=list(metrics),
-            groupby="JobType",
+            groupby="Group",
             groupby_aggfunc="mean",
             groupby_rangefunc="stddev",
-            max_runs_to_show=100,
+            max_runs_to_show=MAX_RUNS,
         )
 
     sections = [
@@ -96,21 +147,30 @@ def workspace(entity: str, project: str, group: str | None) -> Any:
     pictures = [wr.MediaBrowser(title=name, media_keys=[name]) for name in PICTURES]
     tables = [wr.WeavePanelSummaryTable(table_name=name) for name in TABLES]
     objective = wr.BarPlot(
-        title="Objective", metrics=[wr.SummaryMetric("summary.objective")], groupby="JobType", max_runs_to_show=100
+        title="Objective", metrics=[wr.SummaryMetric("summary.objective")], groupby="Group", max_runs_to_show=MAX_RUNS
     )
     sections[0].panels.append(objective)
     sections.append(ws.Section(name="Partition, coefficients, classes", panels=[*pictures, *tables], is_open=False))
     return ws.Workspace(
         entity=entity,
         project=project,
-        name=f"fedlab: {group}" if group else "fedlab",
+        name=f"fedlab: {sweep.absolute().name}" if sweep else "fedlab",
         sections=sections,
-        settings=ws.WorkspaceSettings(x_axis="round", max_runs=100),
+        settings=ws.WorkspaceSettings(x_axis="round", max_runs=MAX_RUNS),
         runset_settings=ws.RunsetSettings(
-            filters=[ws.Metric("Group") == group] if group else [],
-            groupby=[ws.Metric("JobType")],
+            filters=[ws.Metric("ID").isin(runs_of(sweep))] if sweep else [],
+            groupby=[ws.Metric("Group")],
         ),
     )
+
+
+def runs_of(sweep: Path) -> list[str]:
+    """The ids of the runs of a sweep: the names of their folders."""
+    found = []
+    for path in sorted((sweep / "jobs").glob("*.json")):
+        with suppress(OSError, checksummed_json.Damaged):
+            found.append(Path(str(checksummed_json.read(path).get("folder", ""))).name)
+    return sorted(filter(None, found))
 
 
 @streams.protected()
@@ -119,15 +179,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("fedlab-dashboard", description="A W&B workspace of a project's runs.")
     parser.add_argument("--entity", help="user or team (default: the account's own)")
     parser.add_argument("--project", default="fedlab_runner", help="default: %(default)s")
-    parser.add_argument("--group", help="only the runs of this sweep, e.g. algorithm_seed-1a2b3c4d")
+    parser.add_argument("--sweep", type=Path, metavar="FOLDER", help="only the runs of outputs/sweeps/<id>")
     given = parser.parse_args(arguments)
     if importlib.util.find_spec("wandb_workspaces") is None:
         return _refused('fedlab-dashboard needs an extra: pip install "fedlab-runner[dashboard]"')
+    if given.sweep is not None and not runs_of(given.sweep):
+        return _refused(f"--sweep must be the folder of a sweep with a job that has begun, got {given.sweep}")
     import wandb
 
     try:
         entity = given.entity or str(wandb.Api().default_entity)
-        saved = workspace(entity, given.project, given.group).save()
+        saved = workspace(entity, given.project, given.sweep).save()
     except Exception as error:  # W&B raises any error of its transport
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         return _refused(f"W&B did not save the workspace ({reason}): `wandb login` first, or look at WANDB_BASE_URL")

@@ -31,6 +31,28 @@ def markdown(text: str) -> str:
     return _start(_SPECIAL.sub(r"\\\g<0>", text))
 
 
+_LATEX = {
+    **{each: f"\\{each}" for each in "{}$&#_%"},
+    **{"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"},
+    **{"<": "\\textless{}", ">": "\\textgreater{}", "|": "\\textbar{}", '"': "''"},
+    **{"\N{PLUS-MINUS SIGN}": "$\\pm$", "\N{EN DASH}": "--", "\N{NO-BREAK SPACE}": "~", "\N{MINUS SIGN}": "$-$"},
+    **{"\N{HORIZONTAL ELLIPSIS}": "\\dots{}", "\N{MULTIPLICATION SIGN}": "$\\times$"},
+}
+
+
+def latex(text: str) -> str:
+    """LaTeX that shows exactly the text; characters that a plain document lacks are shown as escapes."""
+    return "".join(map(_latex, visible(text)))
+
+
+def _latex(each: str) -> str:
+    if each in _LATEX:
+        return _LATEX[each]
+    if each.isascii() or (each.isalpha() and ord(each) < 0x180):
+        return each
+    return "".join(_LATEX.get(part, part) for part in each.encode("unicode_escape").decode())
+
+
 def _start(text: str) -> str:
     """The text, in which a list's or a heading's mark at the start is escaped."""
     if re.match(r"[#+=:-]", text):

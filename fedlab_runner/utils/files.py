@@ -24,6 +24,11 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     The temporary name is `<name>.<random>.tmp`, so that processes of several machines may write one path. The file is
     removed when `write` fails; only a killed process leaves one behind.
     """
+    _write_beside(path, write, lambda temporary: temporary.replace(path))
+
+
+def _write_beside(path: Path, write: Callable[[BinaryIO], object], place: Callable[[Path], object]) -> None:
+    """Calls `write` on a temporary file beside `path` and then `place` on its path, and removes it if it is left."""
     make_folder(path.parent)
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}{TEMPORARY}")
     try:
@@ -32,16 +37,35 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
                 write(file)
                 file.flush()
                 os.fsync(file.fileno())
-            temporary.replace(path)
-    except BaseException:
+            place(temporary)
+    finally:
         temporary.unlink(missing_ok=True)
-        raise
     sync_folder(path.parent)
 
 
 def write_text_atomically(path: Path, text: str) -> None:
     """Writes a text in UTF-8 by way of a temporary file, as `write_atomically` does."""
     write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def write_text_once(path: Path, text: str) -> bool:
+    """Writes a text as `write_text_atomically` does, unless the path is there; returns whether it was written.
+
+    Of several processes that write one path at a time, one writes it. Without hard links the last one does.
+    """
+    written = True
+
+    def place(temporary: Path) -> None:
+        nonlocal written
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            written = False
+        except OSError:  # this file system has no hard links
+            temporary.replace(path)
+
+    _write_beside(path, lambda file: file.write(text.encode()), place)
+    return written
 
 
 def open_own(path: Path, flags: int, alone: bool = True) -> int:
@@ -113,6 +137,11 @@ def is_at(path: Path, descriptor: int) -> bool:
         return os.path.samestat(os.lstat(path), os.fstat(descriptor))
     except OSError:
         return False
+
+
+def user_cache() -> Path:
+    """The folder for what this package keeps for later runs of the same user; it can be deleted at any time."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedlab"
 
 
 def make_folder(folder: Path) -> None:

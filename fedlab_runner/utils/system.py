@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import platform
 import shutil
 import signal
 import sys
@@ -24,15 +25,17 @@ def usable_cores() -> int:
     return max(1, machine_cores() // int(os.environ.get(SHARED_BY) or 1))
 
 
-def idle_cores(seconds: float = 0.1) -> int:
-    """The usable cores that were idle for `seconds`, at least one (Linux; elsewhere all usable cores)."""
-    usable = usable_cores()
+def busy_cores(seconds: float = 0.1) -> float:
+    """How many of the machine's cores worked while this process slept for `seconds` (Linux; elsewhere 0).
+
+    What this process's own children do counts too.
+    """
     before, began = _idle_ticks(), time.perf_counter()
-    if usable == 1 or before is None:
-        return usable
+    if before is None:
+        return 0.0
     time.sleep(seconds)
     after, ticks = _idle_ticks(), (time.perf_counter() - began) * os.sysconf("SC_CLK_TCK")
-    return usable if after is None else min(usable, max(1, round((after - before) / ticks)))
+    return 0.0 if after is None else max(0.0, len(os.sched_getaffinity(0)) - (after - before) / ticks)
 
 
 def _idle_ticks() -> int | None:
@@ -62,6 +65,15 @@ def machine_cores() -> int:
         return max(1, min(cores, round(int(quota) / int(period))))
     except (OSError, ValueError):  # none, or no limit ("max")
         return cores
+
+
+def processor() -> str:
+    """The name of the processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor()
 
 
 def die_with_parent(parent: int) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.helpers.identities import BUILDS, LATE, close
-from tests.helpers.toy import RAGGED, algorithm, federation, local, run
+from tests.helpers.toy import RAGGED, algorithm, federation, local, run, stacked
 
 BOUNDED = local(momentum=0.5, clip_norm=0.5, update_norm=0.3)
 SETTINGS: list[dict[str, Any]] = [{}, LATE, LATE | {"training": BOUNDED}]
@@ -33,7 +33,7 @@ def test_alpha_0_is_fedavg_and_alpha_1_is_stand_alone(setting: dict[str, Any], b
     close(none.params, avg.params)
     close(whole.params, avg.params)
     close(of_none[:, :p], avg.params[:p].expand(len(of_none), -1))
-    close(of_whole, run(algorithm("standalone"), federation(**how), 5).own)
+    close(of_whole, stacked(run(algorithm("standalone"), federation(**how), 5).own))
 
 
 def test_alpha_moves_along_its_gradient_once_a_round_and_stays_in_its_interval() -> None:

@@ -3,25 +3,25 @@
 import pytest
 import torch
 
-from fedlab_runner.algorithms.def_kt import DefKT, _pairs
+from fedlab_runner.algorithms.def_kt import _pairs
 from fedlab_runner.algorithms.shared.decentralized import Clients
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.topologies.star import Star
 from fedlab_runner.utils.errors import UserError
 from tests.helpers.mixed import distinct, mixed
-from tests.helpers.toy import federation
+from tests.helpers.toy import algorithm, federation, stacked
 
 
 def test_senders_are_not_changed_by_receivers() -> None:
-    fed, built = federation([8, 12, 5, 9, 16, 10], cohort=3), DefKT(epochs=2)
+    fed, built = federation([8, 12, 5, 9, 16, 10], cohort=3), algorithm("def_kt", epochs=2)
     fed.begin(2, 1.0)
     start = Clients(distinct(fed), 0)
-    (after,) = built.round(start, fed).models
+    after = stacked(built.round(start, fed).models)
     metrics = fed.collect()
     assert metrics["comm/models"] == 3 and metrics["comm/download_mb"] == 0
     senders, receivers = (ids.tolist() for ids in _pairs(fed))
     assert len(set(senders) | set(receivers)) == 6
-    alone = DefKT(epochs=0).round(start, fed).models[0]
+    alone = stacked(algorithm("def_kt", epochs=0).round(start, fed).models)
     assert torch.equal(alone[senders], after[senders]), "A's models do not depend on what B does"
     assert torch.equal(alone[receivers], after[senders])
 
@@ -30,7 +30,7 @@ def test_the_training_loss_of_def_kt_is_the_senders() -> None:
     """What receivers teach each other is another objective, reported beside it."""
     seen = []
     for epochs in (0, 2):
-        fed, built = federation([8] * 6, cohort=3), DefKT(epochs)
+        fed, built = federation([8] * 6, cohort=3), algorithm("def_kt", epochs=epochs)
         state = built.init(fed)
         fed.begin(0, 1.0)
         built.round(state, fed)
@@ -41,10 +41,10 @@ def test_the_training_loss_of_def_kt_is_the_senders() -> None:
 
 def test_def_kt_needs_one_architecture_and_half_of_the_clients() -> None:
     with pytest.raises(UserError, match=r"^algorithm=def_kt .* use one architecture$"):
-        DefKT(epochs=1).check(mixed(cohort=3))
+        algorithm("def_kt", epochs=1).check(mixed(cohort=3))
     with pytest.raises(UserError, match=r"^participation must be at most half of the 6 clients"):
-        DefKT(epochs=1).check(federation([5] * 6, cohort=4))
-    DefKT(epochs=1).check(federation([5] * 6, cohort=3))
+        algorithm("def_kt", epochs=1).check(federation([5] * 6, cohort=4))
+    algorithm("def_kt", epochs=1).check(federation([5] * 6, cohort=3))
 
 
 def test_def_kt_pairs_neighbours_only() -> None:

@@ -9,15 +9,28 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedlab_runner.algorithms.dfml import DFML, DFMLState
+from fedlab_runner.algorithms.shared import pupils as pupils_module
 from fedlab_runner.algorithms.shared.decentralized import pick_participants, train
-from fedlab_runner.algorithms.shared.mutual_learning import Learners, mutual_learning, mutual_losses, teacher_weights
+from fedlab_runner.algorithms.shared.mutual_learning import (
+    Learners,
+    client_batches,
+    mutual_learning,
+    mutual_losses,
+    teacher_weights,
+)
+from fedlab_runner.algorithms.shared.pupils import Group, Step, _Networks, _Stacks
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.losses import WSM
 from fedlab_runner.core.model_family import Batch
+from fedlab_runner.core.optimizer import Adam
+from fedlab_runner.core.own_models import models_of
+from fedlab_runner.core.work import Executor
+from fedlab_runner.executors.loop import Loop
+from fedlab_runner.executors.team import Team
 from fedlab_runner.executors.vectorized import Vectorized
 from fedlab_runner.utils.errors import UserError
-from tests.helpers.mixed import KINDS, distinct, mixed
-from tests.helpers.toy import algorithm, evaluate, federation, local, mlp, normed, run, vectors
+from tests.helpers.mixed import KINDS, mixed, stacks
+from tests.helpers.toy import algorithm, evaluate, federation, local, mlp, normed, run, stacked, vectors
 
 
 def dfml(**changes: Any) -> DFML:
@@ -27,7 +40,7 @@ def dfml(**changes: Any) -> DFML:
 
 
 def learners(fed: Federation) -> list[Learners]:
-    return [Learners(family, stack) for family, stack in zip(fed.families, distinct(fed), strict=True)]
+    return [Learners(family, stack) for family, stack in zip(fed.families, stacks(fed), strict=True)]
 
 
 def learnt(fed: Federation, students: list[Learners], gamma: float, alpha: float, epochs: int = 2) -> list[Tensor]:
@@ -52,8 +65,6 @@ def plain_twin(fed: Federation, students: list[Learners], gamma: float, alpha: f
         torch.optim.SGD(net.parameters(), fed.lr, setting.momentum, weight_decay=setting.weight_decay)
         for _, net, _ in nets
     ]
-    from fedlab_runner.algorithms.shared.mutual_learning import client_batches
-
     for batch in client_batches(fed, 2, epochs, [family for family, _, _ in nets]):
         logits = [net(batch.inputs) for _, net, _ in nets]
         losses = []
@@ -85,6 +96,40 @@ def test_mutual_learning_is_its_plain_twin(executor: Any, alpha: float) -> None:
     ours = [w for stack in learnt(fed, learners(fed), 1 - alpha, alpha) for w in stack]
     for mine, theirs in zip(ours, plain_twin(fed, learners(fed), 1 - alpha, alpha, 2), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("taught", [False, True])
+def test_threads_share_the_models(taught: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a round, where all teach each other or the aggregator alone learns."""
+    monkeypatch.setattr(pupils_module, "MIN_SHARED_FLOPS", 0)
+    each, parts, found, before = Team.each, set[int](), [], torch.get_num_threads()
+    monkeypatch.setattr(Team, "each", lambda self, work, count: (parts.add(count), each(self, work, count))[1])
+    for threads in (1, 3, 3):
+        torch.set_num_threads(threads)
+        fed = mixed(cohort=5, loss_function=WSM(), training=local(momentum=0.9, clip_norm=1.0))
+        found.append(run(dfml(epochs=2, mutual=not taught), fed, 2))
+    torch.set_num_threads(before)
+    assert parts == {1, 3}
+    one, several, again = (vectors(state.models) for state in found)
+    torch.testing.assert_close(several, one, rtol=0, atol=1e-12)
+    assert torch.equal(again, several)
+
+
+@pytest.mark.parametrize("executor", [Loop(compile=False), Vectorized(2, compile=False)])
+def test_on_a_gpu_the_models_of_an_architecture_learn_in_one_call(executor: Executor) -> None:
+    """Stacks, as a GPU has them, and networks, as a CPU has them, come to the same models."""
+    fed = mixed()
+    step = Step(Adam(0.9, 0.999, 1e-8, 0.01, decoupled=True), 0.5, 0.1)
+    found = []
+    for kind in (lambda groups: _Stacks(groups, step, executor), lambda groups: _Networks(groups, step, Team())):
+        pairs = zip(fed.families, stacks(fed), strict=True)
+        its = kind([Group(family, stack.clone(), learn=g < 2) for g, (family, stack) in enumerate(pairs)])
+        for t, batch in enumerate(client_batches(fed, 2, 2, fed.families)):
+            its.step(its.logits(batch).softmax(-1)[: len(torch.cat([m[:, 0] for m in its.learnt()]))], t)
+        found.append(its.learnt())
+    for mine, theirs, start in zip(*found, stacks(fed)[:2], strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-10)
+        assert not torch.equal(mine, start)
 
 
 def test_without_distillation_no_model_hears_of_another() -> None:
@@ -163,7 +208,7 @@ def test_a_round_is_local_training_then_mutual_learning() -> None:
         lambda logits, batch: mutual_losses(logits, batch, weights, 0.7, 0.3),
     )
     for t, rows in zip(trained, after, strict=True):
-        assert torch.equal(state.models[t.group.architecture][t.group.rows], rows)
+        assert torch.equal(models_of(fed, state.models, t.group), rows)
     assert state.aggregator == meeting.next
 
 
@@ -173,7 +218,7 @@ def test_vanilla_distillation_teaches_the_aggregator_alone() -> None:
     fed.begin(0, 1.0)
     meeting = pick_participants(fed, 0)
     for t in train(fed, built.init(fed).models, meeting.participants):
-        rows = state.models[t.group.architecture][t.group.rows]
+        rows = models_of(fed, state.models, t.group)
         same = [torch.equal(a, b) for a, b in zip(rows, t.after, strict=True)]
         assert same == [int(i) != meeting.aggregator for i in t.group.ids]
 
@@ -237,9 +282,9 @@ def peaks(built: DFML, fed: Federation, rounds: int) -> list[set[int]]:
         state = run(built, fed, 1, round, state)
         there = pick_participants(fed, before.aggregator).participants.tolist()
         for i in there:
-            if not torch.equal(before.peaks[0][i], state.peaks[0][i]):
-                assert torch.equal(state.peaks[0][i], state.models[0][i])
-        changed = {i for i in range(fed.num_clients) if not torch.equal(before.peaks[0][i], state.peaks[0][i])}
+            if not torch.equal(before.peaks[i], state.peaks[i]):
+                assert torch.equal(state.peaks[i], state.models[i])
+        changed = {i for i in range(fed.num_clients) if not torch.equal(before.peaks[i], state.peaks[i])}
         assert changed <= set(there)
         renewed.append(changed)
     return renewed
@@ -270,7 +315,7 @@ def test_who_missed_the_maximum_follows_earlier() -> None:
 def test_a_fixed_alpha_has_no_peaks_and_both_kinds_of_models_can_be_evaluated() -> None:
     fed, built = federation([6] * 4, cohort=2), dfml(schedule="fixed", regular=True, epochs=1)
     state = run(built, fed, 4)
-    assert torch.equal(state.models[0], state.peaks[0])
+    assert torch.equal(stacked(state.models), stacked(state.peaks))
     metrics = evaluate(built, state, fed)
     assert metrics["regular/accuracy"] == metrics["test/accuracy"]
     assert "regular/accuracy" not in evaluate(dfml(), state, fed)

@@ -12,7 +12,7 @@ from fedlab_runner.checkpoints.state_packing import pack, unpack
 from fedlab_runner.utils.errors import UserError
 from tests.helpers.identities import arrivals, close
 from tests.helpers.neurons import cnn, copies, deep, residual, with_images
-from tests.helpers.toy import EQUAL, RAGGED, algorithm, federation, local, mlp, run, tensors
+from tests.helpers.toy import EQUAL, RAGGED, algorithm, federation, local, mlp, run, stacked, tensors
 
 
 def test_models_that_began_apart_are_matched_and_their_mean_is_better_than_that_of_the_models_as_they_are() -> None:
@@ -72,7 +72,7 @@ def test_layer_by_layer_of_reordered_copies_ends_with_the_model() -> None:
         fed.begin(round, 1.0)
         state = built.server_step(state, arrivals(models, num_examples=[8, 8, 8], upload=Models), fed)
         if group is not None:  # each client now takes its neurons of this layer in the server's order
-            models = state.models
+            models = stacked(state.models)
     close(state.params, w)
 
 

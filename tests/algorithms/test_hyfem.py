@@ -365,9 +365,12 @@ def test_clients_are_evaluated_with_their_own_blocks() -> None:
         assert torch.equal(fed.family.predict(w, changed), fed.family.predict(w, fed.client_data.inputs)), (
             "it cannot see"
         )
-    kept = hyfem(keep_own=True)
+    kept, fed = hyfem(keep_own=True), hybrid()
     state = run(kept, fed, 2)
-    assert torch.equal(kept.client_models(state, fed, np.array([3, 1])), state.own[[3, 1]])
+    first, (places, *_) = fed.family.init(fed.seed), layout.first_places(1, state.params.device)
+    for m, own in zip((3, 1), kept.client_models(state, fed, np.array([3, 1])), strict=True):
+        assert torch.equal(own, state.own[m] if m in state.own else layout.take(first, blocks_of(fed)[m], places))
+    assert 1 in state.own
 
 
 def test_a_client_is_tested_on_its_blocks_alone(monkeypatch: Any) -> None:
@@ -400,7 +403,7 @@ def test_hyfem_learns_more_than_clients_alone() -> None:
     inputs, targets = fed.client_data.inputs, fed.client_data.targets
     accuracy = lambda w: float((fed.family.predict(w, inputs).argmax(1) == targets).double().mean())  # noqa: E731
     alone = run(algorithm("standalone"), fed, 30)
-    assert accuracy(state.params) > np.mean([accuracy(w) for w in alone.own]) + 0.05
+    assert accuracy(state.params) > np.mean([accuracy(w) for w in alone.own.values()]) + 0.05
 
 
 def test_matching_finds_neurons_where_classifiers_are_the_clients_own() -> None:
@@ -408,11 +411,12 @@ def test_matching_finds_neurons_where_classifiers_are_the_clients_own() -> None:
     how: dict[str, Any] = {"keep_own": True, "first_classifiers": "own", "sigma": 0.1, "mu1": 0.0, "mu2": 0.0}
     fed = hybrid(build=network((12,)))
     state, layout = hyfem(**how).init(fed), Layout.of(fed.family)
+    own = hyfem(**how).client_models(state, fed, np.arange(fed.num_clients))
     classifier = layout.in_classifier(state.params)
     for m, blocks in enumerate(blocks_of(fed)):
         mine = layout.take(state.params, blocks, state.places[m])
-        assert torch.equal(state.own[m][~classifier], mine[~classifier])
-        assert not torch.equal(state.own[m][classifier], mine[classifier])
+        assert torch.equal(own[m][~classifier], mine[~classifier])
+        assert not torch.equal(own[m][classifier], mine[classifier])
 
     def moved(**changes: Any) -> float:
         fed = hybrid(build=network((12,)))

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedlab_runner.algorithms import fedgen
 from fedlab_runner.algorithms.shared.averaging import LATE_POLICIES
 from fedlab_runner.core import cohort, rng
 from fedlab_runner.core.rng import Purpose, generators
@@ -74,9 +75,7 @@ def result(
             state = built.round(state._replace(aggregator=aggregator) if hasattr(state, "aggregator") else state, fed)
             metrics.append(fed.collect())
     models = built.models(state)
-    if isinstance(models, tuple):
-        return Result([models[i % len(models)][i // len(models)] for i in range(len(parts))], metrics)
-    return Result(list(models) if models.dim() == 2 else [models], metrics)
+    return Result([models] if isinstance(models, torch.Tensor) else [*tensors(models)], metrics)
 
 
 @contextmanager
@@ -92,7 +91,8 @@ def drawing(streams: Sequence[int]) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rng, "_key", shared)
-        patch.setattr(cohort, "generators", of_algorithm)
+        for module in (cohort, fedgen):  # whose draws of ALGORITHM are a client's
+            patch.setattr(module, "generators", of_algorithm)
         yield
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmarks import gpu, plain, plain_rounds, round_rows, run, workloads
+from benchmarks import gpu, plain, plain_matching, round_rows, run, workloads
 from benchmarks.case import Case, Contender
 from benchmarks.rows import all_rows
 from benchmarks.table import plot, table
@@ -87,6 +87,7 @@ SERVER = {"epochs": 3, "lr": 0.01, "batch_size": 500}
         ("fedbuff", workloads.mlp, 0.0, {"buffer_size": 6}),
         ("ca2fl", workloads.mlp, 0.0, {"buffer_size": 6}),
         ("scaffold", workloads.mlp, 0.0, {}),
+        *((name, workloads.mlp, 0.0, own) for name, own in round_rows.PENALTIES.items()),
         ("fedcda", workloads.mlp, 0.0, {"memory": 2, "batches": 1, "warmup": 2}),
         ("fedft", workloads.logistic, 2.0, SERVER),  # Adam makes much of gradients that are zero but for rounding
         ("feddle", workloads.mlp, 2.0, SERVER),
@@ -114,7 +115,7 @@ def test_the_plain_matching_is_ours() -> None:
     rows = [base[rng.permutation(9)[:count]] + 0.1 * rng.normal(size=(count, 30)) for count in (9, 7, 8)]
     clients = [Neurons(torch.from_numpy(each), torch.arange(30), 1.0) for each in rows]
     ours = match(clients, SquaredDistance(1.0), num_columns=30, sweeps=3, rng=rng, limit=24)
-    theirs = plain_rounds.match(rows, sweeps=3, penalty=1.0)
+    theirs = plain_matching.match(rows, sweeps=3, penalty=1.0)
     place = dict(zip(np.concatenate(ours.assignments), np.concatenate(theirs), strict=True))
     assert len(place) == ours.width == len(set(place.values()))  # the same but for the neurons' names
     assert [[place[i] for i in each] for each in ours.assignments] == [each.tolist() for each in theirs]

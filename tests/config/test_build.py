@@ -355,6 +355,14 @@ def test_own_images_may_move_where_they_have_a_name() -> None:
     assert faults("dataset=image_folder") == ["dataset.root is missing: dataset.name takes its value"]
 
 
+def test_own_images_of_the_server_are_another_run_unless_they_have_a_name() -> None:
+    needed = ["server_data=image_folder", "server_data.max_images=null"]
+    ids = {build.run_id(composed(*needed, f"server_data.root={root}")) for root in ("a", "b")}
+    assert len(ids) == 2
+    named = {build.run_id(composed(*needed, "server_data.name=birds", f"server_data.root={root}")) for root in "ab"}
+    assert len(named) == 1
+
+
 def test_the_order_of_keys_does_not_count() -> None:
     cfg = composed()
     backwards = OmegaConf.create({key: cfg[key] for key in reversed(list(cfg))})

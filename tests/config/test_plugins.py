@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from fedlab_runner import compose, train
-from fedlab_runner.config import listing, plugins, targets
+from fedlab_runner.config import listing, targets
+from fedlab_runner.utils import plugin_folders
 from tests.helpers.extending import EXAMPLES, INDEX, Fedlab, fedlab, files
 from tests.helpers.paths import ROOT
 
@@ -51,9 +52,9 @@ def package(tmp_path: Path) -> Path:
             place = path.removeprefix("mine/") if path.endswith(".py") else path.replace("mine/", "conf/")
             shown[f"acme_fl/{place}"] = re.sub(r"^_target_: ", "_target_: acme_fl.", text, flags=re.M)
     shown["acme_fl/__init__.py"] = ""
-    entries = project["entry-points"][plugins.GROUP]
+    entries = project["entry-points"][plugin_folders.GROUP]
     shown["acme_fl-1.0.dist-info/METADATA"] = f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: 1.0\n"
-    shown["acme_fl-1.0.dist-info/entry_points.txt"] = f"[{plugins.GROUP}]\n" + "".join(
+    shown["acme_fl-1.0.dist-info/entry_points.txt"] = f"[{plugin_folders.GROUP}]\n" + "".join(
         f"{name} = {value}\n" for name, value in entries.items()
     )
     for path, text in shown.items():
@@ -106,8 +107,8 @@ def test_a_choice_without_a_comment_is_described_by_its_class(package: Path) -> 
 
 
 def registered(monkeypatch: pytest.MonkeyPatch, *values: str) -> None:
-    entries = [metadata.EntryPoint("name", value, plugins.GROUP) for value in values]
-    monkeypatch.setattr(metadata, "entry_points", lambda *, group: entries if group == plugins.GROUP else [])
+    entries = [metadata.EntryPoint("name", value, plugin_folders.GROUP) for value in values]
+    monkeypatch.setattr(metadata, "entry_points", lambda *, group: entries if group == plugin_folders.GROUP else [])
 
 
 def test_a_package_inside_another_one_is_found_unimported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,8 +117,8 @@ def test_a_package_inside_another_one_is_found_unimported(tmp_path: Path, monkey
     (tmp_path / "flat_plugin.py").write_text("raise RuntimeError('imported')")
     monkeypatch.syspath_prepend(str(tmp_path))
     registered(monkeypatch, "outer_of_plugin.inner", "flat_plugin", "gone_plugin.part", "not a module", "x:y", "json")
-    assert plugins.modules() == ["flat_plugin", "gone_plugin.part", "json", "outer_of_plugin.inner", "x"]
-    assert plugins.conf_dirs() == [tmp_path / "outer_of_plugin" / "inner" / "conf"]
+    assert plugin_folders.modules() == ["flat_plugin", "gone_plugin.part", "json", "outer_of_plugin.inner", "x"]
+    assert plugin_folders.conf_dirs() == [tmp_path / "outer_of_plugin" / "inner" / "conf"]
     assert targets.may_be_named("outer_of_plugin.inner.module") and targets.may_be_named("flat_plugin")
     assert not targets.may_be_named("outer_of_plugin.other")
     assert not {"outer_of_plugin", "flat_plugin"} & sys.modules.keys()

@@ -35,6 +35,7 @@ from tests.helpers.toy import (
     local,
     normed,
     run,
+    stacked,
     tensors,
 )
 
@@ -76,8 +77,7 @@ def own_models(method: Any, state: Any, fed: Federation) -> Tensor:
     if isinstance(models, Tensor):
         found: Tensor = method.client_models(state, fed, np.arange(fed.num_clients))
         return found
-    (stack,) = models
-    return stack
+    return stacked(models)
 
 
 @pytest.mark.parametrize("name", ALLOWING)
@@ -101,7 +101,7 @@ def test_with_everything_at_home_clients_are_stand_alone_and_the_server_stays(na
         torch.testing.assert_close(method.models(state), first, rtol=0, atol=1e-12)
     if name not in OTHERWISE:
         alone = federation(**LATE)
-        (theirs,) = algorithm("standalone").models(run(algorithm("standalone"), alone, ROUNDS))
+        theirs = stacked(run(algorithm("standalone"), alone, ROUNDS).own)
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
     other = federation(**LATE, home=EVERYTHING)
     other.client_data.inputs[fed.client_data.num_examples[0] :] += 1  # of all but the first client
@@ -197,7 +197,8 @@ def test_gossip_among_widths_keeps_each_clients_own() -> None:
     name = next(k for k, _ in sliceable(4)().named_parameters())
     fed = federation(**how, home=home("prefixes", prefixes=[name]))
     state = run(algorithm("dpsgd"), fed, 1)
-    for family, stack in zip(fed.families, state.models, strict=True):
+    for a, family in enumerate(fed.families):
+        stack = torch.stack([state.models[i] for i in range(a, 6, 2)])
         mask = fed.home.mask(family)
         assert len(torch.unique(stack[:, mask], dim=0)) == len(stack)
         torch.testing.assert_close(stack[:, ~mask], stack[:1, ~mask].expand(len(stack), -1), rtol=0, atol=1e-12)

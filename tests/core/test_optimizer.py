@@ -8,7 +8,7 @@ import torch
 
 from fedlab_runner.config.build import build
 from fedlab_runner.core.local_training import ADAM_KEYS, OPTIMIZERS, SGD_KEYS
-from fedlab_runner.core.optimizer import Bounded, Masked, zero_slots
+from fedlab_runner.core.optimizer import Adam, Bounded, Masked, zero_slots
 from fedlab_runner.utils.errors import UserError
 from tests.helpers.composed import composed
 from tests.helpers.toy import local
@@ -127,3 +127,25 @@ def test_bounded_parameters_are_clipped_after_each_step() -> None:
     for t, g in enumerate(([9.0, -9.0, 1.0], [0.0, 0.0, 1.0])):
         bounded.step(w, torch.tensor(g), slots, 0.1, t)
     torch.testing.assert_close(w, torch.tensor([0.0, 1.0, 0.5 - 0.1 - 0.15]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [1.0, 1e-10, 1e-20, 1e-30])
+def test_adam_has_the_bits_of_its_formula_where_squares_vanish(size: float, dtype: torch.dtype) -> None:
+    """Zeros, and numbers whose squares are no normal numbers any more."""
+    rng, adam = torch.Generator().manual_seed(0), Adam(0.9, 0.999, 1e-8, 0.0, decoupled=False)
+    w = torch.randn(1000, generator=rng, dtype=dtype)
+    x, m, v, slots = w.clone(), torch.zeros_like(w), torch.zeros_like(w), zero_slots(adam, w)
+    for t in range(3):
+        g = size * torch.randn(1000, generator=rng, dtype=dtype) * (torch.rand(1000, generator=rng) > 0.5)
+        adam.step(w, g, slots, 1e-3, t)
+        m, v = m.lerp(g, 1 - 0.9), (v * 0.999).addcmul(g, g, value=1 - 0.999)
+        x = x.addcdiv(m, (v / (1 - 0.999 ** (t + 1))).sqrt() + 1e-8, value=-1e-3 / (1 - 0.9 ** (t + 1)))
+    assert torch.equal(w, x)
+
+
+def test_adam_without_eps_divides_by_the_root_itself() -> None:
+    adam, w = Adam(0.9, 0.999, 0.0, 0.0, decoupled=False), torch.ones(2)
+    slots = zero_slots(adam, w)
+    adam.step(w, torch.tensor([0.0, 1.0]), slots, 1e-3, 0)
+    assert w.isnan().tolist() == [True, False]  # 0 / 0, as in torch.optim

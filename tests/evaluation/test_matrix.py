@@ -94,7 +94,7 @@ def agree(scores: CellScores, expected: dict[int, tuple[float, float, int]]) -> 
 @pytest.mark.parametrize("batch_size", [2, 7, 500])
 def test_each_cell_is_a_plain_loop_over_clients(kind: str, executor: Any, batch_size: int, monkeypatch: Any) -> None:
     fed, built = toy(executor=executor, build=normed), Own("delta", "size", 1.0)
-    monkeypatch.setattr(matrix, "MAX_VALUES", 3 * fed.family.size)  # three models at once
+    monkeypatch.setattr("fedlab_runner.evaluation.scores.MAX_VALUES", 3 * fed.family.size)  # three models at once
     assert len(fed.held_out) == 2 and fed.client_tests is not None
     state = run(built, fed, 2)
     own = built.client_models(state, fed, np.arange(8))
@@ -110,8 +110,7 @@ def test_each_cell_is_a_plain_loop_over_clients(kind: str, executor: Any, batch_
 def test_clients_models_of_several_architectures(executor: Any) -> None:
     fed, built = toy(executor=executor, builds=KINDS), algorithm("dec_fedavg")
     state = run(built, fed, 3)
-    stacks: Any = built.models(state)
-    models = {i: (fed.families[i % 3], stacks[i % 3][i // 3]) for i in range(8)}
+    models = {i: (fed.families[i % 3], state.models[i]) for i in range(8)}
     found = judge(built, fed, *(f"client/{data}" for data in ALL_DATA)).by_client(state, 3)
     for data in ALL_DATA:
         agree(found[f"client/{data}"], plain(fed, data, models))
@@ -184,7 +183,7 @@ def test_tuning_is_the_same_in_every_executor(build: str, monkeypatch: Any) -> N
     found = []
     for executor in EXECUTORS:
         fed = toy(executor=executor, **({"build": normed} if build == "normed" else {}))
-        monkeypatch.setattr(matrix, "MAX_VALUES", 3 * fed.family.size)
+        monkeypatch.setattr("fedlab_runner.evaluation.scores.MAX_VALUES", 3 * fed.family.size)
         built = algorithm("fedavg")
         judging = judge(built, fed, "tuned/own", "tuned/unseen", "tuned/global")
         found.append(judging.by_client(run(algorithm("fedavg"), fed, 1), 1))

@@ -1,232 +1,272 @@
-"""`executor=auto`: what it takes, what it remembers, and that a run goes on with what it began with."""
+"""`executor=auto`: what it takes on a CPU whatever the load, and that a run goes on with what it began with."""
 
-import json
 import logging
-from collections.abc import Iterator
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from fedlab_runner.config import build as config_build
-from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.work import Work
-from fedlab_runner.executors import auto
-from fedlab_runner.executors._autotune import cache as autotune_cache
-from fedlab_runner.executors._autotune.cache import Cost
-from fedlab_runner.executors._autotune.measure import measure, sample
-from fedlab_runner.executors.auto import REFERENCE, UNTIMED, Auto
+from fedlab_runner.executors import _run_notes, auto
+from fedlab_runner.executors._autotune import rule
+from fedlab_runner.executors._autotune.measure import agrees, measure, sample
+from fedlab_runner.executors._autotune.ways import WAYS, Way, fitting
+from fedlab_runner.executors.auto import EXECUTORS, PROCESSES, Auto
 from fedlab_runner.executors.compiled import has_compiler
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.vectorized import Vectorized
 from fedlab_runner.experiment.run import run_in
-from fedlab_runner.utils import checksummed_json
+from fedlab_runner.utils import checksummed_json, system
 from tests.executors.test_contract import dropping
-from tests.helpers.composed import composed
-from tests.helpers.toy import RAGGED, federation, local, mlp, normed
+from tests.helpers.composed import composed, files
+from tests.helpers.toy import CLASSES, FEATURES, RAGGED, federation, local, mlp, normed
+from tests.helpers.work import work_of
 
-PROCESSES = "processes executor.workers=2"
+SHARED, WHOLE = "processes", "vectorized executor.chunk_size=null"
+CHUNKS = "processes +executor@executor.inner=vectorized"
+SHORT = Auto(seconds=1e9, workers=2, compile=True)  # every run is short to it
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    yield tmp_path / "cache" / "fedlab" / "executors.json"
+    return tmp_path / "cache"
 
 
-def work_of(fed: Federation, **how: Any) -> Work:
-    """What a cohort of all clients gives to its executor."""
-    caught: list[Work] = []
-
-    class Catching(Loop):
-        def train(self, work: Work) -> Any:
-            caught.append(work)
-            return super().train(work)
-
-    fed.trainer.executor = Catching(compile=False)
-    fed.cohort(np.arange(fed.num_clients)).train(fed.family.init(0), **how)
-    return caught[0]
-
-
-def costs(**a_step: float) -> dict[str, Cost]:
-    names = {"loop": REFERENCE, "vectorized": UNTIMED, "processes": PROCESSES}
-    return {names[name]: Cost(0.0, seconds) for name, seconds in a_step.items()}
+@contextmanager
+def busy() -> Iterator[None]:
+    """Beside as many processes at work as there are cores."""
+    program = "while True: sum(range(10000))"
+    found = [subprocess.Popen([sys.executable, "-c", program]) for _ in range(system.machine_cores())]
+    try:
+        yield
+    finally:
+        for each in found:
+            each.kill()
+            each.wait()
 
 
 def chosen(folder: Path) -> list[str]:
-    noted = json.loads((folder / "executor.json").read_text())
-    return list(noted[autotune_cache.machine()].values())
+    found: dict[str, str] = _run_notes.noted(folder)[EXECUTORS]
+    return list(found.values())
 
 
-def test_short_work_is_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
-    monkeypatch.setattr(auto, "measure", None)
-    for build, name in ((mlp, UNTIMED), (dropping, REFERENCE)):
-        executor = Auto(30.0, 2, compile=True).bind_run(tmp_path / name, 100)
-        executor.train(work_of(federation(build=build)))
-        assert chosen(tmp_path / name) == [name]
+def wide(width: int) -> Callable[[], nn.Module]:
+    return lambda: nn.Sequential(nn.Linear(FEATURES, width), nn.ReLU(), nn.Linear(width, CLASSES))
+
+
+def convolutional() -> nn.Module:
+    return nn.Sequential(nn.Unflatten(1, (1, FEATURES)), nn.Conv1d(1, 8, FEATURES), nn.Flatten(), nn.Linear(8, CLASSES))
+
+
+def pictures() -> nn.Module:
+    """Convolutions whose operations take milliseconds."""
+    layers = (nn.Unflatten(1, (1, FEATURES)), nn.Conv1d(1, 256, 5, padding=2), nn.Conv1d(256, 256, 5, padding=2))
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(256 * FEATURES, CLASSES))
+
+
+def by_rule(work: Work, rounds: int, cores: int = 2, threads: int = 1, compile: bool = False) -> str:
+    way, _ = rule.best(work, fitting(work, compile=compile), rounds, cores, threads)
+    return way.words
+
+
+def test_the_rule_looks_at_the_model() -> None:
+    cohort = (20,) * 50
+    assert by_rule(work_of(federation(cohort)), 100) == WHOLE, "small models: all in one call"
+    assert by_rule(work_of(federation(cohort, build=wide(30_000))), 100) == SHARED, "large ones: one by one"
+    assert by_rule(work_of(federation(cohort, build=pictures)), 100) == SHARED
+    assert by_rule(work_of(federation((20,), build=pictures)), 100, threads=8) == "loop", "one client has all threads"
+    assert by_rule(work_of(federation((20,), build=mlp)), 100, threads=8) == SHARED, "small steps are slower with them"
+    assert by_rule(work_of(federation((20, 20), build=pictures)), 100, cores=16, threads=8) == "loop"
+    for build in (dropping, pictures):
+        each = fitting(work_of(federation(build=build)), compile=True)
+        assert all(way.chunk_size == 1 for way in each), "never side by side"
+
+
+def test_few_steps_are_not_worth_a_fork() -> None:
+    def workers(build: Callable[[], nn.Module], **how: Any) -> int:
+        return rule.best(work_of(federation(build=build), **how), [Way(1, processes=True)], 10, 2, 1)[1]
+
+    assert workers(mlp) == 2 and workers(mlp, correct=lambda g: g) == 1, "for new workers in each round"
+    assert workers(pictures, correct=lambda g: g) == 2
+
+
+@pytest.mark.skipif(not has_compiler(), reason="needs a C++ compiler")
+def test_steps_are_compiled_where_what_is_left_pays_for_it() -> None:
+    fed = federation((20,) * 50)
+    work, corrected = work_of(fed), work_of(fed, correct=lambda g: g)
+    assert by_rule(work, 100, compile=True) == WHOLE
+    assert by_rule(work, 100_000, compile=True) == f"{WHOLE} executor.compile=true"
+    assert by_rule(work, 100_000) == by_rule(corrected, 100_000, compile=True) == WHOLE
+    many = work_of(federation((20,) * 50, build=wide(30_000)))
+    assert by_rule(many, 100_000, compile=True) == f"{SHARED} executor.inner.compile=true"
+
+
+def test_short_runs_are_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    monkeypatch.setattr(auto, "agrees", None)
+    for build, name in ((mlp, WHOLE), (dropping, SHARED), (convolutional, SHARED)):
+        SHORT.bind_run(tmp_path / build.__name__, 10).train(work_of(federation((9,) * 30, build=build)))
+        assert chosen(tmp_path / build.__name__) == [name]
     assert not cache.exists()
 
 
-def test_the_fastest_is_kept_noted_and_remembered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    measured: list[set[str]] = []
-
-    def fake(work: Work, executors: Any) -> dict[str, Cost]:
-        measured.append(set(executors))
-        return costs(loop=0.03, vectorized=0.02, processes=0.01)
-
-    monkeypatch.setattr(auto, "measure", fake)
-    work = work_of(federation())
-    Auto(0.0, 2, compile=True).bind_run(tmp_path / "first", 10).train(work)
-    assert measured == [{REFERENCE, UNTIMED, PROCESSES}] and chosen(tmp_path / "first") == [PROCESSES]
-    assert f"a round with executor={PROCESSES}" in caplog.text and "for the next 10 rounds" in caplog.text
-
-    Auto(0.0, 2, compile=True).bind_run(tmp_path / "second", 10).train(work)
-    assert len(measured) == 1, "remembered for the machine"
-    assert chosen(tmp_path / "second") == [PROCESSES]
-
-    cache.unlink()
-    monkeypatch.setattr(auto, "measure", None)
-    Auto(0.0, 2, compile=True).bind_run(tmp_path / "first", 10).train(work)  # noted in the run's folder
-
-
-def test_other_code_measures_anew_and_has_its_own_remembered(
+def test_the_choice_and_the_bits_do_not_depend_on_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
 ) -> None:
-    work = work_of(federation())
-    here, elsewhere = autotune_cache.place(), f"another-{autotune_cache.place()}"
-    for code in ("old", "new"):
-        monkeypatch.setattr(autotune_cache, "place", lambda code=code: f"{autotune_cache.machine()}-{code}")
-        slow = {"old": 0.01, "new": 0.09}[code]
-        monkeypatch.setattr(auto, "measure", lambda *_, slow=slow: costs(loop=0.05, vectorized=0.06, processes=slow))
-        Auto(0.0, 2, compile=True).bind_run(tmp_path / code, 10).train(work)
-        known = json.loads(cache.read_text())
-        if code == "old":
-            cache.write_text(checksummed_json.text({key: known[key] for key in known if "-" in key} | {elsewhere: {}}))
-    assert chosen(tmp_path / "old") == [PROCESSES] and chosen(tmp_path / "new") == [REFERENCE]
-    assert set(json.loads(cache.read_text())) == {f"{autotune_cache.machine()}-new", elsewhere, "format", "sha256"}
-    assert here.startswith(f"{autotune_cache.machine()}-")
+    """With readings of a quiet machine, then beside busy processes and with readings of them."""
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    overrides = ("model=cnn_small", "local.epochs=null", "local.steps=3", "rounds=1", "algorithm=fedavg")
+
+    def run(name: str, load: float) -> Path:
+        monkeypatch.setattr(system, "_idle_ticks", lambda: 0 if load else 1e9)
+        monkeypatch.setattr(system.os, "getloadavg", lambda: (load,) * 3)
+        run_in(tmp_path / name, composed(*overrides, "executor=auto", "executor.seconds=0"))
+        assert torch.get_num_threads() == min(8, system.machine_cores())
+        return tmp_path / name
+
+    try:
+        one = run("quiet", 0.0)
+        with busy():
+            other = run("busy", 64.0)
+    finally:
+        torch.set_num_threads(1)
+    assert files(one) == files(other)
+    assert (one / "executor.json").read_bytes() == (other / "executor.json").read_bytes()
+    assert not (cache / "fedlab" / "executors").exists(), "nothing is measured"
 
 
-def test_jobs_of_one_process_with_other_threads_do_not_share_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
-    places = []
-    for threads in (1, 2, 1):
-        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        places.append(autotune_cache.place())
-        assert places[-1].startswith(f"{autotune_cache.machine()}-")
-    assert places[0] == places[2] != places[1]
+def test_busy_cores_are_seen() -> None:
+    with busy():
+        assert system.busy_cores(0.3) > 0.5 * len(os.sched_getaffinity(0))
 
 
-def test_compiled_steps_are_measured_beside_the_best_of_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The machine may have become slower since the others were measured, and compiled steps would seem to be."""
-    slow, measured = iter((1.0, 3.0)), list[list[str]]()
+def test_what_does_not_agree_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
 
-    def fake(work: Work, executors: Any) -> dict[str, Cost]:
-        measured.append(list(executors))
-        now = next(slow)
-        bare = {name: 0.5 if "processes" in name else 1.0 for name in executors}
-        return {name: Cost(0.0, now * cost / (2 if "compile" in name else 1)) for name, cost in bare.items()}
+    def agree(work: Work, name: str, *_: Any) -> bool:
+        tried.append(name)
+        return False
 
-    monkeypatch.setattr(auto, "measure", fake)
-    monkeypatch.setattr(auto, "has_compiler", lambda: True)
-    monkeypatch.setattr("fedlab_runner.executors.processes.Processes.train", lambda self, work: None)  # no compiler
-    Auto(0.0, 2, compile=True).bind_run(tmp_path, 10_000).train(work_of(federation()))
-    assert measured[1][:2] == [REFERENCE, PROCESSES] and all("compile" in name for name in measured[1][2:])
-    assert chosen(tmp_path) == [f"{PROCESSES} executor.inner.compile=true"]
+    monkeypatch.setattr(auto, "agrees", agree)
+    work = work_of(federation((20,) * 50))
+    Auto(0.0, 2, compile=False).bind_run(tmp_path, 10).train(work)
+    assert tried == [WHOLE, CHUNKS] and chosen(tmp_path) == [SHARED]
 
 
-def test_steps_are_recorded_on_a_gpu_alone_and_never_with_dropout() -> None:
-    def candidates(build: Any, device: str, *, compiled: bool) -> set[str]:
-        work = work_of(federation(build=build))
-        work.family.device = torch.device(device)
-        found = auto._Choosing(Auto(0.0, 2, compile=True), autotune_cache.Memory())._fit(work, compiled=compiled)
-        return {name for name in found if name.startswith("cuda_graph")}
-
-    one_by_one, together = "cuda_graph executor.chunk_size=1", "cuda_graph executor.chunk_size=null"
-    assert candidates(mlp, "cuda", compiled=False) == {one_by_one, together}
-    assert candidates(normed, "cuda", compiled=False) == {one_by_one, together}
-    assert candidates(dropping, "cuda", compiled=False) == set()
-    assert candidates(mlp, "cpu", compiled=False) == set() == candidates(mlp, "cpu", compiled=True)
-    assert has_compiler() == bool(candidates(mlp, "cuda", compiled=True))
-
-
-def test_what_chooses_an_executor_on_the_command_line_builds_it() -> None:
-    for name, candidate in auto._Choosing(Auto(0.0, 2, compile=True), autotune_cache.Memory())._candidates().items():
-        first, *more = name.split()
-        config = composed(f"executor={first}", *more)
-        assert config_build.build(config).executor == candidate.executor
-
-
-def test_a_run_begun_on_another_machine_chooses_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    work = work_of(federation())
-    monkeypatch.setattr(auto, "measure", lambda *_: costs(loop=0.01, vectorized=0.02, processes=0.03))
-    with monkeypatch.context() as patch:
-        patch.setattr(autotune_cache, "machine", lambda: "another")
-        Auto(0.0, 2, compile=True).bind_run(tmp_path, 10).train(work)
-    Auto(0.0, 2, compile=True).bind_run(tmp_path, 10).train(work)
-    noted = json.loads((tmp_path / "executor.json").read_text())
-    assert set(noted) == {"another", autotune_cache.machine(), "format", "sha256"} and chosen(tmp_path) == [REFERENCE]
-
-
-@pytest.mark.parametrize("content", ["", "[]", "{", '{"x": 1}', f'{{"{autotune_cache.machine()}": []}}', "\xff"])
-def test_files_that_are_not_ours_are_no_obstacle(content: str, tmp_path: Path, cache: Path) -> None:
-    cache.parent.mkdir(parents=True)
-    for path in (cache, tmp_path / "executor.json"):
-        path.write_text(content)
-    fed = federation()
-    work = work_of(fed)
-    y, _ = Auto(0.0, 2, compile=True).bind_run(tmp_path, 2).train(work)
-    torch.testing.assert_close(y, Loop(compile=False).train(work)[0], rtol=0, atol=1e-9)
-    assert cache.exists() and len(chosen(tmp_path)) == 1
-
-
-@pytest.mark.parametrize("damage", ["PROCESSES", "loop", "sha256", "format"])
-def test_a_damaged_choice_is_said(
-    damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, cache: Path
-) -> None:
-    """One letter is enough: without the sum the run would go on with another executor in silence."""
-    monkeypatch.setattr(auto, "measure", lambda *_: costs(loop=0.03, vectorized=0.02, processes=0.01))
-    work = work_of(federation())
-    Auto(0.0, 2, compile=True).bind_run(tmp_path, 10).train(work)
-    for path in (tmp_path / "executor.json", cache):
-        whole = path.read_text()
-        word = {"PROCESSES": PROCESSES, "loop": autotune_cache.machine()}.get(damage, damage)
-        path.write_text(whole.replace(word, f"x{word[1:]}"))
-        assert path.read_text() != whole
-    Auto(0.0, 2, compile=True).bind_run(tmp_path, 10).train(work)
-    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert warnings[0].startswith(f"{tmp_path}/executor.json is damaged: executor=auto chooses anew")
-    assert warnings[1] == f"{cache} is damaged: executor=auto measures anew" and len(warnings) == 2
-    assert chosen(tmp_path) == [PROCESSES]
+def test_long_runs_say_what_they_take(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    Auto(0.0, 2, compile=False).bind_run(tmp_path, 10).train(work_of(federation((20,) * 50)))
+    assert f"local training with executor={WHOLE}: about" in caplog.text
     caplog.clear()
-    Auto(0.0, 2, compile=True).bind_run(tmp_path, 10).train(work)
+    SHORT.bind_run(tmp_path / "short", 10).train(work_of(federation()))
     assert not caplog.records
 
 
-def test_the_choice_of_an_earlier_attempt_is_kept(
-    tmp_path: Path, cache: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_steps_are_recorded_on_a_gpu_alone_and_never_with_dropout() -> None:
+    def recorded(build: Any, device: str) -> set[str]:
+        work = work_of(federation((9,) * 30, build=build))
+        work.family.device = torch.device(device)
+        return {way.words for way in fitting(work, compile=False) if way.recorded}
+
+    assert (
+        recorded(mlp, "cuda")
+        == recorded(normed, "cuda")
+        == {
+            "cuda_graph executor.chunk_size=1",
+            "cuda_graph executor.chunk_size=null",
+        }
+    )
+    assert recorded(dropping, "cuda") == recorded(mlp, "cpu") == set()
+
+
+def test_what_chooses_an_executor_on_the_command_line_builds_it() -> None:
+    assert len(WAYS) == len({way for way in WAYS.values()}) == 13
+    for words, way in WAYS.items():
+        first, *more = words.split()
+        assert config_build.build(composed(f"executor={first}", *more)).executor == way.executor(None)
+
+
+def test_a_run_on_another_type_of_machine_chooses_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = work_of(federation((20,) * 50))
+    with monkeypatch.context() as patch:
+        patch.setattr(_run_notes, "machine_type", lambda: "another")
+        Auto(1e9, 1, compile=False).bind_run(tmp_path, 10).train(work)
+    SHORT.bind_run(tmp_path, 10).train(work)
+    noted = checksummed_json.read(tmp_path / "executor.json")
+    assert set(noted) == {"another", _run_notes.machine_type()}
+    assert noted["another"][PROCESSES] == 1 and noted[_run_notes.machine_type()][PROCESSES] == 2
+
+
+def test_machines_of_one_type_share_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = _run_notes.machine_type.__wrapped__
+    before = here()
+    monkeypatch.setattr("platform.node", lambda: "another-node")
+    assert here() == before
+    monkeypatch.setattr(_run_notes, "machine_cores", lambda: 3)
+    assert here() != before
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"x": 1}', "\xff", "own"])
+def test_files_that_are_not_ours_are_no_obstacle(content: str, tmp_path: Path) -> None:
+    if content == "own":
+        content = checksummed_json.text({_run_notes.machine_type(): {EXECUTORS: ["loop"], PROCESSES: "all"}})
+    (tmp_path / "executor.json").write_text(content)
     work = work_of(federation())
-    noted = {autotune_cache.machine(): {autotune_cache.kind_of(work): PROCESSES}}
-    (tmp_path / "executor.json").write_text(checksummed_json.text(noted))
-    Auto(0.0, 2, compile=True).bind_run(tmp_path, 10).train(work)
-    assert checksummed_json.read(tmp_path / "executor.json") == noted and not caplog.records and not cache.exists()
+    y, _ = SHORT.bind_run(tmp_path, 2).train(work)
+    torch.testing.assert_close(y, Loop(compile=False).train(work)[0], rtol=0, atol=1e-9)
+    assert len(chosen(tmp_path)) == 1
 
 
-def test_a_choice_made_by_measuring_is_among_the_candidates(tmp_path: Path, cache: Path) -> None:
-    work = work_of(federation(build=normed), correct=lambda g: 0.5 * g)
-    executor = Auto(0.0, 2, compile=True).bind_run(tmp_path, 5)
-    executor.train(work)
-    known = json.loads(cache.read_text())[autotune_cache.place()]
-    (shape,) = known.values()
-    assert set(shape) == {REFERENCE, UNTIMED, PROCESSES} and all(step > 0 for _, step in shape.values())
-    assert chosen(tmp_path)[0] in shape
+@pytest.mark.parametrize("damage", [WHOLE, "sha256", "format"])
+def test_a_damaged_choice_is_said(damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One letter is enough: without the sum the run would go on with another executor in silence."""
+    work, path = work_of(federation((20,) * 50)), tmp_path / "executor.json"
+    SHORT.bind_run(tmp_path, 10).train(work)
+    whole = path.read_text()
+    path.write_text(whole.replace(damage, f"x{damage[1:]}"))
+    assert path.read_text() != whole
+    SHORT.bind_run(tmp_path, 10).train(work)
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warning.startswith(f"{path} is damaged: threads and executor=auto are chosen anew")
+    assert path.read_text() == whole
+
+
+def test_a_continued_run_keeps_its_choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the rule would say now, and in another share of the machine."""
+    monkeypatch.setattr(system, "usable_cores", lambda: 4)
+    monkeypatch.setattr(auto, "usable_cores", lambda: 4)
+    free = Auto(1e9, None, compile=False)
+    work = work_of(federation((20,) * 50))
+    assert free.bind_run(tmp_path, 10).num_processes() == 4
+    free.bind_run(tmp_path, 10).train(work)
+    before = (tmp_path / "executor.json").read_bytes()
+    monkeypatch.setattr(auto, "usable_cores", lambda: 1)
+    monkeypatch.setattr(rule, "seconds_a_round", lambda work, way, workers, threads: float(way.chunk_size or 99))
+    again = free.bind_run(tmp_path, 10)
+    assert again.num_processes() == 4
+    again.train(work)
+    assert (tmp_path / "executor.json").read_bytes() == before
+    assert Auto(1e9, 2, compile=False).bind_run(tmp_path, 10).num_processes() == 2, "what the config says counts"
+
+
+def test_a_stopped_run_goes_on_with_its_executor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    overrides = ("executor=auto", "executor.workers=2", "algorithm=fedavg", "evaluation.every=1")
+    run_in(tmp_path / "whole", composed(*overrides, "rounds=6"))
+    run_in(tmp_path / "parts", composed(*overrides, "rounds=3"))
+    noted = chosen(tmp_path / "parts")
+    monkeypatch.setattr(rule, "best", lambda work, ways, *_: (ways[0], 1))  # the loop, where all ways are left
+    run_in(tmp_path / "parts", composed(*overrides, "rounds=6"))
+    assert chosen(tmp_path / "parts") == noted != ["loop"]
+    assert files(tmp_path / "parts") == files(tmp_path / "whole")
 
 
 def test_what_disagrees_or_fails_is_not_taken(caplog: pytest.LogCaptureFixture) -> None:
@@ -243,6 +283,8 @@ def test_what_disagrees_or_fails_is_not_taken(caplog: pytest.LogCaptureFixture) 
     executors = {"loop": Loop(compile=False), "wrong": Wrong(compile=False), "failing": Failing(compile=False)}
     found = measure(work, {**executors, "vectorized": Vectorized(3, compile=False)})
     assert {name for name, cost in found.items() if cost.a_step is None} == {"wrong", "failing"}
+    assert not agrees(work, "wrong", executors["wrong"], executors["loop"])
+    assert agrees(work, "vectorized", Vectorized(3, compile=False), executors["loop"])
     assert "executor=wrong does not agree with loop" in caplog.text and "no memory" in caplog.text
 
 
@@ -251,9 +293,9 @@ def test_a_sample_is_the_work_of_some_clients() -> None:
     fed = federation(RAGGED * 8, training=local(epochs=1))
     seen: list[np.ndarray] = []
 
-    def per_step(rows: np.ndarray, step: int) -> tuple[torch.Tensor]:
-        seen.append(rows)
-        return (own[torch.from_numpy(rows)],)
+    def per_step(work: Work, rows: np.ndarray, step: int) -> tuple[torch.Tensor]:
+        seen.append(work.ids[rows])
+        return (own[torch.from_numpy(work.ids[rows])],)
 
     def correct(g: torch.Tensor, mine: torch.Tensor, again: torch.Tensor) -> torch.Tensor:
         assert torch.equal(mine, again)
@@ -268,19 +310,6 @@ def test_a_sample_is_the_work_of_some_clients() -> None:
     assert torch.equal(y, whole[torch.from_numpy(part.ids)])
     long = work_of(federation(training=local(epochs=50)))
     assert sample(long, 1e3).num_steps.max() == 8
-
-
-def test_a_stopped_run_goes_on_with_its_executor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever a new measurement would say."""
-    overrides = ("executor=auto", "executor.seconds=0", "executor.workers=2", "algorithm=fedavg", "evaluation.every=1")
-    monkeypatch.setattr(auto, "measure", lambda *_: costs(loop=0.01, vectorized=0.02, processes=0.03))
-    run_in(tmp_path / "whole", composed(*overrides, "rounds=6"))
-    run_in(tmp_path / "parts", composed(*overrides, "rounds=3"))
-    monkeypatch.setattr(auto, "measure", lambda *_: costs(loop=0.03, vectorized=0.02, processes=0.01))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "new"))
-    run_in(tmp_path / "parts", composed(*overrides, "rounds=6"))
-    assert (tmp_path / "parts" / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
-    assert chosen(tmp_path / "parts") == [REFERENCE]
 
 
 def test_bad_values() -> None:

@@ -22,6 +22,7 @@ from fedlab_runner.executors.compiled import width
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.processes import Processes
 from fedlab_runner.executors.vectorized import Vectorized
+from tests.helpers.added import ADDED, data
 from tests.helpers.paths import ROOT
 from tests.helpers.toy import CLASSES, RAGGED, asked, federation, home, local, mlp, normed
 
@@ -133,6 +134,53 @@ def test_losses_and_corrections_get_what_belongs_to_each_client(executor: str) -
         return train(fed, ids, loss=loss, correct=lambda g, pull: g - pull * shared, per_client=(own,))[0]
 
     torch.testing.assert_close(outcome(OTHERS[executor]), outcome(Loop(compile=False)), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("setting", ["sgd", "adam", "clipped"])
+@pytest.mark.parametrize("added", ADDED)
+@pytest.mark.parametrize("executor", [name for name in OTHERS if name != "auto"])
+def test_what_algorithms_add(executor: str, added: str, setting: str) -> None:
+    """To steps of the loop, layer by layer or on vectors, and side by side: as on a vmapped objective of one client."""
+    found = []
+    for each in (Loop(compile=False), OTHERS[executor]):
+        fed = federation(build=normed, training=SETTINGS[setting], executor=each)
+        found.append(train(fed, **ADDED[added], **data(fed, len(EVERYONE))))
+        plain, _ = train(fed)
+        assert not torch.allclose(found[-1][0], plain, atol=1e-6)
+    for mine, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("added", ["penalty", "correction", "all"])
+def test_what_algorithms_add_is_compiled_once(added: str) -> None:
+    from torch._dynamo.utils import counters
+
+    for executor in (Loop(compile=True), Vectorized(chunk_size=None, compile=True)):
+        fed, plain = federation(executor=executor), federation()
+        for round in range(3):
+            counters.clear()
+            for each in (fed, plain):
+                each.begin(round, 1.0 / (1 + round))
+            how = [{**ADDED[added], **data(each, len(EVERYONE), 0.1 + round)} for each in (fed, plain)]
+            for mine, theirs in zip(train(fed, **how[0]), train(plain, **how[1]), strict=True):
+                torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-9)
+            assert bool(counters["stats"]) == (round == 0)
+
+
+@pytest.mark.parametrize("frozen", [("0.weight", "0.bias"), ("2.bias",), tuple(k for k in federation().family.layout)])
+@pytest.mark.parametrize("setting", ["sgd", "momentum", "adam"])
+def test_what_is_frozen_stays(setting: str, frozen: tuple[str, ...]) -> None:
+    fed = federation(training=SETTINGS[setting])
+    alone, _ = train(fed, frozen=frozen)
+    again, _ = train(federation(training=SETTINGS[setting], executor=OTHERS["chunks_of_3"]), frozen=frozen)
+    torch.testing.assert_close(alone, again, rtol=0, atol=1e-10)
+    start = fed.family.init(0).expand_as(alone)
+    for name, (begin, shape) in fed.family.layout.items():
+        place = slice(begin, begin + shape.numel())
+        still = torch.equal(alone[:, place], start[:, place])
+        assert still == (name in frozen)
 
 
 @pytest.mark.parametrize("executor", OTHERS)

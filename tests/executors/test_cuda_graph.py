@@ -19,6 +19,7 @@ from fedlab_runner.utils.errors import UserError
 from tests.augment.test_augment import CROP_FLIP, CUTOUT, of_images
 from tests.executors.test_contract import EVERYONE, MODELS, SETTINGS, dropping, train
 from tests.helpers import tape
+from tests.helpers.added import ADDED, data
 from tests.helpers.toy import ALGORITHMS, RAGGED, algorithm, federation, local, mlp, normed, run, vectors
 
 
@@ -106,6 +107,18 @@ def test_a_step_is_recorded_once_for_plain_work_and_anew_for_what_a_round_adds(r
     assert len(recordings) == 5
 
 
+@pytest.mark.parametrize("added", ADDED)
+def test_what_algorithms_add_is_recorded_once(added: str, recordings: list[int]) -> None:
+    fed, plain = federation(executor=WHOLE), federation()
+    for round in range(3):
+        how = [{**ADDED[added], **data(each, len(EVERYONE), 0.1 + round)} for each in (fed, plain)]
+        for each in (fed, plain):
+            each.begin(round, 1.0 / (1 + round))
+        for mine, theirs in zip(train(fed, **how[0]), train(plain, **how[1]), strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-9)
+    assert len(recordings) == 1
+
+
 def test_a_supervision_signal_by_class_and_a_client_with_one_example(recordings: list[int]) -> None:
     how: dict[str, Any] = {"loss_function": WSM(), "build": normed}
     fed, plain = federation(**how, executor=WHOLE), federation(**how)
@@ -125,7 +138,7 @@ def test_clients_without_examples_keep_their_model(sizes: tuple[int, ...]) -> No
 def test_what_belongs_to_a_client_at_a_step(recordings: list[int]) -> None:
     table = torch.linspace(0.1, 0.9, len(RAGGED) * 10, dtype=torch.float64).view(len(RAGGED), 10)
 
-    def of_step(rows: np.ndarray, step: int) -> tuple[torch.Tensor, ...]:
+    def of_step(work: Work, rows: np.ndarray, step: int) -> tuple[torch.Tensor, ...]:
         return (table[rows, step],)
 
     def loss(model: Any, batch: Any, pull: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ from fedlab_runner.executors._fork import processes as fork_processes
 from fedlab_runner.executors._fork.lockstep import SharedRows, in_step
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.processes import Processes
-from tests.helpers.mixed import KINDS, distinct, mixed
+from tests.helpers.mixed import KINDS, mixed, stacks
 from tests.helpers.toy import local, mlp
 
 LOOP = Loop(compile=False)
@@ -45,7 +45,7 @@ def learnt(workers: int, *, taught: bool = False, act: Any = lambda: None, **how
     """Two epochs of seven models of several architectures, or of the first as taught by the others; and the FLOPs."""
     how = {"loss_function": WSM(), "training": local(momentum=0.9, weight_decay=5e-4, clip_norm=1.0)} | how
     fed = mixed(executor=Processes(workers, LOOP), **how)
-    students = [Learners(family, stack) for family, stack in zip(fed.families, distinct(fed), strict=True)]
+    students = [Learners(family, stack) for family, stack in zip(fed.families, stacks(fed), strict=True)]
     teachers = students[1:] if taught else []
     students = students[:1] if taught else students
     count, k = (sum(len(s.models) for s in some) for some in ((*students, *teachers), students))

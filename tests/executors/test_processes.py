@@ -22,10 +22,12 @@ from fedlab_runner.executors import processes
 from fedlab_runner.executors._chunks import ChunkedExecutor
 from fedlab_runner.executors._fork import pool
 from fedlab_runner.executors._fork import processes as fork_processes
+from fedlab_runner.executors._fork.buffers import Buffer
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.processes import Processes
 from fedlab_runner.executors.vectorized import Vectorized
 from fedlab_runner.utils.errors import UserError
+from tests.helpers.added import ADDED, data, draws, scaled
 from tests.helpers.composed import composed
 from tests.helpers.paths import ROOT
 from tests.helpers.toy import RAGGED, asked, federation, home, mlp, normed
@@ -44,6 +46,7 @@ def train(fed: Federation, start: Tensor | None = None, **how: Any) -> tuple[Ten
 def forked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The workers of a test; others may have left processes of their own, and more memory than workers may keep."""
     monkeypatch.setattr(processes, "MAX_KEPT_BYTES", float("inf"))
+    monkeypatch.setattr(processes, "SHARED", Buffer(shared=True))
     fork, pids = os.fork, list[int]()
 
     def noted() -> int:
@@ -125,7 +128,55 @@ def test_workers_stay_where_clients_keep_something_at_home(
     assert nobody_is_left(forked)
 
 
-def test_waiting_workers_do_not_take_work_with_another_home(forked: list[int]) -> None:
+@pytest.mark.parametrize("inner", [LOOP, Vectorized(chunk_size=2, compile=False)])
+def test_workers_stay_for_what_algorithms_add(inner: ChunkedExecutor, forked: list[int]) -> None:
+    """Functions of this module, with data that changes from round to round; each kind of work in turns."""
+
+    def several(executor: Executor) -> list[Tensor]:
+        fed, found = federation(executor=executor, build=normed), list[Tensor]()
+        for round, ids in enumerate(COHORTS[:3] * 2):
+            fed.begin(round, 1.0 / (1 + round))
+            x, cohort = fed.family.init(round), asked(fed, ids)
+            pulled = cohort.train(x, **ADDED["all"], **data(fed, len(ids), 0.1 * round))
+            drawn = cohort.train(pulled, loss=scaled, per_step=draws, common=(x.new_tensor(0.5),))
+            found += [pulled.clone(), drawn.clone()]
+            del pulled, drawn  # the memory of a cohort's models is used again
+            found += [cohort.train(x, frozen=("0.weight",)).clone(), cohort.gradients(x).clone()]
+        return found
+
+    expected = several(inner)
+    found = several(Processes(3, inner))
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
+    assert len(forked) == 4, "two, and two more who know the second block of memory"
+    assert nobody_is_left(forked)
+
+
+def test_workers_get_what_they_do_not_know_when_it_comes_again(forked: list[int]) -> None:
+    """The clients' data of a second training is new to them; data that is drawn anew in each round stays so."""
+    fed = federation(executor=Processes(2, LOOP))
+    x, counts = fed.family.init(0), []
+    for round in range(4):
+        fed.begin(round, 1.0)
+        cohort = asked(fed, [1, 2, 3])
+        expected = asked(federation(), [1, 2, 3]).train(x) if round == 0 else None
+        first = cohort.train(x)
+        assert expected is None or torch.equal(first, expected)
+        del first
+        cohort.again(fed.local).train(x)
+        counts.append(len(forked))
+    assert counts == [2, 3, 3, 3], "workers, some for the unknown, and such as know both"
+    cohort.again(fed.local, 0.5).train(x)
+    assert len(forked) == 4 and nobody_is_left(forked)
+
+
+def test_what_is_too_large_to_be_sent_is_forked(monkeypatch: pytest.MonkeyPatch, forked: list[int]) -> None:
+    monkeypatch.setattr(processes, "MAX_SENT_BYTES", 100)
+    found = rounds(Processes(2, LOOP), COHORTS[:2])
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, rounds(LOOP, COHORTS[:2]), strict=True))
+    assert len(forked) == 2 and nobody_is_left(forked)
+
+
+def test_waiting_workers_take_work_with_another_home(forked: list[int]) -> None:
     """The same clients train with what they keep at home, and then without."""
 
     def twice(executor: Executor) -> list[Tensor]:
@@ -135,7 +186,7 @@ def test_waiting_workers_do_not_take_work_with_another_home(forked: list[int]) -
 
     found, expected = twice(Processes(2, LOOP)), twice(LOOP)
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
-    assert len(forked) == 2 and nobody_is_left(forked)
+    assert len(forked) == 1 and nobody_is_left(forked)
 
 
 def test_a_cohort_whose_models_are_kept_takes_nothing_from_the_next(forked: list[int]) -> None:

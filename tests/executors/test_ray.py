@@ -208,7 +208,7 @@ def test_the_bits_are_the_inner_executors(inner: ChunkedExecutor, shared: Ray, m
             "start": start,
             "correct": lambda g, pull, late: g - (pull + late) * other[: len(g)],
             "per_client": (own,),
-            "per_step": lambda rows, step: (own[torch.from_numpy(rows)] * step,),
+            "per_step": lambda work, rows, step: (own[torch.from_numpy(work.ids[rows])] * step,),
         }
         expected = train(federation(executor=inner, build=normed), **how)
         result = train(federation(executor=shared, build=normed), **how)

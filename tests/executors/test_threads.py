@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from fedlab_runner.executors import _run_notes, threads
-from fedlab_runner.executors._autotune.cache import Memory
 from fedlab_runner.utils import checksummed_json, system
 
 STAT = """cpu  900 0 0 {sum} 0 0 0 0 0 0
@@ -31,55 +30,70 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def idle(monkeypatch: pytest.MonkeyPatch, *cores: int) -> None:
-    left = iter(cores)
-    monkeypatch.setattr(threads, "idle_cores", lambda: next(left))
+def usable(monkeypatch: pytest.MonkeyPatch, cores: int) -> None:
+    monkeypatch.setattr(threads, "usable_cores", lambda: cores)
+
+
+def noted(folder: Path) -> int | None:
+    return _run_notes.noted_count(folder, "threads")
 
 
 def test_a_number_in_the_config_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: list[int]) -> None:
     monkeypatch.setenv(threads.VARIABLE, "3")
-    assert threads.set_threads(5, tmp_path) == 5 and taken == [5] and not list(tmp_path.iterdir())
+    assert threads.set_threads(5, tmp_path) == 5 and taken == [5] and noted(tmp_path) == 5
 
 
 @pytest.mark.parametrize(
     ("value", "expected"), [("3", 3), (" 2 ", 2), ("4,2", 4), ("0", 7), ("-1", 7), ("many", 7), ("", 7), ("²", 7)]
 )
-def test_what_the_environment_says_comes_before_idle_cores(
+def test_what_the_environment_says_comes_before_the_cores(
     value: str, expected: int, monkeypatch: pytest.MonkeyPatch, taken: list[int]
 ) -> None:
     monkeypatch.setenv(threads.VARIABLE, value)
-    idle(monkeypatch, 7)
+    usable(monkeypatch, 7)
     assert threads.set_threads(None, None) == expected and taken == [expected]
 
 
-def test_idle_cores_are_taken_up_to_eight(monkeypatch: pytest.MonkeyPatch, taken: list[int]) -> None:
-    idle(monkeypatch, 1, 6, 64)
-    assert [threads.set_threads(None, None) for _ in range(3)] == [1, 6, 8] == taken
+def test_usable_cores_are_taken_up_to_eight(monkeypatch: pytest.MonkeyPatch, taken: list[int]) -> None:
+    for cores in (1, 6, 64):
+        usable(monkeypatch, cores)
+        threads.set_threads(None, None)
+    assert taken == [1, 6, 8]
 
 
-def test_a_run_goes_on_with_its_number_on_the_same_machine(
+def test_a_job_takes_its_share_of_the_cores(monkeypatch: pytest.MonkeyPatch, taken: list[int]) -> None:
+    monkeypatch.setattr(system, "machine_cores", lambda: 7)
+    monkeypatch.setenv(system.SHARED_BY, "3")
+    assert threads.set_threads(None, None) == 2
+
+
+def test_a_run_goes_on_with_its_number_on_the_same_type_of_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: list[int]
 ) -> None:
-    idle(monkeypatch, 4, 1)
+    monkeypatch.setenv(threads.VARIABLE, "4")
     assert threads.set_threads(None, tmp_path) == 4
-    choices = Memory()
-    choices.open(tmp_path, 10)
-    choices.choose("kind", "loop")  # beside what executor=auto notes
-    assert threads.set_threads(None, tmp_path) == 4 and choices.choice("kind") == "loop"
-    monkeypatch.setattr(_run_notes.platform, "node", lambda: "another")
-    assert threads.set_threads(None, tmp_path) == 1
-    noted = checksummed_json.read(tmp_path / _run_notes.NOTES_FILE)
-    assert sorted(value["threads"] for value in noted.values() if "threads" in value) == [1, 4]
+    _run_notes.note(tmp_path, executors={"kind": "loop"})  # as executor=auto does
+    monkeypatch.delenv(threads.VARIABLE)
+    usable(monkeypatch, 1)
+    assert threads.set_threads(None, tmp_path) == 4
+    assert _run_notes.noted(tmp_path) == {"threads": 4, "executors": {"kind": "loop"}}
+    with monkeypatch.context() as patch:
+        patch.setattr(_run_notes, "machine_type", lambda: "another")
+        assert threads.set_threads(None, tmp_path) == 1 and noted(tmp_path) == 1
+    assert noted(tmp_path) == 4
+    monkeypatch.setenv(threads.VARIABLE, "2")
+    assert threads.set_threads(None, tmp_path) == 2 and noted(tmp_path) == 2
 
 
 def test_a_damaged_note_is_said_and_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    idle(monkeypatch, 2, 3)
-    (tmp_path / _run_notes.NOTES_FILE).write_text(checksummed_json.text({_run_notes.hardware(): {"threads": "all"}}))
-    assert threads.set_threads(None, tmp_path) == 2 and not caplog.records
+    usable(monkeypatch, 2)
     path = tmp_path / _run_notes.NOTES_FILE
+    path.write_text(checksummed_json.text({_run_notes.machine_type(): {"threads": "all"}}))
+    assert threads.set_threads(None, tmp_path) == 2 and not caplog.records
     path.write_text(path.read_text().replace('"threads": 2', '"threads": 9'))
+    usable(monkeypatch, 3)
     assert threads.set_threads(None, tmp_path) == 3
     assert [record.getMessage() for record in caplog.records] == [
         f"{path} is damaged: threads and executor=auto are chosen anew, so that the last digits may differ"
@@ -90,37 +104,35 @@ def test_a_damaged_note_is_said_and_made_anew(
 @pytest.mark.parametrize(
     ("after", "mine", "expected"),
     [
-        ([10, 10, 10, 10], {0, 1, 2, 10}, 4),
+        ([10, 10, 10, 10], {0, 1, 2, 10}, 0),
         ([10, 0, 9, 1], {0, 1, 2, 10}, 2),
-        ([0, 0, 0, 0], {0, 1, 2, 10}, 1),
+        ([0, 0, 0, 0], {0, 1, 2, 10}, 4),
         ([10, 10, 10, 0], {0, 10}, 1),  # others' cores do not count
-        ([10, 4, 10, 10], {0, 1, 10}, 2),
+        ([10, 4, 10, 10], {0, 1, 10}, 0.6),
+        ([11, 11, 10, 10], {0, 1}, 0),  # clocks are rounded
     ],
 )
-def test_idle_cores_are_those_without_work(
-    after: list[int], mine: set[int], expected: int, monkeypatch: pytest.MonkeyPatch
+def test_busy_cores_are_those_at_work(
+    after: list[int], mine: set[int], expected: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a tenth of a second, ten ticks of the clock."""
     texts = iter([STAT.format(*[0] * 4, sum=0), STAT.format(*after, sum=sum(after))])
-    monkeypatch.setattr(system, "usable_cores", lambda: len(mine))
     monkeypatch.setattr(system.os, "sched_getaffinity", lambda _: mine)
     monkeypatch.setattr(system.os, "sysconf", lambda _: 100)
     monkeypatch.setattr(system.Path, "read_text", lambda _: next(texts))
     now = iter([0.0, 0.1])
     monkeypatch.setattr(system.time, "perf_counter", lambda: next(now))
     monkeypatch.setattr(system.time, "sleep", lambda _: None)
-    assert system.idle_cores() == expected
+    assert system.busy_cores() == pytest.approx(expected)
 
 
-def test_where_nothing_is_known_all_usable_cores_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(system, "usable_cores", lambda: 6)
-    for fault in (FileNotFoundError, PermissionError):
+@pytest.mark.parametrize("fault", [FileNotFoundError, PermissionError])
+def test_where_nothing_is_known_no_core_is_busy(fault: type[OSError], monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreadable(_: Path) -> str:
+        raise fault
 
-        def unreadable(_: Path, fault: type[OSError] = fault) -> str:
-            raise fault
-
-        monkeypatch.setattr(system.Path, "read_text", unreadable)
-        assert system.idle_cores() == 6
+    monkeypatch.setattr(system.Path, "read_text", unreadable)
+    assert system.busy_cores() == 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/stat")
@@ -141,7 +153,7 @@ print(system._idle_ticks() - before)
 
 
 @pytest.mark.parametrize(
-    ("own", "expected"), [({}, "10000"), ({"GOMP_SPINCOUNT": "5"}, "5"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "None")]
+    ("own", "expected"), [({}, "1000"), ({"GOMP_SPINCOUNT": "5"}, "5"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "None")]
 )
 def test_threads_do_not_wait_at_full_speed_unless_a_user_says_so(own: dict[str, str], expected: str) -> None:
     code = "import fedlab_runner, os; print(os.environ.get('GOMP_SPINCOUNT'))"

@@ -199,3 +199,29 @@ def test_many_changes_are_counted() -> None:
     theirs = dict.fromkeys("abcdef", "1")
     assert code_hash.changed(theirs, theirs | {"b": "2"}) == "b"
     assert code_hash.changed(theirs, {}) == "a, b, c, d and 2 more"
+
+
+def test_what_was_parsed_is_kept_for_later_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By content, so that an edited module is parsed again; a damaged file is no obstacle."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    config, parsed = fingerprint(composed("algorithm=fedavg")), []
+
+    def anew() -> code_hash.Code:
+        """As in a fresh process."""
+        for kept in (code_hash._parsed, code_hash._known):
+            kept.cache_clear()
+        monkeypatch.setattr(code_hash, "_read", {})
+        return code_of(config)
+
+    real = code_hash.ast.parse
+    monkeypatch.setattr(code_hash.ast, "parse", lambda text: parsed.append(text) or real(text))
+    first = anew()
+    assert len(parsed) == len(set(parsed)) > 20
+    (place,) = (tmp_path / "fedlab").glob("modules-*.json")
+    parsed.clear()
+    assert anew() == first and not parsed
+    place.write_text(place.read_text().replace('"', "'", 1))
+    assert anew() == first and len(parsed) > 20, "the damaged file is written anew"
+    parsed.clear()
+    assert anew() == first and not parsed
+    code_hash._known.cache_clear()

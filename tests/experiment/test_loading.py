@@ -58,8 +58,10 @@ def test_the_module_scores_what_the_run_scored(overrides: tuple[str, ...], tmp_p
     assert sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*")) == before
 
 
-def test_each_client_has_a_module(tmp_path: Path) -> None:
-    outcome = run_whole(tmp_path, composed(*TRAINED, "algorithm=dec_fedavg", "topology=ring", "logger.save_model=true"))
+@pytest.mark.parametrize("place", ["device", "disk"])
+def test_each_client_has_a_module(place: str, tmp_path: Path) -> None:
+    ring = ("algorithm=dec_fedavg", f"algorithm.store_on={place}", "topology=ring", "logger.save_model=true")
+    outcome = run_whole(tmp_path, composed(*TRAINED, *ring))
     wanted = [family.state_dict(w) for family, w in outcome.simulation.evaluated(outcome.state)]
     for with_file in (True, False):
         if not with_file:
@@ -70,6 +72,14 @@ def test_each_client_has_a_module(tmp_path: Path) -> None:
             assert all(torch.equal(module.state_dict()[name], value) for name, value in values.items())
         with pytest.raises(UserError, match=r"holds 12 models, one of each client: take modules\[<client>\]$"):
             _ = loaded.module
+    (rows,) = (tmp_path / "client_state").iterdir()
+    rows.chmod(0o400)
+    load(tmp_path)
+    for harm in (rows.unlink, lambda: rows.write_bytes(b"")):
+        harm()
+        with pytest.raises(UserError, match=r"lacks a client's rows: [^\n]*rows_\d+_float32\.bin") as caught:
+            load(tmp_path)
+        assert "\n" not in str(caught.value)
 
 
 def test_the_newer_of_file_and_checkpoint_counts(tmp_path: Path) -> None:

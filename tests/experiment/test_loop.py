@@ -4,6 +4,7 @@ import hashlib
 import json
 import logging
 import os
+import shutil
 import signal
 import threading
 import time
@@ -20,6 +21,7 @@ from fedlab_runner.algorithms.shared.server_training import server_batches
 from fedlab_runner.checkpoints.store import CheckpointStore
 from fedlab_runner.config import build as config_build
 from fedlab_runner.config.build import build, fingerprint
+from fedlab_runner.core.client_state import ClientStateStore
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.experiment.loop import Simulation
@@ -39,10 +41,14 @@ def rows(folder: Path) -> list[dict[str, Any]]:
 
 
 def final(folder: Path, *overrides: str) -> tuple[int, Any]:
+    """What the newest checkpoint has, and the rows that it names; without what is no function of the config."""
     saved = CheckpointStore(folder, 2).load(fingerprint(composed(*overrides)))
     assert saved is not None
-    saved[1].pop("wall")  # the only part that is not a function of the config
-    return saved
+    round, payload = saved
+    payload.pop("wall")
+    clients = ClientStateStore(folder, torch.device("cpu"), read_only=True)
+    clients.load_state_dict(payload["federation"].pop("client_state"))  # slots depend on when rows were written
+    return round, clients.named(payload)
 
 
 def assert_same_run(one: Path, other: Path, *overrides: str) -> None:
@@ -51,6 +57,24 @@ def assert_same_run(one: Path, other: Path, *overrides: str) -> None:
     assert round == other_round
     mine, theirs = tensors(payload), tensors(other_payload)
     assert len(mine) == len(theirs) and all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
+
+@pytest.mark.pictures
+def test_a_job_of_a_sweep_draws_on_demand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tables are there; the same run asked for pictures draws them, also when it has finished."""
+    monkeypatch.setenv("FEDLAB_SWEEP_FOLDER", str(tmp_path / "sweep"))
+    overrides = ("rounds=2", "algorithm=fedavg")
+    objective = run_in(tmp_path, composed(*overrides))
+    assert not (tmp_path / "plots").exists() and (tmp_path / "partition.csv").exists()
+    before = files(tmp_path)
+    assert run_in(tmp_path, composed(*overrides, "logger.pictures=true")) == objective
+    assert {"curves.png", "partition.png"} <= {path.name for path in (tmp_path / "plots").iterdir()}
+    assert files(tmp_path) == before
+    shutil.rmtree(tmp_path / "plots")
+    monkeypatch.delenv("FEDLAB_SWEEP_FOLDER")
+    assert run_in(tmp_path, composed(*overrides)) == objective and not (tmp_path / "plots").exists()
+    run_in(tmp_path / "other", composed("rounds=1", "algorithm=fedavg", "logger.pictures=false"))
+    assert not (tmp_path / "other" / "plots").exists()
 
 
 @pytest.mark.pictures
@@ -70,7 +94,8 @@ def test_a_run_leaves_its_folder(tmp_path: Path) -> None:
         "clients.csv",
         "partition.md",
     }
-    pictures = {"partition.png", "curves.png", "staleness.png", "coefficients.png", "matrix.png"}
+    names = ("partition", "curves", "staleness", "coefficients", "matrix")
+    pictures = {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
     assert {path.name for path in (tmp_path / "plots").iterdir()} == pictures
     assert [row["round"] for row in rows(tmp_path)] == list(range(8))
     assert [row["round"] for row in rows(tmp_path) if "test/accuracy" in row] == [0, 3, 6, 7]

@@ -3,10 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-from torch import nn
+import numpy as np
+from torch import Tensor, nn
 
 from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.own_models import models_of
 from fedlab_runner.models._widths import Axis, Sliceable
 from tests.helpers.toy import CLASSES, FEATURES, federation, mlp, normed
 
@@ -41,10 +42,12 @@ def mixed(sizes: Sequence[int] = (9, 6, 12, 7, 10, 8, 11), builds: Sequence[Buil
     return federation(sizes, builds=builds, **how)
 
 
-def distinct(fed: Federation) -> tuple[torch.Tensor, ...]:
+def distinct(fed: Federation) -> dict[int, Any]:
     """Models of all clients that differ from each other."""
-    count = len(fed.families)
-    return tuple(
-        torch.stack([family.init(10 + i) for i in range(a, fed.num_clients, count)])
-        for a, family in enumerate(fed.families)
-    )
+    return {i: fed.families[i % len(fed.families)].init(10 + i) for i in range(fed.num_clients)}
+
+
+def stacks(fed: Federation) -> list[Tensor]:
+    """The same, those of each architecture [N_a, D_a]."""
+    models = distinct(fed)
+    return [models_of(fed, models, group) for group in fed.by_architecture(np.arange(fed.num_clients))]

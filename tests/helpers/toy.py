@@ -230,8 +230,13 @@ def run(algorithm: Algorithm[Any], fed: Federation, rounds: int, first: int = 0,
     return state
 
 
+def stacked(models: Any) -> torch.Tensor:
+    """All clients' own models [N, D], where they are in memory and of one architecture."""
+    return torch.stack(list(models.values()))
+
+
 def vectors(models: Any) -> torch.Tensor:
-    """All values of what an algorithm evaluates: one tensor, or the stacks of all clients' models."""
+    """All values of what an algorithm evaluates: one tensor, or all clients' models."""
     return torch.cat([t.reshape(-1) for t in tensors(models)])
 
 
@@ -244,7 +249,7 @@ def evaluate(built: Algorithm[Any], state: Any, fed: Federation) -> dict[str, fl
     evaluation = Evaluation(1, 100, False, [], 1, "test/accuracy", "best", 1, 0, None)
     models = built.models(state)
     if isinstance(models, torch.Tensor) and fed.home.acts:
-        models = (built.client_models(state, fed, np.arange(fed.num_clients)),)
+        models = dict(enumerate(built.client_models(state, fed, np.arange(fed.num_clients))))
     if isinstance(models, torch.Tensor):
         return evaluation.evaluate(fed.family, models, test)
     return ClientModels(evaluation, fed, test).evaluate(models, built.extra_eval_models(state, fed))

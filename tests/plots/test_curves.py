@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from fedlab_runner.methods import registry
+from fedlab_runner.plots import style
 from fedlab_runner.plots.curves import plot_curves, plot_staleness, staleness_counts
 from tests.helpers.paths import ROOT
 
@@ -31,23 +34,36 @@ def colours(path: Path) -> int:
         return len(image.convert("RGB").getcolors(2**24) or [])
 
 
-@pytest.mark.parametrize("count", [0, 1, 6, 300])
+@pytest.mark.parametrize("count", [1, 6, 300])
 def test_curves(tmp_path: Path, count: int) -> None:
     path = tmp_path / "plots" / "curves.png"
-    plot_curves(path, rows(count), "a run")
+    assert plot_curves(path, rows(count), "a run")
     assert colours(path) > 50
+    picture = path.with_suffix(".svg").read_text()
+    assert "<text" in picture and "Accuracy of the evaluated model" in picture, "text stays text, with a caption"
 
 
 def test_more_data_is_another_picture_and_the_same_data_the_same(tmp_path: Path) -> None:
     for name, count in (("one", 50), ("same", 50), ("other", 60)):
         plot_curves(tmp_path / f"{name}.png", rows(count), "a run")
-    one, same, other = ((tmp_path / f"{name}.png").read_bytes() for name in ("one", "same", "other"))
-    assert one == same and one != other
+    for kind in ("png", "svg"):
+        one, same, other = ((tmp_path / f"{name}.{kind}").read_bytes() for name in ("one", "same", "other"))
+        assert one == same and one != other
 
 
-def test_nothing_finite_is_no_error(tmp_path: Path) -> None:
-    plot_curves(tmp_path / "x.png", [{"round": 1, "test/accuracy": math.nan, "train/loss": math.inf}], "a run")
-    assert colours(tmp_path / "x.png") > 10
+def test_a_panel_without_a_finite_value_is_left_out(tmp_path: Path) -> None:
+    nothing = {"round": 1, "test/accuracy": math.nan, "train/loss": math.inf}
+    assert not plot_curves(tmp_path / "x.png", [nothing], "a run") and not list(tmp_path.iterdir())
+    assert plot_curves(tmp_path / "x.png", [nothing | {"test/loss": 1.0}], "a run")
+    with Image.open(tmp_path / "x.png") as image:
+        assert image.width == round(4.5 * 150)
+
+
+def test_rounds_are_whole_numbers_and_the_colours_are_those_of_methods(tmp_path: Path) -> None:
+    for few in (1, 2):
+        plot_curves(tmp_path / "x.png", [{"round": r, "test/accuracy": 0.5} for r in range(few)], "a run")
+        assert not re.search(r">[0-9]+\.[0-9]+<", (tmp_path / "x.svg").read_text()), "no half rounds"
+    assert {style.BLUE, style.ORANGE, *style.CYCLE} == {light for light, _ in registry._styles()[0].values()}
 
 
 def test_staleness(tmp_path: Path) -> None:
@@ -72,7 +88,8 @@ def test_no_window_system_is_touched(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from fedlab_runner.plots.curves import plot_curves\n"
         "assert not [name for name in sys.modules if name.startswith('matplotlib')]\n"
-        "plot_curves(Path(sys.argv[1]), [], 'a run'); assert 'matplotlib.pyplot' not in sys.modules"
+        "plot_curves(Path(sys.argv[1]), [{'round': 1, 'test/loss': 1.0}], 'a run')\n"
+        "assert 'matplotlib.pyplot' not in sys.modules"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT), "DISPLAY": ":99"}
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "x.png")], check=True, env=environment)

@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedlab_runner.plots.partition import class_counts, partition_table, plot_partition, write_partition_table
+from fedlab_runner.plots.partition import (
+    class_counts,
+    partition_table,
+    plot_partition,
+    write_partition_table,
+)
 
 LABELS = np.array([0, 1, 2, 2, 1, 0, 0])
 USES = {"train": [2, 0, 3], "held_out": [0, 0, 1]}

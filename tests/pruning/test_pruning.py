@@ -157,7 +157,7 @@ def test_a_report_says_that_a_run_was_given_up(tmp_path: Path) -> None:
         folder = write_run(tmp_path, f"seed={seed}", "rounds=3", "evaluation.every=1", rows=curve(0.1, 0.2))
         (folder / "pruned.json").write_text(checksummed_json.text({"round": 1}))
     text = (cli.write([tmp_path])[0].parent / "report.md").read_text()
-    assert "pruned<br>seed 0: pruned (round 1 of 3), 20.0 so far<br>seed 1: pruned (round 1 of 3)" in text
+    assert "pruned<br>seed 0: pruned (round 1 of 3), 20.0\xa0% so far<br>seed 1: pruned (round 1 of 3)" in text
 
 
 def test_pruning_outside_of_a_sweep_is_said_to_do_nothing(

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from tests.reference.decentralized import first_models, label_loss, meetings, stacks
+from tests.reference.decentralized import by_client, first_models, label_loss, meetings
 from tests.reference.plain import Case, Fields, Model, Problem, mean, sgd
 
 
@@ -19,7 +19,7 @@ def dec_fedavg(p: Problem) -> Iterator[Fields]:
                 global_model = Model(mean([w[n].w for n in cluster], d), mean([w[n].s for n in cluster], d))
                 for n in cluster:  # fork W_g^u into local models
                     w[n] = global_model
-        yield {"models": stacks(p, w), "aggregator": meeting.next}
+        yield {"models": by_client(w), "aggregator": meeting.next}
 
 
 MIXED = ("mlp", "batch_norm", "wide_mlp")

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from tests.reference.decentralized import first_models, label_loss, meetings, stacks
+from tests.reference.decentralized import by_client, first_models, label_loss, meetings
 from tests.reference.plain import Case, Fields, Model, Problem, mean
 
 
@@ -24,7 +24,7 @@ def dec_fedprox(p: Problem, *, mu: float) -> Iterator[Fields]:
                 global_model = Model(mean([w[n].w for n in cluster], d), mean([w[n].s for n in cluster], d))
                 for n in cluster:
                     w[n] = global_model
-        yield {"models": stacks(p, w), "aggregator": meeting.next}
+        yield {"models": by_client(w), "aggregator": meeting.next}
 
 
 MIXED = ("mlp", "batch_norm", "wide_mlp")

@@ -51,10 +51,9 @@ def first_models(p: Problem) -> list[Model]:
     return [p.net_of(n).model(p.initial(p.net_of(n).build)) for n in range(p.num_clients)]
 
 
-def stacks(p: Problem, w: Sequence[Model]) -> list[Tensor]:
-    """The clients' models, those of one architecture in one tensor."""
-    count = len(p.nets)
-    return [torch.stack([w[n].vector for n in range(a, p.num_clients, count)]) for a in range(count)]
+def by_client(w: Sequence[Model]) -> dict[int, Tensor]:
+    """The clients' models."""
+    return {n: model.vector for n, model in enumerate(w)}
 
 
 def label_loss(p: Problem, owner: int) -> Callable[[Tensor, Tensor], Tensor]:

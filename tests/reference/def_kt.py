@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from tests.reference.decentralized import clients, first_models, label_loss, reached, stacks, teach_each_other
+from tests.reference.decentralized import by_client, clients, first_models, label_loss, reached, teach_each_other
 from tests.reference.plain import Case, Fields, Problem, sgd
 
 
@@ -16,7 +16,7 @@ def def_kt(p: Problem, *, epochs: int) -> Iterator[Fields]:
             # on B's examples: L1 = CE(received) + KL(own || received), L2 = CE(own) + KL(received || own)
             received, _ = teach_each_other(p, b, t, (p.net, p.net), (w[a], w[b]), (1.0, 1.0), (1.0, 1.0), epochs)
             w[b] = received  # B's model is replaced by the received one; A keeps its own
-        yield {"models": stacks(p, w), "aggregator": clients(p)[0]}  # nobody aggregates
+        yield {"models": by_client(w), "aggregator": clients(p)[0]}  # nobody aggregates
 
 
 def senders_and_receivers(p: Problem, t: int) -> list[tuple[int, int]]:

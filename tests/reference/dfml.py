@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.reference.decentralized import first_models, kl, label_loss, logits, meetings, stacks
+from tests.reference.decentralized import by_client, first_models, kl, label_loss, logits, meetings
 from tests.reference.plain import Case, Fields, Model, Problem, sgd
 
 
@@ -84,7 +84,7 @@ def dfml(
                 peak[n] = w[n]
             alphas[n] = max(alphas[n], alpha)
         kept = torch.tensor(alphas, dtype=torch.float64)
-        models, peaks = stacks(p, w), stacks(p, peak)
+        models, peaks = by_client(w), by_client(peak)
         here = {"aggregator": meeting.next, "start": begin, "period": period}
         yield {"models": models, "peaks": peaks, "alphas": kept} | here
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from tests.reference.decentralized import clients, first_models, reached, stacks
+from tests.reference.decentralized import by_client, clients, first_models, reached
 from tests.reference.plain import Case, Fields, Model, Net, Problem, sgd
 from tests.reference.submodels import WIDTHS, indices
 
@@ -20,7 +20,7 @@ def dpsgd(p: Problem, *, order: str) -> Iterator[Fields]:
         average = neighbourhood_average(p, there, sent)  # line 4: x_{k+1/2,i} = sum_j W_ij x_{k,j}
         for i, mean in average.items():  # line 5: x_{k+1,i} <- x_{k+1/2,i} - gamma g_i; y - x is the sum of these
             x[i] = Model(mean.w + y[i].w - x[i].w, mean.s) if late else mean
-        yield {"models": stacks(p, x)}
+        yield {"models": by_client(x)}
 
 
 def neighbourhood_average(p: Problem, there: list[int], sent: dict[int, Model]) -> dict[int, Model]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from tests.reference.decentralized import first_models, meetings, stacks
+from tests.reference.decentralized import by_client, first_models, meetings
 from tests.reference.plain import Case, Fields, Problem
 from tests.reference.submodels import WIDTHS, Choose, partial_training
 
@@ -11,7 +11,7 @@ def federated_dropout(p: Problem) -> Iterator[Fields]:
     w = first_models(p)
     for t, meeting in enumerate(meetings(p)):
         partial_training(p, w, meeting, t, lambda n, t=t: drawn(p, n, t))
-        yield {"models": stacks(p, w), "aggregator": meeting.next}
+        yield {"models": by_client(w), "aggregator": meeting.next}
 
 
 def drawn(p: Problem, n: int, t: int) -> Choose:

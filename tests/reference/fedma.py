@@ -48,6 +48,7 @@ def fedma(
         own = {n: p.net.model(p.initial(number=1 + n)) for n in own}
     keeps = layerwise or first_models == "own"
     taken = set(own) if first_models == "own" else set[int]()  # who goes on with its own model
+    last = set[int]()  # the clients in the last matching of this pass
     matched_layers = 0  # in this pass
     for t in range(p.num_rounds):
         frozen = [k for layer in layers[:matched_layers] for k in layer.rows + layer.statistics]
@@ -67,7 +68,7 @@ def fedma(
                     models = aligned(t, number, here, models)
             if layerwise and matched_layers < len(layers):
                 models = aligned(t, matched_layers, here, models)
-                taken = {u.client for u in here}  # they retrain the layers above, theirs in the new order
+                taken = last = {u.client for u in here}  # they retrain the layers above, theirs in the new order
                 own |= {u.client: y for u, y in zip(here, models, strict=True)}
             # the average of the matched models; of the last layer the weighted average (line "n = N")
             average = p.net.parts(Model(mean([y.w for y in models], n), mean([y.s for y in models], n)))
@@ -76,7 +77,7 @@ def fedma(
                 if matched_layers < len(layers):
                     matched_layers += 1
                 else:  # section 3.3: the next pass begins from the matched model
-                    matched_layers, taken = 0, set()
+                    matched_layers, taken, last = 0, set(), set()
         done = [k for layer in layers[:matched_layers] for k in layer.rows + layer.statistics]
         mask = p.net.joined({name: torch.full_like(v, name in done) for name, v in p.net.parts(x).items()})
         n = range(p.num_clients) if keeps else []
@@ -85,7 +86,7 @@ def fedma(
             "layer": matched_layers,
             "told": layers[matched_layers - 1].size if matched_layers else 0,
             "frozen": mask.vector,
-            "models": torch.stack([own[i].vector for i in n]) if keeps else x.vector.new_zeros(0, len(x.vector)),
+            "models": {i: own[i].vector for i in last},
             "taken": torch.tensor([i in taken for i in n]),
         }
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import torch
 
-from tests.reference.decentralized import first_models, meetings, stacks
+from tests.reference.decentralized import by_client, first_models, meetings
 from tests.reference.plain import Case, Fields, Problem
 from tests.reference.submodels import WIDTHS, Choose, partial_training
 
@@ -18,7 +18,7 @@ def fedrolex(p: Problem, *, order: str) -> Iterator[Fields]:
         partial_training(p, w, meeting, t, lambda n, t=t: window(t, order), last)
         for n in meeting.participants:
             cut[n] = t
-        yield {"models": stacks(p, w), "aggregator": meeting.next, "cut": torch.tensor(cut)}
+        yield {"models": by_client(w), "aggregator": meeting.next, "cut": torch.tensor(cut)}
 
 
 def window(t: int, order: str) -> Choose:

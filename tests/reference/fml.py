@@ -2,10 +2,9 @@
 
 from collections.abc import Callable, Iterator
 
-import torch
 from torch import nn
 
-from tests.reference.decentralized import first_models, meetings, stacks, teach_each_other
+from tests.reference.decentralized import by_client, first_models, meetings, teach_each_other
 from tests.reference.plain import Case, Fields, Model, Net, Problem, mean
 
 
@@ -24,7 +23,7 @@ def fml(p: Problem, *, alpha: float, beta: float, meme: Callable[[], nn.Module] 
         aggregated = Model(mean([m.w for m in there], d), mean([m.s for m in there], d))
         for n in meeting.participants:
             memes[n] = aggregated
-        yield {"models": stacks(p, own), "memes": torch.stack([m.vector for m in memes]), "aggregator": meeting.next}
+        yield {"models": by_client(own), "memes": by_client(memes), "aggregator": meeting.next}
 
 
 MLP = {"_target_": "fedlab_runner.models.mlp.MLP", "channels": None, "image_size": None, "hidden": [7]}

@@ -5,7 +5,7 @@ As in DFML's comparison without HeteroFL's scaler, static batch norm and masked 
 
 from collections.abc import Iterator
 
-from tests.reference.decentralized import first_models, meetings, stacks
+from tests.reference.decentralized import by_client, first_models, meetings
 from tests.reference.plain import Case, Fields, Problem
 from tests.reference.submodels import WIDTHS, partial_training
 
@@ -14,7 +14,7 @@ def heterofl(p: Problem) -> Iterator[Fields]:
     w = first_models(p)
     for t, meeting in enumerate(meetings(p)):
         partial_training(p, w, meeting, t, lambda n: first)
-        yield {"models": stacks(p, w), "aggregator": meeting.next}
+        yield {"models": by_client(w), "aggregator": meeting.next}
 
 
 def first(size: int, of: int) -> list[int]:

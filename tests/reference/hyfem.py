@@ -161,6 +161,7 @@ def hyfem(
             start = server | classifiers if first_classifiers == "own" else server
             own.append(network.take(start, held[m], pi[m]))
     sent: list[tuple[Sent, Parts]] = []
+    trained = set[int]()  # who has taken part
     for t in range(p.num_rounds):  # line 2
         for k in p.cohort(t):  # lines 3 to 5
             m = k.client
@@ -169,6 +170,7 @@ def hyfem(
             mine = client_update(server, start, m, pi[m], t)
             if keep_own:
                 own[m] = mine
+                trained.add(m)
             sent.append((Sent(t, m, k.due, p.x0, p.x0), mine))
         here = {u.client: mine for u, mine in sent if u.due == t}
         if here:
@@ -187,10 +189,9 @@ def hyfem(
             for k in server:  # entries that nobody has are 0: the inverse does not exist there
                 mean = total[k] / torch.where(mass[k] > 0, mass[k], 1)
                 server[k] = torch.where(mass[k] > 0, mean, rest[k] / there[k].clamp(min=1))
-        vectors = [p.net.joined(mine).vector for mine in own]
         x = p.net.joined(server).vector
         places = torch.from_numpy(np.stack([np.concatenate(each) for each in pi]))
-        yield {"params": x, "places": places, "own": torch.stack(vectors) if vectors else x.new_zeros(0, len(x))}
+        yield {"params": x, "places": places, "own": {m: p.net.joined(own[m]).vector for m in trained}}
 
 
 APART = {"keep_own": True, "first_classifiers": "own", "sigma": 0.3}  # neurons begin in other places

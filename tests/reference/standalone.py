@@ -2,8 +2,6 @@
 
 from collections.abc import Iterator
 
-import torch
-
 from tests.reference.plain import Case, Fields, Problem, Sent, arrived, sgd
 
 
@@ -15,7 +13,7 @@ def standalone(p: Problem) -> Iterator[Fields]:
             sent.append(Sent(t, k.client, k.due, own[k.client], sgd(p, own[k.client], k.client, t)))
         for u in arrived(sent, t):  # a late client has its model later
             own[u.client] = u.y
-        yield {"own": torch.stack([model.vector for model in own])}
+        yield {"own": {k: model.vector for k, model in enumerate(own)}}
 
 
 CASES = [

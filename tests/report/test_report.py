@@ -1,5 +1,6 @@
 """Reports: every number is that of the runs' own files, and whatever is missing is said."""
 
+import base64
 import csv
 import hashlib
 import json
@@ -9,15 +10,15 @@ import shutil
 import statistics
 import sys
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from matplotlib.figure import Figure
 from scipy import stats as scipy_stats
 
 from fedlab_runner import train
-from fedlab_runner.report import build, cli, html, markdown, plots, published, stats, tables
-from fedlab_runner.report.content import ReportTable, Section, cell
+from fedlab_runner.report import build, cli, curves, markdown, page, published, significance, stats, tables
+from fedlab_runner.report.content import Report, ReportTable, Section, cell
 from fedlab_runner.report.folders import find
 from fedlab_runner.report.grouping import group
 from fedlab_runner.utils import checksummed_json
@@ -38,6 +39,12 @@ def column(text: str, method: str, i: int = 1) -> list[str]:
     """The lines of a cell of the first table in a markdown report that has a row of that name."""
     (line,) = [line for line in text.split("\n## ")[2].splitlines() if line.startswith(f"| {method} |")]
     return [each.strip() for each in line.strip("| ").split(" | ")[i].split("<br>")]
+
+
+def cells(text: str, method: str) -> list[str]:
+    """The cells after the name, of that row of the first table in a markdown report."""
+    (line,) = [line for line in text.split("\n## ")[2].splitlines() if line.startswith(f"| {method} |")]
+    return [each.strip() for each in line.strip("| ").split(" | ")[1:]]
 
 
 def records(text: str) -> list[dict[str, str]]:
@@ -64,13 +71,12 @@ def test_the_table_has_mean_and_std_of_the_seeds_with_the_best_in_bold(outputs: 
     text = written(outputs)["report.md"]
     values = [0.61, 0.64, 0.63]
     best = f"**{100 * statistics.mean(values):.1f} ± {100 * statistics.stdev(values):.1f}**"
-    assert column(text, "fedbuff") == [best, "3 seeds", "1 seed failed: the run diverged in round 2"]
+    assert column(text, "FedBuff") == [best, "3 seeds", "1 failed"]
+    assert "over 4 seeds, where no other number is given" in text
     values = [0.5, 0.52, 0.48, 0.5]
-    assert column(text, "fedavg") == [
-        f"{100 * statistics.mean(values):.1f} ± {100 * statistics.stdev(values):.1f}",
-        "4 seeds",
-    ]
-    assert column(text, "fedprox") == ["unfinished", "seed 0: unfinished (round 1 of 3), 20.0 so far"]
+    assert column(text, "FedAvg") == [f"{100 * statistics.mean(values):.1f} ± {100 * statistics.stdev(values):.1f}"]
+    assert column(text, "FedProx") == ["unfinished", "seed 0: unfinished (round 1 of 3), 20.0\xa0% so far"]
+    assert "## What failed" in text and "| FedBuff | the run diverged in round 2 | all | 1 |" in text
 
 
 def test_the_csv_has_the_numbers_unrounded(outputs: Path) -> None:
@@ -97,29 +103,30 @@ def test_the_csv_has_the_numbers_unrounded(outputs: Path) -> None:
 def test_rounds_and_bytes_to_a_target(outputs: Path) -> None:
     groups = group(find([outputs]).runs)
     table = tables.to_target(groups, [0.5, 0.55])
-    assert table is not None and table.header[1:3] == ["rounds to 50\xa0%", "MB uploaded to 50\xa0%"]
+    assert table is not None and list(table.header[1:3]) == ["rounds", "uploaded"]
+    assert list(table.spans) == [("", 1), ("to 50\xa0%", 2), ("to 55\xa0%", 2)] and table.units[2] == "MB"
     found = {row[0].lines[0]: row[1:] for row in table.rows}
-    assert found["fedavg"][0].lines == ("3", "1 never reached") and not found["fedavg"][0].bold
-    assert found["fedavg"][1].lines == ("4.5",)
-    assert found["fedbuff"][0].lines == ("2", "1 failed")
-    assert found["fedavg"][2].lines == ("never reached",) and found["fedprox"][2].lines == ("unfinished",)
+    assert found["FedAvg"][0].lines == ("3 ± 0", "1 never reached") and not found["FedAvg"][0].bold
+    assert found["FedAvg"][1].lines == ("4.5 ± 0",)
+    assert found["FedBuff"][0].lines == ("2 ± 0", "1 failed")
+    assert found["FedAvg"][2].lines == ("never reached",) and found["FedProx"][2].lines == ("unfinished",)
     assert tables.targets(groups, []) == [0.5, 0.59]  # of 0.6267
 
 
 def test_costs_are_sums_of_what_each_round_logged(outputs: Path) -> None:
     table = tables.costs(group(find([outputs]).runs))
-    header = ["method", "rounds", "uploaded, MB", "server, GFLOPs", "largest cache, MB", "seconds a round"]
-    assert list(table.header) == header
+    assert list(table.header) == ["method", "rounds", "uploaded", "server's work", "largest cache"]
+    assert list(table.units) == ["", "", "MB", "GFLOPs", "MB"]
     found = {row[0].lines[0]: [each.lines for each in row[1:]] for row in table.rows}
-    assert found["fedavg"] == [("3",), ("4.5",), ("0.75",), ("2.5",), ("\N{EN DASH}",)]
-    assert found["fedprox"][0] == ("1", "1 unfinished")
+    assert found["FedAvg"] == [("3.0 ± 0.0",), ("4.5 ± 0.0",), ("0.75 ± 0.00",), ("2.5 ± 1.3",)]
+    assert found["FedProx"][0] == ("1.0", "1 unfinished")
 
 
 def test_differences_are_tested_over_the_seeds_that_both_have(outputs: Path) -> None:
-    table, notes = tables.significance(group(find([outputs]).runs))
+    table, notes = significance.significance(group(find([outputs]).runs))
     assert table is not None and notes == []
     ((_, method, against, seeds, difference, interval, p, adjusted, said),) = table.rows
-    assert (method.lines, against.lines, seeds.lines) == (("fedavg",), ("fedbuff",), ("3",))
+    assert (method.lines, against.lines, seeds.lines) == (("FedAvg",), ("FedBuff",), ("3",))
     one, other = [0.5, 0.52, 0.48], [0.61, 0.64, 0.63]
     wanted = scipy_stats.ttest_rel(one, other)
     found = stats.paired(dict(enumerate([*one, 0.5])), dict(enumerate(other)))
@@ -152,12 +159,12 @@ def test_a_loss_is_better_when_it_is_smaller(tmp_path: Path) -> None:
     wanted = (*EVERY, "evaluation.metric=test/loss", "evaluation.summary=last", "seed=0")
     for name, loss in (("fedavg", 0.5), ("fedbuff", 0.75)):
         write_run(tmp_path, f"algorithm={name}", *wanted, rows=[{"test/loss": value} for value in (3, 2, 1, loss)])
-    assert column(written(tmp_path)["report.md"], "fedavg")[0] == "**0.5**"
+    assert column(written(tmp_path)["report.md"], "FedAvg")[0] == "**0.5**"
     assert stats.reached(find([tmp_path]).runs[0], 1.0) == 2
 
 
 @pytest.mark.parametrize(
-    ("metric", "winner"), [("test/loss", "fedavg"), ("server/own_std", "fedavg"), ("mine/score", "fedbuff")]
+    ("metric", "winner"), [("test/loss", "FedAvg"), ("server/own_std", "FedAvg"), ("mine/score", "FedBuff")]
 )
 def test_every_metric_is_better_in_its_own_direction(metric: str, winner: str, tmp_path: Path) -> None:
     """FedAvg's values are the smaller ones: what is bold, what others are held against, who is first to a target."""
@@ -167,15 +174,15 @@ def test_every_metric_is_better_in_its_own_direction(metric: str, winner: str, t
             values = (9, 2 + shift, 1 + shift + seed / 10, 1.5 + shift + seed / 10)
             rows = [{metric: value} for value in values]
             write_run(tmp_path, f"algorithm={name}", *wanted, f"seed={seed}", rows=rows)
-    groups = {each.method: each for each in group(find([tmp_path]).runs)}
+    groups = {each.name: each for each in group(find([tmp_path]).runs)}
     (other,) = groups.keys() - {winner}
     assert tables.best(groups.values()) is groups[winner]
     text = written(tmp_path, targets=[2.0])["report.md"]
     assert column(text, winner)[0].startswith("**") and not column(text, other)[0].startswith("**")
-    verdict, _ = tables.significance(list(groups.values()))
+    verdict, _ = significance.significance(list(groups.values()))
     assert verdict is not None and [each.lines[0] for each in verdict.rows[0][1:3]] == [other, winner]
     rounds = {name: [stats.reached(run, 2.0) for run in each.runs] for name, each in groups.items()}
-    assert rounds == {"fedavg": [1, 1, 1], "fedbuff": [1, 1, 1] if winner == "fedbuff" else [2, None, None]}
+    assert rounds == {"FedAvg": [1, 1, 1], "FedBuff": [1, 1, 1] if winner == "FedBuff" else [2, None, None]}
 
 
 def test_what_a_run_warns_of_stands_beside_its_number(tmp_path: Path) -> None:
@@ -191,7 +198,7 @@ def test_what_a_run_warns_of_stands_beside_its_number(tmp_path: Path) -> None:
     files = written(tmp_path)
     shown = "the server never stepped: &lt;10 updates&gt; came"
     assert "1 run ended with a warning" in files["report.md"]
-    assert column(files["report.md"], "fedavg")[1:] == ["3 seeds", f"seed 0: {shown}"]
+    assert column(files["report.md"], "FedAvg")[1:] == [f"seed 0: {shown}"]
     assert files["report.md"].count(shown) == 2 and files["index.html"].count(f"<small>{shown}</small>") == 1
     assert [row["warnings"] for row in records(files["runs.csv"])].count(warning) == 1
 
@@ -243,16 +250,17 @@ def table7(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_ours_stand_beside_the_papers_with_the_difference(table7: Path) -> None:
     text = written(table7, experiment="feddle/table7")["report.md"]
     std = 100 * statistics.stdev([0.85, 0.86])
-    assert column(text, "Feddle-ID local.epochs=5") == [
-        f"85.5 ± {std:.1f}",
-        "paper 86.5 ± 0.2",
-        "difference \N{MINUS SIGN}1.0",
-        "2 seeds",
+    name = "dataset=fashion_mnist partition.alpha=0.1 delay.std=20"
+    assert f"| method | {name} ours, % | {name} paper, % | {name} difference, % |" in text
+    assert cells(text, "Feddle-ID local.epochs=5") == [
+        f"85.5 ± {std:.1f}<br>2 seeds",
+        "86.5 ± 0.2",
+        "\N{MINUS SIGN}1.0",
     ]
-    assert column(text, "Feddle-ID local.epochs=2")[:3] == ["70.0", "paper 86.5 ± 0.2", "difference \N{MINUS SIGN}16.5"]
+    assert cells(text, "Feddle-ID local.epochs=2") == ["70.0<br>1 seed", "86.5 ± 0.2", "\N{MINUS SIGN}16.5"]
     assert column(text, "HFCL")[0] == "**90.5 ± 0.7**"
-    assert column(text, "FedAsync") == ["not run", "paper 78.4 ± 2.2"]
-    assert column(text, "Feddle-OOD")[1] == "paper 81.4 ± 2.4"
+    assert cells(text, "FedAsync") == ["not run", "78.4 ± 2.2", "\N{EN DASH}"]
+    assert cells(text, "Feddle-OOD")[1] == "81.4 ± 2.4"
     assert "Not run, and left out of the table: dataset=cifar10 partition.alpha=0.1 delay.std=20;" in text
     assert "## Comparison" not in text  # all of them have a cell
 
@@ -283,8 +291,9 @@ def test_costs_stand_beside_the_papers_in_its_unit(tmp_path: Path) -> None:
     fed = ("experiment=feddle/table8", "algorithm=fedft", "rounds=2", "evaluation.every=1", "dataset=cifar10")
     write_run(tmp_path, *fed, rows=curve(0.1, 0.2, 0.3, **costs), small=False)
     text = written(tmp_path)["report.md"]
-    assert column(text, "Fed+FT") == ["**700,000**", "paper 710,000", "difference \N{MINUS SIGN}10,000", "1 seed"]
-    assert column(text, "Fed+FT", 2) == ["**3**", "paper 340", "difference \N{MINUS SIGN}337", "1 seed"]
+    found = cells(text, "Fed+FT")
+    assert found[:3] == ["**700,000**<br>1 seed", "710,000", "\N{MINUS SIGN}10,000"]
+    assert found[3:6] == ["**3**<br>1 seed", "340", "\N{MINUS SIGN}337"]
 
 
 def test_rounds_to_a_target_stand_beside_the_papers(tmp_path: Path) -> None:
@@ -296,9 +305,9 @@ def test_rounds_to_a_target_stand_beside_the_papers(tmp_path: Path) -> None:
     write_run(tmp_path, *fed, "partition=iid", "local.epochs=5", rows=curve(0.1, 0.3, 0.98), small=False)
     text = written(tmp_path)["report.md"]
     row = "McMahan et al., E = 1, C = 0.1"
-    assert column(text, row)[:3] == ["**2 ± 0**", "paper 87", "difference \N{MINUS SIGN}85"]
-    assert column(text, row, 2)[0] == "**inf**"
-    assert column(text, "FedLab, E = 5, C = 0.1")[1] == "paper 43" and "2 so far" not in text
+    found = cells(text, row)
+    assert found[:3] == ["**2 ± 0**<br>2 seeds", "87", "\N{MINUS SIGN}85"] and found[3].startswith("**inf**")
+    assert cells(text, "FedLab, E = 5, C = 0.1")[1] == "43" and "2 so far" not in text
 
 
 def test_a_deviation_is_over_what_the_papers_is_over(tmp_path: Path) -> None:
@@ -308,7 +317,7 @@ def test_a_deviation_is_over_what_the_papers_is_over(tmp_path: Path) -> None:
     for seed, end in enumerate(ends):
         write_run(tmp_path, *fed, f"seed={seed}", rows=curve(0.1, 0.9, 0.1, *end), small=False)
     files = written(tmp_path)
-    assert column(files["report.md"], "FedAvg")[:2] == ["**40.0 ± 4.0**", "paper 38.89 ± 0.85"]
+    assert cells(files["report.md"], "FedAvg")[:2] == ["**40 ± 4**<br>2 seeds", "38.89 ± 0.85"]
     assert (
         "± is over the last 10 evaluations of a run (divided by n), ours the mean of it over seeds;"
         in files["report.md"]
@@ -344,8 +353,9 @@ def test_metrics_of_the_best_round_stand_beside_the_papers(tmp_path: Path) -> No
         choice = ("algorithm=fedwalk", f"algorithm@algorithm.base={base}")
         write_run(tmp_path, *fed, *choice, rows=rows if base == "fedavg" else rows[:2], small=False)
     text = written(tmp_path)["report.md"]
-    assert column(text, "FedWalk") == ["**80.0**", "paper 95.26", "difference \N{MINUS SIGN}15.3", "1 seed"]
-    assert column(text, "FedWalk", 2)[0] == "**40.0**"
+    found = cells(text, "FedWalk")
+    assert found[:3] == ["**80.0**<br>1 seed", "95.26", "\N{MINUS SIGN}15.3"]
+    assert found[3] == "**40.0**<br>1 seed"
     assert column(text, "FedProx + FedWalk")[0] == "unfinished"
 
 
@@ -356,14 +366,14 @@ def test_cells_of_the_evaluation_matrix_have_a_table_and_the_clients_picture(tmp
         folder = write_run(
             tmp_path, "algorithm=fedavg", *wanted, f"seed={seed}", rows=[{"test/accuracy": 0.1}] * 3 + [last]
         )
-        (folder / "plots").mkdir(exist_ok=True)
-        (folder / "plots" / "clients.png").write_bytes(plots.PNG + b"clients")
+        (folder / "clients.csv").write_text("client,held_out,server/own\n0,0,0.25\n1,0,0.75\n2,0,\n")
     write_run(tmp_path, "algorithm=fedbuff", *wanted, "seed=0", rows=[{"test/accuracy": 0.1}] * 4)
     text = written(tmp_path)["report.md"].split("## Whose accuracy")[1].split("## ")[0]
-    assert "| method | client/own | server/own |" in text
-    assert "| fedavg | \N{EN DASH} | 60.0 ± 14.1<br>worst tenth 25.0 ± 0.0 |" in text
-    assert "| fedbuff | \N{EN DASH} | \N{EN DASH} |" in text
-    assert text.count("![") == 1 and "fedavg, seed 0" in text
+    assert "| method | client/own, % | server/own, % |" in text
+    assert "| FedAvg | \N{EN DASH} | 60.0 ± 14.1<br>worst tenth 25.0 ± 0.0 |" in text
+    assert "| FedBuff | \N{EN DASH} | \N{EN DASH} |" in text
+    page_text = (tmp_path / "report" / "index.html").read_text()
+    assert "The lowest accuracy of a client is 25.0 % with FedAvg" in page_text
 
 
 # The page.
@@ -382,7 +392,7 @@ class Tags(HTMLParser):
         known = dict(attrs)
         self.targets += [known[key] or "" for key in ("src", "href") if key in known]
         self.ids += [known["id"] or ""] if "id" in known else []
-        if tag not in ("meta", "img", "br"):
+        if tag not in ("meta", "br"):
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
@@ -393,10 +403,19 @@ def test_the_page_is_whole_and_needs_nothing_else(outputs: Path) -> None:
     text = written(outputs)["index.html"]
     tags = Tags()
     tags.feed(text)
-    assert tags.open == [] and "<script" not in text
-    shown = [target for target in tags.targets if not target.startswith("#")]
-    assert shown and all(target.startswith("data:image/") for target in shown)
-    assert [target[1:] for target in tags.targets if target.startswith("#")] == tags.ids
+    assert tags.open == [] and text.count("<script") == 1
+    assert tags.targets and all(target.startswith("#") for target in tags.targets)
+    assert [target[1:] for target in tags.targets] == [each for each in tags.ids if each != "tip"]
+    script = text.partition("<script>")[2].partition("</script>")[0]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in text and "default-src 'none'" in text
+    headings = [int(level) for level in re.findall(r"<h([1-6])", text)]
+    assert headings[0] == 1 and headings.count(1) == 1
+    assert all(after <= before + 1 for before, after in pairwise(headings))
+    assert text.count("<th ") == text.count('scope="')
+    panels = re.findall(r'<svg viewBox[^>]*role="img"[^>]*>', text)
+    assert panels and all(re.search(r'aria-label="[^"]{20,}"', each) for each in panels)
+    assert "FedBuff ends at 62.7\xa0%, the best of 3" in text
 
 
 def test_what_clients_compute_stands_beside_what_the_server_does(tmp_path: Path) -> None:
@@ -407,26 +426,22 @@ def test_what_clients_compute_stands_beside_what_the_server_does(tmp_path: Path)
     write_run(tmp_path, "algorithm=fedavg", "seed=1", *EVERY, rows=curve(0.1, 0.2, 0.3, 0.4, **counted))
     write_run(tmp_path, "algorithm=fedbuff", "seed=0", *EVERY, rows=curve(0.1, 0.2, 0.3, 0.5, **counted))
     (table,) = [tables.costs(groups) for groups in tables.by_condition(group(find([tmp_path]).runs)).values()]
-    assert [row[table.header.index("clients, GFLOPs")].lines[0] for row in table.rows] == ["4.5", "4.5"]
-    curves = {each.method: plots.curve_of(each).costs for each in group(find([tmp_path]).runs)}
-    assert set(curves["fedavg"]) == {"cost/server_gflops"}
-    assert curves["fedbuff"]["cost/client_gflops"] == [0, 1.5, 3.0, 4.5]
+    assert [row[list(table.header).index("clients' work")].lines[0] for row in table.rows] == ["4.5", "4.5"]
+    found = {each.method: curves.curve_of(each).costs for each in group(find([tmp_path]).runs)}
+    assert set(found["fedavg"]) == {"cost/server_gflops"}
+    assert found["fedbuff"]["cost/client_gflops"] == [0, 1.5, 3.0, 4.5]
 
 
-def test_a_logarithmic_axis_has_no_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = []
-    monkeypatch.setattr(plots, "_line", lambda axes, i, curve, x: drawn.append(x))
-
-    def cheap_and(dear: float) -> list[plots.Curve]:
-        rest = (False, [0, 1], [0.1, 0.2], [0.0, 0.0])
-        return [plots.Curve(name, *rest, {"cost": [0.0, x]}) for name, x in (("cheap", 1.0), ("dear", dear))]
-
-    for dear, first in ((99.0, 0.0), (1000.0, math.nan)):
-        drawn.clear()
-        axes = Figure().subplots()
-        plots._over_cost(axes, cheap_and(dear), "cost")
-        assert axes.get_xscale() == ("log" if math.isnan(first) else "linear")
-        assert [str(x) for x in drawn] == [str([first, last]) for last in (1.0, dear)]
+def test_a_logarithmic_axis_has_no_zero() -> None:
+    cost = curves.COSTS[0]
+    for dear, first in ((9.0, 0.0), (100.0, 0.5)):
+        some = [
+            curves.Curve(name, 1, False, [0, 1, 2], [0.1, 0.2, 0.3], [0.0] * 3, {cost.key: [0.0, x / 2, x]})
+            for name, x in (("cheap", 1.0), ("dear", dear))
+        ]
+        panel = curves._over_cost(some, some, "test/accuracy", cost, 100)
+        assert panel.x_log == (first > 0) and panel.x_range == (first, dear)
+        assert [each.x[0] for each in panel.series] == ([0.0, 0.0] if first == 0 else [0.5, dear / 2])
 
 
 def test_jobs_that_have_not_ended_are_named(tmp_path: Path) -> None:
@@ -481,13 +496,15 @@ def test_keys_of_a_method_are_told_in_small_print_and_long_errors_are_cut(tmp_pa
     table = ReportTable(
         ["method", "x"], [[cell("fedavg local.lr=0.1 local.epochs=2"), cell("1")], [cell("delay.std=5"), cell("2")]]
     )
-    text = html._table(table)
+    text = page.page(Report("t", "s", [], [Section("One", tables=[table])]))
     assert '<span class="value">fedavg</span><small>local.lr=0.1 local.epochs=2</small>' in text
-    assert '<span class="value">delay.std=5</span></td>' in text
+    assert '<span class="value">delay.std=5</span></th>' in text
     failed = write_run(tmp_path, "algorithm=fedavg", *EVERY, rows=curve(0.1))
-    write_failed_job(tmp_path, failed, "word " * 50)
-    lines = column(written(tmp_path)["report.md"], "fedavg")
-    assert lines[0] == "failed" and lines[1].endswith("word word …") and len(lines[1]) < 120
+    write_failed_job(tmp_path, failed, "word " * 90)
+    text = written(tmp_path)["report.md"]
+    assert column(text, "FedAvg") == ["failed", "1 failed"]
+    (line,) = [line for line in text.split("## What failed")[1].splitlines() if line.startswith("| FedAvg |")]
+    assert "word word … | all | 1 |" in line and len(line) < 350
 
 
 def test_equal_runs_make_equal_pages(outputs: Path, tmp_path: Path) -> None:
@@ -505,7 +522,8 @@ def test_pictures_of_the_markdown_are_there(outputs: Path) -> None:
 def test_words_of_users_cannot_break_the_page() -> None:
     table = ReportTable(["a|b", "x"], [[cell("<b>"), cell("1", "*2*")]], title="<t>")
     section = Section("One", ["a & <b>"], [table], code=["x < y"])
-    assert "<b>" not in html._section(section) and "&lt;b&gt;" in html._section(section)
+    text = page.page(Report("<t>", "<s>", ["<h>"], [section])).partition("<body>")[2]
+    assert not re.search(r"<(b|t|s|h)>", text) and "&lt;b&gt;" in text and "&lt;h&gt;" in text
     assert "| a\\|b | x |" in markdown._section(section) and "1<br>\\*2\\*" in markdown._section(section)
 
 

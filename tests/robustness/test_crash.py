@@ -19,7 +19,7 @@ FEW = ("rows_scaffold", "buffered")
 # Every point of these is tried; the others write the same files and are killed at some.
 EVERY = (
     *("synchronous", "buffered", "late_in_flight", "rows_scaffold", "rows_fedcda"),
-    *("decentralised_pairs", "matching", "hybrid"),
+    *("decentralised_pairs", "rows_decentralised", "matching", "hybrid"),
 )
 
 

@@ -6,6 +6,7 @@ import copy
 import json
 import os
 import pickle
+import socket
 import subprocess
 import sys
 import warnings
@@ -26,13 +27,14 @@ from omegaconf import OmegaConf
 import fedlab_runner
 from fedlab_runner import train
 from fedlab_runner.checkpoints.store import CheckpointStore
-from fedlab_runner.config import plugins, secrets, targets
+from fedlab_runner.config import secrets, targets
 from fedlab_runner.config.build import build
 from fedlab_runner.datasets.femnist import NPZ
 from fedlab_runner.delays.from_file import DelayFromFile
 from fedlab_runner.experiment.run import prepare, run_in
 from fedlab_runner.models._torch import read_weights
 from fedlab_runner.report import cli as report
+from fedlab_runner.utils import plugin_folders
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.files import write_atomically
 from tests.helpers.composed import SMALL, composed
@@ -408,8 +410,8 @@ def test_a_module_in_the_config_dir_may_be_named(
 
 
 def test_an_installed_plugin_may_be_named_and_nothing_beside_it(mark: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = metadata.EntryPoint("payload", "payload", plugins.GROUP)
-    monkeypatch.setattr(metadata, "entry_points", lambda *, group: [entry] if group == plugins.GROUP else [])
+    entry = metadata.EntryPoint("payload", "payload", plugin_folders.GROUP)
+    monkeypatch.setattr(metadata, "entry_points", lambda *, group: [entry] if group == plugin_folders.GROUP else [])
     assert targets.may_be_named("payload") and targets.may_be_named("payload.inner") and not mark.exists()
     assert not targets.may_be_named("os") and not targets.may_be_named("torch.hub")
     with pytest.raises(ValueError, match="no module named 'payloads'"):
@@ -431,7 +433,7 @@ def test_a_module_that_hides_behind_an_installed_one_is_not_taken(mark: Path, mo
 )
 def test_values_stay_text(value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    cfg = composed()
+    cfg = composed("logger=wandb")
     cfg.logger.name = value
     assert build(cfg).logger.name == value and not list(tmp_path.iterdir())
 
@@ -448,7 +450,7 @@ def test_sizes_that_nothing_can_hold_are_refused() -> None:
 def test_no_resolver_evaluates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for text in ("${eval:1+1}", "${python:1}", "${oc.exec:ls}"):
-        cfg = composed()
+        cfg = composed("logger=wandb")
         cfg.logger.name = text
         with pytest.raises(UserError, match=r"logger\.name"):
             build(cfg)
@@ -521,7 +523,8 @@ def test_a_key_in_the_command_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_API_KEY", KEY)
-    monkeypatch.setattr(sys, "argv", ["fedlab", *SMALL, argument])
+    small = [each for each in SMALL if not each.startswith("logger")]
+    monkeypatch.setattr(sys, "argv", ["fedlab", *small, "logger.mode=disabled", argument])
     assert train.main() == 2
     shown = capsys.readouterr()
     [line] = shown.err.splitlines()
@@ -620,7 +623,7 @@ def test_keys_are_found_where_they_stand(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "netrc").write_text("machine")
     assert not secrets.faults([("a", KEY)])
     monkeypatch.setenv("WANDB_API_KEY", KEY)
-    cfg = composed()
+    cfg = composed("logger=wandb")
     cfg.logger.tags = ["x", KEY]
     with pytest.raises(UserError, match=r"^logger\.tags\.1 holds a W&B key") as caught:
         build(cfg)
@@ -634,8 +637,9 @@ def test_what_a_run_notes_of_its_surroundings(tmp_path: Path, monkeypatch: pytes
     from fedlab_runner.experiment import provenance
 
     monkeypatch.setenv("WANDB_API_KEY", KEY)
-    provenance.record(tmp_path, "fedlab rounds=1", 2, {})
+    provenance.record(tmp_path, "fedlab rounds=1", 2, {}, torch.device("cpu"))
     text = (tmp_path / provenance.COMMANDS_FILE).read_text()
     assert KEY not in text and set(json.loads(text)) == {
-        *("command", "cwd", "commit", "own_commits", "threads", "versions", "code")
+        *("command", "cwd", "commit", "own_commits", "threads", "versions", "machine", "code")
     }
+    assert socket.gethostname() not in json.loads(text)["machine"].values()

@@ -66,12 +66,12 @@ def test_a_hundred_thousand_clients(words: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", ["ca2fl algorithm.store_on=disk", "scaffold algorithm.store_on=disk"])
-def test_a_table_of_44_gigabytes(words: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["ca2fl", "scaffold", "dec_fedavg"])
+def test_a_table_of_44_gigabytes(name: str, tmp_path: Path) -> None:
     """A ResNet-18 for each of a thousand clients: the file has the rows that were written, the process a cohort's."""
-    held = peak(tmp_path, f"algorithm={words} {LARGE}", rounds=12)
+    held = peak(tmp_path, f"algorithm={name} algorithm.store_on=disk {LARGE}", rounds=12)
     [table] = (tmp_path / "client_state").iterdir()
     written = table.stat().st_blocks * 512
     print(f"on disk {written / 1e9:.2f} GB")
     table.unlink()  # pytest keeps the folder
-    assert 100 * ROW < written < 200 * ROW and held < 0.8 * written
+    assert 100 * ROW < written < 200 * ROW and held < min(4e9, 0.8 * written)

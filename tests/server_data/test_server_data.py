@@ -172,13 +172,13 @@ def build(*overrides: str) -> Any:
 
 def test_an_image_folder_is_read_to_the_clients_shape(tmp_path: Path) -> None:
     root = image_folder(tmp_path)
-    mine, rest = reserved(ServerImageFolder(str(root), None, None, None), clients(3, 8))
+    mine, rest = reserved(ServerImageFolder(str(root), "mine", None, None, None), clients(3, 8))
     assert mine.inputs.shape == (15, 3, 8, 8) and mine.inputs.dtype == torch.uint8
     assert (mine.num_classes, mine.in_domain, len(rest.test.targets)) == (3, False, 40)
     # classes by name: n01 was written with colour 80, n02 with 0, n03 with 160
     for label, value in enumerate((80, 0, 160)):
         assert (mine.inputs[mine.targets == label].float() - value).abs().max() <= 2
-    grey, _ = reserved(ServerImageFolder(str(root), None, None, None), clients(1, 12))
+    grey, _ = reserved(ServerImageFolder(str(root), "mine", None, None, None), clients(1, 12))
     assert grey.inputs.shape == (15, 1, 12, 12)
 
 
@@ -187,7 +187,7 @@ def test_images_are_resized_as_a_whole_with_antialiasing(tmp_path: Path) -> None
     stripes = np.tile(np.array([[0], [255]], np.uint8).repeat(64, 1)[..., None].repeat(3, 2), (20, 1, 1))
     for name, array in (("a/x.png", halves), ("b/x.png", stripes)):
         save_png(tmp_path / name, array)
-    mine, _ = reserved(ServerImageFolder(str(tmp_path), None, None, None), clients(3, 8))
+    mine, _ = reserved(ServerImageFolder(str(tmp_path), "mine", None, None, None), clients(3, 8))
     assert mine.inputs[0, :, :, :3].max() == 0 and mine.inputs[0, :, :, 5:].min() == 255
     assert (mine.inputs[1].float() - 127.5).abs().max() < 16, "fine stripes become grey"
 
@@ -199,9 +199,11 @@ def save_png(path: Path, array: np.ndarray) -> None:
 
 def test_classes_and_a_cap_choose_images_by_seed(tmp_path: Path) -> None:
     root = str(image_folder(tmp_path, 20))
-    mine, _ = reserved(ServerImageFolder(root, ["n03", "n01"], None, None), clients())
+    mine, _ = reserved(ServerImageFolder(root, "mine", ["n03", "n01"], None, None), clients())
     assert mine.num_classes == 2 and (mine.inputs[mine.targets == 0].float() - 160).abs().max() <= 2
-    drawn = [reserved(ServerImageFolder(root, None, 30, None), clients(), seed)[0].targets for seed in (0, 0, 1)]
+    drawn = [
+        reserved(ServerImageFolder(root, "mine", None, 30, None), clients(), seed)[0].targets for seed in (0, 0, 1)
+    ]
     assert len(drawn[0]) == 30 and torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
 
 
@@ -220,20 +222,20 @@ def cached_files(path: Path) -> list[str]:
 def test_a_cache_has_the_same_images_and_is_made_once(channels: int, tmp_path: Path, monkeypatch: Any) -> None:
     root, cache = str(image_folder(tmp_path / "images", 20)), tmp_path / "cache"
     monkeypatch.setattr(image_cache, "IMAGES_AT_ONCE", 7)
-    held, _ = reserved(ServerImageFolder(root, None, 30, None), clients(channels))
-    mapped, _ = reserved(ServerImageFolder(root, None, 30, str(cache)), clients(channels))
+    held, _ = reserved(ServerImageFolder(root, "mine", None, 30, None), clients(channels))
+    mapped, _ = reserved(ServerImageFolder(root, "mine", None, 30, str(cache)), clients(channels))
     assert mapped.mapped and not held.mapped and torch.equal(held.inputs, mapped.inputs)
     assert torch.equal(held.targets, mapped.targets) and mapped.to(torch.device("meta")) is mapped
     assert len(cached_files(cache)) == 1
     assert (cache / cached_files(cache)[0]).stat().st_size == held.inputs.numel() + NPY_HEADER + 4
     monkeypatch.setattr(image_cache, "decode", None)  # nothing is decoded again
-    again, _ = reserved(ServerImageFolder(root, None, 30, str(cache)), clients(channels))
+    again, _ = reserved(ServerImageFolder(root, "mine", None, 30, str(cache)), clients(channels))
     assert torch.equal(held.inputs, again.inputs)
 
 
 def test_a_cache_is_of_these_files_and_this_size(tmp_path: Path) -> None:
     root, cache = image_folder(tmp_path / "images"), tmp_path / "cache"
-    source = ServerImageFolder(str(root), None, None, str(cache))
+    source = ServerImageFolder(str(root), "mine", None, None, str(cache))
     reserved(source, clients(3, 8))
     reserved(source, clients(3, 12))
     assert len(cached_files(cache)) == 2
@@ -244,7 +246,7 @@ def test_a_cache_is_of_these_files_and_this_size(tmp_path: Path) -> None:
 
 def test_a_cache_is_whole_or_not_there(tmp_path: Path) -> None:
     root, cache = image_folder(tmp_path / "images"), tmp_path / "cache"
-    source = ServerImageFolder(str(root), None, None, str(cache))
+    source = ServerImageFolder(str(root), "mine", None, None, str(cache))
     broken = root / "n03" / "n03_4.JPEG"
     whole = broken.read_bytes()
     broken.write_bytes(b"GIF of a cat")
@@ -263,7 +265,7 @@ def test_a_cache_is_whole_or_not_there(tmp_path: Path) -> None:
 
 def test_a_damaged_cache_is_made_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
     monkeypatch.setattr(image_cache, "BLOCK_BYTES", 1000)
-    source = ServerImageFolder(str(image_folder(tmp_path / "images")), None, None, str(tmp_path / "cache"))
+    source = ServerImageFolder(str(image_folder(tmp_path / "images")), "mine", None, None, str(tmp_path / "cache"))
     expected = reserved(source, clients())[0].inputs.clone()
     (name,) = cached_files(tmp_path / "cache")
     file, size = tmp_path / "cache" / name, expected.numel()
@@ -288,7 +290,7 @@ def test_a_damaged_cache_is_made_anew(tmp_path: Path, caplog: pytest.LogCaptureF
 
 def test_a_cache_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    source = ServerImageFolder(str(image_folder(tmp_path / "images")), None, None, str(tmp_path / "file"))
+    source = ServerImageFolder(str(image_folder(tmp_path / "images")), "mine", None, None, str(tmp_path / "file"))
     with pytest.raises(
         UserError, match=r"^server_data\.cache must be a folder to write 2\.9e-06 GB into, got .*file \("
     ):
@@ -332,24 +334,27 @@ def test_another_data_set_serves_as_out_of_domain_data(part: str, tmp_path: Path
     ("component", "message"),
     [
         (
-            lambda root: ServerImageFolder(str(root / "nowhere"), None, None, None),
+            lambda root: ServerImageFolder(str(root / "nowhere"), "mine", None, None, None),
             r"server_data\.root .*nowhere.* does not exist",
         ),
         (
-            lambda root: ServerImageFolder(str(root), ["n01", "n09"], None, None),
+            lambda root: ServerImageFolder(str(root), "mine", ["n01", "n09"], None, None),
             r"\.classes .*has no n09 \(1 of 2 missing\)",
         ),
         (
-            lambda root: ServerImageFolder(str(root), ["n01", *(f"n{i}" for i in range(20, 27))], None, None),
+            lambda root: ServerImageFolder(str(root), "mine", ["n01", *(f"n{i}" for i in range(20, 27))], None, None),
             r"has no n20, n21, n22, n23, n24, \.\.\. \(7 of 8 missing\)$",
         ),
-        (lambda root: ServerImageFolder(str(root / "empty"), None, None, None), r"server_data: no images in .*empty"),
         (
-            lambda root: ServerImageFolder(str(root / "single"), None, None, None),
+            lambda root: ServerImageFolder(str(root / "empty"), "mine", None, None, None),
+            r"server_data: no images in .*empty",
+        ),
+        (
+            lambda root: ServerImageFolder(str(root / "single"), "mine", None, None, None),
             r"server_data: all 2 images .*one class",
         ),
         (
-            lambda root: ServerImageFolder(str(root / "broken"), None, None, None),
+            lambda root: ServerImageFolder(str(root / "broken"), "mine", None, None, None),
             r"server_data: .*x\.JPEG is not an image",
         ),
         (
@@ -384,7 +389,7 @@ def test_clients_without_such_images_are_refused(channels: int | None, what: str
         train = data.train._replace(inputs=torch.zeros(40, 6))
         data = Data(train, train, data.class_names, None, None)
     for component in (
-        ServerImageFolder(str(image_folder(tmp_path)), None, None, None),
+        ServerImageFolder(str(image_folder(tmp_path)), "mine", None, None, None),
         OtherDataset(None, "train", None),
     ):
         with pytest.raises(UserError, match=rf"server_data: .*has .*{what}"):
@@ -394,8 +399,8 @@ def test_clients_without_such_images_are_refused(channels: int | None, what: str
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ServerImageFolder("r", None, 1, None), "max_images must be >= 2, got 1"),
-        (lambda: ServerImageFolder("r", ["a"], None, None), "classes must be null or two"),
+        (lambda: ServerImageFolder("r", "mine", None, 1, None), "max_images must be >= 2, got 1"),
+        (lambda: ServerImageFolder("r", "mine", ["a"], None, None), "classes must be null or two"),
         (lambda: TinyImageNet("r", "test", None, None, None), "split must be one of train, val, got test"),
         (lambda: TinyImageNet("r", "val", ["a", "a"], None, None), "classes must be null or two"),
         (lambda: OtherDataset(None, "val", None), "part must be one of train, test, got val"),

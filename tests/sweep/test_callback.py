@@ -139,7 +139,7 @@ def test_a_grid_knows_its_jobs_before_they_run(launch: Sweep) -> None:
 
 def test_jobs_know_their_sweep_by_its_name(launch: Sweep) -> None:
     seen = set()
-    launch(lambda cfg: seen.add(cfg.logger.group) or 0.0, *GRID[2:])
+    launch(lambda cfg: seen.add(os.environ.get("FEDLAB_SWEEP")) or 0.0, *GRID[2:])
     assert seen == {only_folder().name}
     assert "FEDLAB_SWEEP" not in os.environ and "FEDLAB_SWEEP_FOLDER" not in os.environ
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from fedlab_runner.methods.registry import method_style
 from fedlab_runner.sweep import plots
 from fedlab_runner.sweep.plots import plot_sweep
 from fedlab_runner.sweep.records import Job
@@ -37,9 +38,9 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[float], list[
     drawn: list[tuple[str, list[float], list[list[float]]]] = []
     draw = plots._draw
 
-    def note(axes: Any, i: int, x: Any, values: Any, label: str, spread: bool = True) -> None:
+    def note(axes: Any, look: Any, x: Any, values: Any, label: str, spread: bool = True) -> None:
         drawn.append((label, list(x), [list(each) for each in values]))
-        draw(axes, i, x, values, label, spread)
+        draw(axes, look, x, values, label, spread)
 
     monkeypatch.setattr(plots, "_draw", note)
     return drawn
@@ -62,6 +63,33 @@ def test_the_objective_against_a_swept_number_has_a_line_for_each_other_setting(
     for path in drawn:
         with Image.open(path) as image:
             assert len(image.convert("RGB").getcolors(2**24) or []) > 50
+        assert "shaded by a standard deviation" in path.with_suffix(".svg").read_text()
+
+
+def test_lines_are_called_and_drawn_as_the_registry_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, looks = tmp_path / "sweep", {}
+    draw = plots._draw
+
+    def note(axes: Any, look: Any, x: Any, values: Any, label: str, spread: bool = True) -> None:
+        looks[label] = look
+        draw(axes, look, x, values, label, spread)
+
+    monkeypatch.setattr(plots, "_draw", note)
+    job(folder, 0.5, "algorithm=feddle", "server_data=in_domain")
+    job(folder, 0.5, "algorithm=feddle", "server_data=tiny_imagenet")
+    job(folder, 0.5, "algorithm=fedavg", "server_data=in_domain")
+    job(folder, 0.5, "algorithm=fedavg", "server_data=none")
+    target = "fedlab_runner.algorithms.fedavg.FedAvg"
+    node = {"_target_": "fedlab_runner.server_optimizers.adam.Adam"}
+    for run in sorted(tmp_path.glob("run*"))[2:]:  # a run's config says more than the overrides
+        config = {"algorithm": {"_target_": target}, "server_optimizer": node}
+        (run / "config.yaml").write_text(json.dumps(config))
+    plot_sweep(folder)
+    names = ["Feddle-ID", "Feddle-OOD server_data=tiny_imagenet", "FedAdam server_data=in_domain"]
+    assert set(looks) == {*names, "FedAdam server_data=none"}
+    assert looks["Feddle-ID"] == method_style("feddle", {"server_data": "in_domain"}).line
+    assert looks[names[2]] == method_style("fedavg", {"server_optimizer": "adam"}).line
+    assert len({(look.dash, look.marker) for look in looks.values()}) == 4
 
 
 def test_analyses_are_drawn_over_the_settings_too(tmp_path: Path) -> None:
@@ -103,7 +131,7 @@ def test_many_settings_get_a_picture_for_each_combination_of_numbers(tmp_path: P
     drawn = [path.stem for path in plot_sweep(folder)]
     assert drawn[:2] == ["delay.std", "partition.alpha"]
     assert sorted(drawn[2:]) == [f"curves-delay.std={std}-partition.alpha={a}" for std in (20, 5) for a in (0.1, 0.3)]
-    assert [label for label, *_ in lines[-3:]] == [f"algorithm={name}" for name in "abc"]
+    assert [label for label, *_ in lines[-3:]] == ["a", "b", "c"]
 
 
 def test_runs_that_have_moved_leave_out_the_curves(tmp_path: Path) -> None:

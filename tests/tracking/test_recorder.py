@@ -18,9 +18,11 @@ import rich.console
 import torch
 from omegaconf import OmegaConf
 
+from fedlab_runner.tracking import logger
 from fedlab_runner.tracking import terminal as terminal_view
+from fedlab_runner.tracking.label import Label
 from fedlab_runner.tracking.log_lines import LineHandler
-from fedlab_runner.tracking.logger import Logger
+from fedlab_runner.tracking.logger import WandbLogger
 from fedlab_runner.tracking.recorder import Recorder
 from fedlab_runner.tracking.summary import summarise
 from fedlab_runner.utils.errors import UserError
@@ -38,12 +40,15 @@ FIELDS: dict[str, Any] = {
     "finish_timeout": 1.0,
     "save_model": False,
     "progress": None,
+    "pictures": None,
 }
 
 
 def recorder(folder: Path, rounds: int = 9, progress: bool | None = None) -> Recorder:
-    logger = Logger(**(FIELDS | {"progress": progress}))
-    return Recorder(folder, logger, run_id="fedavg-1", config={}, rounds=rounds, job_type="train", commit=None)
+    logger = WandbLogger(**(FIELDS | {"progress": progress}))
+    return Recorder(
+        folder, logger, run_id="fedavg-1", config={}, rounds=rounds, label=Label(method="train"), commit=None
+    )
 
 
 def numbers(round: int) -> dict[str, float]:
@@ -310,20 +315,18 @@ def test_a_resumed_run_says_so_and_knows_the_last_values(
 # conf/logger
 
 
-@pytest.mark.parametrize("name", ["wandb", "none"])
-def test_the_config_files_fit_the_class(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["wandb", "none", "trackio", "tensorboard"])
+def test_the_config_files_fit_the_classes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WANDB_MODE", raising=False)
-    monkeypatch.delenv("FEDLAB_SWEEP", raising=False)
     path = ROOT / "conf" / "logger" / f"{name}.yaml"
     node = {str(key): value for key, value in OmegaConf.to_container(OmegaConf.load(path), resolve=True).items()}
-    assert node.pop("_target_") == "fedlab_runner.tracking.logger.Logger"
-    logger = Logger(**node)
-    assert logger.mode == {"wandb": "offline", "none": "disabled"}[name]
-    assert logger.group is None and logger.progress is None and logger.dir == "outputs/wandb"
-    monkeypatch.setenv("WANDB_MODE", "online")
-    monkeypatch.setenv("FEDLAB_SWEEP", "a sweep")
-    again = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
-    assert (again["mode"], again["group"]) == ("online" if name == "wandb" else "disabled", "a sweep")
+    made = getattr(logger, node.pop("_target_").removeprefix("fedlab_runner.tracking.logger."))(**node)
+    assert isinstance(made, logger.Logger) and made.progress is None
+    assert getattr(made, "group", None) is None and getattr(made, "dir", f"outputs/{name}") == f"outputs/{name}"
+    if name == "wandb":
+        monkeypatch.setenv("WANDB_MODE", "online")
+        again = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+        assert (made.mode, again["mode"]) == ("offline", "online")
 
 
 @pytest.mark.parametrize(
@@ -338,4 +341,4 @@ def test_the_config_files_fit_the_class(name: str, monkeypatch: pytest.MonkeyPat
 )
 def test_ranges(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}$"):
-        Logger(**(FIELDS | changes))
+        WandbLogger(**(FIELDS | changes))

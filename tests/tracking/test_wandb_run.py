@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 from fedlab_runner.tracking import wandb_run
-from fedlab_runner.tracking.logger import Logger
+from fedlab_runner.tracking.label import Label
+from fedlab_runner.tracking.logger import WandbLogger
 from fedlab_runner.tracking.recorder import Recorder
 from fedlab_runner.tracking.wandb_run import Tracker
 from tests.helpers import wandb_files
@@ -35,14 +36,15 @@ SESSION = """
 import json, logging, os, signal, sys
 from pathlib import Path
 from fedlab_runner.tracking import reachability, wandb_run
-from fedlab_runner.tracking.logger import Logger
+from fedlab_runner.tracking.label import Label
+from fedlab_runner.tracking.logger import WandbLogger
 from fedlab_runner.tracking.recorder import Recorder
 
 told = json.loads(sys.argv[1])
 reachability.RETRY_SECONDS, wandb_run.LAST_ANSWER_SECONDS = 0.3, told["patience"]
 logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
-with Recorder(Path(told["folder"]), Logger(**told["logger"]), run_id=told["id"], config={"seed": 3},
-              rounds=told["rounds"], job_type="train", commit=None) as recorder:
+with Recorder(Path(told["folder"]), WandbLogger(**told["logger"]), run_id=told["id"], config={"seed": 3},
+              rounds=told["rounds"], label=Label(method="train"), commit=None) as recorder:
     recorder.start(told["start"])
     for round in range(told["start"] + 1, told["rounds"] + 1):
         if round == told["pause"]:
@@ -55,7 +57,7 @@ with Recorder(Path(told["folder"]), Logger(**told["logger"]), run_id=told["id"],
 """
 
 
-def logger(folder: Path, mode: str = "offline", **changes: Any) -> Logger:
+def logger(folder: Path, mode: str = "offline", **changes: Any) -> WandbLogger:
     values: dict[str, Any] = {
         "mode": mode,
         "project": "fedlab_runner",
@@ -67,14 +69,21 @@ def logger(folder: Path, mode: str = "offline", **changes: Any) -> Logger:
         "init_timeout": 20.0,
         "finish_timeout": 20.0,
         "progress": False,
+        "pictures": None,
         "save_model": False,
     }
-    return Logger(**(values | changes))
+    return WandbLogger(**(values | changes))
 
 
-def recorder(folder: Path, logger: Logger, run_id: str = ID, rounds: int = 6) -> Recorder:
+def recorder(folder: Path, logger: WandbLogger, run_id: str = ID, rounds: int = 6) -> Recorder:
     return Recorder(
-        folder / run_id, logger, run_id=run_id, config=CONFIG, rounds=rounds, job_type="train", commit="c0ffee"
+        folder / run_id,
+        logger,
+        run_id=run_id,
+        config=CONFIG,
+        rounds=rounds,
+        label=Label(method="train"),
+        commit="c0ffee",
     )
 
 
@@ -87,7 +96,7 @@ def numbers(round: int) -> dict[str, float]:
     }
 
 
-def record(folder: Path, logger: Logger, start: int, rounds: int, run_id: str = ID) -> None:
+def record(folder: Path, logger: WandbLogger, start: int, rounds: int, run_id: str = ID) -> None:
     with recorder(folder, logger, run_id, rounds) as one:
         one.start(start)
         for round in range(start + 1, rounds + 1):
@@ -150,6 +159,36 @@ def test_the_file_holds_what_metrics_jsonl_holds(tmp_path: Path) -> None:
     }
     assert axes["*"] == "round"
     assert ID in path.parent.name, "`wandb leet` lists runs by the name of this folder"
+
+
+def test_a_run_has_a_name_tags_a_group_and_its_choices(tmp_path: Path) -> None:
+    label = Label("FedAvg seed=3", "FedAvg", ("dataset=digits",), "FedAvg 1a2b", {"choices": {"algorithm": "fedavg"}})
+    how: dict[str, Any] = {"run_id": ID, "config": CONFIG, "rounds": 1, "commit": None}
+    with Recorder(tmp_path / ID, logger(tmp_path, group=None), label=label, **how) as one:
+        one.start(-1)
+        one.image("curves", picture(tmp_path))
+        for round in range(2):
+            one.log(round, {"test/accuracy": 0.5, "train/loss": 1.0, "comm/upload_mb": 1.0}, {})
+        one.finish({"objective": 0.5})
+    run = wandb_files.run(wandb_file(tmp_path))
+    assert (run.display_name, run.run_group, run.job_type) == ("FedAvg seed=3", "FedAvg 1a2b", "FedAvg")
+    assert list(run.tags) == ["one", "two", "dataset=digits"]
+    assert wandb_files.config(wandb_file(tmp_path))["choices"] == {"algorithm": "fedavg"}
+    metrics = [each.metric for each in wandb_files.records(wandb_file(tmp_path)) if each.metric.ListFields()]
+    rules = {each.name: each.summary for each in metrics if each.name}
+    assert rules["test/accuracy"].max and rules["test/accuracy"].last and not rules["test/accuracy"].min
+    assert rules["train/loss"].min and "comm/upload_mb" not in rules, "what has no best value keeps its last one"
+    assert [each.options.hidden for each in metrics if each.glob_name == "curves.*"] == [True], "no chart of its size"
+
+
+def test_a_variable_that_wandb_cannot_use_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("WANDB_SILENT", "")
+    record(tmp_path, logger(tmp_path), -1, 2)
+    (message,) = caplog.messages if len(caplog.messages) == 1 else [caplog.messages[0]]
+    assert "WANDB_SILENT='' in the environment cannot be used" in message and message.count("\n") == 0
+    assert "unset WANDB_SILENT" in message and len(expected(tmp_path)) == 3
 
 
 def test_wandbs_own_reader_agrees(tmp_path: Path) -> None:
@@ -221,10 +260,15 @@ def test_runs_of_one_process_do_not_mix(tmp_path: Path) -> None:
     assert [row["x"] for row in wandb_files.history(wandb_file(tmp_path, "two"))] == [0, -1, -2, -3, -4]
 
 
-def test_tables_and_images_join_a_round(tmp_path: Path) -> None:
+def picture(folder: Path) -> Path:
     from PIL import Image
 
-    Image.new("RGB", (4, 4)).save(tmp_path / "picture.png")
+    Image.new("RGB", (4, 4)).save(folder / "picture.png")
+    return folder / "picture.png"
+
+
+def test_tables_and_images_join_a_round(tmp_path: Path) -> None:
+    picture(tmp_path)
     with recorder(tmp_path, logger(tmp_path)) as one:
         one.start(-1)
         one.table("partition", ["client", "0", "note"], [[0, 5, "a"], [1, None, 2.5]])
@@ -333,7 +377,7 @@ def test_an_error_of_wandb_does_not_hide_the_runs_own(tmp_path: Path, monkeypatc
 
 def session(
     folder: Path,
-    logger: Logger,
+    logger: WandbLogger,
     url: str = "http://127.0.0.1:9",
     *,
     start: int = -1,
@@ -539,7 +583,7 @@ def test_nobody_waits_for_a_server_that_does_not_answer(
         silent.listen()
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         monkeypatch.setattr("fedlab_runner.tracking.wandb_service.server", lambda: url)
-        tracker = Tracker(logger(tmp_path, "online"), run_id=ID, config={}, job_type="train", commit=None)
+        tracker = Tracker(logger(tmp_path, "online"), run_id=ID, config={}, label=Label(method="train"), commit=None)
         began = time.monotonic()
         tracker.start([])
         for round in range(100):

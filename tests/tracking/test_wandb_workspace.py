@@ -1,5 +1,6 @@
 """The W&B workspace: saved with one command on the stand-in server, and made of keys that runs really log."""
 
+import importlib.util
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import pytest
 from fedlab_runner.core.metric_names import cell_of
 from fedlab_runner.plots import diagnostics
 from fedlab_runner.tracking import wandb_workspace
+from fedlab_runner.utils import checksummed_json
 from tests.helpers.paths import ROOT
 from tests.helpers.wandb_server import WandbServer
 
@@ -25,8 +27,13 @@ def command(folder: Path, url: str, *arguments: str, key: str = "0" * 40) -> sub
 
 def test_one_command_saves_the_workspace(tmp_path: Path) -> None:
     pytest.importorskip("wandb_workspaces")
+    sweep = tmp_path / "sweeps" / "algorithm_seed-1a2b3c4d"
+    (sweep / "jobs").mkdir(parents=True)
+    for name in ("fedavg-1", "feddle-2"):
+        record = checksummed_json.text({"folder": f"outputs/{name}", "status": "finished"})
+        (sweep / "jobs" / f"{name}.json").write_text(record)
     with WandbServer() as server:
-        ran = command(tmp_path, server.url, "--group", "algorithm_seed-1a2b3c4d")
+        ran = command(tmp_path, server.url, "--sweep", str(sweep))
         (view,) = server.views
     assert ran.returncode == 0, ran.stderr
     assert re.match(r"http.*/tester/fedlab_runner\?nw=\w+", ran.stdout)
@@ -41,7 +48,10 @@ def test_one_command_saves_the_workspace(tmp_path: Path) -> None:
         key for *_, panels in wandb_workspace.LINES for _, keys in panels for key in keys
     }
     assert all(line["xAxis"] == "round" and line["groupAgg"] == "mean" for line in lines)
-    assert "algorithm_seed-1a2b3c4d" in json.dumps(spec["section"]["runSets"][0]["filters"])
+    (runs,) = spec["section"]["runSets"]
+    assert all(name in json.dumps(runs["filters"]) for name in ("fedavg-1", "feddle-2"))
+    assert {"section": "run", "name": "group"} in runs["grouping"], "seeds of a setting are one line"
+    assert all(line["groupBy"] == "group" and line["limit"] >= 1000 for line in lines)
 
 
 def test_without_a_server_or_the_extra_it_is_one_line(tmp_path: Path) -> None:
@@ -50,6 +60,14 @@ def test_without_a_server_or_the_extra_it_is_one_line(tmp_path: Path) -> None:
     assert ran.stderr.splitlines()[-1].startswith(
         ("error: W&B did not save the workspace (", "error: fedlab-dashboard ")
     )
+
+
+def test_a_folder_that_is_no_sweep_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    assert wandb_workspace.main(["--sweep", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith("error: --sweep must be the folder of a sweep")
 
 
 def test_its_keys_are_those_that_runs_log() -> None:

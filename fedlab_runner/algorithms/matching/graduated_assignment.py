@@ -15,6 +15,7 @@ from fedlab_runner.algorithms.matching.neurons import NeuronGroup, NeuronSlice
 from fedlab_runner.utils.validate import at_least, finite_above, within
 
 MAX_ITERATIONS_PER_TEMPERATURE = 50  # the authors' code
+MAX_EXPONENT = 600.0  # of factors by which values are multiplied that were lost below exp(-745)
 MIN_CHANGE = 2e-3  # squared, of a model's assignments: below it the temperature falls (the authors' code)
 
 
@@ -50,13 +51,11 @@ class Graduated:
         the common order by the assignments of the layers before and behind.
         """
         m = len(models)
-        others = 1 - torch.eye(m, dtype=models.dtype, device=models.device)
-        if self.pairwise:
-            others[:, 1:] = 0
         x, flops, iterations = [_start(models, group.size, rng) for group in groups], 0, 0
+        fixed = [self._fixed(models, groups, group) for group in groups] if m > 1 else []
         older, tau, rested, sharp = x, self.tau, 0, False
         while m > 1 and iterations < self.max_iterations:
-            affinities = self._affinities(models, groups, x, others)
+            affinities = self._affinities(models, groups, x, fixed)
             new = [self._solve(a, tau, sharp) for a in affinities]
             flops += sum(_flops(group, m, self.sinkhorn_steps) for group in groups)
             iterations, rested = iterations + 1, rested + 1
@@ -67,25 +66,56 @@ class Graduated:
                 sharp, tau, rested = tau <= self.tau_min, tau * self.tau_decay, 0
         return Assignment([[_order(one) for one in of_group] for of_group in x], iterations, flops)
 
+    def _fixed(self, models: Tensor, groups: Sequence[NeuronGroup], group: NeuronGroup) -> "Fixed":
+        """What no assignment changes in a group: whether its rows and columns are of no other group, and the sum of
+        their kernels.
+        """
+        of_columns, of_rows = (torch.zeros_like(models[:1]) for _ in range(2))
+        for each in groups:
+            for touched, pieces in ((of_columns, each.columns), (of_rows, each.rows)):
+                for piece in pieces:
+                    piece.view(touched).fill_(1)
+        rows, columns = (not bool(t.any()) for t in (group.incoming(of_columns), group.outgoing(of_rows)))
+        features = [group.incoming(models)] * rows + [group.outgoing(models)] * columns
+        compared = [_Compared(each, self.pairwise) for each in features]
+        width = [1 if self.pairwise else i for i in range(len(models))]
+        kernels = [models.new_zeros(group.size, width[i] * group.size) for i in range(1, len(models))]
+        for side in compared:
+            for i, kernel in enumerate(kernels, 1):
+                kernel += side.kernel(i)
+        return Fixed(rows, columns, kernels)
+
     def _affinities(
-        self, models: Tensor, groups: Sequence[NeuronGroup], x: Sequence[Tensor], others: Tensor
+        self, models: Tensor, groups: Sequence[NeuronGroup], x: Sequence[Tensor], fixed: "Sequence[Fixed]"
     ) -> list[Tensor]:
-        """A_i of each group [m, n, n]."""
+        """A_i of each group, for all models but the first [m - 1, n, n]."""
         columns_moved, rows_moved = models.clone(), models.clone()
         for group, of_group in zip(groups, x, strict=True):
             for moved, pieces in ((columns_moved, group.columns), (rows_moved, group.rows)):
                 for piece in pieces:
                     _mix(moved, models, piece, of_group)
         affinities = []
-        for group, of_group in zip(groups, x, strict=True):
-            m, n = of_group.shape[:2]
-            both = _kernel(group.incoming(columns_moved)) + _kernel(group.outgoing(rows_moved))  # [m, n, m, n]
-            both = both * others.view(m, 1, m, 1)
-            affinities.append((both.reshape(m * n, m * n) @ of_group.reshape(m * n, n)).view(m, n, n))
+        for group, of_group, still in zip(groups, x, fixed, strict=True):
+            features = [] if still.rows else [group.incoming(columns_moved)]
+            features += [] if still.columns else [group.outgoing(rows_moved)]
+            compared = [_Compared(each, self.pairwise) for each in features]
+            n = group.size
+            affinity = models.new_zeros(len(models), n, n)
+            for i, known in enumerate(still.kernels, 1):  # a model's at a time: what is small stays in the cache
+                both = known
+                for each in compared:
+                    both = each.kernel(i).add_(both)
+                before = both.shape[1] // n
+                affinity[i].addmm_(both, of_group[:before].reshape(-1, n))
+                if not self.pairwise:  # of the models before it the transposed kernels
+                    affinity[:before] += (both.T @ of_group[i]).view(-1, n, n)
+            affinities.append(affinity[1:])
         return affinities
 
     def _solve(self, affinity: Tensor, tau: float, sharp: bool) -> Tensor:
-        """Assignments [m, n, n] for the most affinity: soft or, if `sharp`, permutations. The first model's is I."""
+        """Assignments [m, n, n] for the most affinity [m - 1, n, n]: soft or, if `sharp`, permutations. The first
+        model's is I.
+        """
         n = affinity.shape[-1]
         if sharp:
             solved = torch.zeros_like(affinity)
@@ -93,12 +123,61 @@ class Graduated:
                 one[torch.arange(n), torch.from_numpy(hungarian(of_model))] = 1
         else:
             solved = sinkhorn(affinity / tau, self.sinkhorn_steps)
-        solved[0] = torch.eye(n, dtype=solved.dtype, device=solved.device)
-        return solved
+        return torch.cat([torch.eye(n, dtype=solved.dtype, device=solved.device).unsqueeze(0), solved])
+
+
+class Fixed(NamedTuple):
+    """The part of a group's kernels that is the same in all iterations."""
+
+    rows: bool  # whether the kernel of incoming weights is in it
+    columns: bool  # whether that of outgoing ones is
+    kernels: Sequence[Tensor]  # of each model i but the first with those before it [n, i n]
+
+
+class _Compared:
+    """Features of the neurons of models [m, n, d], each of which is compared with the models before it, or with the
+    first alone.
+    """
+
+    def __init__(self, features: Tensor, first_alone: bool) -> None:
+        self._n, self._first_alone, flat = features.shape[1], first_alone, features.flatten(0, 1)
+        square = flat**2
+        cube, self._fourth = square * flat, square.square().sum(1)
+        # (a - b)^4 = a^4 + b^4 + 6 a^2 b^2 - 4 a^3 b - 4 a b^3: the last three are one matrix product
+        self._left = torch.cat([6 * square, -4 * cube, -4 * flat], 1)
+        self._right = torch.cat([square, flat, cube], 1)
+
+    def kernel(self, i: int) -> Tensor:
+        """exp(-||a - b||_4 / 2) for neurons a of model i and b of l models before it [n, l n], over its mean in each
+        pair of models.
+        """
+        n, before = self._n, 1 if self._first_alone else i
+        mine, theirs = slice(i * n, (i + 1) * n), slice(before * n)
+        power = self._fourth[mine].unsqueeze(1) + self._fourth[theirs]
+        power.addmm_(self._left[mine], self._right[theirs].T).clamp_min_(0)
+        kernel = power.sqrt_().sqrt_().mul_(-0.5).exp_().view(n, before, n)
+        return kernel.div_(kernel.mean((0, 2)).unsqueeze(1)).view(n, before * n)
 
 
 def sinkhorn(scores: Tensor, steps: int) -> Tensor:
-    """Doubly stochastic matrices [..., n, n]: exp(scores) with rows and columns normalised in turn, `steps` times."""
+    """Doubly stochastic matrices [..., n, n]: exp(scores) with rows and columns normalised in turn, `steps` times.
+
+    Rows and columns have factors, which a product of a matrix and a vector normalises; where their range is more than
+    that of the numbers, logarithms do it.
+    """
+    shifted = scores.double()
+    shifted = shifted - shifted.amax(-1, keepdim=True)
+    most = shifted.amax(-2, keepdim=True)
+    values = shifted.sub_(most).exp_()  # at most 1, which each column has
+    columns, rows = most.exp().transpose(-1, -2), torch.ones_like(values[..., :1])
+    for step in range(steps):
+        if step % 2:
+            columns = (values.transpose(-1, -2) @ rows).reciprocal_()
+        else:
+            rows = (values @ columns).reciprocal_()
+    largest = rows.log().amax() + columns.log().amax()
+    if bool(largest < MAX_EXPONENT):  # not where one is infinite
+        return (values * rows * columns.transpose(-1, -2)).to(scores.dtype)
     for step in range(steps):
         scores = scores - scores.logsumexp(-1 - step % 2, keepdim=True)
     return scores.exp()
@@ -119,17 +198,6 @@ def _start(models: Tensor, n: int, rng: np.random.Generator) -> Tensor:
 def _mix(moved: Tensor, models: Tensor, piece: NeuronSlice, x: Tensor) -> None:
     """Writes a slice of models [m, D] into `moved` with its neurons in the order of the assignments x [m, n, n]."""
     piece.view(moved).copy_(torch.einsum("monr,mnp->mopr", piece.view(models), x))
-
-
-def _kernel(features: Tensor) -> Tensor:
-    """exp(-||a - b||_4 / 2) for all pairs of neurons [m, n, d], over its mean in each pair of models: [m, n, m, n]."""
-    m, n, d = features.shape
-    flat = features.reshape(m * n, d)
-    square, cube, fourth = flat**2, flat**3, (flat**4).sum(1)
-    # (a - b)^4, multiplied out, has three matrix products
-    power = fourth.unsqueeze(1) + fourth + 6 * square @ square.T - 4 * (cube @ flat.T + flat @ cube.T)
-    kernel = torch.exp(-0.5 * power.clamp_min(0) ** 0.25).view(m, n, m, n)
-    return kernel / kernel.mean((1, 3), keepdim=True)
 
 
 def _change(new: Sequence[Tensor], x: Sequence[Tensor], older: Sequence[Tensor]) -> float:

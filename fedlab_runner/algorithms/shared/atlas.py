@@ -8,6 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedlab_runner.executors.team import Team
+
+MIN_SHARED_VALUES = 2**21  # of the anchors, from which on it is worth a thread each to read parts of them
+ALIGNED_VALUES = 64  # the parts begin at multiples
+
 
 class Atlas(NamedTuple):
     """Up to `size` anchors; a client may own several."""
@@ -35,8 +40,8 @@ class Atlas(NamedTuple):
         """
         anchors, scores, arrival = list(self.anchors.to(device)), self.scores.tolist(), self.arrival.tolist()
         owners, ages = self.clients.tolist(), self.rounds.tolist()
-        for delta, client, round in zip(deltas, clients, rounds, strict=True):
-            if not bool(delta.any()):
+        for delta, client, round, moves in zip(deltas, clients, rounds, moving(deltas).tolist(), strict=True):
+            if not moves:
                 continue
             number = max(arrival, default=-1) + 1
             if len(anchors) < size:
@@ -47,12 +52,15 @@ class Atlas(NamedTuple):
                 m = scores.index(min(scores))
             else:
                 m = arrival.index(min(arrival))
-            anchors[m], scores[m], arrival[m] = delta.to(device), float("inf"), number
+            anchors[m], scores[m], arrival[m] = delta, float("inf"), number
             owners[m], ages[m] = client, round
         if not anchors:
             return self
+        stack = self.anchors.new_empty(len(anchors), self.anchors.shape[1], device=device)
+        for row, anchor in zip(stack, anchors, strict=True):  # torch.stack would use one thread
+            row.copy_(anchor)
         numbers = (torch.tensor(column, dtype=torch.int64) for column in (arrival, owners, ages))
-        return Atlas(torch.stack(anchors), torch.tensor(scores, dtype=torch.float64), *numbers)
+        return Atlas(stack, torch.tensor(scores, dtype=torch.float64), *numbers)
 
     def scales(self, normalise: bool) -> Tensor:
         """The factors [M] that normalise the anchors: the median length / the anchor's length (Eq 4), or 1."""
@@ -62,12 +70,55 @@ class Atlas(NamedTuple):
         return lengths.quantile(0.5) / lengths  # for even M the mean of the two middle lengths
 
 
-def combine(x: Tensor, anchors: Tensor, weights: Tensor, chunk_size: int | None = None) -> Tensor:
-    """x + sum_m weights_m a_m [P] (Eq 15), on the device of x [P] and weights [M]."""
+def moving(deltas: Tensor) -> Tensor:
+    """Which updates [A, P] have a direction: a value that is not zero [A] bool."""
+    found: Tensor = torch.linalg.vector_norm(deltas, dim=1) != 0  # a tenth of the time of `any`
+    for row in (~found).nonzero().flatten().tolist():
+        found[row] = deltas[row].any()  # values whose squares are zero
+    return found
+
+
+class AtlasReader:
+    """Reads an atlas's anchors a_m [M, P] for sums and inner products, some columns on each thread of a team."""
+
+    def __init__(self, anchors: Tensor, chunk_size: int | None, device: torch.device, team: Team) -> None:
+        """For vectors on a device."""
+        self._anchors, self._chunk_size, self._team = anchors, chunk_size, team
+        size, shared = anchors.shape[1], device.type == "cpu" and anchors.numel() >= MIN_SHARED_VALUES
+        parts = team.size if shared else 1
+        width = -(-size // (parts * ALIGNED_VALUES)) * ALIGNED_VALUES
+        self._columns = [slice(first, min(first + width, size)) for first in range(0, size, width)]
+
+    def combine(self, x: Tensor, weights: Tensor, out: Tensor) -> Tensor:
+        """Writes x + sum_m weights_m a_m (Eq 15) into out [P], and returns it."""
+
+        def of_part(part: int) -> None:
+            its = self._columns[part]
+            combine(x[its], self._anchors[:, its], weights, self._chunk_size, out[its])
+
+        self._team.each(of_part, len(self._columns))
+        return out
+
+    def project(self, gradient: Tensor) -> Tensor:
+        """The inner product of a gradient [P] with each anchor [M] (Eq 16)."""
+
+        def of_part(part: int) -> Tensor:
+            its = self._columns[part]
+            return project(gradient[its], self._anchors[:, its], self._chunk_size)
+
+        found = self._team.each(of_part, len(self._columns))
+        return found[0] if len(found) == 1 else torch.stack(found).sum(0)
+
+
+def combine(
+    x: Tensor, anchors: Tensor, weights: Tensor, chunk_size: int | None = None, out: Tensor | None = None
+) -> Tensor:
+    """x + sum_m weights_m a_m [P] (Eq 15), in `out` where it is given, on the device of x [P] and weights [M]."""
     step = chunk_size or max(1, len(anchors))
+    out = x.clone() if out is None else out.copy_(x)
     for rows, w in zip(torch.split(anchors, step), torch.split(weights, step), strict=True):
-        x = torch.addmv(x, rows.to(x.device).T, w)
-    return x
+        out.addmv_(rows.to(x.device).T, w)
+    return out
 
 
 def project(gradient: Tensor, anchors: Tensor, chunk_size: int | None = None) -> Tensor:

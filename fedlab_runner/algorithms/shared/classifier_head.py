@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fedlab_runner.core.model_family import Classifier, ModelFamily
 from fedlab_runner.core.rng import Purpose, torch_seed
+from fedlab_runner.core.server_data import ServerData
 from fedlab_runner.utils.errors import UserError
 
 
@@ -40,3 +41,59 @@ def named_head(family: ModelFamily, head: Tensor) -> dict[str, Tensor]:
     weight, bias = torch.split(head, [classes * layer.num_features, classes * layer.has_bias])
     named = {f"{layer.name}.weight": weight.view(classes, -1)}
     return named | {f"{layer.name}.bias": bias} if layer.has_bias else named
+
+
+class HeadLogits:
+    """Logits of another head on a fixed body w [D], in evaluation mode, for some of the server's examples.
+
+    Where the network gives its classifier's output as it is, the inputs of the classifier, once computed for all
+    examples, answer for the body (`kept`).
+    """
+
+    def __init__(self, family: ModelFamily, w: Tensor, data: ServerData, batch_size: int, kept: bool) -> None:
+        self.examples = 0  # that have gone through the body
+        self._family, self._w, self._data = family, w, data
+        self._features = self._all_features(batch_size) if kept else None
+
+    def __call__(self, head: Tensor, index: Tensor) -> Tensor:
+        """Logits [b, C] of a head [C (F + 1)] on the examples [b] int64."""
+        family, named = self._family, named_head(self._family, head)
+        if self._features is None:
+            self.examples += len(index)
+            params, buffers = self._w[: family.num_params], self._w[family.num_params :]
+            return family.evaluate(params, buffers, self._inputs(index), named)
+        name = self._classifier.name
+        own = {key.removeprefix(f"{name}."): value for key, value in named.items()}
+        layer, features = family.module.get_submodule(name), self._features[index.to(self._features.device)]
+        with torch.autocast(family.device.type, family.autocast, enabled=family.autocast is not None):
+            logits: Tensor = torch.func.functional_call(layer, own, (features,))
+        return logits.to(family.dtype)
+
+    @property
+    def _classifier(self) -> Classifier:
+        layer = self._family.classifier
+        assert layer is not None  # the algorithm's `check` refuses a model without one
+        return layer
+
+    def _inputs(self, index: Tensor) -> Tensor:
+        """Normalised inputs [b, ...] of the examples [b]."""
+        family = self._family
+        return family.normalize(self._data.inputs.index_select(0, index).to(family.device), family.dtype)
+
+    @torch.no_grad()
+    def _all_features(self, batch_size: int) -> Tensor | None:
+        """The classifier's inputs for all examples [n, ...]; None where the logits are not its output as it is."""
+        family, seen, parts = self._family, list[tuple[Tensor, Tensor]](), list[Tensor]()
+        layer = family.module.get_submodule(self._classifier.name)
+        hook = layer.register_forward_hook(lambda module, inputs, output: seen.append((inputs[0], output)))
+        try:
+            for index in torch.split(torch.arange(len(self._data), device=self._data.inputs.device), batch_size):
+                seen.clear()
+                logits = family.predict(self._w, self._data.inputs.index_select(0, index).to(family.device))
+                self.examples += len(index)
+                if len(seen) != 1 or not torch.equal(seen[0][1].to(family.dtype), logits):
+                    return None
+                parts.append(seen[0][0])
+        finally:
+            hook.remove()
+        return torch.cat(parts)

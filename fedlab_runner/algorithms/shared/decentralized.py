@@ -7,17 +7,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlab_runner.core.algorithm import Stacks
+from fedlab_runner.core.additions import Penalty
+from fedlab_runner.core.algorithm import CohortLoad, MemoryItem, client_rows
 from fedlab_runner.core.architectures import ClientGroup
 from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.own_models import OwnModels, models_of
 from fedlab_runner.core.rng import Purpose, generator
-from fedlab_runner.core.work import Loss
 
 
 class Clients(NamedTuple):
     """The State of an algorithm that keeps only the clients' models."""
 
-    models: Stacks  # W_n, for each architecture [N_a, D_a]
+    models: OwnModels  # W_n
     aggregator: int  # of the next round
 
 
@@ -43,13 +44,6 @@ def first_aggregator(fed: Federation) -> int:
     return int(fed.participants[0])
 
 
-def initial_models(fed: Federation) -> Stacks:
-    """First models of all clients, equal for one architecture (DFML, Algorithm 2)."""
-    count = len(fed.families)
-    sizes = [len(range(a, fed.num_clients, count)) for a in range(count)]
-    return tuple(family.init(fed.seed).repeat(n, 1) for family, n in zip(fed.families, sizes, strict=True))
-
-
 def pick_participants(fed: Federation, aggregator: int) -> Meeting:
     """The aggregator, its neighbours that send in this round, and the neighbour that aggregates in the next round."""
     neighbours = fed.neighbours(aggregator)
@@ -58,27 +52,29 @@ def pick_participants(fed: Federation, aggregator: int) -> Meeting:
     return Meeting(aggregator, senders, np.sort(np.append(senders, aggregator)), int(named))
 
 
-def train(fed: Federation, models: Stacks, ids: np.ndarray, loss: Loss | None = None) -> list[TrainedGroup]:
+def train(fed: Federation, models: OwnModels, ids: np.ndarray, penalty: Penalty | None = None) -> list[TrainedGroup]:
     """Trains clients `ids`, those of one architecture in one call.
 
-    `loss(model, batch, start)` replaces the family's loss; `start` [P] are the parameters that the client starts from.
+    `penalty(parameters, start)` is added to the loss; `start` are the parameters that the client starts from.
     """
     done = []
     for group in fed.by_architecture(ids):
-        before = models[group.architecture][group.rows]
-        start = () if loss is None else (before[:, : group.family.num_params],)
-        after = fed.cohort(group.ids, group.family).train(before, loss=loss, per_client=start)
+        before = models_of(fed, models, group)
+        start = () if penalty is None else (before[:, : group.family.num_params],)
+        after = fed.cohort(group.ids, group.family).train(before, penalty=penalty, per_client=start)
         done.append(TrainedGroup(group, before, after))
     return done
 
 
-def updated(models: Stacks, new: Iterable[tuple[ClientGroup, Tensor]]) -> Stacks:
-    """All clients' models with new models [k, D_a] for the clients of groups, or one [D_a] for all of a group."""
-    stacks = list(models)
-    for group, rows in new:
-        rows = rows.expand(len(group.ids), -1)
-        stacks[group.architecture] = stacks[group.architecture].index_copy(0, group.rows, rows)
-    return tuple(stacks)
+def shared_rows(place: str, fed: Federation, load: CohortLoad, values: int, groups: int = 1) -> list[MemoryItem]:
+    """The clients' rows, with so many `values` for each client, where those that meet get one in each of so many
+    `groups`: in memory they share it.
+
+    Of the rows of a round of m clients a share H_m / m is held by somebody, when rounds have gone on for long.
+    """
+    m = max(1, (fed.cohort_size + 1) // groups)
+    share = 1.0 if place == "disk" else sum(1 / i for i in range(1, m + 1)) / m
+    return client_rows(place, int(share * load.ever * values))
 
 
 def record_exchange(fed: Federation, groups: Iterable[ClientGroup], aggregator: int) -> None:

@@ -19,7 +19,6 @@ from torch import Tensor
 from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.model_family import ModelFamily
-from fedlab_runner.core.work import Loss
 from fedlab_runner.models._blocks import BlockNetwork
 from fedlab_runner.partitions.blocks import by_blocks, common_blocks
 from fedlab_runner.utils.errors import UserError
@@ -202,17 +201,18 @@ def train_on_blocks(
     cohort: Cohort,
     owned: np.ndarray | None,
     start: Tensor,
-    loss: Loss | None = None,
     per_client: tuple[Tensor, ...] = (),
+    **how: Any,
 ) -> Tensor:
     """The clients' models after local training [K, D], clients with the same blocks in one call.
 
     `owned` is `Federation.blocks`, `start` is [K, D], the rest are arguments of `Cohort.train`.
     """
     if owned is None:
-        return cohort.train(start, loss=loss, per_client=per_client)
+        return cohort.train(start, per_client=per_client, **how)
     y = start.clone()
     for blocks, rows in by_blocks(owned[cohort.client_ids]):
         with reading(cohort.family, blocks):
-            y[rows] = cohort.select(rows).train(start[rows], loss=loss, per_client=tuple(t[rows] for t in per_client))
+            own = tuple(t[rows] for t in per_client)
+            y[rows] = cohort.select(rows).train(start[rows], per_client=own, **how)
     return y

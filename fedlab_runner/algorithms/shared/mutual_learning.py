@@ -11,12 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedlab_runner.algorithms.shared.pupils import Group, Step, pupils
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.losses import losses
-from fedlab_runner.core.model_family import Batch, FunctionalModel, ModelFamily
-from fedlab_runner.core.optimizer import zero_slots
+from fedlab_runner.core.model_family import Batch, ModelFamily
 from fedlab_runner.core.rng import Purpose, torch_seed
-from fedlab_runner.core.work import clip_rows
 from fedlab_runner.executors._autotune.measure import FLOPS_A_SECOND
 from fedlab_runner.executors._fork.buffers import shared_zeros
 from fedlab_runner.executors._fork.lockstep import SharedRows, in_step
@@ -26,7 +25,7 @@ from fedlab_runner.executors._fork.lockstep import SharedRows, in_step
 Objective = Callable[[Tensor, Batch], Tensor]
 Rows = Sequence[Tensor]  # for each group of models, indices of some of its models
 Whole = Callable[[Tensor, Tensor], Tensor]  # (places of some models among all, their logits) -> the logits of all
-MIN_SHARED_SECONDS = 1.0  # of mutual learning that is shared among processes; forking costs less than a tenth of this
+MIN_SHARED_SECONDS = 0.3  # of mutual learning that is shared among processes; forking costs less than a tenth of this
 
 
 class Learners(NamedTuple):
@@ -47,7 +46,7 @@ def mutual_learning(
     """The students' models after `epochs` epochs over the examples of `client`; teachers stay as they are.
 
     Each student has an optimiser of its own, of the clients' kind. Every model sees a minibatch once, before any model
-    moves (a Jacobi step); models of one architecture see it in one call. Work of more than `MIN_SHARED_SECONDS` is
+    moves (a Jacobi step). Work of more than `MIN_SHARED_SECONDS` is
     shared among the executor's processes. Students that are not finite go as the key `nonfinite` says.
     """
     groups, operations = [*students, *teachers], _operations(fed, client, students, epochs, teachers)
@@ -128,45 +127,24 @@ def _learn(
 
     `whole` completes their logits by those of the models that other processes hold.
     """
-    groups, families = len(students), [s.family for s in (*students, *teachers)]
-    chosen = [s.models[rows] for s, rows in zip((*students, *teachers), own, strict=True)]
+    chosen = [
+        Group(s.family, s.models[rows], learn=g < len(students))
+        for g, (s, rows) in enumerate(zip((*students, *teachers), own, strict=True))
+    ]
     first = itertools.accumulate((len(s.models) for s in (*students, *teachers)), initial=0)
     places = torch.cat([begin + rows for begin, rows in zip(first, own, strict=False)])
-    movable = places[: sum(map(len, own[:groups]))]
-    split = [family.num_params for family in families]
-    params = [w[:, :p].clone() for w, p in zip(chosen, split, strict=True)]
-    buffers = [w[:, p:].clone() for w, p in zip(chosen, split, strict=True)]
-    optimizer, clip = fed.local.make_optimizer(), fed.local.clip_norm
-    slots = [zero_slots(optimizer, w) for w in params]
-    device = fed.family.device
+    movable = places[: sum(map(len, own[: len(students)]))]
+    families = [group.family for group in chosen]
+    step, device = Step(fed.local.make_optimizer(), fed.local.clip_norm, fed.lr), fed.family.device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(torch_seed(fed.seed, Purpose.DISTILLATION_DROPOUT, fed.round, client))
-        for t, batch in enumerate(client_batches(fed, client, epochs, families)):
-            with torch.no_grad():
-                taught = [
-                    _logits(fed, families[g], params[g], buffers[g], batch)[0] for g in range(groups, len(families))
-                ]
-            leaves = [w.detach().requires_grad_() for w in params[:groups]]
-            seen = [_logits(fed, families[g], leaf, buffers[g], batch) for g, leaf in enumerate(leaves)]
-            loss = objective(whole(places, torch.cat([*(logits for logits, _ in seen), *taught])), batch)[movable]
-            for g, gradient in enumerate(torch.autograd.grad(loss.sum(), leaves, materialize_grads=True)):
-                gradient = gradient if clip is None else clip_rows(gradient, clip)
-                optimizer.step(params[g], gradient, slots[g], fed.lr, t)
-            buffers[:groups] = [updated.detach() for _, updated in seen]
-    return [torch.cat(pair, 1) for pair in zip(params[:groups], buffers[:groups], strict=True)]
-
-
-def _logits(fed: Federation, family: ModelFamily, params: Tensor, buffers: Tensor, batch: Batch) -> list[Tensor]:
-    """Logits [k, b, C] of models in training mode, and their new buffers [k, B]."""
-    family.mode(True, frozen_norm=len(batch.targets) == 1)
-    if not len(params):
-        return [params.new_zeros(0, len(batch.targets), family.num_classes), buffers]
-
-    def one(params: Tensor, buffers: Tensor) -> tuple[Tensor, Tensor]:
-        model = FunctionalModel(family, params, buffers)
-        return model(batch.inputs), model.buffers
-
-    return fed.executor.map_models(family, one, params, buffers)
+        with pupils(chosen, step, fed.executor) as its:
+            for t, batch in enumerate(client_batches(fed, client, epochs, families)):
+                logits = its.logits(batch).requires_grad_()
+                loss = objective(whole(places, logits), batch)[movable]
+                (gradient,) = torch.autograd.grad(loss.sum(), logits, materialize_grads=True)
+                its.step(gradient[: len(movable)], t)
+            return its.learnt()
 
 
 def client_batches(fed: Federation, client: int, epochs: int, families: Sequence[ModelFamily]) -> Iterator[Batch]:

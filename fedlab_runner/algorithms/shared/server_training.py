@@ -7,13 +7,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedlab_runner.algorithms.shared.server_gradient import parts_of, server_gradient
+from fedlab_runner.core.additions import Loss
 from fedlab_runner.core.client_data import ClientData, Streams
 from fedlab_runner.core.federation import Federation
-from fedlab_runner.core.model_family import Batch, Flops, FunctionalModel
+from fedlab_runner.core.model_family import Batch, Flops, ModelFamily
 from fedlab_runner.core.optimizer import Adam, Optimizer, zero_slots
 from fedlab_runner.core.rng import Purpose, generator, torch_seed
 from fedlab_runner.core.server_data import ServerData
-from fedlab_runner.core.work import Loss, Work, clip_rows
+from fedlab_runner.core.work import Work, clip_rows
+from fedlab_runner.executors.team import Team, team
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.validate import above, at_least
 
@@ -66,8 +69,24 @@ def server_batches(
     """
     data = fed.server_data if data is None else data
     assert data is not None
-    rng = generator(fed.seed, purpose, fed.round, stage)
-    labels, n, steps = data.targets if targets is None else targets, len(data), 0
+    labels, device = data.targets if targets is None else targets, fed.family.device
+    for index in server_indices(fed, data, epochs, batch_size, max_steps, stage, training, purpose):
+        ones = torch.ones(len(index), dtype=fed.family.dtype, device=device)
+        yield fed.family.batch(data.inputs.index_select(0, index).to(device), labels[index].to(device), ones)
+
+
+def server_indices(
+    fed: Federation,
+    data: ServerData,
+    epochs: int,
+    batch_size: int,
+    max_steps: int | None,
+    stage: int,
+    training: bool,
+    purpose: Purpose = Purpose.SERVER_BATCHES,
+) -> Iterator[Tensor]:
+    """The examples of each minibatch of `server_batches` [b] int64."""
+    rng, n, steps = generator(fed.seed, purpose, fed.round, stage), len(data), 0
     drop_single = training and fed.family.has_batch_norm and n > 1
     for _ in range(epochs):
         order = torch.from_numpy(rng.permutation(n)).to(data.inputs.device)
@@ -77,9 +96,7 @@ def server_batches(
             if max_steps is not None and steps >= max_steps:
                 return
             steps += 1
-            device = fed.family.device
-            ones = torch.ones(len(index), dtype=fed.family.dtype, device=device)
-            yield fed.family.batch(data.inputs.index_select(0, index).to(device), labels[index].to(device), ones)
+            yield index
 
 
 def server_steps(fed: Federation, epochs: int, batch_size: int, max_steps: int | None) -> int:
@@ -130,29 +147,32 @@ def train_on_server(
     """The model [D] after one step on each minibatch, from `start` [D].
 
     - `lr` may be a function of the step, which counts from `first_step`.
-    - `loss(model, batch)` replaces the family's loss.
+    - `loss(model, batch)` replaces the family's loss; it is a mean over the examples too.
     - `slots`: the optimiser's, to go on from (None: fresh).
     - `params_of` computes the parameters [P] from the trained values, which stand before the buffers in `start`.
     - `watch(steps, model)` is called after each step with the steps taken; True ends the training.
     """
-    family = fed.family
-    params, buffers = start[: len(start) - family.num_buffers].clone(), start[len(start) - family.num_buffers :]
-    slots = zero_slots(optimizer, params) if slots is None else tuple(s.clone() for s in slots)
-    with torch.random.fork_rng(devices=[family.device] if family.device.type == "cuda" else []):
+    family, p, count = fed.family, fed.family.num_params, len(start) - fed.family.num_buffers
+    w = torch.cat([start.new_zeros(p), start[count:]])
+    values = w[:p].copy_(start[:count]) if params_of is None else start[:count].clone()
+    slots = zero_slots(optimizer, values) if slots is None else tuple(s.clone() for s in slots)
+    own = torch.random.fork_rng(devices=[family.device] if family.device.type == "cuda" else [])
+    with own, team() as its, server_gradient(family, w, its) as gradient:
         torch.manual_seed(torch_seed(fed.seed, Purpose.SERVER_DROPOUT, fed.round))
         for t, batch in enumerate(batches, first_step):
-            family.mode(True, frozen_norm=len(batch.mask) == 1)
-            leaf = params.detach().requires_grad_()
-            model = FunctionalModel(family, leaf if params_of is None else params_of(leaf), buffers)
-            (g,) = torch.autograd.grad((loss or family.loss)(model, batch), leaf)
-            buffers = model.buffers.detach()
+            if params_of is None:
+                g, _ = gradient(batch, loss)
+            else:
+                params = params_of(leaf := values.detach().requires_grad_())
+                w[:p].copy_(params.detach())
+                (g,) = torch.autograd.grad(params, leaf, gradient(batch, loss)[0])
             if clip_norm is not None:
                 g = clip_rows(g, clip_norm)
-            optimizer.step(params, g, slots, lr(t) if callable(lr) else lr, t)
+            optimizer.step(values, g, slots, lr(t) if callable(lr) else lr, t)
             fed.metrics.count_server_flops(len(batch.mask) * family.flops(batch.inputs).step)
-            if watch is not None and watch(t + 1, torch.cat([params, buffers])):
+            if watch is not None and watch(t + 1, torch.cat([values, w[p:]])):
                 break
-    return TrainedModel(torch.cat([params, buffers]), slots)
+    return TrainedModel(w if params_of is None else torch.cat([values, w[p:]]), slots)
 
 
 @torch.no_grad()
@@ -164,10 +184,25 @@ def mean_answer(
 ) -> Tensor:
     """The mean logits [b, C] of teachers [D] on normalised inputs, or the mean of `answer(logits)`; evaluation mode."""
     family = fed.family
-    p = family.num_params
     fed.metrics.count_server_flops(len(teachers) * len(inputs) * family.flops(inputs).forward)
-    logits = (family.evaluate(y[:p], y[p:], inputs) for y in teachers)
-    return torch.stack([z if answer is None else answer(z) for z in logits]).mean(0)
+    with team() as its:
+        logits = (_logits(family, y, inputs, its) for y in teachers)
+        return torch.stack([z if answer is None else answer(z) for z in logits]).mean(0)
+
+
+def _logits(family: ModelFamily, w: Tensor, inputs: Tensor, its: Team) -> Tensor:
+    """Logits [b, C] of a model [D] on normalised inputs, in evaluation mode."""
+    parts = parts_of(inputs, family.flops(inputs).forward, its.size if family.device.type == "cpu" else 1)
+    family.mode(False)
+    split = torch.tensor_split(inputs, parts)
+
+    def of_part(part: int) -> Tensor:
+        with torch.no_grad():  # a thread's own
+            return family.forward(None, split[part])
+
+    with family.bound(w):
+        found = its.each(of_part, parts)
+    return torch.cat(found) if parts > 1 else found[0]
 
 
 def mean_answers(

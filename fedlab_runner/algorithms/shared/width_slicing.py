@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedlab_runner.algorithms.shared.decentralized import Clients, Meeting, record_exchange, train, updated
+from fedlab_runner.algorithms.shared.decentralized import Clients, Meeting, record_exchange, train
+from fedlab_runner.core.algorithm import DecentralizedAlgorithm
 from fedlab_runner.core.architectures import ClientGroup
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.model_family import ModelFamily
+from fedlab_runner.core.own_models import updated
 from fedlab_runner.utils.errors import UserError
 
 _log = logging.getLogger(__name__)
@@ -95,6 +97,7 @@ def _along(axis: Any, k: int, j: int, chosen: dict[str, Tensor], choose: Choose)
 
 
 def partial_training(
+    algorithm: DecentralizedAlgorithm[Any],
     state: Clients,
     meeting: Meeting,
     fed: Federation,
@@ -128,7 +131,7 @@ def partial_training(
         (group, torch.stack([whole[index].where(owners[index] > 0, w) for index, w in zip(where, after, strict=True)]))
         for group, after, where in parts
     ]
-    return Clients(updated(state.models, new), meeting.next)
+    return Clients(updated(fed, algorithm.store_on, state.models, new), meeting.next)
 
 
 def _places_of(group: ClientGroup, wide: ModelFamily, choose: Callable[[int], Choose], alike: bool) -> list[Tensor]:

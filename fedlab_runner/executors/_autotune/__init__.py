@@ -1,1 +1,1 @@
-"""Parts of the executor `auto`: measurements, and the cache that keeps them."""
+"""Parts of the executor `auto`: the ways to train a cohort, the rule among them, measurements and their memory."""

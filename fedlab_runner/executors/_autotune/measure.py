@@ -1,20 +1,23 @@
-"""Times executors on a sample of a cohort's work."""
+"""Tries executors on a sample of a cohort's work: whether they agree, and how long they take."""
 
 import logging
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedlab_runner.core.work import Executor, Work
-from fedlab_runner.executors._autotune.cache import Cost
 from fedlab_runner.executors._chunks import wait_for
+from fedlab_runner.utils.system import busy_cores
 
 _log = logging.getLogger(__name__)
 STEP_SECONDS, FLOPS_A_SECOND = 3e-4, 2e10  # a small step's time and a large step's speed, on a core of today
+BUSY_CORES = 0.3  # that others keep at work: from there on the machine counts as busy
+OTHERS_BYTES = 2**30  # of a GPU's memory: a GPU of which others hold more counts as busy
 SAMPLE_SECONDS = 1.0  # expected time of the sample
 MAX_SAMPLE_STEPS = 8  # of a client
 REPETITIONS = 2  # the fastest counts
@@ -25,9 +28,13 @@ AUTOCAST_TOLERANCE = 0.2
 
 def expected_seconds(work: Work) -> float:
     """The time of a cohort's local training to an order of magnitude, without a measurement."""
+    return float(work.num_steps.sum()) * max(operation_seconds(work), STEP_SECONDS)
+
+
+def operation_seconds(work: Work) -> float:
+    """The expected time of the matrix products and convolutions of one local step."""
     example = work.family.normalize(work.client_data.inputs[:1], work.family.dtype)
-    step = work.family.flops(example).step * work.local.batch_size / FLOPS_A_SECOND
-    return float(work.num_steps.sum()) * max(step, STEP_SECONDS)
+    return work.family.flops(example).step * work.local.batch_size / FLOPS_A_SECOND
 
 
 def sample(work: Work, seconds: float) -> Work:
@@ -47,6 +54,29 @@ def sample(work: Work, seconds: float) -> Work:
     return replace(part, local=local, num_steps=work.client_data.num_steps(part.ids, local, work.family.has_batch_norm))
 
 
+class Cost(NamedTuple):
+    """The seconds that an executor needs for a kind of work."""
+
+    once: float  # to compile or warm up
+    a_step: float | None  # for one local step; None: the executor cannot do the work
+
+
+def is_busy(device: torch.device) -> bool:
+    """Whether others use this machine's cores or the device: a measurement would be theirs as well."""
+    if busy_cores() >= BUSY_CORES:
+        return True
+    if device.type != "cuda":
+        return False
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free - torch.cuda.memory_reserved(device) > OTHERS_BYTES
+
+
+def agrees(work: Work, name: str, executor: Executor, reference: Executor) -> bool:
+    """Whether an executor can do the work and its models are the reference's up to rounding; says why not."""
+    models = _tried(work, {"loop": reference, name: executor}, {})
+    return name in models
+
+
 def measure(work: Work, executors: Mapping[str, Executor]) -> dict[str, Cost]:
     """The cost of each executor on this work, timed in turns, so that other load on the machine slows all of them.
 
@@ -54,12 +84,24 @@ def measure(work: Work, executors: Mapping[str, Executor]) -> dict[str, Cost]:
     for a step.
     """
     once: dict[str, float] = {}
+    times: dict[str, list[float]] = {name: [] for name in _tried(work, executors, once)}
+    for _ in range(REPETITIONS):
+        for name in times:
+            _trained(executors[name], work)  # starts its workers and warms its caches
+            began = time.perf_counter()
+            _trained(executors[name], work)
+            times[name].append(time.perf_counter() - began)
+    return {name: _cost(work, once[name], times.get(name)) for name in executors}
+
+
+def _tried(work: Work, executors: Mapping[str, Executor], once: dict[str, float]) -> dict[str, Tensor]:
+    """The models of each executor that can do the work and agrees with the first; the seconds go into `once`."""
     models: dict[str, Tensor] = {}
     for name, executor in executors.items():
         began = time.perf_counter()
         try:
             models[name] = _trained(executor, work)
-        except Exception as error:  # the compiler, or too little memory: other candidates remain
+        except Exception as error:  # the compiler, or too little memory: others remain
             _log.warning(
                 "executor=%s cannot carry out this work: %s", name, (str(error).splitlines() or [repr(error)])[0]
             )
@@ -68,14 +110,7 @@ def measure(work: Work, executors: Mapping[str, Executor]) -> dict[str, Cost]:
                 _log.warning("executor=%s does not agree with %s on this work", name, next(iter(models)))
                 del models[name]
         once[name] = time.perf_counter() - began
-    times: dict[str, list[float]] = {name: [] for name in models}
-    for _ in range(REPETITIONS):
-        for name in times:
-            _trained(executors[name], work)  # starts its workers and warms its caches
-            began = time.perf_counter()
-            _trained(executors[name], work)
-            times[name].append(time.perf_counter() - began)
-    return {name: _cost(work, once[name], times.get(name)) for name in executors}
+    return models
 
 
 def _trained(executor: Executor, work: Work) -> Tensor:

@@ -1,17 +1,25 @@
-"""Memory for the trained models of a cohort, used again in the next round.
+"""Memory for the trained models of a cohort, used again in later rounds, and for what waiting processes are sent.
 
 The system finds and clears new memory page by page: a fifth of a small model's round.
 """
 
+import itertools
 import mmap
 import sys
 
 import torch
 from torch import Tensor
 
+MAX_SPARE_BLOCKS = 2  # that nobody holds, beside the one that is taken
+ALIGNMENT = 64  # bytes, of tensors in an arena
+
+
+class ArenaFull(Exception):
+    """The tensors of a round take more room than there is."""
+
 
 class Buffer:
-    """A block of memory for one tensor, used again when the tensor and all its views are gone.
+    """Blocks of memory for tensors; each is used again when its tensor and all views of it are gone.
 
     With `shared`, forked processes write into the same memory. The memory has no name: nothing is left behind, and no
     quota of /dev/shm is used.
@@ -19,29 +27,69 @@ class Buffer:
 
     def __init__(self, shared: bool) -> None:
         self._flags = (mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE) | mmap.MAP_ANONYMOUS
-        self._memory: mmap.mmap | None = None
-        self._unused = 0  # the reference count of the block while no tensor holds it
-        self.number = 0  # how often the block has been replaced
+        self._blocks: dict[int, mmap.mmap] = {}
+        self._numbers = itertools.count()
+        self._unused = 0  # the reference count of a block while no tensor holds it
+        self.last = -1  # the number of the block that was taken last; a number is given once
+
+    @property
+    def numbers(self) -> frozenset[int]:
+        """The blocks that there are."""
+        return frozenset(self._blocks)
 
     def take(self, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
         """An uninitialised tensor [rows, columns]."""
         size = rows * columns * dtype.itemsize
         if not size:
             return torch.empty(rows, columns, dtype=dtype)
-        if self._memory is None or len(self._memory) < size or sys.getrefcount(self._memory) > self._unused:
-            self._memory = mmap.mmap(-1, size, flags=self._flags)
-            self._unused = sys.getrefcount(self._memory)
-            self.number += 1
-        return self.again(rows, columns, dtype)
+        free = [n for n in self._blocks if sys.getrefcount(self._blocks[n]) <= self._unused]
+        free.sort(key=lambda n: len(self._blocks[n]))
+        fitting = [n for n in free if len(self._blocks[n]) >= size]
+        spare = [n for n in free if n not in fitting[:1]]
+        for n in spare[:-MAX_SPARE_BLOCKS] if fitting else spare:  # the smallest, or all before a larger one
+            del self._blocks[n]
+        if fitting:
+            self.last = fitting[0]
+        else:
+            self.last = next(self._numbers)
+            self._blocks[self.last] = mmap.mmap(-1, size, flags=self._flags)
+            self._unused = sys.getrefcount(self._blocks[self.last])
+        return self.again(self.last, rows, columns, dtype)
 
-    def again(self, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
-        """The block of the last `take` as a tensor of these sizes, whether it is in use or not."""
-        assert self._memory is not None
-        return torch.frombuffer(self._memory, dtype=dtype, count=rows * columns).view(rows, columns)
+    def again(self, number: int, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+        """A block as a tensor of these sizes, whether it is in use or not."""
+        return torch.frombuffer(self._blocks[number], dtype=dtype, count=rows * columns).view(rows, columns)
 
 
 # For a cohort's models in one process, for those in several, and for a single model.
 PRIVATE, SHARED, ONE = Buffer(shared=False), Buffer(shared=True), Buffer(shared=False)
+
+
+class Arena:
+    """Shared memory for tensors, one behind the other. Only what is written to takes memory."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self._used, self._memory = size, 0, mmap.mmap(-1, size)
+
+    def clear(self) -> None:
+        """Forgets all tensors: later ones take their places."""
+        self._used = 0
+
+    def room(self, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[int, Tensor]:
+        """The place of a new tensor, and the tensor, uninitialised; ArenaFull where it does not fit."""
+        place = -(-self._used // ALIGNMENT) * ALIGNMENT
+        end = place + torch.Size(shape).numel() * dtype.itemsize
+        if end > self.size:
+            raise ArenaFull
+        self._used = end
+        return place, self.at(place, shape, dtype)
+
+    def at(self, place: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """The tensor at a place."""
+        count = torch.Size(shape).numel()
+        if not count:
+            return torch.empty(shape, dtype=dtype)
+        return torch.frombuffer(self._memory, dtype=dtype, count=count, offset=place).view(shape)
 
 
 def shared_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -84,7 +84,7 @@ def pickled(work: Work, inner: ChunkedExecutor) -> bytes:
             return places.get(id(thing))
 
     file = io.BytesIO()
-    Pickler(file).dump((inner, replace(work.select(np.empty(0, np.int64)), per_step=work.per_step)))
+    Pickler(file).dump((inner, work.select(np.empty(0, np.int64))))
     return file.getvalue()
 
 
@@ -111,7 +111,6 @@ def train_share(round: Round, share: ClientShare) -> tuple[np.ndarray, np.ndarra
     torch.set_num_threads(1)
     keep_freed_memory()
     inner, whole = _received(round.job, lambda content: _unpickled(content, round.lasting))
-    per_step = whole.per_step
     work = replace(
         whole,
         ids=share.ids,
@@ -119,7 +118,6 @@ def train_share(round: Round, share: ClientShare) -> tuple[np.ndarray, np.ndarra
         start=whole.start if share.start is None else share.start,
         own_start=share.own_start,
         per_client=share.per_client,
-        per_step=None if per_step is None else lambda some, step: per_step(share.rows[some], step),
     )
     y = torch.empty(len(share.ids), work.family.size, dtype=work.family.dtype)
     losses = y.new_zeros(len(share.ids))

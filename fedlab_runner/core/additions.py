@@ -1,0 +1,65 @@
+"""What an algorithm adds to the local steps of its clients, as functions and data apart.
+
+A function is written for one client and reads nothing but its arguments: a function of a module, or an instance of a
+frozen dataclass whose fields are plain values. Tensors come as data: `Work.per_client`, `per_step` and `common`. Then
+waiting worker processes take the work of every round, and so does a compiled or recorded step. A closure does the same
+work, in processes that are forked in each round.
+
+`own` is a client's row of `per_client`, then of `per_step`, then `common`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+Loss = Callable[..., Tensor]  # loss(model, batch, *own) -> scalar
+# penalty(parameters [n], *own) -> scalar: a sum over the parameters, which may come tensor by tensor
+Penalty = Callable[..., Tensor]
+Perturb = Callable[..., Tensor]  # perturb(gradient [P], *own) -> [P]
+# correct(gradient [n], *own) -> [n]: each value by itself, of all parameters or of one tensor
+Correct = Callable[..., Tensor]
+# per_step(work, rows [k], step) -> tensors [k, ...]; the `Work` may have some of the cohort's clients
+PerStep = Callable[[Any, np.ndarray, int], tuple[Tensor, ...]]
+
+
+def lasts(function: Callable[..., Any] | None) -> bool:
+    """Whether a function is the same in every round: no closure, and none that is made anew."""
+    if not isinstance(function, FunctionType):
+        return function is None or getattr(type(function), "__hash__", None) not in (None, object.__hash__)
+    return function.__closure__ is None and "<locals>" not in function.__qualname__
+
+
+def parted(own: Sequence[Tensor], sizes: Sequence[int]) -> list[tuple[Tensor, ...]]:
+    """One client's `own` for each of a model's trainable tensors of these sizes, as a penalty or a correction is given
+    it: of a tensor with a value for each parameter the values in its place, any other whole.
+    """
+    total = sum(sizes)
+    cut = [torch.split(o, list(sizes)) if o.shape == (total,) else [o] * len(sizes) for o in own]
+    return list(zip(*cut, strict=True)) if cut else [()] * len(sizes)
+
+
+def side_by_side(function: Callable[..., Any], common: int, randomness: str = "different") -> Callable[..., Any]:
+    """A function that is written for one client, for rows of clients; its last arguments are `common` to all."""
+
+    def every(*args: Any) -> Any:
+        in_dims = (0,) * (len(args) - common) + (None,) * common
+        return vmap(function, in_dims, randomness=randomness)(*args)
+
+    return every
+
+
+@dataclass(frozen=True)
+class Proximal:
+    """The penalty mu/2 ||w - anchor||^2, over the values that are `shared` (1 or 0; None: all)."""
+
+    mu: float
+
+    def __call__(self, w: Tensor, anchor: Tensor, shared: Tensor | None = None) -> Tensor:
+        away = w - anchor
+        return self.mu / 2 * (away if shared is None else away * shared).square().sum()

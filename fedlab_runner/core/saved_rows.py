@@ -1,0 +1,85 @@
+"""Rows in memory, as checkpoints have them: a row is written into a row file once, and each checkpoint that has it
+names its slot there. So a checkpoint costs what has changed since the last one.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from fedlab_runner.core.row_file import RowFile
+
+Named = Callable[[Tensor], Tensor | str]
+_NAME = re.compile(r"row (device|host) (\d+_[a-z0-9]+) (\d+)")  # of a row, in a packed State
+
+
+class SavedRows:
+    """The rows in memory of a run, and the slots in which checkpoints have them."""
+
+    def __init__(self, file: Callable[[str], RowFile], device: torch.device) -> None:
+        """`file` finds a row file by its name."""
+        self._file, self._device = file, device
+        self._names = WeakTensorKeyDictionary()  # the name of the file for each row in memory
+        self._slots = WeakTensorKeyDictionary()  # of the rows that are written
+        self._last: set[tuple[str, int]] = set()  # files' names and slots of the rows in the last checkpoint
+
+    def add(self, row: Tensor, name: str) -> Tensor:
+        """Says that this tensor is a row that belongs into this file."""
+        self._names[row] = name
+        return row
+
+    @contextmanager
+    def naming(self, round: int) -> Iterator[Named]:
+        """A context for packing the State after `round` rounds: yields what puts the name of a row in its place, and
+        writes the row if no checkpoint has it; any other tensor is left as it is.
+        """
+        now: set[tuple[str, int]] = set()
+
+        def named(tensor: Tensor) -> Tensor | str:
+            if tensor not in self._names:
+                return tensor
+            name: str = self._names[tensor]
+            if tensor not in self._slots:
+                self._slots[tensor] = self._file(name).put(tensor, round)
+                self._last.add((name, self._slots[tensor]))
+            slot: int = self._slots[tensor]
+            now.add((name, slot))
+            return f"row {'device' if tensor.device.type == self._device.type else 'host'} {name} {slot}"
+
+        yield named
+        for name, slot in self._last - now:
+            self._file(name).drop(slot, round)
+        self._last = now
+
+    def forget(self) -> None:
+        """Says that no row in memory is in a file: the files are those of another State."""
+        self._slots, self._last = WeakTensorKeyDictionary(), set()
+
+    def read(self, packed: Any) -> Any:
+        """A packed value with the rows in the place of their names; clients that shared a row share it again.
+
+        RunFailed where a file lacks a row or has damaged it.
+        """
+        found: dict[str, Tensor] = {}
+
+        def row(value: str) -> Any:
+            if value not in found and (match := _NAME.fullmatch(value)):
+                place, name, slot = match[1], match[2], int(match[3])
+                device = self._device if place == "device" else torch.device("cpu")
+                found[value] = self.add(self._file(name).get(slot, slice(None), device), name)
+                self._slots[found[value]] = slot
+                self._last.add((name, slot))
+            return found.get(value, value)
+
+        def whole(value: Any) -> Any:
+            if isinstance(value, str):
+                return row(value)
+            if isinstance(value, dict):
+                return {key: whole(item) for key, item in value.items()}
+            return type(value)(map(whole, value)) if isinstance(value, list | tuple) else value
+
+        return whole(packed)

@@ -1,0 +1,35 @@
+"""A network of a family beside the family's own: several models can then compute at the same time."""
+
+import copy
+from typing import Any
+
+from torch import Tensor, nn
+
+from fedlab_runner.core.model_family import ModelFamily
+
+
+class SeparateModule:
+    """A network of a family whose own values are views of a model w [D]: to train it is to write into w.
+
+    Parameters without a gradient, and buffers that no vector holds, are those of the family's module.
+    """
+
+    def __init__(self, family: ModelFamily, w: Tensor) -> None:
+        own: dict[str, Tensor] = dict(family.module.named_parameters()) | dict(family.module.named_buffers())
+        found: dict[int, Any] = {id(value): value for value in own.values()}
+        self.leaves: list[nn.Parameter] = []  # the trainable parameters, in the order of the vector
+        for name, (begin, shape) in family.layout.items():
+            value: Tensor = w[begin : begin + shape.numel()].view(shape)
+            if begin < family.num_params:
+                self.leaves.append(value := nn.Parameter(value))
+            found[id(own[name])] = value
+        self._family, self._module = family, copy.deepcopy(family.module, found)
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """Logits [b, C] of normalised inputs, in the mode that the family was in at the last `follow_mode`."""
+        return self._family.forward(None, inputs, self._module)
+
+    def follow_mode(self) -> None:
+        """Takes over the family's mode: training, evaluation, or batch norm on stored statistics."""
+        for mine, its in zip(self._module.modules(), self._family.module.modules(), strict=True):
+            mine.training = its.training

@@ -1,0 +1,73 @@
+"""The rule by which `executor=auto` chooses on a CPU: the least time that a model of the costs expects.
+
+It is a function of the work, the cores and the threads alone, so that the choice, and with it the last bits of a run,
+do not depend on what else the machine does. The constants were fitted to one core of an AMD EPYC (docs/speed.md);
+other machines are faster or slower in everything, which changes few choices.
+"""
+
+import math
+from collections.abc import Sequence
+
+from fedlab_runner.core.additions import lasts
+from fedlab_runner.core.work import Work
+from fedlab_runner.executors._autotune.measure import operation_seconds
+from fedlab_runner.executors._autotune.ways import Way
+
+# Seconds of a local step beside its operations: of a client alone; of a call for several, and of each client in it.
+ALONE, CALL, OF_EACH = 3e-4, 4.5e-4, 4e-5
+ALONE_COMPILED, CALL_COMPILED, OF_EACH_COMPILED = 1.2e-4, 1.8e-4, 2.5e-5
+# Seconds of a local step for each value of the model, which is read and written.
+VALUE, VALUE_SIDE_BY_SIDE = 6e-10, 1.8e-9
+VALUE_COMPILED, VALUE_SIDE_BY_SIDE_COMPILED = 3e-10, 1.2e-9
+COMPILED_OPERATIONS = 0.93  # of the time of the same operations uncompiled
+# Twice as many processes, or threads, are faster by 2 to this power; small operations are slower with threads.
+PROCESSES_POWER, THREADS_POWER, SMALL_WITH_THREADS = 0.8, 0.7, 2.0
+STAYING_SECONDS, FORKING_SECONDS = 2e-3, 0.025  # of a round, for worker processes that stay and for new ones
+COMPILING_SECONDS, COMPILING_A_MODULE = 15.0, 0.2  # with what makes up for a guess that is wrong
+
+
+def best(work: Work, ways: Sequence[Way], rounds: int, workers: int, threads: int) -> tuple[Way, int]:
+    """The way, and the number of processes, with the least expected time for so many rounds; the first of equals."""
+    modules = sum(1 for _ in work.family.module.modules())
+
+    def total(choice: tuple[Way, int]) -> float:
+        compiling = COMPILING_SECONDS + COMPILING_A_MODULE * modules if choice[0].compile else 0.0
+        return compiling + rounds * seconds_a_round(work, *choice, threads)
+
+    counts = {way: (1, workers) if way.processes else (1,) for way in ways}
+    return min(((way, count) for way, several in counts.items() for count in several), key=total)
+
+
+def seconds_a_round(work: Work, way: Way, workers: int, threads: int) -> float:
+    """The expected seconds of the work's local training."""
+    clients, family = len(work.ids), work.family
+    together = min(way.chunk_size or clients, clients)
+    small, value, operations = _of_a_step(work, way, together)
+    size = family.size * value
+    if way.processes:
+        chunks = -(-clients // together)
+        several = min(workers, chunks)
+        stays = all(map(lasts, (work.loss, work.penalty, work.perturb, work.correct, work.per_step)))
+        beside = (STAYING_SECONDS if stays else FORKING_SECONDS) if several > 1 else 0.0
+        return beside + float(work.num_steps.sum()) * (small + size + operations) / _faster(several, PROCESSES_POWER)
+    if threads > 1:
+        small *= SMALL_WITH_THREADS if together == 1 else 1.0
+        operations /= _faster(threads, THREADS_POWER)
+    return float(work.num_steps.sum()) * (small + size + operations)
+
+
+def _faster(count: int, power: float) -> float:
+    """How many times as fast so many processes or threads are as one."""
+    return math.pow(count, power)
+
+
+def _of_a_step(work: Work, way: Way, together: int) -> tuple[float, float, float]:
+    """Seconds of one client's step on one thread: what does not grow with the model, for each of its values, and of
+    its operations.
+    """
+    operations = operation_seconds(work) * (COMPILED_OPERATIONS if way.compile else 1.0)
+    if way.chunk_size == 1:
+        return (ALONE_COMPILED, VALUE_COMPILED, operations) if way.compile else (ALONE, VALUE, operations)
+    if way.compile:
+        return OF_EACH_COMPILED + CALL_COMPILED / together, VALUE_SIDE_BY_SIDE_COMPILED, operations
+    return OF_EACH + CALL / together, VALUE_SIDE_BY_SIDE, operations

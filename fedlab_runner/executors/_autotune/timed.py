@@ -1,0 +1,60 @@
+"""The choice of `executor=auto` on a GPU: measured once by type of machine, and remembered."""
+
+import logging
+from collections.abc import Sequence
+
+from fedlab_runner.core.work import Work
+from fedlab_runner.executors._autotune.measure import Cost, expected_seconds, is_busy, measure, sample
+from fedlab_runner.executors._autotune.memory import remember, remembered, shape_of
+from fedlab_runner.executors._autotune.ways import REFERENCE, WAYS, Way
+from fedlab_runner.utils.durations import duration
+
+_log = logging.getLogger(__name__)
+COMPILING_SECONDS = 60.0  # expected time of the compiler before it was measured
+
+
+def fastest(work: Work, ways: Sequence[Way], rounds: int) -> Way | None:
+    """The way with the least time for so many rounds; None where others use the machine and nothing is remembered.
+
+    Compiled ways are tried where several minutes of training are left.
+    """
+    steps = int(work.num_steps.sum())
+    eager, compiled = ([way.words for way in ways if way.compile == compile] for compile in (False, True))
+    known = _costs(work, "eager", eager)
+    if known is None:
+        _log.info("others use this machine: executor=auto measures nothing and goes by its rule")
+        return None
+    costs = dict(known)
+
+    def total(name: str) -> float:
+        cost = costs[name]
+        return float("inf") if cost.a_step is None else cost.once + cost.a_step * steps * rounds
+
+    if compiled and min(map(total, costs)) > 5 * COMPILING_SECONDS:
+        _log.info("executor=auto tries compiled steps, which can take a minute or more")
+        beside = dict.fromkeys([REFERENCE.words, min(costs, key=total)])  # under the same conditions
+        if (more := _costs(work, "compiled", [*beside, *compiled])) is None:
+            _log.info("others use this machine: executor=auto measures no compiled steps")
+        costs |= more or {}
+    ranked = sorted((name for name in costs if name in WAYS and costs[name].a_step is not None), key=total)
+    a_round = {name: f"{(costs[name].a_step or 0) * steps:.3g} s" for name in ranked}
+    _log.info(
+        "local training takes %s a round with executor=%s, chosen from %s; about %s for the next %d rounds",
+        a_round[ranked[0]],
+        ranked[0],
+        ", ".join(f"{name} ({seconds})" for name, seconds in a_round.items() if name != ranked[0]),
+        duration(total(ranked[0])),
+        rounds,
+    )
+    return WAYS[ranked[0]]
+
+
+def _costs(work: Work, stage: str, names: Sequence[str]) -> dict[str, Cost] | None:
+    """The remembered costs of a stage of measurements, or new ones; None where others use the machine meanwhile."""
+    shape = shape_of(work)
+    if found := remembered(shape, stage):
+        return found
+    if is_busy(work.family.device):
+        return None
+    found = measure(sample(work, expected_seconds(work)), {name: WAYS[name].executor(None) for name in names})
+    return None if is_busy(work.family.device) else remember(shape, stage, found)

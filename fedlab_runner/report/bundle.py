@@ -1,0 +1,245 @@
+"""A bundle: one zip file with all that the tables of a report rest on, for `fedlab-verify` and for people.
+
+The files of the runs lie as they do in `outputs`, so that a report is made of an unpacked bundle by the same code. The
+bundle's tables are made of the bundle's own files.
+"""
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from fedlab_runner.experiment import provenance
+from fedlab_runner.report import build, csv_files, ro_crate
+from fedlab_runner.report.folders import FoundRuns, find, records_of
+from fedlab_runner.report.formatting import times
+from fedlab_runner.utils import untrusted
+from fedlab_runner.utils.errors import UserError
+from fedlab_runner.utils.escaping import visible
+from fedlab_runner.utils.files import write_atomically
+from fedlab_runner.utils.version import __version__
+
+FORMAT = 1
+OUTPUTS, SWEEPS, TABLES = "outputs", "sweeps", "tables"  # folders of a bundle; sweeps lie in outputs
+ABOUT, MANIFEST, CRATE = "bundle.json", "manifest-sha256.txt", "ro-crate-metadata.json"
+README, REQUIREMENTS = "README.md", "requirements.txt"
+CONFIG, COMPOSED, CHOICES = "config.yaml", ".hydra/config.yaml", ".hydra/hydra.yaml"
+# The files of a run, by what they are.
+RUN_FILES = {
+    CONFIG: "the resolved config of the run",
+    COMPOSED: "the config of a run that has not begun",
+    CHOICES: "the choices of config files, and the overrides",
+    "metrics.jsonl": "the metrics, an object a round; a function of the config",
+    "timings.jsonl": "seconds, an object a round",
+    "summary.json": "the objective, and the SHA-256 of metrics.jsonl",
+    provenance.COMMANDS_FILE: "an object a start: command, commits, versions, processor, threads, digests of the code",
+    "executor.json": "threads, and the executors that executor=auto chose",
+    "pruned.json": "why a sweep ended the run early",
+    "partition.csv": "examples of each client by use and class",
+    "clients.csv": "accuracies of each client",
+}
+_ZIP_DATE = (1980, 1, 1, 0, 0, 0)  # of every file, so that the same runs make the same bytes
+_RUN_NAME = re.compile(r"[^/\\:]{1,200}")
+
+
+class Bundle(NamedTuple):
+    """A bundle that was written."""
+
+    path: Path
+    runs: int
+    manifest: str  # its SHA-256, which is the name of all that the bundle holds
+    personal: int  # files that hold the path of the user's home folder
+
+
+def write(path: Path, folders: Sequence[Path], experiment: str | None = None, targets: Sequence[float] = ()) -> Bundle:
+    """Writes the bundle of the runs in some folders, of one experiment's if it is named; folders are only read.
+
+    Raises UserError where there are no runs, or the file cannot be written.
+    """
+    groups = build.select(find(folders).runs, experiment)
+    runs = {run.name: run.folder for group in groups for run in group.runs}
+    if bad := next((name for name in runs if not is_run_name(name)), None):
+        raise UserError(f"{visible(bad)} is no name for a run in a bundle: rename its folder")
+    with tempfile.TemporaryDirectory(prefix="fedlab-bundle-") as place:
+        staged = Path(place)
+        for name, folder in runs.items():
+            _copy_run(folder, staged / OUTPUTS / name)
+        for sweep, record in records_of(folders, set(runs)):
+            target = staged / OUTPUTS / SWEEPS / sweep / "jobs" / record.name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(_read(record))
+        _put(staged / ABOUT, _json(_about(runs, experiment, targets)))
+        _put(staged / REQUIREMENTS, _requirements())
+        _put(staged / README, _readme(len(runs), experiment))
+        for file, text in tables(find([staged / OUTPUTS]), experiment, targets).items():
+            _put(staged / TABLES / file, text)
+        names = sorted(each.relative_to(staged).as_posix() for each in staged.rglob("*") if each.is_file())
+        manifest = "".join(f"{_sha256(staged / name)}  {name}\n" for name in names)
+        _put(staged / MANIFEST, manifest)
+        sizes = {name: (staged / name).stat().st_size for name in [*names, MANIFEST]}
+        starts = {name: last_start(staged / OUTPUTS / name) for name in runs}
+        _put(staged / CRATE, _json(ro_crate.metadata(sizes, RUN_FILES, starts, experiment, datetime.now(UTC).date())))
+        personal = sum(_is_personal(staged / name) for name in names)
+        try:
+            write_atomically(path, lambda file: _zip(file, staged, [CRATE, MANIFEST, *names]))
+        except OSError as error:
+            raise UserError(f"{path} cannot be written ({error.strerror}): give --bundle another file") from error
+        except zipfile.LargeZipFile as error:
+            raise UserError(f"{path} would be too large ({error}): give fewer runs, or --experiment") from error
+    return Bundle(path, len(runs), hashlib.sha256(manifest.encode()).hexdigest(), personal)
+
+
+def tables(found: FoundRuns, experiment: str | None, targets: Sequence[float]) -> dict[str, str]:
+    """The tables of some runs as CSV, by name of the file. Raises UserError where the experiment has no run."""
+    groups = build.select(found.runs, experiment)
+    known = build.papers_of([run for group in groups for run in group.runs], experiment)
+    return csv_files.files(groups, known, targets)
+
+
+def words(bundle: Bundle) -> str:
+    """What a command says of a bundle that it has written."""
+    lines = [f"{visible(os.path.relpath(bundle.path))}: {times(bundle.runs, 'run')}, manifest {bundle.manifest}"]
+    if bundle.personal:
+        lines.append(
+            f"note: {times(bundle.personal, 'file')} of the bundle hold the path of your home folder; look at them "
+            "before an anonymous review"
+        )
+    return "\n".join(lines)
+
+
+def is_run_name(name: str) -> bool:
+    """Whether a folder in a bundle may have this name."""
+    return bool(_RUN_NAME.fullmatch(name)) and name.isprintable() and name.strip(" .") == name and name != SWEEPS
+
+
+def short_commit(commit: str) -> str:
+    """The first digits of a commit, with the mark of files that differ from it."""
+    return commit[:8] + ("-dirty" if commit.endswith("-dirty") else "")
+
+
+def last_start(folder: Path) -> dict[str, Any]:
+    """The last start of a run that can be read from its commands; empty where there is none."""
+    found: dict[str, Any] = {}
+    try:
+        for line in untrusted.lines(folder / provenance.COMMANDS_FILE):
+            start = untrusted.parse_json(line)
+            found = start if isinstance(start, dict) else found
+    except (OSError, untrusted.Unreadable):  # a torn last line
+        pass
+    return found
+
+
+def _copy_run(source: Path, target: Path) -> None:
+    """Copies the files of a run; of those that name folders of this machine, only what a report reads."""
+    shortened: dict[str, Callable[[bytes], bytes]] = {
+        CHOICES: _choices,
+        provenance.COMMANDS_FILE: lambda content: b"".join(map(_start, content.splitlines(keepends=True))),
+    }
+    for name in RUN_FILES:
+        if name == COMPOSED and (source / CONFIG).is_file():
+            continue
+        try:
+            content = _read(source / name)
+        except FileNotFoundError:
+            continue
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        (target / name).write_bytes(shortened.get(name, bytes)(content))
+
+
+def _read(path: Path) -> bytes:
+    try:
+        if path.suffix == ".jsonl":
+            return b"".join(untrusted.lines(path))
+        return untrusted.read_bytes(path)
+    except untrusted.Unreadable as fault:
+        raise UserError(f"{visible(str(path))} {fault}: it cannot be bundled") from None
+
+
+def _choices(content: bytes) -> bytes:
+    """Hydra's record without the folders of this machine."""
+    try:
+        told = untrusted.parse_yaml(content)["hydra"]
+        kept = {"runtime": {"choices": told["runtime"]["choices"]}, "overrides": {"task": told["overrides"]["task"]}}
+    except (untrusted.Unreadable, KeyError, TypeError):
+        return b"{}\n"
+    return _json({"hydra": kept}).encode()
+
+
+def _start(line: bytes) -> bytes:
+    """A line of the commands without the folder where the command was typed and the paths of the user's own code."""
+    try:
+        start = untrusted.parse_json(line)
+        own = start.pop("own_commits", {})
+        start.pop("cwd", None)
+        start["own_commits"] = {Path(str(place)).name: commit for place, commit in own.items()}
+    except (untrusted.Unreadable, AttributeError, TypeError):
+        return line
+    return json.dumps(start).encode() + b"\n" * line.endswith(b"\n")
+
+
+def _about(runs: Iterable[str], experiment: str | None, targets: Sequence[float]) -> dict[str, Any]:
+    here = {"fedlab_runner": __version__, "commit": provenance.commit_here()}
+    return {
+        "format": FORMAT,
+        "made": here,
+        "experiment": experiment,
+        "targets": list(targets),
+        "runs": sorted(runs),
+    }
+
+
+def _requirements() -> str:
+    """The packages that are installed where the bundle is made, as pip reads them."""
+    found = {(each.metadata["Name"] or "").lower(): each.version for each in distributions()}
+    lines = [f"{name}=={version}\n" for name, version in sorted(found.items()) if name]
+    return "# The packages that were installed where this bundle was made.\n" + "".join(lines)
+
+
+def _readme(runs: int, experiment: str | None) -> str:
+    files = "".join(f"| `outputs/<run>/{name}` | {words} |\n" for name, words in RUN_FILES.items())
+    return (
+        f"# {runs} runs of fedlab_runner{f': {experiment}' if experiment else ''}\n\n"
+        f"`fedlab-verify <this zip>` checks the hashes, and that the tables follow from the metrics;\n"
+        f"`--cells 3` computes three runs again. fedlab_runner {__version__} made this bundle.\n\n"
+        "| file | contents |\n| --- | --- |\n"
+        f"| `{TABLES}/*.csv` | a row for each run, for each setting, and for each cell of a paper's table |\n"
+        f"{files}"
+        f"| `{OUTPUTS}/{SWEEPS}/*/jobs/*.json` | how the jobs of the sweeps ended |\n"
+        f"| `{REQUIREMENTS}` | the packages where the bundle was made |\n"
+        f"| `{ABOUT}` | the runs, and what the tables were asked for |\n"
+        f"| `{MANIFEST}` | the hash of each file: `sha256sum -c {MANIFEST}` |\n"
+        f"| `{CRATE}` | RO-Crate metadata, which are the authors' to complete: no check reads them |\n"
+    )
+
+
+def _is_personal(path: Path) -> bool:
+    home = os.path.expanduser("~").encode()
+    return len(home) > 1 and home in path.read_bytes()
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _json(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+
+
+def _put(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text.encode())
+
+
+def _zip(file: BinaryIO, folder: Path, names: Sequence[str]) -> None:
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, allowZip64=False) as archive:
+        for name in names:
+            entry = zipfile.ZipInfo(name, _ZIP_DATE)
+            entry.external_attr, entry.compress_type = 0o644 << 16, zipfile.ZIP_DEFLATED
+            archive.writestr(entry, (folder / name).read_bytes())

@@ -1,0 +1,280 @@
+"""Curves over the seeds of a setting, and the panels of a report that show them over rounds and over costs."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+from fedlab_runner.methods.registry import Line, tell_apart
+from fedlab_runner.report.content import Chart, Entry, Panel, Series
+from fedlab_runner.report.formatting import scale, times, unit, with_unit
+from fedlab_runner.report.grouping import SeedGroup
+from fedlab_runner.report.runs import Run
+from fedlab_runner.report.scales import LOG_RATIO, padded, span
+from fedlab_runner.report.stats import cumulative, mean, std
+from fedlab_runner.report.tables import best, by_condition
+from fedlab_runner.tracking.jsonl import Row
+from fedlab_runner.tracking.metric_direction import lower_is_better
+from fedlab_runner.utils.escaping import file_name
+
+MAX_LINES = 10  # of a panel: more cannot be told apart
+MAX_POINTS, MIN_POINTS = 140, 24  # of a line
+PAGE_POINTS = 20_000  # of all lines of a page, each about 36 bytes with its band
+SAME_SHARE = 1.1  # costs whose ratios differ by less make nearly the same picture
+CROWDED_SHARE = 0.35  # a zoomed panel is drawn where the better half of the curves ends in less of the axis
+DASHES: tuple[tuple[float, ...], ...] = ((), (5.0, 2.0), (6.0, 2.0, 1.0, 2.0), (1.2, 1.8), (9.0, 2.0, 2.0, 2.0))
+OUTLIER = 10.0  # a y axis ends before values this many times the middle of the largest tenth
+
+
+class Curve(NamedTuple):
+    """One method's metric over the rounds at which all of the seeds shown have it."""
+
+    name: str
+    seeds: int
+    unfinished: bool
+    rounds: list[int]
+    means: list[float]
+    stds: list[float]  # zero for one seed
+    costs: dict[str, list[float]]  # by metric key: cumulative cost at each round, the mean over seeds
+
+
+class Cost(NamedTuple):
+    """A cost over which the metric is drawn; `timed`: its key is in `timings.jsonl`."""
+
+    key: str
+    title: str
+    label: str
+    timed: bool = False
+
+
+COSTS = (
+    Cost("comm/upload_mb", "By upload", "MB uploaded so far"),
+    Cost("cost/client_gflops", "By the clients' work", "GFLOPs of clients so far"),
+    Cost("cost/server_gflops", "By the server's work", "GFLOPs of the server so far"),
+    Cost("time/round", "By seconds", "seconds of rounds so far, on the machine of each run", timed=True),
+)
+
+
+def lines_of(groups: Sequence[SeedGroup]) -> dict[str, Line]:
+    """The line of each name: a method's own; another shade, dash and marker for its other settings.
+
+    Where two methods have one colour, the second takes a dash that is free.
+    """
+    named = {each.name: each.style for each in groups}
+    found: dict[str, Line] = {}
+    for name, line in zip(named, tell_apart(list(named.values())), strict=True):
+        taken = [each.dash for each in found.values() if each.colour == line.colour]
+        free = (dash for dash in (line.dash, *DASHES) if dash not in taken)
+        found[name] = replace(line, dash=next(free, line.dash))
+    return found
+
+
+def convergence(groups: Sequence[SeedGroup], lines: Mapping[str, Line], most: int) -> list[Chart]:
+    """For each condition, the metric over rounds and over costs, a line for each method with at most `most` points."""
+    found = []
+    for condition, members in by_condition(groups).items():
+        shown = most_interesting(members)
+        curves = [curve for group in shown if (curve := curve_of(group)).rounds]
+        if not curves:
+            continue
+        caption = [condition or "All runs"]
+        if len(members) > len(shown):
+            caption.append(f"the best {MAX_LINES} of {len(members)} methods; the tables have all")
+        panels, same = _panels(curves, members[0].runs[0].metric, most)
+        caption += same
+        legend = [Entry(_label(curve), lines[curve.name]) for curve in curves]
+        found.append(Chart(file_name(f"curves-{condition}"), "; ".join(caption), legend, panels))
+    return found
+
+
+def curve_of(group: SeedGroup, metric: str | None = None, timed: bool = False) -> Curve:
+    """The curve over the finished seeds; while none is finished, over the others.
+
+    `metric`: another than the objective's; `timed`: the metric is of `timings.jsonl`.
+    """
+    key = metric or group.runs[0].metric
+
+    def points_of(run: Run) -> dict[int, float]:
+        return points(run.timings if timed else run.rows, key, run.rounds)
+
+    done = [run for run in group.runs if run.finished]
+    runs = [run for run in done or group.runs if points_of(run)]
+    found = [points_of(run) for run in runs]
+    rounds = sorted(set.intersection(*(set(each) for each in found))) if found else []
+    values = [[each[round] for each in found] for round in rounds]
+    costs: dict[str, list[float]] = {}
+    for cost in COSTS if metric is None else ():
+        logged = [run.timings if cost.timed else run.rows for run in runs]
+        if logged and all(any(cost.key in row for row in rows) for rows in logged):
+            sums = [cumulative(rows, cost.key) for rows in logged]
+            costs[cost.key] = [mean([_until(each, round) for each in sums]) for round in rounds]
+    deviations = [std(each) if len(each) > 1 else 0.0 for each in values]
+    return Curve(group.name, len(runs), not done, rounds, [mean(each) for each in values], deviations, costs)
+
+
+def points(rows: Sequence[Row], key: str, rounds: int) -> dict[int, float]:
+    """The finite values of a metric by round, of the rounds that count."""
+    values = {row["round"]: row[key] for row in rows if key in row and row["round"] <= rounds}
+    return {round: value for round, value in values.items() if math.isfinite(value)}
+
+
+def over_rounds(curves: Sequence[Curve], metric: str, title: str, most: int) -> Panel:
+    """A panel of a metric over rounds."""
+    return _panel(
+        curves, metric, title, "round", lambda curve: [float(each) for each in curve.rounds], most, whole=True
+    )
+
+
+def most_interesting(groups: Sequence[SeedGroup]) -> list[SeedGroup]:
+    """The best methods, as many as a panel has lines, in their given order."""
+    left, kept = list(groups), list[SeedGroup]()
+    while left and len(kept) < MAX_LINES:
+        kept.append(best(left) or left[0])
+        left.remove(kept[-1])
+    return [group for group in groups if any(group is each for each in kept)]
+
+
+def per_line(groups: Sequence[SeedGroup]) -> int:
+    """How many points a line has, so that the page stays small."""
+    lines = sum(min(MAX_LINES, len(each)) for each in by_condition(groups).values()) * (len(COSTS) + 2)
+    return max(MIN_POINTS, min(MAX_POINTS, PAGE_POINTS // max(1, lines)))
+
+
+def _until(sums: Mapping[int, float], round: int) -> float:
+    """The sum at a round; of a round without a line, the one before."""
+    return sums[round] if round in sums else max((sum for each, sum in sums.items() if each <= round), default=0.0)
+
+
+def _label(curve: Curve) -> str:
+    return f"{curve.name} ({times(curve.seeds, 'seed')}{', unfinished' if curve.unfinished else ''})"
+
+
+def _panels(curves: Sequence[Curve], metric: str, most: int) -> tuple[list[Panel], list[str]]:
+    """The panels of a condition, and words on the costs whose panels would show the same picture again."""
+    whole = over_rounds(curves, metric, "Over rounds", most)
+    panels, same = [whole], []
+    if (close := _zoomed(whole, metric)) is not None:
+        panels.append(close)
+    kept: list[tuple[str, Callable[[Curve], Sequence[float]]]] = [("rounds", lambda curve: curve.rounds)]
+    for cost in COSTS:
+        spenders = [curve for curve in curves if cost.key in curve.costs and curve.costs[cost.key][-1] > 0]
+        if not spenders:
+            continue
+        alike = [name for name, axis in kept if _proportional(spenders, cost.key, axis)]
+        if alike and len(spenders) == len(curves):
+            same.append(f"over {cost.label.removesuffix(' so far')} the picture is nearly that over {alike[0]}")
+            continue
+        panels.append(_over_cost(spenders, curves, metric, cost, most))
+        kept.append((cost.label.removesuffix(" so far"), partial(_spent, cost.key)))
+    return panels, same
+
+
+def _spent(key: str, curve: Curve) -> Sequence[float]:
+    return curve.costs.get(key, [])
+
+
+def _proportional(curves: Sequence[Curve], key: str, axis: Callable[[Curve], Sequence[float]]) -> bool:
+    """Whether a cost is the same multiple of another axis at the middle and at the end of all curves."""
+    ratios = []
+    for curve in curves:
+        other, own = axis(curve), curve.costs[key]
+        if len(other) != len(own):
+            return False
+        for i in {len(own) // 2, len(own) - 1}:
+            if not (own[i] > 0 and other[i] > 0):
+                return False
+            ratios.append(own[i] / other[i])
+    return max(ratios) < SAME_SHARE * min(ratios)
+
+
+def _over_cost(spenders: Sequence[Curve], curves: Sequence[Curve], metric: str, cost: Cost, most: int) -> Panel:
+    """The metric over a cost; where totals differ widely the axis is logarithmic, without zero."""
+    spent = [curve.costs[cost.key][-1] for curve in spenders]
+    wide = max(spent) > LOG_RATIO * min(spent)
+
+    def axis(curve: Curve) -> list[float]:
+        return [math.nan if wide and x <= 0 else x for x in curve.costs.get(cost.key, [])]
+
+    shown = [curve if curve in spenders else curve._replace(rounds=[]) for curve in curves]
+    return _panel(shown, metric, cost.title, cost.label, axis, most, log=wide)
+
+
+def _panel(
+    curves: Sequence[Curve],
+    metric: str,
+    title: str,
+    x_label: str,
+    axis: Callable[[Curve], list[float]],
+    most: int,
+    log: bool = False,
+    whole: bool = False,
+) -> Panel:
+    factor, lines = scale(metric), []
+    for i, curve in enumerate(curves):
+        x = axis(curve) if curve.rounds else []
+        if not any(map(math.isfinite, x)):
+            continue
+        kept = [each for each in _thinned(len(x), most) if math.isfinite(x[each])]
+        means = [factor * curve.means[each] for each in kept]
+        band = [factor * curve.stds[each] for each in kept] if any(curve.stds) else []
+        low = [m - s for m, s in zip(means, band, strict=True)] if band else []
+        high = [m + s for m, s in zip(means, band, strict=True)] if band else []
+        lines.append(Series(i, [x[each] for each in kept], means, low, high, curve.unfinished))
+    places = span(x for each in lines for x in each.x) or (0.0, 1.0)
+    ends = places if log or places[0] < places[1] else (places[0] - 0.5, places[1] + 0.5)
+    if log and ends[0] == ends[1]:
+        ends = (ends[0] / 2, ends[1] * 2)
+    label = ", ".join(filter(None, [metric, unit(metric)]))
+    y_range = _y_range(lines, metric)
+    return Panel(title, x_label, label, lines, ends, y_range, log, whole, _finding(curves, metric))
+
+
+def _thinned(count: int, most: int) -> list[int]:
+    """Places of at most `most` points, the first and the last among them."""
+    if count <= most:
+        return list(range(count))
+    return sorted({round(i * (count - 1) / (most - 1)) for i in range(most)})
+
+
+def _y_range(lines: Sequence[Series], metric: str) -> tuple[float, float]:
+    values = sorted(y for each in lines for y in (*each.y, *each.low, *each.high) if math.isfinite(y))
+    found = span(values)
+    if found is None:
+        return (0.0, 1.0)
+    low, high = found
+    usual = values[int(0.95 * (len(values) - 1))]
+    if 0 < OUTLIER * usual < high and low >= 0:  # a few values that left the picture behind
+        high = 2 * usual
+    return padded(low, high, 0.0 if low >= 0 else -math.inf, 100.0 if scale(metric) == 100 else math.inf)
+
+
+def _zoomed(whole: Panel, metric: str) -> Panel | None:
+    """The second half of the rounds at the height of the better half of the curves, where these are close together."""
+    start, end = whole.x_range
+    middle = (start + end) / 2
+    last = {each.entry: [y for x, y in zip(each.x, each.y, strict=True) if x >= middle] for each in whole.series}
+    last = {entry: values for entry, values in last.items() if len(values) > 2}
+    if len(last) < 2:
+        return None
+    ranked = sorted(last, key=lambda entry: last[entry][-1], reverse=not lower_is_better(metric))
+    better = ranked[: max(2, -(-len(ranked) // 2))]
+    found = span(y for entry in better for y in last[entry])
+    if found is None or found[1] - found[0] > CROWDED_SHARE * (whole.y_range[1] - whole.y_range[0]):
+        return None
+    ends = padded(*found, floor=whole.y_range[0], ceiling=whole.y_range[1])
+    title = f"The best {len(better)}, from round {math.ceil(middle)} on"
+    near, words = (float(math.ceil(middle)), end), "A closer view of the same curves."
+    return replace(whole, title=title, x_range=near, y_range=ends, finding=words)
+
+
+def _finding(curves: Sequence[Curve], metric: str) -> str:
+    """Which curve ends best and which worst."""
+    known = sorted((curve.means[-1], curve.name) for curve in curves if curve.rounds)
+    if not known:
+        return ""
+    ends = known if lower_is_better(metric) else known[::-1]
+    best_one = f"{ends[0][1]} ends at {with_unit(ends[0][0], metric)}"
+    if len(ends) == 1:
+        return f"{best_one}."
+    return f"{best_one}, the best of {len(ends)}; {ends[-1][1]} at {with_unit(ends[-1][0], metric)}, the worst."

@@ -1,0 +1,106 @@
+"""Single panels for a paper, as wide as a column and as the text, with text of 8 pt that stays text; their legend."""
+
+import io
+import math
+import warnings
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from fedlab_runner.report.content import Chart, Entry, Panel, Report
+from fedlab_runner.utils.escaping import file_name, label
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+KINDS = ("pdf", "svg")
+WIDTHS = {"column": 3.3, "text": 6.75}  # inches
+HEIGHTS = {"column": 2.1, "text": 2.6}
+POINTS = 8  # the size of text
+LEGEND_COLUMNS = 4
+STYLE: dict[str, Any] = {
+    "font.size": POINTS,
+    "axes.titlesize": POINTS,
+    "axes.labelsize": POINTS,
+    "xtick.labelsize": POINTS,
+    "ytick.labelsize": POINTS,
+    "legend.fontsize": POINTS,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.6,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e5e7eb",
+    "grid.linewidth": 0.5,
+    "lines.linewidth": 1.1,
+    "lines.markersize": 3.5,
+    "legend.frameon": False,
+    "pdf.fonttype": 42,  # text stays text
+    "svg.fonttype": "none",
+    "svg.hashsalt": "fedlab",
+}
+
+
+def files(report: Report, kind: str) -> Iterator[tuple[str, bytes]]:
+    """The files by name: `<chart>-<panel>-column`, `<chart>-<panel>-text` and `<chart>-legend`."""
+    for section in report.sections:
+        for chart in section.charts:
+            if not isinstance(chart, Chart):
+                continue
+            for panel in chart.panels:
+                name = file_name(f"{chart.name}-{panel.title.lower()}")
+                for width in WIDTHS:
+                    yield f"{name}-{width}.{kind}", _drawn(panel, chart, width, kind)
+            yield f"{chart.name}-legend.{kind}", _legend(chart, kind)
+
+
+def _drawn(panel: Panel, chart: Chart, width: str, kind: str) -> bytes:
+    from matplotlib.figure import Figure
+    from matplotlib.style import context
+    from matplotlib.ticker import MaxNLocator
+
+    with context(STYLE):
+        figure = Figure(figsize=(WIDTHS[width], HEIGHTS[width]), layout="constrained")
+        axes = figure.subplots()
+        for series in panel.series:
+            line = chart.legend[series.entry].line
+            if len(series.low):
+                axes.fill_between(series.x, series.low, series.high, color=line.colour, alpha=0.13, linewidth=0)
+            axes.plot(series.x, series.y, label=label(chart.legend[series.entry].name), **_style(line, len(series.x)))
+        if panel.x_log:
+            axes.set_xscale("log")
+        axes.set(xlim=panel.x_range, ylim=panel.y_range, xlabel=label(panel.x_label), ylabel=label(panel.y_label))
+        if panel.x_whole:
+            axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
+        return _saved(figure, kind)
+
+
+def _legend(chart: Chart, kind: str) -> bytes:
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+    from matplotlib.style import context
+
+    def handle(entry: Entry) -> Line2D:
+        return Line2D([], [], **_style(entry.line, 1))
+
+    with context(STYLE):
+        rows = math.ceil(len(chart.legend) / LEGEND_COLUMNS)
+        figure = Figure(figsize=(WIDTHS["text"], 0.2 * rows + 0.1))
+        names = [label(entry.name) for entry in chart.legend]
+        figure.legend(
+            [handle(entry) for entry in chart.legend], names, loc="center", ncols=LEGEND_COLUMNS, handlelength=2.6
+        )
+        return _saved(figure, kind)
+
+
+def _style(line: Any, points: int) -> dict[str, Any]:
+    every = max(1, points // 6)
+    return {"color": line.colour, "linestyle": line.linestyle, "marker": line.marker, "markevery": every}
+
+
+def _saved(figure: "Figure", kind: str) -> bytes:
+    file = io.BytesIO()
+    metadata: dict[str, Any] = {"CreationDate": None} if kind == "pdf" else {"Date": None}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)  # of a name in another script
+        figure.savefig(file, format=kind, metadata=metadata)
+    return file.getvalue()

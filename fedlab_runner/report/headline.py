@@ -1,0 +1,89 @@
+"""What a report says first: the best methods, and what is missing."""
+
+import math
+from collections.abc import Sequence
+from textwrap import shorten
+
+from fedlab_runner.report import summaries
+from fedlab_runner.report.content import ReportTable, Section, cell
+from fedlab_runner.report.formatting import times, value, with_unit
+from fedlab_runner.report.grouping import SeedGroup
+from fedlab_runner.report.runs import Run
+from fedlab_runner.report.stats import confidence, mean
+from fedlab_runner.report.tables import best, by_condition, decimals_of, finished
+from fedlab_runner.sweep import states
+
+MAX_BLOCKS = 6  # that the headline names
+TITLE_KEYS = 3  # of a block's title
+MAX_ERROR_CHARACTERS = 300
+
+
+def best_of(title: str, groups: Sequence[SeedGroup]) -> str:
+    """The best method of a block in a sentence, with its interval; empty where nothing is finished."""
+    where = f"{title}: " if title else ""
+    winners = {condition: best(members) for condition, members in by_condition(groups).items()}
+    tops = [each for each in winners.values() if each is not None]
+    if not tops:
+        return f"{where}no run is finished." if title else "No run is finished."
+    metric, less = tops[0].runs[0].metric, tops[0].runs[0].lower_is_better
+    if len(winners) == 1:
+        top = tops[0]
+        values, digits = finished([top]), decimals_of(groups)
+        low, high = confidence(values)
+        sure = (
+            "" if math.isnan(low) else f", 95 % interval {value(low, metric, digits)} to {value(high, metric, digits)}"
+        )
+        rivals = len([each for each in groups if finished([each])])
+        said = f"best is {top.name} with {with_unit(mean(values), metric, digits)}"
+        return f"{where}{said} (mean of {times(len(values), 'seed')}{sure}; {times(rivals, 'method')} compared)."
+    scores, _ = summaries.scores_of(groups)
+    counts = {name: sum(each.name == name for each in tops) for name in dict.fromkeys(each.name for each in tops)}
+    most = max(counts, key=lambda name: counts[name])
+    said = f"{most} is best in {counts[most]} of {times(len(tops), 'condition')}"
+    if len(scores) >= 2:
+        centres = {name: summaries.iqm(samples) for name, samples in scores.items()}
+        top_name = (min if less else max)(centres, key=lambda name: centres[name])
+        low, high = summaries.interval(scores[top_name])
+        sure = "" if math.isnan(low) else f", 95 % interval {value(low, metric)} to {value(high, metric)}"
+        said += f"; {'it' if top_name == most else top_name} has the best interquartile mean, "
+        said += f"{with_unit(centres[top_name], metric)}{sure}"
+    return f"{where}{said}."
+
+
+def short_title(title: str) -> str:
+    """The first keys of a block's title, those of its data and model."""
+    words = title.split(" ")
+    return " ".join(words[:TITLE_KEYS]) + (" …" if len(words) > TITLE_KEYS else "")
+
+
+def headline(blocks: Sequence[tuple[str, Sequence[SeedGroup]]], runs: Sequence[Run], unbegun: int) -> list[str]:
+    """The sentences under the title."""
+    said = [best_of(short_title(title), groups) for title, groups in blocks[:MAX_BLOCKS]]
+    if len(blocks) == 1:
+        said = [each[0].upper() + each[1:] for each in said]
+    if len(blocks) > MAX_BLOCKS:
+        said.append(f"{len(blocks) - MAX_BLOCKS} more blocks of conditions are below.")
+    missing = states.counted([*(run.state for run in runs), *(states.NOT_BEGUN for _ in range(unbegun))])
+    if missing:
+        said.append(f"Without a result: {', '.join(missing)}.")
+    if warned := [run for run in runs if run.warnings]:
+        said.append(f"{times(len(warned), 'run')} ended with a warning; the list of runs has it.")
+    return said
+
+
+def failures(groups: Sequence[SeedGroup]) -> Section | None:
+    """Why runs failed: each error once for each method; None where none failed."""
+    found: dict[tuple[str, str], list[tuple[str, Run]]] = {}
+    for each in groups:
+        for run in each.runs:
+            if run.state == states.FAILED:
+                found.setdefault((each.name, str(run.error)), []).append((each.condition, run))
+    if not found:
+        return None
+    rows = []
+    for (name, error), those in found.items():
+        conditions = list(dict.fromkeys(condition or "all" for condition, _ in those))
+        where = "; ".join(conditions[:4]) + (f"; and {len(conditions) - 4} more" if len(conditions) > 4 else "")
+        words = shorten(error, MAX_ERROR_CHARACTERS, placeholder=" …")
+        rows.append([cell(name), cell(words), cell(where), cell(str(len(those)), sort=len(those))])
+    return Section("What failed", tables=[ReportTable(["method", "error", "condition", "runs"], rows, names=3)])

@@ -1,0 +1,212 @@
+"""Tables for a paper: LaTeX with booktabs, and the references of the methods in them.
+
+`fedlab-report --latex` writes them into `tables.tex` and `references.bib`.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from fedlab_runner.methods.registry import Method, bibliography
+from fedlab_runner.report import published, tables
+from fedlab_runner.report.formatting import NONE, PLUS_MINUS, scale, times, unit, value
+from fedlab_runner.report.grouping import SeedGroup, blocks
+from fedlab_runner.report.significance import against_best
+from fedlab_runner.report.stats import MIN_SEEDS, SIGNIFICANCE_LEVEL, confidence, mean, std
+from fedlab_runner.sweep import states
+from fedlab_runner.sweep.records import natural
+from fedlab_runner.utils.escaping import latex
+
+MAX_COLUMNS = 5  # conditions of a table
+MAX_PAPER_COLUMNS = 3  # of a table that has ours and the published value under each
+MARK = "$^{*}$"
+MISSING = "--"
+HEAD = """% Tables of fedlab-report. In the preamble: \\usepackage{booktabs}
+% References of the methods: \\bibliography{references}
+"""
+
+
+def document(groups: Sequence[SeedGroup], papers: Sequence[published.Paper], interval: bool) -> str:
+    """The tables of all blocks and of all published tables; `interval`: 95 % intervals instead of deviations."""
+    found = [_beside(paper, groups) for paper in papers]
+    others = [each for each in groups if not any(paper.has(each) for paper in papers)]
+    for title, members in blocks(others) if others else []:
+        columns = tables.by_condition(members)
+        names = [condition for condition, those in columns.items() if tables.finished(those)]
+        for i in range(0, len(names), MAX_COLUMNS):
+            some = {name: columns[name] for name in names[i : i + MAX_COLUMNS]}
+            found.append([_comparison(title, some, interval)])
+    every = [table for those in found for table in those]
+    return HEAD + "".join(f"\n{_table(table, number)}" for number, table in enumerate(every, 1))
+
+
+def references(groups: Iterable[SeedGroup]) -> str:
+    """BibTeX of the methods used."""
+    return bibliography(key for each in groups for key in each.style.cite)
+
+
+class _Table:
+    """Column types, the lines of the heading, the rows, and the caption."""
+
+    def __init__(self, kinds: str, head: Sequence[str], rows: Sequence[str], caption: str) -> None:
+        self.kinds, self.head, self.rows, self.caption = kinds, head, rows, caption
+
+
+def _table(table: _Table, number: int) -> str:
+    lines = [
+        "\\begin{table}[t]",
+        "\\centering",
+        "\\small",
+        f"\\caption{{{table.caption}}}",
+        f"\\label{{tab:results-{number}}}",
+        f"\\begin{{tabular}}{{{table.kinds}}}",
+        "\\toprule",
+        *table.head,
+        "\\midrule",
+        *table.rows,
+        "\\bottomrule",
+        "\\end{tabular}",
+        "\\end{table}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _comparison(title: str, columns: Mapping[str, Sequence[SeedGroup]], interval: bool) -> _Table:
+    groups = [group for members in columns.values() for group in members]
+    usual = tables.usual_seeds(groups)
+    marks = {}
+    tested = False
+    for condition, members in columns.items():
+        top, others = against_best(members)
+        for group, compared in others:
+            marks[group.name, condition] = compared.significant
+            tested |= compared.difference.seeds >= MIN_SEEDS
+        if top is not None:
+            marks[top.name, condition] = False
+    tops = {condition: tables.best(members) for condition, members in columns.items()}
+    rounding = {condition: tables.decimals_of(members) for condition, members in columns.items()}
+    styles: dict[str, Method] = {group.name: group.style for group in groups}
+    cells = {(group.name, condition): group for condition, members in columns.items() for group in members}
+    rows = []
+    for name, style in styles.items():
+        row = [_name(name, style)]
+        for condition in columns:
+            found = cells.get((name, condition))
+            bold = found is not None and found is tops[condition]
+            mark = MARK if marks.get((name, condition)) else ""
+            row.append(_value(found, rounding[condition], interval, bold, mark, usual))
+        rows.append(" & ".join(row) + " \\\\")
+    metric = groups[0].runs[0].metric
+    names = [_stacked(condition or metric) for condition in columns]
+    head = ["Method & " + " & ".join(_wide(name, interval) for name in names) + " \\\\"]
+    kinds = "l" + "".join(_kind(interval) for _ in columns)
+    return _Table(kinds, head, rows, _caption(title, groups, usual, interval, tested))
+
+
+def _caption(title: str, groups: Sequence[SeedGroup], usual: int, interval: bool, tested: bool) -> str:
+    run = groups[0].runs[0]
+    said = latex(run.metric) + (f" in {_unit(run.metric)}" if unit(run.metric) else "")
+    if title:
+        said += f" ({latex(title)})"
+    spread = "with its 95\\,\\% confidence interval" if interval else "$\\pm$ standard deviation ($n - 1$)"
+    seeds = sorted({str(seed) for group in groups for seed in group.finished}, key=lambda seed: natural([seed]))
+    named = f" ({latex(', '.join(seeds))})" if 0 < len(seeds) <= 10 else ""
+    said += f": mean {spread} over {times(usual, 'seed')}{named}"
+    if not tables.seeds_differ(groups, usual):
+        said += ", or as many as stand in brackets"
+    said += "; best in bold"
+    if tested:
+        level = f"{SIGNIFICANCE_LEVEL:g}"
+        said += f"; {MARK}: differs from the best with $p < {level}$ (two-sided paired $t$-test over seeds, Holm)"
+    return f"{said}."
+
+
+def _value(group: SeedGroup | None, digits: int | None, interval: bool, bold: bool, mark: str, usual: int) -> str:
+    """A cell; of two columns, left and right of the plus-minus, unless it is an interval."""
+    if group is None:
+        return _wide(MISSING, interval)
+    values, metric = tables.finished([group]), group.runs[0].metric
+    if not values:
+        return _wide(f"\\textit{{{latex(states.common(run.state for run in group.runs))}}}", interval)
+    few = "" if len(values) == usual else f" {{\\tiny ({len(values)})}}"
+    middle = _bold(_number(mean(values), metric, digits), bold)
+    if interval:
+        low, high = confidence(values)
+        ends = "" if math.isnan(low) else f" [{_number(low, metric, digits)}, {_number(high, metric, digits)}]"
+        return f"{middle}{ends}{mark}{few}"
+    if len(values) < 2:
+        return _wide(f"{middle}{mark}{few}", interval)
+    return f"{middle} & {_bold(_number(std(values), metric, digits), bold)}{mark}{few}"
+
+
+def _beside(paper: published.Paper, groups: Sequence[SeedGroup]) -> list[_Table]:
+    """Our and the published value under each column that has a run."""
+    whole = published.beside(paper, groups)
+    names = [name for name, count in whole.spans if count == 3]
+    mine = [group for group in groups if paper.has(group)]
+    seeds = sorted({str(seed) for group in mine for seed in group.finished}, key=lambda seed: natural([seed]))
+    told = latex(", ".join(seeds)) if len(seeds) <= 10 else str(len(seeds))
+    caption = (
+        f"Beside {latex(paper.name)}: {latex(paper.unit)}. Ours are over the seeds {told}; $\\pm$: "
+        f"{latex(published.meant(paper))}; best of ours in bold."
+    )
+    found = []
+    for start in range(0, len(names), MAX_PAPER_COLUMNS):
+        some = names[start : start + MAX_PAPER_COLUMNS]
+        over = " & ".join(f"\\multicolumn{{4}}{{c}}{{{_stacked(name)}}}" for name in some)
+        rules = " ".join(f"\\cmidrule(lr){{{2 + 4 * i}-{5 + 4 * i}}}" for i in range(len(some)))
+        under = " & ".join(f"{_wide('ours', False)} & {_wide('published', False)}" for _ in some)
+        rows = []
+        for row in whole.rows:
+            cells = [latex(row[0].lines[0])]
+            for i in range(start, start + len(some)):
+                ours, theirs = row[1 + 3 * i], row[2 + 3 * i]
+                cells += [_pair(ours.lines[0], ours.bold, ours.muted), _pair(theirs.lines[0], False, theirs.muted)]
+            rows.append(" & ".join(cells) + " \\\\")
+        head = [f" & {over} \\\\", rules, f"Method & {under} \\\\"]
+        found.append(_Table("l" + 2 * len(some) * _kind(False), head, rows, caption))
+    return found
+
+
+def _pair(words: str, bold: bool, muted: bool) -> str:
+    """A mean with its deviation, as a report shows it, as two columns."""
+    if muted:
+        return _wide(MISSING if words == NONE else f"\\textit{{{latex(words)}}}", False)
+    middle, sign, deviation = words.partition(f" {PLUS_MINUS} ")
+    if not sign:
+        return _wide(_bold(_plain(words), bold), False)
+    return f"{_bold(_plain(middle), bold)} & {_bold(_plain(deviation), bold)}"
+
+
+def _plain(number: str) -> str:
+    return latex(number.replace("\N{MINUS SIGN}", "-")).replace("-", "$-$")
+
+
+def _number(number: float, metric: str, digits: int | None) -> str:
+    return _plain(value(number, metric, digits))
+
+
+def _name(name: str, style: Method) -> str:
+    return latex(name) + (f"~\\cite{{{','.join(style.cite)}}}" if style.cite else "")
+
+
+def _stacked(condition: str) -> str:
+    """The overrides of a condition below each other."""
+    parts = condition.split(" ") if "=" in condition else [condition]
+    stacked = "\\\\".join(map(latex, parts))
+    return stacked if len(parts) == 1 else f"\\shortstack{{{stacked}}}"
+
+
+def _kind(interval: bool) -> str:
+    return "c" if interval else "r@{\\,$\\pm$\\,}l"
+
+
+def _wide(words: str, interval: bool) -> str:
+    return words if interval else f"\\multicolumn{{2}}{{c}}{{{words}}}"
+
+
+def _bold(words: str, bold: bool) -> str:
+    return f"\\textbf{{{words}}}" if bold else words
+
+
+def _unit(metric: str) -> str:
+    return "\\%" if scale(metric) == 100 else latex(unit(metric))

@@ -1,0 +1,249 @@
+"""Sections on metrics that only some runs have: each is there where a run has one of its metrics."""
+
+import csv
+import io
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from fedlab_runner.core.metric_names import MODELS, cell_of
+from fedlab_runner.methods.registry import Line
+from fedlab_runner.plots.clients import CLIENTS_FILE
+from fedlab_runner.plots.curves import staleness_counts
+from fedlab_runner.report.content import Chart, Dots, Entry, Panel, Section, Series
+from fedlab_runner.report.curves import curve_of, most_interesting, over_rounds
+from fedlab_runner.report.formatting import amount, times
+from fedlab_runner.report.grouping import SeedGroup
+from fedlab_runner.report.runs import Run
+from fedlab_runner.report.stats import mean
+from fedlab_runner.report.tables import by_condition
+from fedlab_runner.utils import untrusted
+from fedlab_runner.utils.escaping import file_name
+
+MAX_PARTITIONS = 8  # pictures of partitions
+MAX_CLIENTS = 60  # of a picture of a partition
+MAX_CLASSES = 40
+NOT_CLASSES = ("client", "examples", "train", "validation", "test", "held_out")  # columns of partition.csv
+
+
+class Metrics(NamedTuple):
+    """The metrics of a section, by the beginning of their keys; `timed`: they are in `timings.jsonl`."""
+
+    title: str
+    note: str
+    keys: tuple[str, ...]
+    timed: bool = False
+
+
+SECTIONS = (
+    Metrics(
+        "Models that travel, and regular models",
+        "Test metrics of the models that clients hold or pass on beside the one that is judged.",
+        ("regular/accuracy", "meme/accuracy"),
+    ),
+    Metrics(
+        "Topology",
+        "How many clients a client averages with, how far their models are from their mean, and how many models "
+        "are sent in a round.",
+        ("algorithm/neighbours", "algorithm/consensus_distance", "comm/models"),
+    ),
+    Metrics(
+        "Blocks and matching",
+        "The width of the server's model, the cost of the assignments and the share of neurons that moved.",
+        ("algorithm/server_width", "algorithm/matching_cost", "algorithm/moved_neurons"),
+    ),
+    Metrics(
+        "Coefficients",
+        "What the server's search found.",
+        (
+            "algorithm/coefficients_mean",
+            "algorithm/coefficients_negative",
+            "algorithm/probe_cosine_last",
+            "algorithm/atlas_size",
+            "algorithm/gamma",
+            "algorithm/fallback_cosine",
+        ),
+    ),
+    Metrics(
+        "Directions of updates",
+        "Cosine of clients' updates to the true update.",
+        ("analysis/update_cosine_mean", "analysis/update_cosine_negative"),
+    ),
+    Metrics(
+        "Seconds",
+        "How long a round and its evaluation took, on the machine of each run; machines, and runs side by side on "
+        "one, differ.",
+        ("time/round", "time/evaluation"),
+        timed=True,
+    ),
+)
+
+
+def sections(groups: Sequence[SeedGroup], lines: Mapping[str, Line], most: int, level: int) -> list[Section]:
+    """The sections whose metrics are there."""
+    found = []
+    for each in SECTIONS:
+        charts = []
+        for condition, members in by_condition(groups).items():
+            panels, legend = _panels(members, each, lines, most)
+            if panels:
+                name = file_name(f"{each.title}-{condition}")
+                charts.append(Chart(name, condition or "All runs", legend, panels))
+        if charts:
+            found.append(Section(each.title, [each.note], charts=charts, level=level))
+    return found
+
+
+def _panels(
+    members: Sequence[SeedGroup], metrics: Metrics, lines: Mapping[str, Line], most: int
+) -> tuple[list[Panel], list[Entry]]:
+    shown = most_interesting(members)
+    rows = [row for group in shown for run in group.runs for row in (run.timings if metrics.timed else run.rows)]
+    keys = dict.fromkeys(key for row in rows for key in row if key.startswith(metrics.keys))
+    wanted = [key for start in metrics.keys for key in keys if re.fullmatch(rf"{re.escape(start)}(_\d+)?", key)]
+    panels = []
+    for key in wanted[:MAX_PARTITIONS]:
+        curves = [curve_of(group, key, metrics.timed) for group in shown]
+        if any(any(map(bool, curve.means)) for curve in curves):
+            panels.append(over_rounds(curves, key, key, most))
+    kept = sorted({series.entry for panel in panels for series in panel.series})
+    legend = [Entry(shown[i].name, lines[shown[i].name]) for i in kept]
+    renumbered = {old: new for new, old in enumerate(kept)}
+    return [
+        panel.__class__(**{**panel.__dict__, "series": [_moved(each, renumbered) for each in panel.series]})
+        for panel in panels
+    ], legend
+
+
+def _moved(series: Series, places: Mapping[int, int]) -> Series:
+    return Series(places[series.entry], series.x, series.y, series.low, series.high, series.unfinished)
+
+
+def matrix_charts(groups: Sequence[SeedGroup], lines: Mapping[str, Line], most: int) -> list[Chart]:
+    """For each condition, the cells of the evaluation matrix over rounds, and their spread over clients at the end."""
+    found = []
+    for condition, members in by_condition(groups).items():
+        shown = most_interesting(members)
+        keys = dict.fromkeys(
+            key
+            for group in shown
+            for run in group.runs
+            for row in run.rows
+            for key in row
+            if key.partition("/")[0] in MODELS and cell_of(key) == key
+        )
+        panels = [over_rounds([curve_of(group, key) for group in shown], key, key, most) for key in keys]
+        panels += [panel for key in keys if (panel := _over_clients(shown, key)) is not None]
+        legend = [Entry(group.name, lines[group.name]) for group in shown]
+        if panels:
+            found.append(Chart(file_name(f"matrix-{condition}"), condition or "All runs", legend, panels))
+    return found
+
+
+def _over_clients(groups: Sequence[SeedGroup], key: str) -> Panel | None:
+    """The share of clients below each accuracy in a cell, at the end of the run of the smallest seed."""
+    lines, worst = [], []
+    for i, group in enumerate(groups):
+        values = sorted(100 * each for each in _column(group.runs[0], CLIENTS_FILE, key))
+        if len(values) > 1:
+            x = [each for value in values for each in (value, value)]
+            y = [100 * share / len(values) for n in range(len(values)) for share in (n, n + 1)]
+            lines.append(Series(i, x, y))
+            worst.append((values[0], group.name))
+    if not lines:
+        return None
+    said = f"The lowest accuracy of a client is {max(worst)[0]:.1f} % with {max(worst)[1]}, the highest of the lowest."
+    low, high = min(each.x[0] for each in lines), max(each.x[-1] for each in lines)
+    ends = (low, high) if low < high else (low - 1, high + 1)
+    return Panel(
+        f"{key}: clients below an accuracy",
+        "accuracy of a client, %",
+        "clients, %",
+        lines,
+        ends,
+        (0, 100),
+        finding=said,
+    )
+
+
+def staleness(groups: Sequence[SeedGroup], lines: Mapping[str, Line]) -> list[Chart]:
+    """For each condition, the share of updates that were at most so late, a line for each method with late updates."""
+    found: list[Chart] = []
+    for condition, members in by_condition(groups).items():
+        shown, series, means = most_interesting(members), list[Series](), list[tuple[float, str]]()
+        for i, group in enumerate(shown):
+            counts = staleness_counts([row for run in group.runs for row in run.rows])
+            total = sum(counts.values())
+            if not counts or set(counts) == {0}:
+                continue
+            x, y, so_far = [0.0], [0.0], 0.0
+            for age, count in counts.items():
+                x += [float(age), float(age)]
+                y += [100 * so_far / total, 100 * (so_far + count) / total]
+                so_far += count
+            series.append(Series(i, x, y))
+            means.append((sum(age * count for age, count in counts.items()) / total, group.name))
+        if not series:
+            continue
+        said = f"The mean staleness is from {amount(min(means)[0])} to {amount(max(means)[0])} rounds."
+        ends = (0.0, max(1.0, max(each.x[-1] for each in series)))
+        label = "rounds from start to arrival"
+        panel = Panel("At most so late", label, "updates, %", series, ends, (0, 100), x_whole=True, finding=said)
+        legend = [Entry(group.name, lines[group.name]) for group in shown]
+        found.append(Chart(file_name(f"staleness-{condition}"), f"{condition or 'All runs'}. {said}", legend, [panel]))
+    return found
+
+
+def partitions(groups: Sequence[SeedGroup]) -> tuple[list[Dots], int]:
+    """Each different partition of the smallest seeds, and the number left out."""
+    found: dict[str, Dots] = {}
+    for condition, members in by_condition(groups).items():
+        for run in (group.runs[0] for group in members):
+            table = _table(run, "partition.csv")
+            if (picture := _dots(table, run, condition)) is not None:
+                found.setdefault(str(table), picture)
+                break  # a seed has one partition under one condition
+    pictures = list(found.values())
+    return pictures[:MAX_PARTITIONS], max(0, len(pictures) - MAX_PARTITIONS)
+
+
+def _dots(table: Sequence[Mapping[str, str]], run: Run, condition: str) -> Dots | None:
+    classes = [key for key in (table[0] if table else ()) if key and key not in NOT_CLASSES][:MAX_CLASSES]
+    rows = [row for row in table[:MAX_CLIENTS] if row.get("client")]
+    if not classes or not rows:
+        return None
+    counts = [[_number(row.get(name)) for name in classes] for row in rows]
+    totals = [_number(row.get("examples")) for row in table]
+    largest = [max(row) / sum(row) for row in counts if sum(row) > 0]
+    said = f"{times(len(table), 'client')} with {amount(min(totals))} to {amount(max(totals))} examples"
+    said += (
+        f"; on average {100 * mean(largest):.0f} % of a client's examples are of its largest class" if largest else ""
+    )
+    where = f"{condition or 'All runs'}, seed {run.seed}: {said}."
+    if len(table) > len(rows):
+        where += f" The first {len(rows)} clients are shown."
+    name = file_name(f"partition-{condition}-seed{run.seed}")
+    return Dots(name, where, [str(row["client"]) for row in rows], classes, counts, said)
+
+
+def _column(run: Run, name: str, key: str) -> list[float]:
+    values = [_number(row.get(key) or "nan") for row in _table(run, name)]
+    return [value for value in values if math.isfinite(value) and 0 <= value <= 1]
+
+
+def _table(run: Run, name: str) -> list[dict[str, str]]:
+    """The rows of a CSV file of a run's folder; none where it cannot be read."""
+    try:
+        text = untrusted.read_bytes(run.folder / name).decode()
+        return list(csv.DictReader(io.StringIO(text)))
+    except (FileNotFoundError, untrusted.Unreadable, UnicodeDecodeError, csv.Error):
+        return []
+
+
+def _number(text: object) -> float:
+    try:
+        number = float(str(text))
+    except ValueError:
+        return 0.0
+    return number if math.isfinite(number) and abs(number) < 1e12 else (math.nan if number != number else 0.0)

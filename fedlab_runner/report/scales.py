@@ -1,0 +1,56 @@
+"""Ends and ticks of axes."""
+
+import math
+from collections.abc import Iterable, Sequence
+
+LOG_RATIO = 10  # from this ratio of the largest to the smallest end of a curve on, a cost axis is logarithmic
+MARGIN = 0.04  # of an axis's length, beyond the data
+
+
+def span(values: Iterable[float]) -> tuple[float, float] | None:
+    """The smallest and the largest finite value; None of nothing."""
+    known = [each for each in values if math.isfinite(each)]
+    return (min(known), max(known)) if known else None
+
+
+def padded(low: float, high: float, floor: float = -math.inf, ceiling: float = math.inf) -> tuple[float, float]:
+    """Ends of an axis a little beyond the data, but not beyond `floor` and `ceiling`."""
+    margin = MARGIN * (high - low) or 0.05 * abs(high) or 1.0
+    start, end = low - margin, high + margin
+    return (max(start, floor) if low >= floor else start), (min(end, ceiling) if high <= ceiling else end)
+
+
+def ticks(low: float, high: float, most: int = 6, whole: bool = False) -> list[float]:
+    """Round values between two ends, at most `most`: multiples of 1, 2 or 5 times a power of ten."""
+    length = high - low
+    if not (math.isfinite(length) and length > 0):
+        return [low] if math.isfinite(low) else []
+    power = 10.0 ** math.floor(math.log10(length / most))
+    step = next(each * power for each in (1, 2, 5, 10, 20) if length / (each * power) <= most)
+    if whole:
+        step = max(1.0, float(math.ceil(step)))
+    first = math.ceil(low / step - 1e-9)
+    return [round(i * step, 12) for i in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def log_ticks(low: float, high: float, most: int = 7) -> list[float]:
+    """Powers of ten between two positive ends, with 2 and 5 times them where there is room."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for factors in ((1, 2, 5), (1, 3), (1,)):
+        found = [f * 10.0**p for p in powers for f in factors if low <= f * 10.0**p <= high]
+        if len(found) <= most:
+            return found
+    return found[:: -(-len(found) // most)]
+
+
+def tick_labels(values: Sequence[float]) -> list[str]:
+    """The values with as many decimals as their distance asks for; large ones with k and M, tiny ones as 1e-5."""
+    if not values:
+        return []
+    largest = max(abs(each) for each in values)
+    for size, unit, letter in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
+        if size <= largest < 1e12:
+            return [f"{each / unit:g}{letter}" if each else "0" for each in values]
+    if largest >= 1e12 or 0 < largest < 1e-3:
+        return [f"{each:.0e}" if each else "0" for each in values]
+    return [f"{each:.6g}".replace("-", "\N{MINUS SIGN}") for each in values]

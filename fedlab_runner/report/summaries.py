@@ -1,0 +1,171 @@
+"""Summaries of methods over the conditions of a block, as Agarwal et al. (NeurIPS 2021, `rliable`) propose them.
+
+`scipy` is imported where it is needed.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedlab_runner.methods.registry import Line
+from fedlab_runner.report.content import Chart, Entry, Panel, ReportTable, Section, Series, cell
+from fedlab_runner.report.formatting import NONE, scale, unit, value, with_unit
+from fedlab_runner.report.grouping import SeedGroup
+from fedlab_runner.report.scales import padded
+from fedlab_runner.report.stats import mean
+from fedlab_runner.report.tables import by_condition, finished
+from fedlab_runner.utils.escaping import file_name
+
+RESAMPLES = 2000  # of the seeds
+PROFILE_POINTS = 41
+PROFILE_RESAMPLES = 400
+MIN_CONDITIONS = 2
+MAX_PROFILES = 10
+Scores = Mapping[str, Sequence[np.ndarray]]  # by method: the finished seeds' values under each condition
+
+
+def section(groups: Sequence[SeedGroup], lines: Mapping[str, Line], level: int) -> Section | None:
+    """The summary of the methods that have a finished seed under every condition; None where there are no two."""
+    scores, left_out = scores_of(groups)
+    if len(scores) < 2:
+        return None
+    metric = groups[0].runs[0].metric
+    less = groups[0].runs[0].lower_is_better
+    count = len(next(iter(scores.values())))
+    notes = [
+        f"Over the {count} conditions of this block, which count alike. IQM: the mean of the middle half of all runs, "
+        "which neither one lucky seed nor one hard condition decides; its 95 % interval is of a bootstrap that draws "
+        f"seeds within each condition ({RESAMPLES:,} times). Rank: 1 is the best mean under a condition. The profile "
+        "says which share of a method's runs is at least as good as a value: a higher line is better everywhere."
+    ]
+    if left_out:
+        notes.append(f"Without a finished seed under some condition, and left out: {', '.join(left_out)}.")
+    ranks = ranks_of(scores, less)
+    centres = {name: iqm(samples) for name, samples in scores.items()}
+    top = (min if less else max)(centres, key=lambda name: centres[name])
+    rows = []
+    for name, samples in scores.items():
+        low, high = interval(samples)
+        ends = NONE if math.isnan(low) else f"{value(low, metric)} \N{EN DASH} {value(high, metric)}"
+        means = [float(each.mean()) for each in samples]
+        first = sum(rank == 1 for rank in ranks[name])
+        rows.append(
+            [
+                cell(name),
+                cell(value(centres[name], metric), bold=name == top, sort=centres[name]),
+                cell(ends, sort=low),
+                cell(value(mean(means), metric), sort=mean(means)),
+                cell(f"{mean(ranks[name]):.2f}", sort=mean(ranks[name])),
+                cell(f"{first} of {count}", sort=first),
+            ]
+        )
+    measure = unit(metric)
+    header = ["method", "IQM", "95 % interval", "mean", "mean rank", "best in"]
+    table = ReportTable(header, rows, units=["", measure, measure, measure, "", ""], title=f"{metric} over conditions")
+    chart = _profiles(scores, lines, metric, less, centres)
+    return Section("Over all conditions", notes, [table], [chart], level=level)
+
+
+def scores_of(groups: Sequence[SeedGroup]) -> tuple[Scores, list[str]]:
+    """The values of the methods that have one under every condition, and the names of the others.
+
+    No scores where there are fewer than two conditions.
+    """
+    conditions = by_condition(groups)
+    if len(conditions) < MIN_CONDITIONS:
+        return {}, []
+    found: dict[str, list[np.ndarray]] = {}
+    for members in conditions.values():
+        for group in members:
+            if values := finished([group]):
+                found.setdefault(group.name, []).append(np.asarray(values))
+    whole = {name: samples for name, samples in found.items() if len(samples) == len(conditions)}
+    names = dict.fromkeys(group.name for group in groups)
+    return whole, [name for name in names if name not in whole]
+
+
+def iqm(samples: Sequence[np.ndarray]) -> float:
+    """The interquartile mean: of the middle half of all values."""
+    from scipy.stats import trim_mean
+
+    return float(trim_mean(np.concatenate(list(samples)), 0.25))
+
+
+def interval(samples: Sequence[np.ndarray]) -> tuple[float, float]:
+    """The 95 % interval of the interquartile mean, by a bootstrap within each condition; NaN below two seeds."""
+    from scipy.stats import trim_mean
+
+    def statistic(*drawn: np.ndarray, axis: int = -1) -> np.ndarray:
+        return np.asarray(trim_mean(np.concatenate(drawn, axis=axis), 0.25, axis=axis))
+
+    return _bootstrap(samples, statistic, RESAMPLES)
+
+
+def ranks_of(scores: Scores, less_is_better: bool) -> dict[str, list[float]]:
+    """The rank of each method's mean under each condition; equal means share a rank."""
+    from scipy.stats import rankdata
+
+    means = np.array([[each.mean() for each in samples] for samples in scores.values()])  # [methods, conditions]
+    ranks = rankdata(means if less_is_better else -means, axis=0)
+    return {name: [float(each) for each in row] for name, row in zip(scores, ranks, strict=True)}
+
+
+def _profiles(
+    scores: Scores, lines: Mapping[str, Line], metric: str, less: bool, centres: Mapping[str, float]
+) -> Chart:
+    """Performance profiles: the share of runs at least as good as a value, conditions counting alike."""
+    names = sorted(scores, key=lambda name: centres[name], reverse=not less)[:MAX_PROFILES]
+    names = [name for name in scores if name in names]
+    everything = np.concatenate([each for name in names for each in scores[name]])
+    low, high = padded(float(everything.min()), float(everything.max()))
+    values = np.linspace(low, high, PROFILE_POINTS)
+    factor, series = scale(metric), []
+    for i, name in enumerate(names):
+        good = [(each <= values[:, None]) if less else (each >= values[:, None]) for each in scores[name]]
+        shares = np.mean([each.mean(-1) for each in good], axis=0)
+
+        def statistic(*drawn: np.ndarray, axis: int = -1) -> np.ndarray:
+            return np.asarray(np.mean([each.mean(axis) for each in drawn], axis=0))
+
+        band = _bands([each.astype(float) for each in good], statistic)
+        x, y = [factor * float(each) for each in values], [100 * float(each) for each in shares]
+        below, above = ([100 * float(each) for each in edge] for edge in band)
+        series.append(Series(i, x, y, below, above))
+    label = ", ".join(filter(None, [metric, unit(metric)]))
+    best_one = (min if less else max)(centres, key=lambda name: centres[name])
+    said = f"{best_one} has the best interquartile mean, {with_unit(centres[best_one], metric)}."
+    how = "at most" if less else "at least"
+    panel = Panel(
+        "Performance profile", label, f"runs with {how} this value, %", series, (factor * low, factor * high), (0, 100),
+        finding=said,
+    )  # fmt: skip
+    legend = [Entry(name, lines[name]) for name in names]
+    name = file_name(f"profile-{' '.join(names)}")
+    return Chart(name, f"Performance profile. {said} Bands are 95 % intervals.", legend, [panel])
+
+
+def _bootstrap(samples: Sequence[np.ndarray], statistic: Any, resamples: int) -> tuple[float, float]:
+    if any(len(each) < 2 for each in samples):
+        return math.nan, math.nan
+    found = _intervals(samples, statistic, resamples)
+    return float(found[0]), float(found[1])
+
+
+def _bands(good: Sequence[np.ndarray], statistic: Any) -> tuple[Sequence[float], Sequence[float]]:
+    if any(each.shape[-1] < 2 for each in good):
+        return (), ()
+    low, high = _intervals(good, statistic, PROFILE_RESAMPLES)
+    return [float(each) for each in low], [float(each) for each in high]
+
+
+def _intervals(samples: Sequence[np.ndarray], statistic: Any, resamples: int) -> Any:
+    """Percentile intervals; drawn anew from the same seed, so that equal runs make equal pages."""
+    from scipy.stats import bootstrap  # type: ignore[attr-defined]  # scipy does not mark it as exported
+
+    found: Any = bootstrap(
+        tuple(samples), statistic, n_resamples=resamples, vectorized=True, axis=-1, method="percentile",
+        random_state=np.random.default_rng(0),
+    )  # fmt: skip
+    return found.confidence_interval

@@ -1,0 +1,40 @@
+"""Calls into a tracker's package, none of which may stop the run."""
+
+import importlib.util
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+from fedlab_runner.utils.errors import UserError
+
+_log = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
+
+
+def need(package: str, logger: str) -> None:
+    """UserError where the package of a logger is not installed."""
+    if importlib.util.find_spec(package) is None:
+        raise UserError(f'logger={logger} needs an extra: pip install "fedlab-runner[{logger}]"; or choose logger=none')
+
+
+def last_line(error: Exception) -> str:
+    """The last line of what an error says; its type where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip().rstrip(".")
+
+
+class Attempts:
+    """Tries calls, and warns of the first that fails; `cause` says in one line what an error means."""
+
+    def __init__(self, service: str, cause: Callable[[Exception], str] = last_line) -> None:
+        self._service, self._cause, self._warned = service, cause, False
+
+    def __call__(self, action: Callable[[], _Result], problem: str) -> _Result | None:
+        """The result of `action`; None if it raises."""
+        try:
+            return action()
+        except Exception as error:
+            if not self._warned:
+                self._warned = True
+                told = f"{self._service} {problem} ({self._cause(error)}): the run's own files are not affected"
+                _log.warning("%s", told)
+            return None

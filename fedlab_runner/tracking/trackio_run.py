@@ -1,0 +1,124 @@
+"""A run in Trackio: a local database, in which each start of the run replaces what the run had there."""
+
+import contextlib
+import importlib
+import io
+import logging
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedlab_runner.core.metric_names import FILE_ONLY
+from fedlab_runner.tracking.attempts import Attempts, need
+from fedlab_runner.tracking.jsonl import Row
+from fedlab_runner.tracking.label import Label
+from fedlab_runner.tracking.logger import TrackioLogger
+from fedlab_runner.utils.files import short_path
+
+_log = logging.getLogger(__name__)
+
+
+class Tracker:
+    """Trackio's copy of a run, under the run's name for people and its id."""
+
+    def __init__(
+        self, logger: TrackioLogger, *, run_id: str, config: dict[str, Any], label: Label, commit: str | None
+    ) -> None:
+        need("trackio", "trackio")
+        self._logger = logger
+        self._name = f"{label.name} ({run_id})" if label.name else run_id
+        self._group = logger.group or label.group
+        self._config = {**config, **label.config, "tags": list(label.tags), "commit": commit, "run_id": run_id}
+        self._run: Any = None
+        self._last = 0
+        self._media: dict[str, Any] = {}
+        self._try = Attempts("Trackio")
+
+    def start(self, history: Iterable[Row]) -> None:
+        """Opens the run with `history` in the place of an earlier one of this name."""
+        self._run = self._try(self._open, "could not be started")
+        for row in history if self._run is not None else ():
+            self.log(row)
+
+    def _open(self) -> Any:
+        folder = Path(self._logger.dir).expanduser().absolute()
+        os.environ["TRACKIO_DIR"] = str(folder)  # read once, when Trackio is imported
+        trackio: Any = importlib.import_module("trackio")  # the type check must not depend on an extra
+
+        with _quiet():
+            with contextlib.suppress(ValueError):  # there is no such project yet
+                for run in trackio.Api().runs(self._logger.project):
+                    if run.name == self._name:
+                        run.delete()
+            made = trackio.init(
+                project=self._logger.project,
+                name=self._name,
+                group=self._group,
+                config=self._config,
+                embed=False,
+                auto_log_gpu=False,
+                auto_log_cpu=False,
+            )
+        command = f"TRACKIO_DIR={short_path(folder)} trackio show --project {self._logger.project}"
+        _log.info("Trackio: `%s` shows all runs", command)
+        return made
+
+    def log(self, row: Row) -> None:
+        """Writes a round, with the tables and pictures since the last round."""
+        self._last = row["round"]
+        if self._run is not None:
+            numbers = {key: value for key, value in row.items() if key != "round" and not key.startswith(FILE_ONLY)}
+            self._send(numbers | self._taken())
+
+    def table(self, name: str, columns: list[str], rows: list[list[Any]]) -> None:
+        """Adds a table to the next round, or to the last round at the end."""
+        self._add(name, lambda trackio: trackio.Table(columns=columns, data=rows))
+
+    def image(self, name: str, path: Path) -> None:
+        """Adds a picture to the next round, or to the last round at the end."""
+        self._add(name, lambda trackio: trackio.Image(str(path)))
+
+    def model(self, files: Sequence[Path]) -> None:
+        """Writes nothing: the run's folder has the weights."""
+
+    def summary(self, values: dict[str, Any]) -> None:
+        """Adds the summary's numbers, as `summary/<key>`, to the last round."""
+        numbers = {f"summary/{key}": value for key, value in values.items() if isinstance(value, int | float)}
+        if self._run is not None:
+            self._send(numbers | self._taken())
+
+    def finish(self, exit_code: int) -> None:
+        """Closes the run."""
+        if self._run is not None and self._media:
+            self._send(self._taken())
+        run, self._run = self._run, None
+        if run is not None:
+            with _quiet():
+                self._try(lambda: _close(run), "did not close the run")
+
+    def _send(self, values: dict[str, Any]) -> None:
+        run, step = self._run, self._last
+        with _quiet():
+            self._try(lambda: run.log(values, step=step), "did not take a round")
+
+    def _taken(self) -> dict[str, Any]:
+        media, self._media = self._media, {}
+        return media
+
+    def _add(self, name: str, make: Any) -> None:
+        if self._run is not None:
+            value = self._try(lambda: make(importlib.import_module("trackio")), f"did not take {name}")
+            self._media |= {} if value is None else {name: value}
+
+
+def _close(run: Any) -> None:
+    """Closes a run, which Trackio would close again, with a line on the terminal, when the process ends."""
+    trackio: Any = importlib.import_module("trackio")
+    trackio.context_vars.current_run.set(run)
+    trackio.finish()
+
+
+def _quiet() -> contextlib.AbstractContextManager[Any]:
+    """Keeps Trackio's lines from the terminal."""
+    return contextlib.redirect_stdout(io.StringIO())

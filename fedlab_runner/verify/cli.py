@@ -1,0 +1,164 @@
+"""The command `fedlab-verify`.
+
+Exit codes: 0 all that was checked holds, 1 something does not, 2 the command or the file is wrong, 128 + n stopped by
+signal n.
+"""
+
+import argparse
+import math
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from unittest import mock
+
+from fedlab_runner.config import secrets
+from fedlab_runner.config.explain import explain
+from fedlab_runner.report import bundle
+from fedlab_runner.report.build import select
+from fedlab_runner.report.folders import find
+from fedlab_runner.report.formatting import times
+from fedlab_runner.report.runs import Run
+from fedlab_runner.utils import signals, streams, version
+from fedlab_runner.utils.durations import duration
+from fedlab_runner.utils.errors import Interrupted, UserError
+from fedlab_runner.utils.escaping import visible
+from fedlab_runner.verify import checks, environment
+from fedlab_runner.verify.compare import DIFFERENT
+from fedlab_runner.verify.configs import Settings
+from fedlab_runner.verify.own_code import allowed
+from fedlab_runner.verify.recompute import Recomputed, choose, recompute
+from fedlab_runner.verify.unpack import unpack
+
+TOLERANCE = 0.01  # one percentage point of an accuracy, one percent of another value
+OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")  # environment variables of Hugging Face's libraries
+
+
+@streams.protected()
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns the exit code."""
+    parser = argparse.ArgumentParser(
+        "fedlab-verify",
+        description="Checks a bundle of fedlab-report: hashes, tables, summaries; with --cells it computes runs again.",
+        epilog="Nothing in a bundle is executed, and nothing is downloaded unless dataset.download=true.",
+    )
+    add = parser.add_argument
+    add("bundle", type=Path, metavar="FILE.zip", help="a bundle of fedlab-report --bundle")
+    add("overrides", nargs="*", metavar="key=value", help="of this machine: dataset.root=/data device=cpu threads=2")
+    add(
+        "--cells", default="0", metavar="N", help="compute N runs again, of different settings, or those of these names"
+    )
+    add("--rounds", type=int, metavar="N", help="only so many rounds of each (default: all)")
+    add("--draw", type=int, default=0, metavar="N", help="another number draws other runs")
+    add(
+        "--tolerance",
+        type=float,
+        default=TOLERANCE,
+        metavar="X",
+        help=f"default {TOLERANCE}: of an accuracy, or relative",
+    )
+    add("--config-dir", type=Path, metavar="FOLDER", help="your folder of the modules that configs name")
+    add("--version", action="version", version=version.words())
+    add("--out", type=Path, metavar="FOLDER", help="keep the computed runs there, and go on with those that are there")
+    given = parser.parse_intermixed_args(arguments)
+    try:
+        _check(given)
+        with signals.raised(), tempfile.TemporaryDirectory(prefix="fedlab-verify-") as place:
+            folder = Path(place)
+            (folder / "bundle").mkdir()
+            unpack(given.bundle, folder / "bundle")
+            with allowed(given.config_dir) if given.config_dir else nullcontext():
+                return 0 if _verify(folder / "bundle", given.out or folder / "runs", given) else 1
+    except UserError as error:
+        print(f"error: {_line(error)}", file=sys.stderr)
+        return 2
+    except (Interrupted, KeyboardInterrupt) as stop:
+        number = stop.signal if isinstance(stop, Interrupted) else 2
+        print(f"stopped by signal {number}; the same command begins again, with --out it goes on", file=sys.stderr)
+        return 128 + number
+
+
+def _check(given: argparse.Namespace) -> None:
+    """Raises UserError where an argument cannot be right."""
+    if given.rounds is not None and given.rounds < 0:
+        raise UserError(f"--rounds must be >= 0, got {given.rounds}")
+    if not 0 <= given.tolerance < 1:
+        raise UserError(f"--tolerance must be in [0, 1), got {given.tolerance:g}")
+    if strange := next((each for each in given.overrides if not re.match(r"[\w.@+]+=", each)), None):
+        raise UserError(f"cannot read {strange!r}: expected key=value")
+
+
+def _verify(folder: Path, out: Path, given: argparse.Namespace) -> bool:
+    """Shows each check and each run that is computed again; returns whether all holds."""
+    told, settings = checks.about(folder), Settings(given.overrides)
+    if not (folder / bundle.OUTPUTS).is_dir():
+        raise UserError(f"{given.bundle} holds no runs")
+    found = find([folder / bundle.OUTPUTS])
+    _show(f"{given.bundle}: {times(len(found.runs), 'run')}, made by {told.made}")
+    _show(f"{'manifest':<12}{checks.digest_of_manifest(folder)}")
+    all_checks = [checks.hashes(folder), checks.tables(folder, found, told), checks.summaries(found, told)]
+    fine = [checks.report(check, _show) for check in (*all_checks, checks.names(found))]
+    lines = environment.differences(found.runs)
+    for line in lines or ["as here"]:
+        _show(f"{'environment':<12}{line}")
+    runs = choose(select(found.runs, None), given.cells, given.draw)
+    if not runs:
+        _show(f"{'runs':<12}none computed again; --cells 3 computes three of {len(found.runs)}")
+    with _offline(settings):
+        for number, run in enumerate(runs, 1):
+            _show(f"{f'run {number}/{len(runs)}':<12}{run.name}: {_size(run, given.rounds)}")
+            fine.append(_again(run, settings, out / run.name, given))
+    wrong = fine.count(False)
+    _show(f"{wrong} of {len(fine)} checks do not hold" if wrong else f"all {len(fine)} checks hold")
+    return not wrong
+
+
+def _again(run: Run, settings: Settings, folder: Path, given: argparse.Namespace) -> bool:
+    """Computes a run again and shows how it compares; returns whether it is equal or within the tolerance."""
+    try:
+        done = recompute(run, settings, folder, given.rounds, given.tolerance)
+    except Exception as error:  # whatever a stranger's config leads to: the other runs are computed
+        told = explain(error, ()) or [repr(error)]
+        _show(f"{'':<12}NOT COMPUTED: {secrets.redacted('; '.join(told))}")
+        return False
+    for line in _outcome(done):
+        _show(f"{'':<12}{line}")
+    return done.comparison.verdict != DIFFERENT
+
+
+def _outcome(done: Recomputed) -> Iterator[str]:
+    yield str(done.comparison)
+    if done.objective is not None:
+        there, here = done.objective
+        yield f"objective {there:.6g} there, {here:.6g} here"
+    if done.same_partition is False:
+        yield "the clients have other examples: partition.csv differs"
+
+
+def _size(run: Run, rounds: int | None) -> str:
+    """How much there is to compute, in words, with the time that it took there."""
+    last = run.done if rounds is None else min(rounds, run.done)
+    took = [row.get("time/wall", math.nan) for row in run.timings if row["round"] == last]
+    return times(last, "round") + (f", which took {duration(took[0])} there" if took and took[0] >= 0 else "")
+
+
+@contextmanager
+def _offline(settings: Settings) -> Iterator[None]:
+    """Keeps libraries from downloading what a bundle's config names, unless the command allows downloads."""
+    with nullcontext() if settings.downloads else mock.patch.dict(os.environ, dict.fromkeys(OFFLINE, "1")):
+        yield
+
+
+def _line(error: Exception) -> str:
+    return visible(secrets.redacted("; ".join(str(error).splitlines())))
+
+
+def _show(line: str) -> None:
+    print(visible(line), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,174 @@
+"""The config of a bundle's run: what decides the numbers is the bundle's, where and how it is computed is not.
+
+A bundle may come from a stranger. Of its configs only the keys count that the id of a run covers; executor, threads,
+device, folders, downloads, W&B and checkpoints are set here or by the person who verifies. Classes are checked by
+`config.targets`, as in every config.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from fedlab_runner.api import compose
+from fedlab_runner.config import secrets
+from fedlab_runner.config.build import MAX_THREADS, Checked, check, conf_dir
+from fedlab_runner.config.run_id import VOLATILE
+from fedlab_runner.report import bundle
+from fedlab_runner.utils import untrusted
+from fedlab_runner.utils.errors import UserError
+
+EXECUTORS = "fedlab_runner.executors"
+# The keys of VOLATILE, by who sets them.
+_HERE = ("logger", "checkpoint", "pruning")  # this module
+_COMPUTED = ("device", "threads", "executor")  # the person who verifies, else what the run has noted
+_DATA = tuple(key for key in VOLATILE if key.endswith((".root", ".cache", ".download")))
+_KEPT = ("rounds", "evaluation.target")  # numbers that do no harm
+assert {*_HERE, *_COMPUTED, *_DATA, *_KEPT} == {*VOLATILE}, "each key that is not part of a run's id has its place"
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """The config in the folder of a bundle's run. Raises UserError where it is no resolved config."""
+    path = folder / bundle.CONFIG
+    try:
+        values = untrusted.read_yaml(path)
+    except FileNotFoundError:
+        raise UserError(f"it has no {bundle.CONFIG}: the run had not begun") from None
+    except untrusted.Unreadable as fault:
+        raise UserError(f"{bundle.CONFIG} {fault}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{bundle.CONFIG} holds no config")
+    if "hydra" in values:
+        raise UserError(f"{bundle.CONFIG} holds settings of Hydra, which no run writes there")
+    # An interpolation could carry this machine's environment into numbers and files.
+    if found := next((name for name, value in secrets.leaves(values, "") if "${" in f"{name}{value}"), None):
+        raise UserError(f"{bundle.CONFIG}: {found} holds an interpolation, which no run writes there")
+    return values
+
+
+def checked(values: Mapping[str, Any]) -> Checked:
+    """The config, its keys, types and classes checked. Raises UserError where this version does not take it."""
+    try:
+        result = check(OmegaConf.create(dict(values)))
+    except UserError:
+        raise
+    except Exception as error:  # a module that the config names may need an extra, and a stranger's values be odd
+        raise UserError(f"{bundle.CONFIG}: {error!r}") from error
+    if result.errors:
+        raise UserError("; ".join(result.errors[:3]))
+    return result
+
+
+class Settings:
+    """How runs are computed here: `overrides` of the person who verifies, such as `device=cpu` or `dataset.root=/data`.
+
+    Raises UserError for an override of a key that decides the numbers, or a faulty one.
+    """
+
+    def __init__(self, overrides: Sequence[str]) -> None:
+        self._given = {each.partition("=")[0] for each in overrides}
+        if strange := next((key for key in self._given if not _may_be_set(key)), None):
+            raise UserError(
+                f"{strange} cannot be set: keys of {', '.join(_COMPUTED)} can, and where data are, such as dataset.root"
+            )
+        self._data = OmegaConf.from_dotlist([each for each in overrides if each.partition("=")[0] in _DATA])
+        self._overrides = [each for each in overrides if each.partition("=")[0] not in _DATA]
+        if self._overrides:
+            _ = self._ours  # a faulty one is told before anything is computed
+
+    @cached_property
+    def _ours(self) -> dict[str, Any]:
+        """The config of this machine, of which the keys count that a run's id does not cover."""
+        values = OmegaConf.to_container(compose("logger=none", *self._overrides), resolve=True)
+        assert isinstance(values, dict)
+        return {str(key): value for key, value in values.items()}
+
+    @property
+    def downloads(self) -> bool:
+        """Whether a data set may be downloaded."""
+        given = secrets.leaves(OmegaConf.to_container(self._data), "")
+        return any(key.endswith(".download") and value is True for key, value in given)
+
+    def chooses(self, key: str) -> bool:
+        """Whether the person who verifies has set this key, or one inside it."""
+        return any(_head(each) == key for each in self._given)
+
+    def config(self, values: Mapping[str, Any], rounds: int, noted: Mapping[str, Any]) -> DictConfig:
+        """The config of a run with these values for so many rounds; `noted`: the last start in its commands.jsonl."""
+        values = {**values, "rounds": rounds, **{key: self._ours[key] for key in _HERE}}
+        threads, machine = noted.get("threads"), noted.get("machine")
+        if self.chooses("threads") or type(threads) is not int or not 1 <= threads <= MAX_THREADS:
+            threads = self._ours["threads"]
+        on_cpu = isinstance(machine, Mapping) and "gpu" not in machine and not self.chooses("device")
+        values |= {"threads": threads, "device": "cpu" if on_cpu else self._ours["device"]}
+        recorded = None if self.chooses("executor") else executor(values.get("executor"))
+        values["executor"] = recorded or self._ours["executor"]
+        cfg = OmegaConf.create(values)
+        for key in _DATA:
+            node = OmegaConf.select(cfg, key.rpartition(".")[0])
+            last = key.rpartition(".")[2]
+            if isinstance(node, DictConfig) and last in node:
+                node[last] = self._place(key, last, node)
+        return cfg
+
+    def _place(self, key: str, last: str, node: DictConfig) -> Any:
+        """Where data are on this machine: given, else as in this machine's config; nothing is downloaded or cached."""
+        given = OmegaConf.select(self._data, key)
+        if given is not None:
+            return given
+        if last == "root":
+            return _roots().get(str(node.get("_target_")), node.root)
+        return False if last == "download" else None
+
+
+def executor(node: Any) -> dict[str, Any] | None:
+    """The executor of a bundle as it may be on this machine; None where it is none of this package's.
+
+    No number of processes and no address of a cluster comes from a bundle: the results do not depend on them.
+    """
+    target = node.get("_target_") if isinstance(node, Mapping) else None
+    kind = target.removeprefix(f"{EXECUTORS}.") if isinstance(target, str) else ""
+    if kind in ("processes.Processes", "ray.Ray"):
+        inner = executor(node.get("inner"))
+        return inner and {"_target_": f"{EXECUTORS}.processes.Processes", "workers": None, "inner": inner}
+    if kind == "auto.Auto":
+        return {**node, "workers": None}
+    if kind == "cuda_graph.CudaGraph" and not _has_gpu():
+        return {
+            "_target_": f"{EXECUTORS}.vectorized.Vectorized",
+            "chunk_size": node.get("chunk_size"),
+            "compile": False,
+        }
+    known = ("loop.Loop", "vectorized.Vectorized", "cuda_graph.CudaGraph")
+    return dict(node) if kind in known else None
+
+
+def _may_be_set(key: str) -> bool:
+    return key in _DATA or _head(key) in _COMPUTED
+
+
+def _head(key: str) -> str:
+    """`executor` of `executor.inner.compile` and of `+executor@executor.inner`."""
+    return key.lstrip("+").partition("@")[0].partition(".")[0]
+
+
+def _roots() -> dict[str, Any]:
+    """The folder of each data set by its class, as the config files of this package have it; none of a class whose
+    folder is the user's own.
+    """
+    found, own = dict[str, Any](), set[str]()
+    for path in (path for group in ("dataset", "server_data") for path in (conf_dir() / group).glob("*.yaml")):
+        node: Any = OmegaConf.load(path)
+        if OmegaConf.is_missing(node, "root"):
+            own.add(node._target_)
+        elif "root" in node:
+            found[node._target_] = node.root
+    return {target: root for target, root in found.items() if target not in own}
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()

@@ -1,0 +1,32 @@
+"""Lets configs name the modules of a folder that the person who verifies gives, as `fedlab --config-dir` does."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
+
+from fedlab_runner.config.build import conf_dir, register_resolvers
+from fedlab_runner.utils.errors import UserError
+
+
+@contextmanager
+def allowed(folder: Path) -> Iterator[None]:
+    """Within the block `config.targets` takes modules of this folder. Raises UserError where it is no folder."""
+    if not folder.is_dir():
+        raise UserError(f"--config-dir must be a folder, got {folder}")
+    register_resolvers()
+    with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        searched = f"hydra.searchpath=['file://{folder.absolute()}']"
+        cfg: Any = hydra.compose("train", [searched], return_hydra_config=True)
+    OmegaConf.set_readonly(cfg.hydra, False)
+    cfg.hydra.runtime.cwd = os.getcwd()
+    HydraConfig.instance().set_config(cfg)
+    try:
+        yield
+    finally:
+        HydraConfig.instance().cfg = None

@@ -1,0 +1,86 @@
+"""Hydra's loader in this package: what is read and composed once."""
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.utils import create_config_search_path
+from hydra.types import RunMode
+
+from fedlab_runner.config import config_files
+from fedlab_runner.config.build import conf_dir
+from fedlab_runner.config.config_files import FileConfigSource
+from fedlab_runner.config.hydra_loader import MAX_COMPOSED, Loader
+
+
+def loader() -> Loader:
+    config_files.register()
+    return Loader(create_config_search_path(str(conf_dir())))
+
+
+@pytest.fixture
+def composed(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The overrides of each composition."""
+    found: list[list[str]] = []
+    real = ConfigLoaderImpl.load_configuration
+
+    def counted(self: ConfigLoaderImpl, config_name: str, overrides: list[str], *args: Any, **kwargs: Any) -> Any:
+        found.append(overrides)
+        return real(self, config_name, overrides, *args, **kwargs)
+
+    monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", counted)
+    return found
+
+
+def test_a_job_is_composed_once(composed: list[list[str]]) -> None:
+    """Hydra asks for the configs of all jobs, and then for each when it starts."""
+    one = loader()
+    master = one.load_configuration("train", ["seed=7"], RunMode.MULTIRUN)
+    jobs = [["seed=0"], ["seed=1"]]
+    checked = [one.load_sweep_config(master, job) for job in jobs]
+    started = [one.load_sweep_config(master, job) for job in jobs]
+    assert composed == [["seed=7"], *jobs] and started == checked
+    assert [cfg.seed for cfg in started] == [0, 1] and started[0].hydra.overrides.task == jobs[0]
+    started[0].seed = 5  # what a job does to its config does not reach a job of the same overrides
+    assert one.load_sweep_config(master, jobs[0]).seed == 0
+    other = pickle.loads(pickle.dumps(one))
+    assert not other._composed and other._read is None, "no job is sent to other processes with the loader"
+
+
+def test_few_jobs_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = loader()
+    master = one.load_configuration("train", [], RunMode.MULTIRUN)
+    one._composed = {(str(number),): master for number in range(MAX_COMPOSED)}
+    one.load_sweep_config(master, ["seed=3"])
+    assert len(one._composed) == MAX_COMPOSED
+
+
+def test_the_choices_of_all_groups_are_read_from_one_list_of_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, real, times = loader(), ConfigLoaderImpl._parse_overrides_and_create_caching_repo, []
+    monkeypatch.setattr(
+        ConfigLoaderImpl,
+        "_parse_overrides_and_create_caching_repo",
+        lambda *args: times.append(args) or real(*args),  # type: ignore[func-returns-value]
+    )
+    assert "loop" in one.get_group_options("executor") and "mlp" in one.get_group_options("model")
+    assert len(times) == 1
+    one.get_group_options("executor", config_name="train", overrides=["seed=1"])
+    assert len(times) == 2
+
+
+def test_a_file_is_read_again_when_it_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, path, read = FileConfigSource("main", f"file://{tmp_path}"), tmp_path / "one.yaml", []
+    real = FileConfigSource._checked
+    monkeypatch.setattr(FileConfigSource, "_checked", lambda *args: read.append(args) or real(*args))
+    path.write_text("# @package one\na: 1\n")
+    for _ in range(2):
+        result = source.load_config("one")
+        assert result.config == {"a": 1} and result.header == {"package": "one"}
+        result.config.a, result.header["package"] = 9, "other"  # Hydra changes what it gets
+    assert len(read) == 1
+    path.write_text("a: 2\n")
+    os.utime(path, ns=(1, 1))
+    assert source.load_config("one").config == {"a": 2} and len(read) == 2

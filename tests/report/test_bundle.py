@@ -1,0 +1,145 @@
+"""What a bundle holds, that it is the same each time, and that its description is an RO-Crate."""
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+
+from fedlab_runner.report import bundle, cli
+from fedlab_runner.sweep import states
+from fedlab_runner.utils.errors import UserError
+from tests.helpers.bundles import contents
+from tests.helpers.report_files import curve, write_failed_job, write_run
+
+START = {
+    "command": "fedlab algorithm=fedavg",
+    "cwd": "/somewhere/of/mine",
+    "commit": "a" * 40,
+    "own_commits": {"/somewhere/of/mine/code": "b" * 40},
+    "threads": 1,
+    "versions": {"python": "3.11.7", "fedlab-runner": "0.1.0", "torch": "2.11.0"},
+    "machine": {"processor": "Z80"},
+    "code": {},
+}
+
+
+@pytest.fixture
+def outputs(tmp_path: Path) -> Path:
+    """A finished run, and one that failed in a sweep."""
+    place = tmp_path / "outputs"
+    run = write_run(place, "algorithm=fedavg", "rounds=2", rows=curve(0.1, 0.5, 0.6, **{"comm/upload_mb": 1.0}))
+    (run / "commands.jsonl").write_text(json.dumps(START) + "\n")
+    (run / "train.log").write_text("a line")
+    (run / "checkpoints").mkdir()
+    (run / "checkpoints" / "2.pt").write_bytes(b"not for a bundle")
+    failed = write_run(place, "algorithm=fedprox", "rounds=2", rows=curve(0.1))
+    write_failed_job(place, failed, "the loss is not finite")
+    return place
+
+
+def test_a_bundle_has_what_the_tables_rest_on(outputs: Path, tmp_path: Path) -> None:
+    written = bundle.write(tmp_path / "b.zip", [outputs])
+    files = contents(tmp_path / "b.zip")
+    assert written.runs == 2 and written.manifest == hashlib.sha256(files[bundle.MANIFEST]).hexdigest()
+    (run,) = [path.name for path in outputs.glob("fedavg-*")]
+    for name in ("config.yaml", "metrics.jsonl"):
+        assert files[f"outputs/{run}/{name}"] == (outputs / run / name).read_bytes()
+    assert not [name for name in files if "train.log" in name or "checkpoints" in name or name.endswith("/")]
+    assert len([name for name in files if name.startswith("outputs/sweeps/")]) == 1
+    assert f",{states.FAILED}" in files["tables/runs.csv"].decode().replace('"', "")
+    listed = dict(reversed(line.split("  ")) for line in files[bundle.MANIFEST].decode().splitlines())
+    assert listed.keys() == files.keys() - {bundle.MANIFEST, bundle.CRATE}
+    assert all(hashlib.sha256(files[name]).hexdigest() == digest for name, digest in listed.items())
+    about = json.loads(files[bundle.ABOUT])
+    assert (
+        about["format"] == bundle.FORMAT
+        and run in about["runs"]
+        and about["made"].keys() == {"fedlab_runner", "commit"}
+    )
+    assert b"\ntorch==" in files[bundle.REQUIREMENTS]
+
+
+def test_the_same_runs_make_the_same_bytes(outputs: Path, tmp_path: Path) -> None:
+    first, second = (bundle.write(tmp_path / name, [outputs]) for name in ("a.zip", "b.zip"))
+    assert (tmp_path / "a.zip").read_bytes() == (tmp_path / "b.zip").read_bytes()
+    assert first.manifest == second.manifest
+    shutil.copytree(outputs, tmp_path / "moved")
+    assert bundle.write(tmp_path / "c.zip", [tmp_path / "moved"]).manifest == first.manifest, "from another folder"
+
+
+def test_the_tables_are_those_of_the_report(outputs: Path, tmp_path: Path) -> None:
+    page, _ = cli.write([outputs], tmp_path / "report", targets=[0.55])
+    bundle.write(tmp_path / "b.zip", [outputs], targets=[0.55])
+    files = contents(tmp_path / "b.zip")
+    tables = {path.name: path.read_bytes() for path in page.parent.glob("*.csv")}
+    assert tables and {name.removeprefix("tables/"): files[name] for name in files if name[:7] == "tables/"} == tables
+
+
+def test_folders_of_this_machine_are_left_out(
+    outputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", "/somewhere/of/mine")
+    assert cli.main([str(outputs), "--out", str(tmp_path / "out"), "--bundle", str(tmp_path / "b.zip")]) == 0
+    files = contents(tmp_path / "b.zip")
+    assert not [name for name, content in files.items() if b"/somewhere/of/mine" in content]
+    (start,) = [json.loads(files[name]) for name in files if name.endswith("commands.jsonl")]
+    assert start["own_commits"] == {"code": "b" * 40} and start["command"] == START["command"]
+    shown = capsys.readouterr().out
+    assert "b.zip: 2 runs, manifest " in shown and "note:" not in shown
+    (config,) = outputs.glob("fedavg-*/config.yaml")
+    config.write_text(config.read_text() + "x: /somewhere/of/mine/data\n")
+    assert bundle.write(tmp_path / "c.zip", [outputs]).personal == 1
+    assert "note: 1 file of the bundle hold" in bundle.words(bundle.write(tmp_path / "c.zip", [outputs]))
+
+
+def test_what_cannot_be_bundled_is_one_line(outputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "folder").mkdir()
+    assert cli.main([str(outputs), "--out", str(tmp_path / "out"), "--bundle", str(tmp_path / "folder")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    next(outputs.glob("fedavg-*")).rename(outputs / "a:b")
+    with pytest.raises(UserError, match="a:b is no name for a run in a bundle"):
+        bundle.write(tmp_path / "b.zip", [outputs])
+    (outputs / "a:b").rename(outputs / "ab")
+    os.mkfifo(outputs / "ab" / "partition.csv")
+    with pytest.raises(UserError, match=r"partition\.csv is not a plain file: it cannot be bundled"):
+        bundle.write(tmp_path / "b.zip", [outputs])
+    assert not (tmp_path / "b.zip").exists()
+
+
+def test_the_description_is_an_ro_crate(outputs: Path, tmp_path: Path) -> None:
+    """What RO-Crate 1.2 says that there must be; its own validator has passed such a file too."""
+    (outputs / next(outputs.glob("fedavg-*")).name).rename(outputs / "mine #1 ü")
+    bundle.write(tmp_path / "b.zip", [outputs])
+    files = contents(tmp_path / "b.zip")
+    crate = json.loads(files[bundle.CRATE])
+    assert crate["@context"] == "https://w3id.org/ro/crate/1.2/context"
+    entities: dict[str, dict[str, Any]] = {each["@id"]: each for each in crate["@graph"]}
+    assert len(entities) == len(crate["@graph"]), "each entity is described once"
+    descriptor, root = entities["ro-crate-metadata.json"], entities["./"]
+    assert descriptor["about"] == {"@id": "./"} and descriptor["conformsTo"] == {"@id": "https://w3id.org/ro/crate/1.2"}
+    assert root["@type"] == "Dataset" and {"name", "description", "datePublished", "license", "hasPart"} <= root.keys()
+    described = {unquote(key) for key, each in entities.items() if each["@type"] == "File"}
+    assert described == files.keys() - {bundle.CRATE}
+    assert all(
+        entities[key]["contentSize"] == str(len(files[unquote(key)])) for key in entities if unquote(key) in described
+    )
+    linked, reached = {"./"}, set[str]()
+    while linked - reached:
+        reached |= linked
+        linked = {link for each in linked for link in links(entities.get(each, {}))}
+    assert reached - entities.keys() == set(), "each link leads to an entity"
+    assert {key for key, each in entities.items() if each["@type"] == "File"} <= reached
+    (action,) = [each for each in entities.values() if each.get("description") == START["command"]]
+    assert action["@type"] == "CreateAction" and action["object"] == {"@id": "outputs/mine%20%231%20%C3%BC/config.yaml"}
+    programs = {entities[each["@id"]]["name"]: entities[each["@id"]] for each in action["instrument"]}
+    assert programs["torch"]["version"] == "2.11.0" and programs["torch"]["url"].startswith("https://pypi.org/")
+
+
+def links(entity: dict[str, Any]) -> list[str]:
+    values = [each for value in entity.values() for each in (value if isinstance(value, list) else [value])]
+    return [each["@id"] for each in values if isinstance(each, dict)]

@@ -1,0 +1,228 @@
+"""Summaries over conditions, tables and figures for a paper, and the parts of charts, of runs made in memory."""
+
+import math
+import re
+import shutil
+import statistics
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats as scipy_stats
+
+from fedlab_runner.report import build, curves, figures, formatting, grouping, headline, latex, page, scales, summaries
+from fedlab_runner.report.content import Chart, Report
+from fedlab_runner.report.runs import Run
+from fedlab_runner.utils import escaping
+
+ROUNDS = 10
+
+
+def run(algorithm: str, delay: str, seed: int, top: float, **more: object) -> Run:
+    """A run that climbs to an accuracy."""
+    config = {"seed": seed, "rounds": ROUNDS, "dataset": {"_target_": "x.digits.Digits"}, "delay": delay, **more}
+    config |= {"algorithm": {"_target_": f"fedlab_runner.algorithms.{algorithm}.A"}}
+    config |= {"evaluation": {"metric": "test/accuracy", "summary": "last", "every": 1}}
+    rows = [
+        {"round": r, "test/accuracy": 0.1 + (top - 0.1) * r / ROUNDS}
+        | ({"comm/upload_mb": 2.0, "cost/server_gflops": 500.0 if algorithm == "feddle" else 1.0} if r else {})
+        for r in range(ROUNDS + 1)
+    ]
+    choices = {"algorithm": algorithm, "server_data": "in_domain", "dataset": "digits"}
+    return Run(Path(f"{algorithm}-{delay}-{seed}"), config, choices, rows, [], [], [])
+
+
+TOPS = {"fedavg": 0.5, "fedbuff": 0.6, "feddle": 0.7}
+
+
+@pytest.fixture(scope="module")
+def groups() -> list[grouping.SeedGroup]:
+    """Three methods under two conditions on three seeds."""
+    made = [
+        run(name, delay, seed, top - shift + seed * step)
+        for (name, top), step in zip(TOPS.items(), (0.01, 0.02, 0.015), strict=True)
+        for delay, shift in (("none", 0.0), ("late", 0.1))
+        for seed in range(3)
+    ]
+    return grouping.group(made)
+
+
+@pytest.fixture(scope="module")
+def whole(groups: list[grouping.SeedGroup]) -> Report:
+    return build.report(groups, None, [])
+
+
+# Over conditions.
+
+
+def test_the_interquartile_mean_and_its_stratified_interval(groups: list[grouping.SeedGroup]) -> None:
+    scores, left_out = summaries.scores_of(groups)
+    assert list(scores) == ["FedAvg", "FedBuff", "Feddle"] and left_out == []
+    values = np.concatenate(scores["FedBuff"])
+    assert summaries.iqm(scores["FedBuff"]) == pytest.approx(np.sort(values)[1:-1].mean())
+    low, high = summaries.interval(scores["FedBuff"])
+    assert (low, high) == summaries.interval(scores["FedBuff"]), "drawn anew alike"
+    # Drawn within conditions: the means of the worst and of the best seed of each bound it.
+    assert min(values) <= low < summaries.iqm(scores["FedBuff"]) < high <= max(values)
+    mixed = [np.array([0.0, 0.01, 0.02]), np.array([1.0, 1.01, 1.02])]
+    low, high = summaries.interval(mixed)
+    assert high - low < 0.1, "a bootstrap that mixed the conditions would spread from 0 to 1"
+    assert all(map(math.isnan, summaries.interval([np.array([0.5]), np.array([0.5, 0.6])])))
+
+
+def test_ranks_share_ties_and_follow_the_metric() -> None:
+    scores = {"a": [np.array([1.0]), np.array([3.0])], "b": [np.array([1.0]), np.array([2.0])]}
+    assert summaries.ranks_of(scores, less_is_better=False) == {"a": [1.5, 1.0], "b": [1.5, 2.0]}
+    assert summaries.ranks_of(scores, less_is_better=True) == {"a": [1.5, 2.0], "b": [1.5, 1.0]}
+
+
+def test_a_profile_is_the_share_of_runs_that_are_as_good(groups: list[grouping.SeedGroup]) -> None:
+    section = summaries.section(groups, curves.lines_of(groups), 2)
+    assert section is not None
+    (chart,) = section.charts
+    assert isinstance(chart, Chart)
+    (series,) = [each for each in chart.panels[0].series if chart.legend[each.entry].name == "FedBuff"]
+    values = [100 * v for g in groups if g.name == "FedBuff" for v in g.finished.values()]
+    for x, y in zip(series.x, series.y, strict=True):
+        assert y == pytest.approx(100 * statistics.fmean(v >= x for v in values))
+    assert "Feddle has the best interquartile mean" in chart.caption
+
+
+def test_a_method_that_lacks_a_condition_is_left_out_and_named(groups: list[grouping.SeedGroup]) -> None:
+    some = [each for each in groups if (each.name, each.condition) != ("FedAvg", "delay=none")]
+    section = summaries.section(some, curves.lines_of(some), 2)
+    assert section is not None and "left out: FedAvg." in section.notes[1]
+    assert [row[0].lines[0] for row in section.tables[0].rows] == ["FedBuff", "Feddle"]
+
+
+# The headline and the blocks.
+
+
+def test_the_headline_names_the_best_with_its_interval(groups: list[grouping.SeedGroup]) -> None:
+    late = [each for each in groups if each.condition == "delay=late"]
+    values = list(late[-1].finished.values())
+    wanted = scipy_stats.t.interval(0.95, 2, statistics.fmean(values), scipy_stats.sem(values))
+    said = headline.best_of("", late)
+    assert said.startswith("best is Feddle with 61.5\xa0% (mean of 3 seeds, 95 % interval ")
+    assert f"{100 * wanted[0]:.1f} to {100 * wanted[1]:.1f}; 3 methods compared" in said
+    assert headline.best_of("", groups).startswith("Feddle is best in 2 of 2 conditions; it has the best interquartile")
+
+
+def test_unrelated_conditions_have_blocks_of_their_own(groups: list[grouping.SeedGroup]) -> None:
+    runs = [each for group in groups for each in group.runs]
+    other = [run("dfml", "none", seed, 0.4, num_clients=50) for seed in range(2)]
+    found = grouping.blocks(grouping.group([*runs, *other]))
+    assert [[len(each.runs) for each in members] for _, members in found] == [[3] * 6, [2]]
+    assert [each.condition for each in found[0][1]] == ["delay=late"] * 3 + ["delay=none"] * 3
+    assert "num_clients=50" in found[1][0] and grouping.blocks(groups)[0][0] == ""
+    sections = build.report(grouping.group([*runs, *other]), None, []).sections
+    titles = [(each.title, each.level) for each in sections]
+    assert titles.count(("Comparison", 3)) == 2 and ("Runs, commits and commands", 2) in titles
+
+
+# Numbers and axes.
+
+
+@pytest.mark.parametrize(
+    ("deviations", "metric", "digits"),
+    [
+        *(([0.141], "test/accuracy", 0), ([0.0153], "test/accuracy", 1), ([0.0004], "test/accuracy", 2)),
+        *(([0.00025], "test/accuracy", 3), ([5.0], "x", 0), ([0.0], "x", None), ([math.nan], "x", None)),
+        *(([0.01, 0.02, 0.9], "x", 3), ([1e-12], "x", 4)),
+    ],
+)
+def test_decimals_are_those_of_the_deviation(deviations: list[float], metric: str, digits: int | None) -> None:
+    assert formatting.decimals(deviations, metric) == digits
+
+
+def test_ticks_are_round_and_few() -> None:
+    assert scales.ticks(0.13, 0.87) == [0.2, 0.4, 0.6, 0.8]
+    assert scales.ticks(0, 3, whole=True) == [0, 1, 2, 3] and scales.ticks(1, 1) == [1]
+    assert scales.log_ticks(0.5, 300) == [1, 10, 100] or len(scales.log_ticks(0.5, 300)) <= 7
+    assert scales.tick_labels([0, 20000, 40000]) == ["0", "20k", "40k"]
+    for low, high in ((1e-9, 1e9), (0.02, 0.021), (-5, 1e12)):
+        assert 1 <= len(scales.ticks(low, high)) <= 7
+
+
+def test_a_cost_that_follows_the_rounds_has_no_panel_and_a_dear_one_a_logarithmic_axis(whole: Report) -> None:
+    (section,) = [each for each in whole.sections if each.title == "Convergence and cost"]
+    for chart in section.charts:
+        assert isinstance(chart, Chart)
+        titles = [panel.title for panel in chart.panels]
+        assert "By upload" not in titles and "over MB uploaded the picture is nearly that over rounds" in chart.caption
+        (dear,) = [panel for panel in chart.panels if panel.title == "By the server's work"]
+        assert dear.x_log and dear.x_range == (1.0, 5000.0)
+        assert "Feddle ends at" in dear.finding and "the worst" in dear.finding
+
+
+def test_close_curves_have_a_second_panel() -> None:
+    def of(name: str, top: float) -> curves.Curve:
+        means = [0.1 + (top - 0.1) * min(1.0, r / 5) for r in range(21)]
+        return curves.Curve(name, 1, False, list(range(21)), means, [0.0] * 21, {})
+
+    far, _ = curves._panels([of("a", 0.2), of("b", 0.9)], "test/accuracy", 100)
+    near, _ = curves._panels([of("a", 0.88), of("b", 0.9)], "test/accuracy", 100)
+    assert [len(far), len(near)] == [1, 2]
+    assert near[1].x_range == (10.0, 20.0) and 87 < near[1].y_range[0] < 88 and near[1].y_range[1] < 91
+
+
+def test_a_page_of_many_runs_is_small_and_says_what_is_dark(groups: list[grouping.SeedGroup]) -> None:
+    runs = [each for group in groups for each in group.runs]
+    many = [replace(each, config={**each.config, "num_clients": n}) for each in runs for n in range(14)]
+    found = grouping.group(many)
+    text = page.page(build.report(found, None, []))
+    assert sum(len(each.runs) for each in found) == 252 and len(text.encode()) < 2_000_000
+    assert "prefers-color-scheme: dark" in text and "@media print" in text
+
+
+# Files for a paper.
+
+
+def test_a_table_has_bold_marks_seeds_and_references(groups: list[grouping.SeedGroup]) -> None:
+    text = latex.document(groups, [], interval=False)
+    assert text.count("\\toprule") == text.count("\\bottomrule") == text.count("\\begin{tabular}") == 1
+    (row,) = [line for line in text.splitlines() if line.startswith("Feddle")]
+    assert "~\\cite{" in row and row.count("\\textbf{") == 4
+    (row,) = [line for line in text.splitlines() if line.startswith("FedAvg")]
+    assert row.endswith("& 41.0 & 1.0$^{*}$ & 51.0 & 1.0$^{*}$ \\\\")
+    assert "over 3 seeds (0, 1, 2); best in bold; $^{*}$: differs from the best with $p < 0.05$" in text
+    columns = text.partition("\\begin{tabular}{")[2].partition("}\n")[0]
+    assert columns.count("$\\pm$") == 2
+    assert "@inproceedings{mcmahan2017fedavg," in latex.references(groups)
+    interval = latex.document(groups, [], interval=True)
+    assert "51.0 [48.5, 53.5]$^{*}$" in interval and "95\\,\\% confidence interval" in interval
+
+
+def test_texts_are_escaped_for_latex() -> None:
+    assert escaping.latex("a_b & 5 % of $x^2$ {~} \\ #1") == (
+        "a\\_b \\& 5 \\% of \\$x\\textasciicircum{}2\\$ \\{\\textasciitilde{}\\} \\textbackslash{} \\#1"
+    )
+    assert escaping.latex("\u202e\u4e2d é") == "\\textbackslash{}u202e\\textbackslash{}u4e2d é"
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex")
+def test_tables_compile(groups: list[grouping.SeedGroup], tmp_path: Path) -> None:
+    (tmp_path / "tables.tex").write_text(latex.document(groups, [], interval=False))
+    main = "\\documentclass{article}\\usepackage{booktabs}\\begin{document}\\input{tables}\\end{document}"
+    (tmp_path / "main.tex").write_text(main)
+    command = ["pdflatex", "-halt-on-error", "-interaction=nonstopmode", "main.tex"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    assert (tmp_path / "main.pdf").stat().st_size > 0
+
+
+def test_figures_are_single_panels_with_real_text_and_a_legend(whole: Report) -> None:
+    (section,) = [each for each in whole.sections if each.title == "Convergence and cost"]
+    chart = section.charts[0]
+    assert isinstance(chart, Chart)
+    one = replace(whole, sections=[replace(section, charts=[replace(chart, panels=chart.panels[:1])])])
+    found = dict(figures.files(one, "svg"))
+    stem = "curves-delay=late"
+    assert set(found) == {f"{stem}-over_rounds-column.svg", f"{stem}-over_rounds-text.svg", f"{stem}-legend.svg"}
+    for width, name in ((3.3, "column"), (6.75, "text")):
+        text = found[f"{stem}-over_rounds-{name}.svg"].decode()
+        assert f'width="{72 * width:g}pt"' in text and "test/accuracy, %" in text
+        assert set(re.findall(r"font-size: ([\d.]+)px", text)) == {"8"}, "points, in the unit of the file"
+    assert "Feddle" in found[f"{stem}-legend.svg"].decode()
+    assert dict(figures.files(one, "svg")) == found

@@ -1,0 +1,94 @@
+"""Trackio and TensorBoard take the same rounds as the run's files, once each, and cannot stop a run."""
+
+import importlib.util
+import json
+import logging
+import math
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from fedlab_runner.tracking import trackio_run
+from fedlab_runner.tracking.attempts import Attempts, need
+from fedlab_runner.tracking.label import Label
+from fedlab_runner.tracking.logger import Logger, TensorboardLogger, TrackioLogger
+from fedlab_runner.tracking.recorder import Recorder
+from fedlab_runner.utils.errors import UserError
+
+LABEL = Label("FedAvg seed=3", "FedAvg", ("dataset=digits",), "FedAvg 1a2b", {"choices": {"algorithm": "fedavg"}})
+
+
+def record(folder: Path, logger: Logger, start: int, rounds: int = 4) -> list[dict[str, Any]]:
+    """A session of a run from a round on: its rows on file."""
+    Image.new("RGB", (4, 4)).save(folder / "picture.png")
+    how: dict[str, Any] = {"run_id": "fedavg-1", "config": {"seed": 3}, "rounds": rounds, "commit": "c0ffee"}
+    with Recorder(folder / "run", logger, label=LABEL, show_summary=False, **how) as recorder:
+        recorder.start(start)
+        recorder.table("partition", ["client", "note"], [[0, "a|b"], [1, None]])
+        for round in range(start + 1, rounds + 1):
+            recorder.log(round, {"test/accuracy": round / 7, "late/staleness_count/3": 1.0}, {"time/wall": 0.5})
+        recorder.image("curves", folder / "picture.png")
+        recorder.finish({"objective": 0.5, "metric": "test/accuracy"})
+        return recorder.rows()
+
+
+def test_tensorboard(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="needs the extra tensorboard")
+    logger = TensorboardLogger(False, None, False, str(tmp_path / "events"))
+    record(tmp_path, logger, -1, 3)
+    rows = record(tmp_path, logger, 2)
+    accumulator = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
+    assert len(list((tmp_path / "events" / "fedavg-1").iterdir())) == 1, "a continued run has one file"
+    found = accumulator.EventAccumulator(str(tmp_path / "events" / "fedavg-1")).Reload()
+    tags = found.Tags()
+    assert set(tags["scalars"]) == {"test/accuracy", "time/wall", "summary/objective"}
+    points = [(one.step, one.value) for one in found.Scalars("test/accuracy")]
+    assert [step for step, _ in points] == [row["round"] for row in rows]
+    assert all(
+        math.isclose(value, row["test/accuracy"], rel_tol=1e-6) for (_, value), row in zip(points, rows, strict=True)
+    )
+    assert tags["images"] == ["curves"]
+    assert {"about", "config", "partition", "summary"} <= {tag.partition("/")[0] for tag in tags["tensors"]}
+
+
+def test_trackio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if importlib.util.find_spec("trackio") is None:
+        pytest.skip("needs the extra trackio")
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # which the run sets before it imports Trackio
+    logger = TrackioLogger(False, None, False, "tests", None, str(tmp_path / "trackio"))
+    record(tmp_path, logger, -1, 3)
+    rows = record(tmp_path, logger, 2)
+    with sqlite3.connect(next((tmp_path / "trackio").glob("*.db"))) as base:
+        logged = [(step, json.loads(text)) for step, text in base.execute("select step, metrics from metrics")]
+        ((config,),) = base.execute("select config from configs")
+    accuracies = [(step, values["test/accuracy"]) for step, values in logged if "test/accuracy" in values]
+    assert sorted(accuracies) == [(row["round"], row["test/accuracy"]) for row in rows], "each round once"
+    keys = set().union(*(values for _, values in logged))
+    assert {"time/wall", "partition", "curves", "summary/objective"} <= keys
+    assert not any(key.startswith("late/staleness_count") for key in keys)
+    about = json.loads(config)
+    assert (about["seed"], about["_Group"], about["commit"]) == (3, "FedAvg 1a2b", "c0ffee")
+    assert about["choices"] == {"algorithm": "fedavg"}
+
+
+def test_a_missing_extra_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match='logger=trackio needs an extra: pip install "fedlab-runner'):
+        need("there_is_no_such_package", "trackio")
+
+
+def test_a_failure_is_told_once_and_does_not_stop_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(trackio_run, "need", lambda *_: None)
+    monkeypatch.setattr(trackio_run.Tracker, "_open", lambda self: 1 / 0)
+    with caplog.at_level(logging.WARNING):
+        rows = record(tmp_path, TrackioLogger(False, None, False, "tests", None, str(tmp_path)), -1)
+    assert len(rows) == 5
+    assert caplog.messages == ["Trackio could not be started (division by zero): the run's own files are not affected"]
+    attempts = Attempts("A service")
+    for _ in range(2):
+        assert attempts(lambda: [][0], "did not take it") is None
+    assert len(caplog.messages) == 2

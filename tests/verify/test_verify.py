@@ -1,0 +1,304 @@
+"""`fedlab-verify`: what holds is said to hold, and what was changed is found, also by who makes all hashes anew."""
+
+import hashlib
+import json
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fedlab_runner.config.build import run_id
+from fedlab_runner.executors.auto import Auto
+from fedlab_runner.experiment.run import run_in
+from fedlab_runner.report import bundle
+from fedlab_runner.report.folders import find
+from fedlab_runner.report.grouping import group
+from fedlab_runner.utils import checksummed_json
+from fedlab_runner.verify import cli, recompute
+from fedlab_runner.verify.recompute import choose
+from tests.helpers.bundles import contents, write
+from tests.helpers.composed import composed
+
+Verify = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def verify(capsys: pytest.CaptureFixture[str]) -> Verify:
+    """The exit code of the command, and all that it prints in lines that a terminal can show."""
+
+    def run(*arguments: object) -> tuple[int, str]:
+        code = cli.main([str(each) for each in arguments])
+        shown = capsys.readouterr()
+        text = shown.out + shown.err
+        assert all(each.isprintable() or each == "\n" for each in text)
+        return code, text
+
+    return run
+
+
+def changed(path: Path, bundled: Path, name: str, old: str, new: str, **how: bool) -> Path:
+    """A copy of a bundle in which the files whose names end so have another text."""
+    files = contents(bundled)
+    for each in [each for each in files if each.endswith(name)]:
+        text = files[each].decode()
+        assert re.search(old, text), each
+        files[each] = re.sub(old, new, text, count=1).encode()
+    return write(path, files, **how)
+
+
+def test_a_bundle_holds_and_its_runs_are_equal_to_the_bit(bundled: Path, verify: Verify) -> None:
+    code, text = verify(bundled, "--cells", 2)
+    assert code == 0 and text.endswith("all 6 checks hold\n")
+    assert text.count("equal: each of ") == 2 and text.count("to the bit") == 2
+    assert len(set(re.findall(r"run \d/2 +(fedavg|fedprox)-", text))) == 2, "one run of each setting"
+    assert "3 rounds, which took" in text
+    named = set(re.findall(r"environment (\w+)", text))
+    assert named <= {"as", "commit", "code"}, (
+        "but for the commit, which may be made while the tests run, all is as here"
+    )
+    assert hashlib.sha256(contents(bundled)[bundle.MANIFEST]).hexdigest() in text
+
+
+def test_without_cells_nothing_is_computed(bundled: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recompute, "run_whole", None)  # would be an error if called
+    code, text = verify(bundled)
+    assert code == 0 and "none computed again; --cells 3 computes three of 4" in text and "all 4 checks hold" in text
+
+
+def test_fewer_rounds_and_another_executor(bundled: Path, verify: Verify) -> None:
+    code, text = verify(bundled, "--cells", "fedavg", "--rounds", 2, "executor=vectorized", "executor.chunk_size=2")
+    assert code == 0 and text.count("2 rounds") == 2 and "objective" not in text
+    assert re.search(r"equal|within tolerance: of \d+ values the largest difference is", text)
+
+
+# What is wrong, and how it is found.
+
+
+def test_a_changed_file_is_found_by_its_hash(bundled: Path, tmp_path: Path, verify: Verify) -> None:
+    path = changed(tmp_path / "b.zip", bundled, "partition.csv", r"\d", "77", listed=False)
+    code, text = verify(path)
+    assert code == 1 and text.count("partition.csv is not as it was when the bundle was made") == 3
+    assert "WRONG: 1 more" in text and "1 of 4 checks do not hold" in text
+    files = contents(bundled)
+    run = next(name for name in files if name.endswith("timings.jsonl"))
+    code, text = verify(write(tmp_path / "c.zip", files | {run: None, "outputs/x/clients.csv": b"1"}, listed=False))
+    assert code == 1 and f"{run} is listed but not there" in text and "outputs/x/clients.csv is not listed" in text
+
+
+def test_metrics_that_were_changed_with_their_hashes_are_found(bundled: Path, tmp_path: Path, verify: Verify) -> None:
+    path = changed(
+        tmp_path / "b.zip", bundled, "metrics.jsonl", r'(?s)(.*)"test/accuracy": 0\.', r'\1"test/accuracy": 0.9'
+    )
+    code, text = verify(path)
+    assert code == 1, text
+    assert re.search(r"hashes +\d+ files as in manifest", text)
+    assert re.search(r"tables +WRONG: settings\.csv, line 2, seeds finished: 2 there, 0 follows", text)
+    assert re.search(r"summaries +WRONG: fed\w+-\w+: damaged: metrics\.jsonl is not as the run left it", text)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "words"),
+    [
+        ("tables/settings.csv", r"0\.\d+", "0.987", "settings.csv, line 2, mean: 0.987 there, 0."),
+        ("tables/runs.csv", "finished", "failed", "runs.csv, line 2, status: failed there, finished follows"),
+        ("tables/runs.csv", r"\Z", '"x"\n', "runs.csv, line 6, run: x there, nothing follows"),
+        ("summary.json", r'"objective": 0\.', '"objective": 0.9', "objective in summary.json is not what follows"),
+        (
+            "summary.json",
+            r'"test/accuracy": 0\.',
+            '"test/accuracy": 0.9',
+            "at_best in summary.json is not what follows",
+        ),
+        ("config.yaml", "lr: [0-9.]+", "lr: 0.77", "its config is that of fed"),
+        ("bundle.json", r'"fedavg-', '"fedavg2-', " is told of but not there"),
+    ],
+)
+def test_what_does_not_follow_is_found(
+    name: str, old: str, new: str, words: str, bundled: Path, tmp_path: Path, verify: Verify
+) -> None:
+    code, text = verify(changed(tmp_path / "b.zip", bundled, name, old, new))
+    assert code == 1 and words in text and "WRONG" in text
+
+
+@pytest.fixture(scope="module")
+def forged(outputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle in which metrics, summary, tables and hashes fit each other, and the metrics are invented."""
+    place = tmp_path_factory.mktemp("forged")
+    shutil.copytree(outputs, place / "outputs")
+    for run in sorted((place / "outputs").glob("fed*-*")):
+        lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+        lines[2] = re.sub(r'"test/accuracy": [0-9.]+', '"test/accuracy": 0.99', lines[2])
+        (run / "metrics.jsonl").write_text("".join(lines))
+        summary = json.loads((run / "summary.json").read_text())
+        summary["metrics_sha256"] = hashlib.sha256("".join(lines).encode()).hexdigest()
+        (run / "summary.json").write_text(json.dumps(summary | find([run]).runs[0].summary))
+    bundle.write(place / "forged.zip", [place / "outputs"])
+    return place / "forged.zip"
+
+
+def test_invented_metrics_are_found_by_computing_them(forged: Path, verify: Verify) -> None:
+    code, text = verify(forged)
+    assert code == 0, "all files fit each other"
+    code, text = verify(forged, "--cells", 1)
+    assert code == 1 and "1 of 5 checks do not hold" in text, text
+    assert re.search(r"DIFFERENT: 1 of \d+ values, the first test/accuracy in round 2: 0\.99 there, 0\.\d+ here", text)
+    assert re.search(r"objective 0\.99 there, 0\.\d+ here", text)
+    assert verify(forged, "--cells", 1, "--rounds", 1)[0] == 0, "the round before is as it was"
+    assert verify(forged, "--cells", 1, "--tolerance", 0.999)[0] == 0
+
+
+def test_other_examples_are_named(bundled: Path, tmp_path: Path, verify: Verify) -> None:
+    path = changed(tmp_path / "b.zip", bundled, "partition.csv", r"\d", "77")
+    code, text = verify(path, "--cells", 1, "--rounds", 1)
+    assert code == 0 and "the clients have other examples: partition.csv differs" in text
+
+
+def test_what_differs_in_the_environment_is_named(bundled: Path, tmp_path: Path, verify: Verify) -> None:
+    files = contents(bundled)
+    for number, name in enumerate(each for each in sorted(files) if each.endswith("commands.jsonl")):
+        start = json.loads(files[name])
+        start["versions"]["torch"] = "1.0.0"
+        start["machine"]["processor"] = "Z80"
+        start["machine"]["gpu"] = "an old one"
+        start["commit"] = "c" * 40
+        if number == 0:
+            start["code"]["fedlab_runner.algorithms.fedavg"] = "0" * 12
+            start["versions"]["numpy"] = "\x1b[2J"
+        files[name] = json.dumps(start).encode() + b"\n"
+    _, text = verify(write(tmp_path / "b.zip", files))
+    assert re.search(r"environment torch: 1\.0\.0 there, \d", text)
+    assert re.search(r"environment processor: Z80 there, ", text)
+    assert re.search(r"environment numpy: .*\(1 run\) there, \d", text)
+    assert re.search(r"environment gpu: an old one there, ", text)
+    assert f"environment commit: {'c' * 8} there, " in text
+    assert "environment code: fedlab_runner.algorithms.fedavg differ (1 run)" in text
+
+
+# Which runs, where, with whose code.
+
+
+def test_runs_are_drawn_from_all_settings_in_turn(outputs: Path) -> None:
+    groups = group(find([outputs]).runs)
+    two = [{run.name for run in choose(groups, "2", draw)} for draw in range(20)]
+    assert all(len({name.partition("-")[0] for name in names}) == 2 for names in two)
+    assert len({frozenset(names) for names in two}) == 4, "another draw, other seeds"
+    assert len(choose(groups, "99", 0)) == 4 and choose(groups, "0", 0) == []
+
+
+def test_runs_that_are_kept_are_not_computed_again(bundled: Path, tmp_path: Path, verify: Verify) -> None:
+    kept = (bundled, "--cells", "fedavg", "--out", tmp_path / "kept")
+    assert verify(*kept, "--rounds", 1)[0] == 0
+    (one, _) = sorted((tmp_path / "kept").iterdir())
+    before = (one / "metrics.jsonl").read_bytes()
+    code, text = verify(*kept)
+    assert code == 0 and text.count("equal: each of") == 2
+    assert (one / "metrics.jsonl").read_bytes().startswith(before)
+    assert len((one / "timings.jsonl").read_text().splitlines()) == 4
+    assert len((one / "commands.jsonl").read_text().splitlines()) == 2, "the second start went on"
+
+
+OWN = """from dataclasses import dataclass
+from fedlab_runner.delays.none import NoDelay
+
+@dataclass(frozen=True)
+class Mine(NoDelay):
+    pass
+"""
+
+
+def test_own_code_is_taken_from_the_folder_that_is_given(
+    tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "own_delay_of_a_bundle.py").write_text(OWN)
+    outputs = tmp_path / "outputs"
+    cfg = composed("delay=none", "rounds=1", "executor=loop", "threads=1")
+    cfg.delay._target_ = "own_delay_of_a_bundle.Mine"
+    monkeypatch.syspath_prepend(str(tmp_path / "mine"))
+    import own_delay_of_a_bundle  # type: ignore[import-not-found]  # as the program that runs it has
+
+    assert own_delay_of_a_bundle
+    run_in(outputs / run_id(cfg), cfg)
+    bundle.write(tmp_path / "b.zip", [outputs])
+    monkeypatch.undo()
+    monkeypatch.delitem(sys.modules, "own_delay_of_a_bundle", raising=False)
+    sys.modules.pop("own_delay_of_a_bundle", None)
+    sys.path[:] = [each for each in sys.path if each != str(tmp_path / "mine")]
+    code, text = verify(tmp_path / "b.zip", "--cells", 1)
+    assert code == 1 and "NOT COMPUTED" in text and "own_delay_of_a_bundle" in text
+    code, text = verify(tmp_path / "b.zip", "--cells", 1, "--config-dir", tmp_path / "mine")
+    assert code == 0 and "equal: each of" in text
+
+
+def test_the_executor_that_was_chosen_there_computes_here(
+    tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """executor=auto notes its choice by machine; another machine takes it over where it has what it needs."""
+    cfg = composed("delay=none", "rounds=1", "executor=auto", "threads=1")
+    folder = tmp_path / "outputs" / run_id(cfg)
+    run_in(folder, cfg)
+    notes = checksummed_json.read(folder / "executor.json")
+    (kind,) = [kind for each in notes.values() for kind in each["executors"]]
+    auto = Auto(30.0, None, True)
+    names = {
+        "loop": "loop",
+        "processes": "processes",
+        "cuda_graph executor.chunk_size=1": None,
+        "no such thing": None,
+    }
+    for there, here in names.items():
+        path = tmp_path / "theirs.json"
+        later = {"executors": {kind: "vectorized executor.chunk_size=null"}}
+        path.write_text(checksummed_json.text({"another machine": {"executors": {kind: there}}, "a later one": later}))
+        target = tmp_path / there.replace(" ", "_")
+        target.mkdir()
+        monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+        auto.adopt(path, target)
+        found = checksummed_json.read(target / "executor.json") if here else {}
+        assert [each["executors"][kind] for each in found.values()] == ([here] if here else []), there
+        assert (target / "executor.json").exists() == bool(here)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--cells", "nothing"), "--cells must be a number or names of runs with rounds, got 'nothing'"),
+        (("--rounds", "-1"), "--rounds must be >= 0, got -1"),
+        (("--tolerance", "nan"), "--tolerance must be in [0, 1), got nan"),
+        (("--config-dir", "/no/such"), "--config-dir must be a folder, got /no/such"),
+        (("seed=1",), "seed cannot be set: keys of device, threads, executor can"),
+        (("logger=wandb",), "logger cannot be set"),
+        (("dataset=mnist",), "dataset cannot be set"),
+        (("hydra.run.dir=/x",), "hydra.run.dir cannot be set"),
+        (("device",), "cannot read 'device': expected key=value"),
+        (("executor=lop",), "executor=lop is not a choice: did you mean loop?"),
+    ],
+)
+def test_a_faulty_command_is_one_line(arguments: tuple[str, ...], words: str, bundled: Path, verify: Verify) -> None:
+    code, text = verify(bundled, *arguments)
+    assert code == 2 and text.splitlines()[-1].startswith("error: ") and words in text
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"[]", b"{", b'{"format": 2}', b'{"format": 1, "experiment": 3, "targets": [], "runs": []}', b"[" * 99, b"\xff"],
+)
+def test_another_format_is_one_line(content: bytes, bundled: Path, tmp_path: Path, verify: Verify) -> None:
+    code, text = verify(write(tmp_path / "b.zip", contents(bundled) | {bundle.ABOUT: content}))
+    assert code == 2 and text.count("\n") == 1 and text.startswith("error: bundle.json ")
+
+
+def test_a_bundle_without_runs_is_one_line(bundled: Path, tmp_path: Path, verify: Verify) -> None:
+    files = {name: each for name, each in contents(bundled).items() if not name.startswith("outputs/")}
+    code, text = verify(write(tmp_path / "b.zip", files))
+    assert code == 2 and text.startswith("error: ") and text.endswith("b.zip holds no runs\n")
+
+
+def test_a_run_that_had_not_begun_cannot_be_drawn(bundled: Path, tmp_path: Path, verify: Verify) -> None:
+    files = contents(bundled)
+    lost = next(name for name in files if name.endswith("metrics.jsonl"))
+    code, text = verify(write(tmp_path / "b.zip", files | {lost: b""}), "--cells", 4)
+    assert code == 1 and text.count("equal: each of") == 3 and "run 3/3" in text
