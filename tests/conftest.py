@@ -51,7 +51,7 @@ def _no_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture(autouse=True)
 def _no_log_of_another_test() -> None:
-    """Hydra puts handlers on the root logger for good; the lines of one test's run would be in the next one's output."""
+    """Hydra puts handlers on the root logger for good: one run's lines would be in the output of a later test."""
     root = logging.getLogger()
     for handler in [each for each in root.handlers if not type(each).__module__.startswith("_pytest.")]:
         root.removeHandler(handler)
