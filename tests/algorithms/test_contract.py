@@ -59,7 +59,7 @@ FASTER: dict[str, dict[str, Any]] = {"center": {"lr": 0.02}, "def_kt": {"epochs"
 def test_it_learns(name: str) -> None:
     fed = federation([20] * 6, cohort=4, std=1.0, home=default_home(name))
     built = algorithm(name, **FASTER.get(name, {}))
-    state = run(built, fed, 25)
+    state = run(built, fed, 15)
     before, after = (evaluate(built, each, fed)["test/accuracy"] for each in (built.init(fed), state))
     assert after > max(0.7, before)
 
@@ -98,7 +98,7 @@ def test_resumed_equals_uninterrupted_bit_for_bit(name: str) -> None:
 def test_it_stays_finite_when_all_are_late_and_when_nobody_ever_reports(name: str) -> None:
     for std in (6.0, 1e6):
         built, fed = few_rounds(name), federation(RAGGED, build=normed, cohort=2, std=std, home=default_home(name))
-        state = run(built, fed, 12)
+        state = run(built, fed, 8)
         assert all(torch.isfinite(t).all() for t in tensors(state) if t.is_floating_point())
     untouched = built.models(built.init(fed))
     assert fed.collect().get("late/in_flight", len(RAGGED)) == len(RAGGED), "nobody has reported"

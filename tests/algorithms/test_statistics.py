@@ -60,7 +60,7 @@ def test_the_servers_statistics_are_means_of_what_clients_had(name: str, std: fl
     state, p = built.init(fed), fed.family.num_params
     watched.seen.append(fed.family.init(0)[p:])
     moved = False
-    for round in range(10):
+    for round in range(6):
         state = run(built, fed, 1, first=round, state=state)
         statistics = built.models(state)[p:]
         seen = torch.stack([each[: len(statistics)] for each in watched.seen])  # before those of joined models

@@ -39,6 +39,7 @@ from fedlab_runner.experiment.run import prepare, run_in
 from fedlab_runner.utils.errors import UserError
 from tests.executors.test_contract import EVERYONE, train
 from tests.helpers.composed import composed, files
+from tests.helpers.kinds import by_kind
 from tests.helpers.toy import (
     ALGORITHMS,
     CLASSES,
@@ -253,7 +254,7 @@ LATE: dict[str, Any] = {"cohort": 3, "std": 1.5}
 LEARNING = [name for name in ALGORITHMS if algorithm(name).model_copies]  # where clients train
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", by_kind(ALGORITHMS))
 def test_every_algorithm_trains_on_views_in_any_chunks_and_after_a_pause(name: str) -> None:
     def fed(executor: Executor | None = None, augment: Augment = Rolled()) -> Federation:
         return federation(executor=executor, augment=augment, **LATE)

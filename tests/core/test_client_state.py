@@ -17,6 +17,7 @@ from fedlab_runner.core.own_models import each_model
 from fedlab_runner.core.row_file import RowFile
 from fedlab_runner.utils.errors import RunFailed
 from tests.helpers.paths import ROOT
+from tests.helpers.kinds import by_kind
 from tests.helpers.toy import ALGORITHMS, algorithm, default_home, federation, few_rounds, run, tensors
 
 CPU = torch.device("cpu")
@@ -154,7 +155,7 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         ClientStateStore(tmp_path, CPU).rows("disk", 4, torch.float32).put(torch.ones(4))
 
 
-@pytest.mark.parametrize("name", KEEPERS)
+@pytest.mark.parametrize("name", by_kind(KEEPERS))
 def test_where_rows_are_kept_makes_no_difference(name: str, tmp_path: Path) -> None:
     models, metrics = [], []
     for place in PLACES:
@@ -165,7 +166,7 @@ def test_where_rows_are_kept_makes_no_difference(name: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("place", ["device", "disk"])
-@pytest.mark.parametrize("name", KEEPERS)
+@pytest.mark.parametrize("name", by_kind(KEEPERS))
 def test_a_resumed_run_equals_the_whole_bit_for_bit(name: str, place: str, tmp_path: Path) -> None:
     """From any of the last two checkpoints, with clients in flight, after rounds that no checkpoint has seen."""
     whole, built = setting(name), keeper(name, place)
@@ -187,7 +188,7 @@ def test_a_resumed_run_equals_the_whole_bit_for_bit(name: str, place: str, tmp_p
         assert same(evaluated(built, again, fed), expected) and fed.collect() == whole.collect()
 
 
-@pytest.mark.parametrize("name", KEEPERS)
+@pytest.mark.parametrize("name", by_kind(KEEPERS))
 def test_a_round_on_disk_leaves_its_state_alone(name: str, tmp_path: Path) -> None:
     built, fed = keeper(name, "disk"), setting(name, tmp_path)
     state = run(built, fed, 4)

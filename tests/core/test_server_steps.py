@@ -19,6 +19,7 @@ from fedlab_runner.server_optimizers.none import NoServerOptimizer
 from fedlab_runner.utils.errors import Diverged, UserError
 from tests.helpers.composed import composed
 from tests.helpers.paths import ROOT
+from tests.helpers.kinds import by_kind
 from tests.helpers.toy import (
     ALGORITHMS,
     RAGGED,
@@ -72,7 +73,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.parametrize("optimizer", ACTING)
-@pytest.mark.parametrize("name", STEPPING)
+@pytest.mark.parametrize("name", by_kind(STEPPING))
 def test_only_parameters_follow_the_optimiser_and_a_run_resumes_to_the_same_bits(
     name: str, optimizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,7 +109,7 @@ def test_only_parameters_follow_the_optimiser_and_a_run_resumes_to_the_same_bits
     assert same(fed.state_dict()["server_steps"]["moments"], again.state_dict()["server_steps"]["moments"])
 
 
-@pytest.mark.parametrize("name", STEPPING)
+@pytest.mark.parametrize("name", by_kind(STEPPING))
 def test_sgd_with_lr_1_and_without_momentum_is_no_optimiser_and_none_is_off_to_the_bit(name: str) -> None:
     plain, off, sgd = (
         run(built(name), federation(**LATE, optimizer=each), ROUNDS)

@@ -20,6 +20,7 @@ from tests.augment.test_augment import CROP_FLIP, CUTOUT, of_images
 from tests.executors.test_contract import EVERYONE, MODELS, SETTINGS, dropping, train
 from tests.helpers import tape
 from tests.helpers.added import ADDED, data
+from tests.helpers.kinds import by_kind
 from tests.helpers.toy import ALGORITHMS, RAGGED, algorithm, federation, local, mlp, normed, run, vectors
 
 
@@ -82,7 +83,7 @@ def test_replayed_steps_see_each_rounds_views(augment: Augment, chunk_size: int 
             torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", by_kind(ALGORITHMS))
 def test_every_algorithm_is_the_same(name: str) -> None:
     """Losses, corrections and perturbations of its own, and what changes from round to round."""
     ours, reference = (

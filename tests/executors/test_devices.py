@@ -20,6 +20,7 @@ from tests.executors.test_contract import SETTINGS, dropping, train
 from tests.helpers import pretended, tape
 from tests.helpers.composed import composed
 from tests.helpers.pretended import Mixed
+from tests.helpers.kinds import by_kind
 from tests.helpers.toy import ALGORITHMS, algorithm, evaluate, federation, mlp, normed, run, tensors
 
 CPU = torch.device("cpu")
@@ -82,7 +83,7 @@ def _same_on_a_gpu(name: str, executor: Executor, reference: Executor) -> None:
     assert there[1] == pytest.approx(here[1], abs=1e-8)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", by_kind(ALGORITHMS))
 def test_every_algorithm_has_its_tensors_on_the_gpu(name: str) -> None:
     """And comes to what it comes to on the CPU."""
     _same_on_a_gpu(name, SIDE_BY_SIDE, SIDE_BY_SIDE)

@@ -17,6 +17,7 @@ from fedlab_runner.experiment.code_hash import code_of
 from fedlab_runner.experiment.run import run_in, run_whole
 from fedlab_runner.utils.errors import UserError
 from tests.helpers.composed import composed
+from tests.helpers.kinds import by_kind
 from tests.helpers.toy import ALGORITHMS
 
 ALGORITHM = '''
@@ -97,7 +98,7 @@ def test_the_code_is_what_the_classes_need(user: User) -> None:
     assert not {name.partition(".")[0] for name in names} & {"torch", "numpy", "abc"}
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", by_kind(ALGORITHMS))
 def test_the_code_of_every_algorithm(name: str) -> None:
     """Its own module and what all rounds are made of; nothing that only shows, keeps or composes."""
     names = set(code_of(fingerprint(composed(f"algorithm={name}"))))

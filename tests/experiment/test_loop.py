@@ -31,6 +31,7 @@ from fedlab_runner.tracking.recorder import with_digest, write_summary
 from fedlab_runner.utils import signals
 from fedlab_runner.utils.errors import Diverged, Interrupted, UserError
 from tests.helpers.composed import composed, files
+from tests.helpers.kinds import by_kind
 from tests.helpers.toy import ALGORITHMS, FEW_ROUNDS, SMALLER, tensors
 
 EVERY = "evaluation.every=1"
@@ -120,7 +121,7 @@ def test_a_minibatch_that_nobody_can_fill_costs_nothing(executor: str, tmp_path:
     assert one == other
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", by_kind(ALGORITHMS))
 def test_a_stopped_run_goes_on_to_the_same_bytes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped by a signal inside round 4's training, with clients in flight; the second half runs in another
     process's place.

@@ -1,6 +1,8 @@
 """A federation so small that a round takes milliseconds, in float64 on one thread, for identities and common checks."""
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -80,28 +82,38 @@ def algorithm(name: str, **overrides: Any) -> Algorithm[Any]:
 
 def server_optimizer(name: str, **overrides: Any) -> ServerOptimizer:
     """A server optimiser as its YAML defines it."""
-    node = OmegaConf.load(conf_dir() / "server_optimizer" / f"{name}.yaml")
+    node = _choice("server_optimizer", name)
     built: ServerOptimizer = hydra.utils.instantiate(OmegaConf.merge(node, overrides), _convert_="all")
     return built
 
 
 def home(name: str, **overrides: Any) -> Home:
     """A home as its YAML defines it."""
-    node = OmegaConf.load(conf_dir() / "home" / f"{name}.yaml")
+    node = _choice("home", name)
     built: Home = hydra.utils.instantiate(OmegaConf.merge(node, overrides), _convert_="all")
     return built
 
 
 def default_home(name: str) -> Home | None:
     """What clients keep at home with an algorithm where no other home is chosen; None: nothing."""
-    entries = OmegaConf.load(conf_dir() / "algorithm" / f"{name}.yaml").get("defaults", [])
+    entries = _choice("algorithm", name).get("defaults", [])
     chosen = [entry.get("override /home@_global_.home") for entry in entries if isinstance(entry, DictConfig)]
     return next((home(each) for each in chosen if each), None)
 
 
+@cache
+def _file(group: str, name: str) -> dict[str, Any]:
+    content: Any = OmegaConf.to_container(OmegaConf.load(conf_dir() / group / f"{name}.yaml"))
+    return dict(content)
+
+
+def _choice(group: str, name: str) -> DictConfig:
+    """What a choice's YAML says, read once."""
+    return OmegaConf.create(deepcopy(_file(group, name)))
+
+
 def _node(name: str, **overrides: Any) -> DictConfig:
-    node = OmegaConf.load(Path(conf_dir()) / "algorithm" / f"{name}.yaml")
-    assert isinstance(node, DictConfig)
+    node = _choice("algorithm", name)
     if any("/algorithm@base" in entry for entry in node.pop("defaults", []) if isinstance(entry, DictConfig)):
         base = overrides.pop("base", "fedavg")
         node.base = _node(base) if isinstance(base, str) else _node(base[0], **base[1])

@@ -20,10 +20,11 @@ from tests.reference.plain import Case, Fields, Net, gradient
 CASES = [(case, models) for case in all_cases() for models in case.models]
 NAMES = [f"{case.name}, {'+'.join(models)}" for case, models in CASES]
 FIRST = list({case.method: name for (case, _), name in reversed([*zip(CASES, NAMES, strict=True)])}.values())
-IN_PROCESSES = Processes(workers=2, inner=Loop(compile=False))
-COMPILED: dict[str, Executor] = {
-    "loop": Loop(compile=True),
-    "vectorized": Vectorized(chunk_size=2, compile=True),
+SIDE_BY_SIDE = Vectorized(chunk_size=2, compile=False)
+OTHERS: dict[str, Executor] = {
+    "processes": Processes(workers=2, inner=Loop(compile=False)),
+    "loop, compiled": Loop(compile=True),
+    "vectorized, compiled": Vectorized(chunk_size=2, compile=True),
 }
 MATCHING = ["fedma", "gamf", "hyfem"]
 EXECUTOR_ROUNDS = 2  # the first, and one that starts from what it leaves
@@ -49,29 +50,23 @@ def check(name: str, rounds: int | None = None, executor: Executor | None = None
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_state_is_that_of_the_reference_loop_after_every_round(name: str) -> None:
-    """With clients one after another in all rounds, and side by side in the first two."""
     check(name)
-    check(name, EXECUTOR_ROUNDS, Vectorized(chunk_size=2, compile=False))
     check_that_it_is_worth_comparing(name)
 
 
-@pytest.mark.parametrize("name", FIRST)
-def test_processes_agree(name: str) -> None:
-    """The first case of each method, as worker processes do the work of the loop; in the slow tests all cases."""
-    check(name, EXECUTOR_ROUNDS, IN_PROCESSES)
+@pytest.mark.parametrize(
+    "name", [name if name in FIRST else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
+)
+def test_clients_side_by_side_agree(name: str) -> None:
+    """In the first case of each method; in the slow tests in all."""
+    check(name, EXECUTOR_ROUNDS, SIDE_BY_SIDE)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in FIRST])
-def test_processes_agree_in_the_other_cases(name: str) -> None:
-    check(name, EXECUTOR_ROUNDS, IN_PROCESSES)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("executor", COMPILED)
+@pytest.mark.parametrize("executor", OTHERS)
 @pytest.mark.parametrize("name", NAMES)
-def test_every_compiled_executor_agrees(name: str, executor: str) -> None:
-    check(name, EXECUTOR_ROUNDS, COMPILED[executor])
+def test_every_other_executor_agrees(name: str, executor: str) -> None:
+    check(name, EXECUTOR_ROUNDS, OTHERS[executor])
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
