@@ -4,6 +4,7 @@ import inspect
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -309,6 +310,7 @@ def _comment(path: Path) -> str:
     return next(text for name, text in listing.choices(path.parent.name, [conf_dir()]) if name == path.stem)
 
 
+@cache
 def _content(path: Path) -> dict[str, Any]:
     content: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
     return {str(key): value for key, value in content.items()}

@@ -24,6 +24,7 @@ from fedlab_runner.executors.vectorized import Vectorized
 from fedlab_runner.experiment.setup import prepare
 from fedlab_runner.utils.errors import UserError
 from tests.helpers.composed import composed
+from tests.helpers.kinds import by_kind
 from tests.helpers.toy import (
     ALGORITHMS,
     EQUAL,
@@ -75,7 +76,7 @@ def test_it_leashes_any_algorithm(name: str) -> None:
     assert all(torch.isfinite(t).all() for t in tensors(state) if t.is_floating_point())
 
 
-@pytest.mark.parametrize("name", BASES)
+@pytest.mark.parametrize("name", by_kind(BASES))
 @pytest.mark.parametrize("off", [{"steps": 0, "tau": math.inf}, {"tau": -math.inf}], ids=["steps", "tau"])
 def test_7_8_without_leash_it_is_the_base_bit_for_bit(name: str, off: dict[str, Any]) -> None:
     """With clients in flight, and everything that the base keeps; an upload has one more value."""

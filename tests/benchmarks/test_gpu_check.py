@@ -1,4 +1,7 @@
-"""`make gpu-check`, its parts on a CPU at a tiny size, and what it makes of parts that fail, crash and hang."""
+"""`make gpu-check`, its parts on a CPU at a tiny size, and what it makes of parts that fail, crash and hang.
+
+Those parts have processes of their own, which take seconds to begin: their tests are slow.
+"""
 
 import json
 import math
@@ -53,6 +56,7 @@ def findings(results: dict[str, Any], part: str) -> list[tuple[str, str, Any]]:
     return [(each["case"], each["words"], each["holds"]) for each in results["parts"][part]["findings"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("part", "what"),
     [
@@ -73,6 +77,7 @@ def test_a_case_that_goes_wrong_is_told_and_the_next_is_carried_out(
     assert what.replace("|", "\\|") in text and "**no**" in text
 
 
+@pytest.mark.slow
 def test_a_part_that_cannot_begin_and_what_does_not_fit(faulty: tuple[int, dict[str, Any], str]) -> None:
     code, results, text = faulty
     assert code == 1
@@ -89,6 +94,7 @@ def test_what_does_not_come_to_its_turn_is_said_and_is_no_failure(tmp_path: Path
     assert "skipped: the 0.3 minutes were over" in (tmp_path / "gpu-check.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_part_that_the_time_ends_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "WORTH_BEGINNING", 0.0)
     code, results = check(tmp_path, "--parts", "tests.helpers.bad_parts", "--only", "endless", "--minutes", "0.05")
@@ -96,6 +102,7 @@ def test_a_part_that_the_time_ends_is_no_failure(tmp_path: Path, monkeypatch: py
     assert results["parts"]["endless"]["state"] == "not done: the 0.05 minutes were over"
 
 
+@pytest.mark.slow
 def test_a_killed_check_leaves_what_was_found_and_no_process(tmp_path: Path) -> None:
     words = [*ON_CPU, "--out", str(tmp_path), "--parts", "tests.helpers.bad_parts", "--only", "good|endless"]
     process = subprocess.Popen([sys.executable, "-m", "benchmarks.gpu_check", *words], cwd=ROOT)

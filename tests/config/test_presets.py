@@ -114,7 +114,8 @@ def fit_blocks(cfg: DictConfig, model: Any) -> None:
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_every_experiment_builds_and_its_sweep_asks_for_choices_that_exist(experiment: str) -> None:
+def test_every_experiment_builds_and_those_that_differ_in_their_choices_run(experiment: str, tmp_path: Path) -> None:
+    """Its sweep asks for choices that exist. In the slow tests those run too that differ in data, model and values."""
     cfg = published(experiment)
     build(cfg)
     if OmegaConf.select(cfg, "model.weights") is not None:  # whatever the data set's own statistics are
@@ -123,13 +124,17 @@ def test_every_experiment_builds_and_its_sweep_asks_for_choices_that_exist(exper
     for key, values in grid(experiment).items():
         group = CONF / key.partition("@")[0]
         assert not group.is_dir() or all((group / f"{value}.yaml").is_file() for value in values), key
+    if experiment in DISTINCT:
+        assert_it_runs_a_round_and_is_little_in_little(experiment, tmp_path)
 
 
-@pytest.mark.parametrize(
-    "experiment", [each if each in DISTINCT else pytest.param(each, marks=pytest.mark.slow) for each in EXPERIMENTS]
-)
-def test_every_experiment_runs_a_round_and_is_little_in_little(experiment: str, tmp_path: Path) -> None:
-    """Those that differ in what they choose; in the slow tests the others too, which differ in data, model, values."""
+@pytest.mark.slow
+@pytest.mark.parametrize("experiment", sorted({*EXPERIMENTS} - {*DISTINCT}))
+def test_the_others_run(experiment: str, tmp_path: Path) -> None:
+    assert_it_runs_a_round_and_is_little_in_little(experiment, tmp_path)
+
+
+def assert_it_runs_a_round_and_is_little_in_little(experiment: str, tmp_path: Path) -> None:
     cfg = published(experiment)
     assert 0 <= run_in(tmp_path, without_files(with_values(cfg, *TINY))) <= 1
 

@@ -22,6 +22,7 @@ from fedlab_runner.executors.vectorized import Vectorized
 from fedlab_runner.experiment.resource_estimate import expected_bytes
 from fedlab_runner.utils.errors import UserError
 from tests.helpers.composed import composed
+from tests.helpers.kinds import by_kind
 from tests.helpers.mixed import sliceable
 from tests.helpers.toy import (
     ALGORITHMS,
@@ -80,7 +81,7 @@ def own_models(method: Any, state: Any, fed: Federation) -> Tensor:
     return stacked(models)
 
 
-@pytest.mark.parametrize("name", ALLOWING)
+@pytest.mark.parametrize("name", by_kind(ALLOWING))
 def test_none_and_an_empty_home_are_off_to_the_bit(name: str) -> None:
     feds = [federation(**setting(name), home=each) for each in (None, home("none"), home("prefixes"))]
     states = [run(built(name), fed, ROUNDS) for fed in feds]
@@ -89,7 +90,7 @@ def test_none_and_an_empty_home_are_off_to_the_bit(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("name", HOLDING_HEADS)
+@pytest.mark.parametrize("name", by_kind(HOLDING_HEADS))
 def test_with_everything_at_home_clients_are_stand_alone_and_the_server_stays(name: str) -> None:
     """Late ones too: a client's own model is new when its update would arrive."""
     fed, method = federation(**LATE, home=EVERYTHING), built(name)
@@ -109,7 +110,7 @@ def test_with_everything_at_home_clients_are_stand_alone_and_the_server_stays(na
     assert torch.equal(mine[0], apart[0]) and not torch.equal(mine[1:], apart[1:])
 
 
-@pytest.mark.parametrize("name", ALLOWING)
+@pytest.mark.parametrize("name", by_kind(ALLOWING))
 def test_a_run_resumes_to_the_same_bits_and_executors_agree(name: str) -> None:
     how = setting(name) | {"build": smooth, "home": home("norm")}
     fed, method = federation(**how), built(name)
@@ -131,7 +132,7 @@ def test_a_run_resumes_to_the_same_bits_and_executors_agree(name: str) -> None:
 
 
 @pytest.mark.parametrize("kept", ["head", "norm"])
-@pytest.mark.parametrize("name", sorted({*ALLOWING} - {"fedbabu"}))
+@pytest.mark.parametrize("name", by_kind(sorted({*ALLOWING} - {"fedbabu"})))
 def test_clients_differ_at_home_alone_and_the_server_never_learns_of_it(name: str, kept: str) -> None:
     if name == "fedgen" and kept == "head":
         return

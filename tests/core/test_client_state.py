@@ -16,8 +16,8 @@ from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.own_models import each_model
 from fedlab_runner.core.row_file import RowFile
 from fedlab_runner.utils.errors import RunFailed
-from tests.helpers.paths import ROOT
 from tests.helpers.kinds import by_kind
+from tests.helpers.paths import ROOT
 from tests.helpers.toy import ALGORITHMS, algorithm, default_home, federation, few_rounds, run, tensors
 
 CPU = torch.device("cpu")

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from fedlab_runner.core.losses import ACE, CE, WSM, losses
 from fedlab_runner.core.model_family import Batch, FunctionalModel
 from fedlab_runner.executors.vectorized import Vectorized
+from tests.helpers.kinds import by_kind
 from tests.helpers.toy import ALGORITHMS, CLASSES, RAGGED, algorithm, federation, run, tensors
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -88,7 +89,7 @@ def test_each_client_has_its_own_shares() -> None:
         assert seen and all(torch.allclose(each.exp(), shares, rtol=0, atol=1e-12) for each in seen)
 
 
-@pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - {"center"}))
+@pytest.mark.parametrize("name", by_kind(sorted(set(ALGORITHMS) - {"center"})))
 def test_every_algorithm_trains_with_the_chosen_signal_in_every_executor(name: str) -> None:
     def outcome(**how) -> list[torch.Tensor]:
         return tensors(run(algorithm(name), federation([9, 4, 12, 7], cohort=2, **how), 2))

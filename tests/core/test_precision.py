@@ -15,7 +15,7 @@ from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.processes import Processes
 from fedlab_runner.executors.vectorized import Vectorized
 from tests.helpers.toy import CPU, local
-from tests.models.test_models import MODELS
+from tests.models.test_models import MODELS, every_small_model
 
 CLIENTS, EXAMPLES, CLASSES = 2, 3, 5
 
@@ -69,7 +69,7 @@ def assert_executors_agree(build: Callable[[], nn.Module], shape: tuple[int, ...
         assert distance(trained(build, shape, other, torch.bfloat16), rounded) < max(2 * noise, 0.1)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@every_small_model
 def test_every_model(name: str) -> None:
     model, (channels, size) = MODELS[name]
     build = lambda: model.build(channels, size, CLASSES)  # noqa: E731

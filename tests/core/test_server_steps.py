@@ -18,8 +18,8 @@ from fedlab_runner.lr_schedules.constant import ConstantLR
 from fedlab_runner.server_optimizers.none import NoServerOptimizer
 from fedlab_runner.utils.errors import Diverged, UserError
 from tests.helpers.composed import composed
-from tests.helpers.paths import ROOT
 from tests.helpers.kinds import by_kind
+from tests.helpers.paths import ROOT
 from tests.helpers.toy import (
     ALGORITHMS,
     RAGGED,

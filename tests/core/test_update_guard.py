@@ -69,7 +69,7 @@ def guarded(policy: str, executor: Loop | None = None, **how: Any) -> Federation
     return fed
 
 
-@pytest.mark.parametrize("name", TRAINING)
+@pytest.mark.parametrize("name", by_kind(TRAINING))
 def test_stop_names_client_and_round(name: str) -> None:
     with pytest.raises(Diverged, match=rf"diverged in round {ROUND + 1} \(update of client {BAD} not finite"):
         run(few_rounds(name), guarded("stop", participation=Everyone()), 4)
@@ -322,7 +322,7 @@ def test_clipping_takes_values_whose_square_is_too_large() -> None:
     assert torch.isfinite(each_its_own).all()
 
 
-@pytest.mark.parametrize("name", TRAINING)
+@pytest.mark.parametrize("name", by_kind(TRAINING))
 def test_every_algorithm_can_clip_updates(name: str) -> None:
     """And learns nothing where the bound is next to nothing: what moves clients is bounded, whatever they do."""
     seen = []

@@ -19,8 +19,8 @@ from fedlab_runner.experiment.run import run_in
 from tests.executors.test_contract import SETTINGS, dropping, train
 from tests.helpers import pretended, tape
 from tests.helpers.composed import composed
-from tests.helpers.pretended import Mixed
 from tests.helpers.kinds import by_kind
+from tests.helpers.pretended import Mixed
 from tests.helpers.toy import ALGORITHMS, algorithm, evaluate, federation, mlp, normed, run, tensors
 
 CPU = torch.device("cpu")

@@ -65,10 +65,8 @@ def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Type]:
 @pytest.mark.parametrize(
     "command",
     [
-        "fedlab --config-dir mine local=slow experiment=own",
         "fedlab --config-dir 'my configs, ümläut' local=slow",
         "fedlab --config-dir mine --config-name half",
-        "fedlab \"hydra.run.dir='results of mine/a=b'\" seed=3",
         "fedlab 'logger.tags=[a b,\"c,d\"]' seed=3 hydra.job.name=x",
         "fedlab -m --config-dir mine local=slow,sgd experiment=own rounds=5",
         "fedlab -m seed=0,1 \"hydra.sweep.dir='sweeps, mine'\" 'hydra.sweep.subdir=${hydra.job.num}'",

@@ -25,6 +25,7 @@ from fedlab_runner.experiment.run import run_in
 from fedlab_runner.utils.durations import duration
 from fedlab_runner.utils.errors import UserError
 from tests.helpers.composed import composed
+from tests.helpers.kinds import by_kind
 from tests.helpers.toy import ALGORITHMS, FEATURES, RAGGED, algorithm, federation, few_rounds, local, run
 
 N = len(RAGGED)
@@ -82,7 +83,7 @@ def wide() -> nn.Module:
     return nn.Sequential(nn.Linear(FEATURES, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 3))
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", by_kind(ALGORITHMS))
 def test_a_round_takes_what_was_estimated(name: str) -> None:
     """All that is allocated in some rounds of models that are far larger than their activations, at the highest."""
     cohort, rounds = 10, 4

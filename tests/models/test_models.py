@@ -83,6 +83,10 @@ MODELS = {
     "timm with BatchNorm": (timm_model("test_resnet", zero_init_last=False), (3, 64)),
 }
 every_model = pytest.mark.parametrize("name", MODELS)
+LARGE = {"resnet18 batch", "resnet18 group", "resnet18_torchvision on grey", "blocks_resnet"}
+every_small_model = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LARGE else name for name in MODELS]
+)
 
 
 def build(name: str, num_classes: int = 5, seed: int = 0) -> nn.Module:
@@ -205,7 +209,7 @@ def test_what_an_activation_overwrites_is_not_asked_for_again(name, training, mo
         assert mine is theirs is None or torch.equal(mine, theirs)
 
 
-@every_model
+@every_small_model
 def test_vmap_of_training_equals_a_loop(name):
     """Gradients and BatchNorm statistics of three different models, stacked, in training mode."""
     model = build(name)

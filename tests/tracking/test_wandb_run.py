@@ -652,6 +652,7 @@ def test_a_server_that_is_lost_or_refuses_on_the_way_costs_nothing(tmp_path: Pat
     assert_can_be_synced(tmp_path / "dies", wandb_file(tmp_path / "dies", kind="run"))
 
 
+@pytest.mark.slow  # it waits for most of its time
 def test_a_server_that_is_slow_or_in_trouble_for_a_while_gets_everything(tmp_path: Path) -> None:
     with ExitStack() as stack:
         servers = {
