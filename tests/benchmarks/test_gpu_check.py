@@ -210,8 +210,8 @@ def _settings_of_torch() -> Iterator[None]:
     [
         ("executors", "cohort", 2),
         ("algorithms", "dec_fedavg", 2),
-        ("memory", "fedexp", 1),
-        ("bf16", "W2 logistic", 5),
+        pytest.param("memory", "fedexp", 1, marks=pytest.mark.slow),
+        pytest.param("bf16", "W2 logistic", 5, marks=pytest.mark.slow),
     ],
 )
 def test_the_code_of_other_parts_on_a_cpu(part: str, case: str, least: int) -> None:

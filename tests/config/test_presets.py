@@ -19,7 +19,7 @@ CONF = conf_dir()
 EXPERIMENTS = sorted(
     str(path.relative_to(CONF / "experiment").with_suffix("")) for path in (CONF / "experiment").rglob("*.yaml")
 )
-RUNS = ("algorithm", "participation", "partition", "client_split", "delay", "topology", "home", "server_optimizer")
+RUNS = ("algorithm", "partition", "client_split", "topology", "home", "server_optimizer")
 
 
 @cache
@@ -35,8 +35,8 @@ def chosen(experiment: str) -> dict[str, str]:
     return found
 
 
-# Of the experiments of a paper that choose the same of these groups, the first.
-DISTINCT = {(name.partition("/")[0], *map(chosen(name).get, RUNS)): name for name in reversed(EXPERIMENTS)}.values()
+# Of the experiments that choose the same of these groups, the first.
+DISTINCT = {tuple(map(chosen(name).get, RUNS)): name for name in reversed(EXPERIMENTS)}.values()
 TABLES = sorted(path.relative_to(CONF / "paper") for path in (CONF / "paper").rglob("*.yaml"))
 CHOICES = (
     "algorithm",

@@ -132,7 +132,7 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
         runs.append(("algorithm=hyfem", "model=blocks_mlp", *blocks, "server_data=none"))
         for overrides in runs:
             folder = tmp_path_factory.mktemp("run")
-            run.run_in(folder, composed("rounds=3", *overrides, "evaluation.per_class=true"))
+            run.run_in(folder, composed("rounds=3", "executor=loop", *overrides, "evaluation.per_class=true"))
             for file in ("metrics.jsonl", "timings.jsonl"):
                 for line in (folder / file).read_text().splitlines():
                     keys |= json.loads(line).keys()

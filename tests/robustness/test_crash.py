@@ -15,7 +15,7 @@ import pytest
 from tests.helpers import wandb_files
 from tests.helpers.crash import FAMILIES, Ended, Template, results
 
-FEW = ("rows_scaffold", "buffered")
+FEW = ("buffered",)
 # Every point of these is tried; the others write the same files and are killed at some.
 EVERY = (
     *("synchronous", "buffered", "late_in_flight", "rows_scaffold", "rows_fedcda"),

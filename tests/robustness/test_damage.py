@@ -84,7 +84,7 @@ def sample(size: int, count: int | None) -> list[int]:
     return list(range(size)) if count is None else sorted(random.Random(size).sample(range(size), min(size, count)))
 
 
-@pytest.mark.parametrize("count", [6, pytest.param(120, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [3, pytest.param(120, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("damage", [flip, cut])
 @pytest.mark.parametrize("name", ["checkpoints/round_000005.pt", "client_state/rows_51_float32.bin", "metrics.jsonl"])
 def test_a_damaged_file_is_noticed(
@@ -117,7 +117,7 @@ def test_a_damaged_file_is_noticed(
     print(f"\n{damage.__name__} {name}: {used} the one before was used, {refused} refused, {unneeded} not needed")
 
 
-@pytest.mark.parametrize("count", [6, pytest.param(120, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [3, pytest.param(120, marks=pytest.mark.slow)])
 def test_a_damaged_finished_run_is_mended_or_refused(
     count: int, template: Template, five: Path, tmp_path: Path
 ) -> None:

@@ -210,6 +210,7 @@ def test_a_window_that_is_closed_stops_a_run_after_a_checkpoint(tmp_path: Path) 
     assert newest.name == f"round_{rounds(tmp_path / 'run') - 1:06d}.pt"
 
 
+@pytest.mark.slow
 def test_a_window_that_is_closed_does_not_stop_a_run_under_nohup(tmp_path: Path) -> None:
     code, done = hang_up(tmp_path / "run", "rounds=100", "logger.progress=true", ignored=True)
     assert code == 0 and done < 100, "it was not closed in the middle"

@@ -33,6 +33,7 @@ def pages_taken(word: str, **environment: str) -> int:
     return int(subprocess.run(command, capture_output=True, text=True, check=True, env=own | environment).stdout)
 
 
+@pytest.mark.slow  # processes that take and free gigabytes
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc's allocator is told to keep memory")
 def test_freed_memory_is_used_again_and_a_users_setting_is_left_alone() -> None:
     """What glibc does unasked hangs on what lies where on its heap, so that it is no measure."""
