@@ -47,3 +47,22 @@ def read_weights(path: str, hint: str) -> dict[str, Tensor]:
     if not isinstance(weights, dict) or not weights or not all(isinstance(value, Tensor) for value in weights.values()):
         raise UserError(f"weights must be a state dict (names to tensors), got '{path}', which is not one; {hint}")
     return weights
+
+
+def load_weights(model: nn.Module, classifier: str, path: str, network: str, hint: str) -> None:
+    """Puts the state dict in a local file into the model; a classifier of other classes stays as it was drawn.
+
+    `classifier` is the name of the linear layer that gives the logits, `network` what the message calls the model.
+    Raises UserError that names a tensor which is missing, unknown or of another shape, and ends with `hint`.
+    """
+    weights, own = read_weights(path, hint), model.state_dict()
+    head = {name for name in own if name.startswith(f"{classifier}.")}
+    if weights.keys() >= head and any(weights[name].shape[:1] != own[name].shape[:1] for name in head):
+        weights |= {name: own[name] for name in head}
+    # batch norm's counters of steps are missing from torchvision's own files
+    missing = {name for name in own.keys() - weights.keys() if not name.endswith("num_batches_tracked")}
+    other = {name for name in own.keys() & weights.keys() if own[name].shape != weights[name].shape}
+    if wrong := sorted(missing | other | (weights.keys() - own.keys())):
+        reason = f"whose {wrong[0]} is missing, unknown or of another shape ({len(wrong)} such)"
+        raise UserError(f"weights must fit {network}, got '{path}', {reason}; {hint}")
+    model.load_state_dict(weights, strict=False)

@@ -2,11 +2,10 @@
 
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import nn
 
-from fedlab_runner.models._torch import for_vmap, read_weights
+from fedlab_runner.models._torch import for_vmap, load_weights
 from fedlab_runner.models.base import Architecture
-from fedlab_runner.utils.errors import UserError
 
 HINT = "torchvision's own is https://download.pytorch.org/models/resnet18-f37072fd.pth"
 
@@ -31,19 +30,5 @@ class TorchvisionResNet18(Architecture):
             model.conv1 = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)
             nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
         if self.weights is not None:
-            _load(model, read_weights(self.weights, HINT), self.weights)
+            load_weights(model, "fc", self.weights, "torchvision's resnet18", HINT)
         return model
-
-
-def _load(model: nn.Module, weights: dict[str, Tensor], path: str) -> None:
-    """Puts the weights into the model; a classifier of other classes stays out."""
-    own = model.state_dict()
-    if weights.keys() >= {"fc.weight", "fc.bias"} and weights["fc.bias"].numel() != own["fc.bias"].numel():
-        weights = {**weights, "fc.weight": own["fc.weight"], "fc.bias": own["fc.bias"]}
-    # BatchNorm's counters of steps are missing from torchvision's own files
-    missing = {name for name in own.keys() - weights.keys() if not name.endswith("num_batches_tracked")}
-    other = {name for name in own.keys() & weights.keys() if own[name].shape != weights[name].shape}
-    if wrong := sorted(missing | other | (weights.keys() - own.keys())):
-        reason = f"whose {wrong[0]} is missing, unknown or of another shape ({len(wrong)} such)"
-        raise UserError(f"weights must fit torchvision's resnet18, got '{path}', {reason}; {HINT}")
-    model.load_state_dict(weights, strict=False)

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from hydra.utils import get_class, instantiate
 from omegaconf import OmegaConf
+from safetensors.torch import save_file
 from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
@@ -31,6 +32,7 @@ from fedlab_runner.models.dfml_cnn import DFMLCNN
 from fedlab_runner.models.logistic import Logistic
 from fedlab_runner.models.mlp import MLP
 from fedlab_runner.models.preact_resnet import PreActResNet
+from fedlab_runner.models.pretrained import Pretrained
 from fedlab_runner.models.resnet18 import ResNet18
 from fedlab_runner.models.resnet18_torchvision import TorchvisionResNet18
 from fedlab_runner.models.timm import Timm
@@ -109,6 +111,15 @@ def count(model: nn.Module) -> int:
 # configs
 
 
+def load(group: str, name: str) -> Any:
+    """A config as its file has it, with the choice that the file's own defaults name."""
+    config = OmegaConf.load(CONF / group / f"{name}.yaml")
+    for choice in config.pop("defaults", ["_self_"])[:-1]:
+        ((key, chosen),) = choice.items()
+        config[key.partition("@")[2]] = load(group, chosen)
+    return config
+
+
 @pytest.mark.parametrize("group", GROUPS)
 def test_each_module_has_a_config_and_each_config_a_module(group):
     assert modules(group) == {file.stem for file in (CONF / group).glob("*.yaml")}
@@ -117,7 +128,7 @@ def test_each_module_has_a_config_and_each_config_a_module(group):
 
 @pytest.mark.parametrize("group,name", [(group, name) for group in GROUPS for name in sorted(modules(group))])
 def test_a_config_names_its_class_and_has_exactly_its_fields(group, name):
-    config = OmegaConf.load(CONF / group / f"{name}.yaml")
+    config = load(group, name)
     target = config.pop("_target_")
     assert target.startswith(f"fedlab_runner.{GROUPS[group]}.{name}.")
     assert list(config) == [field.name for field in fields(get_class(target))]
@@ -125,10 +136,10 @@ def test_a_config_names_its_class_and_has_exactly_its_fields(group, name):
 
 @pytest.mark.parametrize("group,name", [(group, name) for group in GROUPS for name in sorted(modules(group))])
 def test_a_config_as_it_stands_is_valid(group, name):
-    root = OmegaConf.create({"rounds": 10, "local": {"lr": 0.1}, "node": OmegaConf.load(CONF / group / f"{name}.yaml")})
-    if missing := OmegaConf.missing_keys(root):
-        assert missing == {"node.path"}  # a file that only the user can name
-        root.node.path = "delays.csv"
+    root = OmegaConf.create({"rounds": 10, "local": {"lr": 0.1}, "node": load(group, name)})
+    for key in OmegaConf.missing_keys(root):
+        assert key in {"node.path", "node.weights"}  # a file that only the user can name
+        OmegaConf.update(root, key, "a file")
     component = instantiate(root.node, _convert_="all")
     for field in fields(component):
         value = getattr(component, field.name)
@@ -337,6 +348,30 @@ def test_torchvision_weights_with_other_classes_get_a_new_classifier(tmp_path):
     assert torch.equal(loaded(IMAGES), saved(IMAGES))
 
 
+@pytest.mark.parametrize("norm", ["batch", "group"])
+@pytest.mark.parametrize("classes", [5, 7])
+def test_weights_of_a_run_begin_a_network_whose_classifier_is_new_for_other_classes(tmp_path, norm, classes):
+    saved = ResNet18(3, 8, norm).build(3, 8, 5).eval()
+    save_file(saved.state_dict(), tmp_path / "model.safetensors")
+    model = Pretrained(3, 8, ResNet18(3, 8, norm), str(tmp_path / "model.safetensors"))
+    loaded = model.build(3, 8, classes).eval()
+    if classes != 5:
+        assert loaded.fc.weight.shape == (7, 512)
+        saved.fc = loaded.fc
+    images = IMAGES[..., :8, :8]
+    assert torch.equal(loaded(images), saved(images))
+
+
+@pytest.mark.parametrize(
+    "base",
+    [MLP(1, 8, [20, 10, 10]), MLP(1, 8, [20, 11]), MLP(1, 8, [20])],
+)
+def test_weights_of_another_network_are_refused(tmp_path, base):
+    save_file(MLP(1, 8, [20, 10]).build(1, 8, 5).state_dict(), tmp_path / "w.safetensors")
+    with pytest.raises(UserError, match=r"^weights must fit model.base, got .*w.safetensors', whose \S+ is missing, "):
+        Pretrained(1, 8, base, str(tmp_path / "w.safetensors")).build(1, 8, 5)
+
+
 class Surprise:
     """Pickles to code that would run on loading."""
 
@@ -371,11 +406,18 @@ DAMAGES = {
 }
 
 
-@pytest.mark.parametrize("make", [lambda w: TorchvisionResNet18(3, 224, w), lambda w: timm_model(weights=w)])
+@pytest.mark.parametrize(
+    "make,way_out",
+    [
+        (lambda w: TorchvisionResNet18(3, 224, w), "https://"),
+        (lambda w: timm_model(weights=w), "https://"),
+        (lambda w: Pretrained(3, 224, TorchvisionResNet18(3, 224, None), w), "logger.save_model"),
+    ],
+)
 @pytest.mark.parametrize("how", DAMAGES)
-def test_a_damaged_weights_file_is_refused_in_one_line(tmp_path, make, how):
+def test_a_damaged_weights_file_is_refused_in_one_line(tmp_path, make, way_out, how):
     damage(tmp_path / "w.pth", how)
-    with pytest.raises(UserError, match=r"^weights must .*w\.pth.*https://[^\n]*$") as caught:
+    with pytest.raises(UserError, match=rf"^weights must .*w\.pth.*{way_out}[^\n]*$") as caught:
         make(str(tmp_path / "w.pth")).build(3, 32, 5)
     assert DAMAGES[how] in str(caught.value)
 

@@ -45,9 +45,9 @@ def faults(template: "subprocess.Popen[str]", **case: Any) -> list[str]:
 
 
 def test_every_model_is_among_the_cases() -> None:
-    """A mix is of the others."""
+    """A mix and a pretrained network are of the others."""
     files = {type(model).__module__.rpartition(".")[2] for model, _ in memory.CASES.values()}
-    assert modules("model") - {"mix"} <= files
+    assert modules("model") - {"mix", "pretrained"} <= files
 
 
 @pytest.mark.parametrize("name", memory.CASES)
