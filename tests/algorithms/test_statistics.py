@@ -78,6 +78,7 @@ def arriving(fed: Federation, statistics: Tensor, upload: Any, staleness: list[i
     """Updates with these statistics [A, B] whose parameters go in all directions, so that FedExP extrapolates."""
     a, p = len(statistics), fed.family.num_params
     own = {"statistics": statistics, "models": torch.cat([statistics.new_ones(a, p), statistics], 1)}
+    own["tau"] = statistics.new_full((a,), 2.0)
     apart = torch.randn(a, p, generator=torch.Generator().manual_seed(0), dtype=statistics.dtype)
     rows = [own.get(name, apart) for name in upload._fields]
     sizes = torch.arange(1, a + 1)
