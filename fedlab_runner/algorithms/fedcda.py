@@ -145,6 +145,9 @@ class FedCDA(ServerAlgorithm[FedCDAState, FedCDAUpload]):
             cached_clients=len(caches),
         )
         mean = (total / len(chosen)).to(state.params.dtype)  # line 10
+        if fed.family.num_buffers:
+            used = [caches[n][place].model for n, place in chosen.items()]
+            mean[fed.family.num_params :] = _mean(used, slice(fed.family.num_params, None), rows)
         return FedCDAState(mean if warmed_up else arrivals.mean(arrivals.upload.models), total, caches, chosen)
 
     def _without(
@@ -219,6 +222,13 @@ class FedCDA(ServerAlgorithm[FedCDAState, FedCDAUpload]):
 
     def cached(self, state: FedCDAState) -> int:
         return len(state.params) * (sum(map(len, state.caches.values())) + 1)  # the models and their sum
+
+
+def _mean(models: Sequence[RowRef], columns: slice, rows: RowStore) -> Tensor:
+    """The mean of some columns of the models in use. A sum that models join and leave may end below zero by rounding,
+    where all variances are next to nothing; this one has only terms that are not negative.
+    """
+    return torch.stack([rows.get(model, columns).double() for model in models]).mean(0)
 
 
 def search(

@@ -75,7 +75,8 @@ class FedWalk(Algorithm[FedWalkState]):
         try:
             self.base.check(fed)
         except UserError as error:
-            raise UserError(str(error).replace("algorithm=", "algorithm@algorithm.base=", 1)) from error
+            line = str(error).replace("algorithm.", BASE)
+            raise UserError(line.replace("algorithm=", "algorithm@algorithm.base=", 1)) from error
         except ValueError as error:
             raise ValueError(f"base.{error}") from error
 

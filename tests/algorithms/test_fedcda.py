@@ -181,6 +181,19 @@ def test_clients_that_were_never_sampled_do_not_count_and_others_keep_theirs() -
     assert len(seen) < 7
 
 
+def test_variances_next_to_nothing_do_not_end_below_zero() -> None:
+    """As the sum of the models in use would, which 0.2, 0.7 and 0.1 have joined and left."""
+    fed, built = federation([4] * 3, build=normed), fedcda(strategy="newest")
+    state = built.init(fed)
+    for clients, variances in (([0, 1, 2], [0.2, 0.7, 0.1]), ([0], [1e-20]), ([1], [1e-20]), ([2], [1e-20])):
+        models = state.params.new_ones(len(clients), fed.family.size)
+        models[:, -1] = torch.tensor(variances, dtype=models.dtype)
+        upload = FedCDAUpload(models, models.new_zeros(len(clients), 1))
+        ids = torch.tensor(clients)
+        state = built.server_step(state, Updates(upload, ids, torch.full_like(ids, 4), torch.zeros_like(ids)), fed)
+    assert state.total[-1] < 0 and state.params[-1] == pytest.approx(1e-20, rel=1e-9, abs=0)
+
+
 def test_caches_hold_the_last_models_newest_first() -> None:
     fed = federation([4] * 3)
     for round, _, state in steps(fedcda(memory=2), fed, list(stream(fed, 9, 3))):

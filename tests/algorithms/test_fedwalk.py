@@ -411,6 +411,10 @@ def build(*overrides: str) -> Components:
             r"^algorithm@algorithm\.base=feddle needs examples on the server: add server_data=in_domain ",
         ),
         (
+            ["algorithm@algorithm.base=scaffold", "local.momentum=0.9", "server_data@auxiliary_data=in_domain"],
+            r"^option 2 of algorithm@algorithm\.base=scaffold .* local\.momentum=0, or algorithm\.base\.option=1$",
+        ),
+        (
             [
                 *("algorithm@algorithm.base=fedcda", "algorithm.base.batches=1", "participation.cohort_size=12"),
                 *("algorithm.base.memory=4", "server_data@auxiliary_data=in_domain"),

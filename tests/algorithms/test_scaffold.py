@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from fedlab_runner.utils.errors import UserError
 from tests.helpers.identities import close, evaluated
 from tests.helpers.toy import EQUAL, algorithm, federation, local, normed, run
 
@@ -58,3 +59,21 @@ def test_without_a_learning_rate_controls_stay_what_they_are(option: int) -> Non
     controls, before = (torch.stack([state.c_i[i] for i in range(len(EQUAL))]) for state in (second, first))
     assert torch.equal(controls, before) == (option == 2)
     close(second.c, controls.mean(0))
+
+
+@pytest.mark.parametrize(
+    ("changes", "remedy"),
+    [
+        ({"optimizer": "adam"}, "use local=sgd local.momentum=0"),
+        ({"optimizer": "adamw"}, "use local=sgd local.momentum=0"),
+        ({"momentum": 0.9}, "use local=sgd local.momentum=0"),
+        ({"update_norm": 1.0}, "set local.update_norm=null"),
+    ],
+)
+def test_option_2_refuses_what_is_not_plain_sgd(changes: dict[str, Any], remedy: str) -> None:
+    fed = federation(training=local(**changes))
+    said = f"^option 2 of algorithm=scaffold reads gradients off the steps of plain SGD: {remedy}, or algorithm.option"
+    for call in (algorithm("scaffold").check, algorithm("scaffold").init):
+        with pytest.raises(UserError, match=said):
+            call(fed)
+    run(algorithm("scaffold", option=1), fed, 1)

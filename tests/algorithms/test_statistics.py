@@ -75,10 +75,12 @@ def test_the_servers_statistics_are_means_of_what_clients_had(name: str, policy:
 
 
 def arriving(fed: Federation, statistics: Tensor, upload: Any, staleness: list[int]) -> Updates[Any]:
-    """Updates that are alike but for their statistics [A, B]."""
+    """Updates with these statistics [A, B] whose parameters go in all directions, so that FedExP extrapolates."""
     a, p = len(statistics), fed.family.num_params
     own = {"statistics": statistics, "models": torch.cat([statistics.new_ones(a, p), statistics], 1)}
-    rows = [own.get(name, statistics.new_full((a, p), 1e-3)) for name in upload._fields]
+    own["tau"] = statistics.new_full((a,), 2.0)
+    apart = torch.randn(a, p, generator=torch.Generator().manual_seed(0), dtype=statistics.dtype)
+    rows = [own.get(name, apart) for name in upload._fields]
     sizes = torch.arange(1, a + 1)
     return Updates(upload(*rows), torch.arange(a), sizes, torch.tensor(staleness))
 
@@ -94,6 +96,8 @@ def upload_of(built: ServerAlgorithm[Any, Any], fed: Federation) -> Any:
     [
         ("fedavg", [1, 2, 3, 4]),
         ("fedexp", [1, 2, 3, 4]),
+        ("fednova", [1, 2, 3, 4]),
+        ("feddyn", [1, 1, 1, 1]),
         ("scaffold", [1, 1, 1, 1]),
         ("feddle", [1, 1, 1, 1]),
         ("fedbuff", [1, 1, 0, 0]),

@@ -244,6 +244,13 @@ STATED: list[tuple[str, tuple[str, ...], dict[str, Any]]] = [  # what papers, or
     ),
     ("dfml/fig26_anl", ("rounds=60",), {"algorithm.anneal_rounds": 60}),
     ("dfml/fig28", (), {WSM: "fedlab_runner.core.losses.WSM", "algorithm.alpha_max": 0.9}),
+    *(  # CIFAR's images are augmented, as in HeteroFL's code, others not
+        (f"dfml/{name}", (), {"augment._target_": f"fedlab_runner.augment.{augment}"})
+        for name, augment in (
+            *((each, "crop_flip.CropFlip") for each in ("table3", "table6_n10", "federated_dropout", "fig12_server")),
+            *((each, "none.NoAugment") for each in ("table5", "table5_photographs", "table7")),
+        )
+    ),
     ("hyfem/mu2", ("algorithm.mu2=0.3",), {"algorithm.mu1": 0.1, "algorithm.mu2": 0.3}),
 ]
 
