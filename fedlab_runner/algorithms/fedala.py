@@ -27,8 +27,8 @@ class FedALA(Personal):
     The weights W_i are in [0, 1] on the last `layers` layers and 1 on those below. A client learns them by SGD, with
     rate `eta`, on a random `share` of its examples: the first time, when it takes part again, until the deviation of
     the last `window` losses is below `threshold` (or for `max_epochs`), later for one epoch. Its personal model is the
-    one that it trained last. A late client has its new model and weights when its update arrives. The other fields are
-    FedAvg's.
+    one that it trained last. What stays at home is the client's own, and not mixed. A late client has its new model and
+    weights when its update arrives. The other fields are FedAvg's.
     """
 
     share: float
@@ -45,9 +45,6 @@ class FedALA(Personal):
         finite_at_least(0, eta=self.eta, threshold=self.threshold)
         at_least(1, layers=self.layers, window=self.window, max_epochs=self.max_epochs)
         super().__post_init__()
-
-    def home_fault(self) -> str | None:
-        return "which mixes each client's whole model with the server's"
 
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
         size, mixed = fed.family.size, int(self._mixed(fed.family).sum())
@@ -68,26 +65,38 @@ class FedALA(Personal):
         theta_i = torch.where(mixed & (stage >= TRAINED), kept[:, :p], x[:p])  # where it is x, no weight matters
         weights = x.new_ones(len(cohort), p)
         weights[:, mixed] = kept[:, d:-1]
-        self._learn(cohort, x, theta_i, weights, stage.flatten().cpu().numpy())
-        start = torch.cat([_mix(theta_i, x[:p], weights), x[p:].expand(len(cohort), -1)], 1)
+        learned, at_home = mixed, None if cohort.shared is None else cohort.shared == 0
+        if at_home is not None:  # weights of 0 leave a client's own values as they are
+            learned, weights = mixed & ~at_home, weights.masked_fill(at_home, 0)
+            theta_i = torch.where(at_home, cohort.starts(x)[:, :p], theta_i)
+        if learned.any():
+            self._learn(cohort, x, theta_i, weights, stage.flatten().cpu().numpy(), learned)
+        mixture = _mix(theta_i, x[:p], weights)
+        if at_home is not None:
+            mixture = torch.where(at_home, x[:p], mixture)  # as received: clients train from their own, and send none
+        start = torch.cat([mixture, x[p:].expand(len(cohort), -1)], 1)
         y = cohort.train(start)
         own = torch.cat([y, weights[:, mixed], (stage + 1).clamp_max(LEARNED)], 1)
         return PersonalUpdate(*make_update(family, x, y, self.late_policy), own)
 
     def client_models(self, state: PersonalState, fed: Federation, ids: np.ndarray) -> Tensor:
-        return super().client_models(state, fed, ids)[:, : fed.family.size]
+        return fed.home.fill(super().client_models(state, fed, ids)[:, : fed.family.size], ids)
 
     def operations(self, fed: Federation, local: float) -> float:
         return local * (1 + self.share / (fed.local.epochs or 1))
 
-    def _learn(self, cohort: Cohort, x: Tensor, theta_i: Tensor, weights: Tensor, stage: np.ndarray) -> None:
-        """Learns the weights [K, P] of clients that have a model of their own, in place."""
-        family, p, mixed = cohort.family, cohort.family.num_params, self._mixed(cohort.family)
-        below = tuple(k for k, (i, _) in family.layout.items() if i < p and not mixed[i])
+    def _learn(
+        self, cohort: Cohort, x: Tensor, theta_i: Tensor, weights: Tensor, stage: np.ndarray, learned: Tensor
+    ) -> None:
+        """Learns those in the mask `learned` [P] of the weights [K, P] of clients that have a model of their own, in
+        place.
+        """
+        family, p = cohort.family, cohort.family.num_params
+        fixed = tuple(k for k, (i, _) in family.layout.items() if i < p and not learned[i])
         bounded = Bounded(SGD(momentum=0.0, nesterov=False, weight_decay=0.0), 0.0, 1.0)  # sigma
 
         active = np.flatnonzero(stage >= TRAINED)
-        learners = cohort.again(cohort.local.plain(), self.share)  # D_i^{s,t}
+        learners = cohort.alone().again(cohort.local.plain(), self.share)  # D_i^{s,t}
         learners.lr = self.eta
         losses: list[list[float]] = [[] for _ in stage]
         for _ in range(self.max_epochs):
@@ -96,7 +105,7 @@ class FedALA(Personal):
             some, rows = learners.select(active), torch.from_numpy(active).to(x.device)
             at = torch.cat([weights[rows], x[p:].expand(len(rows), -1)], 1)
             own = (theta_i[rows],)
-            how: dict[str, Any] = {"frozen": below, "optimizer": bounded, "counted": False}
+            how: dict[str, Any] = {"frozen": fixed, "optimizer": bounded, "counted": False}
             moved = some.train(at, loss=_loss_of_weights, per_client=own, common=(x[:p],), **how)
             weights[rows] = moved[:, :p]
             assert some.last_loss is not None

@@ -56,7 +56,8 @@ class HyFEM(Algorithm[HyFEMState]):
     Algorithm 1 says, instead of each client's parts.
 
     A model without feature blocks is one block that all clients have, and nothing is matched. Clients that do not
-    report keep their neurons' places, and parts that only they have stay as they were.
+    report keep their neurons' places, and parts that only they have stay as they were. What stays at home is in the
+    order of the client's own neurons, has no pull and no part in the matching.
     """
 
     holds_blocks: ClassVar[bool] = True
@@ -92,6 +93,12 @@ class HyFEM(Algorithm[HyFEMState]):
                 "participation.held_out_clients must be 0 for algorithm=hyfem, which places the neurons of all clients "
                 f"in the server model, got {len(fed.held_out)} clients"
             )
+        kept = fed.home.mask(fed.family)
+        if self.first_classifiers == "own" and bool((kept & Layout.of(fed.family).in_classifier(kept)).any()):
+            raise UserError(
+                "algorithm.first_classifiers must be same with algorithm=hyfem where part of the classifier stays at "
+                "home: that part begins as the run's first model has it"
+            )
         if fed.blocks is None:
             _log.warning(
                 "algorithm=hyfem has nothing to match without feature blocks: choose partition=random_blocks or "
@@ -99,7 +106,7 @@ class HyFEM(Algorithm[HyFEMState]):
             )
 
     def home_fault(self) -> str | None:
-        return "which gives neurons new places, where the parts at home would not fit them"
+        return None
 
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
         held = client_rows(self.store_on, load.ever * fed.family.size) if self.keep_own else []
@@ -143,7 +150,8 @@ class HyFEM(Algorithm[HyFEMState]):
         blocks = blocks_of(fed)
         parts = [layout.take(x, blocks[m], state.places[m]) for m in cohort.client_ids.tolist()]
         start = torch.stack(parts) if parts else x.new_zeros(0, len(x))
-        mu = torch.full_like(x, self.mu1).masked_fill_(layout.in_classifier(x), self.mu2)[:p]
+        mu = torch.full_like(x, self.mu1).masked_fill_(layout.in_classifier(x), self.mu2)
+        mu = mu.masked_fill_(fed.home.mask(fed.family), 0)[:p]
         begin = self._own(state, fed, cohort.client_ids) if self.keep_own else start
         y = train_on_blocks(cohort, fed.blocks, begin, per_client=(start[:, :p],), penalty=_pull, common=(mu,))
         for row, m in zip(y, cohort.client_ids.tolist(), strict=True):
@@ -172,7 +180,8 @@ class HyFEM(Algorithm[HyFEMState]):
             layout.put(there, 1.0, blocks[m], places[m])
         kept = old / there.clamp_min(1)  # parts that only clients have which did not report
         mean = new / mass.where(mass > 0, torch.ones_like(mass))
-        return state._replace(params=torch.where(mass > 0, mean, kept), places=places)
+        shared = torch.where(mass > 0, mean, kept)
+        return state._replace(params=shared.where(~fed.home.mask(fed.family), x), places=places)
 
     def _matched(
         self, places: Tensor, models: Sequence[Tensor], weights: Tensor, ids: Sequence[int], fed: Federation
@@ -183,9 +192,13 @@ class HyFEM(Algorithm[HyFEMState]):
             return places
         new: list[Tensor] = []
         gain, flops = 0.0, 0
+        at_home = fed.home.mask(fed.family)
         for number, old in enumerate(layout.by_layer(places)):
+            if at_home[layout.layers[number].weight]:
+                new.append(old)
+                continue
             inputs = [layout.columns(mine, device) for mine in blocks] if number == 0 else list(new[-1])
-            clients, shared = self._neurons(layout, number, models, inputs, weights)
+            clients, shared = self._neurons(layout, number, models, inputs, weights, at_home)
             num_columns = layout.layers[number].inputs + shared
             matching = match(
                 clients,
@@ -208,19 +221,27 @@ class HyFEM(Algorithm[HyFEMState]):
         return matched
 
     def _neurons(
-        self, layout: Layout, number: int, models: Sequence[Tensor], inputs: Sequence[Tensor], weights: Tensor
+        self,
+        layout: Layout,
+        number: int,
+        models: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        weights: Tensor,
+        at_home: Tensor,
     ) -> tuple[list[Neurons], int]:
         """Each client's neurons of hidden layer `number`, and the number of columns that all clients share.
 
         A neuron's row has its weights on `inputs` (the client's inputs as columns at the server), then the shared
-        columns: the bias and, with `include_outgoing`, the outgoing weights.
+        columns: the bias and, with `include_outgoing`, the outgoing weights. Those in the mask `at_home` [D] are none.
         """
         layer, h, clients = layout.layers[number], layout.hidden[number], []
-        after = layout.layers[number + 1] if self.include_outgoing and number + 1 == len(layout.hidden) else None
-        shared = 1 + (0 if after is None else after.outputs)
+        last = self.include_outgoing and number + 1 == len(layout.hidden)
+        after = layout.layers[number + 1] if last and not at_home[layout.layers[number + 1].weight] else None
+        with_bias = not at_home[layer.bias]
+        shared = int(with_bias) + (0 if after is None else after.outputs)
         for m, (w, at_server) in enumerate(zip(models, inputs, strict=True)):
             own = at_server if number == 0 else torch.arange(layout.hidden[number - 1], device=w.device)
-            parts = [layer.weights(w)[:h, own], layer.biases(w)[:h, None]]
+            parts = [layer.weights(w)[:h, own], layer.biases(w)[:h, None][:, : int(with_bias)]]
             if after is not None:
                 parts.append(after.weights(w)[:, :h].T)
             columns = torch.cat([at_server, layer.inputs + torch.arange(shared, device=w.device)])
@@ -234,25 +255,27 @@ class HyFEM(Algorithm[HyFEMState]):
         return PFNM(self.sigma, self.sigma0, self.gamma, like.new_zeros(num_columns))
 
     def _sizes(self, fed: Federation) -> np.ndarray:
-        """The number of values of each client's model [N]."""
-        layout, x = Layout.of(fed.family), fed.family.vector(fed.family.module)
-        return np.array([int(layout.own(x, blocks).sum()) for blocks in blocks_of(fed)])
+        """The number of values that each client sends of its model [N]."""
+        layout, x, shared = Layout.of(fed.family), fed.family.vector(fed.family.module), ~fed.home.mask(fed.family)
+        return np.array([int((layout.own(x, blocks) & shared).sum()) for blocks in blocks_of(fed)])
 
     def _server_size(self, state: HyFEMState, fed: Federation) -> int:
-        """The number of values of the server model that some client has."""
+        """The number of values of the server model that some client has, without what stays at home."""
         layout, used = Layout.of(fed.family), torch.zeros_like(state.params)
         for blocks, places in zip(blocks_of(fed), state.places, strict=True):
             layout.put(used, 1.0, blocks, places)
-        return int((used > 0).sum())
+        return int(((used > 0) & ~fed.home.mask(fed.family)).sum())
 
     def models(self, state: HyFEMState) -> Tensor:
         return state.params
 
     def client_models(self, state: HyFEMState, fed: Federation, ids: np.ndarray) -> Tensor:
-        if self.keep_own:
-            return self._own(state, fed, ids)
-        layout, blocks = Layout.of(fed.family), blocks_of(fed)
-        return torch.stack([layout.take(state.params, blocks[m], state.places[m]) for m in ids.tolist()])
+        layout, blocks, clients = Layout.of(fed.family), blocks_of(fed), ids.tolist()
+        parts = [layout.take(state.params, blocks[m], state.places[m]) for m in clients if not self.keep_own]
+        found = fed.home.fill(self._own(state, fed, ids) if self.keep_own else torch.stack(parts), ids)
+        for row, m in zip(found, clients if fed.home.acts else [], strict=False):
+            row[~layout.own(row, blocks[m])] = 0  # what a client lacks is nobody's home
+        return found
 
     def cached(self, state: HyFEMState) -> int:
         return 0  # the clients know their places

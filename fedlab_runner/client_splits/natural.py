@@ -27,7 +27,8 @@ class NaturalSplit(ClientSplit):
 
     def split(self, owned: Sequence[np.ndarray], train: Examples, test: Examples, seed: int) -> Parts:
         if train.users is None or test.users is None:
-            raise UserError("client_split=natural needs a data set with users, and this data set has none")
+            where = "data set" if train.users is None else "test set"
+            raise UserError(f"client_split=natural needs a {where} with users, and this {where} has none")
         users, tested_users = train.users.numpy(), test.users.numpy()
         client_of = np.full(max(users.max(initial=-1), tested_users.max(initial=-1)) + 1, -1)
         for client, mine in enumerate(owned):

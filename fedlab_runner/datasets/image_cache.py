@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 import torch
@@ -22,6 +22,9 @@ from torch import Tensor
 
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.files import TEMPORARY, NotPlainFile, open_own, open_to_read, sync_folder
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
 
 _log = logging.getLogger(__name__)
 MODES = {1: "L", 3: "RGB"}  # Pillow's modes by numbers of channels
@@ -178,6 +181,17 @@ def _decode(content: BinaryIO, size: tuple[int, int, int]) -> np.ndarray:
     channels, height, width = size
     with Image.open(content) as file:
         file.draft(MODES[channels], (2 * width, 2 * height))  # a JPEG is decoded no larger than needed
-        image = file.convert(MODES[channels])
+        image = _eight_bits(file).convert(MODES[channels])
     pixels = np.asarray(image.resize((width, height), Image.Resampling.BILINEAR))
     return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
+
+
+def _eight_bits(image: "Picture") -> "Picture":
+    """An image with the upper eight bits of grey values of sixteen, which Pillow would cut off at 255."""
+    from PIL import Image
+
+    if image.mode in ("I", "F"):
+        raise ValueError("its pixels have 32 bits, and at most 16 are read")
+    if not image.mode.startswith("I;16"):
+        return image
+    return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))

@@ -52,6 +52,8 @@ class ImageFolder(Dataset):
             if unknown := [name for name in _classes(testing, least=1) if name not in classes]:
                 raise _refuse(testing / unknown[0], f"is a class that {training} lacks")
             train, test = (self._examples(*_files_of(each, classes)) for each in (training, testing))
+        elif training.is_dir() and any(path.is_dir() for path in training.iterdir()):
+            raise _refuse(root, f"has {PARTS[0]}/ and no {PARTS[1]}/")
         else:
             classes = _classes(root)
             whole = self._examples(*_files_of(root, classes))

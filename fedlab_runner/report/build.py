@@ -15,7 +15,8 @@ from fedlab_runner.report.curves import convergence, lines_of, per_line
 from fedlab_runner.report.formatting import judged, times, unit, value
 from fedlab_runner.report.grouping import Differences, SeedGroup, group
 from fedlab_runner.report.headline import failures, headline, short_title
-from fedlab_runner.report.metric_sections import matrix_charts, partitions, staleness
+from fedlab_runner.report.matrix_charts import matrix_charts
+from fedlab_runner.report.metric_sections import partitions, staleness
 from fedlab_runner.report.runs import Run
 from fedlab_runner.report.stats import MIN_SEEDS, SIGNIFICANCE_LEVEL
 from fedlab_runner.sweep import states

@@ -42,6 +42,7 @@ class Series:
     low: Sequence[float] = ()
     high: Sequence[float] = ()
     unfinished: bool = False  # drawn thin
+    points: bool = False  # a marker at each point, and no line
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class Panel:
     x_log: bool = False
     x_whole: bool = False  # ticks of x are integers
     finding: str = ""  # what the panel shows, for people who do not see it
+    diagonal: bool = False  # a thin line from corner to corner: y = x where both axes have the same ends
 
 
 class Entry(NamedTuple):

@@ -65,7 +65,11 @@ def _drawn(panel: Panel, chart: Chart, width: str, kind: str) -> bytes:
             line = chart.legend[series.entry].line
             if len(series.low):
                 axes.fill_between(series.x, series.low, series.high, color=line.colour, alpha=0.13, linewidth=0)
-            axes.plot(series.x, series.y, label=label(chart.legend[series.entry].name), **_style(line, len(series.x)))
+            style = _style(line, len(series.x))
+            style |= {"linestyle": "none", "markevery": 1, "alpha": 0.5} if series.points else {}
+            axes.plot(series.x, series.y, label=label(chart.legend[series.entry].name), **style)
+        if panel.diagonal:
+            axes.plot([0, 1], [0, 1], transform=axes.transAxes, color="#9ca3af", linewidth=0.6)
         if panel.x_log:
             axes.set_xscale("log")
         axes.set(xlim=panel.x_range, ylim=panel.y_range, xlabel=label(panel.x_label), ylabel=label(panel.y_label))

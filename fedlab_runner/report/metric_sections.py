@@ -7,9 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from fedlab_runner.core.metric_names import MODELS, cell_of
 from fedlab_runner.methods.registry import Line
-from fedlab_runner.plots.clients import CLIENTS_FILE
 from fedlab_runner.plots.curves import staleness_counts
 from fedlab_runner.report.content import Chart, Dots, Entry, Panel, Section, Series
 from fedlab_runner.report.curves import curve_of, most_interesting, over_rounds
@@ -120,53 +118,6 @@ def _moved(series: Series, places: Mapping[int, int]) -> Series:
     return Series(places[series.entry], series.x, series.y, series.low, series.high, series.unfinished)
 
 
-def matrix_charts(groups: Sequence[SeedGroup], lines: Mapping[str, Line], most: int) -> list[Chart]:
-    """For each condition, the cells of the evaluation matrix over rounds, and their spread over clients at the end."""
-    found = []
-    for condition, members in by_condition(groups).items():
-        shown = most_interesting(members)
-        keys = dict.fromkeys(
-            key
-            for group in shown
-            for run in group.runs
-            for row in run.rows
-            for key in row
-            if key.partition("/")[0] in MODELS and cell_of(key) == key
-        )
-        panels = [over_rounds([curve_of(group, key) for group in shown], key, key, most) for key in keys]
-        panels += [panel for key in keys if (panel := _over_clients(shown, key)) is not None]
-        legend = [Entry(group.name, lines[group.name]) for group in shown]
-        if panels:
-            found.append(Chart(file_name(f"matrix-{condition}"), condition or "All runs", legend, panels))
-    return found
-
-
-def _over_clients(groups: Sequence[SeedGroup], key: str) -> Panel | None:
-    """The share of clients below each accuracy in a cell, at the end of the run of the smallest seed."""
-    lines, worst = [], []
-    for i, group in enumerate(groups):
-        values = sorted(100 * each for each in _column(group.runs[0], CLIENTS_FILE, key))
-        if len(values) > 1:
-            x = [each for value in values for each in (value, value)]
-            y = [100 * share / len(values) for n in range(len(values)) for share in (n, n + 1)]
-            lines.append(Series(i, x, y))
-            worst.append((values[0], group.name))
-    if not lines:
-        return None
-    said = f"The lowest accuracy of a client is {max(worst)[0]:.1f} % with {max(worst)[1]}, the highest of the lowest."
-    low, high = min(each.x[0] for each in lines), max(each.x[-1] for each in lines)
-    ends = (low, high) if low < high else (low - 1, high + 1)
-    return Panel(
-        f"{key}: clients below an accuracy",
-        "accuracy of a client, %",
-        "clients, %",
-        lines,
-        ends,
-        (0, 100),
-        finding=said,
-    )
-
-
 def staleness(groups: Sequence[SeedGroup], lines: Mapping[str, Line]) -> list[Chart]:
     """For each condition, the share of updates that were at most so late, a line for each method with late updates."""
     found: list[Chart] = []
@@ -200,7 +151,7 @@ def partitions(groups: Sequence[SeedGroup]) -> tuple[list[Dots], int]:
     found: dict[str, Dots] = {}
     for condition, members in by_condition(groups).items():
         for run in (group.runs[0] for group in members):
-            table = _table(run, "partition.csv")
+            table = table_of(run, "partition.csv")
             if (picture := _dots(table, run, condition)) is not None:
                 found.setdefault(str(table), picture)
                 break  # a seed has one partition under one condition
@@ -213,8 +164,8 @@ def _dots(table: Sequence[Mapping[str, str]], run: Run, condition: str) -> Dots 
     rows = [row for row in table[:MAX_CLIENTS] if row.get("client")]
     if not classes or not rows:
         return None
-    counts = [[_number(row.get(name)) for name in classes] for row in rows]
-    totals = [_number(row.get("examples")) for row in table]
+    counts = [[number_of(row.get(name)) for name in classes] for row in rows]
+    totals = [number_of(row.get("examples")) for row in table]
     largest = [max(row) / sum(row) for row in counts if sum(row) > 0]
     said = f"{times(len(table), 'client')} with {amount(min(totals))} to {amount(max(totals))} examples"
     said += (
@@ -227,12 +178,7 @@ def _dots(table: Sequence[Mapping[str, str]], run: Run, condition: str) -> Dots 
     return Dots(name, where, [str(row["client"]) for row in rows], classes, counts, said)
 
 
-def _column(run: Run, name: str, key: str) -> list[float]:
-    values = [_number(row.get(key) or "nan") for row in _table(run, name)]
-    return [value for value in values if math.isfinite(value) and 0 <= value <= 1]
-
-
-def _table(run: Run, name: str) -> list[dict[str, str]]:
+def table_of(run: Run, name: str) -> list[dict[str, str]]:
     """The rows of a CSV file of a run's folder; none where it cannot be read."""
     try:
         text = untrusted.read_bytes(run.folder / name).decode()
@@ -241,7 +187,7 @@ def _table(run: Run, name: str) -> list[dict[str, str]]:
         return []
 
 
-def _number(text: object) -> float:
+def number_of(text: object) -> float:
     try:
         number = float(str(text))
     except ValueError:

@@ -64,6 +64,9 @@ def panel(panel: Panel, legend: Sequence[Entry]) -> Element:
         {"class": "plot", "x": str(LEFT), "y": str(TOP), "width": str(ACROSS), "height": str(DOWN)},
     )
     SubElement(plot, "rect", {"width": str(ACROSS), "height": str(DOWN), "fill": "none", "pointer-events": "all"})
+    if panel.diagonal:
+        drawn = {"d": f"M0 {DOWN}L{ACROSS} 0", "stroke": "currentColor", "stroke-opacity": "0.4"}
+        SubElement(plot, "path", {"class": "band", **drawn})
     for band in (True, False):  # lines lie over all bands
         for series in panel.series:
             if not band or len(series.low):
@@ -169,13 +172,15 @@ def _series(plot: Element, panel: Panel, series: Series, line: Line, band: bool)
     dash = {"stroke-dasharray": " ".join(f"{1.8 * each:g}" for each in line.dash)} if line.dash else {}
     width = "1" if series.unfinished else "1.8"
     drawn = {"class": "line", "d": _path(points), "fill": "none", "stroke-width": width, "stroke-linejoin": "round"}
-    SubElement(group, "path", drawn | dash)
+    if not series.points:
+        SubElement(group, "path", drawn | dash)
     inside = [each for each in points if -1 <= each[0] <= ACROSS + 1 and -1 <= each[1] <= DOWN + 1]
-    marked = inside[:: -max(1, -(-len(inside) // MAX_MARKERS))]
+    marked = inside if series.points else inside[:: -max(1, -(-len(inside) // MAX_MARKERS))]
     if marked:
         shape = SHAPES.get(line.marker, SHAPES["o"])
         places = "".join(f"M{x_place:.1f} {y_place:.2f}{shape}" for x_place, y_place in marked)
-        SubElement(group, "path", {"class": "mark", "d": places, "stroke": "none"})
+        faint = {"fill-opacity": "0.5"} if series.points else {}
+        SubElement(group, "path", {"class": "mark", "d": places, "stroke": "none"} | faint)
 
 
 def _path(points: Sequence[tuple[float, float]], digits: int = 2) -> str:

@@ -14,7 +14,7 @@ from fedlab_runner.core.work import Work
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.experiment.resource_estimate import expected_bytes
 from tests.helpers.identities import BUILDS, LATE, close
-from tests.helpers.toy import EQUAL, RAGGED, algorithm, federation, local, normed, run
+from tests.helpers.toy import EQUAL, RAGGED, algorithm, federation, home, local, normed, run
 
 FAST = {"eta": 5.0, "threshold": 0.003, "window": 2}  # weights that move, soon enough
 LOWER = 5 * 6 + 6  # parameters of the toy's first layer
@@ -49,6 +49,38 @@ def test_with_weights_that_are_never_learned_it_is_fedavg(build: Any, policy: st
     close(ala.params, avg.params, atol=1e-12)
     own = [row[-1] for row in kept(ala, federation(**LATE, build=build)).values()]
     assert max(own) == 2, "someone has been there twice"
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_with_all_mixed_layers_at_home_it_is_fedper_and_with_more_it_mixes_the_rest(build: Any) -> None:
+    """At home a client's own model and the received one are the same."""
+    how: dict[str, Any] = {**LATE, "build": build, "home": home("head")}
+    per, ala, more = (
+        (built, fed, run(built, fed, 6))
+        for built, fed in (
+            (algorithm("fedavg"), federation(**how)),
+            (algorithm("fedala", **FAST), federation(**how)),
+            (algorithm("fedala", **FAST, layers=2), federation(**how)),
+        )
+    )
+    close(ala[2].params, per[2].params, atol=1e-12)
+    assert not torch.allclose(more[2].params, per[2].params)
+    mask = ala[1].home.mask(ala[1].family)
+    own = [built.client_models(state, fed, np.arange(10))[:, mask] for built, fed, state in (per, ala)]
+    close(own[1], own[0], atol=1e-12)
+
+
+def test_weights_are_those_of_what_is_shared() -> None:
+    watched = Watched()
+    fed = federation(build=normed, home=home("norm"), executor=watched)
+    state = run(algorithm("fedala", **FAST, layers=9), fed, 4)
+    p, kept_names = fed.family.num_params, set(fed.home.names(fed.family))
+    at_home = fed.home.mask(fed.family)[:p]
+    rows = torch.stack(list(kept(state, fed).values()))
+    weights = rows[:, fed.family.size : -1]
+    assert not weights[:, at_home].any() and ((weights > 0) & (weights < 1))[:, ~at_home].any()
+    frozen = [set(work.frozen) for work in watched.seen]  # type: ignore[attr-defined]
+    assert all({name for name in kept_names if "running" not in name} <= each for each in frozen)
 
 
 def test_the_first_round_is_fedavg_to_the_bit_and_the_second_is_not() -> None:

@@ -28,7 +28,7 @@ from fedlab_runner.utils.errors import UserError
 from tests.evaluation.test_evaluator import evaluation
 from tests.helpers.composed import composed
 from tests.helpers.identities import close
-from tests.helpers.toy import CLASSES, FEATURES, algorithm, federation, local, run, tensors
+from tests.helpers.toy import CLASSES, FEATURES, algorithm, federation, home, local, normed, run, tensors
 
 OWNED = np.array([[1, 1, 0], [0, 1, 1], [1, 1, 0], [1, 0, 1]], dtype=bool)  # clients 0 and 2 have the same blocks
 SIZES = (9, 6, 12, 5)
@@ -393,6 +393,78 @@ def test_a_client_is_tested_on_its_blocks_alone(monkeypatch: Any) -> None:
     assert set(read) == set(blocks_of(fed)) and fed.family.module.read == (0, 1, 2), "all are read again"
     whole = [fed.family.predict(w, inputs).argmax(1) for w in built.client_models(state, fed, np.arange(4))]
     assert found == pytest.approx([float((logits == targets).double().mean()) for logits in whole])
+
+
+# --- what stays at home ---
+
+
+def test_without_blocks_and_pull_a_part_at_home_is_fedavgs() -> None:
+    """FedPer, LG-FedAvg and FedBN."""
+    for kept in ("head", "body", "norm"):
+        how: dict[str, Any] = {"sizes": SIZES, "cohort": 2, "build": normed, "home": home(kept)}
+        feds, found = [federation(**how) for _ in range(2)], []
+        for fed, built in zip(feds, (hyfem(mu1=0.0, mu2=0.0), algorithm("fedavg")), strict=True):
+            state = run(built, fed, 4)
+            found.append([built.models(state), built.client_models(state, fed, np.arange(4))])
+        close(found[0], found[1])
+
+
+@pytest.mark.parametrize("kept", ["head", "body"])
+@pytest.mark.parametrize("keys", [{}, {"keep_own": True, "include_outgoing": True}], ids=["server's", "own"])
+def test_a_part_at_home_is_in_the_order_of_the_clients_neurons(kept: str, keys: dict[str, Any]) -> None:
+    """The server's stays as it was, clients send the rest, and neurons whose weights are at home keep their places."""
+    how: dict[str, Any] = {"build": network((6,), (20,)), "home": home(kept), "cohort": 3, "std": 1.0}
+    fed, built = hybrid(**how), hyfem(**keys)
+    layout, mask, state = Layout.of(fed.family), fed.home.mask(fed.family), built.init(fed)
+    first, rng = state.params, np.random.default_rng(0)
+    places = torch.from_numpy(np.stack([rng.permutation(6) for _ in range(4)]))
+    state = run(built, fed, 4, state=state._replace(places=places))
+    own = built.client_models(state, fed, np.arange(4))
+    assert torch.equal(state.params[mask], first[mask]) and not torch.equal(state.params[~mask], first[~mask])
+    assert kept == "head" or torch.equal(state.places, places)
+    for m, blocks in enumerate(blocks_of(fed)):
+        mine = layout.own(first, blocks)
+        assert not own[m][~mine].any() and (own[m] != first)[mask & mine].any()
+        if not keys:
+            taken = layout.take(state.params, blocks, state.places[m])
+            assert torch.equal(own[m][~mask], taken[~mask])
+    changed = hybrid(**how)
+    changed.client_data.inputs[: SIZES[0]] += 1
+    others = [built.client_models(run(built, f, 1), f, np.arange(4)) for f in (hybrid(**how), changed)]
+    alike = (others[0][1:] == others[1][1:])[:, mask]
+    assert alike.all(), "what others keep is theirs"
+
+
+def test_clients_send_and_receive_their_parts_without_those_at_home() -> None:
+    sent = []
+    for kept in ("none", "head"):
+        fed = hybrid(build=network((6,), (9,)), home=home(kept))
+        for round, built in enumerate((hyfem(), hyfem(send_all=True))):
+            run(built, fed, 1, first=round)
+            sent.append((fed.collect()["comm/upload_mb"], fed.collect()["comm/download_mb"]))
+    head = 4 * 4 * (6 * 3 + 3) / 1e6
+    for whole, rest in zip(sent[:2], sent[2:], strict=True):
+        assert np.subtract(whole, rest) == pytest.approx([head, head])
+
+
+def test_clients_with_blocks_and_a_part_at_home_resume_bit_for_bit() -> None:
+    how: dict[str, Any] = {"build": with_norm, "home": home("prefixes", prefixes=["classifier.2", "extractors.0"])}
+    feds = [hybrid(**how, cohort=2, std=1.5) for _ in range(2)]
+    half = run(hyfem(), feds[0], 3)
+    saved = pack({"state": half, "fed": feds[0].state_dict()})
+    states = [run(hyfem(), feds[0], 3, first=3, state=half)]
+    feds[1].load_state_dict(saved["fed"])
+    states.append(run(hyfem(), feds[1], 3, first=3, state=unpack(saved["state"], like=hyfem().init(feds[1]))))
+    own = [hyfem().client_models(state, fed, np.arange(4)) for state, fed in zip(states, feds, strict=True)]
+    pairs = zip([*tensors(states[0]), own[0]], [*tensors(states[1]), own[1]], strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_a_classifier_of_its_own_is_refused_where_a_part_of_it_stays_at_home() -> None:
+    built = hyfem(keep_own=True, first_classifiers="own")
+    built.check(hybrid(home=home("prefixes", prefixes=["extractors"])))
+    with pytest.raises(UserError, match=r"^algorithm\.first_classifiers must be same with [^\n]*$"):
+        built.check(hybrid(home=home("head")))
 
 
 def test_hyfem_learns_more_than_clients_alone() -> None:

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 import torch
 
+from docs.generate.composition import PERSONAL
 from tests.helpers.identities import BUILDS
-from tests.helpers.toy import CLASSES, EQUAL, FEATURES, algorithm, federation, normed, run, server_data
+from tests.helpers.toy import CLASSES, EQUAL, FEATURES, algorithm, federation, home, normed, run, server_data
 
 
 def test_payloads_of_the_methods_without_server_data() -> None:
@@ -94,3 +95,23 @@ def test_the_order_of_server_costs_is_table_8s() -> None:
     assert cache["fedavg"] == cache["fedasync"] == cache["fedft"] == cache["feddf"] == 0
     assert cache["fedbuff"] == 40 and cache["ca2fl"] == pytest.approx(22, abs=0.1)
     assert cache["feddle"] == pytest.approx(40, abs=3)
+
+
+@pytest.mark.parametrize("kept", ["none", "head"])
+@pytest.mark.parametrize("name", PERSONAL)
+def test_personal_methods_send_keep_and_train_what_their_table_says(name: str, kept: str) -> None:
+    fed, cost = federation(EQUAL, build=normed, home=home(kept)), PERSONAL[name]
+    built: Any = algorithm(name)
+    state = run(built, fed, 3)
+    metrics, own = fed.collect(), fed.home.state_dict()["settled"]
+    last = 6 * CLASSES + CLASSES  # values of the last layer
+    values = {"D": fed.family.size, "h": fed.home.size, "L": last, "__builtins__": {}}
+    for way in ("comm/download_mb", "comm/upload_mb"):
+        assert metrics[way] * 1e6 / 4 == pytest.approx(len(EQUAL) * eval(cost.sent, values))
+    of_home = sum(len(row) for row in own.values()) / len(EQUAL)
+    personal = getattr(state, "personal", {})
+    store = fed.row_store("device", len(state.first)) if personal else None
+    of_method = sum(len(store.get(ref)) for ref in personal.values()) / len(EQUAL) if store else 0
+    assert of_home + of_method == eval(cost.kept, values)
+    told = {"ditto": 2, "apfl": 2, "perfedavg": 2, "pfedme": built.inner_steps if name == "pfedme" else 0}
+    assert name not in told or built.operations(fed, 1.0) == told[name]

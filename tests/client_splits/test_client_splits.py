@@ -131,7 +131,11 @@ def test_the_largest_remainders_are_rounded_up(weights: list[int], total: int, c
         ),
         (
             lambda: CHOICES["natural"].split(OWNED, TRAIN, TEST._replace(users=None), 0),
-            r"^client_split=natural needs a data set with users",
+            r"^client_split=natural needs a test set with users, and this test set has none$",
+        ),
+        (
+            lambda: CHOICES["natural"].split(OWNED, TRAIN._replace(users=None), TEST, 0),
+            r"^client_split=natural needs a data set with users, and this data set has none$",
         ),
     ],
 )

@@ -47,7 +47,13 @@ SERVERLESS = sorted(set(ALLOWING) - set(SERVED))
 # Not FedGEN, which learns from the clients' classifiers, and FedBABU, where nobody trains what is at home.
 HOLDING_HEADS = [name for name in SERVED if name not in ("fedgen", "fedbabu")]
 ON_SERVER = {"fedbe", "feddf", "fedft", "fedlaw", "fedwalk", "hfcl"}  # whose servers train their own models
-PERSONAL = {"apfl", "ditto", "perfedavg", "pfedme"}  # whose clients have models of their own beside the server's
+PERSONAL = {
+    "apfl",
+    "ditto",
+    "fedala",
+    "perfedavg",
+    "pfedme",
+}  # whose clients have models of their own
 OTHERWISE = {"apfl", "fedsam", "fedrep", "perfedavg", "pfedme"}  # than stand-alone clients theirs train
 LATE: dict[str, Any] = {"sizes": [6, 3, 9, 1, 12, 8], "cohort": 3, "std": 2.0, "build": normed}
 MET: dict[str, Any] = {"sizes": [6, 3, 9, 5, 12, 8], "cohort": 3, "build": normed}
@@ -280,9 +286,9 @@ def test_others_say_in_one_line_why_they_refuse_it(name: str) -> None:
 
 
 def test_the_refusal_is_one_line_before_anything_is_built() -> None:
-    with pytest.raises(UserError, match=r"^home must be none with algorithm=hyfem, which gives neurons [^\n]*$"):
-        build(composed("algorithm=hyfem", "home=head"))
-    build(composed("algorithm=hyfem", "home=none"))
+    with pytest.raises(UserError, match=r"^home must be none with algorithm=fedma, which gives neurons [^\n]*$"):
+        build(composed("algorithm=fedma", "home=head"))
+    build(composed("algorithm=fedma", "home=none"))
 
 
 def test_a_base_that_refuses_it_makes_fedwalk_refuse_it() -> None:

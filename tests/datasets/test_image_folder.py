@@ -93,6 +93,7 @@ def test_faults_are_one_line(tmp_path: Path) -> None:
     write_images(root, ["b"], [1])
     assert refusal(root, test_fraction=0.1).startswith("test_fraction must leave examples of some class")
     write_images(root / "train", ["a", "b"], [1, 1])
+    assert refusal(root).startswith(f"{root} has train/ and no test/{layout}")
     (root / "test").mkdir()
     assert "holds 0 folders of classes" in refusal(root)
     (root / "test/a").mkdir()
@@ -113,6 +114,26 @@ def test_damaged_and_hostile_images(tmp_path: Path) -> None:
     os.mkfifo(path)  # to open it would wait for ever
     assert refusal(tmp_path).startswith(f"{path} is no plain file")
     assert refusal(tmp_path, cache=str(tmp_path / "cache")).startswith(f"{path} is no plain file")
+
+
+def test_a_class_may_be_called_train(tmp_path: Path) -> None:
+    write_images(tmp_path, ["car", "train"], [5, 5])
+    assert load(tmp_path).class_names == ("car", "train")
+
+
+def test_of_sixteen_bits_the_upper_eight_count(tmp_path: Path) -> None:
+    """Pillow by itself makes all values from 255 on white."""
+    write_images(tmp_path, ["a", "b"], [5, 5])
+    values = np.arange(16, dtype=np.uint16).reshape(4, 4) * 4096 + 77
+    Image.fromarray(values).save(tmp_path / "a/000.png")
+    expected = torch.from_numpy((values >> 8).astype(np.uint8))
+    for channels in (1, 3):
+        data = load(tmp_path, channels=channels)
+        images = torch.cat([data.train.inputs, data.test.inputs])
+        assert (images == expected).flatten(1).all(1).any()
+    thirty_two = Image.fromarray(np.zeros((4, 4), np.float32))
+    thirty_two.save(tmp_path / "a/000.png", "TIFF")
+    assert "is not an image that can be read (its pixels have 32 bits, and at most 16 are read)" in refusal(tmp_path)
 
 
 def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:

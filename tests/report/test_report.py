@@ -3,6 +3,7 @@
 import base64
 import csv
 import hashlib
+import html
 import json
 import math
 import re
@@ -363,17 +364,23 @@ def test_cells_of_the_evaluation_matrix_have_a_table_and_the_clients_picture(tmp
     wanted = (*EVERY, "evaluation.summary=last")
     for seed, mean in enumerate((0.5, 0.7)):
         last = {"test/accuracy": 0.4, "server/own": mean, "server/own_worst_decile": 0.25, "client/own_loss": 2.0}
+        last |= {"client/own": 0.5}
         folder = write_run(
             tmp_path, "algorithm=fedavg", *wanted, f"seed={seed}", rows=[{"test/accuracy": 0.1}] * 3 + [last]
         )
-        (folder / "clients.csv").write_text("client,held_out,server/own\n0,0,0.25\n1,0,0.75\n2,0,\n")
+        accuracies = ("0,0,0.25,0.5", "1,0,0.75,0.5", "2,0,,", "3,0,0.5,1.0", "4,0,nan,0.5")
+        (folder / "clients.csv").write_text("\n".join(("client,held_out,server/own,client/own", *accuracies)))
     write_run(tmp_path, "algorithm=fedbuff", *wanted, "seed=0", rows=[{"test/accuracy": 0.1}] * 4)
     text = written(tmp_path)["report.md"].split("## Whose accuracy")[1].split("## ")[0]
     assert "| method | client/own, % | server/own, % |" in text
-    assert "| FedAvg | \N{EN DASH} | 60.0 ± 14.1<br>worst tenth 25.0 ± 0.0 |" in text
+    assert "| FedAvg | 50.0 ± 0.0 | 60.0 ± 14.1<br>worst tenth 25.0 ± 0.0 |" in text
     assert "| FedBuff | \N{EN DASH} | \N{EN DASH} |" in text
     page_text = (tmp_path / "report" / "index.html").read_text()
     assert "The lowest accuracy of a client is 25.0 % with FedAvg" in page_text
+    scatter = page_text.split('aria-label="client/own against server/own. ')[1].split("</svg></svg>")[0]
+    assert "the client's own model is better than the server's for 67 % of the clients" in html.unescape(scatter)
+    (marks,) = re.findall(r'class="mark" d="([^"]*)"', scatter)
+    assert marks.count("M") == 3 and 'class="line"' not in scatter, "a marker for each client with both"
 
 
 # The page.
