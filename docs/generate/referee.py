@@ -23,8 +23,8 @@ This page says how each method is shown to be right. There are four ways:
 - *Reference loop*: a loop in plain PyTorch, written from the paper's equations alone. Every value of the method's \
 state is the loop's after every round, to 1e-10 in float64.
 - *Tests*: identities with other methods, closed forms, limits.
-- *Oracle*: code that others wrote. It gets the same first model, cohorts and minibatches, and the server's models are \
-compared after every round.
+- *Oracle*: code that others wrote. It gets the same first model, cohorts and minibatches. After every round the \
+server's models are compared, and what the clients of the round keep to themselves.
 - *Published numbers*: runs of the paper's experiments, on the page of [results](results.md).
 
 An empty cell says that there is none."""
@@ -45,8 +45,9 @@ server.
 statistics are compared too.
 - Where updates may be late, a case has late ones.
 - Keys that choose another rule of the paper have cases of their own.
-- `executor=loop` makes all rounds of each case; `vectorized` and `processes` make the first two. The slow tests \
-repeat these two with compiled executors.
+- `executor=loop` makes all rounds of each case, and `vectorized` the first two of each method's first case. The slow \
+tests make these two rounds of every case with `vectorized`, `processes` and compiled steps, and of each method's \
+first case with `ray`.
 - The gradient that the loops use is compared with one written by hand in NumPy, to 1e-14.
 
 Where a paper is silent or the package departs from it, the first lines of the file say so; [open \
@@ -59,9 +60,13 @@ make test ARGS="tests/reference -n 0 -k 'fedcda and not executor'"
 ```"""
 _ORACLES = """\
 `make referee` makes an environment for each library, compares it and records what it finds. The tables have the \
-largest difference of a value of the server's model, over {rounds} rounds of {cohort} of {clients} clients with 1 to \
-{most} examples (2 to {most} with batch norm), or the first round in which the two part. Oracles that compute in \
-float64 must agree to {float64:.0e}. Where some value on the way is float32, they must agree to {float32:.0e}.
+largest difference of a value, over {rounds} rounds of {cohort} of {clients} clients with 1 to {most} examples (2 to \
+{most} with batch norm), or the first round in which the two part. Values are those of the server's model; of Ditto, \
+APFL and FedALA also those of the clients' personal models, and with a `home` what stays there. Oracles that compute \
+in float64 must agree to {float64:.0e}. Where some value on the way is float32, they must agree to {float32:.0e}.
+
+byzfl (robust aggregation, attacks) and dp-accounting (differential privacy) are no oracles: this package has neither. \
+Below each table are the library's methods that this package does not have.
 
 Partitions are compared by two-sample tests (Kolmogorov and Smirnov) of {statistics} statistics of the counts of \
 classes. p is the smallest of their p-values, times their number; below {p:.0e} the two part."""
@@ -199,7 +204,7 @@ def oracles_lead() -> str:
 def oracle_tables() -> list[str]:
     """A chapter for each oracle: its version, and a row for each comparison."""
     parts = []
-    for measured in record().values():
+    for oracle, measured in record().items():
         made = f"Python {measured['python']}, torch {measured['torch']}, seed {measured['seed']}"
         first = next(iter(measured["rows"]))
         what = next(key for key in ("method", "partition", "metric") if key in first)
@@ -209,6 +214,8 @@ def oracle_tables() -> list[str]:
             f"{made}, commit {measured['commit'][:7]}.",
             markdown.table([what, "setting", "result", "whose formula is the paper's"], rows),
         ]
+        lacking = importlib.import_module("tests.referee.oracle").not_here(oracle)
+        parts += [f"Not here: {', '.join(lacking)}."] * bool(lacking)
     return parts
 
 

@@ -46,6 +46,7 @@ class Result(NamedTuple):
     """What a federation has come to."""
 
     models: list[Tensor]  # the server's, or those of all clients
+    own: list[Tensor]  # where there is a server: what each client uses itself
     metrics: list[dict[str, float]]  # of each round
 
 
@@ -74,8 +75,10 @@ def result(
             fed.begin(round, lr)
             state = built.round(state._replace(aggregator=aggregator) if hasattr(state, "aggregator") else state, fed)
             metrics.append(fed.collect())
-    models = built.models(state)
-    return Result([models] if isinstance(models, torch.Tensor) else [*tensors(models)], metrics)
+        models, own = built.models(state), list[Tensor]()
+        if isinstance(models, torch.Tensor):
+            own = list(built.client_models(state, fed, np.arange(len(parts))))
+    return Result([models] if isinstance(models, torch.Tensor) else [*tensors(models)], own, metrics)
 
 
 @contextmanager
@@ -110,6 +113,11 @@ def check(name: str, exceptions: Mapping[str, str], mine: Iterable[Tensor], thei
         assert difference < EQUAL_UP_TO
 
 
+def everything(found: Result) -> list[Tensor]:
+    """All models, those too that the clients use themselves."""
+    return found.models + found.own
+
+
 def same_metrics(mine: Sequence[dict[str, float]], theirs: Sequence[dict[str, float]]) -> None:
     for one, other in zip(mine, theirs, strict=True):
         assert one == pytest.approx(other, rel=1e-8, abs=1e-9)
@@ -139,7 +147,7 @@ class Given(Delay):
 
 
 def of_parts(name: str, holder: Sequence[int], order: Sequence[int]) -> Result:
-    """Part p belongs to client holder[p]; the parts' clients are asked in this order. Models by part."""
+    """Part p belongs to client holder[p]; the parts' clients are asked in this order. Clients' models by part."""
     part = np.argsort(holder).tolist()  # of each client
     more: dict[str, Any] = {}
     if name in DECENTRALIZED and name != "def_kt":  # clients of two widths
@@ -159,14 +167,15 @@ def of_parts(name: str, holder: Sequence[int], order: Sequence[int]) -> Result:
         **more,
     )
     many = len(found.models) > 1
-    return Result([found.models[client] for client in holder] if many else found.models, found.metrics)
+    own = [found.own[client] for client in holder] if found.own else []
+    return Result([found.models[client] for client in holder] if many else found.models, own, found.metrics)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_which_number_a_client_has_does_not_matter(name: str) -> None:
     """Examples, delays and random streams go with it."""
     one, other = of_parts(name, range(8), range(8)), of_parts(name, HOLDER, range(8))
-    check(name, {}, one.models, other.models)
+    check(name, {}, everything(one), everything(other))
     same_metrics(one.metrics, other.metrics)
 
 
@@ -180,7 +189,7 @@ ORDER_COUNTS = {
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_order_of_clients_does_not_matter(name: str) -> None:
     one, other = of_parts(name, range(8), range(8)), of_parts(name, range(8), range(8)[::-1])
-    check(name, ORDER_COUNTS, one.models, other.models)
+    check(name, ORDER_COUNTS, everything(one), everything(other))
 
 
 # --- how many clients there are ---
@@ -218,7 +227,7 @@ def test_a_client_split_into_halves_that_are_alike_leaves_full_batch_steps_the_s
     keys = SAME_DRAWS.get(name)
     one = result(name, [np.tile(half, 2), b, c], aggregators=[2] * 3, training=WHOLE, keys=keys)
     other = result(name, [half, half, b, c], streams=[0, 0, 1, 2], aggregators=[3] * 3, training=WHOLE, keys=keys)
-    check(name, HALVES_COUNT, one.models[-2:], other.models[-2:])
+    check(name, HALVES_COUNT, one.models[-2:] + one.own[-2:], other.models[-2:] + other.own[-2:])
 
 
 # What makes the random numbers of a full-batch step the same for another number of examples.
@@ -241,8 +250,9 @@ def test_clients_that_are_alike_are_one_client(name: str) -> None:
         keys: dict[str, Any] = {"buffer_size": n} if name in ("ca2fl", "fedbuff") else {}
         if name == "feddf":  # one teacher has nothing to teach: Adam would go on from rounding errors
             keys = {"max_steps": 1}
-        found.append(result(name, cut(20) * n, streams=[0] * n, asked=asked, keys=keys).models)
-    check(name, NUMBER_COUNTS, (found[0][i] for i in (0, -1)), (found[1][i] for i in (0, -1)))
+        models, own, _ = result(name, cut(20) * n, streams=[0] * n, asked=asked, keys=keys)
+        found.append([models[0], models[-1], *own[:1], *own[-1:]])
+    check(name, NUMBER_COUNTS, *found)
 
 
 SIZE_COUNTS = {"hfcl": "the server has examples of its own, which are not more"}
@@ -257,29 +267,31 @@ def test_examples_that_all_occur_three_times_change_nothing(name: str) -> None:
         how["asked"] = [0, 1]
     one = result(name, parts, **how)
     other = result(name, [np.tile(part, 3) for part in parts], **how)
-    check(name, SIZE_COUNTS, one.models, other.models)
+    check(name, SIZE_COUNTS, everything(one), everything(other))
 
 
 # --- limits ---
 
-# Servers that train with a learning rate of their own: where the clients stand still they go on.
+# What trains with another learning rate than the clients' goes on where they stand still.
 TRAINS_ON = {
     "center": "on its examples",
     "fedbe": "an ensemble of samples",
     "fedft": "on its examples",
     "feddf": "Adam makes steps of rounding errors",
     "fedlaw": "learns a shrinkage",
+    "perfedavg": "a client's own model is one step of inner_lr away",
+    "pfedme": "a client's own model has inner_lr",
 }
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["clients", "and_server"])
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_without_a_learning_rate_models_stay(name: str, own: bool) -> None:
-    keys = {"lr": NO_LR} if own and "lr" in {each.name for each in fields(algorithm(name))} else {}
+    keys = {each.name: NO_LR for each in fields(algorithm(name)) if own and each.name in ("lr", "inner_lr")}
     how: dict[str, Any] = {"delay": Given("client", (0, 1, 0, 0)), "keys": keys, "training": local(weight_decay=0.1)}
     found = result(name, cut(5, 9, 2, 14), lr=0.0, **how)
     start = federation().family.init(0)
-    check(name, {} if own else TRAINS_ON, found.models, [start] * len(found.models))
+    check(name, {} if own else TRAINS_ON, everything(found), [start] * len(everything(found)))
 
 
 POLICY = [name for name in ALGORITHMS if "late_policy" in {each.name for each in fields(algorithm(name))}]
@@ -291,7 +303,7 @@ def test_late_policies_agree_when_nothing_is_late(name: str) -> None:
     for policy in LATE_POLICIES:
         try:
             keys = {"late_policy": policy}
-            found.append(result(name, cut(5, 9, 2, 14), keys=keys, build=normed).models)
+            found.append(everything(result(name, cut(5, 9, 2, 14), keys=keys, build=normed)))
         except Exception as error:  # FedMA and GAMF have two of them
             assert "late_policy must be" in str(error)
     assert len(found) >= 2

@@ -1,7 +1,8 @@
 """A method of this package beside the same method in a library that others wrote: the oracle.
 
-Both get the same first model, cohorts and minibatches; the server's models are compared after every round. Where they
-part, `measure` finds the first round, and in the first round also the local step.
+Both get the same first model, cohorts and minibatches; the server's models are compared after every round, and what
+the clients of the round keep to themselves. Where they part, `measure` finds the first round, and in the first round
+also the local step.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,14 +16,15 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
+from fedlab_runner.algorithms.shared.personal import Personal
 from fedlab_runner.config.build import conf_dir
-from tests.helpers.toy import ALGORITHMS, RAGGED, algorithm, federation, local
+from tests.helpers.toy import ALGORITHMS, RAGGED, algorithm, default_home, federation, home, local
 from tests.reference.harness import NETWORKS, problem
 from tests.reference.plain import Problem
 
 SEED = 0  # of the run
 ROUNDS = 6
-COHORT = 4  # clients a round, of eight
+COHORT = 4  # clients a round, of eight, where a row has no other number
 SEVERAL = (12, 2, 7, 8, 9, 20, 13, 40)  # examples of clients that can all train batch norm
 FLOAT64 = 1e-12  # of a parameter; the two add up in another order
 FLOAT32 = 1e-6  # of a parameter; some value on the way is float32, whose numbers of size 1 are 1.2e-7 apart
@@ -45,6 +47,7 @@ class Setting:
     network: Callable[[], nn.Module]
     keys: dict[str, Any]  # of the method's config here
     arrived: list[Arrived]  # by round; for oracles that have a server only
+    at_home: Tensor  # [D] bool: the values of a model that its client keeps to itself
 
     def module(self) -> nn.Module:
         """The first model."""
@@ -55,9 +58,12 @@ class Setting:
         """The clients of each round, in the order of sampling."""
         return [[start.client for start in self.draws.cohort(t)] for t in range(self.draws.num_rounds)]
 
-    def epochs(self, client: int, round: int) -> list[list[tuple[Tensor, Tensor]]]:
-        """A client's minibatches in a round, by epoch."""
-        rows, epochs = self.draws.batches(client, round), self.draws.local.epochs or 1
+    def epochs(
+        self, client: int, round: int, purpose: str = "BATCHES", epochs: int | None = None
+    ) -> list[list[tuple[Tensor, Tensor]]]:
+        """A client's minibatches in a round, by epoch: those of local training, or others that the method draws."""
+        rows = self.draws.batches(client, round, purpose, epochs)
+        epochs = epochs or self.draws.local.epochs or 1
         batches = [(self.draws.data.x[b], self.draws.data.y[b]) for b in rows]
         each = len(batches) // epochs
         return [batches[e * each : (e + 1) * each] for e in range(epochs)]
@@ -68,20 +74,44 @@ class Setting:
         return self.draws.data.x[rows], self.draws.data.y[rows]
 
 
+Compared = Callable[[Any, Any, Any, np.ndarray], Tensor]  # (algorithm, State, federation, clients of the round)
+
+
+def server_model(built: Any, state: Any, fed: Any, ids: np.ndarray) -> Tensor:
+    """The server's model [D]."""
+    x: Tensor = built.server_model(state)
+    return x.clone()
+
+
+def with_own_models(built: Any, state: Any, fed: Any, ids: np.ndarray) -> Tensor:
+    """The server's model, then the personal model of each client of the round."""
+    own = Personal.client_models(built, state, fed, ids)[:, : fed.family.size]
+    return torch.cat([server_model(built, state, fed, ids), own.reshape(-1)])
+
+
+def with_homes(built: Any, state: Any, fed: Any, ids: np.ndarray) -> Tensor:
+    """What the clients share of the server's model, then what each client of the round keeps to itself."""
+    x, at_home = server_model(built, state, fed, ids), fed.home.mask(fed.family)
+    return torch.cat([x[~at_home], fed.home.fill(x, ids)[:, at_home].reshape(-1)])
+
+
 @dataclass(frozen=True)
 class Row:
     """A comparison. A method that the package does not have yet is not compared."""
 
     method: str
-    theirs: Callable[[Setting], Iterator[Tensor]]  # the server's model [D] after each round
+    theirs: Callable[[Setting], Iterator[Tensor]]  # what is compared, after each round
     setting: str = ""  # what is particular about it
     keys: dict[str, Any] = field(default_factory=dict)  # of the method's config here
     local: dict[str, Any] = field(default_factory=dict)  # of the clients, where they are not the toy's
     network: str = "mlp"
     sizes: tuple[int, ...] = RAGGED  # of the clients' examples
+    cohort: int = COHORT  # clients a round
     std: float = 0.0  # of the half-normal delays, for oracles that have a server only; 0: nobody is late
     tolerance: float = FLOAT64
     server_optimizer: dict[str, Any] = field(default_factory=dict)  # its `name`, and keys of its config
+    home: str = ""  # what the clients keep to themselves; empty: what the method's config says
+    compared: Compared = server_model
     cause: str = ""  # why the two part; empty: they agree
 
     @property
@@ -125,22 +155,24 @@ def _parts(module: nn.Module) -> list[Tensor]:
 
 
 def ours(row: Row, rounds: int, **training: Any) -> tuple[list[Tensor], Setting]:
-    """The server's model of this package after each round, and what an oracle needs for the same."""
+    """What is compared of this package after each round, and what an oracle needs for the same."""
     build, more = NETWORKS[row.network], dict[str, Any]()
     if row.server_optimizer:
         keys = {key: value for key, value in row.server_optimizer.items() if key != "name"}
         node = OmegaConf.merge(OmegaConf.load(_server_optimizer(row.server_optimizer["name"])), keys)
         more["optimizer"] = instantiate(node)
+    more["home"] = home(row.home) if row.home else default_home(row.method)
 
     def fresh() -> Any:
         local_training = local(**row.local | training)
         return federation(
-            row.sizes, build=build, cohort=COHORT, std=row.std, training=local_training, seed=SEED, **more
+            row.sizes, build=build, cohort=row.cohort, std=row.std, training=local_training, seed=SEED, **more
         )
 
     built: Any = algorithm(row.method, **row.keys)
     fed = fresh()
     state, models, arrived = built.init(fed), list[Tensor](), list[Arrived]()
+    setting = Setting(problem(fresh(), rounds, late=row.std > 0), build, row.keys, arrived, fed.home.mask(fed.family))
     collect = fed.collect_updates
 
     def collected(*arguments: Any) -> Any:
@@ -152,8 +184,8 @@ def ours(row: Row, rounds: int, **training: Any) -> tuple[list[Tensor], Setting]
     for round in range(rounds):
         fed.begin(round, 1.0)
         state = built.round(state, fed)
-        models.append(built.server_model(state).clone())
-    return models, Setting(problem(fresh(), rounds, late=row.std > 0), build, row.keys, arrived)
+        models.append(row.compared(built, state, fed, np.array(setting.cohorts[round])))
+    return models, setting
 
 
 def _arrived(x: Tensor, arrivals: Any) -> Arrived:
@@ -166,7 +198,7 @@ def _arrived(x: Tensor, arrivals: Any) -> Arrived:
 
 
 def differences(row: Row, rounds: int = ROUNDS, **training: Any) -> Iterator[float]:
-    """The largest difference of a value of the server's model, after each round."""
+    """The largest difference of a value that is compared, after each round."""
     mine, setting = ours(row, rounds, **training)
     for one, other in zip(mine, row.theirs(setting), strict=True):
         apart = (one - other).abs()

@@ -79,6 +79,7 @@ def of(setting: Setting, served: Any) -> Tensor:
 
 
 UNIFORM: dict[str, Any] = {"weighting": "uniform"}
+NOT_HERE = ("IFCA", "Power-of-choice", "q-FFL")
 NOVA = ("fednova", "FedNovaServerHandler", "FedNovaSerialClientTrainer")
 ROWS = [
     Row("fedavg", run("fedavg", "FedAvgServerHandler", "FedAvgSerialClientTrainer"), "uniform weights", UNIFORM),
@@ -128,5 +129,14 @@ ROWS = [
         tolerance=FLOAT32,
         cause="the paper's weight is 1 / (a (t - tau - b) + 1) (section 5.2); FedLab's is 1 / (a (t - tau - b + 1)) "
         "(contrib/algorithm/basic_server.py:191)",
+    ),
+    Row(
+        "feddyn",
+        run("feddyn", "FedDynServerHandler", "FedDynSerialClientTrainer", {"alpha": 0.1}, alpha=0.1),
+        "alpha 0.1",
+        {"alpha": 0.1},
+        cause="the paper's h takes the sum of theta_k - theta over the round's devices (Algorithm 1); FedLab's takes "
+        "their models and subtracts theta once (contrib/algorithm/feddyn.py:23). Its devices' loss has no gradient of "
+        "the two terms beside the data's (lines 74 and 75)",
     ),
 ]

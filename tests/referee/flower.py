@@ -71,6 +71,7 @@ def app(name: str, **fields: Any) -> Callable[[Setting], Iterator[Tensor]]:
 
 # What Flower's adaptive strategies share: v begins at 0, where Reddi et al. have tau^2 or more (Algorithm 2).
 ADAPTIVE: dict[str, Any] = {"lr": 0.1, "tau": 1e-3, "initial": 0.0}
+OF_PAPER: dict[str, Any] = {"lr": 0.1, "tau": 1e-3}
 THEIRS: dict[str, Any] = {"eta": 0.1, "tau": 1e-3}
 MOMENTS: dict[str, Any] = {"beta1": 0.9, "beta2": 0.99}
 # Rows of methods that this package does not have yet are not compared.
@@ -110,10 +111,32 @@ ROWS = [
         "FedAdagrad, initial 0",
         server_optimizer=ADAPTIVE | {"name": "adagrad"},
     ),
-    Row("qfedavg", strategy("QFedAvg", q_param=0.2, qffl_learning_rate=0.1)),
-    Row("krum", strategy("Krum", num_malicious_clients=1)),
-    Row("multi_krum", strategy("Krum", num_malicious_clients=1, num_clients_to_keep=2)),
-    Row("bulyan", strategy("Bulyan")),
-    Row("median", strategy("FedMedian")),
-    Row("trimmed_mean", strategy("FedTrimmedAvg", beta=0.25)),
+    Row(
+        "fedavg",
+        strategy("FedAdam", beta_1=0.9, beta_2=0.99, **THEIRS),
+        "FedAdam",
+        server_optimizer=OF_PAPER | MOMENTS | {"name": "adam"},
+        cause="the paper has no bias correction, and its v begins at tau^2 or more (Algorithm 2); Flower has Adam's of "
+        "the next round (server/strategy/fedadam.py:179), and its v begins at 0 (line 169)",
+    ),
+    *(
+        Row(
+            "fedavg",
+            strategy(f"Fed{name.title()}", **betas, **THEIRS),
+            f"Fed{name.title()}",
+            server_optimizer=OF_PAPER | moments | {"name": name},
+            cause="the paper's v begins at tau^2 or more (Algorithm 2); Flower's at 0 "
+            f"(server/strategy/fed{name}.py:{line})",
+        )
+        for name, line, betas, moments in (
+            ("yogi", 169, {"beta_1": 0.9, "beta_2": 0.99}, MOMENTS),
+            ("adagrad", 163, {}, {}),
+        )
+    ),
+    Row("qfedavg", strategy("QFedAvg", q_param=0.2, qffl_learning_rate=0.1), "QFedAvg"),
+    Row("krum", strategy("Krum", num_malicious_clients=1), "Krum"),
+    Row("multi_krum", strategy("Krum", num_malicious_clients=1, num_clients_to_keep=2), "MultiKrum"),
+    Row("bulyan", strategy("Bulyan"), "Bulyan"),
+    Row("median", strategy("FedMedian"), "FedMedian"),
+    Row("trimmed_mean", strategy("FedTrimmedAvg", beta=0.25), "FedTrimmedAvg"),
 ]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 # The module of this folder that has an oracle's rows. byzfl (robust means, attacks) and dp-accounting have nothing here
-# to be compared with yet.
+# to be compared with yet: docs/referee.md says so.
 MODULES = {
     "flower": "flower",
     "pfl": "pfl",
@@ -30,6 +30,12 @@ def module(oracle: str) -> Any:
 def rows(oracle: str) -> list[Any]:
     """An oracle's rows of the methods that this package has."""
     return [row for row in module(oracle).ROWS if getattr(row, "here", True)]
+
+
+def not_here(oracle: str) -> list[str]:
+    """Its methods that this package does not have."""
+    waiting = [row.setting for row in module(oracle).ROWS if not getattr(row, "here", True)]
+    return [*waiting, *getattr(module(oracle), "NOT_HERE", ())]
 
 
 def measure(oracle: str) -> list[dict[str, Any]]:

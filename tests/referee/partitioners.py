@@ -33,7 +33,10 @@ class Row(NamedTuple):
     @property
     def setting(self) -> str:
         """What is particular about it."""
-        words = [self.partitioner, *(f"{k} {v}" for k, v in self.keys.items() if k in ("alpha", "shards_per_client"))]
+        words = [
+            self.partitioner,
+            *(f"{k} {v}" for k, v in self.keys.items() if k in ("alpha", "labels", "shards_per_client")),
+        ]
         return ", ".join(words + ["shuffled examples"] * self.shuffled)
 
 
@@ -129,6 +132,11 @@ def unbounded(alpha: float) -> Row:
     return Row("dirichlet_unbounded", "DirichletPartitioner", {"alpha": alpha}, theirs)
 
 
+def labels_per_client(labels: int) -> Row:
+    theirs = {"num_classes_per_partition": labels, "class_assignment_mode": "first-deterministic"}
+    return Row("labels_per_client", "PathologicalPartitioner", {"labels": labels}, theirs)
+
+
 ROWS = [
     dirichlet(0.5),
     dirichlet(5.0),
@@ -138,6 +146,7 @@ ROWS = [
         "cumulated shares, so that a small share has an example more often (partitioner/dirichlet_partitioner.py:265)"
     ),
     Row("shards", "ShardPartitioner", {"shards_per_client": 2}, {"num_shards_per_partition": 2}),
+    *(labels_per_client(labels) for labels in (1, 2, 3)),
     Row("iid", "IidPartitioner", {}, {}, shuffled=True),
     Row(
         "iid",

@@ -29,9 +29,12 @@ class Classifier(nn.Module):
 
 
 def run(
-    name: str = "FederatedAveraging", uniform: bool = False, **params: Any
+    name: str = "FederatedAveraging", uniform: bool = False, central: dict[str, Any] | None = None, **params: Any
 ) -> Callable[[Setting], Iterator[Tensor]]:
-    """The server's model of an algorithm of pfl after each round; `params` are the algorithm's own."""
+    """The server's model of an algorithm of pfl after each round; `params` are the algorithm's own.
+
+    `central`: the `name` of the server's optimiser in torch.optim, and its arguments. Default: SGD.
+    """
 
     def theirs(setting: Setting) -> Iterator[Tensor]:
         import torch
@@ -69,7 +72,8 @@ def run(
         training = FederatedDataset(User, lambda: next(starting))
         layers = setting.module()
         module = Classifier(layers)
-        server = torch.optim.SGD(module.parameters(), lr=setting.keys.get("server_lr", 1.0))
+        chosen = {"name": "SGD", "lr": setting.keys.get("server_lr", 1.0)} if central is None else dict(central)
+        server = getattr(torch.optim, chosen.pop("name"))(module.parameters(), **chosen)
         model = PyTorchModel(module, torch.optim.SGD, central_optimizer=server)
         of_run = {
             "central_num_iterations": rounds,
@@ -108,6 +112,9 @@ SIGN = (
     "the paper's control variate is a gradient, (x - y_i) / (K eta_l) or g_i(x) (Algorithm 1, line 12); pfl's is minus "
     "that (algorithm/scaffold.py:133 and 157)"
 )
+NOT_HERE = ("ExpectationMaximizationGMM", "Reptile")
+ADAPTIVE: dict[str, Any] = {"lr": 0.1, "tau": 0.1, "initial": 0.0}
+MOMENTS: dict[str, Any] = {"beta1": 0.9, "beta2": 0.99}
 ROWS = [
     Row("fedavg", run(), tolerance=FLOAT32),
     Row("fedavg", run(uniform=True), "uniform weights", {"weighting": "uniform"}, tolerance=FLOAT32),
@@ -121,6 +128,34 @@ ROWS = [
         tolerance=FLOAT32,
         cause="the paper has no batch norm; pfl averages parameters only (model/pytorch.py:137), so that the running "
         "statistics go from user to user, and the server's are the last user's",
+    ),
+    Row(
+        "fedavg",
+        run(central={"name": "SGD", "lr": 0.7, "momentum": 0.9}),
+        "momentum 0.9, server_lr 0.7",
+        server_optimizer={"name": "sgd", "lr": 0.7, "momentum": 0.9},
+        tolerance=FLOAT32,
+    ),
+    Row(
+        "fedavg",
+        run(central={"name": "Adam", "lr": 0.1, "betas": (0.9, 0.99), "eps": 0.1}),
+        "FedAdam, bias_correction adam, initial 0",
+        server_optimizer=ADAPTIVE | MOMENTS | {"name": "adam", "bias_correction": "adam"},
+        tolerance=FLOAT32,
+    ),
+    Row(
+        "fedavg",
+        run(central={"name": "AdamW", "lr": 0.1, "betas": (0.9, 0.99), "eps": 0.1, "weight_decay": 0.05}),
+        "AdamW, bias_correction adam, initial 0",
+        server_optimizer=ADAPTIVE | MOMENTS | {"name": "adamw", "bias_correction": "adam", "weight_decay": 0.05},
+        tolerance=FLOAT32,
+    ),
+    Row(
+        "fedavg",
+        run(central={"name": "Adagrad", "lr": 0.1, "eps": 0.1, "initial_accumulator_value": 0.01}),
+        "FedAdagrad",
+        server_optimizer={"name": "adagrad", "lr": 0.1, "tau": 0.1},
+        tolerance=FLOAT32,
     ),
     Row("fedprox", run("FedProx", mu=0.6), "mu 0.6", {"mu": 0.6}, tolerance=FLOAT32),
     Row(

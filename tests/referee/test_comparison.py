@@ -2,17 +2,34 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from benchmarks.peers.environments import PINNED
 from tests.referee import run
-from tests.referee.comparison import FLOAT64, ROUNDS, Row, Setting, arrays, from_arrays, loaded, measure, ours, vector
-from tests.referee.oracle import MODULES, module, rows
+from tests.referee.comparison import (
+    FLOAT64,
+    ROUNDS,
+    Row,
+    Setting,
+    arrays,
+    from_arrays,
+    loaded,
+    measure,
+    ours,
+    vector,
+    with_homes,
+    with_own_models,
+)
+from tests.referee.oracle import MODULES, module, not_here, rows
+from tests.reference.ditto import ditto
 from tests.reference.fedavg import fedavg
+from tests.reference.homes import personal_layers, with_home
 
 
 def loop(**keys: Any) -> Callable[[Setting], Iterator[Tensor]]:
@@ -72,6 +89,46 @@ def test_the_clients_models_are_those_that_make_the_servers(method: str) -> None
         assert (x - mean).abs().max() < FLOAT64
 
 
+def of_round(loop: Any, shared: Any, kept: str) -> Callable[[Setting], Iterator[Tensor]]:
+    """What is compared of a reference loop: shared values, then what the round's clients keep."""
+
+    def theirs(setting: Setting) -> Iterator[Tensor]:
+        states = loop(setting.draws, late_policy="delta", weighting="size", server_lr=1.0)
+        for cohort, state in zip(setting.cohorts, states, strict=True):
+            yield torch.cat([shared(setting, state["params"]), *(state[kept][client] for client in cohort)])
+
+    return theirs
+
+
+def test_the_clients_own_models_are_compared_too() -> None:
+    """Another lam leaves the server's model the same."""
+    found = [
+        measure(
+            Row(
+                "ditto",
+                of_round(partial(ditto, lam=lam), lambda _, x: x, "personal"),
+                keys={"lam": 0.6},
+                compared=with_own_models,
+            )
+        )
+        for lam in (0.6, 0.6 + 1e-6)
+    ]
+    assert found[0]["rounds"] == ROUNDS and not run.parts(found[0])
+    assert found[1]["round"] == 1 and run.parts(found[1])
+
+
+def test_what_stays_at_home_is_compared_too() -> None:
+    loop = of_round(partial(with_home, keep=personal_layers), lambda setting, x: x[~setting.at_home], "home")
+
+    def kept_differs(setting: Setting) -> Iterator[Tensor]:
+        for x in loop(setting):
+            yield torch.cat([x[:-1], x[-1:] + 1e-6])
+
+    row = Row("fedavg", loop, home="head", compared=with_homes)
+    assert measure(row)["rounds"] == ROUNDS
+    assert measure(replace(row, theirs=kept_differs))["round"] == 1
+
+
 def test_a_vector_goes_into_a_module_and_back() -> None:
     _, setting = ours(ROW, 1)
     x, module = setting.draws.x0.vector + 1.0, setting.module()
@@ -83,6 +140,8 @@ def test_rows_wait_for_their_method_and_their_server_optimizer() -> None:
     assert ROW.here
     assert not replace(ROW, method="not_yet").here
     assert not replace(ROW, server_optimizer={"name": "not_yet"}).here
+    assert {"Krum", "QFedAvg", "FedTrimmedAvg"} < set(not_here("flower")) and "MOON" in not_here("fluke")
+    assert not set(not_here("flower")) & {row.setting for row in rows("flower")}
 
 
 # What `make referee` recorded.

@@ -155,7 +155,7 @@ def problem(fed: Federation, rounds: int, late: bool) -> Problem:
     def batches(
         client: int, round: int, purpose: str = "BATCHES", epochs: int | None = None, drop_single: bool | None = None
     ) -> list[Tensor]:
-        how = fed.local if epochs is None else replace(fed.local, epochs=epochs)
+        how = fed.local if epochs is None else replace(fed.local, epochs=epochs, steps=None)
         drop = fed.families[client % len(fed.families)].has_batch_norm if drop_single is None else drop_single
         seed, ids, stream = fed.seed, np.array([client]), Purpose[purpose]
         return rows(fed.client_data.plan(ids, how, seed=seed, round=round, drop_single=drop, purpose=stream))

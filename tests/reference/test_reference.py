@@ -1,6 +1,7 @@
 """Every value of every algorithm's State is that of a plain loop written from its paper (the files beside this one)."""
 
 import ast
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from fedlab_runner.core.work import Executor
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.processes import Processes
+from fedlab_runner.executors.ray import Ray
 from fedlab_runner.executors.vectorized import Vectorized
 from tests.helpers.toy import CLASSES, RAGGED, algorithm, examples, mlp
 from tests.reference.harness import TOLERANCE, all_cases, build, curve, keys, largest_difference, problem
@@ -67,6 +69,22 @@ def test_clients_side_by_side_agree(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_other_executor_agrees(name: str, executor: str) -> None:
     check(name, EXECUTOR_ROUNDS, OTHERS[executor])
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ray]:
+    """An executor on a Ray cluster of this machine."""
+    pytest.importorskip("ray", reason="the extra `ray` is not installed")
+    executor = Ray(None, Loop(compile=False))
+    yield executor
+    if (session := executor.__dict__.get("_session")) is not None:
+        session.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FIRST)
+def test_a_cluster_agrees(name: str, cluster: Ray) -> None:
+    check(name, EXECUTOR_ROUNDS, cluster)
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
