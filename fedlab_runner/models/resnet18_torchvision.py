@@ -1,4 +1,4 @@
-"""ResNet-18 (He et al., CVPR 2016) as torchvision has it, for ImageNet-sized images. https://arxiv.org/abs/1512.03385"""
+"""ResNet-18 (He et al., CVPR 2016) of torchvision, for images as large as ImageNet's. https://arxiv.org/abs/1512.03385"""
 
 from dataclasses import dataclass
 
@@ -8,15 +8,16 @@ from fedlab_runner.models._torch import for_vmap, read_weights
 from fedlab_runner.models.base import Architecture
 from fedlab_runner.utils.errors import UserError
 
+# Where to get weights, for messages.
 HINT = "torchvision's own is https://download.pytorch.org/models/resnet18-f37072fd.pth"
 
 
 @dataclass(frozen=True)
 class TorchvisionResNet18(Architecture):
-    """torchvision's ResNet-18, from scratch or from a local state dict file; 11,176,512 + 513 C parameters.
+    """torchvision's ResNet-18, from scratch or from a local state dict file. It has 11,176,512 + 513 C parameters.
 
-    `weights` is a path such as resnet18-f37072fd.pth (nothing is ever downloaded). The file's classifier is kept if it
-    has as many classes as the data; otherwise the classifier is new.
+    `weights` is a path such as resnet18-f37072fd.pth (the run downloads nothing). The model keeps the file's classifier
+    if it has as many classes as the data; otherwise the classifier is new.
     """
 
     weights: str | None
@@ -36,7 +37,7 @@ class TorchvisionResNet18(Architecture):
 
 
 def _load(model: nn.Module, weights: dict[str, Tensor], path: str) -> None:
-    """Puts the weights into the model; a classifier of other classes stays out."""
+    """Loads the weights into the model, without a classifier of another number of classes."""
     own = model.state_dict()
     if weights.keys() >= {"fc.weight", "fc.bias"} and weights["fc.bias"].numel() != own["fc.bias"].numel():
         weights = {**weights, "fc.weight": own["fc.weight"], "fc.bias": own["fc.bias"]}

@@ -239,7 +239,7 @@ def test_clients_that_are_alike_are_one_client(name: str) -> None:
     for n in (least, least + 2):
         asked = range(n // 2) if name == "def_kt" else range(n)
         keys: dict[str, Any] = {"buffer_size": n} if name in ("ca2fl", "fedbuff") else {}
-        if name == "feddf":  # one teacher has nothing to teach: Adam would go on from rounding errors
+        if name == "feddf":  # one teacher has nothing to teach: Adam would continue from rounding errors
             keys = {"max_steps": 1}
         found.append(result(name, cut(20) * n, streams=[0] * n, asked=asked, keys=keys).models)
     check(name, NUMBER_COUNTS, (found[0][i] for i in (0, -1)), (found[1][i] for i in (0, -1)))
@@ -262,7 +262,7 @@ def test_examples_that_all_occur_three_times_change_nothing(name: str) -> None:
 
 # --- limits ---
 
-# Servers that train with a learning rate of their own: where the clients stand still they go on.
+# Servers that train with a learning rate of their own: where the clients stand still they continue.
 TRAINS_ON = {
     "center": "on its examples",
     "fedbe": "an ensemble of samples",
