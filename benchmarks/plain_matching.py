@@ -7,7 +7,7 @@ from scipy.optimize import linear_sum_assignment
 
 
 def match(clients: list[np.ndarray], sweeps: int, penalty: float) -> list[np.ndarray]:
-    """Which server neuron each neuron of the clients [l, d] is: each client in turn is taken out and assigned anew to
+    """Which server neuron each neuron of the clients [l, d] is: each client in turn is taken out and assigned again to
     the means of the others, or to a new neuron at a price.
     """
 

@@ -7,7 +7,7 @@ many as make up a tenth of a second, of which the mean counts.
 Plain loops run in a process of their own, in which nothing of this package has set anything.
     python -m benchmarks.run [--cores 2] [--repeat 7] [--only REGEX] [--compiled] [--device cuda] [--out FILE]
 The plain loop may use a thread for each core. Rows that FILE has from the same commit and machine are not measured
-again: a run that was stopped goes on.
+again: a run that was stopped continues.
 """
 
 import argparse
@@ -194,7 +194,7 @@ def main() -> int:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="cuda: rows of their own, on a GPU")
     parser.add_argument("--only", default="", help="rows whose name has this regular expression")
     parser.add_argument("--compiled", action="store_true", help="compiled steps too: a minute more a row")
-    parser.add_argument("--out", type=Path, help="a file for the JSON, which a stopped run goes on with")
+    parser.add_argument("--out", type=Path, help="a file for the JSON, which a stopped run continues with")
     parser.add_argument("--neighbours", type=int, default=0, help="processes that keep the same cores busy meanwhile")
     parser.add_argument("--aside", help=argparse.SUPPRESS)  # the row whose contenders are asked for, one by one
     options = parser.parse_args()

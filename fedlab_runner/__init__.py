@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Loaded", "Result", "__version__", "compose", "load", "run"]
 
-# Set before torch loads GNU's OpenMP. By default its threads wait for work at full speed for a whole time slice: beside
-# other busy processes four threads then take 25 times as long as one (docs/speed.md). A user's settings stay.
+# Set before torch loads GNU's OpenMP. By default its threads wait for work at full speed for a whole time slice. Four
+# threads then take 25 times as long as one if other processes are busy (docs/speed.md). A user's settings stay.
 if not os.environ.keys() & {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}:
     os.environ["GOMP_SPINCOUNT"] = "1000"
 

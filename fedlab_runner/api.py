@@ -60,7 +60,7 @@ class Result:
 
     @property
     def objective(self) -> float:
-        """The number by which the run is judged."""
+        """The objective of the run: the value of `evaluation.metric` that `summary.json` names."""
         return float(self.summary["objective"])
 
     @property
@@ -80,7 +80,7 @@ class Result:
 
 
 def compose(*overrides: str) -> DictConfig:
-    """The config of `fedlab <overrides>`, to be changed or run; UserError for a faulty override."""
+    """The config that `fedlab <overrides>` would run; you may change it. Raises UserError for a faulty override."""
     register_resolvers()
     plugins.register()
     try:
@@ -94,7 +94,7 @@ def compose(*overrides: str) -> DictConfig:
 
 
 def run(cfg: DictConfig, folder: str | Path | None = None) -> Result:
-    """Runs or continues an experiment in a folder, by default `outputs/<run id>`; a finished run is only loaded.
+    """Runs or continues an experiment in a folder, by default `outputs/<run id>`. A finished run is only loaded.
 
     Raises UserError where config, data or folder do not allow the run, and Diverged.
     """
@@ -104,9 +104,9 @@ def run(cfg: DictConfig, folder: str | Path | None = None) -> Result:
 def load(folder: str | Path, *overrides: str) -> Loaded:
     """The run in a folder, finished or not: `module` (or `modules`) with its weights, `test`, `config`, `metrics`.
 
-    Nothing is trained or written. The weights are those of `model.safetensors`, or of the newest checkpoint where it is
-    newer; the data set is read anew. `overrides` set keys that differ on this machine, such as "dataset.root=/data".
-    Raises UserError, one line, for a folder without a run or without weights, and for data that are missing.
+    `load` trains and writes nothing. The weights are those of `model.safetensors`, or of the newest checkpoint if that
+    is newer. `load` reads the data set again. `overrides` set keys that differ on this machine, such as
+    "dataset.root=/data". Raises UserError, one line, for a folder without a run or its weights, and for missing data.
     """
     register_resolvers()
     plugins.register()

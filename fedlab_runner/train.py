@@ -1,4 +1,4 @@
-"""The command `fedlab`: compose, check, run. Every error of the user's ends in one clear line and an exit code.
+"""The command `fedlab`: compose, check, run. Every error of the user ends in one clear line and an exit code.
 
 Exit codes: 0 done, 1 a run failed (diverged, disk full, cluster lost), 2 the command or the config is wrong, 128 + n
 stopped by signal n.
@@ -48,7 +48,7 @@ def main() -> int:
     arguments = sys.argv[1:]
     with _environment(HYDRA_FULL_ERROR="1", **dict.fromkeys((NAME, FOLDER, JOB, SHARED_BY))):
         try:
-            if "--version" in arguments:  # Hydra would print its own
+            if "--version" in arguments:  # Hydra would print its own version
                 print(version.words())
                 return 0
             given, unknown = get_args_parser().parse_known_args(arguments)
@@ -65,7 +65,7 @@ def main() -> int:
                 try:
                     hydra.main(config_path=str(conf_dir()), config_name="train", version_base="1.3")(job)()
                 finally:
-                    sys.stdout.flush()  # the answer of --cfg and its like must not get lost
+                    sys.stdout.flush()  # the answer of --cfg, --help or --info must not get lost
             code = 0
         except KeyboardInterrupt:
             code = _report(Interrupted(signal.SIGINT), arguments)
@@ -98,8 +98,8 @@ def job(cfg: DictConfig) -> float:
         raise
     except Pruned as pruned:
         record.end(states.PRUNED, pruned.objective, str(pruned))
-        return pruned.objective  # a sweeper that learns from results uses this one too
-    except Exception as error:  # Hydra goes on with the other jobs and reports nothing before the end
+        return pruned.objective  # a sweeper that learns from results uses a pruned run's objective too
+    except Exception as error:  # Hydra continues with the other jobs and reports nothing before the end
         if _requeued(error):
             raise SystemExit(0) from error
         lines = explain(error, ())
@@ -115,7 +115,7 @@ def _requeued(error: Exception) -> bool:
     """Whether Slurm has put this job back into the queue because its time was over.
 
     submitit's signal handler requests this by a command that Slurm may kill together with the job. The handler then
-    raises an error wherever the run was. The run has been checkpointed and goes on when the job starts again.
+    raises an error wherever the run was. The run has written a checkpoint and continues when the job starts again.
     """
     command = list(error.cmd[:2]) if isinstance(error, subprocess.CalledProcessError) else []
     return command == ["scontrol", "requeue"] and getattr(error, "returncode", 0) == -signal.SIGTERM
@@ -135,7 +135,7 @@ def _report(error: BaseException, arguments: list[str]) -> int:
     if isinstance(error, Interrupted):
         sweep = os.environ.get(FOLDER)
         where = f" ({os.path.relpath(sweep)})" if sweep else ""
-        then = f"the same command goes on with the sweep{where}" if sweep else next_start()
+        then = f"the same command continues with the sweep{where}" if sweep else next_start()
         print(f"{error}; {then}", file=sys.stderr)
         return 128 + error.signal
     if folder := os.environ.get(FOLDER):

@@ -1,7 +1,9 @@
-"""What a contributor meets: the targets of make, the hooks of a commit, the citation."""
+"""The repository's own rules: the targets of make, the hooks of a commit, the citation, names and comments."""
 
+import ast
 import re
 import shlex
+from collections import defaultdict
 from pathlib import Path
 
 import yaml
@@ -10,6 +12,7 @@ from fedlab_runner import __version__
 from tests.helpers.paths import ROOT
 
 MAKEFILE = (ROOT / "Makefile").read_text()
+MODULES = sorted((ROOT / "fedlab_runner").rglob("*.py"))
 
 
 def recipe(target: str) -> tuple[list[str], list[str]]:
@@ -54,3 +57,33 @@ def test_contributing_is_one_page_and_true() -> None:
     assert listed <= folders | {"train", "api"}
     for target in re.findall(r"\]\(([^)]+)\)", text):
         assert (ROOT / target).is_file()
+
+
+def test_a_class_name_stands_for_one_thing() -> None:
+    places = defaultdict(list)
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert not {name: found for name, found in places.items() if len(found) > 1}
+
+
+def test_every_module_constant_says_what_it_is() -> None:
+    """In its line, or above it or the lines of constants that it continues; a type variable's bound says enough."""
+    assert not [fault for path in MODULES for fault in silent_constants(path)]
+
+
+def silent_constants(path: Path) -> list[str]:
+    """The constants of a module without a comment."""
+    source = path.read_text()
+    lines, found, told = source.splitlines(), [], 0
+    for node in ast.parse(source).body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        constant = isinstance(target, ast.Name) and target.id.lstrip("_").isupper()
+        own = any(re.search(r"(^|  )# ", lines[i - 1]) for i in (node.lineno, node.end_lineno or 0))
+        above = node.lineno > 1 and lines[node.lineno - 2].startswith("#")
+        if constant and (own or above or told == node.lineno - 1):
+            told = node.end_lineno or 0 if above or told == node.lineno - 1 else 0
+        elif constant and not lines[node.lineno - 1].partition("= ")[2].startswith("TypeVar("):
+            found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {lines[node.lineno - 1]}")
+    return found

@@ -40,7 +40,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[DictConfig], float]], None]:
-    """Puts a function in the place of a run."""
+    """Puts a function in place of a run."""
 
     return lambda function: monkeypatch.setattr("fedlab_runner.experiment.run.run", function)
 

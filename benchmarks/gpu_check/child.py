@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu_check.child PART --report FD ...
 Each line of the report is JSON: {"begins": case}, a finding, or {"ends": case}. A case that raises is a finding that
-does not hold; the next goes on here, unless the GPU has failed with it, which no process survives.
+does not hold; the next continues here, unless the GPU has failed with it, which no process survives.
 """
 
 import argparse

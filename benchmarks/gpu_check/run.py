@@ -1,7 +1,7 @@
 """`make gpu-check`: proves this package on a GPU, in ten minutes at most, with what the repository has.
 
     python -m benchmarks.gpu_check [--only REGEX] [--minutes 10] [--out outputs/gpu-check]
-Each part is a process of its own and may fail, crash or hang; the next goes on. What is found is in one JSON and one
+Each part is a process of its own and may fail, crash or hang; the next continues. What is found is in one JSON and one
 Markdown file after each finding. Exit code 0: all that was claimed holds, or was not come to in time; 1: something does
 not hold; 2: there is no GPU, or the command is wrong.
 """
@@ -141,7 +141,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """Carries out what is asked for; the table on stdout at the end."""
     parser = argparse.ArgumentParser(prog="benchmarks.gpu_check", description="prove this package on a GPU")
     parser.add_argument("--only", default="", help="cases whose 'part: case' has this regular expression")
-    parser.add_argument("--minutes", type=float, default=10.0, help="after which nothing begins or goes on")
+    parser.add_argument("--minutes", type=float, default=10.0, help="after which nothing begins or continues")
     parser.add_argument("--out", type=Path, default=Path("outputs/gpu-check"), help="the folder for JSON and Markdown")
     parser.add_argument("--device", default="cuda", help="cuda, cuda:1, ...; cpu with --tiny: only to test the check")
     parser.add_argument("--tiny", action="store_true", help="sizes for a CPU")

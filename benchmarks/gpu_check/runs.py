@@ -32,7 +32,7 @@ TINY = (
 
 
 class Run(NamedTuple):
-    """A run that is ready to begin, or to go on from what its folder has."""
+    """A run that is ready to begin, or to continue from what its folder has."""
 
     folder: Path
     cfg: DictConfig

@@ -3,7 +3,7 @@
     python -m benchmarks.peers.run --folder ENVS [--only REGEX] [--out FILE] [--repeat 3] [--rounds 10]
 A turn runs every contender once, as a process of its own, and the plain loop before and after each: what counts is the
 ratio of their round times within a turn. A process's start and its first round do not count. Whole turns that FILE
-has from the same commit, machine and number of rounds are not measured again: a run that was stopped goes on.
+has from the same commit, machine and number of rounds are not measured again: a run that was stopped continues.
 """
 
 import argparse
@@ -196,7 +196,7 @@ def main() -> int:
     )
     parser.add_argument("--repeat", type=int, default=3, help="turns of each workload")
     parser.add_argument("--rounds", type=int, default=10, help="rounds that count, of each process")
-    parser.add_argument("--out", type=Path, help="a file for the JSON, which a stopped run goes on with")
+    parser.add_argument("--out", type=Path, help="a file for the JSON, which a stopped run continues with")
     options = parser.parse_args()
     results: dict[str, Any] = {"machine": machine(two_cores()), "rounds": options.rounds, "turns": {}, "failed": {}}
     if options.out and options.out.exists():

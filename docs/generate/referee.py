@@ -95,7 +95,7 @@ def page() -> str:
 
 
 def main() -> int:
-    """Write docs/referee.md anew."""
+    """Write docs/referee.md again."""
     PAGE.write_text(page(), encoding="utf-8")
     return 0
 

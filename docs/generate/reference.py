@@ -142,7 +142,7 @@ def pages() -> dict[str, str]:
 
 
 def main() -> int:
-    """Write docs/reference anew."""
+    """Write docs/reference again."""
     for old in (DOCS / "reference").glob("*.md"):
         old.unlink()
     for name, text in pages().items():

@@ -19,13 +19,14 @@ from fedlab_runner.utils.validate import within
 
 @dataclass(frozen=True)
 class APFL(Personal):
-    """FedAvg, whose clients also learn a model v, of which they use the mixture alpha v + (1 - alpha) w.
+    """FedAvg, whose clients also learn a model v of their own and use the mixture alpha v + (1 - alpha) w.
 
-    In a local step w goes along its own gradient, and v along that of the mixture's loss by v: alpha times the gradient
-    at the mixture, on the same minibatch. With `adaptive` each client has an alpha of its own, from `alpha` on, which
-    first moves in a round by -lr <v - w, grad f(mixture)> on the round's first minibatch, within [0, 1].
+    In a local step w follows its own gradient. On the same minibatch v follows the gradient of the mixture's loss by v,
+    which is alpha times the gradient at the mixture. With `adaptive` each client has an alpha of its own, which begins
+    at `alpha`. At the beginning of a round it moves by -lr <v - w, grad f(mixture)> on the round's first minibatch,
+    within [0, 1].
 
-    A client's own model mixes v with the server's model of today. It has the batch norm statistics of the mixture.
+    A client's own model mixes v with the present server model. It has the batch norm statistics of the mixture.
     """
 
     alpha: float
@@ -78,4 +79,4 @@ def _loss(model: FunctionalModel, batch: Batch, alpha: Tensor) -> Tensor:
     both = FunctionalModel(model.family, torch.cat([w, alpha * v + (1 - alpha) * w.detach()]), model.buffers)
     of_w, of_mixture = (batch.mean(losses(z, batch.targets, batch.offsets)) for z in both(batch.inputs))
     model.buffers = both.buffers
-    return of_w + (of_mixture - of_mixture.detach())  # the value is that of w, which train/loss shows
+    return of_w + (of_mixture - of_mixture.detach())  # the value, which train/loss shows, is that of w

@@ -24,7 +24,7 @@ class CA2FLState(NamedTuple):
 
     params: Tensor  # x   [D]
     h_i: dict[int, RowRef]  # each [P], by client; zero for a client that has never reported
-    h: Tensor  # [P], the mean of h_i over all N clients when the buffer was emptied last
+    h: Tensor  # [P], the mean of h_i over all N clients at the last emptying of the buffer
     buffer: Tensor  # [P], the sum of Delta_i - h_i since then
     statistics: Tensor  # [B], the sum of the batch norm statistics of these updates
     buffered: int  # updates in these sums
@@ -32,11 +32,12 @@ class CA2FLState(NamedTuple):
 
 @dataclass(frozen=True)
 class CA2FL(ServerAlgorithm[CA2FLState, Update]):
-    """FedBuff whose server steps by the mean change of the buffered clients' updates from their last ones, plus the
-    mean of all clients' last updates.
+    """FedBuff calibrated by cached updates: the server steps by the mean difference between the buffered clients' new
+    and last updates, plus the mean of all clients' last updates.
 
-    It steps at every `buffer_size` updates, times `server_lr`. The clients' last updates are kept on the device, the
-    host or disk (`store_on`). Batch norm's statistics become the mean of those of the buffered updates.
+    The server steps after every `buffer_size` updates; `server_lr` scales its step. It keeps the clients' last updates
+    on the device, the host or disk (`store_on`). Batch norm's statistics become the mean of the buffered updates'
+    statistics.
     """
 
     buffer_size: int

@@ -19,7 +19,7 @@ from fedlab_runner.core.optimizer import zero_slots
 
 
 class CenterState(NamedTuple):
-    """The model, and the state of an Adam that goes through the whole training."""
+    """The model, and the state of the one Adam of the whole training."""
 
     params: Tensor  # x [D]
     slots: tuple[Tensor, ...]  # of Adam, each [P]
@@ -28,7 +28,7 @@ class CenterState(NamedTuple):
 
 @dataclass(frozen=True)
 class Center(Algorithm[CenterState]):
-    """Adam on in-domain server data: one epoch a round until `epochs` (or `max_steps`) are done, then nothing."""
+    """The server trains alone: Adam on in-domain server data, one epoch a round, up to `epochs` (or `max_steps`)."""
 
     lr: float
     epochs: int

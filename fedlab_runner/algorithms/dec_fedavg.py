@@ -18,7 +18,7 @@ from fedlab_runner.core.own_models import OwnModels, first_models, updated
 
 @dataclass(frozen=True)
 class DecFedAvg(DecentralizedAlgorithm[Clients]):
-    """In each round one client averages the models that others send it, architecture by architecture."""
+    """In each round one client averages the models that others send to it, architecture by architecture."""
 
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
         values, groups = fed.client_values // fed.num_clients, len(fed.families)

@@ -20,10 +20,10 @@ from fedlab_runner.utils.validate import at_least
 
 @dataclass(frozen=True)
 class DefKT(DecentralizedAlgorithm[Clients]):
-    """Each sender trains and sends its model to a receiver; there the received model and the receiver's teach each
-    other for `epochs` epochs, and the receiver keeps the received model.
+    """Each sender trains its model and sends it to a receiver. There the received model and the receiver's model teach
+    each other for `epochs` epochs. The receiver then keeps the received model.
 
-    All clients have one architecture. Each sender has a receiver of its own, and no client is both.
+    All clients have one architecture. Each sender has a receiver of its own. No client both sends and receives.
     """
 
     epochs: int
@@ -39,7 +39,7 @@ class DefKT(DecentralizedAlgorithm[Clients]):
             raise UserError("algorithm=def_kt replaces a client's model by a received one: use one architecture")
         if 2 * fed.cohort_size > fed.population:
             raise UserError(
-                f"participation must be at most half of the {fed.population} clients, since as many receive, got "
+                f"participation must be at most half of the {fed.population} clients, because as many receive, got "
                 f"{fed.cohort_size} senders"
             )
 
@@ -85,7 +85,7 @@ def _mean_loss(cohort: Cohort) -> float:
 
 
 def _pairs(fed: Federation) -> tuple[np.ndarray, np.ndarray]:
-    """Senders [s], in the order of sampling, and their receivers [s]: each a neighbour that no other sender has."""
+    """Senders [s], in the order of sampling, and their receivers [s]. Each receiver is a neighbour of its sender."""
     clients = fed.participants
     senders = fed.sample_clients(clients)[: len(clients) // 2]
     rng, free = generator(fed.seed, Purpose.AGGREGATOR, fed.round), np.setdiff1d(clients, senders)

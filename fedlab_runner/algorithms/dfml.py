@@ -32,30 +32,30 @@ ADAPTIVE = ("none", "wsl")
 
 
 class DFMLState(NamedTuple):
-    """All clients' models and peak models, and the place in the cycle."""
+    """All clients' models and peak models, and the position in the cycle of alpha."""
 
     models: OwnModels  # W_n
     peaks: OwnModels  # W^_n
     alphas: Tensor  # alpha_n [N] float64, the largest alpha of each client's rounds
-    aggregator: int  # of the next round
+    aggregator: int  # the client that aggregates in the next round
     start: int  # the round in which the current period began
     period: int  # its length in rounds
 
 
 @dataclass(frozen=True)
 class DFML(DecentralizedAlgorithm[DFMLState]):
-    """Senders and aggregator teach each other on the aggregator's examples, under (1 - alpha) L_label + alpha L_KL;
-    each client keeps a peak model, from the rounds with the largest alpha.
+    """Senders and aggregator teach each other on the aggregator's examples: they minimise (1 - alpha) L_label +
+    alpha L_KL. Each client keeps a peak model, from the rounds with the largest alpha.
 
     alpha goes from `alpha_min` to `alpha_max` in periods of `period` rounds, each `growth` rounds longer than the last.
-    `schedule` is half a cosine cycle, a full one, fixed (alpha_max) or anneal (from alpha_max to alpha_min in
+    `schedule` is half a cosine cycle, a full one, fixed (always alpha_max) or anneal (from alpha_max to alpha_min in
     `anneal_rounds`: ANL, Clark et al., ACL 2019). `scheduled` (Figure 27) says which terms alpha weighs: both in
-    opposite directions, the label term (supervision) or the KL term (distillation) alone, or both alike.
+    opposite directions, the label term (supervision) alone, the KL term (distillation) alone, or both alike.
 
-    Mutual learning takes `epochs` K. `adaptive` wsl weighs samples (Zhou et al., ICLR 2021); `weighted` teachers count
-    by their size. `mutual` false is vanilla distillation: only the aggregator's model learns. Peak models are renewed
-    in the `peak_updates` rounds of a period with the largest alphas (null: 0.5 N / senders, at least 1). With `regular`
-    the run evaluates the regular models besides the peak models.
+    Mutual learning takes `epochs` K. `adaptive` wsl weighs samples (Zhou et al., ICLR 2021). With `weighted` a teacher
+    counts by its size. With `mutual` false only the aggregator's model learns (vanilla distillation). Participants
+    renew their peak models in the `peak_updates` rounds of a period with the largest alphas (null: 0.5 N / senders, at
+    least 1). With `regular` the run evaluates the regular models besides the peak models.
     """
 
     epochs: int
@@ -172,7 +172,7 @@ class DFML(DecentralizedAlgorithm[DFMLState]):
         return teacher_weights(torch.tensor(sizes, dtype=torch.float64))
 
     def alpha(self, round: int, start: int, period: int) -> float:
-        """alpha in a round, in a period of `period` rounds that began with round `start` (Eq 4)."""
+        """alpha in a round of a period of `period` rounds that began with round `start` (Eq 4)."""
         if self.schedule == "fixed":
             return self.alpha_max
         span = self.alpha_max - self.alpha_min
@@ -196,7 +196,7 @@ class DFML(DecentralizedAlgorithm[DFMLState]):
         }[self.scheduled]
 
     def _is_peak(self, alpha: float, period: int, num_clients: int, senders: int) -> bool:
-        """Whether all participants renew their peak models, even those that have met a larger alpha."""
+        """Whether all participants renew their peak models, even participants that have met a larger alpha."""
         if self.schedule not in ("half", "full"):
             return True
         wanted = self.peak_updates or max(1, round(0.5 * num_clients / max(senders, 1)))

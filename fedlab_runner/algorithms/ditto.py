@@ -15,7 +15,7 @@ class Ditto(Personal):
     """FedAvg, whose clients also train a personal model v: on their loss plus lam/2 ||v - x||^2, the distance to the
     received model x (trainable parameters that are shared).
 
-    The personal model is trained as the shared one is: with the same minibatches, optimiser and number of steps.
+    A client trains both models with the same minibatches, optimiser and number of steps.
     """
 
     lam: float

@@ -19,7 +19,7 @@ from fedlab_runner.utils.validate import one_of
 
 _log = logging.getLogger("fedlab_runner")
 ORDERS = ("train_then_average", "average_while_training")  # values of the field `order`
-MAX_DECOMPOSED = 2000  # clients whose spectral gap is computed: some seconds
+MAX_DECOMPOSED = 2000  # clients of a graph up to which the run computes its spectral gap, in some seconds
 
 
 class DPSGDState(NamedTuple):
@@ -30,16 +30,16 @@ class DPSGDState(NamedTuple):
 
 @dataclass(frozen=True)
 class DPSGD(DecentralizedAlgorithm[DPSGDState]):
-    """In each round the clients that take part train, and each averages its model with those of its neighbours that
-    take part too, by Metropolis weights W.
+    """In each round the participating clients train, and each averages its model with the models of its participating
+    neighbours, by Metropolis weights W.
 
-    `participation` says who takes part: all in the paper. With `order` train_then_average the trained models y are
-    averaged: x <- W y. With average_while_training, as in Algorithm 1, those of before are, and each client
-    adds its change: x <- W x + y - x. The paper's clients take one local step. Batch norm's statistics are averaged
-    after training.
+    `participation` says who takes part; in the paper all clients do. With `order` train_then_average clients average
+    the trained models y: x <- W y. With average_while_training, as in Algorithm 1, they average the models from before
+    training, and each client adds its change: x <- W x + y - x. The paper's clients take one local step. Clients
+    average batch norm's statistics after training.
 
-    Where models differ in width, each is the first channels of the next wider one, layer by layer, and a value is
-    averaged among the clients that have it, by the weights of their part of the graph.
+    If models differ in width, each model is the first channels of the next wider one, layer by layer. Then the clients
+    that have a value average it, by the weights of their part of the graph.
     """
 
     order: str
@@ -101,7 +101,7 @@ def _links(fed: Federation, ids: np.ndarray) -> np.ndarray:
 
 
 def _before(trained: TrainedGroup) -> Tensor:
-    """What clients send while they train [k, D]: their parameters before it, and batch norm's statistics after it."""
+    """What clients send [k, D]: their parameters from before training, and batch norm's statistics from after it."""
     p = trained.group.family.num_params
     return torch.cat([trained.before[:, :p], trained.after[:, p:]], 1)
 
@@ -111,8 +111,9 @@ def _gossip(
 ) -> list[Tensor]:
     """The average of each client's and its neighbours' models `sent` [k, D_a], group by group.
 
-    The values of the narrowest models are averaged among all, those that the next wider ones have beside them among the
-    clients of these and wider ones, and so on. Clients send the values that both have, but none that stay at home.
+    All clients average the values of the narrowest models. The clients with wider models average the values that the
+    next wider models have besides, and so on. Two clients send each other the values that both have and that do not
+    stay at home.
     """
     if len(trained) <= 1 and not fed.home.acts:
         return [_averaged(models, linked, fed) for models in sent]

@@ -16,7 +16,7 @@ from fedlab_runner.core.model_family import Batch, FunctionalModel, ModelFamily
 from fedlab_runner.core.optimizer import SGD, Bounded
 from fedlab_runner.utils.validate import at_least, finite_at_least, within
 
-NEW, TRAINED, LEARNED = 0, 1, 2  # stages of a client: it has no model of its own; it has one; it has weights too
+NEW, TRAINED, LEARNED = 0, 1, 2  # stages of a client: it has no model of its own; it has a model; it has weights too
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,12 @@ class FedALA(Personal):
     """FedAvg, whose clients start each round from theta_i + (theta - theta_i) * W_i, between their own model theta_i
     and the received one theta, value by value.
 
-    The weights W_i are in [0, 1] on the last `layers` layers and 1 on those below. A client learns them by SGD, with
-    rate `eta`, on a random `share` of its examples: the first time, when it takes part again, until the deviation of
-    the last `window` losses is below `threshold` (or for `max_epochs`), later for one epoch. Its personal model is the
-    one that it trained last. What stays at home is the client's own, and not mixed. A late client has its new model and
-    weights when its update arrives. The other fields are FedAvg's.
+    The weights W_i are in [0, 1] on the last `layers` layers and 1 on the layers below. A client learns them by SGD,
+    with rate `eta`, on a random `share` of its examples. It does so for the first time when it takes part for the
+    second time: until the deviation of the last `window` losses is below `threshold`, or for `max_epochs`. Later it
+    learns for one epoch. A client's personal model is the one that it trained last. Values at home are the client's own
+    and never mixed. A late client gets its new model and weights when its update arrives. The other fields are those of
+    FedAvg.
     """
 
     share: float
@@ -62,7 +63,8 @@ class FedALA(Personal):
         p, d, mixed = family.num_params, family.size, self._mixed(family)
         kept = self.personal(state, cohort)
         stage = kept[:, -1:]
-        theta_i = torch.where(mixed & (stage >= TRAINED), kept[:, :p], x[:p])  # where it is x, no weight matters
+        # A new client has x for theta_i, so that its weights do not matter.
+        theta_i = torch.where(mixed & (stage >= TRAINED), kept[:, :p], x[:p])
         weights = x.new_ones(len(cohort), p)
         weights[:, mixed] = kept[:, d:-1]
         learned, at_home = mixed, None if cohort.shared is None else cohort.shared == 0
@@ -88,9 +90,7 @@ class FedALA(Personal):
     def _learn(
         self, cohort: Cohort, x: Tensor, theta_i: Tensor, weights: Tensor, stage: np.ndarray, learned: Tensor
     ) -> None:
-        """Learns those in the mask `learned` [P] of the weights [K, P] of clients that have a model of their own, in
-        place.
-        """
+        """Learns, in place, those weights of [K, P] that the mask `learned` [P] has, of clients with an own model."""
         family, p = cohort.family, cohort.family.num_params
         fixed = tuple(k for k, (i, _) in family.layout.items() if i < p and not learned[i])
         bounded = Bounded(SGD(momentum=0.0, nesterov=False, weight_decay=0.0), 0.0, 1.0)  # sigma
@@ -130,6 +130,6 @@ def _mix(theta_i: Tensor, theta: Tensor, weights: Tensor) -> Tensor:
 
 
 def _loss_of_weights(model: FunctionalModel, batch: Batch, theta_i: Tensor, theta: Tensor) -> Tensor:
-    """The family's loss at the mixture, of weights in the place of parameters."""
+    """The family's loss at the mixture, as a function of the weights, which stand in place of the parameters."""
     model.params = _mix(theta_i, theta, model.params)
     return model.family.loss(model, batch)

@@ -16,7 +16,7 @@ from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.updates import Updates
 from fedlab_runner.utils.validate import at_least, one_of, unused, within
 
-# s(tau) of section 5.2, by value of the field `staleness`, and the paper's values of its parameters; the hinge is 1 up
+# By value of the field `staleness`: s(tau) of section 5.2, and the paper's values of its parameters. The hinge is 1 up
 # to b.
 STALENESS: dict[str, Callable[..., Tensor]] = {
     "constant": lambda tau: torch.ones_like(tau),
@@ -29,8 +29,8 @@ STALENESS: dict[str, Callable[..., Tensor]] = {
 class FedAsync(ServerAlgorithm[Params, Models]):
     """The server mixes each arriving model y into its own: x <- (1 - alpha s(tau)) x + alpha s(tau) y.
 
-    `staleness` (constant, polynomial, hinge) with `a` and `b` (null: the paper's values) is s, which falls with the
-    staleness tau. `rho` weighs the clients' proximal term rho/2 ||w - x||^2.
+    `staleness` (constant, polynomial, hinge) chooses s, which falls with the staleness tau; `a` and `b` are its
+    parameters (null: the paper's values). `rho` weighs the clients' proximal term rho/2 ||w - x||^2.
     """
 
     alpha: float

@@ -9,10 +9,10 @@ from fedlab_runner.core.cohort import Cohort
 
 @dataclass(frozen=True)
 class FedBABU(AveragingServer):
-    """FedAvg of the body alone: the head, which is what stays at home, is the same random one everywhere, always.
+    """FedAvg of the body alone: the head, the part that stays at home, is the same random head at all clients, always.
 
-    Personal models come from fine-tuning the server's at evaluation, head included (`tuned/own` of the evaluation
-    matrix, `evaluation.fine_tune_epochs`). The fields are FedAvg's.
+    At an evaluation clients fine-tune the server's model, with its head, into personal models (`tuned/own` of the
+    evaluation matrix, `evaluation.fine_tune_epochs`). The fields are those of FedAvg.
     """
 
     def client_update(self, state: Params, cohort: Cohort) -> Update:

@@ -37,19 +37,19 @@ from fedlab_runner.core.updates import Updates
 from fedlab_runner.utils.validate import above, at_least, one_of, unused, within
 
 SAMPLERS = ("gaussian", "dirichlet")  # values of the field `sampler`
-MIN_VARIANCE = 1e-5  # of a coordinate of unit directions: samples vary even around one client
+MIN_VARIANCE = 1e-5  # of a coordinate of unit directions, so that samples vary even around one client
 
 
 @dataclass(frozen=True)
 class FedBE(ServerAlgorithm[Params, ModelUpdate]):
-    """FedAvg whose server model then learns, on the server's inputs without labels, the mean probabilities of an
-    ensemble: the arrived models, their average, and `num_samples` models drawn around them.
+    """FedAvg whose server model then learns from an ensemble: the arrived models, their average, and `num_samples`
+    models drawn around them. It learns the ensemble's mean probabilities on the server's inputs, without labels.
 
-    `temperature` sharpens the mean to p^(1 / temperature). `sampler` gaussian draws each tensor's change from the mean
-    and deviation of the clients' directions, the deviation times `noise` (null: 0.1); dirichlet averages the clients'
-    models by weights from Dir(`alpha`) (null: 1). The student's SGD has `lr`, `momentum` and `weight_decay`; its models
-    from step `swa_start` on, every `swa_every` steps, are averaged (SWA). Server data may be in- or out-of-domain.
-    `late_policy` and `weighting` are FedAvg's.
+    `temperature` sharpens the mean to p^(1 / temperature). With `sampler` gaussian the server draws each tensor's
+    change from the mean and deviation of the clients' directions; `noise` (null: 0.1) scales the deviation. With
+    dirichlet it averages the clients' models by weights from Dir(`alpha`) (null: 1). The student's SGD has `lr`,
+    `momentum` and `weight_decay`. From step `swa_start` on, the server averages the student of every `swa_every` steps
+    (SWA). Server data may be in- or out-of-domain. `late_policy` and `weighting` are those of FedAvg.
     """
 
     known: ClassVar[tuple[str, ...]] = ("models",)
@@ -146,8 +146,8 @@ class FedBE(ServerAlgorithm[Params, ModelUpdate]):
 
 
 def _directions(family: ModelFamily, deltas: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and deviation [P] of clients' changes [A, P]: tensor by tensor those of their directions, times their mean
-    length.
+    """Mean and deviation [P] of clients' changes [A, P]: for each tensor the mean and deviation of the changes'
+    directions, times the changes' mean length.
     """
     centres, deviations = [], []
     for part in torch.split(deltas, [t.numel() for t in family.views(deltas[0]).values()], dim=1):

@@ -26,11 +26,11 @@ class FedBuffState(NamedTuple):
 
 @dataclass(frozen=True)
 class FedBuff(ServerAlgorithm[FedBuffState, Update]):
-    """The server collects updates and steps by the mean of every `buffer_size` of them, times `server_lr`.
+    """The server collects updates in a buffer and steps by the mean of every `buffer_size` updates, times `server_lr`.
 
-    An update of staleness tau counts (1 + tau)^-staleness_exp: 0.5 is the original's exponent; with 0, as in Feddle's
-    formula, updates count alike. Clients count alike, however many examples they have. Batch norm's statistics become
-    the mean of those in the buffer.
+    An update of staleness tau counts (1 + tau)^-staleness_exp. The paper's exponent is 0.5; with 0, as in Feddle's
+    formula, all updates count alike. Clients count alike, however many examples they have. Batch norm's statistics
+    become the mean of the statistics in the buffer.
     """
 
     buffer_size: int

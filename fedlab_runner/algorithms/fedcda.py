@@ -23,9 +23,9 @@ from fedlab_runner.utils.validate import at_least, one_of
 _log = logging.getLogger(__name__)
 
 STRATEGIES = ("approximate", "optimal", "newest", "random")  # values of the field `strategy`
-MAX_COMBINATIONS = 2**20  # tried at once: 8 MB of objectives, some milliseconds for each client of the batch
+MAX_COMBINATIONS = 2**20  # of a batch: 8 MB of objectives, some milliseconds for each client of the batch
 TIE_TOLERANCE = 1e-12  # share of the terms' size: objectives closer than this differ by rounding alone
-BLOCK_VALUES = 2**23  # values of the models that are compared at a time, in float64
+BLOCK_VALUES = 2**23  # values, in float64, of the models in memory at a time during the comparison
 
 
 class FedCDAUpload(NamedTuple):
@@ -35,7 +35,7 @@ class FedCDAUpload(NamedTuple):
     losses: Tensor  # F_n [K, 1]
 
 
-class Entry(NamedTuple):
+class CachedModel(NamedTuple):
     """One cached model."""
 
     model: RowRef  # w [D]
@@ -45,26 +45,26 @@ class Entry(NamedTuple):
 
 
 class FedCDAState(NamedTuple):
-    """The server model; and for each client that has ever reported, its last models and the place of the one in use."""
+    """The server model and, for each client that has reported, its last models and the place of the one in use."""
 
     params: Tensor  # w [D]
     total: Tensor  # [D] float64, the sum of the models in use
-    caches: dict[int, list[Entry]]  # by client, the newest model first
+    caches: dict[int, list[CachedModel]]  # by client, the newest model first
     chosen: dict[int, int]  # by client, the place of the model in use in its cache
 
 
 @dataclass(frozen=True)
 class FedCDA(ServerAlgorithm[FedCDAState, FedCDAUpload]):
-    """The server keeps the last `memory` (K) models of every client and averages one model of each client that has ever
-    reported: models with small losses and little divergence.
+    """The server keeps the last `memory` (K) models of every client. It averages one model of each client that has ever
+    reported, and chooses these models for small losses and little divergence.
 
     The choice minimises mean F_n(w_n) + L/2 mean ||w_n - w||^2 (Eq 5; `smoothness` is L, norms are over parameters), by
     the `strategy` approximate (Eq 8: the clients that report choose again, in `batches` (B) random groups, among all
-    combinations within a group) or optimal (Eq 5: all clients, all combinations). Of equal combinations the newest
+    combinations within a group) or optimal (Eq 5: all clients, all combinations). Among equal combinations the newest
     models win. With newest or random, a client that reports takes its newest or any cached model.
 
-    The first `warmup` rounds are FedAvg's, with caching. The cached models are kept on the device, the host or disk
-    (`store_on`).
+    In the first `warmup` rounds the server acts as in FedAvg and fills the caches. It keeps the cached models on the
+    device, the host or disk (`store_on`).
     """
 
     memory: int
@@ -117,7 +117,7 @@ class FedCDA(ServerAlgorithm[FedCDAState, FedCDAUpload]):
             return state
         rows = fed.row_store(self.store_on, fed.family.size)
         ids, warmed_up = arrivals.ids.tolist(), fed.round >= self.warmup
-        caches = {n: [Entry(*entry) for entry in cache] for n, cache in state.caches.items()}
+        caches = {n: [CachedModel(*entry) for entry in cache] for n, cache in state.caches.items()}
         free = list(caches) if warmed_up and self.strategy == "optimal" else [n for n in ids if n in caches]
         total = self._without(state, caches, free, rows)
         self._push(caches, arrivals, rows, fed)  # line 8
@@ -151,9 +151,9 @@ class FedCDA(ServerAlgorithm[FedCDAState, FedCDAUpload]):
         return FedCDAState(mean if warmed_up else arrivals.mean(arrivals.upload.models), total, caches, chosen)
 
     def _without(
-        self, state: FedCDAState, caches: Mapping[int, Sequence[Entry]], free: Sequence[int], rows: RowStore
+        self, state: FedCDAState, caches: Mapping[int, Sequence[CachedModel]], free: Sequence[int], rows: RowStore
     ) -> Tensor:
-        """The sum [D] of the models in use, without the models of the clients `free`, which choose anew."""
+        """The sum [D] of the models in use, without the models of the clients `free`, which choose again."""
         if len(free) == len(caches):
             return torch.zeros_like(state.total)
         total = state.total.clone()
@@ -162,24 +162,24 @@ class FedCDA(ServerAlgorithm[FedCDAState, FedCDAUpload]):
         return total
 
     def _push(
-        self, caches: dict[int, list[Entry]], arrivals: Updates[FedCDAUpload], rows: RowStore, fed: Federation
+        self, caches: dict[int, list[CachedModel]], arrivals: Updates[FedCDAUpload], rows: RowStore, fed: Federation
     ) -> None:
         """Puts the arrived models in front of their clients' caches, and drops the oldest models beyond K."""
         sent = (fed.round - arrivals.staleness).tolist()
         for n, w, loss, round in zip(arrivals.ids.tolist(), *arrivals.upload, sent, strict=True):
             square = float(w[: fed.family.num_params].double().square().sum())
-            caches[n] = [Entry(rows.put(w), float(loss), square, round), *caches.get(n, ())]
+            caches[n] = [CachedModel(rows.put(w), float(loss), square, round), *caches.get(n, ())]
             for entry in caches[n][self.memory :]:
                 rows.drop(entry.model)
             del caches[n][self.memory :]
 
     @property
     def _largest_batch(self) -> int | float:
-        """How many clients with full caches may choose together."""
+        """The largest number of clients with full caches that may choose together."""
         return math.inf if self.memory == 1 else math.floor(math.log(MAX_COMBINATIONS) / math.log(self.memory))
 
     def _groups(self, free: Sequence[int], fed: Federation) -> list[list[int]]:
-        """The clients `free` in batches: `batches` of them, or more where very many clients report at once."""
+        """The clients `free` in `batches` batches, or in more if very many clients report at once."""
         if self.strategy == "optimal":
             return [sorted(free)]
         order = generator(fed.seed, Purpose.ALGORITHM, fed.round).permutation(np.array(free))
@@ -190,13 +190,13 @@ class FedCDA(ServerAlgorithm[FedCDAState, FedCDAUpload]):
         self,
         x: Tensor,
         total: Tensor,
-        caches: Mapping[int, Sequence[Entry]],
+        caches: Mapping[int, Sequence[CachedModel]],
         chosen: dict[int, int],
         groups: Sequence[Sequence[int]],
         rows: RowStore,
         fed: Federation,
     ) -> int:
-        """Chooses batch by batch (Eq 8), adds to `total` and `chosen`, and returns the number of combinations tried."""
+        """Chooses batch by batch (Eq 8), updates `total` and `chosen`, and returns the number of combinations tried."""
         tried = 0
         for group in groups:
             sizes = [len(caches[n]) for n in group]
@@ -212,7 +212,7 @@ class FedCDA(ServerAlgorithm[FedCDAState, FedCDAUpload]):
         return tried
 
     def _objective(
-        self, total: Tensor, caches: Mapping[int, Sequence[Entry]], chosen: Mapping[int, int], num_params: int
+        self, total: Tensor, caches: Mapping[int, Sequence[CachedModel]], chosen: Mapping[int, int], num_params: int
     ) -> float:
         """J of the models in use: mean F + L/2 mean ||w_n - w||^2 (Eq 5)."""
         used = [caches[n][place] for n, place in chosen.items()]
@@ -234,12 +234,13 @@ def _mean(models: Sequence[RowRef], columns: slice, rows: RowStore) -> Tensor:
 def search(
     gram: np.ndarray, cross: np.ndarray, losses: np.ndarray, sizes: Sequence[int], *, fixed: int, smoothness: float
 ) -> list[int]:
-    """The candidate that each client of a batch takes, for the smallest objective J.
+    """The candidates, one for each client of a batch, that give the smallest objective J.
 
     The M candidates stand client by client, `sizes[i]` for client i, the preferred first. `gram` [M, M] has their inner
-    products, `cross` [M] those with the sum of the `fixed` models that are not chosen now, `losses` [M] their F. Up to
-    terms that no choice changes, q J = sum (F + L/2 ||w||^2) - L/(2q) ||fixed sum + sum w||^2, with q = fixed + clients
-    (Eq 6): a term for each candidate and one for each pair, in an array with an axis for each client.
+    products, `cross` [M] their inner products with the sum of the `fixed` models, which nobody chooses now, and
+    `losses` [M] their F. Up to terms that no choice changes, q J = sum (F + L/2 ||w||^2) - L/(2q) ||fixed sum + sum
+    w||^2, with q = fixed + clients (Eq 6): a term for each candidate and one for each pair, in an array with an axis
+    for each client.
     """
     q, ends = fixed + len(sizes), np.cumsum(sizes)
     part = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
@@ -274,8 +275,8 @@ def _products(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Inner products of M models with each other [M, M] and with the sum `total` of `fixed` others [M], in float64.
 
-    The products are of differences to the server model x, as J does not change when all models move alike: they lie
-    near x, and nothing is lost to rounding. One block of parameters is in memory at a time.
+    The products are of differences to the server model x, because J does not change when all models move alike. The
+    models lie near x, so that rounding loses nothing. One block of parameters is in memory at a time.
     """
     m = len(models)
     gram, cross = torch.zeros(m, m, dtype=torch.float64), torch.zeros(m, dtype=torch.float64)

@@ -40,9 +40,9 @@ class FedDF(ServerAlgorithm[Params, ModelUpdate]):
     """FedAvg whose server model then learns, on the server's inputs without labels, the mean logits of the arrived
     models.
 
-    The loss is KL at `temperature`; Adam has gradients clipped to `clip_norm` and an `lr` that falls to zero
-    (`cosine`). Server data may be in- or out-of-domain. `cache_teachers` computes the teachers' logits once, not in
-    every epoch; the numbers are the same. `late_policy` and `weighting` are FedAvg's.
+    The loss is KL at `temperature`. Adam clips gradients to `clip_norm`; its `lr` falls to zero (`cosine`). Server data
+    may be in- or out-of-domain. With `cache_teachers` the server computes the teachers' logits once instead of in every
+    epoch; the numbers are the same. `late_policy` and `weighting` are those of FedAvg.
     """
 
     known: ClassVar[tuple[str, ...]] = ("models",)

@@ -54,7 +54,7 @@ class FeddleState(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The result of a minimisation, and the losses of its first and last minibatch."""
+    """The result of a minimisation, and the losses on its first and last minibatch."""
 
     value: Tensor
     first_loss: float
@@ -81,20 +81,20 @@ class Space(NamedTuple):
 
 @dataclass(frozen=True)
 class Feddle(ServerAlgorithm[FeddleState, FeddleUpload]):
-    """The server keeps the clients' updates as anchors and searches, on its own data, for the coefficients (of either
-    sign) with which it adds them to its model.
+    """The server keeps the clients' updates as anchors and adds them to its model by coefficients of either sign, which
+    it searches for on its own data.
 
-    The atlas has `atlas_size` M anchors (null: twice the cohort), normalised by `anchor_norm`; a new anchor replaces
-    the least important one (`importance_score`) or the oldest. Anchors are kept on the device or the host (`store_on`)
-    and streamed in chunks of `chunk_size`.
+    The atlas has `atlas_size` M anchors (null: twice the cohort), normalised by `anchor_norm`. In a full atlas a new
+    anchor replaces the least important one (`importance_score`) or the oldest. The server keeps anchors on the device
+    or the host (`store_on`) and reads them in chunks of `chunk_size`.
 
-    The search starts from the `fallback` and is pulled to it by `lam` (null: 0 in-domain, 0.01 out-of-domain). The
-    fallback is FedBuff's step with learning rate `eta_fb` over the new arrivals (fedbuff) or the whole atlas (all), or
-    no step (zero). Adam searches with `lr`, `epochs`, `batch_size` and `max_steps`; with out-of-domain data it trains
-    the data's classifier first, in the same way.
+    The search starts from the `fallback`; `lam` (null: 0 in-domain, 0.01 out-of-domain) pulls it there. The fallback is
+    FedBuff's step with learning rate `eta_fb` over the new arrivals (fedbuff) or the whole atlas (all), or no step
+    (zero). Adam searches with `lr`, `epochs`, `batch_size` and `max_steps`. With out-of-domain data it first trains a
+    classifier of that data, in the same way.
 
-    With probe data the run reports the cosine between the coefficients' gradients on it and on the server's own data,
-    at the start and at the end of the search (Eq 7).
+    With probe data the run reports the cosine between the coefficients' gradients on the probe data and on the server's
+    data, at the start and at the end of the search (Eq 7).
     """
 
     atlas_size: int | None
@@ -187,7 +187,7 @@ class Feddle(ServerAlgorithm[FeddleState, FeddleUpload]):
         return FeddleState(torch.cat([omega, buffers]), atlas._replace(scores=scores), head)
 
     def _beyond(self, fed: Federation, atlas: Atlas, deltas: Tensor) -> Tensor:
-        """The oldest of the round's updates [A, P], which are part of FedBuff's step but do not fit into the atlas."""
+        """The oldest of the round's updates [A, P]: they count in FedBuff's step but do not fit into the atlas."""
         if self.fallback != "fedbuff" or len(deltas) <= self._size(fed):
             return deltas[:0]
         directions = deltas[moving(deltas)]
@@ -196,7 +196,7 @@ class Feddle(ServerAlgorithm[FeddleState, FeddleUpload]):
     def _fallback(self, atlas: Atlas, scales: Tensor, beyond: int) -> tuple[Tensor, float]:
         """c' [M], the coefficients with which the normalised anchors give the fallback step; and each update's share.
 
-        `beyond` of the new arrivals are not in the atlas, but part of the step.
+        `beyond` of the new arrivals count in the step but are not in the atlas.
         """
         new = atlas.scores.isinf().to(scales.device)
         if self.fallback == "zero" or not bool(new.any()):
@@ -264,7 +264,7 @@ class Feddle(ServerAlgorithm[FeddleState, FeddleUpload]):
         return found.value
 
     def _features_kept(self, fed: Federation) -> bool:
-        """Whether the head learns from features that are computed once: where an example is seen more than once."""
+        """Whether the head learns from features that the server computes once: if it sees an example more than once."""
         seen = server_steps(fed, self.epochs, self.batch_size, self.max_steps) * self.batch_size
         return seen > len(require_server_data(self, fed))
 

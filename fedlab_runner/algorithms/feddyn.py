@@ -16,7 +16,7 @@ from fedlab_runner.utils.validate import finite_above, one_of
 
 
 class FedDynState(NamedTuple):
-    """The server's model and the gradients of the clients' losses, as they are estimated; all start at zero."""
+    """The server's model, and estimates of the gradients of the clients' losses, which start at zero."""
 
     params: Tensor  # theta [D]
     h: Tensor  # h [P], the mean of g_k over all clients
@@ -25,7 +25,7 @@ class FedDynState(NamedTuple):
 
 @dataclass(frozen=True)
 class _Dynamic:
-    """-<g, w> and the penalty that keeps w near."""
+    """The terms -<g, w> and alpha/2 ||w - x||^2 of a client's loss."""
 
     near: Proximal
 
@@ -35,11 +35,12 @@ class _Dynamic:
 
 @dataclass(frozen=True)
 class FedDyn(ServerAlgorithm[FedDynState, Update]):
-    """Clients minimise L_k(w) - <g_k, w> + alpha/2 ||w - x||^2, where x is the received model; then g_k becomes g_k -
-    alpha (w - x). The server's model is the mean of theirs minus h / alpha, where h is the mean of all clients' g_k.
+    """Clients minimise L_k(w) - <g_k, w> + alpha/2 ||w - x||^2, where x is the received model. Then g_k becomes
+    g_k - alpha (w - x). The server's model is the mean of the clients' models minus h / alpha, where h is the mean of
+    all clients' g_k.
 
-    Clients count alike. A late change is added to today's model, and moves h and g_k when it arrives. The clients' g_k
-    are kept on the device, the host or disk (`store_on`).
+    Clients count alike. The server adds a late change to its present model; h and g_k move when the change arrives.
+    Clients keep their g_k on the device, the host or disk (`store_on`).
     """
 
     alpha: float

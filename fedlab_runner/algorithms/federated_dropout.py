@@ -16,7 +16,7 @@ from fedlab_runner.core.rng import Purpose, generator
 
 @dataclass(frozen=True)
 class FederatedDropout(DecentralizedAlgorithm[Clients]):
-    """HeteroFL whose channels are drawn at random for each client and layer in each round, in ascending order."""
+    """HeteroFL with random channels: each round draws them for each client and layer, in ascending order."""
 
     model_copies: ClassVar[int] = 4  # the models, their parts, the trained models and the means
 

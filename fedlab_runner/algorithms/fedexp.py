@@ -22,18 +22,18 @@ class FedExPState(NamedTuple):
 
 @dataclass(frozen=True)
 class FedExP(ServerAlgorithm[FedExPState, Update]):
-    """FedAvg with a server step that grows as client updates disagree: by the factor max(1, mean |Delta_j|^2 /
-    2 (|mean Delta_j|^2 + eps)), over the trainable parameters.
+    """FedAvg with a server step that grows as client updates disagree. Its factor over the trainable parameters is
+    max(1, mean |Delta_j|^2 / 2 (|mean Delta_j|^2 + eps)).
 
-    `eval_avg_last2` evaluates the mean of the last two models, as the paper does; clients receive the last model.
-    `weighting` is FedAvg's. Late changes are added to today's model.
+    With `eval_avg_last2` the run evaluates the mean of the last two models, as the paper does; clients receive the last
+    model. `weighting` is that of FedAvg. The server adds late changes to its present model.
     """
 
     eps: float
     eval_avg_last2: bool
     weighting: str
 
-    model_copies: ClassVar[int] = 2  # the updates, and their squares
+    model_copies: ClassVar[int] = 2  # the updates and their squares
 
     def __post_init__(self) -> None:
         at_least(0, eps=self.eps)

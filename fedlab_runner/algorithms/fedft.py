@@ -21,7 +21,7 @@ from fedlab_runner.core.updates import Updates
 class FedFT(ServerAlgorithm[Params, Update]):
     """FedAvg, then `epochs` epochs of a fresh Adam on in-domain server data, even in rounds without arrivals.
 
-    `late_policy` and `weighting` are FedAvg's.
+    `late_policy` and `weighting` are those of FedAvg.
     """
 
     lr: float

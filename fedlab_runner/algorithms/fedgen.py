@@ -23,9 +23,9 @@ from fedlab_runner.core.work import Work
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.validate import above, at_least, within
 
-# The generators' families by their sizes: waiting workers know them as objects.
+# The generators' families by their sizes. Worker processes need the same object in every round.
 _generators: WeakKeyDictionary[ModelFamily, dict[tuple[int, int], ModelFamily]] = WeakKeyDictionary()
-MIN_WEIGHT = 1e-4  # where alpha and beta stop falling (the authors' code)
+MIN_WEIGHT = 1e-4  # the value at which alpha and beta stop falling (the authors' code)
 
 
 class FedGENUpload(NamedTuple):
@@ -48,13 +48,13 @@ class FedGENState(NamedTuple):
 
 @dataclass(frozen=True)
 class _Taught:
-    """CE on the client's examples, alpha CE on `n` generated features and beta KL between both predictions."""
+    """CE on the client's examples, plus alpha CE on `n` generated features, plus beta KL between both predictions."""
 
     generator: ModelFamily
     n: int
 
     def __call__(self, model: FunctionalModel, batch: Batch, *own: Tensor) -> Tensor:
-        """With the tensors of `_Draws`, the generator's values [G], and the weights alpha and beta."""
+        """`own` holds the tensors of `_Draws`, the generator's values [G], and the weights alpha and beta."""
         noise, labels, active, generator, alpha, beta = own
         logits, made = model(batch.inputs), self.generator
         y = torch.cat([labels, batch.targets])
@@ -71,8 +71,9 @@ class _Taught:
 
 @dataclass(frozen=True)
 class _Draws:
-    """For each client and step: noise [k, n + b, z] for `n` drawn labels and then the client's own, the drawn labels
-    [k, n], and whether the client still learns from the generator [k], in its first `epochs`.
+    """For each client and step: noise [k, n + b, z], for `n` drawn labels and then for the client's own labels; the
+    drawn labels [k, n]; and whether the client still learns from the generator [k], which it does in its first
+    `epochs`.
     """
 
     n: int
@@ -93,17 +94,17 @@ class _Draws:
 
 @dataclass(frozen=True)
 class FedGEN(ServerAlgorithm[FedGENState, FedGENUpload]):
-    """FedAvg whose server trains a generator of features, the inputs of the models' classifier, from which clients
-    learn.
+    """FedAvg whose server trains a generator of features, which are inputs of the models' classifier. Clients learn
+    from these features too.
 
     The generator turns `noise_size` uniform numbers and a label into features; it has one hidden layer of `hidden`
     neurons. In each round it learns from `steps` minibatches of `batch_size` labels: the clients' classifiers should
-    predict the label, each weighed by the client's share of its examples, and features should differ (`eta`). Adam has
-    `weight_decay` and `lr`, which `lr_decay` multiplies every round.
+    predict the label, and features should differ (`eta`). A client counts by its share of the label's examples. Adam
+    has `weight_decay` and `lr`, which `lr_decay` multiplies every round.
 
-    In their first `gen_epochs` epochs clients also learn from `gen_batch_size` generated features (`alpha`), and to
-    predict what the classifier predicts of features generated for their own labels (`beta`). Both weights are
-    multiplied by `decay` every round. `late_policy` and `weighting` are FedAvg's.
+    In their first `gen_epochs` epochs clients learn from `gen_batch_size` generated features too, with the weight
+    `alpha`. With the weight `beta` they also learn the classifier's predictions on features generated for their own
+    labels. `decay` multiplies both weights every round. `late_policy` and `weighting` are those of FedAvg.
     """
 
     known: ClassVar[tuple[str, ...]] = ("models",)

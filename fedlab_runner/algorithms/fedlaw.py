@@ -31,8 +31,8 @@ class FedLAW(ServerAlgorithm[Params, Update]):
     in-domain examples.
 
     The weights lambda = softmax(a) start from the clients' sizes; gamma = exp(b) is the shrinkage. Adam has `lr`, which
-    `lr_decay` multiplies every `lr_decay_epochs` epochs. While it learns, batch norm normalises by the server's
-    minibatches; then its statistics are averaged by lambda.
+    `lr_decay` multiplies every `lr_decay_epochs` epochs. During this learning batch norm normalises by the server's
+    minibatches. Then the server averages the statistics by lambda.
     """
 
     lr: float

@@ -25,41 +25,42 @@ FIRST_MODELS = ("same", "own")  # values of the field `first_models`
 
 
 class FedMAState(NamedTuple):
-    """The server model, and which clients go on with models of their own instead: with their first ones
-    (`first_models`), or with `layerwise` their last ones.
+    """The server model, and which clients continue with models of their own instead: with their first models
+    (`first_models`) or, with `layerwise`, with their last models.
     """
 
     params: Tensor  # x [D]
     # The next three are for `layerwise` only.
-    layer: int  # that is matched next
-    told: int  # neurons of the layer matched last: each client is told their new order
+    layer: int  # the layer to be matched next
+    told: int  # neurons of the layer matched last, whose new order each client receives
     frozen: Tensor  # [D] bool, the layers matched in this pass
     models: dict[int, Tensor]  # each [D], of the clients in the last matching, matched layers in the server's order
-    taken: Tensor  # [N] bool, the clients that go on with theirs: new ones, or in the last matching
+    taken: Tensor  # [N] bool, the clients that continue with their own models: new ones, or those of the last matching
 
 
 @dataclass(frozen=True)
 class FedMA(ServerAlgorithm[FedMAState, Models]):
-    """The server model is the mean of the clients' models after PFNM has matched their neurons, in `sweeps` over the
-    clients.
+    """The server model is the mean of the clients' models after PFNM has matched their neurons, in up to `sweeps`
+    sweeps over the clients.
 
-    The width is fixed: neurons are matched one to one, and no new neurons are gained. So all clients have all neurons,
-    and PFNM's prior, deviations and gamma have no part: they add the same to every assignment. In residual networks the
-    channels inside the blocks are matched, in Transformers the hidden neurons between attention layers (see
+    The width is fixed: the server matches neurons one to one and adds no new neurons. So all clients have all neurons,
+    and PFNM's prior, deviations and gamma play no part: they add the same to every assignment. In residual networks the
+    server matches the channels inside the blocks, in Transformers the hidden neurons between attention layers (see
     `matching.structure`).
 
     With `layerwise` each round matches one layer, as in the paper (Algorithm 1), and the last layer is the weighted
-    mean; a pass takes as many rounds as the model has layers, then the next pass begins from the server model (section
-    3.3). Matched layers are frozen. A client that took part in the round before goes on with its own layers above them,
-    in the server's order; other clients take the server's, which are weighted means until their turn. A late update
-    would be of another layer: `late_policy` must be discard. Clients send the whole model; the paper's send one layer.
+    mean. A pass takes as many rounds as the model has layers; then the next pass begins from the server model (section
+    3.3). Matched layers are frozen. Above them, a client that took part in the last round continues with its own
+    layers, in the server's order; other clients take the server's layers, which are weighted means until their turn. A
+    late update would be of another layer, so `late_policy` must be discard. Clients send the whole model; the paper's
+    clients send one layer.
 
     Clients that start a round from one model keep its neurons in their places, and the identity is the best matching.
-    With `first_models` own each client starts its first round from a model drawn by its own key: matching has to find
-    its neurons. `matched` false averages the models as they are, for comparison.
+    With `first_models` own each client starts its first round from a model drawn by its own key, so that the matching
+    has to find its neurons. With `matched` false the server averages the models as they are, for comparison.
 
-    `late_policy` says whether late models are matched and averaged with the others (model) or dropped (discard),
-    `weighting` (size, uniform) how clients count.
+    `late_policy` says whether the server matches and averages late models with the others (model) or drops them
+    (discard). `weighting` (size, uniform) says how clients count.
     """
 
     sweeps: int
@@ -91,11 +92,11 @@ class FedMA(ServerAlgorithm[FedMAState, Models]):
         if self._keeps_models and fed.server_steps.optimized:
             raise UserError(
                 "server_optimizer must be none with algorithm=fedma where layerwise=true or first_models=own: its "
-                "moments would stay behind when the server model's neurons move"
+                "moments would not follow when the server model's neurons move"
             )
 
     def home_fault(self) -> str | None:
-        return "which gives neurons new places, where the parts at home would not fit them"
+        return "which moves neurons to new places, so that the parts at home would no longer fit them"
 
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
         kept = MemoryItem(
@@ -152,7 +153,7 @@ class FedMA(ServerAlgorithm[FedMAState, Models]):
     def _aligned(
         self, arrivals: Updates[Models], groups: Sequence[NeuronGroup], fed: Federation
     ) -> tuple[Tensor, float]:
-        """The arrived models [A, D] in the order of the largest client's neurons, and the share of neurons that moved.
+        """The arrived models [A, D] in the neuron order of the largest client, and the share of neurons that moved.
 
         Layer after layer: the inputs of a layer must be in order before its neurons are compared.
         """

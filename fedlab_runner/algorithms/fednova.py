@@ -27,10 +27,11 @@ class FedNovaUpload(NamedTuple):
 
 @dataclass(frozen=True)
 class FedNova(ServerAlgorithm[Params, FedNovaUpload]):
-    """Each client's change is divided by its local work a_j; the server goes tau_eff, the mean work, along their mean.
+    """The server divides each client's change by its local work a_j and steps by the mean of the results times tau_eff,
+    the mean work.
 
-    a_j follows from the client's number of steps, their momentum and the proximal term `mu`. `weighting` is FedAvg's.
-    Late changes are added to today's model.
+    a_j follows from the client's number of steps, their momentum and the proximal term `mu`. `weighting` is that of
+    FedAvg. The server adds late changes to its present model.
     """
 
     mu: float
@@ -54,7 +55,7 @@ class FedNova(ServerAlgorithm[Params, FedNovaUpload]):
         x, p = state.params, cohort.family.num_params
         y = cohort.train(x, penalty=Proximal(self.mu) if self.mu else None, common=cohort.near(x))
         a = self._work(cohort).to(x)
-        tau = cohort.num_steps.to(x) if self.mu else a  # with a proximal term as in the authors' code
+        tau = cohort.num_steps.to(x) if self.mu else a  # with a proximal term the authors' code counts steps
         return FedNovaUpload((x[:p] - y[:, :p]) / a.unsqueeze(1), y[:, p:], tau)
 
     def _work(self, cohort: Cohort) -> Tensor:
@@ -73,7 +74,7 @@ class FedNova(ServerAlgorithm[Params, FedNovaUpload]):
 
 
 def accumulated(optimizer: SGD, shrinkage: float, steps: int) -> list[float]:
-    """The distances, in learning rates, that SGD goes in 0 to `steps` steps along gradients of 1.
+    """The distances, in learning rates, that SGD moves in 0 to `steps` steps along gradients of 1.
 
     A proximal term pulls each step back by `shrinkage` (learning rate times mu) of the distance so far.
     """

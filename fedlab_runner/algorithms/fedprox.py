@@ -13,7 +13,7 @@ from fedlab_runner.utils.validate import at_least
 class FedProx(AveragingServer):
     """FedAvg whose clients also minimise mu/2 ||w - x||^2, the distance to the received model x (trainable parameters).
 
-    The other fields are FedAvg's.
+    The other fields are those of FedAvg.
     """
 
     mu: float

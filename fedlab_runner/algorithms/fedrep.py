@@ -11,11 +11,11 @@ from fedlab_runner.utils.validate import at_least
 
 @dataclass(frozen=True)
 class FedRep(AveragingServer):
-    """FedAvg on the shared body; a client trains its own head for `head_epochs` under the body that it received, then
-    the body under the new head, as long as `local` says.
+    """FedAvg on the shared body. A client first trains its own head on the received body for `head_epochs`, then the
+    body under the new head for as long as `local` says.
 
-    The head is what stays at home. A late client has its new head when its update arrives. The other fields are
-    FedAvg's.
+    The head is the part that stays at home. A late client gets its new head when its update arrives. The other fields
+    are those of FedAvg.
     """
 
     head_epochs: int
@@ -33,6 +33,6 @@ class FedRep(AveragingServer):
         return make_update(cohort.family, x, y, self.late_policy)
 
     def operations(self, fed: Federation, local: float) -> float:
-        """A step of the head goes forward through the body, and not back: a third of the operations."""
+        """A step of the head needs the body's forward pass alone, which is a third of the operations."""
         acts = self.head_epochs if fed.home.acts else 0
         return local * (1 + acts / (fed.local.epochs or 1) / 3)

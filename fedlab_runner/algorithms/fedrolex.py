@@ -17,7 +17,7 @@ ORDERS = ("rolled", "sorted", "returned")  # values of the field `order`
 
 
 class FedRolexState(NamedTuple):
-    """The clients' models, and the round in which each was cut last."""
+    """The clients' models, and the round in which each was last cut from the widest model."""
 
     models: OwnModels  # W_n
     aggregator: int  # of the next round
@@ -26,13 +26,13 @@ class FedRolexState(NamedTuple):
 
 @dataclass(frozen=True)
 class FedRolex(DecentralizedAlgorithm[FedRolexState]):
-    """HeteroFL with a window of channels that moves one channel further in each round.
+    """HeteroFL with a window of channels that moves on by one channel in each round.
 
-    `order` rolled takes channels in the window's order, so that the first channels of all models are averaged: as the
-    widest model exists for one round only, the window then changes nothing (DFML's Algorithm 3). sorted takes them in
-    ascending order: narrow models move along wide ones, but are averaged with channels that they were not cut from.
-    returned is FedRolex's own: also ascending, and before the mean a model is put back where it was cut from, so that
-    it is averaged with its own channels and leaves with those of the current window.
+    With `order` rolled, models take channels in the window's order, so that the mean is over the first channels of all
+    models. As the widest model exists for one round only, the window then changes nothing (DFML's Algorithm 3). With
+    sorted, they take channels in ascending order: narrow models move along wide ones, but the mean mixes them with
+    channels that they were not cut from. returned is the rule of FedRolex itself: also ascending, but the mean puts a
+    model back where it was cut from, so that its own channels meet, and then cuts it at the current window.
     """
 
     order: str

@@ -14,7 +14,7 @@ from fedlab_runner.utils.validate import at_least
 
 @dataclass(frozen=True)
 class _Ascent:
-    """rho g / |g|."""
+    """The ascent rho g / |g| to the parameters of the second gradient."""
 
     rho: float
 
@@ -25,9 +25,10 @@ class _Ascent:
 
 @dataclass(frozen=True)
 class FedSAM(AveragingServer):
-    """FedAvg whose clients step along the gradient at w + rho g / |g|; g is the gradient at w on the same minibatch.
+    """FedAvg whose clients step along the gradient at w + rho g / |g|, where g is the gradient at w on the same
+    minibatch.
 
-    Batch norm's statistics are those at w. The other fields are FedAvg's.
+    Batch norm's statistics are those at w. The other fields are those of FedAvg.
     """
 
     rho: float

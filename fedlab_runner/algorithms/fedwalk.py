@@ -21,7 +21,7 @@ from fedlab_runner.core.server_data import ServerData
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.validate import at_least, one_of, within
 
-LEASH_SGD = SGD(momentum=0.0, nesterov=False, weight_decay=0.0)
+LEASH_SGD = SGD(momentum=0.0, nesterov=False, weight_decay=0.0)  # the optimiser of leash updates: plain SGD
 BASE = "algorithm.base."  # prefix of the keys of the base's fields
 UNITS = ("epoch", "step")  # values of the field `unit`
 EXAMPLES_PER_CALL = 500  # of the auxiliary data in evaluation: a bound on memory
@@ -38,20 +38,20 @@ class FedWalkState(NamedTuple):
 
 @dataclass(frozen=True)
 class FedWalk(Algorithm[FedWalkState]):
-    """Any algorithm with a server (`base`), whose server also trains its model on auxiliary data, the leash, in rounds
-    in which that data's loss is large beside the clients'.
+    """Any algorithm with a server (`base`), whose server also trains its model on auxiliary data, the leash. It does so
+    in rounds in which the loss on that data is large compared with the clients' loss.
 
     After each round of the base the server takes `steps` (T_s, in `unit`s: epoch, step) of plain SGD on the auxiliary
-    data if log2(L^c / L^s) < `tau`. L^c is the mean loss of the trained models that clients report, smoothed by `beta`;
+    data if log2(L^c / L^s) < `tau`. L^c is the mean loss of the trained models that clients report, smoothed by `beta`.
     L^s is the loss on the auxiliary data after the last such update. The auxiliary classes have a classifier of their
-    own on the shared body. SGD has `lr` (gamma; null: the clients' current one) and `batch_size`; `move_statistics`
-    lets its minibatches move batch norm's statistics.
+    own on the shared body. SGD has `lr` (gamma; null: the clients' current rate) and `batch_size`. With
+    `move_statistics` its minibatches update batch norm's statistics.
 
-    `pretrain` (0: off) is the paper's comparison: the leash updates of so many rounds before the first round, and none
-    later.
+    `pretrain` (0: off) is the paper's comparison: the server makes the leash updates of `pretrain` rounds before the
+    first round and none later.
     """
 
-    makes_server_steps: ClassVar[bool] = True  # those of the base; the leash is no step
+    makes_server_steps: ClassVar[bool] = True  # those of the base; the leash is not a server step
 
     base: ServerAlgorithm[Any, Any]
     tau: float
@@ -118,7 +118,7 @@ class FedWalk(Algorithm[FedWalkState]):
         return self.base.with_server_model(base, model), head
 
     def _train(self, fed: Federation, start: Tensor, head: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-        """The model [D] and the head after SGD on the auxiliary data; the model's own classifier stays as it is."""
+        """The model [D] and the head after SGD on the auxiliary data. The model's own classifier does not change."""
         family, lr = fed.family, fed.lr if self.lr is None else self.lr
         p = family.num_params
         values, buffers = torch.cat([start[:p], head]), start[p:]

@@ -28,25 +28,25 @@ class FMLState(NamedTuple):
 
 @dataclass(frozen=True)
 class FML(DecentralizedAlgorithm[FMLState]):
-    """Each client's own model and its meme model teach each other on its examples; clients send and average only memes,
-    weighted by examples.
+    """Each client's own model and its meme model teach each other on the client's examples. Clients send and average
+    only memes, weighted by examples.
 
-    The own model learns alpha L_label + (1 - alpha) KL(meme || own), the meme model the same with `beta` and the roles
-    exchanged. `meme` is the memes' architecture (null: the clients' first one).
+    The own model minimises alpha L_label + (1 - alpha) KL(meme || own). The meme model minimises the same with `beta`
+    and the roles exchanged. `meme` is the memes' architecture (null: the clients' first architecture).
     """
 
     alpha: float
     beta: float
     meme: Architecture | None
 
-    model_copies: ClassVar[int] = 5  # both models before and after, and the memes that are averaged
+    model_copies: ClassVar[int] = 5  # both models before and after training, and the memes of the mean
 
     def __post_init__(self) -> None:
         super().__post_init__()
         within("[0, 1]", alpha=self.alpha, beta=self.beta)
 
     def home_fault(self) -> str | None:
-        return "whose clients send memes alone, and no part of their own models"
+        return "whose clients send only memes and no part of their own models"
 
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
         memes = shared_rows(self.store_on, fed, load, self._meme(fed).size)

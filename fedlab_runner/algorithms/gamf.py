@@ -17,20 +17,20 @@ from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.core.updates import Updates
 
-VALUES_PER_PAIR = 2  # in memory at once for each two neurons of a layer, those of all models together
+VALUES_PER_PAIR = 2  # in memory at once for each pair of neurons of a layer, counted over all models together
 
 
 @dataclass(frozen=True)
 class GAMF(ServerAlgorithm[Params, Models]):
-    """The server model is the mean of the clients' models after graph matching has brought their neurons into the order
-    of the first model's.
+    """The server model is the mean of the clients' models after graph matching has put their neurons into the first
+    model's order.
 
-    All models and layers are matched at once, or each model with the first alone (`pairwise`). Soft assignments start
-    at temperature `tau`; each time they come to rest `tau_decay` multiplies it, down to `tau_min`, in at most
-    `max_iterations` of `sinkhorn_steps` each (see `matching.graduated_assignment`). In residual networks the channels
-    inside the blocks are matched, in Transformers the hidden neurons between attention layers. `late_policy` says
-    whether late models are matched and averaged with the others (model) or dropped (discard), `weighting` (uniform,
-    size) how clients count.
+    The server matches all models and layers at once, or each model with the first alone (`pairwise`). Soft assignments
+    start at temperature `tau`. Whenever they have converged, `tau_decay` multiplies the temperature, down to `tau_min`.
+    At most `max_iterations` of `sinkhorn_steps` steps follow each other (see `matching.graduated_assignment`). In
+    residual networks the server matches the channels inside the blocks, in Transformers the hidden neurons between
+    attention layers. `late_policy` says whether the server matches and averages late models with the others (model) or
+    drops them (discard). `weighting` (uniform, size) says how clients count.
     """
 
     tau: float
@@ -50,7 +50,7 @@ class GAMF(ServerAlgorithm[Params, Models]):
         require_groups(self, fed)
 
     def home_fault(self) -> str | None:
-        return "which gives neurons new places, where the parts at home would not fit them"
+        return "which moves neurons to new places, so that the parts at home would no longer fit them"
 
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
         pairs = max((load.arriving * group.size) ** 2 for group in require_groups(self, fed))

@@ -15,9 +15,9 @@ from fedlab_runner.core.own_models import OwnModels, first_models
 
 @dataclass(frozen=True)
 class HeteroFL(DecentralizedAlgorithm[Clients]):
-    """Each model is the first channels of the widest model at the meeting, layer by layer; shared values are averaged.
+    """Each model is the first channels of the round's widest model, layer by layer; clients average shared values.
 
-    As in DFML's comparison, without the original's scaling of activations, static batch norm and masked classifier.
+    As in DFML's comparison, it lacks HeteroFL's scaling of activations, static batch norm and masked classifier.
     """
 
     model_copies: ClassVar[int] = 3  # the models, their parts and the trained models

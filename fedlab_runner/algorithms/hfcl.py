@@ -15,10 +15,10 @@ from fedlab_runner.core.updates import Updates
 
 @dataclass(frozen=True)
 class HFCL(ServerAlgorithm[Params, Update]):
-    """FedAvg over the arrived updates and an update of the server's own, which is never late.
+    """FedAvg over the arrived updates and an update by the server itself, which is never late.
 
-    The server trains from today's model with the clients' optimiser and epochs, on in-domain server data, and counts by
-    its number of examples. `late_policy` and `weighting` are FedAvg's.
+    The server trains its present model with the clients' optimiser and epochs on in-domain server data. It counts by
+    its number of examples. `late_policy` and `weighting` are those of FedAvg.
     """
 
     late_policy: str

@@ -30,34 +30,36 @@ FIRST_CLASSIFIERS = ("same", "own")
 
 
 class HyFEMState(NamedTuple):
-    """The server model, the places of the clients' hidden neurons in it, and the clients' own models where kept."""
+    """The server model, the places of the clients' hidden neurons in it, and with `keep_own` the clients' own
+    models.
+    """
 
     params: Tensor  # Theta_0 and w_0 [D]
     places: Tensor  # Pi_m [N, sum of h] int64, layer after layer
-    own: OwnModels  # with keep_own Theta_m and w_m, of the clients that have taken part
+    own: OwnModels  # Theta_m and w_m of the clients that have taken part; empty without `keep_own`
 
 
 @dataclass(frozen=True)
 class HyFEM(Algorithm[HyFEMState]):
-    """Clients with different feature blocks train extractors and a classifier near the server's; the server averages
+    """Clients with different feature blocks train extractors and a classifier near the server's. The server averages
     the extractors and matches the classifiers' hidden neurons.
 
-    `mu1` and `mu2` pull extractors and classifier to the server's. The Hungarian method matches layer by layer, in
-    `sweeps` over the clients. The `cost` of a match is pfnm (its gain with `sigma`, `sigma0`, and `gamma` for new
-    neurons) or l2 (half the squared distance to the mean of the other clients' neurons; half the squared length and
-    `nu` for a new neuron). Neurons are compared on the client's columns and the bias; in the last hidden layer
+    `mu1` and `mu2` pull extractors and classifier to the server's. The Hungarian method matches layer by layer, in up
+    to `sweeps` sweeps over the clients. The `cost` of a match is pfnm (its gain with `sigma`, `sigma0`, and `gamma` for
+    new neurons) or l2 (half the squared distance to the mean of the other clients' neurons; half the squared length and
+    `nu` for a new neuron). The server compares neurons on the client's columns and the bias; in the last hidden layer
     `include_outgoing` adds the logits' weights. The server's layers grow up to the model's `server_hidden`.
 
     Clients start each round from the server's parts or, with `keep_own`, from their own models. With
-    `first_classifiers` own these begin with a classifier drawn by each client's key: matching has to find its neurons.
-    Own models are kept on the device, the host or disk (`store_on`).
+    `first_classifiers` own, a client's own model begins with a classifier drawn by the client's key, so that the
+    matching has to find its neurons. Clients keep own models on the device, the host or disk (`store_on`).
 
-    `weighting` (size, uniform) says how clients count. `send_all` counts the download of the whole server model, as
-    Algorithm 1 says, instead of each client's parts.
+    `weighting` (size, uniform) says how clients count. With `send_all` each client receives the whole server model, as
+    Algorithm 1 says, instead of its parts; only the counted download differs.
 
-    A model without feature blocks is one block that all clients have, and nothing is matched. Clients that do not
-    report keep their neurons' places, and parts that only they have stay as they were. What stays at home is in the
-    order of the client's own neurons, has no pull and no part in the matching.
+    A model without feature blocks is one block that all clients have, and the server matches nothing. Clients that do
+    not report keep their neurons' places, and parts that only they have stay as they were. Values at home follow the
+    order of the client's own neurons, without a pull and without a part in the matching.
     """
 
     holds_blocks: ClassVar[bool] = True
@@ -117,7 +119,7 @@ class HyFEM(Algorithm[HyFEMState]):
         return HyFEMState(x, layout.first_places(fed.num_clients, x.device), {})
 
     def _own(self, state: HyFEMState, fed: Federation, ids: np.ndarray) -> Tensor:
-        """The own models [k, D] of clients; first ones of those that have not taken part."""
+        """The own models [k, D] of clients; for clients that have not taken part, their first models."""
         layout, blocks, x = Layout.of(fed.family), blocks_of(fed), fed.family.init(fed.seed)
         rows, places = fed.row_store(self.store_on, len(x)), layout.first_places(1, x.device)[0]
         found = x.new_empty(len(ids), len(x))
@@ -178,7 +180,7 @@ class HyFEM(Algorithm[HyFEMState]):
         for m in set(range(fed.num_clients)) - set(ids):
             layout.put(old, models[m], blocks[m], places[m])
             layout.put(there, 1.0, blocks[m], places[m])
-        kept = old / there.clamp_min(1)  # parts that only clients have which did not report
+        kept = old / there.clamp_min(1)  # parts that only clients without a report have
         mean = new / mass.where(mass > 0, torch.ones_like(mass))
         shared = torch.where(mass > 0, mean, kept)
         return state._replace(params=shared.where(~fed.home.mask(fed.family), x), places=places)

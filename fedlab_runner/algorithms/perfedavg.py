@@ -22,8 +22,8 @@ VARIANTS = ("first_order", "hessian_free")  # values of the field `variant`
 
 @dataclass(frozen=True)
 class _AfterStep:
-    """A loss whose gradient is that of f after a step along the gradient on a second minibatch; with a third one, less
-    the Hessian's part.
+    """A loss whose gradient is the gradient of f after a step along the gradient on a second minibatch. A third
+    minibatch gives the Hessian's part, which is subtracted.
     """
 
     inner_lr: float
@@ -44,7 +44,7 @@ class _AfterStep:
 @dataclass(frozen=True)
 class _Minibatches:
     """For each purpose one more minibatch of every client at every local step: inputs [k, b, ...] and targets [k, b].
-    The first of them are as many as the step's own minibatch has; the others are padding.
+    It has as many examples as the step's own minibatch; the rest is padding.
     """
 
     purposes: tuple[Purpose, ...]
@@ -61,13 +61,13 @@ class _Minibatches:
 class PerFedAvg(AveragingServer):
     """FedAvg on the clients' losses after one gradient step: min over w of the mean of f_i(w - inner_lr grad f_i(w)).
 
-    In a local step a client draws minibatches D, D' and D''. It goes along g' = grad f(w - inner_lr grad f(w, D), D'),
-    by the local optimiser; first_order leaves it at that. hessian_free subtracts inner_lr times the Hessian on D'' at
-    w times g', which is [grad f(w + delta g', D'') - grad f(w - delta g', D'')] / (2 delta). Batch norm's statistics
-    are those of the pass for g'. A client's own model is the server's after a step of `inner_lr` along the gradient
-    over all its training examples.
+    In a local step a client draws minibatches D, D' and D''. With `variant` first_order the local optimiser follows
+    g' = grad f(w - inner_lr grad f(w, D), D'). hessian_free subtracts from g' inner_lr times the product of the Hessian
+    on D'' at w and g', which is [grad f(w + delta g', D'') - grad f(w - delta g', D'')] / (2 delta). Batch norm's
+    statistics are those of the pass for g'. A client's own model is the server's model after a step of `inner_lr` along
+    the gradient over all its training examples.
 
-    The other fields are FedAvg's.
+    The other fields are those of FedAvg.
     """
 
     inner_lr: float
@@ -86,7 +86,7 @@ class PerFedAvg(AveragingServer):
         return make_update(cohort.family, state.params, y, self.late_policy)
 
     def client_models(self, state: Params, fed: Federation, ids: np.ndarray) -> Tensor:
-        """The server's model after a step along each client's gradient [k, D]; batch norm's statistics go on in it."""
+        """The server's model after a step along each client's gradient [k, D], with the statistics of that pass."""
         at, p = fed.home.fill(state.params, ids), fed.family.num_params
         work = gradient_pass(fed.family, fed.client_data, ids, fed.local, fed.seed, fed.round, at)
         y, _ = fed.executor.train(work)

@@ -18,7 +18,7 @@ from fedlab_runner.utils.validate import above, at_least
 
 @dataclass(frozen=True)
 class _Envelope:
-    """The loss of models that carry theta in their buffers; the fields are those of PFedMe."""
+    """The loss of models that carry theta in their buffers. The fields are those of PFedMe."""
 
     lam: float
     inner_steps: int
@@ -37,13 +37,13 @@ class _Envelope:
 
 @dataclass(frozen=True)
 class PFedMe(Personal):
-    """FedAvg on the Moreau envelopes of the clients' losses: F_i(w) = min over theta of f_i(theta) + lam/2 ||theta -
-    w||^2, whose gradient is lam (w - theta).
+    """FedAvg on the Moreau envelopes of the clients' losses, F_i(w) = min over theta of f_i(theta) +
+    lam/2 ||theta - w||^2. The gradient of F_i is lam (w - theta).
 
-    In a local step a client looks for theta by `inner_steps` (K) steps of plain gradient descent with `inner_lr`, all
-    on one minibatch, and then w follows lam (w - theta) by the local optimiser. theta goes on from the last step's
-    (`warm_start`), or begins at w each time. A client's own model is its last theta. The server's step is scaled by
-    `server_lr` (beta). Batch norm's statistics are those of theta's passes.
+    In a local step a client searches for theta by `inner_steps` (K) steps of plain gradient descent with `inner_lr`,
+    all on one minibatch. Then w follows lam (w - theta) by the local optimiser. With `warm_start` the search continues
+    from the last step's theta; otherwise it begins at w each time. A client's own model is its last theta. `server_lr`
+    (beta) scales the server's step. Batch norm's statistics are those of the passes for theta.
     """
 
     lam: float
@@ -51,7 +51,7 @@ class PFedMe(Personal):
     inner_lr: float
     warm_start: bool
 
-    model_copies: ClassVar[int] = 6  # w and theta before and after training, and what is sent and kept
+    model_copies: ClassVar[int] = 6  # w and theta before and after training, the update, and the kept theta
 
     def __post_init__(self) -> None:
         above(0, lam=self.lam, inner_lr=self.inner_lr)

@@ -27,8 +27,8 @@ class ScaffoldUpload(NamedTuple):
 
 
 class ScaffoldState(NamedTuple):
-    """The server model and all control variates, which start at zero. Without late updates c is the mean of the c_i,
-    over all clients and weighted as they are.
+    """The server model and all control variates, which start at zero. Without late updates c is the mean of the c_i
+    over all clients, weighted as `weighting` says.
     """
 
     params: Tensor  # x    [D]
@@ -40,11 +40,11 @@ class ScaffoldState(NamedTuple):
 class SCAFFOLD(ServerAlgorithm[ScaffoldState, ScaffoldUpload]):
     """Clients correct each gradient g by their own and the mean control variate: g - c_i + c.
 
-    A client's next control variate is its gradient at the server model over all its examples (`option` 1, one more pass
-    over them), or the mean gradient of its local steps (`option` 2). Option 2 reads the gradient off the distance
-    travelled: the local optimiser must be SGD without momentum. `weighting` says how clients count in the means of the
-    models and of the control variates (uniform: the paper's, size). `server_lr` is the paper's eta_g. The clients'
-    control variates are kept on the device, the host or disk (`store_on`).
+    With `option` 1 a client's next control variate is its gradient at the server model over all its examples, which
+    takes one more pass. With `option` 2 it is the mean gradient of its local steps, computed from the distance that the
+    model moved: the local optimiser must be SGD without momentum. `weighting` says how clients count in the means of
+    the models and of the control variates (uniform: the paper's, size). `server_lr` is the paper's eta_g. Clients keep
+    their control variates on the device, the host or disk (`store_on`).
     """
 
     option: int
@@ -64,7 +64,7 @@ class SCAFFOLD(ServerAlgorithm[ScaffoldState, ScaffoldUpload]):
     def check(self, fed: Federation) -> None:
         if self.option == 1:
             return
-        wanted = "option 2 of algorithm=scaffold reads gradients off the steps of plain SGD"
+        wanted = "option 2 of algorithm=scaffold computes gradients from the steps of plain SGD"
         optimizer = fed.local.make_optimizer()
         if not isinstance(optimizer, SGD) or optimizer.momentum:
             raise UserError(f"{wanted}: use local=sgd local.momentum=0, or algorithm.option=1")
@@ -92,7 +92,7 @@ class SCAFFOLD(ServerAlgorithm[ScaffoldState, ScaffoldUpload]):
         delta_y, statistics = make_update(cohort.family, x, y, "delta")
         if self.option == 1:
             delta_c = cohort.gradients(x).sub_(c_i)  # line 12, (i): c_plus - c_i
-        elif cohort.lr == 0:  # no distance to read a gradient off: the control variates stay
+        elif cohort.lr == 0:  # models do not move: the control variates stay
             delta_c = torch.zeros_like(delta_y)
         else:
             delta_c = delta_y / cohort.num_steps.unsqueeze(1)

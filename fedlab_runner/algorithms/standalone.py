@@ -1,4 +1,4 @@
-"""Stand-alone training: each client trains alone, and nothing is exchanged (HyFEM, section 4, and elsewhere)."""
+"""Stand-alone training: each client trains alone and sends nothing (HyFEM, section 4, and elsewhere)."""
 
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -21,10 +21,10 @@ class StandaloneState(NamedTuple):
 
 @dataclass(frozen=True)
 class Standalone(Algorithm[StandaloneState]):
-    """Clients train their own models, all from one start, and send nothing; test metrics are means over the clients.
+    """Clients train their own models, all from one start, and send nothing. Test metrics are means over the clients.
 
     A client with some feature blocks has the part of the model that reads them. A late client trains from the model
-    that it had when it started. The models are kept on the device, the host or disk (`store_on`).
+    that it had at its start. Clients keep their models on the device, the host or disk (`store_on`).
     """
 
     store_on: str
@@ -49,7 +49,7 @@ class Standalone(Algorithm[StandaloneState]):
         cohort = fed.start_cohort(())
         everyone = ClientGroup(0, fed.family, cohort.client_ids)
         y = train_on_blocks(cohort, fed.blocks, models_of(fed, state.own, everyone))
-        arrivals = fed.collect_updates(cohort, Models(y), known=("models",))  # late clients have their model later
+        arrivals = fed.collect_updates(cohort, Models(y), known=("models",))  # late clients get their model later
         of_them = everyone._replace(ids=arrivals.ids.cpu().numpy())
         return StandaloneState(updated(fed, self.store_on, state.own, [(of_them, arrivals.upload.models)]))
 

@@ -1,4 +1,4 @@
-"""Analyses: what a run measures beside the algorithm.
+"""Analyses: measurements of a run besides the algorithm.
 
 Each choice is one file with one frozen dataclass; `base.py` is the contract.
 """

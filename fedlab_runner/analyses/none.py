@@ -10,7 +10,7 @@ from fedlab_runner.core.federation import Federation
 
 @dataclass(frozen=True)
 class NoAnalysis(Analysis[None]):
-    """The run measures nothing beside the metrics that every run logs."""
+    """The run measures nothing besides the metrics that every run logs."""
 
     def check(self, algorithm: Algorithm[Any], fed: Federation) -> None:
         return

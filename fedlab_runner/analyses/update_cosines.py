@@ -17,7 +17,7 @@ from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.validate import at_least
 
-PREFIX = "analysis/update_cosine_"
+PREFIX = "analysis/update_cosine_"  # of the metrics' keys
 
 
 class _RecordingCohort(Cohort):
@@ -33,12 +33,12 @@ class _RecordingCohort(Cohort):
 
 @dataclass(frozen=True)
 class UpdateCosines(Analysis[dict[int, Tensor]]):
-    """Cosines of client updates to the true update, and of the true update to those of earlier rounds.
+    """Cosines of client updates to the true update, and of the true update to the true updates of earlier rounds.
 
-    The true update is the mean of all clients' updates, weighted by numbers of examples. In round 0 and each `every`
-    rounds all clients train from the server's model, with the algorithm's client update and the round's minibatches:
-    this costs a pass over all clients. The cosines are those of `clients` clients, drawn anew each time (null: all),
-    whose updates are in memory at once. The analysis keeps each true update, one vector [P] of the model's parameters.
+    The true update is the mean of all clients' updates, weighted by numbers of examples. In round 0, and every `every`
+    rounds, all clients train from the server's model, with the algorithm's client update and the round's minibatches,
+    which takes a pass over all clients. The cosines are those of `clients` clients (null: all), newly drawn each time;
+    their updates are in memory at once. The analysis keeps each true update, a vector [P] of the model's parameters.
     """
 
     every: int

@@ -1,4 +1,4 @@
-"""Augmentation: how a training example changes each time a client sees it.
+"""Augmentation: changes of a training example each time a client sees it.
 
 Each choice is one file with one frozen dataclass; `base.py` is the contract.
 """

@@ -1,8 +1,8 @@
-"""The contract of an augmentation: how a training example changes each time a client sees it. n examples.
+"""The contract of an augmentation, which changes a training example each time a client sees it. n examples.
 
-An augmentation has a finite number of views of each example, and a number names a view. Plans of minibatches hold
-nothing but example and view numbers, so executors know of no augmentation. Each choice is a frozen dataclass in a file
-of this folder, with conf/augment/<file>.yaml.
+An augmentation has a finite number of views of each example, and each view has a number. Plans of minibatches hold only
+numbers of examples and views, so that executors need not know augmentations. Each choice is a frozen dataclass in a
+file of this folder, with conf/augment/<file>.yaml.
 """
 
 from abc import ABC, abstractmethod
@@ -14,19 +14,20 @@ from torch import Tensor
 
 
 class Augment(ABC):
-    """A change of stored training examples, before they are normalised.
+    """A change of stored training examples, before their normalisation.
 
-    All methods are pure functions of the fields and their arguments: the client's minibatch stream draws the random
-    numbers, so that every executor sees the same views.
+    All methods are pure functions of the fields and their arguments. The client's minibatch stream draws the random
+    numbers, so that every executor uses the same views.
     """
 
-    numbers: ClassVar[int]  # how many random numbers, uniform in [0, 1), decide the view of an example
+    numbers: ClassVar[int]  # the number of random numbers, uniform in [0, 1), that decide the view of an example
 
     @abstractmethod
     def num_views(self, shape: torch.Size) -> int:
-        """How many views an example of this shape has, >= 1; 1 is no augmentation. Called once, when data are loaded.
+        """The number of views >= 1 of an example of this shape (1: no augmentation). The run calls this once, with
+        data.
 
-        Raises ValueError, named after the field, where examples of this shape have no views.
+        Raises ValueError, named after the field, if examples of this shape have no views.
         """
 
     @abstractmethod
@@ -35,8 +36,8 @@ class Augment(ABC):
 
     @abstractmethod
     def apply(self, inputs: Tensor, views: Tensor) -> Tensor:
-        """The views [n] int64 of stored inputs [n, ...]; a tensor of the inputs' shape, type and device.
+        """The views [n] int64 of stored inputs [n, ...], as a tensor of the inputs' shape, type and device.
 
-        The operations are the same for all values of `views` and none waits for a GPU, so that a CUDA graph can record
-        them.
+        The operations must be the same for all values of `views`, and none may wait for a GPU, so that a CUDA graph can
+        record them.
         """

@@ -32,7 +32,7 @@ class CropFlip(Augment):
 
     def num_views(self, shape: torch.Size) -> int:
         if len(shape) != 3:
-            raise ValueError(f"augment must be none where examples are no images, got shape {list(shape)}")
+            raise ValueError(f"augment must be none where examples are not images, got shape {list(shape)}")
         if self.padding >= min(shape[1:]):
             raise ValueError(f"padding must be less than the images' {min(shape[1:])} pixels, got {self.padding}")
         return 2 * self._places**2

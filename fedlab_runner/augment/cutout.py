@@ -17,7 +17,7 @@ from fedlab_runner.utils.validate import at_least
 class Cutout(CropFlip):
     """`crop_flip`, then a black square of `size` pixels around a random pixel, clipped at the border of the image.
 
-    The paper cuts the square out of normalised images, where it has the mean of the training images.
+    The paper cuts the square out of normalised images, so that the square has the mean of the training images.
     """
 
     size: int
@@ -43,7 +43,7 @@ class Cutout(CropFlip):
         return super().apply(inputs, views // (height * width)).masked_fill((rows & columns).unsqueeze(1), 0)
 
     def _cut(self, centre: Tensor, length: int) -> Tensor:
-        """A mask [n, length] of the pixels of one side that the squares around the centres [n] cover."""
+        """A mask [n, length] of the pixels, along one side, that the squares around the centres [n] cover."""
         first = (centre - self.size // 2).unsqueeze(1)
         places = torch.arange(length, device=centre.device)
         return (places >= first) & (places < first + self.size)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def pack(value: Any, named: Callable[[Tensor], Any] = lambda tensor: tensor) -> Any:
-    """The value as nested dicts and lists of tensors and plain values, with `named(tensor)` in a tensor's place."""
+    """The value as nested dicts and lists of tensors and plain values; `named(tensor)` replaces each tensor."""
     if isinstance(value, Tensor):
         return named(value)
     if isinstance(value, tuple | list):
@@ -49,12 +49,12 @@ def differs(packed: Any, *, like: Any) -> bool:
 
 
 _hints = cache(get_type_hints)
-# The classes of values that an annotation allows; any, of one that is not here.
+# The classes of values that an annotation allows. An annotation that is not listed allows any value.
 _PLAIN: dict[Any, Any] = {each: each for each in (int, bool, str, Tensor, NoneType)} | {float: (float, int)}
 
 
 def _mistyped(packed: Any, hint: Any) -> bool:
-    """Whether a packed value is none that an annotation allows; of an annotation that says nothing, never."""
+    """Whether an annotation forbids a packed value. An annotation without known types forbids none."""
     kind, inner = get_origin(hint) or hint, get_args(hint)
     if kind in (Union, UnionType):
         return all(_mistyped(packed, each) for each in inner)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-MAGIC = b"FEDLABCK"
-VERSION = 1
+MAGIC = b"FEDLABCK"  # the first bytes of a checkpoint
+VERSION = 1  # of the format
 # A file begins with the magic, the version, the length of the header, and the SHA-256 of version, length and header.
 # The header, in JSON, holds the SHA-256 of the body, which torch.save writes. Other versions begin in the same way.
 _PREFIX = struct.Struct("<8sII32s")
@@ -91,9 +91,9 @@ class CheckpointStore:
     ) -> tuple[int, Any] | None:
         """The newest whole checkpoint as (round, payload), its tensors on `device`; None where none was ever written.
 
-        The checkpoint must have this fingerprint or one of those in `also`. A damaged file is passed over with a
-        warning, and so is one for which `find_damage(round, payload)` returns a reason. Raises UserError where no
-        checkpoint is left, or where the newest whole one has another config or another format.
+        The checkpoint must have this fingerprint or one of those in `also`. The store skips, with a warning, a damaged
+        file and a file for which `find_damage(round, payload)` returns a reason. Raises UserError where no checkpoint
+        is left, or where the newest whole one has another config or another format.
         """
         reasons, ours = [], [_plain(each) for each in (fingerprint, *also)]
         for path in self._newest_first():
@@ -104,7 +104,7 @@ class CheckpointStore:
             else:
                 if (found := find_damage(round, payload)) is None:
                     for reason in reasons:
-                        _log.warning("%s: the run goes on after round %d", reason, round)
+                        _log.warning("%s: the run continues after round %d", reason, round)
                     return round, payload
                 reasons.append(f"{path} cannot be continued ({found})")
         if reasons:
@@ -125,7 +125,7 @@ class _Damaged(Exception):
 
 
 class _Hashing:
-    """A file to write to, with the SHA-256 of the bytes written, and the error of the disk if it refused some."""
+    """A file to write to. Keeps the SHA-256 of the bytes written, and the disk's error if the disk refused some."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -157,7 +157,7 @@ def _write(file: BinaryIO, round: int, fingerprint: dict[str, Any], payload: Any
     body = _Hashing(file)
     try:
         torch.save(payload, cast(BinaryIO, body))  # torch.save calls only write and flush
-    except RuntimeError:  # torch puts its own error in the place of the disk's
+    except RuntimeError:  # torch puts its own error in place of the disk's
         if body.error is not None:
             raise body.error from None
         raise
@@ -204,7 +204,7 @@ def _read(path: Path, fingerprints: Sequence[dict[str, Any]], device: "torch.dev
 
 
 def _parsed(parse: Callable[[], Any]) -> Any:
-    """The result of `parse`; whatever it raises is a fault of the file, whose checksums a stranger can make."""
+    """The result of `parse`. Whatever `parse` raises is damage: anybody can write a file with right checksums."""
     try:
         return parse()
     except MemoryError:
@@ -261,7 +261,7 @@ def _leaves(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def _remedy(checkpoints: Path) -> str:
-    return f"delete {checkpoints.parent} to start the run anew, or give another hydra.run.dir"
+    return f"delete {checkpoints.parent} to start the run again, or give another hydra.run.dir"
 
 
 def _round(path: Path) -> int:

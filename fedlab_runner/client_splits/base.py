@@ -20,26 +20,26 @@ class Parts(NamedTuple):
 
     train: Lists  # indices of training examples
     validation: Lists  # indices of training examples
-    test: Lists | None  # indices of training examples or, with `from_test_set`, of test examples; None: no such part
+    test: Lists | None  # indices of training examples or, with `from_test_set`, of test examples; None: no test part
     from_test_set: bool = False
 
 
 class ClientSplit(Protocol):
-    """A rule that splits each client's examples. The run applies it once, when it has dealt the examples out."""
+    """A rule that splits each client's examples. The run applies it once, after the partition."""
 
     @abstractmethod
     def split(self, owned: Sequence[np.ndarray], train: Examples, test: Examples, seed: int) -> Parts:
         """The parts of each client, from the training examples that the partition has given it.
 
         `owned` has N ascending int64 arrays of indices into `train`; `test` is the global test set. A pure function of
-        the fields and the arguments: client i's draw depends on (seed, i) and its own examples alone, or on those of
-        all clients where they share out the test set. Raises ValueError, named after the field, or UserError, where
-        the examples cannot be split so.
+        the fields and the arguments: client i's draw depends only on (seed, i) and its own examples or, if clients
+        divide the test set, on all clients' examples. Raises ValueError, named after the field, or UserError, if the
+        examples do not allow this split.
         """
 
 
 def set_aside(owned: Sequence[np.ndarray], sizes: np.ndarray, seed: int, purpose: Purpose) -> tuple[Lists, Lists]:
-    """The examples that each client keeps, and the `sizes` [N] examples set aside, drawn by the client's key."""
+    """The examples that each client keeps, and the `sizes` [N] examples set aside, drawn by each client's key."""
     kept, aside = [], []
     draws = zip(owned, sizes.tolist(), generators(seed, purpose, 0, np.arange(len(owned))), strict=True)
     for mine, size, rng in draws:

@@ -1,4 +1,4 @@
-"""Natural clients' own test examples (Caldas et al., LEAF, 2018). https://arxiv.org/abs/1812.01097"""
+"""The test examples of natural clients (Caldas et al., LEAF, 2018). https://arxiv.org/abs/1812.01097"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class NaturalSplit(ClientSplit):
     """A client's own test examples are those of its users in the data set's test set. `validation` is the share of its
     training examples that it does not train on.
 
-    Users who are no client's have no part in any own test.
+    Examples of users without a client belong to no client's test.
     """
 
     validation: float

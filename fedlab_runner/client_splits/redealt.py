@@ -1,4 +1,4 @@
-"""The global test set, dealt out to the clients class by class in proportion to their training examples."""
+"""Divides the global test set among the clients, class by class, in proportion to their training examples."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ class Redealt(ClientSplit):
     """A client's own test examples have the label distribution of the examples that the partition gave it.
 
     Each test example goes to one client. A client with a share s of the training examples of a class gets a share s of
-    its test examples, in whole examples (the largest remainders are rounded up). Test examples of a class that no
-    client holds go to nobody. Classes are those that the partition sees. `validation` is the share of a client's
+    the class's test examples, in whole examples (the largest remainders are rounded up). Test examples of a class that
+    no client holds go to nobody. Classes are those that the partition sees. `validation` is the share of a client's
     training examples that it does not train on.
     """
 
@@ -42,8 +42,8 @@ class Redealt(ClientSplit):
 
 
 def proportional(weights: np.ndarray, total: int) -> np.ndarray:
-    """Whole numbers [N] that sum to `total` in proportion to weights [N]: the largest remainders are rounded up, of
-    equal ones the first.
+    """Whole numbers [N] that sum to `total`, in proportion to weights [N]. The largest remainders are rounded up; among
+    equal remainders the first.
     """
     exact = weights * total
     counts, rest = np.divmod(exact, weights.sum())

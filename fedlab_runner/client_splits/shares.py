@@ -1,4 +1,4 @@
-"""Shares of each client's training examples for validation and for its own test."""
+"""Sets shares of each client's training examples aside, for validation and for the client's own test."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ from fedlab_runner.utils.validate import within
 
 @dataclass(frozen=True)
 class Shares(ClientSplit):
-    """Sets floor(`test` * n) of a client's n examples aside for its own test and floor(`validation` * n) for
-    validation. It trains on the rest.
+    """Sets floor(`test` * n) of a client's n examples aside for its own test, and floor(`validation` * n) for
+    validation. The client trains on the rest.
     """
 
     validation: float

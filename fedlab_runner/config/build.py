@@ -27,7 +27,7 @@ from fedlab_runner.utils.validate import at_least, one_of, within
 if TYPE_CHECKING:  # imports torch: not for --help, not for shell completion
     from fedlab_runner.config.components import Components
 
-PRECISIONS = ("float32", "bfloat16", "float64")
+PRECISIONS = ("float32", "bfloat16", "float64")  # values of the key `precision`
 MAX_THREADS = max(64, 4 * (os.cpu_count() or 1))  # more threads wait for each other, and the system may refuse them
 NONFINITE = ("stop", "drop", "zero", "clip")  # what `core.update_guard` can do about an update that is not finite
 
@@ -58,7 +58,7 @@ class Checked:
         return run_id_of(self.fingerprint)
 
     def build(self) -> "Components":
-        """Builds the components, without reading data; UserError with one line for each fault of the config."""
+        """Builds the components and reads no data. Raises UserError with one line for each fault of the config."""
         from fedlab_runner.config.components import Components
 
         errors = [*self.errors]
@@ -82,7 +82,7 @@ def conf_dir() -> Path:
 
 
 def register_resolvers() -> None:
-    """Registers the resolvers of `conf/` with OmegaConf, and keeps W&B's key from `${oc.env:}`.
+    """Registers the resolvers of `conf/` with OmegaConf. Its own `${oc.env:}` cannot read W&B's key.
 
     Each process that composes needs the resolvers, so importing `train` registers them.
     """
@@ -101,7 +101,7 @@ def _where(group: str, name: str, then: Any, otherwise: Any, *, _root_: DictConf
 
 
 def check(cfg: DictConfig) -> Checked:
-    """Resolves and checks a config; UserError where it cannot be resolved, or holds a W&B key or an interpolation."""
+    """Resolves and checks a config. Raises UserError where that fails, or for a W&B key or a left interpolation."""
     try:
         values: Any = OmegaConf.to_container(_without_hydra(cfg), resolve=True, throw_on_missing=False)
     except OmegaConfBaseException as error:
@@ -111,7 +111,7 @@ def check(cfg: DictConfig) -> Checked:
             raise UserError(f"{line.rpartition(' ')[2]} is missing: {error.full_key} takes its value") from error
         raise UserError(secrets.redacted(f"{error.full_key or 'the config'}: {line}")) from error
     if faults := [*_key_faults(cfg, values), *_escapes(values)]:
-        raise UserError("\n".join(faults))  # alone: other lines show values
+        raise UserError("\n".join(faults))  # no other faults: their lines show values, maybe the key
     values = _bounded(values, values.pop("debug", None))
     errors: list[str] = []
     nodes = schema.convert_fields(values, _hints(), "", errors)
@@ -119,7 +119,7 @@ def check(cfg: DictConfig) -> Checked:
 
 
 def build(cfg: DictConfig) -> "Components":
-    """Checks a config and builds its components; UserError with one line for each fault of the config."""
+    """Checks a config and builds its components. Raises UserError with one line for each fault of the config."""
     return check(cfg).build()
 
 
@@ -139,7 +139,7 @@ def rounds_of(cfg: DictConfig) -> Any:
 
 
 def _bounded(value: Any, bound: Any) -> Any:
-    """The config, its numbers bounded by those of the group `debug`; a list's bound is that of its items."""
+    """The config with its numbers bounded by those of the group `debug`. A list's bound holds for each item."""
     if isinstance(value, list):
         return [_bounded(each, bound) for each in value]
     if isinstance(value, dict) and isinstance(bound, dict):
@@ -150,8 +150,8 @@ def _bounded(value: Any, bound: Any) -> Any:
 
 @cache
 def _hints() -> dict[str, Any]:
-    """The type of each top-level value. Their classes import torch, so a type or range check does too: only faults that
-    Hydra itself finds, such as an unknown key, are reported without torch.
+    """The type of each top-level value. The classes import torch, so a check of types or ranges imports torch too. Only
+    faults that Hydra itself finds, such as an unknown key, are reported without torch.
     """
     from fedlab_runner.config.components import Components
 
@@ -179,7 +179,7 @@ def _built(value: Any, path: str, errors: list[str]) -> Any:
 
 
 def _key_faults(cfg: DictConfig, values: Mapping[str, Any]) -> list[str]:
-    """Places of the config, of Hydra's part too, that hold a W&B key."""
+    """Places that hold a W&B key, in the config and in Hydra's part of it."""
     hydra = OmegaConf.select(cfg, "hydra")
     settings = {} if hydra is None else OmegaConf.to_container(hydra, resolve=False)
     return secrets.faults([*secrets.leaves(values, ""), *secrets.leaves(settings, "hydra")])
@@ -270,7 +270,7 @@ def _cuda_faults(device: str) -> list[str]:
 
 
 def _resolve_run_id(*, _root_: DictConfig) -> str:
-    """`${run_id:}`. A faulty config raises, so that no folder is made; in a sweep other jobs go on."""
+    """`${run_id:}`. A faulty config raises, so that no folder is made; in a sweep other jobs continue."""
     try:
         checked = check(_root_)
         checked.build()
@@ -282,7 +282,7 @@ def _resolve_run_id(*, _root_: DictConfig) -> str:
 
 
 def _resolve_env(key: str, *default: Any) -> Any:
-    """`${oc.env:}` without W&B's key, which a config would carry into the run's files."""
+    """`${oc.env:}`, which refuses W&B's key: the config would carry the key into the run's files."""
     if faults := secrets.faults([(f"${{oc.env:{key}}}", os.environ.get(key))]):
         raise UserError(faults[0])
     return oc.env(key, *default)

@@ -18,7 +18,7 @@ from hydra.plugins.config_source import ConfigResult
 from fedlab_runner.utils import untrusted
 from fedlab_runner.utils.errors import UserError
 
-# By place, size and time of change: the jobs of a sweep read the same files.
+# Keyed by place, size and time of change: the jobs of a sweep read the same files.
 _read: dict[tuple[Any, ...], ConfigResult] = {}
 
 
@@ -33,7 +33,7 @@ class FileConfigSource(file_config_source.FileConfigSource):  # Hydra refuses a 
             key = (self.provider, self.path, path, now.st_ino, now.st_size, now.st_mtime_ns)
             if key not in _read:
                 _read[key] = self._checked(path, config_path)
-            kept = _read[key]  # Hydra changes what it gets
+            kept = _read[key]  # a copy: Hydra changes what it gets
             return replace(kept, config=deepcopy(kept.config), header=dict(kept.header))
         return self._checked(path, config_path)
 

@@ -1,4 +1,4 @@
-"""Explains exceptions of Hydra, of the system and of this package to the user, one line for each fault."""
+"""Explains exceptions of Hydra, the system and this package to the user: one line for each fault."""
 
 import errno
 import re
@@ -37,7 +37,7 @@ DISK = {
     **dict.fromkeys((errno.ENAMETOOLONG, errno.ELOOP), "give another hydra.run.dir, with shorter names and no loop"),
     errno.EIO: "check the disk",
 }
-MENDED = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}  # then the same command serves
+MENDED = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}  # once the user has mended these, the same command works
 
 
 # Errors of a folder that cannot be made because of its name: a file has that name, or /proc has no folders.
@@ -55,7 +55,7 @@ READERS = (  # modules that read a config by recursion
 
 
 def explain(error: BaseException, arguments: Sequence[str]) -> list[str] | None:
-    """The lines to show for an error of a command with these arguments; None for a bug, whose traceback is shown."""
+    """The lines that explain an error of a command with these arguments; None for a bug, which needs its traceback."""
     known = next((each for each in _causes(error) if isinstance(each, UserError | RunFailed)), error)
     # This package raises ValueError for users only; a ValueError from inside a library is a bug.
     if isinstance(known, UserError | RunFailed) or (type(known) is ValueError and _raised_in(known, "fedlab_runner.")):
@@ -74,7 +74,7 @@ def explain(error: BaseException, arguments: Sequence[str]) -> list[str] | None:
         codes = ", ".join(re.findall(r"\{(.*?)\}", str(killed)))
         return [
             f"a worker process of the sweep was killed ({codes or 'memory may have run out'}), its jobs with it: the "
-            "same command goes on from their last checkpoints"
+            "same command continues from their last checkpoints"
         ]
     if any(isinstance(each, RecursionError) and _raised_in(each, READERS) for each in _causes(error)):
         return ["a value of the config is nested too deeply to be read"]
@@ -171,7 +171,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _raised_in(error: BaseException, package: str | tuple[str, ...]) -> bool:
-    """Whether a module of the package itself raised the error, and not a function that the module called."""
+    """Whether a module of the package raised the error itself, not a function that the module called."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return bool(frames) and str(frames[-1].f_globals.get("__name__", "")).startswith(package)
 

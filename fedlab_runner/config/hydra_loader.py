@@ -1,4 +1,4 @@
-"""Checks a composed config, above all Hydra's own part `hydra.*`, before Hydra acts on it.
+"""Checks a composed config before Hydra acts on it, above all Hydra's own part `hydra.*`.
 
 `train.main` runs Hydra within `checked()`. Hydra, and each launcher's process, then calls `Loader.load_configuration`
 once for each job, after composing and before it makes folders, opens log files and builds callbacks, launcher and
@@ -24,7 +24,7 @@ _BUILT = re.compile(
     r"(hydra\._internal\.core_plugins|hydra\.experimental\.callbacks|hydra_plugins)(\.\w+)*\.[A-Z]\w+"
     r"|optuna\.samplers\.[A-Z]\w+|fedlab_runner\.sweep\.callback\.SweepCallback"
 )
-# Parts of a config from which Hydra builds objects, and the interpolations that they may hold: texts, no other parts.
+# Parts of a config from which Hydra builds objects. They may hold only these interpolations, which give texts.
 _BUILT_FROM = re.compile(r"hydra\.(callbacks|launcher|sweeper|job_logging|hydra_logging)(\..*)?")
 _TEXTS = re.compile(
     r"\$\{(hydra\.(job\.(name|num|id|override_dirname)|run\.dir|sweep\.(dir|subdir)|runtime\.(cwd|output_dir))"
@@ -36,12 +36,12 @@ _LOGGED = {  # classes that Python's logging may build
     *("rich.logging.RichHandler", "colorlog.ColoredFormatter"),
     *("ext://sys.stdout", "ext://sys.stderr"),
 }
-MAX_COMPOSED = 200  # jobs of a sweep whose configs, 0.2 MB each, wait for their start
+MAX_COMPOSED = 200  # jobs of a sweep whose configs are kept until they start, 0.2 MB each
 
 
 class Loader(ConfigLoaderImpl):
-    """Hydra's loader; refuses a config whose `hydra.*` names a stranger's code, that holds a W&B key, or one of whose
-    choices is in two places.
+    """Hydra's loader. It refuses a config whose `hydra.*` names a stranger's code, a config with a W&B key, and a
+    choice that two places have.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -53,8 +53,8 @@ class Loader(ConfigLoaderImpl):
         return self.__dict__ | {"_read": None, "_composed": {}}
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
-        """The config of a job. Hydra composes all jobs before the first one starts, and each when it starts: of the
-        first jobs the checked config is the one that is run.
+        """The config of a job. Hydra composes all jobs before the first one starts, and each job again when it starts:
+        the loader keeps the checked configs of the first jobs and returns them.
         """
         job = tuple(sweep_overrides)
         if (cfg := self._composed.pop(job, None)) is None:
@@ -64,8 +64,8 @@ class Loader(ConfigLoaderImpl):
         return cfg
 
     def _parse_overrides_and_create_caching_repo(self, config_name: str | None, overrides: list[str]) -> Any:
-        """Hydra composes a command's config twice, and asks for the choices of each group by itself: the files and
-        folders of one command line are read once.
+        """Hydra composes a command's config twice, and asks for the choices of each group separately. The loader reads
+        the files and folders of one command line once.
         """
         if self._read is None or self._read[0] != (config_name, overrides):
             found = super()._parse_overrides_and_create_caching_repo(config_name, overrides)
@@ -104,7 +104,7 @@ def faults(cfg: DictConfig) -> list[str]:
     """One line for each refused value; nothing is resolved or imported."""
     values: Any = OmegaConf.to_container(cfg, resolve=False)
     if held := secrets.faults(secrets.leaves(values, "")):
-        return held  # alone: other lines show values
+        return held  # no other faults: their lines show values, maybe the key
     hydra = values.get("hydra")
     if not isinstance(hydra, Mapping):
         return [] if hydra is None else ["hydra must be a mapping"]
@@ -112,7 +112,7 @@ def faults(cfg: DictConfig) -> list[str]:
 
 
 def ambiguous_choices(cfg: DictConfig) -> Iterator[str]:
-    """One line for each choice that several folders have: Hydra would take the first without a word."""
+    """One line for each choice that several folders have: Hydra would silently take the first."""
     runtime = OmegaConf.select(cfg, "hydra.runtime")
     sources = runtime.config_sources if runtime else ()
     folders = list(dict.fromkeys(Path(each.path).resolve() for each in sources if each.schema == "file"))

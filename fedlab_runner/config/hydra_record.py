@@ -1,6 +1,6 @@
 """Writes the composed config of a run into its folder `.hydra`.
 
-`train` calls `write` at the start of each job, in the place of Hydra's own record, which would follow links.
+`train` calls `write` at the start of each job. It replaces Hydra's own record, which would follow links.
 """
 
 from pathlib import Path
@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedlab_runner.utils.files import write_text_atomically
 
-FOLDER = ".hydra"
+FOLDER = ".hydra"  # in the run's folder
 
 
 def write(cfg: DictConfig) -> None:

@@ -14,8 +14,8 @@ from fedlab_runner.config.build import conf_dir
 from fedlab_runner.utils import plugin_folders
 from fedlab_runner.utils.errors import UserError
 
-MAX_CHOICES_CHARACTERS = 80  # of the choices that are shown beside a group
-_NO_GROUPS = ("paper",)  # folders of conf that are no groups
+MAX_CHOICES_CHARACTERS = 80  # of the choices that the list of groups shows beside a group
+_NO_GROUPS = ("paper",)  # folders of conf that are not groups
 
 
 def show(group: str | None, config_dir: Path | None = None) -> None:
@@ -68,7 +68,7 @@ def _about(path: Path) -> str:
 
 
 def _source(module: str, choice: Path) -> ast.Module:
-    """The statements of a module, looked for in this package and in the folders above a choice; else none."""
+    """The statements of a module of this package or of a folder above a choice; no statements if neither has it."""
     name = module.replace(".", "/")
     for folder in (Path(__file__).parents[2], *choice.parents):
         for path in (folder / f"{name}.py", folder / name / "__init__.py"):

@@ -44,7 +44,7 @@ def stopping(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
 def run_id_of(fingerprint: Mapping[str, Any]) -> str:
     """`<algorithm>-<8 hex>`: the algorithm's file name and a hash of the fingerprint; the same in every process.
 
-    An algorithm around another one, its `base`, is followed by that one's name: `fedwalk-scaffold-<8 hex>`.
+    If an algorithm has another one as its `base`, both names stand there: `fedwalk-scaffold-<8 hex>`.
     """
     parts, node = [], fingerprint["algorithm"]
     while isinstance(node, Mapping) and "_target_" in node:

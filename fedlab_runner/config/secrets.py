@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-VARIABLE = "WANDB_API_KEY"
-MIN_KEY_CHARACTERS = 8  # shorter texts would be found by chance
+VARIABLE = "WANDB_API_KEY"  # the environment variable of W&B's key
+MIN_KEY_CHARACTERS = 8  # a shorter key would match other texts by chance
 
 
 def faults(leaves: Iterable[tuple[str, Any]]) -> list[str]:
@@ -22,7 +22,7 @@ def faults(leaves: Iterable[tuple[str, Any]]) -> list[str]:
 
 
 def redacted(text: str) -> str:
-    """The text, with *** in the place of each key that this machine knows."""
+    """The text, with *** in place of each key that this machine knows."""
     for key in _known():
         text = text.replace(key, "***")
     return text

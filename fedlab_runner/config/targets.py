@@ -1,4 +1,4 @@
-"""The classes that a config may name: `_target_` is resolved here, and a module that is not the user's is not imported.
+"""The classes that a config may name. This module resolves `_target_` and refuses modules that are not the user's.
 
 Importing a module runs its code, so the origin of a module is checked before. A config may name
 
@@ -24,7 +24,7 @@ from hydra.core.hydra_config import HydraConfig
 
 from fedlab_runner.utils import own_modules, plugin_folders
 
-PACKAGE = "fedlab_runner"
+PACKAGE = "fedlab_runner"  # import name of this package
 # Hydra's names of those who may give a folder of modules: the command line alone, no file.
 _COMMAND_LINE = ("command-line", "hydra.searchpath in command-line")
 _STRANGER = (
@@ -34,7 +34,7 @@ _STRANGER = (
 
 
 def find_class(target: Any) -> type:
-    """The dataclass with this import path; ValueError when there is none, or when its module may not be named.
+    """The dataclass with this import path. Raises ValueError where none has it, or where its module may not be named.
 
     Faults inside the module are raised as they are.
     """
@@ -48,7 +48,7 @@ def find_class(target: Any) -> type:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if not error.name or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module is there, something that it imports is not
+            raise  # the module exists, but a module that it imports does not
         raise ValueError(f"cannot be imported, got {target!r}: no module named {error.name!r}") from error
     if not _is_packaged(module_name):
         own_modules.remember(module)
@@ -61,7 +61,7 @@ def find_class(target: Any) -> type:
 
 
 def may_be_named(module: str) -> bool:
-    """Whether a config may name this module; ValueError where there is none. Imports nothing."""
+    """Whether a config may name this module. Raises ValueError where no such module exists. Imports nothing."""
     top, *inner = module.split(".")
     if any(part.startswith("__") for part in inner):  # `__main__` is a command
         return False
@@ -74,7 +74,7 @@ def may_be_named(module: str) -> bool:
     for folder in config_dirs():
         if spec := PathFinder.find_spec(top, [str(folder)]):
             if str(folder) not in sys.path:
-                sys.path.append(str(folder))  # the last: what is there hides no other module
+                sys.path.append(str(folder))  # at the end, so that its modules hide no others
             found = importlib.util.find_spec(top)
             return found is not None and _places(found) == _places(spec)
     if importlib.util.find_spec(top) is None:
@@ -83,7 +83,7 @@ def may_be_named(module: str) -> bool:
 
 
 def fits(cls: type, hint: Any) -> bool:
-    """Whether a value with this type hint may be of the class; a protocol takes every class with its members."""
+    """Whether a type hint allows an object of the class. A protocol allows every class with its members."""
     if len(several := kinds(hint)) > 1:
         return any(fits(cls, each) for each in several)
     base = typing.get_origin(hint) or hint
@@ -125,12 +125,12 @@ def _members(protocol: type) -> set[str]:
 def _is_packaged(module: str) -> bool:
     """Whether a module belongs to this package or to an installed plugin of it."""
     if f"{module}.".startswith(f"{PACKAGE}."):
-        return True  # without a look at all installed packages
+        return True  # no need to look through all installed packages
     return any(f"{module}.".startswith(f"{package}.") for package in plugin_folders.modules())
 
 
 def config_dirs() -> list[Path]:
-    """The folders that the command gives; also in a launcher's process, whose config still has them."""
+    """The folders that the command gives. A launcher's process finds them in its config."""
     sources = HydraConfig.get().runtime.config_sources if HydraConfig.initialized() else []
     return [Path(each.path).absolute() for each in sources if each.provider in _COMMAND_LINE and each.schema == "file"]
 

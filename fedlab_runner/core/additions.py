@@ -1,11 +1,11 @@
-"""What an algorithm adds to the local steps of its clients, as functions and data apart.
+"""What an algorithm adds to its clients' local steps: functions, and data apart from them.
 
 A function is written for one client and reads nothing but its arguments: a function of a module, or an instance of a
 frozen dataclass whose fields are plain values. Tensors come as data: `Work.per_client`, `per_step` and `common`. Then
-waiting worker processes take the work of every round, and so does a compiled or recorded step. A closure does the same
-work, in processes that are forked in each round.
+worker processes, and compiled or recorded steps, serve all rounds. A closure works too, in processes that the executor
+forks in each round.
 
-`own` is a client's row of `per_client`, then of `per_step`, then `common`.
+`own` holds a client's rows of `per_client`, then those of `per_step`, then `common`.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,15 +29,16 @@ PerStep = Callable[[Any, np.ndarray, int], tuple[Tensor, ...]]
 
 
 def lasts(function: Callable[..., Any] | None) -> bool:
-    """Whether a function is the same in every round: no closure, and none that is made anew."""
+    """Whether a function is the same object in every round: not a closure that each round makes."""
     if not isinstance(function, FunctionType):
         return function is None or getattr(type(function), "__hash__", None) not in (None, object.__hash__)
     return function.__closure__ is None and "<locals>" not in function.__qualname__
 
 
 def parted(own: Sequence[Tensor], sizes: Sequence[int]) -> list[tuple[Tensor, ...]]:
-    """One client's `own` for each of a model's trainable tensors of these sizes, as a penalty or a correction is given
-    it: of a tensor with a value for each parameter the values in its place, any other whole.
+    """One client's `own` for each trainable tensor of a model, by their sizes, as a penalty or correction receives it.
+
+    A tensor with a value for each parameter is cut into the values of each trainable tensor; others stay whole.
     """
     total = sum(sizes)
     cut = [torch.split(o, list(sizes)) if o.shape == (total,) else [o] * len(sizes) for o in own]
@@ -45,7 +46,7 @@ def parted(own: Sequence[Tensor], sizes: Sequence[int]) -> list[tuple[Tensor, ..
 
 
 def side_by_side(function: Callable[..., Any], common: int, randomness: str = "different") -> Callable[..., Any]:
-    """A function that is written for one client, for rows of clients; its last arguments are `common` to all."""
+    """The function for rows of clients of one that is written for a single client; the last arguments are `common`."""
 
     def every(*args: Any) -> Any:
         in_dims = (0,) * (len(args) - common) + (None,) * common

@@ -5,7 +5,7 @@ neither fits, `Algorithm`. Shape letters are those of `core.model_family`.
 
 A run calls `check` and `init` once, before its first round, then `round` for each round and `models` at each
 evaluation. A resumed run calls `init` too, and replaces its State by the checkpoint's. `footprint`, `operations` and
-`stands_still` only serve what the run says before its first round: no number of a result depends on them.
+`stands_still` serve only the estimates and warnings before the first round: no number of a result depends on them.
 """
 
 from abc import ABC, abstractmethod
@@ -29,15 +29,15 @@ Upload = TypeVar("Upload", bound=tuple[Tensor, ...])
 
 
 class MemoryItem(NamedTuple):
-    """What an algorithm holds at the most, besides the server model and the cohort's models."""
+    """Peak memory that an algorithm holds besides the server model and the cohort's models."""
 
-    values: int  # each of the models' type
+    values: int  # how many values, each of the models' type
     what: str  # names the item in messages
     remedy: str  # what the user can do to make it smaller
-    place: str = "device"  # or host (memory, even if the models are on a GPU), or disk
+    place: str = "device"  # or host (main memory, even if the models are on a GPU), or disk
     copies: int = 1  # at once: 2 where a round makes the next values while it holds the last ones
-    saved: bool = True  # the State has it, so that each checkpoint does, unless it lies on disk
-    renewed: float = 1.0  # of clients' rows: the share of its own that a client replaces when it takes part
+    saved: bool = True  # whether the State, and so each checkpoint, holds the item; an item on disk is no part of it
+    renewed: float = 1.0  # for clients' rows: the share of its own rows that a client replaces when it takes part
 
 
 class CohortLoad(NamedTuple):
@@ -69,7 +69,7 @@ class Algorithm(ABC, Generic[State]):
     """
 
     heterogeneous: ClassVar[bool] = False
-    """Clients may hold models of different architectures. The run refuses a mix of architectures otherwise."""
+    """Clients may hold models of different architectures. Otherwise the run refuses a mix of architectures."""
 
     decentralized: ClassVar[bool] = False
     """Clients meet over the links of a topology, and no update is late. Otherwise the run uses no topology."""
@@ -78,13 +78,13 @@ class Algorithm(ABC, Generic[State]):
     """Clients' models may read different feature blocks. Otherwise they read only blocks that all clients hold."""
 
     makes_server_steps: ClassVar[bool] = False
-    """A server optimiser can act on the steps of its server model, which go through `Federation.optimized`. The run
-    refuses a server optimiser otherwise.
+    """A server optimiser can act on the steps of the server model, which go through `Federation.optimized`. Otherwise
+    the run refuses a server optimiser.
     """
 
     model_copies: ClassVar[int] = 2
     """How many times a round holds the models of a cohort [K, D] at once: the trained models y, and every tensor of
-    that size that is made of them. 2: y and y - x. 1: what clients send is written over y.
+    that size that the algorithm makes of them. 2: y and y - x. 1: the update overwrites y.
     """
 
     payload_copies: ClassVar[int] = 1
@@ -101,7 +101,7 @@ class Algorithm(ABC, Generic[State]):
         """Raises UserError, one line, where the federation lacks what the algorithm needs (server data, an optimiser,
         an architecture); the line names the key to change. A ValueError must begin with the name of a field.
 
-        Default: every federation will do.
+        Default: accepts every federation.
         """
         return
 
@@ -114,8 +114,8 @@ class Algorithm(ABC, Generic[State]):
     def operations(self, fed: Federation, local: float) -> float:
         """Floating-point operations of a round, for the estimate of the run's time; a factor of two off is near enough.
 
-        `local` is the operations of plain local training of the cohort. Default: `local`. Add training on server data,
-        a second model, more passes over the examples, teachers' predictions.
+        `local` is the operations of plain local training of the cohort. Default: `local`. An override adds training on
+        server data, a second model, more passes over the examples, or teachers' predictions.
         """
         return local
 
@@ -123,41 +123,39 @@ class Algorithm(ABC, Generic[State]):
     def init(self, fed: Federation) -> State:
         """The State before the first round, a function of `fed.seed`. `fed.family.init(fed.seed)` is a fresh model [D].
 
-        Puts no row into the client state store, as a resumed run calls it too. May raise UserError, as `check`.
+        Must put no row into the client state store: a resumed run calls it too. May raise UserError, as `check`.
         """
 
     @abstractmethod
     def round(self, state: State, fed: Federation) -> State:
         """The State after round `fed.round` (counted from 0), from the State before it.
 
-        `Diverged` and `RunFailed` of the calls in it pass through. Metrics go to `fed.metrics`.
+        Let `Diverged` and `RunFailed` of the calls in it pass through. Metrics go to `fed.metrics`.
         """
 
     @abstractmethod
     def models(self, state: State) -> Tensor | OwnModels:
-        """What the run evaluates: the server's model [D], or where there is none all clients' models."""
+        """What the run evaluates: the server's model [D], or all clients' models if there is no server."""
 
     def extra_eval_models(self, state: State, fed: Federation) -> NamedModels:
         """More models of all clients with their families, evaluated under `<name>/accuracy` and `<name>/loss`.
 
-        Called at each evaluation where `models` gives clients' models. Default: none.
+        The run calls this at each evaluation if `models` gives clients' models. Default: none.
         """
         return {}
 
     def client_models(self, state: State, fed: Federation, ids: np.ndarray) -> Tensor:
-        """The models [k, D] that clients `ids` [k] use themselves, where `models` gives a tensor.
+        """The models [k, D] that clients `ids` [k] use themselves, for an algorithm whose `models` gives a tensor.
 
         The run asks for some clients at a time, at evaluations with `client/...` in the evaluation matrix. `ids` may
-        hold clients that were never asked to train. Default: the server's model, with what each client keeps at home.
+        hold clients that never train. Default: the server's model, with the values that each client keeps at home.
         """
         models = self.models(state)
         assert isinstance(models, Tensor)
         return fed.home.fill(models, ids)
 
     def home_fault(self) -> str | None:
-        """Why no part of a client's model can stay at home with the algorithm; None: any part can. The line goes on
-        from `home must be none with algorithm=<name>, `.
-        """
+        """Why no part of a client's model can stay at home (None: any can): the end of `home must be none ..., `."""
         return "which sends no parts of models"
 
 
@@ -167,8 +165,8 @@ class ServerAlgorithm(Algorithm[State], Generic[State, Upload]):
     You need not handle lateness: `server_step` receives the updates that arrive in this round, with their staleness.
 
     The State's field `params` [D] is the server model, from which clients start. A State without that field must
-    override `server_model` and `with_server_model`. FedWalk goes on from the server model of any such algorithm and
-    puts another in its place: the rest of the State must make sense beside any server model.
+    override `server_model` and `with_server_model`. FedWalk trains the server model of any such algorithm further and
+    replaces it: the rest of the State must make sense beside any server model.
     """
 
     makes_server_steps: ClassVar[bool] = True
@@ -178,10 +176,10 @@ class ServerAlgorithm(Algorithm[State], Generic[State, Upload]):
 
     @abstractmethod
     def client_update(self, state: State, cohort: Cohort) -> Upload:
-        """What each client of the cohort sends: a NamedTuple of tensors [K, ...], which is exactly its payload.
+        """What each client of the cohort sends: a NamedTuple of tensors [K, ...], which is exactly the payload.
 
-        Written as if for one client: `cohort.train` trains all. K may be 0. A client whose row is not finite counts as
-        one that has not answered, or ends the run, as the key `nonfinite` says.
+        Write it as if for one client: `cohort.train` trains all. K may be 0. The key `nonfinite` says what happens to
+        a client whose row is not finite: the run ends, or the client counts as one that has not answered.
         """
 
     @abstractmethod
@@ -189,8 +187,8 @@ class ServerAlgorithm(Algorithm[State], Generic[State, Upload]):
         """The State after the updates that arrive in this round.
 
         There may be none (A = 0): every client may be late. `stepped` and `average` in `algorithms.shared.averaging`
-        move parameters and replace batch norm's statistics as they must be. A server optimiser acts on the whole step;
-        where the server makes several in a round, as FedBuff's does, each of them goes through `fed.optimized`.
+        move parameters and replace batch norm's statistics correctly. A server optimiser acts on the whole step. An
+        algorithm that makes several server steps in a round, as FedBuff does, passes each to `fed.optimized`.
         """
 
     def models(self, state: State) -> Tensor:
@@ -198,7 +196,7 @@ class ServerAlgorithm(Algorithm[State], Generic[State, Upload]):
         return self.server_model(state)
 
     def broadcast(self, state: State) -> Sequence[Tensor]:
-        """What each client of the cohort receives, as tensors of any shape: their values are counted as download.
+        """What each client of the cohort receives, as tensors of any shape. The run counts their values as download.
 
         Default: the server model.
         """
@@ -207,13 +205,13 @@ class ServerAlgorithm(Algorithm[State], Generic[State, Upload]):
     def cached(self, state: State) -> int:
         """How many values the server keeps besides its model, as the metric `cost/server_cache_mb` counts them.
 
-        Default: all tensors of the State. Override it where clients keep some, or where rows are on disk.
+        Default: all tensors of the State. Override it if clients keep some of them, or if rows are on disk.
         """
         return sum(t.numel() for t in tensors_in(state)) - self.models(state).numel()
 
     def stands_still(self, arriving: Sequence[np.ndarray]) -> str | None:
         """Why the server model has not moved after rounds whose updates have the stalenesses `arriving`, an array [A]
-        for each round; None where it has moved, or where nothing tells.
+        for each round; None if it has moved, or if that is unknown.
 
         The run asks before its first round and warns with the reason, which should name a key to change. Default: None.
         """
@@ -235,7 +233,7 @@ class ServerAlgorithm(Algorithm[State], Generic[State, Upload]):
         cohort = fed.start_cohort(self.broadcast(state))
         before, upload = self.server_model(state), self.client_update(state, cohort)
         state = self.server_step(state, fed.collect_updates(cohort, upload, self.known), fed)
-        if not fed.server_steps.taken:  # by the algorithm itself
+        if not fed.server_steps.taken:  # the algorithm itself has not called `optimized`
             after = self.server_model(state)
             if (moved := fed.optimized(before, after)) is not after:
                 state = self.with_server_model(state, moved)
@@ -245,7 +243,7 @@ class ServerAlgorithm(Algorithm[State], Generic[State, Upload]):
 
 @dataclass(frozen=True)
 class DecentralizedAlgorithm(Algorithm[State], Generic[State]):
-    """An algorithm without a server: in each round some clients send their models to a neighbour, which aggregates.
+    """An algorithm without a server: in each round some clients send their models to a neighbour, the aggregator.
 
     `participation` says how many clients send. No update is late. `algorithms.shared.decentralized` picks who meets.
     The clients' models are kept on the device, the host or disk (`store_on`).
@@ -264,11 +262,11 @@ class DecentralizedAlgorithm(Algorithm[State], Generic[State]):
         return Footprint(self.model_copies, self.payload_copies, own_rows(self.store_on, fed, load))
 
     def changing(self, fed: Federation) -> int:
-        """How many clients have other models after a round, at the most. Default: the senders and the aggregator."""
+        """The largest number of clients whose models a round changes. Default: the senders and the aggregator."""
         return fed.cohort_size + 1
 
     def check(self, fed: Federation) -> None:
-        """Raises UserError where all clients would send, and none would be left to aggregate."""
+        """Raises UserError if all clients would send, so that none could aggregate."""
         if fed.cohort_size >= fed.population:
             raise UserError(
                 f"participation must leave one of the {fed.population} clients to aggregate what the others send, got "
@@ -288,12 +286,12 @@ class DecentralizedAlgorithm(Algorithm[State], Generic[State]):
 
 
 def own_rows(place: str, fed: Federation, load: CohortLoad, sets: int = 1) -> list[MemoryItem]:
-    """`sets` own models for each client that has taken part, which a config node's `store_on` puts at `place`."""
+    """The rows of `sets` own models for each client that has taken part, kept at `place` (the field `store_on`)."""
     return client_rows(place, sets * fed.client_values * load.ever // fed.num_clients)
 
 
 def client_rows(place: str, values: int, node: str = "algorithm", renewed: float = 1.0) -> list[MemoryItem]:
-    """The clients' rows that a config node's `store_on` puts at `place`, and checkpoints on disk, once."""
+    """The clients' rows, kept at `place` (the field `store_on` of `node`), and their single copy in checkpoints."""
     what = f"the clients' rows ({node}.store_on)"
     on_disk = MemoryItem(values, what, "take a disk with more room (hydra.run.dir)", "disk", renewed=renewed)
     here = MemoryItem(values, what, f"set {node}.store_on=disk", place, saved=False)

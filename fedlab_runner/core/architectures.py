@@ -19,7 +19,7 @@ class ClientGroup(NamedTuple):
 
 
 def by_architecture(families: Sequence[ModelFamily], ids: np.ndarray) -> list[ClientGroup]:
-    """Groups the clients `ids` by architecture: architectures that occur, in ascending order; clients as in `ids`."""
+    """Groups the clients `ids` by architecture, in ascending order of architectures; clients in the order of `ids`."""
     groups = [(a, family, ids[ids % len(families) == a]) for a, family in enumerate(families)]
     return [ClientGroup(a, family, of_a) for a, family, of_a in groups if len(of_a)]
 

@@ -15,7 +15,7 @@ from fedlab_runner.core.rng import Purpose, generators
 
 
 class Plan(NamedTuple):
-    """The minibatches of K clients: client k has `(sizes[k] > 0).sum()` steps; its later entries are padding."""
+    """The minibatches of K clients. Client k has `(sizes[k] > 0).sum()` steps; its later entries are padding."""
 
     indices: Tensor  # [K, T, b] int64 for `ClientData.minibatch`; 0 where padded
     sizes: np.ndarray  # [K, T] int64, real examples in each minibatch
@@ -29,14 +29,14 @@ class Streams(NamedTuple):
     dropout: Purpose
 
 
-CLIENT_STREAMS = Streams(Purpose.BATCHES, Purpose.DROPOUT)
-PERSONAL_STREAMS = Streams(Purpose.PERSONAL_BATCHES, Purpose.PERSONAL_DROPOUT)  # of a second training in a round
+CLIENT_STREAMS = Streams(Purpose.BATCHES, Purpose.DROPOUT)  # the random numbers of local training
+PERSONAL_STREAMS = Streams(Purpose.PERSONAL_BATCHES, Purpose.PERSONAL_DROPOUT)  # for a second training in a round
 
 
 class ClientData:
-    """The clients' examples: immutable, resident on the device, stored as they came (uint8 images stay uint8).
+    """The clients' examples: immutable, resident on the device, in their original type (uint8 images stay uint8).
 
-    `augment` changes examples in minibatches (None: not at all); ValueError where it cannot handle their shape.
+    `augment` changes examples in minibatches (None: not at all). Raises ValueError if it cannot handle their shape.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class ClientData:
         self.num_clients = len(split)
         self.augment = augment
         self.num_views = 1 if augment is None else augment.num_views(self.inputs.shape[1:])
-        self.notes: dict[Any, Any] = {}  # an executor's own, kept as long as these examples
+        self.notes: dict[Any, Any] = {}  # what executors keep as long as these examples
 
     def with_streams(self, streams: Streams) -> "ClientData":
         """The same examples, in the same memory, with other random streams."""
@@ -64,8 +64,8 @@ class ClientData:
         return twin
 
     def drawn(self, ids: np.ndarray, share: float, rngs: Iterable[np.random.Generator]) -> "ClientData":
-        """The same memory, where each client of `ids` [k] has floor(share n) of its n examples, but at least one, drawn
-        by its stream, and the others have none.
+        """The same memory, in which each client of `ids` [k] has floor(share n) of its n examples, but at least one,
+        drawn by its stream. All other clients have none.
         """
         lists = [self._members[:0]] * self.num_clients
         for client, rng in zip(ids.tolist(), rngs, strict=True):
@@ -79,12 +79,14 @@ class ClientData:
 
     def examples(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs [.., ...] and targets [..] of the examples with indices [..]."""
-        rows = index.reshape(-1)  # index_select copies whole examples; an index in brackets copies value by value
+        rows = index.reshape(-1)  # index_select copies whole examples; indexing with brackets copies value by value
         inputs = self.inputs.index_select(0, rows)
         return inputs.view(*index.shape, *inputs.shape[1:]), self.targets.index_select(0, rows).view(index.shape)
 
     def minibatch(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs [.., ...] and targets [..] of a plan's indices [..], which count the views of example 0, then of 1."""
+        """Inputs [.., ...] and targets [..] of a plan's indices [..], which count the views of example 0, then of 1,
+        and so on.
+        """
         if self.augment is None or self.num_views == 1:
             return self.examples(index)
         inputs, targets = self.examples(index // self.num_views)
@@ -109,7 +111,7 @@ class ClientData:
 
     def steps_per_epoch(self, ids: np.ndarray, local: LocalTraining, drop_single: bool) -> np.ndarray:
         """Minibatches in one epoch [K]. The last partial minibatch counts, unless it has one example and `drop_single`
-        is set, as batch norm cannot train on one.
+        is set, because batch norm cannot train on one example.
         """
         n, b = self.num_examples[ids], local.batch_size
         rest = n % b
@@ -124,7 +126,7 @@ class ClientData:
         return self.steps_per_epoch(ids, local, drop_single) * local.epochs
 
     def examples_seen(self, ids: np.ndarray, local: LocalTraining, drop_single: bool) -> np.ndarray:
-        """How many examples each client sees in a round, repetitions included [K]."""
+        """How many examples each client sees in a round, with repetitions [K]."""
         n, b = self.num_examples[ids], local.batch_size
         per_epoch = self.steps_per_epoch(ids, local, drop_single)
         epochs, rest = np.divmod(self.num_steps(ids, local, drop_single), np.maximum(per_epoch, 1))
@@ -142,8 +144,8 @@ class ClientData:
         drop_single: bool,
         purpose: Purpose | None = None,
     ) -> Plan:
-        """The minibatches of clients `ids` [K] in a round, reshuffled and augmented anew in each epoch: a function of
-        (seed, round, client, `purpose`). `purpose` None is local training.
+        """The minibatches of clients `ids` [K] in a round, a function of (seed, round, client, `purpose`). Each epoch
+        has another order and other augmentations. `purpose` None is local training.
         """
         per_epoch = self.steps_per_epoch(ids, local, drop_single)
         steps = self.num_steps(ids, local, drop_single)

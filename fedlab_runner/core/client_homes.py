@@ -16,15 +16,16 @@ from fedlab_runner.homes.base import Home, Keeping
 
 
 class ClientHomes:
-    """The homes of a run's clients. With a server a row has the h values at home of the first family's model.
+    """The homes of a run's clients. With a server, a row holds the h values of the first family's model that stay at
+    home.
 
-    A client that has not trained yet has the values of the run's first model, which everyone can draw from the seed. A
-    late client has its new values when its update arrives. Clients without a server keep whole models themselves: they
-    use `mask` and `own` alone.
+    A client that has not trained yet has the values of the run's first model, which every client can draw from the
+    seed. A late client gets its new values when its update arrives. In algorithms without a server, clients keep whole
+    models: these algorithms use only `mask` and `own`.
     """
 
     def __init__(self, home: Home | None, families: Sequence[ModelFamily], store: ClientStateStore, seed: int) -> None:
-        """UserError where a model lacks what the home is about."""
+        """Raises UserError where a model lacks the part that the home names."""
         rule = home if isinstance(home, Keeping) else None
         self._masks = [_mask(rule, family) for family in families]
         self._families, self._seed, self._store = families, seed, store
@@ -36,12 +37,14 @@ class ClientHomes:
         self._of_length = {families[0].num_buffers: h - at_home, p: at_home, families[0].size: h}
         self._first: Tensor | None = None  # [h], of a client that has not trained
         self._settled: dict[int, RowRef] = {}  # by client
-        self._away: dict[int, RowRef] = {}  # of clients whose update is on its way: theirs when it arrives
-        self._started: dict[int, RowRef | None] = {}  # settled rows before this round, of clients that train in it
+        self._away: dict[int, RowRef] = {}  # by client: its row from the arrival of its late update on
+        self._started: dict[int, RowRef | None] = {}  # by client that trains in this round: its row before the round
         self.acts = any(bool(mask.any()) for mask in self._masks)  # whether anything stays at home
 
     def columns(self, joined: Joined | None = None) -> Columns:
-        """Where the h values are in models of the first family, or in joined models of which these are the first."""
+        """The columns of the h values in models of the first family, or in joined models that begin with such
+        models.
+        """
         if joined not in self._columns:
             mask = self._masks[0]
             if joined is not None:
@@ -51,45 +54,51 @@ class ClientHomes:
         return self._columns[joined]
 
     def mask(self, family: ModelFamily) -> Tensor:
-        """The mask [D] of the values at home, of one of the run's families."""
+        """The mask [D] of the values that stay at home, for one of the run's families."""
         return self._masks[self._families.index(family)]
 
     def names(self, family: ModelFamily) -> tuple[str, ...]:
-        """The parameters and statistics at home, of one of the run's families."""
+        """The names of the parameters and statistics that stay at home, for one of the run's families."""
         mask = self.mask(family)
         return tuple(name for name, (start, shape) in family.layout.items() if shape.numel() and bool(mask[start]))
 
     def num_shared(self, family: ModelFamily) -> int:
-        """How many values of a model are sent, of one of the run's families."""
+        """How many values of a model clients send, for one of the run's families."""
         return family.size - int(self.mask(family).sum())
 
     def shared(self, family: ModelFamily) -> Tensor | None:
-        """1 for a trainable parameter that is shared, 0 for one at home [P]; None: all are shared."""
+        """1 for a trainable parameter that clients share, 0 for one at home [P]; None: they share all."""
         return (~self.mask(family)[: family.num_params]).to(family.dtype) if self.acts else None
 
     def own(self, family: ModelFamily, mine: Tensor, theirs: Tensor) -> Tensor:
-        """The shared values of `theirs` [D] or [k, D], beside the values at home of `mine` [k, D]."""
+        """Models [k, D] with the shared values of `theirs` [D] or [k, D] and the values at home of `mine` [k, D]."""
         return torch.where(self.mask(family), mine, theirs) if self.acts else theirs
 
     def sent(self, tensor: Tensor) -> int:
-        """How many values of a tensor [..., D], [..., P] or [..., B] are shared; all of a tensor of another shape."""
+        """How many values of a tensor [..., D], [..., P] or [..., B] clients share; all of a tensor of another
+        shape.
+        """
         last = tensor.shape[-1] if tensor.dim() else 0
         return tensor.numel() - (tensor.numel() // last * self._of_length.get(last, 0) if last else 0)
 
     def fill(self, x: Tensor, ids: np.ndarray) -> Tensor:
-        """The models [k, D] of clients `ids` [k]: the shared values of x [D] or [k, D], beside their own at home."""
+        """The models [k, D] of clients `ids` [k]: the shared values of x [D] or [k, D], and their own values at
+        home.
+        """
         return self._filled(x, ids, self._settled)
 
     def starts(self, x: Tensor, ids: np.ndarray) -> Tensor:
-        """As `fill`, for clients that train now: the models from which local training starts or goes on."""
+        """As `fill`, for clients that train now: the models from which their local training starts."""
         return self._filled(x, ids, ChainMap(self._away, self._settled))
 
     def own_start(self, ids: np.ndarray, joined: Joined | None = None) -> Own:
-        """What `starts` puts into models, those of the first family or joined ones, without the models."""
+        """The values at home that `starts` puts into models of the first family or into joined models, by
+        themselves.
+        """
         return Own(self.columns(joined), self._values(ids, ChainMap(self._away, self._settled)))
 
     def received(self, x: Tensor, ids: np.ndarray) -> Tensor:
-        """As `fill`, with the homes from which these clients started this round."""
+        """As `fill`, with the values at home from which these clients started this round."""
         before = {i: ref for i, ref in self._started.items() if ref is not None}
         return self._filled(
             x, ids, ChainMap(before, {i: r for i, r in self._settled.items() if i not in self._started})
@@ -98,8 +107,8 @@ class ClientHomes:
     def keep(
         self, ids: np.ndarray, y: Tensor, good: np.ndarray, late: np.ndarray, joined: Joined | None = None
     ) -> None:
-        """Each client keeps its values of the trained models y [K, D], where its model is `good` [K]; those that report
-        `late` [K] when they report.
+        """Each client whose model is `good` [K] keeps its values of the trained models y [K, D]. A client that reports
+        `late` [K] gets them when it reports.
         """
         columns = self.columns(joined)
         for k in np.flatnonzero(good).tolist():
@@ -108,19 +117,19 @@ class ClientHomes:
             self._replace(homes, client, self._rows.put(columns.get(y[k])))
 
     def arrive(self, clients: Iterable[int]) -> None:
-        """Clients whose late updates arrive now have what they kept when they trained."""
+        """Gives clients whose late updates arrive now the values that they kept when they trained."""
         for client in clients:
             if client in self._away:
                 self._replace(self._settled, client, self._away.pop(client))
 
     def revert(self, clients: Iterable[int]) -> None:
-        """Clients whose update of this round is lost have the homes from which they started."""
+        """Gives clients whose update of this round is lost the values at home from which they started."""
         for client in clients:
             if client in self._away:
                 self._rows.drop(self._away.pop(client))
             elif client in self._started:
                 before = self._started[client]
-                # A slot that this round has dropped is still whole, and another takes its place.
+                # A slot that this round has dropped still holds its row; the row moves to another slot.
                 again = None if before is None else self._rows.put(self._rows.get(before))
                 self._rows.drop(self._settled.pop(client))
                 if again is not None:
@@ -135,13 +144,13 @@ class ClientHomes:
         return {"settled": dict(self._settled), "away": dict(self._away)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues from a saved state; ValueError where it is of another home."""
+        """Continues from a saved state. Raises ValueError for the state of another home."""
         settled, away = dict(state["settled"]), dict(state["away"])
         for ref in (*settled.values(), *away.values()):
             if not isinstance(ref, int) and (not isinstance(ref, Tensor) or ref.shape != (self.size,)):
                 raise ValueError("what clients keep at home is of another size")
         if not self.acts and (settled or away):
-            raise ValueError("clients keep something at home, and the run has none")
+            raise ValueError("clients keep values at home, and the run has no home")
         self._settled, self._away = settled, away
 
     @property

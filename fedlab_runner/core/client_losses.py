@@ -9,7 +9,7 @@ from torch.func import vmap
 from fedlab_runner.core.client_data import ClientData
 from fedlab_runner.core.model_family import ModelFamily
 
-# One call evaluates so many clients on so many examples of each: a bound on memory.
+# Clients, and examples of each, that one call evaluates: a bound on memory.
 CLIENTS_PER_CALL, EXAMPLES_PER_CALL = 10, 100
 
 
@@ -45,6 +45,6 @@ def _chunk_losses(family: ModelFamily, client_data: ClientData, ids: np.ndarray,
         chosen, counted = torch.from_numpy(index).to(family.device), torch.from_numpy(mask).to(family.device)
         inputs, targets = client_data.examples(chosen)
         each = vmap(one)(params[:present], buffers[:present], family.normalize(inputs, family.dtype), targets)
-        # Padding is left out, not multiplied by zero: its loss may be infinite where no loss of the client is.
+        # The mean leaves padding out instead of multiplying it by zero: the loss of padding may be infinite.
         total[:present] += each.double().where(counted, 0.0).sum(1)
     return total / torch.from_numpy(sizes).to(family.device).clamp_min(1)

@@ -1,5 +1,5 @@
-"""Rows that an algorithm keeps for its clients (models, control variates, updates): in memory or, where they are too
-many, in files of the run folder.
+"""Rows that an algorithm keeps for its clients (models, control variates, updates): in memory or, if they do not fit,
+in files of the run folder.
 
 `ClientStateStore` owns the files, `RowStore` is an algorithm's access to rows of one length. A State holds `RowRef`s,
 which `RowStore.put` returns: the row itself, or the number of its slot in the file (`core.row_file`).
@@ -20,7 +20,7 @@ from fedlab_runner.core.saved_rows import Named, SavedRows
 PLACES = ("device", "host", "disk")  # the values of an algorithm's field `store_on`
 FOLDER = "client_state"  # in the run folder
 RowRef = Tensor | int  # a row in memory, or its slot in a file
-ALL_COLUMNS = slice(None)
+ALL_COLUMNS = slice(None)  # of a row
 
 
 class RowStore:
@@ -29,11 +29,11 @@ class RowStore:
     def __init__(
         self, place: str, file: RowFile, device: torch.device, in_memory: Callable[[Tensor], Tensor] = lambda row: row
     ) -> None:
-        """`in_memory` is told of each row that stays in memory, and returns it."""
+        """Each row that stays in memory goes through `in_memory`, which returns it."""
         self._place, self._file, self._device, self._in_memory = place, file, device, in_memory
 
     def put(self, row: Tensor) -> RowRef:
-        """Keeps a copy of a row [length]; a State holds the reference."""
+        """Keeps a copy of a row [length] and returns the reference for the State."""
         if self._place == "disk":
             return self._file.put(row)
         return self._in_memory(row.detach().to("cpu" if self._place == "host" else self._device, copy=True))
@@ -41,15 +41,15 @@ class RowStore:
     def get(self, ref: RowRef, columns: slice = ALL_COLUMNS) -> Tensor:
         """The row, or consecutive columns of it, on the device. The caller must not write into it.
 
-        RunFailed where a file lacks the row or has damaged it.
+        Raises RunFailed where a file lacks the row or holds it damaged.
         """
         if isinstance(ref, Tensor):
             return ref[columns].to(self._device)
         return self._file.get(ref, columns, self._device)
 
     def stacked(self, rows: Mapping[int, RowRef], clients: Sequence[int], otherwise: Tensor | None = None) -> Tensor:
-        """The rows [k, length] of clients, by their references; `otherwise` [length] for a client without one (None:
-        each has one).
+        """The rows [k, length] of clients, by their references; `otherwise` [length] for a client without a reference
+        (None: each has one).
         """
         found = torch.empty(len(clients), self._file.length, dtype=self._file.dtype, device=self._device)
         for own, client in zip(found, clients, strict=True):
@@ -57,7 +57,7 @@ class RowStore:
         return found
 
     def replace(self, rows: dict[int, RowRef], client: int, row: Tensor) -> None:
-        """Keeps a copy of a client's next row [length] in the place of its last one, if it had any."""
+        """Keeps a copy of a client's next row [length], which replaces its last one."""
         self.replace_all(rows, [client], row)
 
     def replace_all(self, rows: dict[int, RowRef], clients: Sequence[int], next: Tensor) -> None:
@@ -65,14 +65,14 @@ class RowStore:
         share in memory.
         """
         one = next.dim() == 1
-        shared = self.put(next) if one and self._place != "disk" else None  # a slot is one client's
+        shared = self.put(next) if one and self._place != "disk" else None  # clients cannot share a slot
         for k, client in enumerate(clients):
             if client in rows:
                 self.drop(rows[client])
             rows[client] = self.put(next if one else next[k]) if shared is None else shared
 
     def identity(self, ref: RowRef) -> Callable[[RowRef], bool]:
-        """A function that says whether another reference is to this very row, as long as anybody has it."""
+        """A function that says whether another reference points to this row, as long as the row is in use."""
         if isinstance(ref, Tensor):
             alive = weakref.ref(ref)
             return lambda other: other is alive()
@@ -80,14 +80,14 @@ class RowStore:
         return lambda other: not isinstance(other, Tensor) and self._file.stamp(other) == stamp
 
     def drop(self, ref: RowRef) -> None:
-        """Says that the next State does not hold this row."""
+        """Declares that the next State does not hold this row."""
         if not isinstance(ref, Tensor):
             self._file.drop(ref)
 
 
 class ClientStateStore:
-    """The row files of a run, one for each length and type of row, and its rows in memory. Without a folder the files
-    are temporary.
+    """The rows of a run: those in memory, and a file for each length and type of rows on disk. Without a folder the
+    files are temporary.
     """
 
     def __init__(self, folder: Path | None, device: torch.device, read_only: bool = False) -> None:
@@ -116,8 +116,8 @@ class ClientStateStore:
 
     @contextmanager
     def naming(self, round: int) -> Iterator[Named]:
-        """A context for packing the State after `round` rounds for a checkpoint: yields what puts the name of a row in
-        its place, and writes the row if no checkpoint has it. Without a folder rows stay as they are.
+        """A context for packing the State after `round` rounds for a checkpoint. Yields a function that replaces a row
+        by its name and writes the row if no checkpoint has it. Without a folder rows stay as they are.
         """
         if self._folder is None:
             yield lambda tensor: tensor
@@ -126,8 +126,8 @@ class ClientStateStore:
                 yield named
 
     def named(self, packed: Any) -> Any:
-        """A packed value with the rows in memory that `naming` has named. RunFailed where a file lacks one or has
-        damaged it.
+        """A packed value with rows in memory instead of the names that `naming` gave them. Raises RunFailed where a
+        file lacks a row or holds it damaged.
         """
         return self._in_memory.read(packed)
 
@@ -137,7 +137,7 @@ class ClientStateStore:
             file.sync()
 
     def state_dict(self, round: int | None = None) -> dict[str, Any]:
-        """Everything that a resumed run needs besides the files: now, or as it was after `round` rounds."""
+        """Everything that a resumed run needs besides the files: now, or as of the end of `round` rounds."""
         return {name: file.state_dict(round) for name, file in self._files.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -147,7 +147,7 @@ class ClientStateStore:
             self._file(name).load_state_dict(each)
 
     def find_damage(self, round: int, state: dict[str, Any]) -> str | None:
-        """Describes the first damaged row of the State after `round`, by a saved state; None: all are whole."""
+        """Describes the first damaged row of the State after `round`, given a saved state; None: all are whole."""
         for name, each in state.items():
             file = self._new(name)
             file.load_state_dict(each)

@@ -17,14 +17,14 @@ class Starts(NamedTuple):
 
     ids: np.ndarray  # [K], in the order of sampling
     due: np.ndarray  # [K], the rounds in which their updates arrive
-    asked: int  # clients that received the model, with those whose update will not be used
+    asked: int  # clients that received the model, including those whose update the server will not use
 
 
 class RoundClock:
     """Time in rounds (Feddle, section 3): each round samples idle clients; a client with delay d reports d rounds
     later.
 
-    Until then the client is busy: it is sampled again in a later round than the one in which its update arrives. An
+    Until then the client is busy: the server samples it again only after the round in which its update arrives. An
     update that is due after the last round never arrives.
     """
 
@@ -60,14 +60,14 @@ class RoundClock:
         return (twin.start(each) for each in range(round, round + rounds))
 
     def sample(self, round: int, clients: np.ndarray) -> np.ndarray:
-        """The clients of `clients` that take part in a round in which no client is late."""
+        """The clients of `clients` that take part in a round without late clients."""
         rng = generator(self._seed, Purpose.COHORT, round)
         ids = self._participation.sample(rng, clients, len(self._due))
         return self._participation.reporting(ids, np.zeros(len(ids), np.int64))[0]
 
     @property
     def cohort_size(self) -> int:
-        """How many clients report from each round, where enough are idle."""
+        """How many clients report from each round, if enough are idle."""
         return self._participation.cohort(len(self._due))
 
     def state_dict(self) -> dict[str, Any]:
@@ -75,7 +75,7 @@ class RoundClock:
         return {"due": torch.from_numpy(self._due.copy())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues from a saved state; ValueError where it has another number of clients."""
+        """Continues from a saved state. Raises ValueError if it has another number of clients."""
         due = state["due"].cpu().numpy()
         if due.shape != self._due.shape or due.dtype != self._due.dtype:
             raise ValueError(f"due has {due.shape} {due.dtype}, not {self._due.shape} {self._due.dtype}")

@@ -34,7 +34,7 @@ class ClientStreams(NamedTuple):
 
 
 class Cohort:
-    """The K clients that start now, programmed as if they were one client. All train models of one family."""
+    """The K clients that start now, in an interface as for one client. All train models of one family."""
 
     def __init__(
         self,
@@ -48,8 +48,8 @@ class Cohort:
         homes: ClientHomes | None = None,
         client_data: ClientData | None = None,
     ) -> None:
-        """With `homes` the clients keep a part of their models to themselves. They train on `client_data` (None: the
-        trainer's).
+        """With `homes` the clients keep a part of their models to themselves. They train on `client_data` (None: that
+        of the trainer).
         """
         self._homes = homes
         self._trainer, self.family, self.client_ids, self.due = trainer, family, ids, due
@@ -91,11 +91,11 @@ class Cohort:
         return self._trainer.joined(kind, *parts)
 
     def starts(self, x: Tensor) -> Tensor:
-        """The models [K, D] from which clients that receive x [D] start: what stays at home is their own."""
+        """The models [K, D] from which clients that receive x [D] start: the values at home are their own."""
         return x.expand(len(self), -1) if self._homes is None else self._homes.starts(x, self.client_ids)
 
     def alone(self) -> "Cohort":
-        """The same clients, training models of which nothing is sent: what they keep of the shared model stays out."""
+        """The same clients for training models that they never send. Their values at home play no part."""
         return self._with(self.local, homes=False)
 
     @property
@@ -109,8 +109,8 @@ class Cohort:
         return () if self._homes is None else self._homes.names(self.family)
 
     def again(self, local: LocalTraining, share: float = 1.0) -> "Cohort":
-        """The cohort in another training of the same round, in minibatches of its own; with a `share` below 1, of
-        floor(share n) of each client's n examples, but at least one, drawn for this round.
+        """The cohort for a second training in the same round, with minibatches of its own. With a `share` below 1 it
+        trains on floor(share n) of each client's n examples, but at least one, drawn for this round.
         """
         data = self._trainer.personal_data
         if share < 1:
@@ -129,7 +129,9 @@ class Cohort:
         return Cohort(self._trainer, self.family, local, ids, due, self.round, self.lr, its, data or self._client_data)
 
     def near(self, x: Tensor) -> tuple[Tensor, ...]:
-        """The data of the penalty `Proximal` around x [D], over the parameters that clients share: for `common`."""
+        """The tensors for `common` that the penalty `Proximal` around x [D] needs, over the parameters that clients
+        share.
+        """
         anchor = x[: self.family.num_params]
         return (anchor,) if self.shared is None else (anchor, self.shared)
 
@@ -137,8 +139,8 @@ class Cohort:
         """Each client's gradient at x [D] or [K, D] of its mean loss over its examples [K, P], or over those in its
         first `steps` minibatches; without weight decay or clipping.
 
-        One pass over these examples, which counts as local training in cost/client_gflops. What stays at home is what
-        it was before the round, and its gradient is zero.
+        The pass over these examples counts as local training in cost/client_gflops. Values at home are those from
+        before the round, and their gradient is zero.
         """
         at = x if self._homes is None else self._homes.received(x, self.client_ids)
         client_data, seed = self._client_data, self._trainer.seed
@@ -167,15 +169,16 @@ class Cohort:
 
         - `loss(model, batch, *own)` replaces the model family's loss.
         - `penalty(parameters, *own)` is added to it: a sum over the parameters, or over those of one tensor.
-        - `perturb(gradient, *own)` [P] moves the parameters for a second gradient on the same minibatch, which counts.
-        - `correct(gradient, *own)` changes the gradient that the optimiser follows, each value by itself: it may be
-          called with the parameters' values [P] or with those of one tensor, as the penalty may.
-        - `per_client`: tensors [K, ...]; each client's row is passed to the four functions as `own`.
+        - `perturb(gradient, *own)` [P] moves the parameters for a second gradient on the same minibatch; the optimiser
+          follows this one.
+        - `correct(gradient, *own)` changes the gradient that the optimiser follows, each value by itself. The executor
+          calls it, like the penalty, with the values of all parameters [P] or with those of one tensor.
+        - `per_client`: tensors [K, ...]; the four functions receive each client's row as `own`.
         - `per_step(work, rows, step)`: tensors [k, ...] for some clients at one local step, appended to `own`.
         - `common`: tensors that are the same for all clients, appended to `own`.
-        - `frozen`: names of parameters and statistics that stay as they are; what their gradient would cost is saved.
+        - `frozen`: names of parameters and statistics that stay as they are; no step computes their gradients.
         - `optimizer` replaces that of `local`, with the same learning rate.
-        - `joined`: `start` [K, D + E] has joined models, of which the first are the models that clients share.
+        - `joined`: `start` [K, D + E] has joined models; the clients share the first model of each.
         - `counted=False` keeps the loss out of train/loss, for a second training on another objective in one round.
 
         The functions are written for one client and read nothing but their arguments (`core.additions`). Raises

@@ -29,7 +29,7 @@ from fedlab_runner.server_optimizers.base import ServerOptimizer
 
 
 class Federation:
-    """The simulated system that algorithms act on. Everything that a round changes in it is in its `state_dict`."""
+    """The simulated system that algorithms act on. Its `state_dict` holds everything that a round changes in it."""
 
     def __init__(
         self,
@@ -56,8 +56,8 @@ class Federation:
 
         `topology` [N, N] bool says which clients reach each other (None: all do), `blocks` [N, d0] bool which feature
         blocks each client holds (None: all). `validation` and `client_tests` have the clients' examples that they do
-        not train on, `probe_data` examples for diagnostics alone. `nonfinite` is a policy of `Guard`. Rows of clients
-        that an algorithm puts on disk lie in `folder`.
+        not train on, `probe_data` has examples for diagnostics alone. `nonfinite` is a policy of `Guard`. `folder`
+        holds the clients' rows that an algorithm puts on disk.
         """
         self.families = (family,) if isinstance(family, ModelFamily) else tuple(family)
         self.family, self.validation, self.client_tests = self.families[0], validation, client_tests
@@ -72,8 +72,8 @@ class Federation:
         self.home = ClientHomes(home, self.families, self.client_state, seed)
         self.num_clients = client_data.num_clients
         self._clock = clock
-        self.held_out = clock.held_out  # [h] ascending ids of the clients that are never asked to train
-        # Ascending ids of the clients that may be asked: the others are held out or have no examples.
+        self.held_out = clock.held_out  # [h] ascending ids of the clients that never train
+        # Ascending ids of the clients that may train: the others are held out or have no examples.
         self.participants = np.setdiff1d(np.flatnonzero(client_data.num_examples), self.held_out)
         self.round, self.lr = 0, local.lr
         self._in_flight: dict[int, list[PendingUpdate]] = {}  # by the round of arrival
@@ -90,7 +90,7 @@ class Federation:
         self.home.begin()
 
     def report_losses(self) -> None:
-        """Makes clients send, in the rest of this round, the loss of their trained model on all their examples.
+        """Makes clients send, for the rest of this round, the loss of their trained model on all their examples.
 
         The losses of the updates that arrive are in `arrived_losses`.
         """
@@ -103,11 +103,11 @@ class Federation:
         return self._cohort(starts.ids, starts.due, self.family, self.local, self.home if self.home.acts else None)
 
     def cohort(self, ids: np.ndarray, family: ModelFamily | None = None, local: LocalTraining | None = None) -> Cohort:
-        """The cohort of clients `ids`, whose updates are not late. `family` None: all clients have one architecture."""
+        """The cohort of clients `ids`, none of them late. `family` None: all clients have one architecture."""
         return self._cohort(ids, np.full(len(ids), self.round), family or self.family, local or self.local)
 
     def by_architecture(self, ids: np.ndarray) -> list[ClientGroup]:
-        """Groups the clients `ids` by architecture; clients as in `ids`, only architectures that occur."""
+        """Groups the clients `ids` by architecture; clients in the order of `ids`."""
         return by_architecture(self.families, ids)
 
     def family_of(self, architecture: Architecture) -> ModelFamily:
@@ -120,7 +120,7 @@ class Federation:
         return family
 
     def neighbours(self, client: int) -> np.ndarray:
-        """The other clients that `client` can reach and that may be asked to train, in ascending order."""
+        """The other clients that `client` can reach and that may train, in ascending order."""
         reached = np.arange(self.num_clients) != client if self.topology is None else self.topology[client]
         found: np.ndarray = self.participants[reached[self.participants]]
         return found
@@ -132,8 +132,8 @@ class Federation:
     def collect_updates(self, cohort: Cohort, upload: Upload, known: Collection[str] = ()) -> Updates[Upload]:
         """Sends the cohort's updates (tensors [K, ...]) on their way and receives those due in this round.
 
-        Fields of the upload that the server has in `known` already are not counted as sent. A client whose row is not
-        finite is treated as `nonfinite` says; Diverged where the policy is stop.
+        Fields of the upload in `known`, which the server has already, do not count as sent. The policy `nonfinite`
+        treats a client whose row is not finite; under the policy stop this raises Diverged.
         """
         answered = self.guard.answered(cohort.client_ids, upload)
         self.home.revert(cohort.client_ids[~answered].tolist())
@@ -158,7 +158,7 @@ class Federation:
             self.home.sent(rows) for name, rows in zip(names(upload), upload, strict=True) if name not in known
         )
         self.metrics.count_payload(upload=values + len(losses))
-        self.metrics.count_server_flops(2 * values)  # every method scales and adds what arrives
+        self.metrics.count_server_flops(2 * values)  # every method scales and adds the arrived updates
         self.metrics.record({"late/dispatched": len(cohort), "late/arrived": len(arrivals)})
         self.metrics.record({"late/in_flight": sum(map(len, self._in_flight.values()))})
         if len(arrivals):
@@ -166,10 +166,10 @@ class Federation:
         return arrivals
 
     def optimized(self, before: Tensor, after: Tensor) -> Tensor:
-        """The server's next model [D] where an algorithm goes from `before` [D] to `after` [D]: the run's server
-        optimiser moves the parameters. No step is taken, and nothing changes, where the two have the same parameters.
+        """The server's next model [D] when an algorithm goes from `before` [D] to `after` [D]: the run's server
+        optimiser moves the parameters. If both have the same parameters, the optimiser takes no step.
 
-        `ServerAlgorithm.round` calls it. An algorithm that makes several steps in a round calls it at each of them.
+        `ServerAlgorithm.round` calls it. An algorithm that makes several steps in a round calls it for each of them.
         """
         taken = self.server_steps.take(before, after)
         if taken is not after:
@@ -220,17 +220,17 @@ class Federation:
 
     @property
     def cohort_size(self) -> int:
-        """How many clients report from each round, where enough are idle."""
+        """How many clients report from each round, if enough are idle."""
         return self._clock.cohort_size
 
     @property
     def population(self) -> int:
-        """How many clients there are without those that are held out."""
+        """How many clients there are, without those that are held out."""
         return self.num_clients - len(self.held_out)
 
     @property
     def client_values(self) -> int:
-        """How many values all clients' models have together."""
+        """The number of values of all clients' models together."""
         return sum(self.families[i % len(self.families)].size for i in range(self.num_clients))
 
     def ahead(self, rounds: int) -> Iterator[Starts]:
@@ -246,7 +246,7 @@ class Federation:
         return self.metrics.values | self.guard.metrics()
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a round changes, by reference: no tensor in it is ever written to."""
+        """Everything that a round changes, by reference: nothing ever writes into a tensor in it."""
         return {
             "clock": self._clock.state_dict(),
             "in_flight": {due: list(pending) for due, pending in self._in_flight.items()},
@@ -256,7 +256,7 @@ class Federation:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues from a saved state. ValueError where it is not a state of this federation."""
+        """Continues from a saved state. Raises ValueError for a state of another federation."""
         self._clock.load_state_dict(state["clock"])
         self._in_flight = {
             due: [

@@ -10,13 +10,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def _formulas() -> tuple[Any, Any]:
-    """PyTorch's formulas, without Triton, a compiler for GPUs that their module imports for its kernels: 0.2 s."""
+    """PyTorch's formulas. Their module would import Triton, a compiler for GPUs, which takes 0.2 s."""
     hidden, log = "triton" not in sys.modules, logging.getLogger("torch.utils.flop_counter")
     level = log.level
     try:
         if hidden:
             sys.modules["triton"] = None  # type: ignore[assignment]  # the import system's word for "not there"
-            log.setLevel(logging.ERROR)  # it says that there is no Triton
+            log.setLevel(logging.ERROR)  # it would log that Triton is missing
         from torch.utils.flop_counter import flop_registry, shape_wrapper
     finally:
         if hidden:
@@ -40,7 +40,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled in this context, and to make sure of it imports the compiler
+        return False  # nothing is compiled in this context; torch would import its compiler to make sure
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, formula = kwargs or {}, _FORMULAS.get(func._overloadpacket)
@@ -73,7 +73,7 @@ def _convolution_backward(
     return 2 * positions * int(prod(weight)) * (bool(wanted[0]) + bool(wanted[1]))
 
 
-_OWN = {torch.ops.aten.convolution_backward: _convolution_backward}
-# The operations of each kind of call, as a function of its arguments and results.
+_OWN = {torch.ops.aten.convolution_backward: _convolution_backward}  # formulas that replace PyTorch's
+# Functions from the arguments and results of a kind of call to its operations.
 _SHAPED = {call: shape_wrapper(count) for call, count in _OWN.items()}
 _FORMULAS = flop_registry | _SHAPED

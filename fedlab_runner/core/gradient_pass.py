@@ -1,4 +1,4 @@
-"""Each client's gradient of its mean loss, as one epoch of local training whose models stay where they are."""
+"""Each client's gradient of its mean loss, as an epoch of local training during which its model does not move."""
 
 import numpy as np
 import torch
@@ -20,9 +20,9 @@ def gradient_pass(
     at: Tensor,
     steps: int | None = None,
 ) -> Work:
-    """The work after which the parameters of client `ids[k]` are minus the gradient, at the model `at` [D] or [K, D],
-    of its mean loss over its examples, or over those in its first `steps` minibatches of the round; without weight
-    decay or clipping. Batch norm's statistics are those of the pass.
+    """The work whose result for client `ids[k]` is minus a gradient: at the model `at` [D] or [K, D], of the client's
+    mean loss over its examples, or over those in its first `steps` minibatches of the round, without weight decay or
+    clipping. Batch norm's statistics are those of the pass.
     """
     p, plain = family.num_params, local.plain(steps)
     num_steps = client_data.num_steps(ids, plain, family.has_batch_norm)
@@ -32,7 +32,7 @@ def gradient_pass(
     share = 1 / torch.from_numpy(seen).to(at)
     own: tuple[Tensor, ...] = (share,) if at.dim() == 1 else (share, at[:, :p])
     common = (at[:p],) if at.dim() == 1 else ()
-    lr = 1.0  # the round's may be zero
+    lr = 1.0  # the round's own rate may be zero
     of = family, client_data, ids, num_steps, plain, lr, seed, round, start
     return Work(*of, loss=_part, per_client=own, common=common)
 

@@ -1,4 +1,4 @@
-"""Models that one client trains side by side, on the same minibatches: families whose vectors hold more than one model.
+"""Families whose vectors hold more than one model: a client trains them side by side, on the same minibatches.
 
 Any executor trains them. A loss sees them as one model; a bound on a norm holds for each of them.
 """
@@ -12,15 +12,17 @@ from fedlab_runner.core.model_family import ModelFamily
 
 
 class Joined(Protocol):
-    """Models [k, D] with other values [k, E] as models [k, D + E] of one family. In evaluation mode the family's
-    network is that of the first ones.
+    """Models [k, D] and other values [k, E], joined to models [k, D + E] of one family. In evaluation mode the family's
+    network is that of the first models.
     """
 
     @property
     def family(self) -> ModelFamily: ...
 
     def join(self, first: Tensor, second: Tensor) -> Tensor:
-        """Models [k, D] and [k, E] as joined models [k, D + E], of any type; each has its values in its order."""
+        """Models [k, D] and [k, E] of any type as joined models [k, D + E]; each model keeps the order of its
+        values.
+        """
         ...
 
     def part(self, joined: Tensor) -> tuple[Tensor, Tensor]:
@@ -39,7 +41,7 @@ class _Both(nn.Module):
 
 
 class Pair:
-    """Pairs of models of two families. In training their network gives both logits [2, b, C]."""
+    """Pairs of models of two families. In training mode their network gives both models' logits [2, b, C]."""
 
     def __init__(self, first: ModelFamily, second: ModelFamily) -> None:
         self._first, self._second = first, second
@@ -47,7 +49,7 @@ class Pair:
         self.family.models = [*first.models, *second.models]
 
     def join(self, first: Tensor, second: Tensor) -> Tensor:
-        """Models [k, D1] and [k, D2] as pairs [k, D1 + D2]: parameters first, as in every vector."""
+        """Models [k, D1] and [k, D2] as pairs [k, D1 + D2], with the parameters first, as in every vector."""
         p, q = self._first.num_params, self._second.num_params
         return torch.cat([first[:, :p], second[:, :q], first[:, p:], second[:, q:]], 1)
 
@@ -79,7 +81,7 @@ class _Carrying(nn.Module):
 
 class Carrying:
     """Models of a family that carry `count` more values from step to step, behind batch norm's statistics in
-    `FunctionalModel.buffers`: no optimiser moves them, a loss may.
+    `FunctionalModel.buffers`. No optimiser moves these values; a loss may.
     """
 
     def __init__(self, family: ModelFamily, count: int) -> None:

@@ -7,18 +7,18 @@ from typing import NamedTuple
 from fedlab_runner.core.optimizer import SGD, Adam, Optimizer
 from fedlab_runner.utils.validate import above, at_least, finite_above, finite_at_least, one_of, unused, within
 
-# Keys of conf/local that one kind of optimiser reads.
+# Keys of conf/local that only some optimisers read.
 SGD_KEYS, ADAM_KEYS = ("momentum", "nesterov"), ("betas", "eps")
 
 
 class Choice(NamedTuple):
-    """An optimiser that can be chosen: the keys that it needs, which are null for the others, and its constructor."""
+    """A value of `optimizer`: the keys that this optimiser needs, which are null for others, and its constructor."""
 
     keys: tuple[str, ...]
     make: "Callable[[LocalTraining], Optimizer]"
 
 
-OPTIMIZERS = {
+OPTIMIZERS = {  # by value of the key `optimizer`
     "sgd": Choice(SGD_KEYS, lambda c: SGD(c.momentum or 0.0, bool(c.nesterov), c.weight_decay)),
     "adam": Choice(ADAM_KEYS, lambda c: Adam(*_adam(c), c.weight_decay, decoupled=False)),
     "adamw": Choice(ADAM_KEYS, lambda c: Adam(*_adam(c), c.weight_decay, decoupled=True)),
@@ -30,7 +30,7 @@ class LocalTraining:
     """Local training, with a fresh optimiser in each round.
 
     Exactly one of `epochs` and `steps` is set. The schedule multiplies `lr`. `clip_norm` bounds the norm of each
-    gradient, `update_norm` that of the change that a round makes to a client's parameters.
+    gradient, `update_norm` the norm of the change that a round makes to a client's parameters.
     """
 
     optimizer: str
@@ -85,12 +85,14 @@ class LocalTraining:
         return replace(self, epochs=epochs, steps=None)
 
     def plain(self, steps: int | None = None) -> "LocalTraining":
-        """One epoch, or `steps` steps, of plain SGD in the same minibatches, without decay, momentum or bounds."""
+        """One epoch, or `steps` steps, of plain SGD on the same minibatches, without decay, momentum or bounds."""
         plain = replace(self, optimizer="sgd", momentum=0.0, nesterov=False, betas=None, eps=None, weight_decay=0.0)
         return replace(plain, epochs=None if steps else 1, steps=steps, clip_norm=None, update_norm=None)
 
     def at_most(self, examples: int) -> "LocalTraining":
-        """This local training with minibatches of at most `examples`, the most that a client has: results stay."""
+        """This local training with minibatches of at most `examples`, the largest number that a client has. Results are
+        the same.
+        """
         return replace(self, batch_size=min(self.batch_size, max(2, examples)))  # batch norm treats size 1 differently
 
     def make_optimizer(self) -> Optimizer:

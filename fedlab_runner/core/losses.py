@@ -1,4 +1,4 @@
-"""Loss functions: cross entropy, and two forms of it that spare the classes that a client lacks.
+"""Loss functions: cross entropy, and two forms of it that do not push down the classes that a client lacks.
 
 Each is -z_y + log sum_c exp(z_c + a_c) for logits z and label y. They differ in the offsets a [C], which depend on the
 client's number of training examples of each class.
@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-ABSENT = -1e9  # offset of a class that the client lacks: its exp is 0 in every precision, and so is the gradient
+ABSENT = -1e9  # offset of a class that the client lacks: its exp and its gradient are 0 in every precision
 
 
 class LossFunction(Protocol):
@@ -48,7 +48,7 @@ class ACE:
 class WSM:
     """Re-weighted softmax (Legate et al., 2023; DFML, Eq 2): each class counts by its share of the client's examples.
 
-    The authors' form adds log beta_y to the label's logit too: its value differs by that, its gradient does not.
+    The authors' form adds log beta_y to the label's logit too: that changes the value but not the gradient.
     """
 
     by_class: ClassVar[bool] = True
@@ -61,6 +61,6 @@ class WSM:
 def losses(logits: Tensor, targets: Tensor, offsets: Tensor | None) -> Tensor:
     """The loss of each example [.., b], from logits [.., b, C] and offsets [C] (None: cross entropy)."""
     of_target = targets.unsqueeze(-1)
-    if offsets is None:  # the bits of F.cross_entropy, which under vmap takes longer and imports sympy
+    if offsets is None:  # bit for bit F.cross_entropy, which takes longer under vmap and imports sympy
         return -F.log_softmax(logits, -1).gather(-1, of_target).squeeze(-1)
     return torch.logsumexp(logits + offsets, -1) - logits.gather(-1, of_target).squeeze(-1)

@@ -4,12 +4,12 @@ from fedlab_runner.core.work import Work
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.system import memory_bytes
 
-MODEL_COPIES = 2  # of the cohort's models: the trained ones (y), and what clients send (y - x)
+MODEL_COPIES = 2  # of the cohort's models: the trained models (y) and the updates (y - x)
 MIN_CHECKED_BYTES = 2**28  # smaller cohorts are not checked
 
 
 def check_cohort_memory(work: Work) -> None:
-    """Raises UserError where the models of a cohort need more memory than is free; the line says what would fit."""
+    """Raises UserError if the models of a cohort need more memory than is free; the line says how many would fit."""
     model = work.family.size * work.family.dtype.itemsize
     needed = MODEL_COPIES * len(work.ids) * model
     if needed < MIN_CHECKED_BYTES or work.family.device.type != "cpu":

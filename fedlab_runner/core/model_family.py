@@ -21,8 +21,8 @@ from fedlab_runner.core.rng import Purpose, torch_seed
 
 
 class Batch(NamedTuple):
-    """A normalised minibatch. `mask` is 1 for a real example and 0 for padding; `offsets` are the loss function's for
-    the client that has the examples (None: cross entropy).
+    """A normalised minibatch. `mask` is 1 for a real example and 0 for padding; `offsets` are the loss function's
+    offsets for the client that has the examples (None: cross entropy).
     """
 
     inputs: Tensor  # [b, ...]
@@ -45,14 +45,14 @@ class Normalize(NamedTuple):
     def of(
         mean: Sequence[float] | None, std: Sequence[float] | None, dtype: torch.dtype, device: torch.device
     ) -> "Normalize":
-        """From mean and standard deviation of each channel, in units of [0, 1]; None: nothing is shifted or scaled."""
+        """The normalisation by each channel's mean and standard deviation, in units of [0, 1]; None: values stay."""
         if mean is None or std is None:
             return Normalize(None, None)
         shift, scale = (torch.tensor(v, dtype=dtype, device=device).view(-1, 1, 1) * 255 for v in (mean, std))
         return Normalize(shift, 1 / scale)
 
     def __call__(self, inputs: Tensor, dtype: torch.dtype) -> Tensor:
-        images = inputs.dim() == 4  # channels last: convolutions and pooling gain up to 30 % on a CPU
+        images = inputs.dim() == 4  # channels last: convolutions and pooling are up to 30 % faster on a CPU
         inputs = inputs.to(dtype, memory_format=torch.channels_last if images else torch.preserve_format)
         if images:  # with one channel, only strides tell a convolution which layout to produce
             n, c, h, w = inputs.shape
@@ -76,10 +76,10 @@ class Classifier(NamedTuple):
 
 
 class FunctionalModel:
-    """One model of a family as a function of its inputs: what a loss function is given.
+    """One model of a family as a function of its inputs: the argument `model` of a loss function.
 
-    A loss may regularise `params` [P]. After a call in training mode `buffers` [B] has the updated statistics. Logits
-    have no gradient by the parameters `frozen`, and what it would cost is not computed.
+    A loss may regularise `params` [P]. After a call in training mode `buffers` [B] has the updated statistics. A step
+    computes no gradient of the logits by the parameters `frozen`.
     """
 
     def __init__(self, family: "ModelFamily", params: Tensor, buffers: Tensor, frozen: Collection[str] = ()) -> None:
@@ -105,8 +105,8 @@ class ModelFamily:
     """An architecture on given data, with its loss and precision. A model of the family is a vector of D = P + B
     values.
 
-    `module` is the template that applies every model. Parameters without a gradient stay in it: all models share them,
-    and no vector holds them.
+    `module` is the template that applies every model. Parameters without a gradient stay in the template: all models
+    share them, and no vector holds them.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class ModelFamily:
         return torch.cat([values[k].detach().reshape(-1) for k, *_ in self._params + self._buffers])
 
     def state_dict(self, w: Tensor) -> dict[str, Tensor]:
-        """A model [D] under PyTorch's names, the frozen parameters included."""
+        """A model [D] under PyTorch's names, with the frozen parameters."""
         named = self.views(w[: self.num_params]) | self.buffer_views(w[self.num_params :])
         return {k: named.get(k, v).detach().clone() for k, v in self.module.state_dict().items()}
 
@@ -198,7 +198,7 @@ class ModelFamily:
                 norm.eval()
 
     def forward(self, values: dict[str, Tensor] | None, inputs: Tensor, module: nn.Module | None = None) -> Tensor:
-        """Logits [b, C] of a module (None: the family's) with these values by name; None: with its own values."""
+        """Logits [b, C] of a module (None: the family's) with these values by name (None: its own values)."""
         module = self.module if module is None else module
         if self.autocast is None:
             return _call(module, values, inputs)
@@ -243,9 +243,9 @@ class ModelFamily:
         return self._build()
 
     def bound_loss(self, inputs: Tensor, targets: Tensor, offsets: Tensor | None) -> Tensor:
-        """The mean loss of the model that the module is bound to, on a minibatch without padding."""
+        """The mean loss, on a minibatch without padding, of the model that the module is bound to."""
         logits = self.forward(None, inputs)
-        if offsets is None:  # one call, with the bits of `losses`
+        if offsets is None:  # one call, bit for bit as `losses`
             return F.cross_entropy(logits, targets, reduction="none").mean()
         return losses(logits, targets, offsets).mean()
 
@@ -266,7 +266,7 @@ class ModelFamily:
         return (~torch.isfinite(buffers) | (self._variances & (buffers < 0))).any(1)
 
     def flops(self, inputs: Tensor) -> Flops:
-        """The matrix products, convolutions and attention for one of these normalised inputs [b, ...]."""
+        """The operations for one of these normalised inputs [b, ...]: matrix products, convolutions and attention."""
         shape = inputs.shape[1:]
         if shape not in self._flops:
             w = torch.ones(self.size, dtype=self.dtype, device=self.device)
@@ -280,7 +280,7 @@ class ModelFamily:
 
     @property
     def classifier(self) -> Classifier | None:
-        """The linear layer that gives the logits; None where the model has none or does not train it."""
+        """The linear layer that gives the logits; None if the model has none or does not train it."""
         linear = [(k, m) for k, m in self.module.named_modules() if isinstance(m, nn.Linear)]
         if not linear or linear[-1][1].out_features != self.num_classes:
             return None

@@ -1,4 +1,4 @@
-"""Element-wise optimisers: one call moves K models, each row as if it were alone.
+"""Element-wise optimisers: one call moves K models, each row independently of the others.
 
 The formulas are those of torch.optim (SGD, Adam, AdamW), and tests compare the two. Executors slice the rows of an
 optimiser's state with the models: a client that has done its steps no longer moves.
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class Optimizer(Protocol):
-    """An update rule on rows of parameters. `slots` is the number of tensors of their shape that it keeps."""
+    """An update rule on rows of parameters. `slots` is the number of tensors of the parameters' shape that it keeps."""
 
     @property
     def slots(self) -> int: ...
@@ -20,7 +20,7 @@ class Optimizer(Protocol):
     def step(self, w: Tensor, g: Tensor, slots: tuple[Tensor, ...], lr: float | Tensor, t: int | Tensor) -> None:
         """Moves parameters w [.., P] along gradients g [.., P], and updates the slots, in place; t counts steps from 0.
 
-        A compiled step passes lr and t as tensors [], so that they are not constants of the compiled code.
+        A compiled step passes lr and t as tensors [], so that they do not become constants of the compiled code.
         """
         ...
 
@@ -74,9 +74,7 @@ class Adam:
         v.mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
         correction1, correction2 = 1 - self.beta1 ** (t + 1), 1 - self.beta2 ** (t + 1)
         square, kind = v / correction2, torch.finfo(v.dtype)
-        if (
-            4 * kind.tiny**0.5 < kind.eps * self.eps
-        ):  # the sum has the bits of zero's, whose root takes five times longer
+        if 4 * kind.tiny**0.5 < kind.eps * self.eps:  # bit for bit as with zero, whose root takes five times longer
             square.clamp_min_(kind.tiny)
         scale = square.sqrt_().add_(self.eps)
         pace = lr / correction1
@@ -105,7 +103,7 @@ class Masked:
 
 @dataclass(frozen=True)
 class Bounded:
-    """Another optimiser, after each of whose steps all parameters are clipped to [low, high]."""
+    """Another optimiser; after each of its steps all parameters are clipped to [low, high]."""
 
     inner: Optimizer
     low: float

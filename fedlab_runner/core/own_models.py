@@ -1,4 +1,4 @@
-"""The clients' own models: each is a row in the client state store, so that a round touches those that it changes.
+"""The clients' own models. Each is a row in the client state store, so that a round touches only the models it changes.
 
 Client i has architecture i modulo A. Clients that have not changed their model yet share one tensor.
 """
@@ -28,8 +28,8 @@ def models_of(fed: Federation, models: OwnModels, group: ClientGroup) -> Tensor:
 
 
 def updated(fed: Federation, place: str, models: OwnModels, new: Iterable[tuple[ClientGroup, Tensor]]) -> OwnModels:
-    """All clients' models with new models [k, D_a] for the clients of groups, or one [D_a] for all of a group, which
-    are kept at `place`.
+    """All clients' models with the `new` models of some groups, kept at `place`: models [k, D_a] for a group's clients,
+    or one [D_a] for all of them.
     """
     found = dict(models)
     for group, rows in new:
@@ -38,7 +38,7 @@ def updated(fed: Federation, place: str, models: OwnModels, new: Iterable[tuple[
 
 
 def each_model(fed: Federation, models: Tensor | OwnModels) -> Iterator[tuple[ModelFamily, Tensor]]:
-    """The server's model [D], or each client's, with its family; one at a time is in memory."""
+    """The server's model [D], or each client's model, with its family. One model at a time is in memory."""
     if isinstance(models, Tensor):
         yield fed.family, models
         return
@@ -50,7 +50,7 @@ def each_model(fed: Federation, models: Tensor | OwnModels) -> Iterator[tuple[Mo
 def changed_models(
     fed: Federation, before: Tensor | OwnModels, after: Tensor | OwnModels
 ) -> Iterator[tuple[ModelFamily, Tensor]]:
-    """The server's model [D], or each model that clients had not had before, with its family."""
+    """The server's model [D], or each model that is new among the clients' models, with its family."""
     if isinstance(before, Tensor) or isinstance(after, Tensor):
         return each_model(fed, after)
     seen: dict[tuple[str, int], int] = {}

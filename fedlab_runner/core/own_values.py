@@ -1,6 +1,6 @@
 """Values that are each client's own, at the same columns of all models.
 
-They are copied in blocks: to pick columns one by one takes several times longer.
+This module copies them in runs of columns: picking columns one by one takes several times longer.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Columns:
-    """Some columns of models [.., D], in runs."""
+    """Some columns of models [.., D], as runs of consecutive columns."""
 
     runs: tuple[slice, ...]
 
@@ -36,7 +36,7 @@ class Columns:
         return sum(self._lengths)
 
     def get(self, model: Tensor) -> Tensor:
-        """The values [h] of a model [D]; a view of it where there is one run."""
+        """The values [h] of a model [D]; a view of the model if there is one run."""
         return (
             model[self.runs[0]] if len(self.runs) == 1 else torch.cat([model[:0], *(model[run] for run in self.runs)])
         )
@@ -47,7 +47,7 @@ class Columns:
             model[run] = part
 
     def copy(self, models: Tensor, source: Tensor) -> None:
-        """Writes into models [K, D] the values of others, `source` [D] or [K, D]."""
+        """Writes into models [K, D] the values of other models, `source` [D] or [K, D]."""
         for run in self.runs:
             models[:, run] = source[..., run]
 
@@ -56,8 +56,8 @@ class Own(NamedTuple):
     """The values that each of K clients has at the same columns."""
 
     columns: Columns
-    rows: Sequence[Tensor]  # [K], each [h]; nobody writes into them
+    rows: Sequence[Tensor]  # [K], each [h]; read only
 
     def select(self, rows: np.ndarray) -> "Own":
-        """Those of some of the clients, by their rows [k]."""
+        """The values of some of the clients, by their rows [k]."""
         return Own(self.columns, [self.rows[row] for row in rows.tolist()])

@@ -7,7 +7,7 @@ import numpy as np
 
 
 class Purpose(IntEnum):
-    """What a random stream is for. No two uses share a stream; the numbers are part of every result."""
+    """What a random stream is for. No two uses share a stream. Every result depends on these numbers."""
 
     PARTITION = 1
     INIT = 2
@@ -56,10 +56,10 @@ def generator(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> n
 def generators(
     seed: int, purpose: Purpose, round: int, clients: np.ndarray, step: int = 0
 ) -> Iterator[np.random.Generator]:
-    """The streams of many clients in turn: the numbers of `generator`, without its set-up cost for each client.
+    """The streams of many clients in turn: the numbers of `generator`, without its set-up costs for each client.
 
-    `step` chooses a part of each stream; parts are too long to overlap. A yielded generator is valid until the next is
-    requested.
+    `step` chooses a part of each stream; parts are too long to overlap. A yielded generator is valid until the caller
+    requests the next one.
     """
     bits = np.random.Philox(key=0)
     fresh, rng = bits.state, np.random.Generator(bits)

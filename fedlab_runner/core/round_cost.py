@@ -1,4 +1,4 @@
-"""The floating-point operations of a round, before any round was run."""
+"""The floating-point operations of a round, as an estimate before the first round."""
 
 from dataclasses import replace
 
@@ -9,12 +9,12 @@ from fedlab_runner.core.local_training import LocalTraining
 
 
 def local_operations(fed: Federation) -> float:
-    """Operations of plain local training of a cohort, a mean over the clients and their architectures."""
+    """Operations of plain local training of a cohort, from means over the clients and their architectures."""
     return fed.cohort_size * _of_a_client(fed, fed.local)
 
 
 def epoch_operations(fed: Federation, epochs: int, models: int) -> float:
-    """Operations of `models` models that learn from one client's examples for `epochs` epochs."""
+    """Operations of training `models` models on one client's examples for `epochs` epochs."""
     return models * _of_a_client(fed, replace(fed.local, epochs=epochs, steps=None)) if epochs else 0.0
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from fedlab_runner.core.training_cost import StepCosts
 from fedlab_runner.core.work import Work
 
-FLOAT_BYTES = 4  # bytes of one value that is sent, whatever precision the simulation uses
+FLOAT_BYTES = 4  # bytes of a value that clients or the server send, in any precision of the simulation
 
 
 class RoundMetrics:
@@ -32,7 +32,7 @@ class RoundMetrics:
         self.values |= values
 
     def count_payload(self, *, upload: int = 0, download: int = 0, models: int | None = None) -> None:
-        """Adds the numbers of values sent to and from the server, and of models that clients sent to each other."""
+        """Adds values sent to the server (`upload`) and from it (`download`), and models sent between clients."""
         self._add("comm/upload_mb", upload * FLOAT_BYTES / 1e6)
         self._add("comm/download_mb", download * FLOAT_BYTES / 1e6)
         if models is not None:

@@ -1,7 +1,7 @@
-"""A file of rows of one length: slots that are written once, and used again when nobody needs their rows.
+"""A file of rows of one length. A round writes a slot once and uses it again when nobody needs its row.
 
-A slot is used again when neither the State that the current round starts from nor a checkpoint in the run folder refers
-to it: a round never overwrites a row that a killed run needs. Files are sparse: a row that was never put costs nothing.
+A slot is free when neither the State that the current round starts from nor a checkpoint in the run folder refers to
+it: a round never overwrites a row that a killed run needs. Files are sparse: an empty slot takes no space.
 """
 
 import logging
@@ -23,7 +23,7 @@ from fedlab_runner.utils.errors import RunFailed
 from fedlab_runner.utils.files import is_at, make_folder, naming, open_own, open_to_read, sync_folder, write_atomically
 
 NOT_DROPPED = np.iinfo(np.int64).max  # `gone` of a slot whose row is in use
-MIN_NEW_SLOTS = 64  # by which a full file grows
+MIN_NEW_SLOTS = 64  # slots by which a full file grows at least
 _log = logging.getLogger(__name__)
 
 
@@ -31,7 +31,7 @@ class RowFile:
     """Rows of one length and type in one file, read and written by position: no row stays in memory.
 
     Slot i holds a row of the States after `born[i]` to `gone[i] - 1` rounds (an empty interval: no row), with the
-    CRC-32 `sums[i]`. Without a path the file is temporary; one that is `read_only` must be there.
+    CRC-32 `sums[i]`. Without a path the file is temporary. A `read_only` file must exist.
     """
 
     def __init__(self, path: Path | None, length: int, dtype: torch.dtype, read_only: bool = False) -> None:
@@ -53,7 +53,7 @@ class RowFile:
         self._retained, self._free = frozenset(rounds), None
 
     def put(self, row: Tensor, after: int | None = None) -> int:
-        """Writes a row [length], of the State after this round or after so many rounds, and returns its slot."""
+        """Writes a row [length] of the State after this round, or after `after` rounds, and returns its slot."""
         slot = self._take()
         values = row.detach().to("cpu", self.dtype).contiguous().numpy()
         data, offset = values.data.cast("B"), slot * self._row_bytes
@@ -67,7 +67,7 @@ class RowFile:
         return slot
 
     def get(self, slot: int, columns: slice, device: torch.device) -> Tensor:
-        """The row of a slot, or consecutive columns of it. RunFailed where a whole row has another checksum."""
+        """The row of a slot, or consecutive columns of it. Raises RunFailed if a whole row has another checksum."""
         self._check(slot)
         begin, end, _ = columns.indices(self.length)
         values = self._values(slot, begin, end)
@@ -94,17 +94,17 @@ class RowFile:
         return values
 
     def stamp(self, slot: int) -> tuple[int, int, int]:
-        """What tells the row in a slot from all that were there before."""
+        """A key that differs for all rows that a slot has ever held."""
         self._check(slot)
         return slot, int(self._born[slot]), int(self._sums[slot])
 
     def drop(self, slot: int, after: int | None = None) -> None:
-        """Says that the State after this round, or after so many rounds, does not hold the slot."""
+        """Declares that the State after this round, or after `after` rounds, does not hold the slot."""
         self._check(slot)
         self._gone[slot] = self._round + 1 if after is None else after
 
     def sync(self) -> None:
-        """Forces all rows to disk. Called before a checkpoint is written, which refers to them."""
+        """Forces all rows to disk. The run calls this before it writes a checkpoint that refers to them."""
         self._mend()
         if self._dirty:
             with naming(self._path):
@@ -112,14 +112,14 @@ class RowFile:
             self._dirty = False
 
     def _mend(self) -> None:
-        """Writes the file anew where it was removed while it was open. RunFailed where rows in use were cut off."""
+        """Writes a file again that was removed while it was open. Raises RunFailed if rows in use were cut off."""
         if self._path is None or self._descriptor is None:
             return
         live = np.flatnonzero((self._born > 0) & (self._gone == NOT_DROPPED))
         if os.fstat(self._descriptor).st_size < (live.max(initial=-1) + 1) * self._row_bytes:
-            raise RunFailed(f"{self._path} was cut off while the run was at work, and rows are lost: {next_start()}")
+            raise RunFailed(f"{self._path} was cut off during the run, and rows are lost: {next_start()}")
         if not is_at(self._path, self._descriptor):
-            _log.warning("%s was removed while the run was at work: it is written anew", self._path)
+            _log.warning("%s was removed during the run: it is written again", self._path)
             with os.fdopen(os.dup(self._descriptor), "rb") as rows:  # all other access is by position
                 rows.seek(0)
                 write_atomically(self._path, lambda file: shutil.copyfileobj(rows, file))
@@ -127,8 +127,8 @@ class RowFile:
             self._descriptor = None
 
     def state_dict(self, round: int | None = None) -> dict[str, Tensor]:
-        """The rounds and checksums of all slots: now, or as they were after `round` rounds, where a later one has begun
-        and will be done again.
+        """The rounds and checksums of all slots: now, or as of the end of `round` rounds, if the present round will be
+        repeated.
         """
         values = {"born": self._born.copy(), "gone": self._gone.copy(), "sums": self._sums.copy()}
         if round is not None:
@@ -138,7 +138,7 @@ class RowFile:
         return {name: torch.from_numpy(each) for name, each in values.items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Continues from a saved state: slots written later are free. ValueError where its lists do not fit."""
+        """Continues from a saved state: slots written later are free. Raises ValueError if its lists do not fit."""
         if any(
             each.dtype != torch.int64 or each.shape != state["born"].shape or each.dim() != 1 for each in state.values()
         ):
@@ -147,7 +147,7 @@ class RowFile:
         self._free = None
 
     def find_damage(self, round: int) -> str | None:
-        """Reads all rows of the State after `round` and describes the first damaged one; None: all are whole."""
+        """Reads all rows of the State after `round` and describes the first damaged row; None: all are whole."""
         for slot in np.flatnonzero((self._born <= round) & (round < self._gone)).tolist():
             try:
                 whole = self._whole(slot, self._values(slot, 0, self.length))

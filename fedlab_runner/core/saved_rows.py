@@ -1,5 +1,5 @@
-"""Rows in memory, as checkpoints have them: a row is written into a row file once, and each checkpoint that has it
-names its slot there. So a checkpoint costs what has changed since the last one.
+"""Rows in memory, as checkpoints have them. The first checkpoint with a row writes it into a row file, and each
+checkpoint names its slot there. So a checkpoint costs only the rows that have changed since the last one.
 """
 
 import re
@@ -23,19 +23,19 @@ class SavedRows:
     def __init__(self, file: Callable[[str], RowFile], device: torch.device) -> None:
         """`file` finds a row file by its name."""
         self._file, self._device = file, device
-        self._names = WeakTensorKeyDictionary()  # the name of the file for each row in memory
-        self._slots = WeakTensorKeyDictionary()  # of the rows that are written
+        self._names = WeakTensorKeyDictionary()  # for each row in memory the name of its file
+        self._slots = WeakTensorKeyDictionary()  # for each row that a file has, its slot
         self._last: set[tuple[str, int]] = set()  # files' names and slots of the rows in the last checkpoint
 
     def add(self, row: Tensor, name: str) -> Tensor:
-        """Says that this tensor is a row that belongs into this file."""
+        """Declares that this tensor is a row of this file, and returns the tensor."""
         self._names[row] = name
         return row
 
     @contextmanager
     def naming(self, round: int) -> Iterator[Named]:
-        """A context for packing the State after `round` rounds: yields what puts the name of a row in its place, and
-        writes the row if no checkpoint has it; any other tensor is left as it is.
+        """A context for packing the State after `round` rounds. Yields a function that replaces a row by its name and
+        writes the row if no checkpoint has it. The function returns any other tensor as it is.
         """
         now: set[tuple[str, int]] = set()
 
@@ -56,13 +56,13 @@ class SavedRows:
         self._last = now
 
     def forget(self) -> None:
-        """Says that no row in memory is in a file: the files are those of another State."""
+        """Declares that no row in memory is in a file, because the files belong to another State."""
         self._slots, self._last = WeakTensorKeyDictionary(), set()
 
     def read(self, packed: Any) -> Any:
-        """A packed value with the rows in the place of their names; clients that shared a row share it again.
+        """A packed value with rows instead of their names. Clients that shared a row share it again.
 
-        RunFailed where a file lacks a row or has damaged it.
+        Raises RunFailed where a file lacks a row or holds it damaged.
         """
         found: dict[str, Tensor] = {}
 

@@ -1,4 +1,4 @@
-"""A network of a family beside the family's own: several models can then compute at the same time."""
+"""A second network of a family, so that several models can compute at the same time."""
 
 import copy
 from typing import Any
@@ -9,9 +9,9 @@ from fedlab_runner.core.model_family import ModelFamily
 
 
 class SeparateModule:
-    """A network of a family whose own values are views of a model w [D]: to train it is to write into w.
+    """A network of a family whose values are views of a model w [D]: training the network writes into w.
 
-    Parameters without a gradient, and buffers that no vector holds, are those of the family's module.
+    It shares parameters without a gradient, and buffers that no vector holds, with the family's module.
     """
 
     def __init__(self, family: ModelFamily, w: Tensor) -> None:
@@ -26,7 +26,7 @@ class SeparateModule:
         self._family, self._module = family, copy.deepcopy(family.module, found)
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """Logits [b, C] of normalised inputs, in the mode that the family was in at the last `follow_mode`."""
+        """Logits [b, C] of normalised inputs, in the family's mode at the last `follow_mode`."""
         return self._family.forward(None, inputs, self._module)
 
     def follow_mode(self) -> None:

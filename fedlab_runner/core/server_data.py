@@ -8,9 +8,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class ServerData:
-    """The server's labelled examples, stored as the clients' are.
+    """The server's labelled examples, stored like the clients' examples.
 
-    `in_domain`: their classes are the clients'. `mapped`: the inputs lie in a memory-mapped file, too large to copy.
+    `in_domain`: their classes are those of the clients. `mapped`: the inputs lie in a memory-mapped file, too large to
+    copy.
     """
 
     inputs: Tensor  # [n, ...] as the clients'

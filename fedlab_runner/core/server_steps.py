@@ -17,7 +17,7 @@ class ServerSteps:
         # The moments' number and sizes, without memory.
         like = torch.empty(num_params, dtype=dtype, device="meta")
         self._layout = () if self._optimizer is None else self._optimizer.init(like)
-        self._moments: Moments = ()  # none before the first step
+        self._moments: Moments = ()  # empty before the first step
         self._count = 0
         self.taken = False  # whether a step was taken in this round
 
@@ -33,11 +33,11 @@ class ServerSteps:
 
     @property
     def held(self) -> int:
-        """How many values the moments have."""
+        """The number of values of the moments."""
         return sum(t.numel() for t in self._layout)
 
     def take(self, before: Tensor, after: Tensor) -> Tensor:
-        """The server's next model [D] where an algorithm goes from `before` [D] to `after` [D]."""
+        """The server's next model [D] when an algorithm goes from `before` [D] to `after` [D]."""
         x, y = before[: self._num_params], after[: self._num_params]
         if self._optimizer is None or torch.equal(x, y):
             return after
@@ -47,11 +47,11 @@ class ServerSteps:
         return torch.cat([x, after[self._num_params :]])
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that steps change; no tensor in it is ever written to."""
+        """Everything that steps change. Nothing ever writes into a tensor in it."""
         return {"moments": self._moments, "count": self._count}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues from a saved state; ValueError where it is of another optimiser."""
+        """Continues from a saved state. Raises ValueError for the state of another optimiser."""
         moments, count = tuple(state["moments"]), int(state["count"])
         wanted = self._layout if count else ()
         if [(t.shape, t.dtype) for t in moments] != [(t.shape, t.dtype) for t in wanted]:

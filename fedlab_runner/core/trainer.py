@@ -41,7 +41,9 @@ class LocalTrainer:
         self._joined: dict[Any, Any] = {}
 
     def joined(self, kind: Callable[..., J], *parts: Any) -> J:
-        """The joined models `kind(*parts)`: the same object at each call, as the costs of a family are known to it."""
+        """The joined models `kind(*parts)`: the same object at each call, because an object remembers its step's
+        cost.
+        """
         if (kind, *parts) not in self._joined:
             self._joined[kind, *parts] = kind(*parts)
         found: J = self._joined[kind, *parts]
@@ -70,9 +72,10 @@ class LocalTrainer:
         """The trained models [K, D], each client's mean loss over its last epoch [K] and, where clients report it, each
         trained model's loss on all its client's examples [K] float64.
 
-        With `homes` each client starts from what it receives and its own values at home, and keeps the trained ones: in
-        the models there are the received values. Those of clients that report `late` [K] count when they report. The
-        work may be on `joined` models, of whose first ones the values at home are.
+        With `homes` each client starts from the received values and its own values at home. It keeps the trained
+        values at home; the returned models have the received ones in their place. For clients that report `late` [K]
+        the kept values count from their report on. On `joined` models the values at home are those of the first
+        models.
 
         Raises UserError where the memory cannot hold the cohort, Diverged where the guard's policy is `stop`.
         """

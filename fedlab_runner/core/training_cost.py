@@ -15,7 +15,7 @@ from fedlab_runner.core.work import Work, gradient_of, own_generator
 class StepCost(NamedTuple):
     """Operations of a local step: a multiplication and an addition are two."""
 
-    step: int  # of a step, whatever the size of its minibatch: for generated examples, say
+    step: int  # of a step with any minibatch, such as operations on generated examples
     example: int  # of each example in the minibatch
 
     def of(self, work: Work) -> int:
@@ -27,7 +27,7 @@ class StepCost(NamedTuple):
 class StepCosts:
     """The cost of a local step, counted once for each kind of work.
 
-    The count has the matrix products, convolutions and attention in the passes of the loss that clients follow.
+    The count covers matrix products, convolutions and attention in the passes of the loss that clients follow.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ def _kind(work: Work) -> Hashable:
 
 
 def _code(function: Callable[..., Any] | None) -> Hashable:
-    """A key that is equal for the closures that an algorithm makes in different rounds."""
+    """A key that is equal for the closures that an algorithm makes of one function in different rounds."""
     return getattr(function, "__code__", function)
 
 

@@ -12,7 +12,7 @@ from fedlab_runner.utils.errors import Diverged
 
 MAX_NAMED_CLIENTS = 5  # in one message
 MAX_WARNINGS = 10  # later ones are only counted
-STATISTICS = "in batch norm's statistics, or with a variance below zero"
+STATISTICS = "in batch norm's statistics, or with a variance below zero"  # a place of what is not finite, in messages
 
 _log = logging.getLogger(__name__)
 
@@ -21,11 +21,12 @@ class Guard:
     """Finds the updates of a run's clients that are not finite, and treats them by a policy (the key `nonfinite`).
 
     - stop: the run ends; its last checkpoint is from before the round.
-    - drop: the client counts as one that has not answered, and its model is the one that it started from.
-    - zero: the client's update is zero, and counts. Other tensors that it sends must be finite, or it has not answered.
-    - clip: values that are not finite change by zero; the rest of the update counts and is bounded by `update_norm`.
+    - drop: the client counts as one that has not answered, and keeps the model that it started from.
+    - zero: the client counts, with an update of zero. If other tensors that it sends are not finite, it has not
+      answered.
+    - clip: the client counts. Values that are not finite do not change; `update_norm` bounds the rest of the update.
 
-    Without a server `drop` is `zero`: the client meets others with the model that it had.
+    Without a server `drop` acts as `zero`: the client meets others with the model that it had before.
     """
 
     def __init__(self, policy: str) -> None:
@@ -48,10 +49,11 @@ class Guard:
         family: ModelFamily,
         norm: float | None,
     ) -> tuple[Tensor, Tensor]:
-        """The models [K, D] that the policy makes of the trained models y [K, D] of clients `ids`, which started from
+        """The models [K, D] after the policy, from the trained models y [K, D] of clients `ids`, which started from
         `starts()` [D] or [K, D] and had `losses` [K]; and the mask [K] of the models that were finite.
 
-        A change of the parameters that is longer than `norm` is scaled down to it. Batch norm's statistics stay.
+        The guard scales a change of the parameters that is longer than `norm` down to it, and not batch norm's
+        statistics.
         """
         num_params = family.num_params
         astray = family.bad_statistics(y[:, num_params:])
@@ -65,34 +67,34 @@ class Guard:
         return (y if norm is None else self._clip(starts(), y, family.models, norm)), good
 
     def learnt(self, client: int, models: Sequence[Tensor]) -> bool:
-        """Whether the models that a client taught are finite. Under `stop` the run ends where they are not."""
+        """Whether the models that a client taught are finite. Under `stop` the run ends if they are not."""
         if all(bool(finite_rows([rows]).all()) for rows in models):
             return True
         self._fail(np.array([client]), "from mutual learning")
         return False
 
     def answered(self, ids: np.ndarray, upload: Iterable[Tensor]) -> np.ndarray:
-        """The mask [K] of the clients `ids` that answer, where their updates are the tensors [K, ...]."""
+        """The mask [K] of the clients `ids` that answer with the tensors [K, ...] of their updates."""
         good = finite_rows(upload).cpu().numpy() if len(ids) else np.ones(0, dtype=bool)
         if not good.all():
             self._fail(ids[~good], "in its upload")
         return good if self._policy in ("zero", "clip") else good & ~np.isin(ids, list(self._failed))
 
     def metrics(self) -> dict[str, float]:
-        """The counts of this round, under the policies and bounds that are set."""
+        """The counts of this round that the set policies and bounds have."""
         found: dict[str, float] = {} if self._policy == "stop" else {"updates/not_finite": len(self._failed)}
         return found if self._clipped is None else found | {"updates/clipped": self._clipped}
 
     def _lost(self, y: Tensor, bad: Tensor, num_params: int) -> Tensor:
-        """The mask [K, D] of the values of y that become those of the start; the models `bad` [K] are not finite."""
+        """The mask [K, D] of the values of y that the start's values replace; the models `bad` [K] are not finite."""
         if self._policy != "clip":
             return bad.unsqueeze(1).expand_as(y)
         lost = ~torch.isfinite(y)
-        lost[:, num_params:] |= bad.unsqueeze(1)  # no bound holds for statistics
+        lost[:, num_params:] |= bad.unsqueeze(1)  # `update_norm` does not bound statistics
         return lost
 
     def _clip(self, start: Tensor, y: Tensor, models: list[int], norm: float) -> Tensor:
-        """The models y [K, D] with changes of at most this norm, each of the `models` that a row has on its own."""
+        """The models y [K, D] with changes of at most this norm, for each of the `models` that a row holds."""
         clipped, begin = y, 0
         for count in models:
             part, begin = slice(begin, begin + count), begin + count
@@ -105,7 +107,7 @@ class Guard:
             # Not start + factor * change: a difference of finite values may be infinite, and infinity times 0 is NaN.
             factor = (norm / lengths).to(y.dtype).unsqueeze(1)
             shorter = start[..., part] * (1 - factor) + y[:, part] * factor
-            clipped = y.clone() if clipped is y else clipped  # an executor may have kept it
+            clipped = y.clone() if clipped is y else clipped  # an executor may keep y
             clipped[long, part] = shorter[long]
         return clipped
 
@@ -117,7 +119,7 @@ class Guard:
         if self._policy == "stop":
             raise Diverged(
                 f"the run diverged in round {self._round + 1} ({whose}): lower local.lr, set local.clip_norm, or leave "
-                "out such updates with nonfinite=drop, which goes on from here with hydra.run.dir=<this run's folder>"
+                "out such updates with nonfinite=drop, which continues from here with hydra.run.dir=<this run's folder>"
             )
         self._failed.update(ids.tolist())
         self._warnings += 1
@@ -131,8 +133,8 @@ def finite_rows(tensors: Iterable[Tensor]) -> Tensor:
     """The mask [K] of the rows that are finite in all tensors [K, ...]."""
     good: Tensor | None = None
     for rows in tensors:
-        # A sum takes no memory and is not finite where a term is not. Where finite terms may have too large a sum,
-        # every value is checked.
+        # A sum takes no memory and is not finite if a term is not. If finite terms may have too large a sum, this
+        # checks every value.
         mine = torch.isfinite(rows.flatten(1).sum(1) if rows.dim() > 1 else rows)
         if not bool(mine.all()) and rows.dim() > 1:
             mine = torch.isfinite(rows).flatten(1).all(1)

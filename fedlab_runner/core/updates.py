@@ -1,4 +1,4 @@
-"""Updates that arrive at the server, in time or late."""
+"""Updates that arrive at the server, on time or late."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, Generic, NamedTuple, TypeVar, cast
@@ -12,7 +12,7 @@ Upload = TypeVar("Upload", bound=tuple[Tensor, ...])
 
 
 class Updates(Generic[Upload]):
-    """The A updates that arrive at the server in this round: the oldest first, then in the order of sampling."""
+    """The A updates that arrive at the server in this round, the oldest first, then in the order of sampling."""
 
     def __init__(self, upload: Upload, ids: Tensor, num_examples: Tensor, staleness: Tensor) -> None:
         self.upload = upload  # each tensor [A, ...]
@@ -29,7 +29,7 @@ class Updates(Generic[Upload]):
         return Updates(upload, self.ids[rows], self.num_examples[rows], self.staleness[rows])
 
     def mean(self, rows: Tensor, *, uniform: bool = False) -> Tensor:
-        """The mean of rows [A, ...], weighted by numbers of examples or `uniform`; zero where A is 0."""
+        """The mean of rows [A, ...], weighted by numbers of examples or `uniform`; zero if A is 0."""
         if not len(self):
             return rows.new_zeros(rows.shape[1:])
         weights = torch.ones_like(self.num_examples) if uniform else self.num_examples
@@ -68,7 +68,7 @@ def staleness_metrics(staleness: Tensor) -> dict[str, float]:
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """All tensors in a value, and in the tuples, lists and dicts that it has."""
+    """All tensors in a value, and in its tuples, lists and dicts."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, tuple | list | dict):

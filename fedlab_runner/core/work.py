@@ -1,4 +1,4 @@
-"""The contract of executors: the local work of a cohort, and what an executor does with it."""
+"""The contract of executors: the local work of a cohort, and how an executor carries it out."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +22,7 @@ from fedlab_runner.core.rng import Purpose, torch_seeds
 OfOne = Callable[..., tuple[Tensor, ...]]  # (row of each tensor) -> its results, for `Executor.map_models`
 Objective = Callable[..., tuple[Tensor, tuple[Tensor, Tensor]]]  # see `Work.objective`
 Gradient = Callable[..., tuple[Tensor, tuple[Tensor, Tensor]]]  # an objective's gradient [P], with the same second part
-MAX_PLANNED_EXAMPLES = 2**20  # of a cohort whose minibatches are all drawn at once
+MAX_PLANNED_EXAMPLES = 2**20  # of a cohort, up to which the minibatches of all its clients are drawn at once
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Work:
     common: tuple[Tensor, ...] = ()  # the same for all clients
     frozen: tuple[str, ...] = ()  # parameters and statistics that stay as they are
     optimizer: Optimizer | None = None  # None: that of `local`
-    own_start: Own | None = None  # values of `start` in whose place each client has its own
+    own_start: Own | None = None  # each client's own values, which replace those of `start`
 
     def select(self, rows: np.ndarray) -> "Work":
         """The work of some of the clients, by their rows [k]."""
@@ -71,22 +71,22 @@ class Work:
 
     @cached_property
     def notes(self) -> dict[Any, Any]:
-        """What executors and `per_step` keep as long as this work."""
+        """What executors and `per_step` keep as long as this work exists."""
         return {}
 
     @cached_property
     def whole_plan(self) -> Plan | None:
-        """The minibatches of a whole cohort that is small: drawing them client by client costs several times more."""
+        """The minibatches of the whole cohort, if it is small: drawing client by client takes several times longer."""
         size = len(self.ids) * int(self.num_steps.max(initial=0)) * self.local.batch_size
         return self.drawn_plan(self.ids) if size <= MAX_PLANNED_EXAMPLES else None
 
     def drawn_plan(self, ids: np.ndarray, purpose: Purpose | None = None) -> Plan:
-        """The minibatches of clients `ids` [k]; with a purpose, others than those that they train on."""
+        """The minibatches of clients `ids` [k]; with a `purpose`, others than those that they train on."""
         how: dict[str, Any] = {"seed": self.seed, "round": self.round, "drop_single": self.family.has_batch_norm}
         return self.client_data.plan(ids, self.local, purpose=purpose, **how)
 
     def starts(self, rows: np.ndarray | None = None) -> Tensor:
-        """The models [k, D] that some of the clients start from (None: all); the caller does not write into them."""
+        """The models [k, D] that some of the clients start from (None: all). The caller must not write into them."""
         count = len(self.ids) if rows is None else len(rows)
         if self.own_start is None:
             return (self.start if rows is None or self.start.dim() == 1 else self.start[rows]).expand(count, -1)
@@ -107,9 +107,9 @@ class Work:
         return start[:, : self.family.num_params].clone(), start[:, self.family.num_params :].clone()
 
     def groups(self) -> list[tuple[bool, np.ndarray]]:
-        """(batch norm frozen, rows that train so), with the longest work first.
+        """Pairs (whether batch norm is frozen, the rows that train so), with the longest work first.
 
-        Batch norm cannot train on one example: a client with a single one uses the stored statistics.
+        Batch norm cannot train on one example: a client with a single example uses the stored statistics.
         """
         examples = self.client_data.num_examples[self.ids]
         order = np.lexsort((np.arange(len(self.ids)), -examples, -self.num_steps))
@@ -118,7 +118,7 @@ class Work:
 
     @cached_property
     def offsets(self) -> Tensor | None:
-        """The loss function's offsets for each client [K, C]; None: it uses none."""
+        """The loss function's offsets for each client [K, C]; None: the loss function has no offsets."""
         offsets = self.client_data.offsets(self.family.loss_function, self.ids, self.family.num_classes)
         return None if offsets is None else offsets.to(self.family.dtype)
 
@@ -132,12 +132,12 @@ class Work:
     def _made_optimizer(self) -> Optimizer:
         made, p = self.optimizer or self.local.make_optimizer(), self.family.num_params
         alone = self.penalty is None and self.correct is None
-        still = alone and isinstance(made, SGD) and not made.weight_decay  # where the gradient is zero
+        still = alone and isinstance(made, SGD) and not made.weight_decay  # a zero gradient moves nothing
         return Masked(made, ~self._frozen[:p]) if self.frozen and not still else made
 
     @property
     def moving(self) -> list[bool]:
-        """Whether each trainable tensor moves."""
+        """For each trainable tensor whether it moves."""
         family = self.family
         return [name not in self.frozen for name, (start, _) in family.layout.items() if start < family.num_params]
 
@@ -170,8 +170,8 @@ class Work:
     def followed(self, gradient: Gradient, each: Callable[..., Any] = lambda of_one: of_one) -> Gradient:
         """The gradient that the optimiser follows: taken at the perturbed parameters, then clipped, then corrected.
 
-        Loss and new buffers stay those of the parameters themselves. `each` turns what is written for one client into
-        what the arguments of `gradient` are: with `vmap`, of several clients' rows.
+        Loss and new buffers stay those of the parameters themselves. `each` adapts a function for one client to the
+        arguments of `gradient`: `vmap` adapts it to rows of several clients.
         """
         perturb, correct = (None if of_one is None else each(of_one) for of_one in (self.perturb, self.correct))
         clip, first = self.local.clip_norm, int(self.offsets is not None)
@@ -217,8 +217,9 @@ def own_loss(model: FunctionalModel, batch: Batch, *own: Tensor) -> Tensor:
 def gradient_of(objective: Objective) -> Gradient:
     """The gradient of an objective by its parameters, with the objective's second result, by plain autograd.
 
-    Of several clients' objectives (a vmapped one), each row's: no loss depends on another client's parameters. This
-    takes half the time of `vmap(torch.func.grad(..))` for a small MLP, and imports no compiler, which takes a second.
+    For a vmapped objective of several clients it gives the gradient of each row, as no loss depends on another client's
+    parameters. This takes half the time of `vmap(torch.func.grad(..))` for a small MLP, and imports no compiler, which
+    would take a second.
     """
 
     def gradient(params: Tensor, *rest: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
@@ -234,15 +235,15 @@ def gradient_of(objective: Objective) -> Gradient:
 class Executor(Protocol):
     """An executor trains the cohort: one client after another, vmapped, in worker processes, or as CUDA graphs.
 
-    What it computes is a function of its arguments: how clients are grouped, and in which order, changes a result by
-    rounding at most, and two calls with the same arguments give the same bits. It leaves torch's global generators as
-    they were (`own_generator`).
+    Its result is a function of its arguments. How it groups and orders clients changes a result by rounding at most,
+    and two calls with the same arguments give the same bits. It leaves torch's global generators as they were
+    (`own_generator`).
     """
 
     def bind_run(self, folder: Path, rounds: int) -> "Executor":
         """The executor of a run of `rounds` rounds, which may write its own files into the run folder.
 
-        Called once, before the first round; the run trains with the executor that is returned.
+        The run calls this once, before the first round, and trains with the returned executor.
         """
         ...
 
@@ -258,17 +259,18 @@ class Executor(Protocol):
         """The models after local training [K, D], and each client's mean minibatch loss over its last epoch [K].
 
         K may be 0. A client without steps keeps its start, and its loss is 0. Both tensors are on the family's device.
-        The caller may write into the models; the executor uses their memory again when nobody holds them any more.
-        Models that are not finite are returned as they are. Raises UserError where the device or the platform cannot
-        carry out this kind of work, and whatever `loss`, `perturb`, `correct` and `per_step` raise.
+        The caller may write into the models; the executor reuses their memory when nobody holds them any more. Models
+        that are not finite come back as they are. Raises UserError if the device or the platform cannot carry out this
+        kind of work, and whatever `loss`, `perturb`, `correct` and `per_step` raise.
         """
         ...
 
     def map_models(self, family: ModelFamily, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
-        """Applies `function`, written for one model of the family, to each row of tensors [n, ...]: stacks [n, ...].
+        """Applies `function`, written for one model of the family, to each row of tensors [n, ...], and stacks the
+        results [n, ...].
 
-        `fill=True` promises that a row's result does not depend, to the bit, on the number of rows in a call: the
-        executor may then pad calls to one size.
+        With `fill=True` the executor may pad calls to one size. The caller promises that a row's bits do not depend on
+        the number of rows in a call.
         """
         ...
 

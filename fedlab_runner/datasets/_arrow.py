@@ -1,4 +1,4 @@
-"""Opens data sets of the library `datasets` and reads their arrow tables row by row."""
+"""Opens data sets of the library `datasets`, and reads their arrow tables row by row."""
 
 import io
 import math
@@ -16,13 +16,13 @@ from fedlab_runner.utils.files import open_to_read
 IMAGE, LIST, CELL, OTHER = "image", "list", "cell", "other"  # kinds of columns
 CELL_TYPES = re.compile(r"u?int\d+|float\d+|double|bool|(large_)?string|string_view")  # types of one value
 READERS = {".arrow": "arrow", ".parquet": "parquet"}  # the library's readers of files
-MARKS = ("dataset_dict.json", "state.json")  # files by which a folder of save_to_disk is known
-ROWS_AT_ONCE = 1000  # rows that are Python objects at a time
+MARKS = ("dataset_dict.json", "state.json")  # files that only a folder of save_to_disk has
+ROWS_AT_ONCE = 1000  # rows that become Python objects at a time
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a feature is: a column, and the index in its lists (None: the column has single values)."""
+    """The place of a feature: a column, and the index in its lists (None: the column has single values)."""
 
     column: str
     index: int | None
@@ -36,9 +36,9 @@ class Place:
 def open_local(library: Any, path: Path, name: str | None, wanted: Sequence[str]) -> Mapping[str, Any]:
     """The splits in a folder or file, by name. A folder of save_to_disk gives all its splits.
 
-    Data files are those of the split in `wanted` whose name is a word of their path; if no file has such a word, all
-    are those of the first. Only arrow and parquet files are read: some of the library's other readers are not safe for
-    a stranger's file. Raises ValueError for files of other kinds, and whatever the library raises.
+    A data file belongs to the split in `wanted` whose name is a word of the file's path. If no path has such a word,
+    all files belong to the first split. This reads arrow and parquet files alone: some of the library's other readers
+    are not safe for a stranger's file. Raises ValueError for other files, and whatever the library raises.
     """
     path = path if name is None else path / name
     inside = list(path.rglob("*")) if path.is_dir() else [path]
@@ -69,7 +69,7 @@ def _is_of(path: Path, split: str) -> bool:
 
 @contextmanager
 def quiet(library: Any, online: bool) -> Iterator[None]:
-    """A context in which the library shows no progress and, unless `online`, does not ask the Hub."""
+    """A context in which the library shows no progress and, unless `online`, does not contact the Hub."""
     from huggingface_hub import constants
 
     shown = not library.are_progress_bars_disabled()
@@ -89,7 +89,7 @@ def quiet(library: Any, online: bool) -> Iterator[None]:
 
 
 def table_of(part: Any) -> Any:
-    """The arrow table of a data set, checked by arrow: without the check a damaged file could end the process."""
+    """The arrow table of a data set, checked by arrow. Without the check a damaged file could end the process."""
     part.data.validate(full=True)
     return part.with_format("arrow")[:]
 
@@ -107,7 +107,7 @@ def kind(feature: Any) -> str:
 
 
 def places(columns: Sequence[str], features: Mapping[str, Any], table: Any) -> list[Place]:
-    """The features: one for a column of values, and as many for a column of lists as its first row has numbers."""
+    """The features: one for a column of values; for a column of lists, one for each number in its first row."""
     found = []
     for name in columns:
         if kind(features[name]) == LIST:
@@ -123,8 +123,8 @@ def rows(
 ) -> Iterator[dict[str, Cell]]:
     """The cells of each row, by the names of features, target and user.
 
-    `classes` are the names of the classes where labels are numbers, else None. Raises Fault for a list of another
-    length and for a label that no class has.
+    `classes` holds the names of the classes if labels are numbers, else it is None. Raises Fault for a list of another
+    length and for a label without a class.
     """
     columns = {place.column for place in inputs} | {target} | ({user} if user in table.column_names else set())
     widths = {place.column: place.index + 1 for place in inputs if place.index is not None}
@@ -134,7 +134,7 @@ def rows(
                 if row[name] is None or len(row[name]) != width:
                     size = "no list" if row[name] is None else f"a list of {len(row[name])} numbers, not {width},"
                     raise Fault(
-                        f"has {size} in the column {shown(name)}", "make all lists as long, or leave the row out"
+                        f"has {size} in the column {shown(name)}", "make all lists equally long, or leave the row out"
                     )
             cells = {p.name: _cell(row[p.column] if p.index is None else row[p.column][p.index]) for p in inputs}
             cells[target] = _cell(row[target]) if classes is None else _class(row[target], classes, target)

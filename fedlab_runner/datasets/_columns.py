@@ -1,4 +1,4 @@
-"""The columns of a table as features: numbers standardised, categories one-hot, all by the training rows alone."""
+"""Makes features of a table's columns: standardised numbers and one-hot categories, by the training rows alone."""
 
 import math
 from array import array
@@ -12,23 +12,23 @@ from fedlab_runner.datasets.examples import Data, Examples
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.system import memory_bytes
 
-MAX_CATEGORIES = 1000  # different values of a categorical column, each of which becomes a feature
+MAX_CATEGORIES = 1000  # different values of a categorical column; each becomes a feature
 MAX_CLASSES = 10_000  # different values of a target
-IMPUTE = ("mean", "median")  # what a missing number can be replaced by
+IMPUTE = ("mean", "median")  # replacements of a missing number
 MAX_SHOWN = 5  # names or values that a message shows
 MAX_SHOWN_CHARACTERS = 40  # of a value in a message
 
-Cell = str | float | None  # of a table; None: there is no value
+Cell = str | float | None  # of a table; None: no value
 
 
 class Numbers:
-    """A column of numbers that is filled cell by cell."""
+    """A column of numbers, filled cell by cell."""
 
     def __init__(self) -> None:
         self._values = array("d")
 
     def add(self, cell: Cell) -> None:
-        """Adds a cell, None for a missing value. Raises ValueError for one that is no finite number."""
+        """Adds a cell, None for a missing value. Raises ValueError unless it is a finite number."""
         value = math.nan if cell is None else float(cell)
         if cell is not None and not math.isfinite(value):
             raise ValueError("not a finite number")
@@ -37,9 +37,8 @@ class Numbers:
     def features(self, training: np.ndarray, impute: str | None) -> np.ndarray:
         """The standardised values [n, 1]: (value - mean) / standard deviation, both of the training rows [n] bool.
 
-        Where all training rows have one value, the deviation counts as 1. A missing value becomes the training rows'
-        mean or median. Raises ValueError where the training rows have no value, or numbers too large to be
-        standardised.
+        If all training rows have the same value, the deviation counts as 1. A missing value becomes the training rows'
+        mean or median. Raises ValueError if the training rows have no value, or numbers too large to be standardised.
         """
         values = np.array(self._values)
         seen = values[training & ~np.isnan(values)]
@@ -56,7 +55,7 @@ class Numbers:
 
 
 class Categories:
-    """A column of texts that is filled cell by cell."""
+    """A column of texts, filled cell by cell."""
 
     def __init__(self) -> None:
         self._codes, self._values = array("q"), dict[str, int]()
@@ -69,20 +68,20 @@ class Categories:
         self._codes.append(-1 if cell is None else self._values.setdefault(str(cell), len(self._values)))
 
     def indices(self) -> tuple[np.ndarray, list[str]]:
-        """The rows as indices [n] int64 into the sorted values, -1 where missing, and these values.
+        """The rows as indices [n] int64 into the sorted values (-1: missing), and these values.
 
-        Whole numbers are sorted by value, all else as text.
+        Whole numbers are sorted by value, other values as texts.
         """
         names = _sorted(self._values)
-        order = np.full(len(names) + 1, -1)  # its last entry is that of a missing value
+        order = np.full(len(names) + 1, -1)  # the last entry is for a missing value
         order[[self._values[name] for name in names]] = np.arange(len(names))
         return order[np.array(self._codes)], names
 
     def features(self, training: np.ndarray, impute: str | None) -> np.ndarray:
         """A feature [n, k], 0 or 1, for each of the k values that the training rows [n] bool have.
 
-        A value that they do not have is all zeros. A missing value becomes their most frequent one, of several the
-        first. Raises ValueError where they have no value, or too many.
+        A value that no training row has becomes all zeros. A missing value becomes the training rows' most frequent
+        value (the first of several). Raises ValueError if they have no value, or too many values.
         """
         codes, names = self.indices()
         counts = np.bincount(codes[training & (codes >= 0)], minlength=len(names))
@@ -98,7 +97,7 @@ class Categories:
 
 
 class Fault(Exception):
-    """A row that cannot be used: what is wrong, in words before a place such as "of line 7", and the remedy."""
+    """A row that cannot be used: what is wrong, in words that precede a place such as "of line 7", and the remedy."""
 
     def __init__(self, what: str, remedy: str) -> None:
         super().__init__(what, remedy)
@@ -106,7 +105,7 @@ class Fault(Exception):
 
 
 class Table:
-    """Rows with features, a class and perhaps a user, filled row by row."""
+    """Rows with features, a class and perhaps a user, added one by one."""
 
     def __init__(
         self, features: Sequence[str], target: str, user: str | None, categorical: Sequence[str], impute: str | None
@@ -124,7 +123,7 @@ class Table:
         return len(self._targets)
 
     def add(self, cells: Mapping[str, Cell]) -> None:
-        """Adds a row; the column of the user may be absent. Raises Fault."""
+        """Adds a row. The column of the user may be absent. Raises Fault."""
         strict = (*self._features,) if self._impute is None else ()
         for name in (self._target, self._user, *strict):
             if name is not None and cells.get(name, "") is None:
@@ -139,7 +138,7 @@ class Table:
         self._users.add(None if self._user is None else cells.get(self._user))
 
     def _no_numbers(self, cells: Mapping[str, Cell]) -> Fault:
-        """The fault of a row that has texts where numbers belong."""
+        """The fault of a row with texts in place of numbers."""
         texts = {}
         for name, column in self._features.items():
             try:
@@ -152,14 +151,16 @@ class Table:
         return Fault(what, f"{names} or dataset.ignore, or mend the value")
 
     def classes(self) -> list[str]:
-        """The classes of the rows so far, whole numbers by value. Raises ValueError, named `target`, for no classes."""
+        """The classes of the rows so far, whole numbers by value. Raises ValueError, named `target`, for wrong
+        classes.
+        """
         _, names = self._targets.indices()
         if (fault := _not_classes(names)) is not None:
             raise ValueError(f"target must be a column of classes, got {shown(self._target)}, which {fault}")
         return names
 
     def labels(self, classes: Sequence[str]) -> np.ndarray:
-        """The rows as indices [n] int64 into `classes`, -1 for any other."""
+        """The rows as indices [n] int64 into `classes`, -1 for any other class."""
         codes, names = self._targets.indices()
         number = {name: i for i, name in enumerate(classes)}
         of_names = np.array([number.get(name, -1) for name in names], np.int64)
@@ -169,10 +170,10 @@ class Table:
     def data(
         self, classes: Sequence[str], in_test: np.ndarray, read: Callable[[np.ndarray], Tensor] | None = None
     ) -> Data:
-        """The data set whose test rows are `in_test` [n] bool, without mean and std.
+        """The data set, without mean and std, whose test rows are `in_test` [n] bool.
 
-        The inputs are the features, encoded by the training rows, or what `read` gives for rows [n] bool. Raises
-        UserError, which names the column, where a column cannot be encoded or the features do not fit into memory.
+        The inputs are the features, encoded by the training rows, or the result of `read` for rows [n] bool. Raises
+        UserError, which names the column, if a column cannot be encoded or the features do not fit into memory.
         """
         if read is None:
             features = self._encoded(~in_test)
@@ -204,7 +205,7 @@ class Table:
 
 
 def _not_classes(names: Sequence[str]) -> str | None:
-    """Why the values of a target cannot be classes, in words that follow the target's name; None if they can."""
+    """Why the values of a target cannot be classes (None: they can), in words that follow the target's name."""
     if len(names) < 2:
         return f"has {len(names)} different values, and two classes are needed"
     if len(names) > MAX_CLASSES:

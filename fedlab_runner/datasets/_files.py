@@ -1,4 +1,4 @@
-"""Files of data sets: checks, one-line errors, and downloads that appear whole or not at all."""
+"""Files of data sets: checks, errors of one line, and downloads that appear whole or not at all."""
 
 import os
 import tarfile
@@ -17,7 +17,7 @@ def folder(root: str, *parts: str) -> Path:
 
 
 def fault(path: Path, md5: str | None) -> str | None:
-    """What is wrong with a file, in a few words; None if the file has this md5 (md5 None: any content)."""
+    """What is wrong with a file, in a few words; None if it is right. `md5`: the file's md5 (None: any content)."""
     from torchvision.datasets.utils import check_integrity
 
     try:
@@ -29,22 +29,26 @@ def fault(path: Path, md5: str | None) -> str | None:
 
 
 def refuse(path: Path, what: str, layout: str) -> UserError:
-    """The error for a missing or unusable file of a data set with a download; `layout` says where its files belong."""
+    """The error for a missing or unusable file of a data set with a download. `layout` describes the place of its
+    files.
+    """
     return UserError(
         f"{path} {what}; set dataset.download=true, or dataset.root (environment FEDLAB_DATA) to a folder with {layout}"
     )
 
 
 def need(path: Path, what: str, layout: str) -> UserError:
-    """The error for a missing or unusable file of a set without a download; `layout` says where its files belong."""
+    """The error for a missing or unusable file of a set without a download. `layout` describes the place of its
+    files.
+    """
     return UserError(f"{path} {what}; set dataset.root (environment FEDLAB_DATA) to a folder with {layout}")
 
 
 def download(target: Path, names: Sequence[str], urls: Sequence[str], fetch: Callable[[str, str], None]) -> None:
-    """Lets `fetch(url, folder)` write into a temporary folder in `target`, then moves the files `names` into `target`.
+    """Lets `fetch(url, folder)` write into a temporary folder in `target`, then moves the files `names` to `target`.
 
-    The addresses are tried in turn. A download that breaks off leaves nothing behind, and runs that download at the
-    same time do not disturb each other. Raises UserError if no address works.
+    It tries the addresses in turn. An interrupted download leaves nothing behind, and runs that download at the same
+    time do not disturb each other. Raises UserError if no address works.
     """
     reasons = []
     for url in urls:
@@ -57,6 +61,6 @@ def download(target: Path, names: Sequence[str], urls: Sequence[str], fetch: Cal
             return
         except (OSError, RuntimeError, EOFError, HTTPException, tarfile.TarError) as error:
             if isinstance(error, HTTPError):
-                error.close()  # an HTTPError holds the server's open response
+                error.close()  # closes the server's response, which an HTTPError holds
             reasons.append(f"{url}: {type(error).__name__} {' '.join(str(error).split())}")
     raise UserError(f"dataset.download failed for {target} ({'; '.join(reasons)}); put the files there by hand")

@@ -1,7 +1,7 @@
-"""MNIST and the sets in its format: four idx files, gzipped as published or unpacked.
+"""MNIST and the data sets in its format: four idx files, gzipped as published, or unpacked.
 
-torchvision gives names, mirrors and md5s. Its own reader takes unpacked files only, which have no published md5: a
-changed bit would go unnoticed, and a folder with the .gz files alone would have to be written into.
+torchvision gives names, mirrors and md5s. Its own reader reads unpacked files alone, which have no published md5: it
+would not notice a changed bit, and it would have to write into a folder with the .gz files alone.
 """
 
 import gzip
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 def load(source: "type[MNIST]", root: str, download: bool, mean: list[float], std: list[float]) -> Data:
     """Reads the four files of a torchvision class from root/<class>/raw.
 
-    The .gz file is preferred and must have its md5. Without it the
-    unpacked file, as torchvision leaves it, must be whole.
+    It prefers the .gz file, which must have its md5. Without a .gz file the unpacked file, as torchvision leaves it,
+    must be whole.
     """
     folder = _files.folder(root, source.__name__, "raw")
     layout = f"{source.__name__}/raw/ ({', '.join(name for name, _ in source.resources)})"
@@ -42,8 +42,8 @@ def load(source: "type[MNIST]", root: str, download: bool, mean: list[float], st
 
 
 def _fault(path: Path, md5: str) -> str | None:
-    if not os.path.exists(path) and os.path.exists(path.with_suffix("")):  # unlike Path.exists, these never raise
-        return None  # an unpacked file has no published md5: reading checks its header
+    if not os.path.exists(path) and os.path.exists(path.with_suffix("")):  # unlike Path.exists, never raises
+        return None  # an unpacked file has no published md5; `_read` checks its header
     return _files.fault(path, md5)
 
 
@@ -68,8 +68,8 @@ def _examples(paths: dict[str, Path], part: str, num_classes: int, layout: str) 
 
 
 def _read(path: Path, ndim: int, layout: str) -> np.ndarray:
-    """A uint8 idx file: magic number 0x08 and ndim, ndim big-endian int32 sizes, then the bytes."""
-    delete = "" if path.suffix == ".gz" else ": delete it"  # else a download would not replace it
+    """The array of a uint8 idx file: magic number 0x08 and ndim, ndim big-endian int32 sizes, then the bytes."""
+    delete = "" if path.suffix == ".gz" else ": delete it"  # a download would not replace an unpacked file
     try:
         content = path.read_bytes()
         content = gzip.decompress(content) if path.suffix == ".gz" else content

@@ -1,4 +1,4 @@
-"""LEAF's json files (Caldas et al., 2018), and the choice and split of its users. https://github.com/TalwalkarLab/leaf"""
+"""LEAF's json files (Caldas et al., 2018), and the choice and split of their users. https://github.com/TalwalkarLab/leaf"""
 
 import json
 from collections.abc import Callable, Iterator
@@ -15,12 +15,12 @@ TRAIN, TEST = 0, 1  # parts of a user's samples
 
 
 class Samples(NamedTuple):
-    """The n samples of all users, in order of user."""
+    """The n samples of all users, in the order of users."""
 
     inputs: np.ndarray  # [n, ...]
     labels: np.ndarray  # [n] int64
     users: np.ndarray  # [n] int64, index into the sorted names
-    parts: np.ndarray | None  # [n] int64, TRAIN or TEST; None where the files name no parts
+    parts: np.ndarray | None  # [n] int64, TRAIN or TEST; None if the files name no parts
 
     def where(self, keep: np.ndarray) -> "Samples":
         """The samples that a mask [n] or indices choose."""
@@ -31,8 +31,8 @@ class Samples(NamedTuple):
 def read(folder: Path, decode: Callable[[Any], np.ndarray], num_classes: int, layout: str) -> Samples:
     """All samples of the json files in `folder`, or in its folder `data` as in LEAF's repository.
 
-    The files in train/ and test/ say the parts; without them the files in all_data/ are read. `decode` makes an array
-    [n, ...] of a user's list "x"; labels must be below `num_classes`. Raises UserError for the first file that is
+    The files in train/ and test/ decide the parts; without them this reads the files in all_data/. `decode` makes an
+    array [n, ...] of a user's list "x". Labels must be below `num_classes`. Raises UserError for the first file that is
     missing or wrong.
     """
     base = next(
@@ -67,11 +67,11 @@ def read(folder: Path, decode: Callable[[Any], np.ndarray], num_classes: int, la
 def deal(
     samples: Samples, min_samples: int, num_users: int | None, test_fraction: float, unseen_users: bool, seed: int
 ) -> tuple[Samples, Samples]:
-    """The training and the test samples of `num_users` users drawn from `seed` (None: of all), in order of user.
+    """The training and the test samples of `num_users` users drawn from `seed` (None: of all), in the order of users.
 
-    Only users with at least `min_samples` samples, and with a training sample, are drawn. Where the files name no
+    Only users with at least `min_samples` samples, and with a training sample, can be drawn. If the files name no
     parts, max(1, floor((1 - test_fraction) n)) samples of each user, drawn from `seed`, are for training.
-    `unseen_users` adds the users who have test samples only to the test set. Raises ValueError for too few users.
+    `unseen_users` adds users with test samples alone to the test set. Raises ValueError for too few users.
     """
     rng = generator(seed, Purpose.DATA)
     if samples.parts is None:
@@ -106,7 +106,7 @@ def _split(users: np.ndarray, test_fraction: float, rng: np.random.Generator) ->
     """TRAIN or TEST for each sample [n], drawn user by user."""
     parts = np.full(len(users), TEST)
     for members in np.split(np.arange(len(users)), np.flatnonzero(np.diff(users)) + 1):
-        # rounded first: 0.9 * 10 must not be 8.99
+        # rounded first, so that 0.9 * 10 is not 8.99
         kept = max(1, int(np.floor(round((1 - test_fraction) * len(members), 9))))
         parts[rng.permutation(members)[:kept]] = TRAIN
     return parts
@@ -144,16 +144,16 @@ def _users(
 
 
 def _disagreement(content: dict[str, Any]) -> str | None:
-    """How a file's data differ from its own lists `users` and `num_samples`, in words; None if they agree.
+    """How a file's data differ from its lists `users` and `num_samples`, in words; None if they agree.
 
-    LEAF writes both lists. A file without a list is not checked against it.
+    LEAF writes both lists. A missing list is not checked.
     """
     data = content["user_data"]
     names, sizes = content.get("users", list(data)), content.get("num_samples")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         return "has users that are not a list of names"
     if missing := [name for name in names if name not in data]:
-        return f"lacks the data of {len(missing)} of its {len(names)} users, {missing[0]} among them"
+        return f"lacks the data of {len(missing)} of its {len(names)} users, such as {missing[0]}"
     if len(names) != len(data):
         return f"has data of {len(data)} users, but lists {len(names)}"
     if sizes is not None:

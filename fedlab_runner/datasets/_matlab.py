@@ -1,8 +1,8 @@
-"""Variables of MATLAB files (version 5): structs, cells, texts and real numbers.
+"""Reads variables of MATLAB files (version 5): structs, cells, texts and real numbers.
 
-scipy.io.loadmat is no substitute: of 1,200 small files with one to four changed bytes, 37 ended the process with a
-segmentation fault and 9 claimed over 4 GiB (scipy 1.17.1), and two of the three files have no published md5. The
-format: MathWorks, "MAT-File Format", level 5, https://www.mathworks.com/help/pdf_doc/matlab/matfile_format.pdf
+scipy.io.loadmat is not safe enough: of 1,200 small files with one to four changed bytes, 37 ended the process with a
+segmentation fault and 9 claimed over 4 GiB (scipy 1.17.1). Two of the three files have no published md5. The format:
+MathWorks, "MAT-File Format", level 5, https://www.mathworks.com/help/pdf_doc/matlab/matfile_format.pdf
 """
 
 import math
@@ -10,9 +10,10 @@ import struct
 import zlib
 from typing import Any
 
-HEADER_BYTES = 128
+HEADER_BYTES = 128  # of a file, before its first element
 MAX_UNPACKED_BYTES = 2**28  # of one compressed element
-MAX_DEPTH = 8  # of arrays within arrays
+MAX_DEPTH = 8  # levels of arrays within arrays
+# Formats of `struct` by type of an element.
 NUMBERS = {1: "b", 2: "B", 3: "h", 4: "H", 5: "i", 6: "I", 7: "f", 9: "d", 12: "q", 13: "Q"}
 MATRIX, COMPRESSED = 14, 15  # types of elements
 UTF8, UTF16 = (1, 2, 16), (4, 17)  # types of elements that hold text
@@ -20,9 +21,9 @@ CELL, STRUCT, CHARS, REALS = 1, 2, 4, range(6, 16)  # classes of arrays
 
 
 def variable(content: bytes, name: str) -> Any:
-    """One variable: a struct is a list of dicts, a cell a list, a text a str, numbers a list in MATLAB's order.
+    """One variable: a struct becomes a list of dicts, a cell a list, a text a str, numbers a list in MATLAB's order.
 
-    Raises ValueError where the file has no such variable or is damaged.
+    Raises ValueError if the file has no such variable or is damaged.
     """
     if len(content) < HEADER_BYTES or content[126:128] not in (b"IM", b"MI"):
         raise ValueError("it does not begin as one of version 5")
@@ -43,7 +44,7 @@ def variable(content: bytes, name: str) -> Any:
 
 
 class _Reader:
-    """Reads the elements of a file of one byte order."""
+    """Reads the elements of a file with one byte order."""
 
     def __init__(self, order: str) -> None:
         self._order, self._utf16 = order, {"<": "utf-16-le", ">": "utf-16-be"}[order]
@@ -52,7 +53,7 @@ class _Reader:
         """The type and the content of the element at an offset, and the offset of the next element."""
         kind, size = struct.unpack_from(f"{self._order}II", data, at)
         begin = at + 8
-        if kind >> 16:  # a small one, within eight bytes
+        if kind >> 16:  # a small element of eight bytes
             kind, size, begin = kind & 0xFFFF, kind >> 16, at + 4
         end = begin + size
         if end > len(data) or (begin == at + 4 and size > 4):
@@ -93,7 +94,7 @@ class _Reader:
         raise ValueError(f"it has an array of class {kind} whose values are not of that class or size")
 
     def _matrices(self, count: int, data: bytes, at: int, depth: int) -> list[Any]:
-        if 8 * count > len(data) - at:  # each has a head of so many bytes
+        if 8 * count > len(data) - at:  # each has a head of eight bytes
             raise ValueError("it is cut off")
         found = []
         for _ in range(count):

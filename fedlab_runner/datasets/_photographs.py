@@ -1,4 +1,4 @@
-"""Reading of photographs, for the data sets that consist of them."""
+"""Reads photographs, for the data sets that consist of them."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -19,7 +19,7 @@ def check(image_size: int, mean: list[float], std: list[float]) -> None:
 
 
 def read(paths: Sequence[Path], labels: Sequence[int], image_size: int, layout: str) -> Examples:
-    """Colour photographs [n, 3, image_size, image_size] uint8, resized on reading, with their labels."""
+    """Colour photographs [n, 3, image_size, image_size] uint8, resized as they are read, with their labels."""
     images = decode(paths, (3, image_size, image_size), partial(_files.need, layout=layout))
     targets = torch.tensor(labels, dtype=torch.int64)
     return Examples(images, targets, targets, None)

@@ -1,4 +1,4 @@
-"""The test set of data sets that were published in one piece."""
+"""The test set of data sets that were published without one."""
 
 import numpy as np
 
@@ -15,7 +15,7 @@ def stratified(labels: np.ndarray, num_classes: int, fraction: float, rng: np.ra
 
 
 def drawn(labels: np.ndarray, num_classes: int, fraction: float, seed: int) -> np.ndarray:
-    """The mask [n] of `stratified`, drawn from the run's seed. Raises ValueError where either set would be empty."""
+    """The mask [n] of `stratified`, drawn from the run's seed. Raises ValueError if either set would be empty."""
     in_test = stratified(labels, num_classes, fraction, generator(seed, Purpose.DATA))
     if in_test.all() or not in_test.any():
         raise ValueError(

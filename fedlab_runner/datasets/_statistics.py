@@ -7,13 +7,13 @@ from torch import Tensor
 
 from fedlab_runner.datasets.examples import CHUNK_BYTES
 
-LEAST_STD = 1 / 255  # the std of a constant channel: one grey level, of pixels / 255
+LEAST_STD = 1 / 255  # the smallest std of a channel: one grey level, in units of pixels / 255
 
 
 def check(mean: list[float], std: list[float], channels: int) -> None:
     """Raises ValueError unless there is a finite mean and a finite std > 0 for each channel.
 
-    Grey images may have three of each, for a model that reads them in colour.
+    Grey images may have three values of each, for a model that reads them in colour.
     """
     counts = (1, 3) if channels == 1 else (channels,)
     wanted = " or ".join(map(str, counts))
@@ -31,7 +31,7 @@ def check(mean: list[float], std: list[float], channels: int) -> None:
 def given_or_own(
     mean: list[float] | None, std: list[float] | None, images: Tensor
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """The given mean and std, or else those of each channel of images [n, channels, height, width] uint8 / 255."""
+    """The given mean and std, or those of each channel of images [n, channels, height, width] uint8 / 255."""
     if mean is not None and std is not None:
         return tuple(mean), tuple(std)
     counts = torch.zeros(images.shape[1], 256, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""Reading of tables: files of comma-separated values, row by row, within limits."""
+"""Reads tables: files of comma-separated values, row by row, within limits."""
 
 import csv
 import io
@@ -9,17 +9,17 @@ from pathlib import Path
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.files import NotPlainFile, open_to_read
 
-MAX_FILE_BYTES = 2**32  # of a table: Python reads some 30 MB of it in a second
-MAX_LINE_CHARACTERS = 2**24  # of one line, and of a field: a post may be long
+MAX_FILE_BYTES = 2**32  # of a table; Python reads some 30 MB in a second
+MAX_LINE_CHARACTERS = 2**24  # of one line, and of a field, as a post may be long
 csv.field_size_limit(MAX_LINE_CHARACTERS)
 
 Refuse = Callable[[Path, str], UserError]
 
 
 def rows(path: Path, refuse: Refuse, delimiter: str = ",") -> Iterator[tuple[int, list[str]]]:
-    """Each row of a UTF-8 file: the number of its last line, counted from 1, and its fields. Blank lines are skipped.
+    """Each row of a UTF-8 file except blank lines: the number of its last line, counted from 1, and its fields.
 
-    Raises `refuse(path, what)` for a file that is missing, no plain file, too large or no table.
+    Raises `refuse(path, what)` for a file that is missing, not a plain file, too large or not a table.
     """
     try:
         with open_to_read(path) as file:

@@ -15,10 +15,10 @@ class Dataset(Protocol):
 
     @abstractmethod
     def load(self, seed: int) -> "Data":
-        """The training and the test examples; `examples.Data` says their shapes, types and units.
+        """The training and the test examples. `examples.Data` describes their shapes, types and units.
 
-        A pure function of the fields, the files that they name and the run's seed: whatever is drawn comes from
-        generator(seed, Purpose.DATA). The run calls it once. Raises UserError, one line that names the file and the
-        remedy, where a file is missing or damaged, and ValueError, named after the field, where a field does not fit
-        the files. Nothing is downloaded unless a field asks for it.
+        A pure function of the fields, the files that they name and the run's seed: all random numbers come from
+        generator(seed, Purpose.DATA). The run calls it once. Raises UserError, one line with the file and the remedy,
+        if a file is missing or damaged, and ValueError, named after the field, if a field does not fit the files. It
+        downloads nothing unless a field asks for it.
         """

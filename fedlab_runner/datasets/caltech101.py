@@ -13,14 +13,15 @@ from fedlab_runner.datasets.examples import Data
 from fedlab_runner.utils.validate import within
 
 IMAGES, BACKGROUND = "101_ObjectCategories", "BACKGROUND_Google"
+# The place of the files, for messages.
 LAYOUT = f"caltech101/{IMAGES}/<category>/image_0001.jpg (as caltech-101.zip unpacks)"
 
 
 @dataclass(frozen=True)
 class Caltech101(Dataset):
-    """The set in root/caltech101, resized to `image_size` pixels square as it is read; the background is no class.
+    """The set in root/caltech101, resized to `image_size` pixels square as it is read, without the background class.
 
-    round(test_fraction * n) of all photographs, drawn from the seed, are the test set.
+    The test set is round(test_fraction * n) of all photographs, drawn from the seed.
     """
 
     root: str

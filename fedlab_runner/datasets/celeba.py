@@ -1,7 +1,7 @@
-"""CelebA (Liu et al., ICCV 2015) as LEAF deals it out: photographs by identity, smiling or not. https://leaf.cmu.edu
+"""CelebA (Liu et al., ICCV 2015) as in LEAF: photographs by identity, smiling or not. https://leaf.cmu.edu
 
-Licence: by its agreement for non-commercial research only, and the images must not be copied on, published or
-distributed (read in copies of the agreement, not on the authors' page).
+Licence: the agreement allows non-commercial research alone, and forbids copying, publishing or distributing the images
+(read in copies of the agreement, not on the authors' page).
 """
 
 from dataclasses import dataclass
@@ -17,8 +17,9 @@ from fedlab_runner.datasets.base import Dataset
 from fedlab_runner.datasets.examples import Data, Examples
 from fedlab_runner.datasets.image_cache import decode
 
+# Folders that may hold the photographs; the first that exists counts.
 IMAGES = ("data/raw/img_align_celeba", "raw/img_align_celeba", "img_align_celeba")
-LAYOUT = (
+LAYOUT = (  # the place of the files, for messages
     "celeba/train/*.json and celeba/test/*.json, or celeba/all_data/*.json (LEAF), and the photographs in "
     "celeba/img_align_celeba/ or celeba/raw/img_align_celeba/"
 )
@@ -26,11 +27,11 @@ LAYOUT = (
 
 @dataclass(frozen=True)
 class CelebA(Dataset):
-    """The set in root/celeba: LEAF's json files, which name the photographs and label each as smiling or not.
+    """The set in root/celeba. LEAF's json files name the photographs and label each as smiling or not.
 
-    Of the identities with at least `min_samples` photographs, `num_users` are drawn from the seed (null: all). Only
-    their photographs are read, resized to `image_size` pixels square. The test set is the union of their test parts;
-    where the files name no parts (all_data), `test_fraction` of each identity's photographs are for testing.
+    `num_users` identities (null: all) are drawn from the seed among those with at least `min_samples` photographs. Only
+    their photographs are read, resized to `image_size` pixels square. The test set is the union of their test parts. If
+    the files name no parts (all_data), `test_fraction` of each identity's photographs are for testing.
     """
 
     root: str

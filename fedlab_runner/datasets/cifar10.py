@@ -1,6 +1,6 @@
 """CIFAR-10 (Krizhevsky, 2009): 50,000 + 10,000 colour 32x32 images of ten classes. https://www.cs.toronto.edu/~kriz/cifar.html
 
-Licence: none stated by the authors, whose page asks for a citation of the technical report.
+Licence: the authors state none; their page asks for a citation of the technical report.
 """
 
 from dataclasses import dataclass

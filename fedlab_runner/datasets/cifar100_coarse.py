@@ -1,6 +1,6 @@
 """CIFAR-100 with its 20 superclasses as targets, partitioned by its 100 fine classes, as in Feddle.
 
-Licence: that of CIFAR-100: none stated by the authors, who ask for a citation.
+Licence: as for CIFAR-100, the authors state none and ask for a citation.
 """
 
 from dataclasses import dataclass

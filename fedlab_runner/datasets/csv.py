@@ -17,21 +17,21 @@ from fedlab_runner.datasets.examples import Data
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.validate import one_of, within
 
-TABLE = "a table in UTF-8 whose first line names the columns"
-DELIMITERS = {"tab": "\t"}  # words for characters that a command line can hardly hold
+TABLE = "a table in UTF-8 whose first line names the columns"  # the required file, for messages
+DELIMITERS = {"tab": "\t"}  # words for characters that are hard to type on a command line
 
 
 @dataclass(frozen=True)
 class CSV(Dataset):
-    """The rows of the file `path` as vectors of features; the values of the column `target` are the classes.
+    """The rows of the file `path` as vectors of features. The values of the column `target` are the classes.
 
     A number becomes (value - mean) / standard deviation. A column of `categorical` becomes a feature, 0 or 1, for each
     of its values; a value that no training row has is 0 in all of them. Mean, deviation and values are those of the
-    training rows of all clients together. A field of `missing` is a missing value, which is refused unless `impute`
-    replaces it: a number by the training rows' mean or median, a category by their most frequent one.
+    training rows of all clients together. A field of `missing` is a missing value. It is refused unless `impute`
+    replaces it: a number by the training rows' mean or median, a category by their most frequent category.
 
-    The column `user` names the natural client of a row. Test rows are those of `test_path`, which may lack that column,
-    or else, of each class, round(test_fraction * its size) rows of `path`, drawn from the seed.
+    The column `user` names the natural client of a row. Test rows are the rows of `test_path`, which may lack that
+    column. If it is null, they are round(test_fraction * size) rows of each class of `path`, drawn from the seed.
     """
 
     path: str
@@ -95,7 +95,7 @@ class CSV(Dataset):
         return table
 
     def _table(self, header: Sequence[str]) -> Table:
-        """An empty table of these columns. Raises ValueError, named after the field that asks for another one."""
+        """An empty table of these columns. Raises ValueError, named after the field that names another column."""
         for key, names in (
             ("target", [self.target]),
             ("user", [] if self.user is None else [self.user]),

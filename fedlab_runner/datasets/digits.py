@@ -2,8 +2,8 @@
 
 `digits.npz` beside this module is scikit-learn's copy.
 
-Licence: scikit-learn's (BSD, 3 clauses) for the copy. For UCI's original none was found in what could be read of its
-page.
+Licence: that of scikit-learn (BSD, 3 clauses) for the copy. The part of UCI's page that could be read names none for
+the original.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from fedlab_runner.utils.validate import within
 
 @dataclass(frozen=True)
 class Digits(Dataset):
-    """The set that this package brings along, without a download; its 17 grey levels are spread to 0..255.
+    """The data set inside this package, which needs no download. Its 17 grey levels are spread to 0..255.
 
     Each class gives round(test_fraction * its size) examples, drawn from the seed, to the test set.
     """

@@ -1,7 +1,7 @@
 """EuroSAT (Helber et al., 2019): 27,000 satellite images, 64x64 RGB, of ten kinds of land. https://github.com/phelber/EuroSAT
 
-Licence: MIT, as the file LICENSE of its authors' repository says; the pixels are of the Copernicus programme, whose
-data are free and open.
+Licence: MIT, by the file LICENSE of the authors' repository. The pixels come from the Copernicus programme, whose data
+are free and open.
 """
 
 from dataclasses import dataclass
@@ -18,10 +18,11 @@ from fedlab_runner.datasets.examples import Data, Examples
 from fedlab_runner.datasets.image_cache import decode
 from fedlab_runner.utils.validate import within
 
-CLASSES = (
+CLASSES = (  # folder names, in the order of the class indices
     *("AnnualCrop", "Forest", "HerbaceousVegetation", "Highway", "Industrial"),
     *("Pasture", "PermanentCrop", "Residential", "River", "SeaLake"),
 )
+# The place of the files, for messages.
 LAYOUT = "eurosat/2750/<class>/<class>_<number>.jpg, as torchvision's EuroSAT has it"
 
 
@@ -29,8 +30,8 @@ LAYOUT = "eurosat/2750/<class>/<class>_<number>.jpg, as torchvision's EuroSAT ha
 class EuroSAT(Dataset):
     """The images in root/eurosat/2750 (or a part of them), resized to `image_size` pixels square.
 
-    They were published in one piece: each class gives round(test_fraction * its size) images, drawn from the seed, to
-    the test set.
+    They were published without a test set: each class gives round(test_fraction * its size) images, drawn from the
+    seed, to it.
     """
 
     root: str

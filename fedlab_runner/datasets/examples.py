@@ -1,4 +1,4 @@
-"""Labelled examples in memory, the form in which each data set loads them."""
+"""Labelled examples in memory, as each data set loads them."""
 
 import zlib
 from collections.abc import Iterable
@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.utils.validate import within
 
-LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, the grey that Pillow's convert("L") gives
-MAX_SIZE = 4096  # the most channels, or pixels of a side, that images are converted to
-CHUNK_BYTES = 2**26  # bytes of images converted at a time, so that only the result is large
+LUMA = (0.299, 0.587, 0.114)  # weights of red, green and blue: ITU-R BT.601, as in Pillow's convert("L")
+MAX_SIZE = 4096  # channels, or pixels of a side, of converted images
+CHUNK_BYTES = 2**26  # of images that are converted at a time, so that only the result is large
 
 
 class Examples(NamedTuple):
@@ -23,7 +23,7 @@ class Examples(NamedTuple):
 
     inputs: Tensor  # [n, channels, height, width] uint8 (images) or [n, features] float32
     targets: Tensor  # [n] int64, class indices: what models learn
-    strata: Tensor  # [n] int64, the classes that partitions see: the targets, or the finer labels of a data set
+    strata: Tensor  # [n] int64, the classes that partitions see: the targets, or finer labels of the data set
     users: Tensor | None  # [n] int64, the natural client of each example
     present: Tensor | None = None  # [n, d0] bool, the feature blocks that each example has; None: all
 
@@ -35,12 +35,12 @@ class Examples(NamedTuple):
 
 @dataclass(frozen=True)
 class Data:
-    """A data set: the examples that clients share out, the test set, and how pixels are normalised."""
+    """A data set: the clients' examples, the test set, and the normalisation of pixels."""
 
     train: Examples
     test: Examples
     class_names: tuple[str, ...]
-    mean: tuple[float, ...] | None  # per channel, of inputs / 255; None for features
+    mean: tuple[float, ...] | None  # of inputs / 255, for each channel; None for features
     std: tuple[float, ...] | None
 
     def hold_out(self, size: int, seed: int) -> tuple[Examples, "Data"]:
@@ -50,8 +50,8 @@ class Data:
         return self.test.select(order[:size]), replace(self, test=self.test.select(rest))
 
     def thinned(self, fraction: float, seed: int) -> "Data":
-        """The data with round(fraction * n) training examples, at least one, the first in an order drawn from
-        `seed`: a larger fraction contains a smaller one.
+        """The data with the first round(fraction * n) training examples, but at least one, in an order drawn from
+        `seed`, so that a larger fraction contains a smaller one.
         """
         n = len(self.train.targets)
         size = max(1, round(fraction * n))
@@ -61,12 +61,13 @@ class Data:
         return replace(self, train=self.train.select(order[:size].sort().values))
 
     def fit(self, channels: int | None, image_size: int | None) -> "Data":
-        """The data as a model reads them: images of `channels` and `image_size` pixels square; None changes nothing.
+        """The data in the form that a model reads: images of `channels` and `image_size` pixels square (None: no
+        change).
 
-        Images are resized once, in uint8, bilinear with antialiasing. One channel becomes three by replication, as do
-        mean and std unless they have three values. Three channels become one by ITU luma, as do mean and std; the luma
-        of the stds is exact for fully correlated channels and slightly large for photographs. Raises ValueError for
-        feature vectors and for any other change of channels.
+        This resizes images once, in uint8, bilinear with antialiasing. It replicates one channel, mean and std to
+        three, unless mean and std have three values. It converts three channels, mean and std to one by ITU luma; the
+        luma of the stds is exact for fully correlated channels and slightly too large for photographs. Raises
+        ValueError for feature vectors and for any other change of channels.
         """
         within(f"[1, {MAX_SIZE}]", channels=channels, image_size=image_size)
         for name, value in (("channels", channels), ("image_size", image_size)):
@@ -109,10 +110,10 @@ def _convert(images: Tensor, channels: int, image_size: int | None) -> Tensor:
         source = images[start : start + chunk]
         if channels < have:
             red, green, blue = source.to(torch.int32).unbind(1)
-            # 16-bit fixed point, rounded: the weights sum to 2**16, so white stays 255
+            # 16-bit fixed point, rounded. The weights sum to 2**16, so that white stays 255
             source = ((19595 * red + 38470 * green + 7471 * blue + 2**15) >> 16).to(torch.uint8).unsqueeze(1)
         if size != (height, width):
-            single = size == (1, 1)  # torch's kernel for bytes fails on a single pixel of three channels
+            single = size == (1, 1)  # torch's kernel for bytes fails for a single pixel of three channels
             source = source.to(torch.float32) if single else source.contiguous()
             source = F.interpolate(source, size, mode="bilinear", antialias=True)
             source = source.round().to(torch.uint8) if single else source
@@ -121,7 +122,7 @@ def _convert(images: Tensor, channels: int, image_size: int | None) -> Tensor:
 
 
 def digest_of(arrays: Iterable[Tensor | np.ndarray | None]) -> str:
-    """The CRC-32 of all shapes, types and values, as eight hex digits: finds damage, not intent."""
+    """The CRC-32 of all shapes, types and values, as eight hex digits. It finds damage, but not forgery."""
     sum = 0
     for each in arrays:
         array = each.cpu().numpy() if isinstance(each, Tensor) else each

@@ -1,6 +1,6 @@
 """Fashion-MNIST (Xiao et al., 2017): 60,000 + 10,000 grey 28x28 images of ten garments. https://arxiv.org/abs/1708.07747
 
-Licence: MIT, as the file LICENSE of its authors' repository says (https://github.com/zalandoresearch/fashion-mnist).
+Licence: MIT, by the file LICENSE of the authors' repository (https://github.com/zalandoresearch/fashion-mnist).
 """
 
 from dataclasses import dataclass

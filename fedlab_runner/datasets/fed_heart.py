@@ -2,7 +2,7 @@
 
 The files are UCI's Heart Disease (Janosi et al., 1988), https://archive.ics.uci.edu/dataset/45/heart+disease
 
-Licence: CC BY 4.0, as UCI's page says.
+Licence: CC BY 4.0, by UCI's page.
 """
 
 from dataclasses import dataclass
@@ -16,25 +16,26 @@ from fedlab_runner.datasets import _files, _tables
 from fedlab_runner.datasets.base import Dataset
 from fedlab_runner.datasets.examples import Data, Examples
 
+# Names of the files' hospitals, in the order of the clients.
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
-LAYOUT = f"fed_heart/processed.{{{','.join(HOSPITALS)}}}.data"
-COLUMNS = 14  # of a file: 13 features and, last, the state of the disease (0 healthy, 1 to 4 ill)
-KEPT = (0, 1, 3, 4, 5, 7, 8, 9)  # columns taken as numbers; 10 to 12 are mostly missing and dropped, as in FLamby
-CATEGORIES = {2: (2.0, 3.0, 4.0), 6: (1.0, 2.0)}  # values of the columns taken one-hot, without the first value
-FIRST = {2: 1.0, 6: 0.0}  # their first values, which have all zeros as features
-TRAIN_SHARE, SPLIT_SEED = 0.66, 43  # FLamby's: of a hospital's patients, and the same for all seeds of a run
-FEWEST = 3  # patients of each class that a split by class needs, as in FLamby; Switzerland's has fewer healthy ones
-TINY = 1e-9  # added to a standard deviation: a feature that is constant in a hospital stays zero
+LAYOUT = f"fed_heart/processed.{{{','.join(HOSPITALS)}}}.data"  # the place of the files, for messages
+COLUMNS = 14  # of a file: 13 features and, at the end, the state of the disease (0 healthy, 1 to 4 ill)
+KEPT = (0, 1, 3, 4, 5, 7, 8, 9)  # columns used as numbers; 10 to 12 are mostly missing and dropped, as in FLamby
+CATEGORIES = {2: (2.0, 3.0, 4.0), 6: (1.0, 2.0)}  # values of the one-hot columns, without the first value
+FIRST = {2: 1.0, 6: 0.0}  # the first values of these columns, which have all zeros as features
+TRAIN_SHARE, SPLIT_SEED = 0.66, 43  # FLamby's share of a hospital's patients, and its seed, the same in all runs
+FEWEST = 3  # patients of each class that a split by class needs, as in FLamby; Switzerland has fewer healthy patients
+TINY = 1e-9  # added to a standard deviation, so that a feature that is constant in a hospital becomes zero
 
 
 @dataclass(frozen=True)
 class FedHeart(Dataset):
-    """740 patients as vectors of 13 features, healthy or ill; `partition=natural num_clients=4` makes each hospital a
+    """740 patients as vectors of 13 features, healthy or ill. With `partition=natural num_clients=4` each hospital is a
     client.
 
-    As in FLamby, patients with a missing value are left out, and 66 % of each hospital's patients are for training,
-    drawn class by class; in Switzerland, where too few are healthy, regardless of class. Training examples are
-    standardised by the mean and the deviation (n - 1) of their own hospital, test examples by those of all hospitals.
+    As in FLamby, patients with a missing value do not count, and 66 % of each hospital's patients are for training.
+    They are drawn class by class, except in Switzerland, where too few are healthy. Training examples are standardised
+    by the mean and the deviation (n - 1) of their own hospital, test examples by those of all hospitals.
     """
 
     root: str

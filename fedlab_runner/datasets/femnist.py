@@ -1,7 +1,7 @@
-"""FEMNIST (Caldas et al., LEAF, 2018): handwritten characters by 3,550 writers, grey 28x28. https://leaf.cmu.edu
+"""FEMNIST (Caldas et al., LEAF, 2018): handwritten characters of 3,550 writers, grey 28x28. https://leaf.cmu.edu
 
-Licence: LEAF's code is BSD, 2 clauses (its LICENSE.md). The characters are NIST's Special Database 19, of whose page
-(https://www.nist.gov/srd/nist-special-database-19) the part that was read states none.
+Licence: LEAF's code is BSD, 2 clauses (its LICENSE.md). The characters come from NIST's Special Database 19; the part
+of its page (https://www.nist.gov/srd/nist-special-database-19) that was read states none.
 """
 
 import string
@@ -17,8 +17,9 @@ from fedlab_runner.datasets.base import Dataset
 from fedlab_runner.datasets.examples import Data, Examples
 from fedlab_runner.utils.validate import within
 
-CHARACTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
-NPZ = "femnist-leaf-sf05.npz"
+CHARACTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase  # in the order of the class indices
+NPZ = "femnist-leaf-sf05.npz"  # file with a 5 % sample of LEAF's characters
+# The place of the files, for messages.
 LAYOUT = f"femnist/train/*.json and femnist/test/*.json, or femnist/all_data/*.json (LEAF), or femnist/{NPZ}"
 UNSEEN = 2  # the value of `split` in the npz for a sample of a writer without a training part
 
@@ -27,9 +28,9 @@ UNSEEN = 2  # the value of `split` in the npz for a sample of a writer without a
 class FEMNIST(Dataset):
     """The set in root/femnist, black (0) on white (255): LEAF's json files if there are any, else the npz.
 
-    The first `num_classes` characters are kept (40: digits, A-Z and a-d, as in Feddle), then the writers with at least
-    `min_samples` samples; of these, `num_users` are drawn from the seed (null: all). The test set is the union of their
-    test parts; `unseen_users` adds the writers who have a test part only. Where the files name no parts (all_data),
+    Only the first `num_classes` characters count (40: digits, A-Z and a-d, as in Feddle), and then only writers with at
+    least `min_samples` samples. `num_users` of them (null: all) are drawn from the seed. The test set is the union of
+    their test parts; `unseen_users` adds writers with a test part alone. If the files name no parts (all_data),
     `test_fraction` of each writer's samples are for testing.
     """
 
@@ -82,7 +83,7 @@ def _read_npz(path: Path) -> _leaf.Samples:
     try:
         with path.open("rb") as content, np.load(content, allow_pickle=False) as file:
             images, labels, writer, split = (file[name] for name in names)
-    except Exception as error:  # hostile bytes can raise anything in a parser; whatever it is, the file is bad
+    except Exception as error:  # hostile bytes can raise anything in a parser
         reason = " ".join(str(error).split()) or type(error).__name__
         raise _files.need(path, f"is damaged ({reason})", LAYOUT) from None
     n = len(images) if images.ndim else 0

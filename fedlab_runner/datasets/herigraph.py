@@ -1,7 +1,7 @@
 """HeriGraph (Bai et al., 2022): posts about heritage sites as features of text and image. https://github.com/zzbn12345/Heri_Graphs
 
-Licence: MIT, as the file LICENSE of that repository says, which has code and arrays; posts and photographs belong to
-their Flickr users and are not in it.
+Licence: MIT, by the file LICENSE of that repository, which has code and arrays. Posts and photographs belong to their
+Flickr users and are not in the repository.
 """
 
 from dataclasses import dataclass
@@ -17,21 +17,23 @@ from fedlab_runner.datasets.base import Dataset
 from fedlab_runner.datasets.examples import Data, Examples
 from fedlab_runner.utils.validate import within
 
+# Files of a city, by content.
 TABLES = {"text": "Textual_Features.csv", "image": "Visual_Features.csv", "label": "Attribute_Labels.csv"}
 # The feature blocks: table, prefix of the columns, number of columns.
 BLOCKS = (("text", "BERT_", 768), ("image", "Vis_Feat_", 512), ("image", "SCE_", 365), ("image", "ATT_", 102))
 NUM_CLASSES = 9
 TRUE, FALSE = ("true", "1", "1.0"), ("false", "0", "0.0", "")
-LAYOUT = f"herigraph/<city>/{{{','.join(TABLES.values())}}}"
+LAYOUT = f"herigraph/<city>/{{{','.join(TABLES.values())}}}"  # the place of the files, for messages
 
 
 @dataclass(frozen=True)
 class HeriGraph(Dataset):
-    """Posts of `cities`, folders in root/herigraph, as one vector of four feature blocks: the text's BERT features
-    (768), the image's hidden features (512), scene categories (365) and scene attributes (102); nine classes.
+    """Posts of `cities`, which are folders in root/herigraph, as vectors of four feature blocks: the text's BERT
+    features (768), the image's hidden features (512), scene categories (365) and scene attributes (102). There are nine
+    classes.
 
     The text block of a post without text is zero, and clients that hold the block do not train on the post. Each
-    feature is standardised over the training posts that have it. `labelled` keeps only posts whose class is sure.
+    feature is standardised over the training posts that have it. With `labelled` only posts with a certain class count.
     Each class gives round(test_fraction * its size) posts, drawn from the seed, to the test set.
     """
 

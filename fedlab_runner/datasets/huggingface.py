@@ -22,21 +22,22 @@ from fedlab_runner.datasets.image_cache import MODES, decode_each
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.validate import one_of, within
 
+# Values of the field `path`, for messages.
 PLACES = "a folder of save_to_disk or of .parquet or .arrow files, one such file, or <owner>/<name> on the Hub"
-HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")  # a name without an owner could mean one of the library's own readers
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")  # owner and name; a name alone could mean one of the library's own readers
 
 
 @dataclass(frozen=True)
 class HuggingFace(Dataset):
-    """The splits `train` and `test` of a local data set, or of one that the library's cache has from the Hub.
+    """The splits `train` and `test` of a local data set, or of a data set of the Hub in the library's cache.
 
     With `download` the library fetches a missing data set from the Hub.
 
     With `test` null each class gives round(test_fraction * its size) examples of `train`, drawn from the seed, to the
-    test set. `inputs` is one column of images, which are resized as a whole to `image_size` pixels square, or columns
-    of numbers, of lists of numbers and, named in `categorical`, of categories, encoded as by `dataset=csv`; null takes
-    all columns but `target`, the class, and `user`, the natural client. Null `mean` and `std` are those of the training
-    images.
+    test set. `inputs` is one column of images, or columns of values. Images are resized as a whole to `image_size`
+    pixels square. Values are numbers, lists of numbers and, in the columns `categorical`, categories; they are encoded
+    as by `dataset=csv`. Null `inputs` are all columns except `target`, the class, and `user`, the natural client. Null
+    `mean` and `std` are those of the training images.
     """
 
     path: str
@@ -112,7 +113,7 @@ class HuggingFace(Dataset):
                     splits = _arrow.open_local(library, path, self.name, [*wanted.values()])
                 else:
                     splits = library.load_dataset(self.path, self.name)
-        except Exception as error:  # whatever the library, the network or a damaged file raises
+        except Exception as error:  # the library, the network or a damaged file can raise anything
             raise self._refused(f"cannot be read ({_line(error)})") from None
         for key, split in wanted.items():
             if split not in splits:
@@ -121,7 +122,7 @@ class HuggingFace(Dataset):
         return [splits[split] for split in wanted.values()]
 
     def _inputs(self, parts: Sequence[Any]) -> list[str]:
-        """The columns of the inputs: one of images, or others. Raises ValueError, named after the field."""
+        """The columns of the inputs: one of images, or columns of values. Raises ValueError, named after the field."""
         there = dict(parts[0].features)
         user = [] if self.user is None else [self.user]
         asked = {"target": [self.target], "user": user, "inputs": self.inputs or [], "categorical": self.categorical}
@@ -162,7 +163,7 @@ class HuggingFace(Dataset):
         split: str,
         known: set[str] | None = None,
     ) -> None:
-        """Adds the rows of a split, whose classes must be among `known` (None: may be any)."""
+        """Adds the rows of a split. Their classes must be among `known` (None: any class)."""
         before = len(rows)
         try:
             for cells in _arrow.rows(table, places, self.target, self.user, names):

@@ -1,7 +1,7 @@
-"""Images, decoded and resized in parallel, once: into memory, or into a cache file that is mapped.
+"""Decodes and resizes images once, in parallel, into memory or into a memory-mapped cache file.
 
-A cache file is a .npy array [n, channels, height, width] uint8 with checksums behind its values. The pixels are written
-with plain writes: through numpy's open_memmap, a full disk would end the process instead of raising OSError.
+A cache file is a .npy array [n, channels, height, width] uint8 with checksums behind its values. This module writes the
+pixels with plain writes: with numpy's open_memmap a full disk would end the process instead of raising OSError.
 """
 
 import fcntl
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 MODES = {1: "L", 3: "RGB"}  # Pillow's modes by numbers of channels
 SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".webp")  # of the image files in a folder
 IMAGES_AT_ONCE = 256  # images in memory while a cache file is written
-BLOCK_BYTES = 2**24  # bytes of a cache file, header included, for each CRC-32 (uint32, little-endian)
+BLOCK_BYTES = 2**24  # bytes of a cache file, with its header, for each CRC-32 (uint32, little-endian)
 
 Refuse = Callable[[Path, str], UserError]
 
@@ -52,7 +52,7 @@ def decode_each(
     size: tuple[int, int, int],
     refuse: Callable[[int, str], UserError],
 ) -> Tensor:
-    """The images that `open_image` opens by number, as `decode` gives them; raises `refuse(number, what)`."""
+    """The images that `open_image` opens by number, in the form of `decode`. Raises `refuse(number, what)`."""
     images = np.empty((count, *size), np.uint8)
 
     def read(index: int) -> None:
@@ -79,9 +79,9 @@ def decode_each(
 def decode_cached(
     paths: Sequence[Path], size: tuple[int, int, int], refuse: Refuse, cache: str | None, key: str
 ) -> Tensor:
-    """The images that `decode` gives: in memory, or in a file in the folder `cache`, as `decode_mapped` keeps them.
+    """The images of `decode`, in memory (`cache` None) or in a file in the folder `cache`, as `decode_mapped` makes it.
 
-    Raises UserError, named `key`, where the folder cannot be written or is full.
+    Raises UserError, named `key`, if the folder cannot be written or is full.
     """
     if cache is None:
         return decode(paths, size, refuse)
@@ -98,12 +98,12 @@ def images_in(folder: Path) -> list[Path]:
 
 
 def decode_mapped(paths: Sequence[Path], size: tuple[int, int, int], refuse: Refuse, folder: Path) -> Tensor:
-    """The images that `decode` gives, in a file in `folder` that is made once for these image files and this size.
+    """The images of `decode`, in a file in `folder` that is made once for these image files and this size.
 
-    An image file is known by its path, length and time. The tensor maps the cache file and must not be written into.
-    The whole file is checked at each call; a damaged file, or a file of another format, is made anew with a warning.
-    Processes that want the same file wait for the process that makes it, and a killed process leaves no file that is
-    taken for whole. Raises OSError where the folder cannot be written or is full.
+    Path, length and time identify an image file. The tensor maps the cache file; nobody may write into it. Each call
+    checks the whole file, and makes a damaged file, or a file of another format, again with a warning. Processes that
+    want the same file wait for the process that makes it. A killed process leaves no file that looks whole. Raises
+    OSError if the folder cannot be written or is full.
     """
     shape, file = (len(paths), *size), folder / f"{_digest(paths, size, refuse)}.npy"
     folder.mkdir(parents=True, exist_ok=True)
@@ -113,14 +113,14 @@ def decode_mapped(paths: Sequence[Path], size: tuple[int, int, int], refuse: Ref
         fcntl.flock(lock, fcntl.LOCK_EX)
         is_whole = file.exists() and _is_whole(file, shape)
         if file.exists() and not is_whole:
-            _log.warning("%s is damaged or of another format: it is made anew", file)
+            _log.warning("%s is damaged or of another format: it is made again", file)
         if not is_whole:
             _write(file, paths, size, refuse)
-    return torch.from_numpy(np.lib.format.open_memmap(file, "r+"))  # torch wants memory that may be written
+    return torch.from_numpy(np.lib.format.open_memmap(file, "r+"))  # torch warns of read-only memory
 
 
 def _write(file: Path, paths: Sequence[Path], size: tuple[int, int, int], refuse: Refuse) -> None:
-    temporary = file.with_suffix(TEMPORARY)  # one name, under the lock, which also replaces a killed process's file
+    temporary = file.with_suffix(TEMPORARY)  # one name, under the lock: it replaces a killed process's file
     try:
         with os.fdopen(open_own(temporary, os.O_RDWR | os.O_CREAT), "w+b") as out:
             out.truncate()
@@ -139,7 +139,7 @@ def _write(file: Path, paths: Sequence[Path], size: tuple[int, int, int], refuse
 
 
 def _is_whole(file: Path, shape: tuple[int, ...]) -> bool:
-    """Whether a file holds an array of this shape and its checksums; the whole file is read."""
+    """Whether a file holds an array of this shape and its checksums. Reads the whole file."""
     header = _header(shape)
     size = len(header) + math.prod(shape)
     with file.open("rb") as content:
@@ -164,7 +164,7 @@ def _checksums(descriptor: int, size: int) -> bytes:
 
 
 def _digest(paths: Sequence[Path], size: tuple[int, int, int], refuse: Refuse) -> str:
-    """A name that changes with any of the image files and with the size."""
+    """A name that changes with each of the image files and with the size."""
     digest = hashlib.sha256(repr(size).encode())
     for path in paths:
         try:
@@ -180,7 +180,7 @@ def _decode(content: BinaryIO, size: tuple[int, int, int]) -> np.ndarray:
 
     channels, height, width = size
     with Image.open(content) as file:
-        file.draft(MODES[channels], (2 * width, 2 * height))  # a JPEG is decoded no larger than needed
+        file.draft(MODES[channels], (2 * width, 2 * height))  # decodes a JPEG no larger than needed
         image = _eight_bits(file).convert(MODES[channels])
     pixels = np.asarray(image.resize((width, height), Image.Resampling.BILINEAR))
     return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)

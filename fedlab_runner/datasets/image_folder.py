@@ -15,18 +15,19 @@ from fedlab_runner.datasets.image_cache import MODES, SUFFIXES, decode_cached, i
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.validate import one_of, within
 
-PARTS = ("train", "test")
+PARTS = ("train", "test")  # folders of the training and the test images
+# The place of the images, for messages.
 LAYOUT = f"train/<class>/ and test/<class>/, or <class>/, that hold images ({', '.join(SUFFIXES)})"
 
 
 @dataclass(frozen=True)
 class ImageFolder(Dataset):
-    """The images in root/train/<class>/ and root/test/<class>/, resized as a whole to `image_size` pixels square.
+    """The images in root/train/<class>/ and root/test/<class>/, each resized as a whole to `image_size` pixels square.
 
-    Without these two folders they are in root/<class>/, and each class gives round(test_fraction * its size) images,
-    drawn from the seed, to the test set. The classes are the folders for training, by name. Images are decoded once,
-    into a file in the folder `cache` (null: at each start, into memory). Null `mean` and `std` are those of the
-    training images. `name` tells runs on different images apart; `root` may move.
+    Without these two folders the images are in root/<class>/, and each class gives round(test_fraction * its size)
+    images, drawn from the seed, to the test set. The classes are the folders for training, by name. Images are decoded
+    once, into a file in the folder `cache` (null: at each start, into memory). Null `mean` and `std` are those of the
+    training images. `name` distinguishes runs on different images; `root` may move.
     """
 
     root: str

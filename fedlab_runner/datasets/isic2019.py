@@ -1,7 +1,7 @@
 """ISIC 2019: 25,331 dermoscopic photographs of eight kinds of skin lesions. https://challenge.isic-archive.com/data/#2019
 
-Licence: CC BY-NC 4.0, as copies of it state (https://huggingface.co/datasets/flwrlabs/fed-isic2019); the challenge's
-own page was not checked. The archives that the images come from ask to be named.
+Licence: CC BY-NC 4.0, by copies of the set (https://huggingface.co/datasets/flwrlabs/fed-isic2019); the challenge's
+page was not checked. The archives from which the images come ask to be named.
 """
 
 from dataclasses import dataclass
@@ -18,18 +18,19 @@ from fedlab_runner.datasets.examples import Data, Examples
 from fedlab_runner.datasets.image_cache import decode
 from fedlab_runner.utils.validate import within
 
+# Columns of the table, in the order of the class indices.
 CLASSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
-UNKNOWN = "UNK"
+UNKNOWN = "UNK"  # column of a class that does not count
 TABLE, IMAGES = "ISIC_2019_Training_GroundTruth.csv", "ISIC_2019_Training_Input"
-LAYOUT = f"isic2019/{TABLE} and the photographs in isic2019/{IMAGES}/"
+LAYOUT = f"isic2019/{TABLE} and the photographs in isic2019/{IMAGES}/"  # the place of the files, for messages
 
 
 @dataclass(frozen=True)
 class ISIC2019(Dataset):
     """The training set in root/isic2019, resized to `image_size` pixels square as it is read.
 
-    The challenge's own test labels were not published, so each class gives round(test_fraction * its size) examples,
-    drawn from the seed, to the test set. Photographs of the class UNK, if there are any, are left out.
+    The challenge's test labels are not public, so each class gives round(test_fraction * its size) examples, drawn from
+    the seed, to the test set. Photographs of the class UNK do not count.
     """
 
     root: str
@@ -57,7 +58,9 @@ class ISIC2019(Dataset):
 
 
 def _read_table(path: Path) -> tuple[list[str], np.ndarray]:
-    """The names of the images and their classes [n], from a column `image` and one column of 0.0 and 1.0 a class."""
+    """The names of the images and their classes [n], from a column `image` and a column of 0.0 and 1.0 for each
+    class.
+    """
     rows = _tables.rows(path, partial(_files.need, layout=LAYOUT))
     columns = [name.strip() for name in next(rows, (0, []))[1]]
     if columns not in (["image", *CLASSES], ["image", *CLASSES, UNKNOWN]):

@@ -8,7 +8,7 @@ from fedlab_runner.utils.validate import within
 
 
 def add_label_noise(examples: Examples, rate: float, num_classes: int, seed: int) -> Examples:
-    """The examples with exactly round(rate * n) targets drawn anew from `seed`, uniformly over all classes.
+    """The examples with exactly round(rate * n) targets replaced by draws from `seed`, uniform over all classes.
 
     A draw may hit the true label. The strata stay, so that a partition is the same with and without noise. Raises
     ValueError if `rate` is outside [0, 1].

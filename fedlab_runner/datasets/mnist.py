@@ -1,7 +1,7 @@
 """MNIST (LeCun et al., 1998): 60,000 + 10,000 grey 28x28 images of ten digits. http://yann.lecun.com/exdb/mnist/
 
-Licence: no statement of the authors' own was found; Keras' documentation says that LeCun and Cortes hold the
-copyright and that it is CC BY-SA 3.0.
+Licence: no statement by the authors was found. Keras' documentation says that LeCun and Cortes hold the copyright and
+that the licence is CC BY-SA 3.0.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """ModelNet40 (Wu et al., CVPR 2015) as 12 shaded views of each object (Su et al., 2018). https://github.com/jongchyisu/mvcnn_pytorch
 
-Licence: of ModelNet40's authors: "This dataset is provided for the convenience of academic research only", and the
-shapes' makers hold their copyright. The views have no statement of their own.
+Licence: by ModelNet40's authors, "This dataset is provided for the convenience of academic research only", and the
+makers of the shapes hold the copyright. The views have no statement of their own.
 """
 
 import re
@@ -17,16 +17,17 @@ from fedlab_runner.datasets.examples import Data, Examples
 from fedlab_runner.datasets.image_cache import decode
 from fedlab_runner.utils.errors import UserError
 
-FOLDER = "modelnet40_images_new_12x"
-LAYOUT = f"{FOLDER}/<class>/{{train,test}}/<object>.obj.shaded_v<view>.png"
+FOLDER = "modelnet40_images_new_12x"  # name of the unpacked archive
+LAYOUT = f"{FOLDER}/<class>/{{train,test}}/<object>.obj.shaded_v<view>.png"  # the place of the files, for messages
+# The name of an image file.
 VIEW = re.compile(r"(?P<object>.+?)(?:\.obj)?(?:\.shaded)?[._]v?(?P<view>\d+)\.(?:png|jpg)")
 
 
 @dataclass(frozen=True)
 class ModelNet40Views(Dataset):
-    """9,843 + 2,468 objects of 40 classes; the three channels of each of the `views` (from 0) are a feature block.
+    """9,843 + 2,468 objects of 40 classes. The three channels of each of the `views` (from 0) are a feature block.
 
-    Views are resized to `image_size` pixels square on reading and stacked along the channels.
+    Views are resized to `image_size` pixels square as they are read, and stacked along the channels.
     """
 
     root: str
@@ -64,7 +65,7 @@ class ModelNet40Views(Dataset):
         return Examples(images.view(len(labels), -1, self.image_size, self.image_size), targets, targets, None)
 
     def _chosen(self, which: Path, views: dict[int, Path]) -> list[Path]:
-        """The files of an object's chosen views, whose names count from 1. Raises UserError if a view is missing."""
+        """The files of an object's chosen views. Their names count from 1. Raises UserError if a view is missing."""
         if missing := [view for view in self.views if view + 1 not in views]:
             raise UserError(
                 f"{which} has no view {', '.join(map(str, missing))} (counted from 0), of dataset.views {self.views}: "

@@ -1,4 +1,4 @@
-"""Your own arrays: images or vectors of features in a file of numpy's.
+"""Your own arrays: images or vectors of features in a numpy file.
 
 Licence: that of the arrays.
 """
@@ -19,19 +19,20 @@ from fedlab_runner.utils.files import NotPlainFile, open_to_read
 from fedlab_runner.utils.system import memory_bytes
 
 NEEDED, OPTIONAL = ("x_train", "y_train", "x_test", "y_test"), ("users_train", "users_test")
-ARRAYS = f"a file that numpy.savez wrote with {', '.join(NEEDED)}"
-CHANNELS = (1, 3)  # sizes of the axis of channels, by which it is found
+ARRAYS = f"a file that numpy.savez wrote with {', '.join(NEEDED)}"  # the required file, for messages
+CHANNELS = (1, 3)  # possible sizes of the axis of channels, by which this module finds it
+# The required inputs, for messages.
 IMAGES = "uint8 images, square, [n, height, width] or with an axis of 1 or 3 channels, or numbers [n, features]"
 
 
 @dataclass(frozen=True)
 class NPZ(Dataset):
-    """The arrays x_train, y_train, x_test and y_test of the file `path`, and users_train, users_test if it has them.
+    """The arrays x_train, y_train, x_test and y_test of the file `path`, and users_train and users_test if it has them.
 
     Inputs are uint8 images [n, height, width], [n, channels, height, width] or [n, height, width, channels] with 1 or 3
-    channels, or vectors of numbers [n, features], which are taken as they are. The classes are the sorted values of
-    y_train [n], whole numbers or texts. users_train [n], numbers or texts too, says the natural client of each example.
-    Null `mean` and `std` are those of the training images.
+    channels, or vectors of numbers [n, features], which stay unchanged. The classes are the sorted values of y_train
+    [n], whole numbers or texts. users_train [n], also numbers or texts, names the natural client of each example. Null
+    `mean` and `std` are those of the training images.
     """
 
     path: str
@@ -65,7 +66,7 @@ class NPZ(Dataset):
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of a file by name, those that this data set knows."""
+    """The arrays of a file that this data set knows, by name."""
     try:
         with open_to_read(path) as content:
             with zipfile.ZipFile(content) as archive:
@@ -85,7 +86,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
         raise _refuse(path, "is no plain file") from None
     except UserError:
         raise
-    except Exception as error:  # hostile bytes can raise anything in a parser; whatever it is, the file is bad
+    except Exception as error:  # hostile bytes can raise anything in a parser
         reason = " ".join(str(error).split()) or type(error).__name__
         raise _refuse(path, f"cannot be read ({reason})") from None
 
@@ -115,7 +116,7 @@ def _inputs(x: np.ndarray, name: str, path: Path) -> np.ndarray:
 
 
 def _values(arrays: dict[str, np.ndarray], sizes: dict[str, int], path: Path) -> dict[str, np.ndarray]:
-    """The arrays of these names that the file has, [n] or [n, 1]: all whole numbers, or all texts."""
+    """Those of these arrays that the file has, [n] or [n, 1]: all whole numbers, or all texts."""
     found = {}
     for name, size in sizes.items():
         if (values := arrays.get(name)) is None:

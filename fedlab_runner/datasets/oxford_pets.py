@@ -1,7 +1,7 @@
 """Oxford-IIIT Pets (Parkhi et al., CVPR 2012): 3,680 + 3,669 photographs of 37 breeds. https://www.robots.ox.ac.uk/~vgg/data/pets/
 
-Licence: CC BY-SA 4.0, as copies of it state with the authors' page as their source
-(https://huggingface.co/datasets/pcuenq/oxford-pets); the photographs belong to their owners.
+Licence: CC BY-SA 4.0, by copies of the set that name the authors' page as their source
+(https://huggingface.co/datasets/pcuenq/oxford-pets). The photographs belong to their owners.
 """
 
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ from fedlab_runner.datasets import _files, _photographs
 from fedlab_runner.datasets.base import Dataset
 from fedlab_runner.datasets.examples import Data
 
+# The place of the files, for messages.
 LAYOUT = "oxford-iiit-pet/images/ and oxford-iiit-pet/annotations/ (as images.tar.gz and annotations.tar.gz unpack)"
 
 
@@ -53,7 +54,7 @@ class OxfordPets(Dataset):
 
 
 def _read_list(path: Path) -> list[tuple[str, int]]:
-    """Image names and classes, from 1, of lines `<breed>_<number> <class> <species> <breed of species>`."""
+    """Image names and classes (from 1) of lines `<breed>_<number> <class> <species> <breed of species>`."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:

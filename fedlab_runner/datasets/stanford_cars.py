@@ -1,7 +1,7 @@
 """Stanford Cars (Krause et al., 2013): 8,144 + 8,041 photographs of 196 models of cars. https://ai.stanford.edu/~jkrause/cars/car_dataset.html
 
-Licence: unknown: no statement of the authors was found, and a catalogue (https://datasetninja.com/stanford-cars) says
-unknown as well. Take it as meant for non-commercial research.
+Licence: unknown. No statement by the authors was found, and a catalogue (https://datasetninja.com/stanford-cars) says
+unknown as well. Use it for non-commercial research alone.
 """
 
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from fedlab_runner.datasets.base import Dataset
 from fedlab_runner.datasets.examples import Data, Examples
 
 TRAIN, TEST, META = "devkit/cars_train_annos.mat", "cars_test_annos_withlabels.mat", "devkit/cars_meta.mat"
+# The place of the files, for messages.
 LAYOUT = f"stanford_cars/ ({TRAIN}, {TEST}, {META}, cars_train/, cars_test/; as torchvision reads it)"
 
 
@@ -54,7 +55,7 @@ class StanfordCars(Dataset):
 
 
 def _entry(row: Any, num_classes: int) -> tuple[str, int] | None:
-    """The name of a file and the class, from 1, in a row of the annotations; None where one of them is missing."""
+    """The name of a file and the class (from 1) in a row of the annotations; None if one of them is missing."""
     name, label = (row.get("fname"), row.get("class")) if isinstance(row, dict) else (None, None)
     if not isinstance(name, str) or not name or Path(name).name != name:
         return None

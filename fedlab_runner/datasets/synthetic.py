@@ -1,4 +1,4 @@
-"""A learnable classification problem of any size: one random prototype a class, plus noise.
+"""A learnable classification problem of any size: a random prototype for each class, plus noise.
 
 Licence: none, as nothing is stored.
 """
@@ -14,16 +14,16 @@ from fedlab_runner.datasets.base import Dataset
 from fedlab_runner.datasets.examples import Data, Examples
 from fedlab_runner.utils.validate import at_least, within
 
-GRID_CELLS = 4  # along each side of a prototype: coarse, so that prototypes survive resizing and pooling
-CHUNK_VALUES = 2**20  # values made at a time, so that intermediate arrays stay in the CPU's cache
+GRID_CELLS = 4  # along each side of a prototype, so coarse that prototypes survive resizing and pooling
+CHUNK_VALUES = 2**20  # values made at a time, so that intermediate arrays fit into the CPU's cache
 
 
 @dataclass(frozen=True)
 class Synthetic(Dataset):
-    """Images (uint8, uniform noise of standard deviation 255 * `noise`) or, if `features` is set, vectors of `features`
-    floats (standard normal prototypes, Gaussian noise of standard deviation `noise`).
+    """Images (uint8, with uniform noise of standard deviation 255 * `noise`) or, if `features` is set, vectors of
+    `features` floats (standard normal prototypes, with Gaussian noise of standard deviation `noise`).
 
-    Classes are equally frequent. With `num_users` each example has a natural client, drawn uniformly.
+    Classes are equally frequent. With `num_users` each example has a uniformly drawn natural client.
     """
 
     num_classes: int

@@ -1,4 +1,4 @@
-"""Delays: how many rounds late the update of a client arrives.
+"""Delays: the rounds by which the update of a client is late.
 
 Each choice is one file with one frozen dataclass; `base.py` is the contract.
 """

@@ -1,4 +1,4 @@
-"""The contract of a delay: how many rounds late a client's update arrives.
+"""The contract of a delay: the rounds by which a client's update is late.
 
 Each choice is a frozen dataclass in a file of this folder, with conf/delay/<file>.yaml.
 """
@@ -10,14 +10,14 @@ import numpy as np
 
 from fedlab_runner.utils.validate import one_of
 
-MAX_ROUNDS = 2**40  # the longest delay: beyond the end of any run, and small enough to be added to a round
+MAX_ROUNDS = 2**40  # of a delay: beyond the end of any run, and small enough for additions
 
 
 @dataclass(frozen=True)
 class Delay(ABC):
-    """How many rounds after its dispatch a client's update arrives; 0 is the round of the dispatch itself.
+    """The rounds from the dispatch to the arrival of a client's update; 0 is the round of the dispatch itself.
 
-    `draw` says when a delay is drawn: once per `client`, which keeps its delay, or anew at every `dispatch`.
+    With `draw` client each client draws a delay once and keeps it; with dispatch it draws a new one at every dispatch.
     """
 
     draw: str
@@ -29,14 +29,14 @@ class Delay(ABC):
     def sample(self, rng: np.random.Generator, clients: np.ndarray) -> np.ndarray:
         """The delays of the clients with these ids [n]: whole rounds >= 0, int64 [n].
 
-        With draw=client the run calls this once, for all clients, with a generator derived from its seed; with
-        draw=dispatch at each round, for the clients that start, with a generator derived from seed and round. The i-th
-        draw belongs to the i-th id, so more clients change nobody's delay. Raises UserError for a file that is missing
-        or wrong.
+        With draw=client the run calls this once, for all clients, with a generator derived from its seed. With
+        draw=dispatch the run calls it in each round, for the clients that start, with a generator derived from seed and
+        round. The i-th draw belongs to the i-th id, so that more clients do not change another client's delay. Raises
+        UserError for a file that is missing or wrong.
         """
 
 
 def whole_rounds(delays: np.ndarray) -> np.ndarray:
-    """Delays >= 0 [n], in rounds, rounded down and capped at MAX_ROUNDS, int64 [n]."""
+    """Delays >= 0 [n] in rounds, rounded down and bounded by MAX_ROUNDS: int64 [n]."""
     whole: np.ndarray = np.minimum(delays, MAX_ROUNDS).astype(np.int64)
     return whole

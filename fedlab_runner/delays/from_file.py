@@ -1,4 +1,4 @@
-"""Delays from a file, such as measured ones."""
+"""Delays from a file, such as measured delays."""
 
 import json
 import math
@@ -17,8 +17,8 @@ from fedlab_runner.utils.errors import UserError
 class DelayFromFile(Delay):
     """Entry i of the file `path` is the delay of client i, in rounds, rounded down. It is the same at every dispatch.
 
-    The file is a .json array, a .npy vector, or text: one number a line, or one line of numbers separated by commas or
-    blanks. In text, blank lines and everything after a # are skipped.
+    The file is a .json array, a .npy vector, or a text: one number on each line, or one line of numbers separated by
+    commas or blanks. In a text, blank lines and everything after a # do not count.
     """
 
     path: str
@@ -56,7 +56,7 @@ def _read_text(file: Path) -> Entries:
         raise UserError(f"path must be a text, .csv, .json or .npy file, got {file}, which is none") from error
     alone = sum(map(bool, lines)) == 1
     for number, words in enumerate(lines, 1):
-        if len(words) > 1 and not alone:  # else a table of two columns would be read as twice as many clients
+        if len(words) > 1 and not alone:  # otherwise a table of two columns would count as twice as many clients
             raise UserError(f"path must hold one delay a line or all in one, got {len(words)} in {file}, line {number}")
         for word in words:
             yield f"line {number}", _number(word)

@@ -1,4 +1,4 @@
-"""Evaluation of all clients' models on the test set, where there is no server's model."""
+"""Evaluation of all clients' models on the test set, for algorithms without a server model."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ from fedlab_runner.evaluation.evaluator import Evaluation, per_class
 from fedlab_runner.evaluation.scores import at_once, on_examples
 
 Scores = dict[str, float]
-Model = tuple[ModelFamily, bytes]  # with the digest of its vector: equal models are evaluated once
+Model = tuple[ModelFamily, bytes]  # with the digest of the model's vector, so that equal models are evaluated once
 
 
 class Seen(NamedTuple):
@@ -26,8 +26,8 @@ class Seen(NamedTuple):
 
 
 class ClientModels:
-    """Evaluates the models of all clients; a model unchanged since the last evaluation is not read, and keeps its
-    scores.
+    """Evaluates the models of all clients. It does not read a model that has not changed since the last evaluation, and
+    keeps its scores.
     """
 
     def __init__(self, evaluation: Evaluation, fed: Federation, test: Examples) -> None:
@@ -52,11 +52,11 @@ class ClientModels:
         return metrics
 
     def by_client(self, models: OwnModels) -> list[Scores]:
-        """The scores of each client's model on the test set, where known from the last evaluation."""
+        """The scores of each client's model on the test set, if the last evaluation has them."""
         return self._on_test("", self._fed.families, models, self._known)
 
     def _mean(self, scores: Sequence[Scores], key: str, architecture: int | None = None) -> float:
-        """The mean over the clients that are not held out, of all architectures or of one; NaN over none."""
+        """The mean over the clients that are not held out, of all architectures or of one; NaN without such clients."""
         out, count = set(self._fed.held_out.tolist()), len(self._fed.families)
         values = [
             score[key]

@@ -1,4 +1,4 @@
-"""When and what a run evaluates, and the server's model on the test set."""
+"""When and what a run evaluates, and the metrics of the server's model on the test set."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ CLASS_PREFIX = "test/accuracy_class/"  # a metric key begins so; the class index
 
 @dataclass(frozen=True)
 class Evaluation:
-    """When and what to evaluate, and the number by which a run is judged.
+    """When and what to evaluate, and the objective of a run.
 
     The run evaluates models every `every` rounds and after the last round, in batches of `batch_size`. `per_class` adds
     the test accuracy of each class. `matrix` adds cells of the evaluation matrix, each `<model>/<data>`:
@@ -28,9 +28,9 @@ class Evaluation:
       `validation` and `train`, each client's validation and training examples.
 
     The objective is `metric`, which may be of any cell, under the rule `summary` (best_of_last and mean_of_last over
-    the `last` evaluations, best, last). The test set lacks the `held_out` examples that in-domain server data of this
-    size would take, so that all methods share a test set. With a `target`, the summary has the first evaluated round in
-    which the metric reaches it.
+    the `last` evaluations, best, last). The run leaves out of the test set the `held_out` examples that in-domain
+    server data of this size would take, so that all methods have the same test set. With a `target`, the summary has
+    the first evaluated round in which the metric reaches it.
     """
 
     every: int
@@ -58,7 +58,7 @@ class Evaluation:
 
     @property
     def cells(self) -> list[str]:
-        """The cells of the matrix that are evaluated: those asked for, and that of the metric."""
+        """The cells of the matrix that the run evaluates: those in `matrix`, and the cell of the metric."""
         asked = [*self.matrix, cell_of(self.metric)]
         return list(dict.fromkeys(cell for cell in asked if cell is not None))
 

@@ -28,7 +28,8 @@ from fedlab_runner.utils.errors import UserError
 
 TUNING_STREAMS = Streams(Purpose.FINE_TUNE, Purpose.FINE_TUNE_DROPOUT)  # the random numbers of fine-tuning
 WORST = 0.1  # the share of the clients, or of the examples, over which `worst_decile` is a mean
-OWN_TEST = "test examples of the clients' own: set client_split.test, or choose client_split=natural or redealt"
+# What a run without test examples of each client lacks, in messages.
+OWN_TEST = "test examples of each client: set client_split.test, or choose client_split=natural or redealt"
 
 
 class CellScores(NamedTuple):
@@ -37,11 +38,11 @@ class CellScores(NamedTuple):
     ids: np.ndarray  # [k] ascending
     accuracy: np.ndarray  # [k] float64
     loss: np.ndarray  # [k] float64
-    weights: np.ndarray  # [k] int64: own examples in the cell; on the global test set, training examples
+    weights: np.ndarray  # [k] int64: each client's examples in the cell; on the global test set, its training examples
 
 
 class Piece(NamedTuple):
-    """Models of some clients of one architecture, as many as are in memory at once."""
+    """Models of some clients of one architecture, which are in memory at once."""
 
     family: ModelFamily
     ids: np.ndarray  # [k] ascending
@@ -54,7 +55,7 @@ class Piece(NamedTuple):
 
 
 def check_matrix(evaluation: Evaluation, algorithm: Algorithm[Any], fed: Federation) -> None:
-    """Raises ValueError, named after the field, where a cell lacks its data or its model."""
+    """Raises ValueError, which begins with the field's name, for a cell without its data or its model."""
     for cell in evaluation.cells:
         asked = "matrix has" if cell in evaluation.matrix else "metric is of"
         if (lacking := _lacking(cell, algorithm, fed)) is not None:
@@ -62,12 +63,12 @@ def check_matrix(evaluation: Evaluation, algorithm: Algorithm[Any], fed: Federat
 
 
 def _lacking(cell: str, algorithm: Algorithm[Any], fed: Federation) -> str | None:
-    """What the cell needs and the run does not have; None where nothing."""
+    """What the cell needs and the run lacks; None if it lacks nothing."""
     model, _, data = cell.partition("/")
     if model != "client" and algorithm.decentralized:
         return f"a server's model, and algorithm={algorithm.name} has none: ask for client/{data}"
     if data == "unseen" and not len(fed.held_out):
-        return "clients that are never asked to train: set participation.held_out_clients"
+        return "clients that never train: set participation.held_out_clients"
     if data in ("own", "unseen") and fed.client_tests is None:
         return OWN_TEST
     if data == "validation" and fed.validation is None:
@@ -87,7 +88,7 @@ def _examples(fed: Federation, data: str) -> ClientData:
 
 
 def _clients(fed: Federation, data: str) -> np.ndarray:
-    """The ascending ids of the clients that a column of the matrix is about."""
+    """The ascending ids of the clients in a column of the matrix."""
     if data == "global":
         return fed.participants
     there = np.flatnonzero(_examples(fed, data).num_examples)
@@ -95,7 +96,7 @@ def _clients(fed: Federation, data: str) -> np.ndarray:
 
 
 class Matrix:
-    """Evaluates the cells that a run asks for. It holds no state of the run: only what it computed last."""
+    """Evaluates the cells that a run asks for. It keeps only its last results, which are no part of the run's state."""
 
     def __init__(
         self,
@@ -121,7 +122,7 @@ class Matrix:
         return metrics
 
     def by_client(self, state: Any, round: int) -> dict[str, CellScores]:
-        """The cells that clients differ in, client by client, after `round` rounds."""
+        """The cells in which clients differ, client by client, after `round` rounds."""
         if self._last is None or self._last[0] != round:
             self._last = round, self._scores(state, round)
         return self._last[1]
@@ -169,7 +170,7 @@ class Matrix:
     def _pieces(
         self, kind: str, ids: np.ndarray, state: Any, models: Tensor | OwnModels, round: int
     ) -> Iterator[Piece]:
-        """The models of these clients; while the caller tests a piece, the family reads the clients' feature blocks."""
+        """The models of these clients. While the caller tests a piece, the family reads the clients' feature blocks."""
         fed, built = self._fed, self._algorithm
         if isinstance(models, Tensor) and kind == "server":
             yield Piece(fed.family, ids, models.expand(len(ids), -1))
@@ -211,9 +212,9 @@ class Matrix:
 
 
 def spread(cell: str, scores: CellScores) -> dict[str, float]:
-    """The metrics of a cell: each client counts alike, or (`weighted`) by its examples.
+    """The metrics of a cell. Clients count alike or (`weighted`) by their examples.
 
-    `worst_decile` is the mean over the tenth of the clients, or of the examples, with the lowest accuracies; a client
+    `worst_decile` is the mean over the tenth of the clients, or of the examples, with the lowest accuracies. A client
     on its border counts in part.
     """
     ways = {cell: np.ones(len(scores.ids)), f"{cell}_weighted": scores.weights.astype(np.float64)}

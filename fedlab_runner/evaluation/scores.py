@@ -1,4 +1,4 @@
-"""Scores models: one model on each client's examples, models on the same examples, or each model on its client's.
+"""Scores one model on each client's examples, several models on the same examples, or each model on its client's.
 
 Each score depends, to the last bit, on its model, its examples and the arguments alone.
 """
@@ -15,7 +15,7 @@ from fedlab_runner.core.losses import losses
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.work import Executor
 
-MAX_VALUES = 2**25  # the most values of models in memory at once: 128 MiB in float32
+MAX_VALUES = 2**25  # values of models in memory at once: 128 MiB in float32
 Items = TypeVar("Items", list[Any], np.ndarray)
 
 
@@ -34,7 +34,7 @@ class OnClients(NamedTuple):
 
 
 def at_once(items: Items, size: int) -> Iterator[Items]:
-    """The items in parts whose models, with so many values each, are in memory together."""
+    """The items in parts whose models, of `size` values each, fit into memory together."""
     most = max(1, MAX_VALUES // size)
     return (items[begin : begin + most] for begin in range(0, len(items), most))
 
@@ -58,7 +58,7 @@ def on_examples(
 
 
 def of_one(family: ModelFamily, w: Tensor, client_data: ClientData, ids: np.ndarray, batch_size: int) -> OnClients:
-    """The scores of one model [D] on the examples of each of the clients `ids` [k], who all have examples."""
+    """The scores of one model [D] on the examples of each of the clients `ids` [k], which all have examples."""
     sizes = client_data.num_examples[ids]
     members = np.concatenate([client_data.members(i) for i in ids.tolist()])
     correct, loss = np.empty(len(members)), np.empty(len(members))
@@ -76,7 +76,7 @@ def of_one(family: ModelFamily, w: Tensor, client_data: ClientData, ids: np.ndar
 def of_each(
     executor: Executor, family: ModelFamily, models: Tensor, client_data: ClientData, ids: np.ndarray, batch_size: int
 ) -> OnClients:
-    """The scores of each of the models [k, D] on the examples of its client, of `ids` [k], who all have examples.
+    """The scores of each of the models [k, D] on the examples of its client in `ids` [k]; all clients have examples.
 
     The executor gets several clients of similar size at a time, padded to the largest, with at most `batch_size`
     examples together.
@@ -88,7 +88,7 @@ def of_each(
 
     for rows, index, mask in _batches(client_data, ids, batch_size):
         inputs, targets = client_data.examples(torch.from_numpy(index).to(family.device))
-        # Normalised as one batch: that of each client is then laid out as convolutions like it.
+        # Normalised as one batch, so that each client's examples have the memory layout that suits convolutions.
         normal = family.normalize(inputs.flatten(0, 1), family.dtype).view(inputs.shape)
         chosen = models[torch.from_numpy(rows).to(models.device)]
         (logits,) = executor.map_models(family, one, chosen[:, :p], chosen[:, p:], normal)  # [c, b, C]

@@ -1,1 +1,1 @@
-"""Executors: ways to carry out the local work of a cohort. All give the same result."""
+"""Executors: ways to carry out the local work of a cohort. All give the same result up to rounding."""

@@ -1,4 +1,4 @@
-"""The base of executors that divide a cohort into independent chunks and train one chunk after another."""
+"""The base of executors that divide a cohort into independent chunks and train chunk after chunk."""
 
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -31,9 +31,9 @@ class SingleProcessExecutor:
 
 
 class ChunkedExecutor(SingleProcessExecutor, ABC):
-    """An executor that divides a cohort into chunks: clients that train together."""
+    """An executor that divides a cohort into chunks, whose clients train together."""
 
-    compile: bool  # compile the local step with torch.compile; a field of every subclass
+    compile: bool  # whether to compile the local step with torch.compile; a field of every subclass
 
     @abstractmethod
     def max_parallel_clients(self, clients: int) -> int:
@@ -41,7 +41,7 @@ class ChunkedExecutor(SingleProcessExecutor, ABC):
 
     @abstractmethod
     def chunks(self, work: Work) -> list[Chunk]:
-        """The chunks of the cohort, longest work first. A chunk's result depends on its own clients alone."""
+        """The chunks of the cohort, longest work first. A chunk's result depends on the chunk's clients alone."""
 
     @abstractmethod
     def map_models(self, family: ModelFamily, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
@@ -53,7 +53,7 @@ class ChunkedExecutor(SingleProcessExecutor, ABC):
 
     @abstractmethod
     def train_chunk(self, work: Work, chunk: Chunk, y: Tensor, losses: Tensor) -> None:
-        """Trains a chunk: writes its clients' models and mean losses into their rows of y [K, D] and losses [K]."""
+        """Trains a chunk, and writes its clients' models and mean losses into their rows of y [K, D] and losses [K]."""
 
     def train(self, work: Work) -> tuple[Tensor, Tensor]:
         y = new_models(work)
@@ -73,6 +73,6 @@ def new_models(work: Work) -> Tensor:
 
 
 def wait_for(device: torch.device) -> None:
-    """Waits until a GPU has done all the work that was launched; returns at once on a CPU."""
+    """Waits until a GPU has done all launched work; returns at once on a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

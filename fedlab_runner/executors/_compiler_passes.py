@@ -1,4 +1,6 @@
-"""A pass for PyTorch's compiler: a local step on a CPU updates a linear layer without storing its gradient."""
+"""A pass for PyTorch's compiler, with which a local step on a CPU updates a linear layer without storing its
+gradient.
+"""
 
 import torch
 from torch import Tensor
@@ -8,11 +10,12 @@ from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
 aten = torch.ops.aten
-MIN_VALUES = 2**17  # of a layer: a smaller one stays in a core's own cache, and the pass gains nothing
+MIN_VALUES = 2**17  # of a layer: a smaller layer stays in a core's cache, so that the pass gains nothing
 
-_GRADIENT = CallFunction(aten.mm.default, KeywordArg("a"), KeywordArg("b"))
+_GRADIENT = CallFunction(aten.mm.default, KeywordArg("a"), KeywordArg("b"))  # the pattern of a linear layer's gradient
+# The pattern of weights after a step.
 _MOVED = CallFunction(aten.sub.Tensor, KeywordArg("w"), CallFunction(aten.mul.Tensor, _GRADIENT, KeywordArg("lr")))
-_UPDATE = CallFunction(aten.copy_.default, KeywordArg("w"), _MOVED)
+_UPDATE = CallFunction(aten.copy_.default, KeywordArg("w"), _MOVED)  # the pattern that the pass replaces
 
 
 class UpdateInPlace(CustomGraphPass):

@@ -1,4 +1,4 @@
-"""Chooses the executor of a run: by a rule on a CPU, by remembered measurements on a GPU."""
+"""Chooses the executor of a run: by a rule on a CPU, by kept measurements on a GPU."""
 
 import logging
 from collections.abc import Sequence
@@ -31,19 +31,19 @@ EXECUTORS, PROCESSES = "executors", "processes"  # keys of the run's notes
 class Auto:
     """Chooses the executor for each kind of local work of a run, at its first cohort.
 
-    On a CPU the choice is a function of model, cohort, rounds, cores and threads: the least expected time by a rule,
-    compiled steps included where what is left of the run pays for the compiler. Nothing is timed, so a run gives the
-    same bits whatever else the machine does. Where `seconds` or more of local training are expected, or steps are
-    compiled, a choice whose models do not agree with those of `loop` is not taken.
+    On a CPU it takes the executor with the least expected time by a rule, a function of model, cohort, rounds, cores
+    and threads. Compiled steps count if the rest of the run pays for the compiler. It times nothing, so that a run
+    gives the same bits whatever else the machine does. If it expects `seconds` or more of local training, or compiles
+    steps, it first compares models with those of `loop`, and refuses an executor that does not agree.
 
-    On a GPU, whose sums can come in another order anyway, runs of `seconds` or more time the executors on a sample of
-    their own work, unless others use the machine. The user's cache folder keeps the measurements by type of machine,
-    code and kind of work.
+    On a GPU, whose sums can come in another order anyway, a run of `seconds` or more times the executors on a sample of
+    its own work, unless other processes use the machine. The user's cache folder keeps the measurements by type of
+    machine, code and kind of work.
 
-    The run's folder keeps the choices: a run that is continued on such a machine keeps its executors, and so computes
-    the same bits. A model with dropout, whose masks depend on the clients that train side by side, is trained one
-    client after another. `workers` bounds the worker processes (null: as many as there are usable cores; 1: none);
-    `compile=false` never compiles. While the compiler works, a signal to stop has to wait.
+    The run's folder keeps the choices, so that a run that continues on the same type of machine keeps its executors and
+    computes the same bits. With dropout, whose masks depend on the clients that train side by side, it trains one
+    client after another. `workers` bounds the worker processes (null: as many as there are usable cores; 1: none). With
+    `compile=false` it never compiles. While the compiler works, a signal to stop has to wait.
     """
 
     seconds: float
@@ -59,8 +59,8 @@ class Auto:
         return _Choosing(self, folder, rounds)
 
     def adopt(self, notes: Path, folder: Path) -> None:
-        """Notes in the folder of a new run the choices in the notes of a run on another machine, so that the same
-        executors compute it, as far as this machine has them.
+        """Copies the choices from the notes of a run on another machine to the folder of a new run. So the same
+        executors compute the new run, if this machine has them.
         """
         told = noted_anywhere(notes, EXECUTORS)
         here = {kind: words for kind, words in told.items() if words in WAYS and WAYS[words].runs_here()}
@@ -78,7 +78,7 @@ class Auto:
         return _Choosing(self, None, work.round + 1).train(work)
 
     def map_models(self, family: ModelFamily, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
-        # No choice: only local training has one.
+        # The choice is about local training alone.
         return Vectorized(chunk_size=DEFAULT_CHUNK_SIZE, compile=False).map_models(family, function, *rows, fill=fill)
 
 
@@ -124,7 +124,7 @@ class _Choosing(SingleProcessExecutor):
         return rule.best(work, ways, rounds, self._processes, torch.get_num_threads())
 
     def _on_cpu(self, work: Work, rounds: int) -> Way:
-        """The way with the least expected time, of those that agree with the reference where that is worth a look."""
+        """The way with the least expected time. A long or compiled one must agree with the reference."""
         ways = fitting(work, compile=self._settings.compile)
         while True:
             way, workers = self._best(work, ways, rounds)
@@ -142,7 +142,7 @@ class _Choosing(SingleProcessExecutor):
         return way
 
     def _on_gpu(self, work: Work, rounds: int) -> Way:
-        """The fastest way by measurement, and where nothing is measured a plain one."""
+        """The fastest way by measurement; without measurements, the way of the rule."""
         if expected_seconds(work) * rounds >= self._settings.seconds:
             found = fastest(work, fitting(work, compile=self._settings.compile), rounds)
             if found is not None:

@@ -1,6 +1,6 @@
-"""Local steps as one compiled graph each: gradient and update, layer by layer and in place.
+"""Compiles each kind of local step into one graph: gradient and update, layer by layer and in place.
 
-To gather the gradient into a vector, and to update a whole vector, costs as much as a small model's layer.
+Gathering the gradient into a vector and updating a whole vector would cost as much as a small model's layer.
 """
 
 import logging
@@ -32,14 +32,14 @@ Layers = list[Tensor]  # the parameters of one model, or of A models [A, ...]
 Step = Callable[..., Any]  # (layers, slots, lr, t, inputs, targets, mask, *own) -> the loss, a scalar or [A]
 _FEED = "feed"  # key in a cohort's notes
 _BROKEN_LIBRARY = re.compile(r"ImportError: (\S+\.so): ")  # in an error of the compiler
-MAX_GATHERED_BYTES = 2**19  # of examples that are gathered ahead of their steps
+MAX_GATHERED_BYTES = 2**19  # of examples that one call gathers for several steps
 
 
 def in_layers(work: Work) -> bool:
-    """Whether the work follows the gradient of the model family's own loss, with what an algorithm adds to it.
+    """Whether the work follows the gradient of the model family's own loss, with additions of an algorithm.
 
-    Another loss, and a bound on the gradient's norm, need parameters or gradient as one vector; a function that is made
-    anew in each round would be compiled in each; dropout would draw other masks.
+    Another loss, or a bound on the gradient's norm, needs parameters or gradient as one vector. A function that each
+    round makes would be compiled in each round. Dropout would draw other masks.
     """
     if any(each is not None for each in (work.loss, work.per_step, work.local.clip_norm)) or work.frozen:
         return False
@@ -53,25 +53,25 @@ def has_compiler() -> bool:
 
 
 def graph_of(function: Step, family: ModelFamily, *, layer_by_layer: bool = False) -> Step:
-    """Compiles a step of a family's models with torch.compile, so that processes can still be forked.
+    """Compiles a step of a family's models with torch.compile in such a way that the process can still fork.
 
-    The user's cache folder keeps what was compiled, by type of machine, for later runs; the environment variable
-    TORCHINDUCTOR_CACHE_DIR names another folder.
-    A library in the compiler's cache that cannot be loaded, as a killed process has left it half-written, is compiled
-    anew.
+    The user's cache folder keeps compiled code for later runs, by type of machine. The environment variable
+    TORCHINDUCTOR_CACHE_DIR names another folder. If a library in the cache cannot be loaded, because a killed process
+    has left it half-written, this compiles it again.
     """
-    # A system's folder for temporary files, torch's default, is empty after a restart, and on a cluster for each job.
+    # torch's default, the system's folder for temporary files, is empty after a restart and, on a cluster, for each
+    # job.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(user_cache() / "compiled" / machine_type()))
     from fedlab_runner.executors._compiler_passes import UpdateInPlace  # imports the compiler: a second
 
-    # A process's first gradient decides whether autograd starts threads, without which a fork has no autograd. The
-    # compiler knows more devices than are there, so it must not compute the first gradient.
+    # A process's first gradient decides whether autograd starts threads; a fork of a process with such threads has no
+    # autograd. The compiler knows more devices than the machine has, so that it must not compute the first gradient.
     one = torch.ones((), requires_grad=True)
     torch.autograd.grad(one * 2, one)
-    # This logger warns at length that there is no GPU.
+    # This logger warns at length that the machine has no GPU.
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     options: dict[str, Any] = {}
-    if layer_by_layer:  # the layers are the same tensors in every step
+    if layer_by_layer:  # every step has the same tensors as layers
         options["guard_filter_fn"] = torch.compiler.keep_tensor_guards_unsafe
         options["post_grad_custom_post_pass"] = UpdateInPlace()
     compiled: Step = torch.compile(function, options=options or None)
@@ -80,29 +80,29 @@ def graph_of(function: Step, family: ModelFamily, *, layer_by_layer: bool = Fals
         while True:
             try:
                 return compiled(*args)
-            except RuntimeError as error:  # the compiler's own, around the import's
+            except RuntimeError as error:  # the compiler's error, which holds the import's
                 broken = _BROKEN_LIBRARY.search(str(error))
                 if broken is None or not Path(broken[1]).exists():
                     raise
-                _log.warning("%s in the compiler's cache is damaged: it is compiled anew", broken[1])
+                _log.warning("%s in the compiler's cache is damaged: it is compiled again", broken[1])
                 Path(broken[1]).unlink()
 
     return step
 
 
 def is_ready(work: Work, clients: int) -> bool:
-    """Whether the graph for so many clients side by side (0: one client alone) has been made."""
+    """Whether the graph for `clients` clients side by side (0: one client alone) exists."""
     return _key(work, width(clients)) in work.family.compiled
 
 
 def width(clients: int) -> int:
-    """The number of models in a chunk's graph, at least `clients`: chunks of similar sizes share a graph."""
+    """The number of models in a chunk's graph, at least `clients`. Chunks of similar sizes share a graph."""
     step = 1 << max(0, clients.bit_length() - 4)
     return -(-clients // step) * step
 
 
 def train_client(work: Work, row: int, layers: Layers) -> Tensor:
-    """Trains a client's model in place, and returns its mean loss in the last epoch."""
+    """Trains a client's model in place and returns its mean loss in the last epoch."""
     feed, (at,) = _feed(work, np.array([row]))
     steps, first = int(feed.steps[at]), int(feed.last_epoch[at])
     if not steps:
@@ -114,9 +114,9 @@ def train_client(work: Work, row: int, layers: Layers) -> Tensor:
 
 
 def train_clients(work: Work, rows: np.ndarray, y: Tensor, values: Tensor) -> None:
-    """Trains clients, most steps first: writes models and mean losses of the last epoch into y [K, P] and values [K].
+    """Trains clients, most steps first. Writes models and mean losses of the last epoch into y [K, P] and values [K].
 
-    All clients take as many steps as the first; the steps beyond a client's own are ignored.
+    All clients take as many steps as the first one. Steps beyond a client's own number do not count.
     """
     doubles = width(len(rows)) - len(rows)
     rows = np.concatenate([rows[:1].repeat(doubles), rows])
@@ -150,10 +150,10 @@ def train_clients(work: Work, rows: np.ndarray, y: Tensor, values: Tensor) -> No
 def _moved(
     work: Work, models: int, layers: Layers, feed: "_Feed", indices: Tensor, masks: Tensor, own: tuple[Tensor, ...]
 ) -> Iterator[Tensor]:
-    """Takes local steps of the layers, of so many models side by side (0: of one), and yields each step's loss.
+    """Takes local steps of the layers of `clients` models side by side (0: of one) and yields each step's loss.
 
-    A short minibatch is filled up with masked examples: one shape needs one graph. `indices` and `masks` are [T, b] or
-    [T, A, b]; `own` holds the clients' own tensors for every step, and the common ones.
+    Masked examples fill up a short minibatch, so that all have one shape and need one graph. `indices` and `masks` are
+    [T, b] or [T, A, b]. `own` holds the clients' own tensors for every step, and the common ones.
     """
     optimizer, ready, step = work.make_optimizer(), is_ready(work, models), _compiled(work, models)
     slots = [[torch.zeros_like(layer) for layer in layers] for _ in range(optimizer.slots)]
@@ -166,7 +166,7 @@ def _moved(
 def _batches(work: Work, indices: Tensor, masks: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Inputs, targets and mask of each step.
 
-    Small examples are gathered for several steps: a call costs more than the copy of a few kilobytes.
+    One call gathers small examples for several steps, because a call costs more than the copy of a few kilobytes.
     """
     family, client_data = work.family, work.client_data
     size = client_data.inputs[:1].numel() * indices[:1].numel() * family.dtype.itemsize  # bytes of a step
@@ -183,11 +183,11 @@ class _Feed(NamedTuple):
     """The inputs of the local steps of k clients, and the weights of their losses."""
 
     indices: Tensor  # [k, T, b]
-    masks: Tensor  # [k, T, b]: 1 for a real example; all 1 in a step without any, as a mean needs one
-    weights: Tensor  # [k, T]: the examples of the last epoch's minibatches
-    last_epoch: np.ndarray  # [k]: the first step of it
+    masks: Tensor  # [k, T, b]: 1 for a real example; all 1 in a step without real examples, as a mean needs one
+    weights: Tensor  # [k, T]: the numbers of examples of the last epoch's minibatches
+    last_epoch: np.ndarray  # [k]: the first step of the last epoch
     steps: np.ndarray  # [k]
-    times: tuple[Tensor, ...]  # step numbers as tensors: a plain number, such as lr, would be compiled in
+    times: tuple[Tensor, ...]  # step numbers as tensors, because a plain number would become a constant of the graph
     lr: Tensor
 
     @staticmethod
@@ -202,7 +202,7 @@ class _Feed(NamedTuple):
 
 
 def _feed(work: Work, rows: np.ndarray) -> tuple[_Feed, np.ndarray]:
-    """A feed that has some of the clients, and their places in it; a small cohort has one feed for all clients."""
+    """A feed with some of the clients, and their places in it. A small cohort has one feed for all clients."""
     if work.whole_plan is None:
         return _Feed.of(work, work.plan(rows), work.num_steps[rows]), np.arange(len(rows))
     if _FEED not in work.notes:
@@ -215,7 +215,7 @@ def _compiled(work: Work, models: int) -> Step:
     key = _key(work, models)
     if key not in work.family.compiled:
         step = _step(work, stacked=models > 0)
-        # The compiler counts its graphs by code object and gives up after eight: each step gets a code object.
+        # The compiler counts its graphs by code object and gives up after eight, so that each step gets a code object.
         step.__code__ = step.__code__.replace()
         work.family.compiled[key] = graph_of(step, work.family, layer_by_layer=True)
     return work.family.compiled[key]
@@ -228,7 +228,7 @@ def _key(work: Work, models: int) -> tuple[Any, ...]:
 
 
 def _step(work: Work, *, stacked: bool) -> Step:
-    """The step of this kind of work, of one model or of several side by side; it keeps nothing of the work's data."""
+    """The step of this kind of work, for one model or for several side by side. It keeps no reference to the work."""
     gradient, optimizer, common = _gradient(work), work.make_optimizer(), len(work.common)
     if stacked:
         gradient = side_by_side(gradient, common, randomness="error")
@@ -244,7 +244,9 @@ def _step(work: Work, *, stacked: bool) -> Step:
 
 
 def _gradient(work: Work) -> Callable[..., Any]:
-    """(layers, inputs, targets, mask, *own) -> the gradients that one model's layers follow, and the loss."""
+    """A function (layers, inputs, targets, mask, *own) -> the gradients that one model's layers follow, and the
+    loss.
+    """
     family, penalty, perturb, correct = work.family, work.penalty, work.perturb, work.correct
     names, first = list(family.layout), int(work.offsets is not None)
     sizes = [shape.numel() for _, shape in family.layout.values()]

@@ -1,6 +1,6 @@
-"""Local steps on a GPU, each recorded once as a CUDA graph and then replayed in one launch.
+"""Records a local step on a GPU once as a CUDA graph, and then replays it in one launch.
 
-A small model's step has some hundred kernels of a few microseconds, and to launch a kernel takes as long as to run it.
+A small model's step has some hundred kernels of a few microseconds. Launching a kernel takes as long as running it.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ from fedlab_runner.executors.compiled import graph_of, width
 from fedlab_runner.executors.vectorized import Vectorized, blocks
 from fedlab_runner.utils.errors import UserError
 
-WARM_UP_STEPS = 3  # before the recording: libraries choose their kernels in them
+WARM_UP_STEPS = 3  # before the recording, in which libraries choose their kernels
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class CudaGraph(Vectorized):
     """Trains as `vectorized` does, up to `chunk_size` clients side by side (null: the whole cohort; 1: one after
     another), and replays a recorded step instead of launching its kernels one by one.
 
-    A recorded step is kept for later rounds, unless it freezes tensors or has a closure of the algorithm in it.
-    With batch norm, a minibatch that is not full must not be padded: its step is launched kernel by kernel. A model
-    with dropout is trained as `vectorized` trains it.
+    It keeps a recorded step for later rounds, unless the step freezes tensors or contains a closure of the algorithm.
+    With batch norm it must not pad a minibatch that is not full, and launches such a step kernel by kernel. It trains a
+    model with dropout as `vectorized` does.
     """
 
     def chunks(self, work: Work) -> list[Chunk]:
@@ -56,7 +56,7 @@ class CudaGraph(Vectorized):
         y[chunk.rows], losses[chunk.rows] = (each[-len(chunk.rows) :] for each in found)
 
     def _recorded(self, work: Work, chunk: Chunk) -> "RecordedStep":
-        """The recorded step for a chunk; recorded now if it is new."""
+        """The recorded step for a chunk. Records a new step."""
         added = work.loss, work.penalty, work.perturb, work.correct, work.per_step
         notes = work.client_data.notes if all(map(lasts, added)) and not work.frozen else work.notes
         optimizer, models, frozen = work.make_optimizer(), width(len(chunk.rows)), chunk.frozen_norm
@@ -76,9 +76,9 @@ class CudaGraph(Vectorized):
 
 
 class RecordedStep:
-    """One local step of A models, whose inputs and outputs have fixed places on the device.
+    """One local step of A models. Its inputs and outputs have fixed places on the device.
 
-    `padded`: minibatches that are not full are filled up with masked examples.
+    With `padded`, masked examples fill up minibatches that are not full.
     """
 
     def __init__(self, work: Work, models: int, gradient: Gradient, *, padded: bool) -> None:
@@ -100,7 +100,7 @@ class RecordedStep:
     def train(self, work: Work, rows: np.ndarray) -> tuple[Tensor, Tensor]:
         """Models [A, D] and mean losses of the last epoch [A] of clients, most steps first.
 
-        All clients take as many steps as the first; the steps beyond a client's own are ignored.
+        All clients take as many steps as the first one. Steps beyond a client's own number do not count.
         """
         family, plan = self._family, work.plan(rows)
         self._begin(work, rows)
@@ -131,7 +131,7 @@ class RecordedStep:
         self._t.zero_()
 
     def _move(self, work: Work, rows: np.ndarray, t: int, index: Tensor, sizes: Tensor, active: np.ndarray) -> None:
-        """One step of the clients that still train; `active` [k] are the sizes of their minibatches."""
+        """One step of the clients that still train. `active` [k] holds the sizes of their minibatches."""
         if t == 0 or work.per_step is not None:
             for kept, new in zip(self._own, work.own(rows, t), strict=True):
                 kept.copy_(new)
@@ -143,12 +143,12 @@ class RecordedStep:
         self._replay()
 
     def _launch(self) -> None:
-        """The step that is recorded."""
+        """The step to record."""
         self._step(slice(None), self._index, (self._places < self._sizes).to(self._family.dtype))
         self._t += 1
 
     def _launch_by_size(self, index: Tensor, sizes: np.ndarray) -> None:
-        """The step for batch norm, which would see the padding: clients with equal minibatch sizes train together."""
+        """The step for batch norm, which would see padding. Clients with equal minibatch sizes train together."""
         for rows, most in blocks(sizes, by_size=True):
             part = index[rows, :most]
             self._step(rows, part, torch.ones_like(part, dtype=self._family.dtype))
@@ -161,14 +161,14 @@ class RecordedStep:
         g, (loss, updated) = self._gradient(params, buffers, *batch[:3], *own, *self._common)
         self._optimizer.step(params, g, slots, self._lr, self._t)
         self._loss[rows], self._buffers[rows] = loss, updated
-        if not isinstance(rows, slice):  # an index makes copies, a slice makes views
+        if not isinstance(rows, slice):  # indexing makes copies; a slice makes views
             self._params[rows] = params
             for slot, moved in zip(self._slots, slots, strict=True):
                 slot[rows] = moved
 
 
 def record(launch: Callable[[], None], device: torch.device) -> Callable[[], Any]:
-    """Records the GPU work of `launch`; returns a function that does this work again in one launch."""
+    """Records the GPU work of `launch` and returns a function that repeats this work in one launch."""
     with torch.cuda.device(device):
         here, graph = torch.cuda.current_stream(), torch.cuda.CUDAGraph()
         aside: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch has no types for it
@@ -184,7 +184,7 @@ def record(launch: Callable[[], None], device: torch.device) -> Callable[[], Any
 
 @contextmanager
 def refusing() -> Iterator[None]:
-    """Turns the error of a step that cannot be recorded (it waits for the GPU, or lacks memory) into a UserError."""
+    """Turns the error of a step that cannot be recorded (it waits for the GPU or lacks memory) into a UserError."""
     try:
         yield
     except RuntimeError as error:

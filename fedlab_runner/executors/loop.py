@@ -1,4 +1,4 @@
-"""One client after another: the reference, with which every other executor must agree."""
+"""Trains one client after another. This is the reference with which every other executor must agree."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -41,7 +41,7 @@ class Loop(ChunkedExecutor):
     def train_chunk(self, work: Work, chunk: Chunk, y: Tensor, losses: Tensor) -> None:
         family, client_data, row = work.family, work.client_data, int(chunk.rows[0])
         family.mode(True, frozen_norm=chunk.frozen_norm)
-        w, layers = _buffer(work)  # not the row of y: its alignment, and so the last bits, would depend on the row
+        w, layers = _buffer(work)  # not the row of y, whose alignment, and so the last bits, would depend on the row
         work.begin(w, row)
         if self.compile and in_layers(work):
             losses[row] = train_client(work, row, layers)  # the step draws no random numbers
@@ -112,9 +112,9 @@ def _buffer(work: Work) -> tuple[Tensor, list[Tensor]]:
 
 
 class _Bound:
-    """The model family's own loss, with the penalty, of the model that the module is bound to.
+    """The model family's own loss with the penalty, for the model that the module is bound to.
 
-    A plain call of the module: to rebuild its parameters from a vector in each step costs as much as a layer.
+    It calls the module directly: rebuilding parameters from a vector in each step would cost as much as a layer.
     """
 
     def __init__(self, work: Work, leaves: list[Tensor], params: Tensor, buffers: Tensor) -> None:
@@ -124,7 +124,7 @@ class _Bound:
         self._places = [i for i, moves in enumerate(work.moving) if moves]
 
     def step(self, own: tuple[Tensor, ...], inputs: Tensor, targets: Tensor) -> tuple[Tensor, list[tuple[int, Tensor]]]:
-        """The loss, and the gradient by each tensor that moves, with the tensor's number; the penalty is left out."""
+        """The loss without the penalty, and its gradient by each tensor that moves, with the tensor's number."""
         value = self._family.bound_loss(inputs, targets, own[0] if self._first else None)
         grads = torch.autograd.grad(value, self._moving, materialize_grads=True) if self._moving else ()
         return value.detach(), list(zip(self._places, grads, strict=True))
@@ -140,7 +140,7 @@ class _Bound:
     def gradient(
         self, params: Tensor, _: Tensor, inputs: Tensor, targets: Tensor, mask: Tensor, *own: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """The gradient [P]; at other parameters than the module's, these and the statistics are put back."""
+        """The gradient [P]. If it is taken at other parameters, the module's own values are restored afterwards."""
         if params is self._params:
             return self._gradient(inputs, targets, own)
         kept, statistics = self._params.clone(), self._buffers.clone()
@@ -165,9 +165,9 @@ class _Bound:
 
 
 def _by_layers(work: Work, module: _Bound) -> Move:
-    """The local step by plain SGD, layer by layer, of the model that the module is bound to.
+    """The local step by plain SGD, layer by layer, for the model that the module is bound to.
 
-    No vector of the whole gradient is made: to make one costs as much as a small layer.
+    It makes no vector of the whole gradient, which would cost as much as a small layer.
     """
     optimizer, correct, first = work.make_optimizer(), work.correct, int(work.offsets is not None)
     sizes = [leaf.numel() for leaf in module.leaves]

@@ -1,8 +1,7 @@
-"""A cohort shared among worker processes of one thread each, which are forks of this process.
+"""Shares a cohort among worker processes of one thread each, which are forks of this process.
 
-A fork has the clients' data and the models without a copy. The workers stay for later rounds, in which they get what an
-algorithm adds as functions and data (`core.additions`). Work that cannot be sent, as a closure is a part of it, forks
-workers of its own.
+A fork has the clients' data and the models without a copy. The workers stay for later rounds, in which they receive the
+algorithm's functions and data (`core.additions`). Work with a closure cannot be sent; new workers are forked for it.
 """
 
 import logging
@@ -27,22 +26,23 @@ from fedlab_runner.utils.system import resident_bytes, usable_cores
 from fedlab_runner.utils.validate import at_least
 
 _log = logging.getLogger(__name__)
-# Workers that stay keep all memory of the time of the fork, also what the run replaces later: no more than this.
+# Workers that stay keep all memory of the time of the fork, also the parts that the run replaces later. This is a
+# bound.
 MAX_KEPT_BYTES = 2e9
-MAX_SENT_BYTES = 2**27  # of a round's tensors, which are copied: to fork takes less time than to copy more
+MAX_SENT_BYTES = 2**27  # of a round's tensors, which are copied; forking takes less time than copying more
 _waiting: "list[WaitingWorkers]" = []  # at most one
-MAX_ORDER_BYTES = 2**20  # of the rest, pickled
-_met: "weakref.WeakSet[Known]" = weakref.WeakSet()  # what work was on before
-_watched: weakref.WeakSet[ClientData] = weakref.WeakSet()  # whose end may dismiss the workers
+MAX_ORDER_BYTES = 2**20  # of the pickled rest of a round's work
+_met: "weakref.WeakSet[Known]" = weakref.WeakSet()  # objects that earlier work has used
+_watched: weakref.WeakSet[ClientData] = weakref.WeakSet()  # data whose deletion may dismiss the workers
 
 
 @dataclass(frozen=True)
 class Processes(SingleProcessExecutor):
     """Shares the chunks of `inner` among `workers` processes (null: as many as there are usable cores) of one thread
-    each; the result is the inner executor's, bit for bit.
+    each. The result equals that of the inner executor, bit for bit.
 
-    A free process, this one included, takes the longest chunk that is left. If a worker dies, this process trains its
-    unfinished chunks. Mutual learning (DFML) is shared too.
+    A free process (also this one) takes the longest chunk that is left. If a worker dies, this process trains its
+    unfinished chunks. The processes share mutual learning (DFML) too.
     """
 
     workers: int | None
@@ -73,7 +73,7 @@ class Processes(SingleProcessExecutor):
             return y, self._train_once(work, y) if losses is None else losses
 
     def _train_waiting(self, work: Work, y: Tensor) -> Tensor | None:
-        """The losses [K], where waiting workers can do the work, and models in y [K, D]; else None."""
+        """The losses [K], with models in y [K, D], if waiting workers can do the work; else None."""
         workers = min(self.num_processes(), len(work.ids))
         if not (_waiting and _waiting[0].can_help(workers)) and not _replaced(workers, work):
             return None
@@ -85,13 +85,13 @@ class Processes(SingleProcessExecutor):
             unknown = error.unknown
         if unknown is None:  # a closure
             return None
-        if unknown not in _met:  # perhaps there will be no other work on it
+        if unknown not in _met:  # maybe no later work uses this object
             _met.add(unknown)
             return None
         return self._train_waiting(work, y) if _replaced(workers, work, unknown) else None
 
     def _train_once(self, work: Work, y: Tensor) -> Tensor:
-        """The losses [K], and models in y [K, D], by workers that are forked for this work."""
+        """The losses [K], with models in y [K, D], from workers that are forked for this work."""
         losses, done = shared_zeros((len(work.ids),), y.dtype), shared_zeros((len(work.ids),), torch.uint8).numpy()
         share = _share(self.inner, work, y, losses, done)
         for number in self.inner.compiling_chunks(work):  # in this process: a fork cannot compile
@@ -105,9 +105,10 @@ class Processes(SingleProcessExecutor):
 
 
 class WaitingWorkers:
-    """Workers for the rounds of a run: the memory in which they get an order, and what they knew when they were forked.
+    """Workers for the rounds of a run: the memory through which they get orders, and the objects known at their fork.
 
-    An order has its length and its pickled form, then the losses, what is done, and the tensors of the work.
+    The memory holds an order's length and pickled form, then the losses, the marks of finished chunks, and the tensors
+    of the work.
     """
 
     def __init__(self, workers: int, known: Iterable[Known]) -> None:
@@ -117,12 +118,12 @@ class WaitingWorkers:
         self._pool: ForkPool | None = None
 
     def can_help(self, workers: int) -> bool:
-        """Whether there are so many workers, who know the memory of the models."""
+        """Whether there are `workers` workers that know the memory of the models."""
         whole = self._pool is None or self._pool.is_whole()
         return workers <= self._workers and SHARED.last in self._blocks and whole
 
     def train(self, inner: ChunkedExecutor, work: Work, y: Tensor) -> Tensor:
-        """The losses [K], and models in y [K, D]. Raises Unsendable; ArenaFull where the memory is too small."""
+        """The losses [K], with models in y [K, D]. Raises Unsendable, and ArenaFull if the memory is too small."""
         self._arena.clear()
         (at_losses, losses), (at_done, marks) = (
             self._arena.room((len(work.ids),), dtype) for dtype in (y.dtype, torch.uint8)
@@ -170,7 +171,7 @@ def dismiss() -> None:
 
 
 def _replaced(workers: int, work: Work, *more: Known) -> bool:
-    """Makes new workers in the place of those that wait, who know what those did and more, where memory allows it."""
+    """Replaces the waiting workers by new ones that know more objects, if the memory allows it."""
     if (resident_bytes() or 0) >= MAX_KEPT_BYTES:
         return False
     before, new = _waiting[0].known.alive() if _waiting else [], (work.family, work.client_data, *more)
@@ -184,7 +185,7 @@ def _replaced(workers: int, work: Work, *more: Known) -> bool:
 
 
 def _after_run() -> None:
-    """Ends the workers when all the clients' data that they know is gone."""
+    """Ends the workers when all clients' data that they know is gone."""
     if _waiting and not any(isinstance(each, ClientData) for each in _waiting[0].known.alive()):
         dismiss()
 

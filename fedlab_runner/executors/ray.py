@@ -1,4 +1,4 @@
-"""A cohort shared among the machines of a Ray cluster."""
+"""Shares a cohort among the machines of a Ray cluster."""
 
 import importlib.util
 import logging
@@ -31,17 +31,17 @@ from fedlab_runner.utils.errors import RunFailed, UserError
 from fedlab_runner.utils.system import usable_cores
 
 _log = logging.getLogger(__name__)
-SHARES_PER_CORE = 4  # several: a slow or busy machine takes fewer, and a lost machine loses less
-DRIVER_EXIT_SECONDS = 15.0  # after which the driver is killed
+SHARES_PER_CORE = 4  # several, so that a slow machine takes fewer and a lost machine loses less
+DRIVER_EXIT_SECONDS = 15.0  # for the driver to end, after which it is killed
 
 
 @dataclass(frozen=True)
 class Ray:
-    """Shares the chunks of `inner` among all cores of a Ray cluster at `address` (null: a new one on this machine), one
-    thread each; the result is the inner executor's, bit for bit where the machines have the same processor.
+    """Shares the chunks of `inner` among all cores of a Ray cluster at `address` (null: a new cluster on this machine),
+    one thread each. The result equals that of the inner executor, bit for bit if the machines have the same processor.
 
-    Clients are divided by their number of local steps. Data is sent once, a model once a round. The clients of a lost
-    machine are trained again on others; when the cluster's head is lost, the run is checkpointed and ends.
+    It divides clients by their number of local steps. It sends data once and a model once a round. Other machines train
+    the clients of a lost machine again. If the cluster's head is lost, the run writes a checkpoint and ends.
     """
 
     address: str | None
@@ -54,7 +54,7 @@ class Ray:
             raise ValueError(f"inner must be loop or vectorized, got {type(self.inner).__name__.lower()}")
 
     def bind_run(self, folder: Path, rounds: int) -> Self:
-        """Connects, so that an unreachable cluster is reported before the run begins."""
+        """Connects now, so that the user learns of an unreachable cluster before the run begins."""
         _ = self._session
         return self
 
@@ -87,7 +87,7 @@ class Ray:
 
 
 class _Session:
-    """A connection to a cluster by way of a driver process."""
+    """A connection to a cluster through a driver process."""
 
     def __init__(self, address: str | None) -> None:
         if not importlib.util.find_spec("ray"):
@@ -102,12 +102,12 @@ class _Session:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._errors,
-                start_new_session=True,  # Ctrl-C reaches the run only
+                start_new_session=True,  # so that Ctrl-C reaches the run alone
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
         self._connection = Connection(ours.detach())
         self.close = weakref.finalize(self, _end, self._connection, process, self._errors)
-        self._numbers: Any = WeakIdKeyDictionary()  # of the objects in Ray's object store
+        self._numbers: Any = WeakIdKeyDictionary()  # the number of each object in Ray's object store
         self._sent = 0
         answer = self._receive()
         if not isinstance(answer, Ready):
@@ -135,8 +135,8 @@ class _Session:
                 self._lost(work, len(shares[answer.share].rows), answer)
             else:
                 raise RunFailed(
-                    f"the Ray cluster at {self._ready.head} is lost ({answer.reason}): start it again, or go on with "
-                    f"another executor; {next_start()}"
+                    f"the Ray cluster at {self._ready.head} is lost ({answer.reason}): start it again, or take another "
+                    f"executor; {next_start()}"
                 )
         self._ready = answer
 
@@ -159,7 +159,7 @@ class _Session:
         )
 
     def _send(self, message: Any) -> None:
-        with suppress(OSError):  # the driver has ended: the next receive reports it
+        with suppress(OSError):  # the driver has ended, as the next receive reports
             send(self._connection, message)
 
     def _receive(self) -> Any:
@@ -172,7 +172,7 @@ class _Session:
 
 
 def _end(connection: Connection, process: "subprocess.Popen[bytes]", errors: IO[bytes]) -> None:
-    """Ends the driver, which leaves the cluster when its connection is closed."""
+    """Ends the driver. It leaves the cluster when its connection closes."""
     connection.close()
     errors.close()
     try:

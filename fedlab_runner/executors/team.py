@@ -1,4 +1,4 @@
-"""Threads of this process that do the parts of one step at the same time."""
+"""Threads of this process that compute the parts of one step at the same time."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -11,22 +11,22 @@ T = TypeVar("T")
 
 
 class Team:
-    """As many threads as torch has, of which this one is the first.
+    """As many threads as torch has; the first is the calling thread.
 
-    A thread for each part of a step keeps all cores busy from its first to its last operation; torch's own threads meet
-    after every operation, and do the short ones alone.
+    A thread for each part keeps all cores busy from the first to the last operation of a step. torch's own threads meet
+    after every operation, and leave short operations to one of them.
     """
 
     def __init__(self) -> None:
         self.size = torch.get_num_threads()
-        self._pool: ThreadPoolExecutor | None = None  # before the first step that is shared
+        self._pool: ThreadPoolExecutor | None = None  # made for the first step with several parts
 
     def each(self, function: Callable[[int], T], parts: int) -> list[T]:
         """The results of `function(part)` for up to `size` parts, each in a thread.
 
-        From the first step in parts on, torch has one thread here too until the team ends: to wake its threads for what
-        lies between the steps takes longer than they save. An error of a part is raised when all parts have ended.
-        Gradient mode and autocast are a thread's own: a function that needs another than the default says so.
+        From the first step in parts to the end of the team, torch has one thread here too: waking its threads for the
+        work between the steps takes longer than they save. An error of a part is raised when all parts have ended. Each
+        thread has its own gradient mode and autocast: a function that needs others than the defaults must set them.
         """
         if parts == 1:
             return [function(0)]
@@ -48,7 +48,7 @@ class Team:
 
 @contextmanager
 def team() -> Iterator[Team]:
-    """A team whose threads end with the context, so that a process can be forked after it."""
+    """A team whose threads end with the context, so that the process can fork after it."""
     its = Team()
     try:
         yield its

@@ -1,4 +1,4 @@
-"""The number of threads of torch on the CPU: for server training, evaluation, and local training in one process."""
+"""The number of torch's threads on the CPU, for server training, evaluation, and local training in one process."""
 
 import os
 from pathlib import Path
@@ -8,15 +8,16 @@ import torch
 from fedlab_runner.executors._run_notes import note, noted_count
 from fedlab_runner.utils.system import usable_cores
 
-VARIABLE = "OMP_NUM_THREADS"
-MAX_DEFAULT_THREADS = 8  # where neither config nor environment has a number: the networks of this field are small
+VARIABLE = "OMP_NUM_THREADS"  # environment variable: a user's number of threads
+MAX_DEFAULT_THREADS = 8  # if neither config nor environment sets a number: the networks of this field are small
 
 
 def set_threads(wanted: int | None, folder: Path | None) -> int:
     """Sets torch's number of threads and returns it: `wanted`, else the environment's, else the number of usable cores.
 
-    It does not depend on what else the machine does, as the last bits depend on it. The run in `folder` notes the
-    number, and is continued with it on the same type of machine unless `wanted` or the environment says otherwise.
+    The number does not depend on other work of the machine, because the last bits depend on the number. The run in
+    `folder` notes it and continues with it on the same type of machine, unless `wanted` or the environment says
+    otherwise.
     """
     threads = wanted or _by_environment() or (folder and noted_count(folder, "threads")) or _by_machine()
     torch.set_num_threads(threads)
@@ -26,7 +27,7 @@ def set_threads(wanted: int | None, folder: Path | None) -> int:
 
 
 def _by_environment() -> int | None:
-    """The number in the environment variable; None where it has none."""
+    """The number in the environment variable; None if it holds none."""
     value = os.environ.get(VARIABLE, "").partition(",")[0].strip()  # a list has a number for each level of nesting
     return int(value) or None if value.isdecimal() else None
 

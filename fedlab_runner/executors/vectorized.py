@@ -1,4 +1,4 @@
-"""All clients of a chunk in one call: vmap over their models, data and optimisers."""
+"""Trains all clients of a chunk in one call: vmap over their models, data and optimisers."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,18 +17,18 @@ from fedlab_runner.executors._chunks import Chunk, ChunkedExecutor
 from fedlab_runner.executors.compiled import graph_of, in_layers, is_ready, train_clients, width
 from fedlab_runner.utils.validate import at_least
 
-MAX_PLAIN_PARAMS = 2**16  # of a model whose gradients autograd takes outside of vmap: slower for larger ones
-DEFAULT_CHUNK_SIZE = 10  # clients, where a size is needed and chunk_size is null
+MAX_PLAIN_PARAMS = 2**16  # of a model, up to which autograd outside of vmap is faster
+DEFAULT_CHUNK_SIZE = 10  # clients, if a size is needed and chunk_size is null
 
 
 @dataclass(frozen=True)
 class Vectorized(ChunkedExecutor):
-    """Trains up to `chunk_size` clients at a time (null: the whole cohort); `compile` compiles the step with
+    """Trains up to `chunk_size` clients at a time (null: the whole cohort). `compile` compiles the step with
     torch.compile.
 
-    Clients are sorted by their number of steps, so that those still training are a shrinking block at the front of
-    their chunk. A short minibatch is padded with masked examples; where the model has batch norm, which would see the
-    padding, clients are instead grouped by the size of their minibatch.
+    It sorts clients by their number of steps, so that those that still train are a shrinking block at the front of
+    their chunk. Masked examples pad a short minibatch. If the model has batch norm, which would see padding, it instead
+    groups clients by the size of their minibatch.
     """
 
     chunk_size: int | None
@@ -121,9 +121,9 @@ def _train_clients(work: Work, chunk: np.ndarray, step: Gradient, full_width: bo
 
 
 def blocks(sizes: np.ndarray, by_size: bool) -> Iterator[tuple[slice | np.ndarray, int]]:
-    """Groups of clients that take a step together, each with the width of its padded minibatch.
+    """Groups of clients that take a step together, each with the size of its padded minibatch.
 
-    `sizes` [k] are the clients' minibatch sizes, 0 where a client is done; `by_size`: one group for each size.
+    `sizes` [k] holds the clients' minibatch sizes, 0 for a client that is done. With `by_size` each size has a group.
     """
     sizes = sizes[: int((sizes > 0).sum())]
     if not by_size or (sizes == sizes[:1]).all():

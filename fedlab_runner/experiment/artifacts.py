@@ -1,4 +1,4 @@
-"""The files of a run for people, beside its numbers: config, partition, pictures, model. W&B shows them too."""
+"""The files of a run besides its numbers: config, partition, pictures, model. W&B shows them too."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -26,12 +26,12 @@ from fedlab_runner.utils.files import write_text_atomically
 
 _log = logging.getLogger("fedlab_runner")
 CONFIG = "config.yaml"  # in the run's folder
-LOGGED_CLIENTS = 1000  # so many rows of the partition table go to W&B
+LOGGED_CLIENTS = 1000  # rows of the partition table that go to W&B at most
 
 
 class RunArtifacts:
-    """Writes one run's files, pictures with `draw` only. `record` notes the command that started the run and returns
-    the commit.
+    """Writes one run's files, and pictures only with `draw`. `record` notes the command that started the run and
+    returns the commit.
     """
 
     def __init__(
@@ -64,8 +64,8 @@ class RunArtifacts:
             recorder.image(name, picture)
 
     def show_results(self, recorder: Recorder, state: Any, saved: Architecture | None) -> None:
-        """Writes the pictures of all rounds, the accuracy on each class and the models, of an architecture that is
-        `saved`, of a State.
+        """Writes the pictures of all rounds, the accuracy on each class and, for an architecture that is `saved`, the
+        models of a State.
         """
         self._restore_removed()
         rows = recorder.rows()
@@ -77,7 +77,7 @@ class RunArtifacts:
             recorder.model(self._save_models(saved, state, rows[-1]["round"]))
 
     def _draw_rounds(self, recorder: Recorder, rows: list[Row]) -> None:
-        """Draws what changed from round to round."""
+        """Draws the pictures over the rounds."""
         if plot_curves(self._plots / "curves.png", rows, self._name):
             recorder.image("curves", self._plots / "curves.png")
         if plot_staleness(self._plots / "staleness.png", rows, self._name):
@@ -86,8 +86,8 @@ class RunArtifacts:
             recorder.image(picture.stem, picture)
 
     def _save_models(self, architecture: Architecture, state: Any, round: int) -> list[Path]:
-        """Writes the evaluated models and, of a single one, what its library reads beside the weights; returns the
-        files.
+        """Writes the evaluated models and, for a single model, the description that its library reads besides the
+        weights; returns the files.
         """
         models, data = self._prepared.simulation.evaluated(state), self._prepared.data
         written = [self._folder / MODEL_FILE]
@@ -100,7 +100,7 @@ class RunArtifacts:
         return written
 
     def _show_clients(self, recorder: Recorder, cells: Mapping[str, CellScores]) -> None:
-        """Writes table and picture of the clients, where the evaluation matrix has cells that they differ in."""
+        """Writes table and picture of the clients, if the evaluation matrix has cells in which they differ."""
         if not cells:
             return
         fed = self._prepared.simulation.fed
@@ -111,7 +111,7 @@ class RunArtifacts:
             recorder.image("clients_plot", self._plots / "clients.png")
 
     def _restore_removed(self) -> None:
-        """Writes again the files that somebody has removed while the run was at work."""
+        """Writes files again that somebody has removed during the run."""
         again: dict[str, Callable[[], object]] = {
             CONFIG: self._write_config,
             provenance.COMMANDS_FILE: self._record,
@@ -119,7 +119,7 @@ class RunArtifacts:
         }
         for name, write in again.items():
             if not (self._folder / name).exists():
-                _log.warning("%s was removed while the run was at work: it is written anew", self._folder / name)
+                _log.warning("%s was removed during the run: it is written again", self._folder / name)
                 write()
 
     def _write_config(self) -> None:
@@ -131,7 +131,7 @@ class RunArtifacts:
         write_partition_table(self._folder, prepared.split, self._strata, self._classes, prepared.uses)
 
     def _draw_partition(self) -> list[tuple[str, Path]]:
-        """Draws partition, topology and blocks: names and paths of the pictures."""
+        """Draws partition, topology and blocks, and returns names and paths of the pictures."""
         split, plots, fed = self._prepared.split, self._plots, self._prepared.simulation.fed
         plot_partition(plots / "partition.png", split, self._strata, self._classes, self._name)
         drawn = [("partition_plot", plots / "partition.png")]
@@ -145,7 +145,7 @@ class RunArtifacts:
         return drawn
 
     def _show_classes(self, rows: Sequence[Row], recorder: Recorder) -> None:
-        """Shows the last accuracy on each class as a table in W&B, where classes were evaluated."""
+        """Shows the last accuracy on each class as a table in W&B, if the run evaluates classes."""
         last: Row = {}
         for row in rows:
             last |= row

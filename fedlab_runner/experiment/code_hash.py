@@ -1,4 +1,4 @@
-"""The code that computes a run's numbers: its modules, with a digest of each module's statements."""
+"""The code that computes a run's numbers: its modules, and a digest of each module's statements."""
 
 import ast
 import hashlib
@@ -19,21 +19,21 @@ from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.files import user_cache, write_text_atomically
 
 Code = dict[str, str]  # digests by module
-MAX_MODULES_SHOWN = 4
-MAX_KEPT_MODULES = 2000  # of which the user's cache folder keeps what was parsed
-PACKAGE = __name__.partition(".")[0]
+MAX_MODULES_SHOWN = 4  # that a message names
+MAX_KEPT_MODULES = 2000  # whose digests and imports the user's cache folder keeps
+PACKAGE = __name__.partition(".")[0]  # import name of this package
 
 
 class _Source(NamedTuple):
     digest: str
-    imports: frozenset[tuple[str, tuple[str, ...]]]  # modules, and the names that are taken from them
+    imports: frozenset[tuple[str, tuple[str, ...]]]  # modules, and the names that it imports from them
 
 
 def code_of(config: Mapping[str, Any]) -> Code:
     """The modules of all classes that a resolved config names, and of their bases, with digests.
 
-    Modules that these import are included where they belong to the same package or lie among the user's own files.
-    A digest covers a module's statements: comments, docstrings and layout do not matter.
+    Modules that these import count too if they belong to the same package or to the user's own files. A digest covers a
+    module's statements: comments, docstrings and layout do not matter.
     """
     targets = set(_targets(config))
     packages = {target.partition(".")[0] for target in targets}
@@ -52,7 +52,7 @@ def code_of(config: Mapping[str, Any]) -> Code:
         found[name] = source.digest
         for module, names in source.imports:
             if not homes and module.partition(".")[0] not in packages:
-                continue  # nothing of another package counts
+                continue  # modules of other packages do not count
             modules = {each for name in names if _path(each := f"{module}.{name}")}
             ahead |= modules if names and len(modules) == len(names) else {*modules, module}
     _keep()
@@ -65,7 +65,7 @@ def digest_of_code(code: Code) -> str:
 
 
 def own_folders(code: Code) -> list[Path]:
-    """Where the modules lie that are neither installed nor of this package: a user's own."""
+    """The folders of the user's own modules, which are neither installed nor part of this package."""
     return sorted(
         {home for package in {name.partition(".")[0] for name in code} - {PACKAGE} for home in _home(package)}
     )
@@ -90,7 +90,7 @@ def _targets(value: Any) -> Iterator[str]:
 
 
 def _home(package: str) -> list[Path]:
-    """The folder that holds a package or top-level module; empty where it is installed."""
+    """The folder that holds a package or top-level module; empty for an installed one."""
     spec = _spec(package)
     places = [] if spec is None else [*(spec.submodule_search_locations or ()), spec.origin]
     homes = [Path(place).parent for place in places[:1] if place and Path(place).exists()]
@@ -102,7 +102,7 @@ def _is_installed(path: Path) -> bool:
 
 
 def _path(name: str) -> Path | None:
-    """The file of a module, found without an import; None where there is no file, as for built-in modules."""
+    """The file of a module, found without importing it; None if it has no file, as a built-in module."""
     top, *parts = name.split(".")
     spec = _spec(top)
     if spec is None:
@@ -130,7 +130,7 @@ _read: dict[str, tuple[ModuleSpec, _Source]] = {}  # by module: its source when 
 
 
 def _source(name: str, path: Path) -> _Source:
-    """The source of a module. An imported module is read once: its file may be edited while this process uses it."""
+    """The source of a module. It reads an imported module once: a user may edit the file while this process uses it."""
     spec = getattr(sys.modules.get(name), "__spec__", None)
     if name in _read and _read[name][0] is spec:
         return _read[name][1]
@@ -164,9 +164,9 @@ def _parsed(content: bytes, package: str, suffix: str) -> _Source:
 
 
 def _keep() -> None:
-    """Writes what this process has parsed for later processes: to parse a run's modules takes as long as a small run.
+    """Writes the results of parsing for later processes: parsing a run's modules takes as long as a small run.
 
-    Of several writers the last one counts; what the others had is parsed again.
+    Of several writers the last one counts; the results of the others are lost, and a later process parses again.
     """
     if len(_known()) == _kept[0]:
         return
@@ -176,12 +176,12 @@ def _keep() -> None:
     _kept[0] = len(_known())
 
 
-_kept = [0]  # how many of the known sources are in the file
+_kept = [0]  # the number of known sources in the file
 
 
 @cache
 def _known() -> dict[str, Any]:
-    """What other processes have parsed: digest and imports of a module by the digest of its file."""
+    """The results of other processes: digest and imports of a module, by the digest of its file."""
     try:
         known = checksummed_json.read(_place())
     except (OSError, ValueError, UserError):
@@ -191,7 +191,7 @@ def _known() -> dict[str, Any]:
 
 
 def _place() -> Path:
-    """The file, which another version of Python or of this module does not share."""
+    """The file of results. Other versions of Python or of this module have other files."""
     version = hashlib.sha256(Path(__file__).read_bytes() + sys.version.encode()).hexdigest()[:12]
     return user_cache() / f"modules-{version}.json"
 
@@ -199,7 +199,7 @@ def _place() -> Path:
 def _imported(tree: ast.AST, package: str) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Each module that the code imports, with the imported names, which may be modules too.
 
-    Imports under TYPE_CHECKING are left out.
+    Imports under TYPE_CHECKING do not count.
     """
     if isinstance(tree, ast.Import):
         yield from ((alias.name, ()) for alias in tree.names)

@@ -11,14 +11,14 @@ from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.files import write_atomically, write_text_atomically
 
-MODEL_FILE = "model.safetensors"
-DESCRIPTION_FILE = "config.json"  # what the library of the architecture reads beside the weights
+MODEL_FILE = "model.safetensors"  # in the run's folder
+DESCRIPTION_FILE = "config.json"  # which the library of the architecture reads besides the weights
 
 
 def save_models(path: Path, models: Sequence[tuple[ModelFamily, Tensor]], round: int) -> None:
-    """Writes models [D], each with its family, frozen parameters included; the metadata has their number and `round`.
+    """Writes models [D] with their families' frozen parameters. The metadata has the number of models and `round`.
 
-    A tensor is named as in PyTorch; with several models its name is `<i>.<name>`.
+    A tensor has its name from PyTorch; with several models the name is `<i>.<name>`.
     """
     from safetensors.torch import save
 
@@ -33,7 +33,7 @@ def save_models(path: Path, models: Sequence[tuple[ModelFamily, Tensor]], round:
 
 
 def saved_round(path: Path) -> int | None:
-    """The round of a file of models; None where there is no such file. Raises UserError for a damaged one."""
+    """The round of a file of models; None if it does not exist. Raises UserError for a damaged file."""
     return _read(path)[0] if path.exists() else None
 
 
@@ -52,7 +52,7 @@ def read_models(path: Path) -> list[dict[str, Tensor]]:
 
 
 def save_description(folder: Path, description: dict[str, Any]) -> Path:
-    """Writes what the library of an architecture reads beside the weights, and returns the file."""
+    """Writes the description that the library of an architecture reads besides the weights; returns the file."""
     path = folder / DESCRIPTION_FILE
     write_text_atomically(path, json.dumps(description, indent=2) + "\n")
     return path

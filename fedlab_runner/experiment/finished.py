@@ -21,8 +21,8 @@ CODE_DIGEST = "code_sha256"  # key of a summary: the digest of the code that com
 
 
 def objective_of_finished(folder: Path, name: str, c: Components, code: Code) -> float | None:
-    """The objective after c.rounds rounds, if the folder holds a finished, undamaged run of this config at least as
-    long; else None. A summary that does not fit the rows is written anew.
+    """The objective after c.rounds rounds, if the folder holds a finished, undamaged run of this config that is at
+    least as long; else None. Writes a summary again that does not fit the rows.
 
     Raises UserError where other code made the rows, unless `checkpoint.same_code` is false.
     """
@@ -39,24 +39,24 @@ def objective_of_finished(folder: Path, name: str, c: Components, code: Code) ->
         return None
     asked = [folder / MODEL_FILE] * c.logger.save_model + [folder / CURVES] * bool(c.logger.pictures)
     if len(rows) <= c.rounds or (len(rows) == c.rounds + 1 and not all(path.exists() for path in asked)):
-        return None  # from its last checkpoint the run writes the weights, or draws the pictures, that are asked for
+        return None  # the run continues from its last checkpoint and writes the missing weights or pictures
     whole = {"run_id": name, **summarise(rows, e.metric, e.summary, e.last, e.every, summary["rounds"], e.target)}
     whole[CODE_DIGEST] = code_digest = _recorded(code_digest, folder, code)
     now = with_digest(whole, hashlib.sha256(b"".join(lines)).hexdigest())
     if rows_digest != now[DIGEST]:
-        _log.warning("%s is not as the finished run left it: the run goes on from a checkpoint", folder / METRICS)
+        _log.warning("%s is not as the finished run left it: the run continues from a checkpoint", folder / METRICS)
         return None
     if code_digest != digest_of_code(code):
         _report_other_code(folder, code_digest, code, c.checkpoint.same_code)
     if summary != now:
-        _log.info("%s is written anew from %s", folder / SUMMARY, METRICS)
+        _log.info("%s is written again from %s", folder / SUMMARY, METRICS)
         write_summary(folder, now)
     return float(summarise(rows[: c.rounds + 1], e.metric, e.summary, e.last, e.every, c.rounds)["objective"])
 
 
 def _recorded(code_digest: str, folder: Path, code: Code) -> str:
-    """The digest of the code that finished the run: a summary's, or this code's where the summary's is a damaged one,
-    which no start of the run had, and the last start had this code.
+    """The digest of the code that finished the run: that of the summary. If no start of the run had that digest, so
+    that it is damaged, and the last start had this code, it is this code's digest.
     """
     starts, now = [digest_of_code(each) for each in provenance.codes(folder)], digest_of_code(code)
     return now if code_digest not in starts and starts[-1:] == [now] else code_digest
@@ -68,5 +68,5 @@ def _report_other_code(folder: Path, digest: str, code: Code, refuse: bool) -> N
     what = f"{folder} holds a run that other code has finished"
     what += f" (changed: {changed(theirs[-1], code)})" if theirs else ""
     if refuse:
-        raise UserError(f"{what}: delete it to run anew, or set checkpoint.same_code=false to take its number")
-    _log.warning("%s: its number is taken", what)
+        raise UserError(f"{what}: delete it to run again, or set checkpoint.same_code=false to take its number")
+    _log.warning("%s: the run returns the number of that code", what)

@@ -15,18 +15,18 @@ from fedlab_runner.utils.digest import digest
 from fedlab_runner.utils.escaping import short
 from fedlab_runner.utils.sweep_job import sweep_folder, sweeps_of
 
-# Groups whose choices are tags, where something is chosen; the first four are in a setting's name too.
+# Groups whose choices become tags, except the choices in `PLAIN`. The first four are part of a setting's name too.
 TAGGED = (
     *("dataset", "model", "partition", "delay", "server_data", "topology", "home", "server_optimizer"),
     *("client_split", "augment", "experiment"),
 )
-NAMED = TAGGED[:4]
-PLAIN = ("none", "mesh", "natural")  # choices that are no tags
+NAMED = TAGGED[:4]  # groups whose choices are in a setting's name
+PLAIN = ("none", "mesh", "natural")  # choices that do not become tags
 MAX_NAME_CHARACTERS, MAX_TAG_CHARACTERS = 100, 64  # the second is W&B's limit
 
 
 def label_of(folder: Path, config: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> Label:
-    """The label of the run in a folder. `fingerprint`: the keys that decide its numbers."""
+    """The label of the run in a folder. `fingerprint` holds the keys that decide its numbers."""
     commanded = _is_commanded(folder)
     if commanded:
         for source in HydraConfig.get().runtime.config_sources:
@@ -57,7 +57,7 @@ def _is_commanded(folder: Path) -> bool:
 
 
 def _choices(config: Mapping[str, Any], commanded: bool) -> dict[str, str]:
-    """The chosen file of each config group; where no command composed the config, its classes' modules."""
+    """The chosen file of each config group; if no command composed the config, the modules of its classes."""
     if not commanded:
         return choices_of(config)
     chosen = {key.rpartition("@")[2]: value for key, value in HydraConfig.get().runtime.choices.items()}
@@ -65,7 +65,7 @@ def _choices(config: Mapping[str, Any], commanded: bool) -> dict[str, str]:
 
 
 def _differing(method: Method) -> Sequence[str]:
-    """The overrides of the command that the method's name does not tell; of a sweep's job, those that differ."""
+    """The overrides of the command that the method's name does not express; for a sweep's job, those that differ."""
     folder = sweep_folder()
     keys = varying(folder) if folder is not None else None
     found = []
@@ -82,7 +82,7 @@ def _differing(method: Method) -> Sequence[str]:
 def _setting(
     method: Method, choices: Mapping[str, str], config: Mapping[str, Any], fingerprint: Mapping[str, Any]
 ) -> str:
-    """A name of all that decides a run's numbers but the seed, and of its rounds; another setting has another hash."""
+    """A name, with a hash, for all keys that decide a run's numbers except the seed, and for the number of rounds."""
     words = [method.name]
     for place in NAMED:
         if (choice := choices.get(place, "none")) not in PLAIN:

@@ -1,4 +1,4 @@
-"""A run folder back as PyTorch objects: the models with the run's weights, the test set and the config."""
+"""Loads a run folder into PyTorch objects: the models with the run's weights, the test set and the config."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -31,9 +31,9 @@ _log = logging.getLogger("fedlab_runner")
 
 
 class TestSet(Dataset[tuple[Tensor, int]]):
-    """Test examples as the modules read them: a normalised input [...] and its class."""
+    """Test examples in the form that the modules read: a normalised input [...] and its class."""
 
-    __test__ = False  # to pytest
+    __test__ = False  # pytest must not collect this class
 
     def __init__(self, examples: Examples, family: ModelFamily) -> None:
         self._examples, self._family = examples, family
@@ -52,19 +52,19 @@ class TestSet(Dataset[tuple[Tensor, int]]):
 
 @dataclass(frozen=True)
 class Loaded:
-    """A run from its folder."""
+    """A run that was loaded from its folder."""
 
     folder: Path
     config: DictConfig
     round: int  # rounds that the models were trained for
     metrics: list[Row]  # a row for the initial model and each round; a non-finite number is NaN
-    modules: list[nn.Module]  # the evaluated models, in evaluation mode on the CPU: one, or that of each client
+    modules: list[nn.Module]  # the evaluated models, in evaluation mode on the CPU: one, or one of each client
     test: TestSet
     class_names: tuple[str, ...]
 
     @property
     def module(self) -> nn.Module:
-        """The only model. Raises UserError where each client has one."""
+        """The only model. Raises UserError if each client has a model."""
         if len(self.modules) > 1:
             raise UserError(
                 f"{self.folder} holds {len(self.modules)} models, one of each client: take modules[<client>]"
@@ -73,11 +73,11 @@ class Loaded:
 
 
 def load(folder: str | Path, *overrides: str) -> Loaded:
-    """The run in a folder, finished or not; nothing is written. `overrides` set keys that differ on this machine, such
-    as "dataset.root=/data".
+    """Loads the run in a folder, finished or not, and writes nothing. `overrides` set keys that differ on this machine,
+    such as "dataset.root=/data".
 
-    The weights are those of `model.safetensors`, or of the newest checkpoint where it is newer; the data set is read
-    anew. Raises UserError, one line, for a folder without a run or its weights, and for data that are missing.
+    The weights are those of `model.safetensors`, or of the newest checkpoint if that is newer. The function reads the
+    data set again. Raises UserError, one line, for a folder without a run or its weights, and for missing data.
     """
     folder = Path(folder)
     recorded = _config(folder)

@@ -17,9 +17,9 @@ _log = logging.getLogger(__name__)
 
 
 class RunLock:
-    """Context manager that locks `folder` for this process; the system unlocks it however the process ends.
+    """Context manager that locks `folder` for this process. The system unlocks it when the process ends for any reason.
 
-    Raises UserError, with the name of the other process, where the folder is locked.
+    Raises UserError, with the name of the other process, if the folder is locked.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -29,8 +29,8 @@ class RunLock:
 
     def __enter__(self) -> Self:
         make_folder(self._folder)
-        # The file stays when the lock is released: after a removal two processes could lock two files of one name.
-        # The file is not replaced by a copy either: the process that holds the lock would hold that of the old file.
+        # A process leaves the file when it releases the lock: after a removal two processes could lock two files of one
+        # name. A process does not replace the file by a copy either: the holder would still lock the old file.
         descriptor = open_own(self._path, os.O_RDWR | os.O_CREAT, alone=False)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -59,19 +59,19 @@ class RunLock:
         self._close()
 
     def renew(self) -> None:
-        """Makes and locks the folder again where somebody has removed or renamed it.
+        """Makes and locks the folder again if somebody has removed or renamed it.
 
-        Raises RunFailed where another folder is in its place, or another process may have locked this one.
+        Raises RunFailed if another folder has taken its place, or if another process may have locked this one.
         """
         if self._descriptor is None or self._place is None or is_at(self._path, self._descriptor):
             return
         here = is_at(self._folder.resolve(), self._place)
         if os.path.lexists(self._path) or (not here and self._folder.is_dir() and any(self._folder.iterdir())):
             raise RunFailed(
-                f"{self._folder if not here else self._path} was removed while the run was at work, and another is in "
+                f"{self._folder if not here else self._path} was removed during the run, and another is in "
                 "its place, which is left as it is: bring back the removed one, or give another hydra.run.dir"
             )
-        _log.warning("%s was removed while the run was at work: it is made anew", self._path if here else self._folder)
+        _log.warning("%s was removed during the run: it is made again", self._path if here else self._folder)
         self._close()
         self.__enter__()
 
@@ -91,5 +91,5 @@ def _close_in_fork() -> None:
         lock._close()
 
 
-# A forked worker shares the descriptors and would hold the locks after the sudden death of the run.
+# A forked worker shares the descriptors: it would hold the locks after the sudden death of the run.
 os.register_at_fork(after_in_child=_close_in_fork)

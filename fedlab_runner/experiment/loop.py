@@ -35,12 +35,12 @@ from fedlab_runner.utils.durations import duration
 from fedlab_runner.utils.errors import Diverged, UserError
 
 _log = logging.getLogger(__name__)
-WARM_ROUND = 2  # of the rounds that this start runs, the one that is timed: the first measures, forks and compiles
-MIN_REPORTED_SECONDS = 60.0  # seconds that are left
+WARM_ROUND = 2  # round after a start that is timed; the first one measures, forks and compiles
+MIN_REPORTED_SECONDS = 60.0  # of remaining time, below which the log does not mention it
 
 
 class Snapshot(NamedTuple):
-    """The state of a run between two rounds; tensors are shared, as algorithms never write into their State."""
+    """The state of a run between two rounds. It shares tensors with the State, as algorithms never write into them."""
 
     round: int  # rounds done
     state: Any
@@ -50,7 +50,7 @@ class Snapshot(NamedTuple):
 
 @dataclass(frozen=True)
 class Simulation:
-    """An experiment ready to run or to continue: everything that its numbers depend on."""
+    """An experiment that is ready to run or to continue: everything that its numbers depend on."""
 
     algorithm: Algorithm[Any]
     fed: Federation
@@ -70,11 +70,11 @@ class Simulation:
         on_start: Callable[[], None],
         on_round: Callable[[int], None] = lambda round: None,
     ) -> Any:
-        """Runs until `rounds` rounds are done, from the newest checkpoint if there is one, and returns the final State.
+        """Runs until `rounds` rounds are done, from the newest checkpoint on if there is one; returns the final State.
 
-        `on_start` is called when the recorder is open, `on_round` after each round; their exceptions end the run.
-        However the run ends, its last whole round is checkpointed.
-        Raises Diverged when a model or the training loss is not finite.
+        The loop calls `on_start` when the recorder is open, and `on_round` after each round; their exceptions end the
+        run. However the run ends, the loop writes a checkpoint of the last whole round. Raises Diverged when a model or
+        the training loss is not finite.
         """
         code = code_of(fingerprint)
         find_damage = partial(self._find_damage, recorder, checkpointing, code)
@@ -85,9 +85,9 @@ class Simulation:
         self.fed.client_state.retain(store.rounds())
         began = time.monotonic() - wall
         first, saved_round, saved_at, saving = now.round, now.round, time.monotonic(), 0.0
-        # Whether a checkpoint holds the present state. Before its first evaluation a run has nothing to save.
+        # Whether a checkpoint holds the present state. A run has nothing to save before its first evaluation.
         written = True
-        begun = saved is not None  # whether there is a checkpoint, or a state to write one of
+        begun = saved is not None  # whether there is a checkpoint, or a state to save
         evaluation = None
         recorder.start(now.round if saved else -1)
         on_start()
@@ -146,15 +146,15 @@ class Simulation:
         except BaseException:
             try:
                 save()
-            except Exception as error:  # the first error is the one to show
-                _log.warning("the last round could not be checkpointed: %s", error)
+            except Exception as error:  # the first error is the one to report
+                _log.warning("the last round could not be saved in a checkpoint: %s", error)
             raise
         save()
         attempt.at("plots and summary")
         return now.state
 
     def _expected_time(self, done: int, evaluation: float | None) -> str:
-        """The expected time of the rounds that are left, in words; `evaluation`: seconds of one, if known."""
+        """The expected time of the remaining rounds, in words. `evaluation`: the seconds of an evaluation, if known."""
         rounds = range(done + 1, self.rounds + 1)
         if not rounds:
             return "0 rounds are left"
@@ -166,9 +166,9 @@ class Simulation:
         return f"{words}; evaluation {duration(times * evaluation)}"
 
     def _say_time_left(self, done: int, a_round: float, evaluation: float | None, warm: bool) -> None:
-        """Logs the time left, from the seconds of a round and of an evaluation.
+        """Logs the remaining time, computed from the seconds of a round and of an evaluation.
 
-        A round that is not `warm`, the first, takes longer than the others, as it may measure and compile.
+        A round that is not `warm`, the first one, takes longer than the others, as it may measure and compile.
         """
         rounds = range(done + 1, self.rounds + 1)
         evaluations = sum(self.evaluation.due(round, self.rounds) for round in rounds) * (evaluation or 0.0)
@@ -180,7 +180,7 @@ class Simulation:
         return Snapshot(0, self.algorithm.init(self.fed), self.fed.state_dict(), self.analysis.init())
 
     def _analyse(self, now: Snapshot) -> tuple[Any, dict[str, float]]:
-        """The state of the analysis after it has observed the round that begins, and its metrics."""
+        """The state of the analysis after it has observed the round that begins now, and its metrics."""
         self.fed.begin(now.round, self.lr_schedule.factor(now.round))
         return self.analysis.observe(now.analysis, now.state, self.algorithm, self.fed)
 
@@ -203,8 +203,8 @@ class Simulation:
             raise Diverged(f"{diagnosis}): lower {lower} or set local.clip_norm")
         if not sound:
             raise Diverged(
-                f"{diagnosis}): the algorithm left a running variance of batch norm below zero; statistics are to be "
-                "replaced by a mean of the clients' (averaging.stepped), not stepped"
+                f"{diagnosis}): the algorithm left a running variance of batch norm below zero; it must replace "
+                "statistics by a mean of the clients' statistics (averaging.stepped), not step them"
             )
         return state, metrics
 
@@ -220,11 +220,11 @@ class Simulation:
         return metrics | self._matrix.evaluate(state, round, metrics)
 
     def by_client(self, state: Any, round: int) -> dict[str, CellScores]:
-        """The cells of the evaluation matrix client by client, from the State after so many rounds."""
+        """The cells of the evaluation matrix client by client, for the State after `round` rounds."""
         return self._matrix.by_client(state, round)
 
     def evaluated(self, state: Any) -> list[tuple[ModelFamily, Tensor]]:
-        """Each evaluated model [D] with its family; where each client has a model, in the order of the clients."""
+        """Each evaluated model [D] with its family; clients' models are in the order of the clients."""
         return list(each_model(self.fed, self.algorithm.models(state)))
 
     @cached_property
@@ -236,7 +236,7 @@ class Simulation:
         return Matrix(self.evaluation, self.algorithm, self.fed, self.test, self._client_models)
 
     def _first_evaluation(self, state: Any) -> dict[str, float]:
-        """The metrics of the initial model; UserError where `evaluation.metric` is not among them."""
+        """The metrics of the initial model. Raises UserError if `evaluation.metric` is not among them."""
         metrics, wanted = self._evaluate(state, 0), self.evaluation.metric
         if wanted not in metrics:
             raise UserError(f"evaluation.metric must be one of {', '.join(metrics)}, got {wanted}")
@@ -245,9 +245,9 @@ class Simulation:
     def _find_damage(
         self, recorder: Recorder, checkpointing: Checkpointing, code: Code, round: int, payload: dict[str, Any]
     ) -> str | None:
-        """The first file of the run that is not as it was at a checkpoint, in words; None where all are.
+        """Describes the first file of the run that differs from the time of a checkpoint; None if no file differs.
 
-        Raises UserError where examples, code or frozen weights differ from those of the checkpoint.
+        Raises UserError if examples, code or frozen weights differ from those of the checkpoint.
         """
         with understood(round, STRANGE):
             check_beginning(payload, checkpointing, examples=self.examples, code=code, frozen=self.frozen)
@@ -262,16 +262,16 @@ class Simulation:
         return digest_of(p.detach() for module in modules for p in module.parameters() if not p.requires_grad)
 
     def restored(self, round: int, payload: dict[str, Any]) -> Any:
-        """The State in the checkpoint after `round` rounds, and the federation as it was then. Raises UserError for one
-        of another run or version.
+        """The State in the checkpoint after `round` rounds; also restores the federation. Raises UserError for a
+        checkpoint of another run or version.
         """
         first = self.algorithm.init(self.fed)
         with understood(round, STRANGE):
             if not fits(payload["state"], payload["layout"], like=first):
                 name = type(self.algorithm).__name__
                 raise UserError(
-                    f"the checkpoint after round {round} is of a version whose State of {name} had other fields: go on "
-                    "with that version (commands.jsonl has its commit), or give another hydra.run.dir"
+                    f"the checkpoint after round {round} is of a version whose State of {name} had other fields: use "
+                    "that version (commands.jsonl has its commit), or give another hydra.run.dir"
                 )
             self.fed.load_state_dict(payload["federation"])
             state = self.fed.client_state.named(payload["state"])

@@ -1,4 +1,4 @@
-"""Where a run's models are: on the CPU, or on a GPU of the machine."""
+"""Chooses the device of a run's models: the CPU, or a GPU of the machine."""
 
 from typing import Any
 
@@ -10,7 +10,8 @@ from hydra.types import RunMode
 def device_of(asked: str) -> torch.device:
     """The device for the key `device`: auto is a GPU if there is one.
 
-    On a machine with several GPUs the jobs of a sweep take them in turn, by their numbers, unless the key names one.
+    On a machine with several GPUs the jobs of a sweep take the GPUs in turn, by their numbers, unless the key names
+    one.
     """
     if asked == "auto":
         asked = "cuda" if torch.cuda.is_available() else "cpu"
@@ -20,7 +21,7 @@ def device_of(asked: str) -> torch.device:
 
 
 def _job_number() -> int | None:
-    """The number of this job in its sweep, from 0; None outside of one."""
+    """The number of this job in its sweep, from 0; None outside of a sweep."""
     hydra: Any = HydraConfig.instance().cfg
     if hydra is None or hydra.hydra.mode != RunMode.MULTIRUN:
         return None

@@ -22,14 +22,13 @@ from fedlab_runner.utils.system import processor
 if TYPE_CHECKING:  # a report reads commands without torch
     import torch
 
-COMMANDS_FILE = "commands.jsonl"
+COMMANDS_FILE = "commands.jsonl"  # in the run's folder
 
 
 def record(folder: Path, command: str | None, threads: int, code: Code, device: "torch.device") -> str | None:
-    """Notes a start of the run in `folder` by `command` (None: by a program) with so many threads, this code, and the
-    models on this device.
+    """Notes a start of the run in `folder`: its command (None: a program started it), threads, code and device.
 
-    Returns the commit of this package; None outside a repository.
+    Returns the commit of this package; None outside of a repository.
     """
     commit = commit_here()
     own = {str(place): found for place in own_folders(code) if (found := _commit(place))}
@@ -41,7 +40,7 @@ def record(folder: Path, command: str | None, threads: int, code: Code, device: 
 
 
 def codes(folder: Path) -> list[Code]:
-    """The code of each start of the run in a folder, where it can be read."""
+    """The code of each start of the run in a folder, as far as it can be read."""
     found = []
     with suppress(OSError):
         for line in (folder / COMMANDS_FILE).read_bytes().splitlines():
@@ -51,7 +50,7 @@ def codes(folder: Path) -> list[Code]:
 
 
 def command_of(hydra: DictConfig, cfg: DictConfig) -> str:
-    """The command that starts Hydra's run, also a job of a sweep, by itself from the folder where it was typed."""
+    """The command that starts Hydra's run, or a job of a sweep by itself, from the folder where the user typed it."""
     parts = ["fedlab"]
     for source in hydra.runtime.config_sources:
         if source.provider == "main" and Path(source.path) != conf_dir():
@@ -77,13 +76,13 @@ def _folder_alone(hydra: DictConfig, cfg: DictConfig) -> str:
 
 
 def _quoted(text: str) -> str:
-    """The text quoted for Hydra's command line, so that braces begin no interpolation."""
+    """The text, quoted for Hydra's command line so that braces do not begin an interpolation."""
     return "'" + text.replace("'", "\\'") + "'"
 
 
 def commit_here() -> str | None:
-    """The commit of this package, with `-dirty` where files differ from it; None outside a repository, also where the
-    package is installed below the folder of another repository.
+    """The commit of this package, with `-dirty` if files differ from it. None outside of a repository, and for a
+    package that is installed below the folder of another repository.
     """
     here = Path(__file__)
     try:
@@ -95,7 +94,7 @@ def commit_here() -> str | None:
 
 def machine(device: "torch.device") -> dict[str, str]:
     """The hardware that numbers depend on: operating system, processor, its instructions as torch uses them, and the
-    GPU, where the models are on one. The name of the machine is not part of it.
+    GPU if the models are on one. The name of the machine is not part of it.
     """
     import torch
 
@@ -116,7 +115,7 @@ def versions() -> dict[str, str]:
 
 
 def _commit(folder: Path) -> str | None:
-    """The git commit of a folder, with `-dirty` where files differ from it; None outside a repository."""
+    """The git commit of a folder, with `-dirty` if files differ from it; None outside of a repository."""
     try:
         dirty = "-dirty" if _git(folder, "status", "--porcelain", "--untracked-files=no") else ""
         return _git(folder, "rev-parse", "HEAD") + dirty

@@ -23,12 +23,12 @@ from fedlab_runner.utils.sweep_job import FOLDER
 if TYPE_CHECKING:  # imports torch: not for fedlab-report, which reads the notes
     from fedlab_runner.evaluation.evaluator import Evaluation
 
-NOTE_FILE = "pruned.json"
+NOTE_FILE = "pruned.json"  # in the run's folder
 _log = logging.getLogger("fedlab_runner")
 
 
 class Pruner:
-    """Compares one run with the finished runs of its sweep; outside of a sweep nothing is pruned."""
+    """Compares one run with the finished runs of its sweep. Outside of a sweep it prunes nothing."""
 
     def __init__(self, folder: Path, pruning: Pruning, evaluation: "Evaluation", rounds: int) -> None:
         self._path, self._pruning, self._evaluation, self._rounds = folder / NOTE_FILE, pruning, evaluation, rounds
@@ -39,7 +39,7 @@ class Pruner:
         self._known: dict[Path, Curve] = {}  # by run folder: curves of finished runs, read once
 
     def start(self) -> None:
-        """Raises Pruned where the same rule ended this run before."""
+        """Raises Pruned if the same rule has already ended this run."""
         if self._sweep is None and not isinstance(self._pruning, NoPruning):
             _log.warning("pruning has no effect: it compares the runs of a sweep, and this run belongs to none (no -m)")
         note = read_note(self._path.parent)
@@ -49,7 +49,7 @@ class Pruner:
         self._path.unlink(missing_ok=True)
 
     def look(self, history: Callable[[], Sequence[Row]], round: int) -> None:
-        """Notes the end of the run and raises Pruned, where the rule ends a run with this history."""
+        """If the rule ends a run with this history, notes that and raises Pruned."""
         e = self._evaluation
         if self._sweep is None or round >= self._rounds or not e.due(round, self._rounds):
             return
@@ -72,7 +72,7 @@ class Pruner:
 
 
 def read_note(folder: Path) -> Mapping[str, Any]:
-    """The note in a run's folder; empty where the run was not pruned or the note cannot be read."""
+    """The note in a run's folder; empty if the run was not pruned or the note cannot be read."""
     try:
         return checksummed_json.read(folder / NOTE_FILE)
     except (OSError, checksummed_json.Damaged):
@@ -82,11 +82,11 @@ def read_note(folder: Path) -> Mapping[str, Any]:
 def _rows(path: Path) -> list[Row]:
     try:
         return [decode(line) for line in untrusted.lines(path)]
-    except (OSError, ValueError):  # removed, or at work again
+    except (OSError, ValueError):  # removed, or running again
         return []
 
 
 def _curve(rows: Sequence[Row], metric: str) -> Curve:
-    """The evaluations from round 1 on, negated where less is better: larger is better in a curve."""
+    """The evaluations from round 1 on, negated for a metric of which smaller values are better."""
     sign = -1 if lower_is_better(metric) else 1
     return {row["round"]: sign * row[metric] for row in rows if row["round"] > 0 and metric in row}

@@ -1,5 +1,5 @@
-"""Estimates before the first round of a run: time, from a few local steps; peak memory, from what a round holds; disk,
-from the clients' rows there and from the checkpoints.
+"""Estimates before the first round of a run: its time, from a few local steps; its peak memory, from the tensors of a
+round; and its disk space, from the clients' rows on disk and from the checkpoints.
 """
 
 import logging
@@ -25,32 +25,32 @@ from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.system import free_disk_bytes, memory_bytes, resident_bytes
 
 _log = logging.getLogger(__name__)
-ROUNDS_AHEAD = 50  # so many rounds are looked at for the largest cohort
-SAMPLE_SECONDS, MAX_SAMPLE_STEPS = 0.3, 8  # of the local training that is timed
+ROUNDS_AHEAD = 50  # rounds in which the estimate looks for the largest cohort
+SAMPLE_SECONDS, MAX_SAMPLE_STEPS = 0.3, 8  # of the timed sample of local training
 HOST_OVERHEAD_BYTES = 2e8  # pictures, buffers of files and other needs after the start
 GPU_OVERHEAD_BYTES = 5e8  # the workspaces of the GPU's libraries
-MIN_REFUSED_BYTES = 2**28  # runs that need less are not refused
-MIN_REPORTED_DISK_BYTES = 2**28  # of a run's files
+MIN_REFUSED_BYTES = 2**28  # of need, below which no run is refused
+MIN_REPORTED_DISK_BYTES = 2**28  # of a run's files, below which the log does not mention them
 
 
 class Need(NamedTuple):
-    """Bytes that a run will hold for one purpose, and the remedy where they are too many."""
+    """Bytes that a run will hold for one purpose, and the remedy if they are too many."""
 
     bytes: float
     what: str
     remedy: str
-    place: str = "device"  # or host (memory, which without a GPU is the device too), or disk
-    saved: float = 0.0  # bytes of it in a checkpoint
-    renewed: float = 0.0  # the share of it on disk that clients replace when they take part
+    place: str = "device"  # or host (main memory, which is the device too without a GPU), or disk
+    saved: float = 0.0  # bytes that a checkpoint holds
+    renewed: float = 0.0  # the share on disk that clients replace when they take part
 
 
 def check_needs(
     algorithm: Algorithm[Any], fed: Federation, rounds: int, folder: Path, checkpoints: int, between: int | None = None
 ) -> str:
-    """What a run of so many rounds takes of memory and disk, in words; UserError where less is free.
+    """The memory and disk space that a run of `rounds` rounds takes, in words. Raises UserError if less is free.
 
-    `checkpoints`: how many the run keeps at once in its `folder`, with the one that it writes; `between`: the rounds
-    from one to the next (None: one, which is the least).
+    `checkpoints`: how many the run keeps at once in its `folder`, including the one that it writes. `between`: the
+    rounds from one checkpoint to the next (None: one, the least).
     """
     needs = _needs(algorithm, fed, rounds)
     again = (checkpoints - 1) * _renewed(algorithm, fed, rounds, min(rounds, between or 1))
@@ -65,7 +65,7 @@ def check_needs(
 
 
 def _on_disk(needs: Sequence[Need], folder: Path) -> list[str]:
-    """The room that a run's files take, where it is worth a word; UserError where less is free."""
+    """The disk space that a run's files take, in words if it is large. Raises UserError if less is free."""
     there = sum(path.stat().st_blocks * 512 for path in (*folder.glob("checkpoints/*"), *folder.glob(f"{ROWS}/*")))
     more, free = sum(need.bytes for need in needs) - there, free_disk_bytes(folder)
     _refuse_beyond(more, free, needs, " on disk")
@@ -73,7 +73,7 @@ def _on_disk(needs: Sequence[Need], folder: Path) -> list[str]:
 
 
 def _refuse_beyond(more: float, free: int, needs: Sequence[Need], where: str) -> None:
-    """Raises UserError where a run needs `more` bytes than are free."""
+    """Raises UserError if the `more` bytes that a run needs are not free."""
     if more > max(free, MIN_REFUSED_BYTES):
         largest = sorted(needs, key=lambda need: -need.bytes)
         parts = ", ".join(f"{need.bytes / 1e9:.1f} GB for {need.what}" for need in largest)
@@ -84,7 +84,7 @@ def _refuse_beyond(more: float, free: int, needs: Sequence[Need], where: str) ->
 
 
 def _fitting(needs: Sequence[Need], where: str, now: int, free: int | None, rest: float) -> str:
-    """The peak memory in words; UserError where less is free."""
+    """The peak memory in words. Raises UserError if less is free."""
     more = sum(need.bytes for need in needs)
     if free is not None:
         _refuse_beyond(more, free, needs, where)
@@ -93,13 +93,13 @@ def _fitting(needs: Sequence[Need], where: str, now: int, free: int | None, rest
 
 
 def gpu_bytes(device: torch.device) -> tuple[int, int]:
-    """The bytes of a GPU that this process uses for data and models, and the bytes that it could still get."""
+    """The bytes of a GPU that this process uses for data and models, and the bytes that it can still get."""
     kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # torch keeps them for new tensors
     return torch.cuda.memory_allocated(device), torch.cuda.mem_get_info(device)[0] + kept
 
 
 def expected_bytes(algorithm: Algorithm[Any], fed: Federation, rounds: int) -> float:
-    """The bytes that a run of so many rounds will add on its device, without the workspaces of libraries."""
+    """The bytes that a run of `rounds` rounds will add on its device, without the workspaces of libraries."""
     place = "host" if fed.family.device.type == "cpu" else "device"
     return sum(need.bytes for need in _needs(algorithm, fed, rounds) if need.place == place)
 
@@ -111,7 +111,7 @@ def _needs(algorithm: Algorithm[Any], fed: Federation, rounds: int) -> list[Need
     value, model = family.dtype.itemsize, family.size * family.dtype.itemsize
     side, slots = fed.executor.max_parallel_clients(load.starting), fed.local.make_optimizer().slots
     fewer = "lower participation.cohort_size"
-    # Arriving late updates are held twice: by themselves, and joined with the updates that are not late.
+    # The run holds arriving late updates twice: separately, and joined with the updates that are not late.
     late = (load.late + 2 * load.arriving) * sent if load.late else 0
     flying = load.late * sent * model
     needs = [
@@ -124,10 +124,10 @@ def _needs(algorithm: Algorithm[Any], fed: Federation, rounds: int) -> list[Need
     if fed.server_data is not None:  # model, optimiser's slots and update, and each thread's gradient
         threads = torch.get_num_threads() if fed.family.device.type == "cpu" else 1
         needs.append(Need((6 + threads) * model, "training on the server", "lower threads or take a smaller model"))
-    moments = fed.server_steps.held * value  # a step makes the next ones while it holds the last
+    moments = fed.server_steps.held * value  # a step makes new moments while it holds the old ones
     needs.append(Need(2 * moments, "the server optimiser's moments", "set server_optimizer=none", saved=moments))
     if fed.home.acts and not algorithm.decentralized:
-        # Each client's start, and the models as they were trained beside what leaves the clients.
+        # Each client's start, and the trained models besides the models that leave the clients.
         needs.append(Need(2 * load.starting * model, "the parts of their models that stay at home", fewer))
         held = [*held, *client_rows(fed.home.place, load.ever * fed.home.size, "home")]
     for each in held:
@@ -140,21 +140,21 @@ def _needs(algorithm: Algorithm[Any], fed: Federation, rounds: int) -> list[Need
 
 
 def _renewed(algorithm: Algorithm[Any], fed: Federation, rounds: int, between: int) -> float:
-    """The share of the clients' rows that so many rounds replace, whose old ones the checkpoint before still has."""
+    """The share of the clients' rows that `between` rounds replace; the last checkpoint still holds the old rows."""
     load = _load(algorithm, fed, rounds)
     a_round = algorithm.changing(fed) if isinstance(algorithm, DecentralizedAlgorithm) else load.starting
     return 1 - (1 - min(1.0, a_round / load.ever)) ** between if load.ever else 0.0
 
 
 def _load(algorithm: Algorithm[Any], fed: Federation, rounds: int) -> CohortLoad:
-    """The largest cohort of a run of so many rounds."""
-    if isinstance(algorithm, DecentralizedAlgorithm):  # nobody is late
+    """The largest numbers of clients in a round of a run of `rounds` rounds."""
+    if isinstance(algorithm, DecentralizedAlgorithm):  # no client is late
         return CohortLoad(fed.cohort_size, 0, 0, min(fed.num_clients, rounds * algorithm.changing(fed)))
     return _most_at_once(fed, rounds)
 
 
 def _most_at_once(fed: Federation, rounds: int) -> CohortLoad:
-    """The largest numbers of starting clients and of late and arriving updates in the next rounds."""
+    """The largest numbers of starting clients, late updates and arriving updates in the next rounds."""
     starting = late = arriving = 0
     due = np.empty(0, np.int64)
     for round, starts in enumerate(fed.ahead(min(ROUNDS_AHEAD, rounds)), fed.round):
@@ -171,7 +171,7 @@ def _saved_bytes(family: ModelFamily, fed: Federation) -> int:
     def note(saved: Tensor) -> Tensor:
         storage = saved.untyped_storage()
         seen[storage.data_ptr()] = storage.nbytes()
-        return saved.detach()  # the tensor itself may refer to its node: neither would be freed
+        return saved.detach()  # the tensor itself may refer to its node, so that neither would be freed
 
     size = fed.local.batch_size
     inputs, targets = fed.client_data.inputs[:size].clone(), fed.client_data.targets[:size]
@@ -185,9 +185,9 @@ def _saved_bytes(family: ModelFamily, fed: Federation) -> int:
 
 
 def seconds_a_round(algorithm: Algorithm[Any], fed: Federation) -> float:
-    """The seconds of a round if clients and server compute one after another in this process.
+    """The seconds of a round in which clients and server compute one after another in this process.
 
-    Scaled from a few timed steps of local training of the client with the most examples.
+    It scales the time of a few steps of local training of the client with the most examples.
     """
     client = np.array([int(fed.client_data.num_examples.argmax())])
     if not fed.client_data.num_examples[client[0]]:

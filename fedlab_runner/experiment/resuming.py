@@ -1,4 +1,6 @@
-"""Checks before a run continues from a checkpoint: the same examples, code and frozen weights as at its beginning."""
+"""Checks, before a run continues from a checkpoint, that examples, code and frozen weights are those of its
+beginning.
+"""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -12,33 +14,34 @@ from fedlab_runner.utils import exhaustion
 from fedlab_runner.utils.errors import RunFailed, UserError
 
 _log = logging.getLogger(__name__)
-STRANGE = "holds something else than the state of this run"
+STRANGE = "holds something else than the state of this run"  # a fault of a checkpoint, after its name in a message
+# A fault of a checkpoint, after its name in a message.
 FAILED = "cannot be continued: a round that follows on it fails; it is not of this run, or the code has a fault"
 
 
 def check_beginning(
     payload: Mapping[str, Any], checkpointing: Checkpointing, *, examples: str, code: Code, frozen: str
 ) -> None:
-    """Raises UserError where the run of a checkpoint began with other examples, code or frozen weights than these.
+    """Raises UserError if the run of a checkpoint began with other examples, code or frozen weights than these.
 
-    Other examples or code are a warning only where `checkpointing` allows them.
+    If `checkpointing` allows other examples or other code, it only warns of them.
     """
     if payload["examples"] != examples:
         what = "the examples, or which client has which, are not those that the run began with"
         if checkpointing.same_data:
             raise UserError(
                 f"{what}: bring back the data set's files and the versions of the libraries, or set "
-                "checkpoint.same_data=false to go on with these"
+                "checkpoint.same_data=false to continue with these"
             )
-        _log.warning("%s: the run goes on with these", what)
+        _log.warning("%s: the run continues with these", what)
     if (theirs := payload["code"]) != code:
         what = f"the code is not that which the run began with (changed: {changed(theirs, code)})"
         if checkpointing.same_code:
             raise UserError(
-                f"{what}: bring it back, delete the run's folder to start anew, or set checkpoint.same_code=false "
-                "to go on with this"
+                f"{what}: bring it back, delete the run's folder to start again, or set checkpoint.same_code=false "
+                "to continue with this"
             )
-        _log.warning("%s: the run goes on with the present code", what)
+        _log.warning("%s: the run continues with the present code", what)
     if payload["frozen"] != frozen:
         raise UserError(
             "the model's frozen weights are not those that the run began with: bring back the file of "

@@ -1,4 +1,4 @@
-"""One experiment from a composed config to its objective: run, continued, or read where it is finished."""
+"""Runs one experiment, from a composed config to its objective; continues a stopped run and reads a finished one."""
 
 import logging
 from functools import partial
@@ -53,7 +53,7 @@ def run(cfg: DictConfig) -> float:
 def run_in(folder: Path, cfg: DictConfig, command: str | None = None) -> float:
     """Runs or continues the experiment in a folder, or reads a finished one; returns the objective.
 
-    `command`, a command line that does the same, is noted in the folder. Raises UserError where config, data or folder
+    The folder gets a note of `command`, a command line that does the same. Raises UserError if config, data or folder
     do not allow the run.
     """
     checked = check(cfg)
@@ -62,7 +62,7 @@ def run_in(folder: Path, cfg: DictConfig, command: str | None = None) -> float:
         finished = objective_of_finished(folder, name, components, code_of(checked.fingerprint))
         if finished is not None:
             judged = f"{components.evaluation.summary} of {components.evaluation.metric}"
-            _log.info("%s is finished already: %s %.4f; delete %s to run it anew", name, judged, finished, folder)
+            _log.info("%s is finished already: %s %.4f; delete %s to run it again", name, judged, finished, folder)
             return finished
         with Attempt(folder, CheckpointStore(folder, components.checkpoint.keep).rounds):
             outcome = _run_locked(folder, lock, name, checked, components, prepare(components, folder), command)
@@ -72,7 +72,7 @@ def run_in(folder: Path, cfg: DictConfig, command: str | None = None) -> float:
 def run_whole(folder: Path, cfg: DictConfig) -> Outcome:
     """Runs or continues the experiment in a folder, or loads a finished one from its last checkpoint.
 
-    Raises UserError where config, data or folder do not allow the run.
+    Raises UserError if config, data or folder do not allow the run.
     """
     checked = check(cfg)
     components, name = checked.build(), checked.run_id

@@ -40,7 +40,7 @@ _log = logging.getLogger("fedlab_runner")
 
 @dataclass(frozen=True)
 class Prepared:
-    """An experiment ready to run, with the data and the partition that plots show."""
+    """An experiment that is ready to run, with the data and the partition that plots show."""
 
     simulation: Simulation
     data: Data
@@ -49,8 +49,8 @@ class Prepared:
 
     @property
     def uses(self) -> dict[str, list[int]]:
-        """How many examples of each client are for what, and whether it is held out (1) or not, by column of the
-        partition's table.
+        """The columns of the partition's table: how many examples of each client serve each use, and whether the client
+        is held out (1) or not (0).
         """
         parts, out = self.parts, set(self.simulation.fed.held_out.tolist())
         tested = parts.test or [np.empty(0, np.int64)] * len(self.split)
@@ -62,7 +62,7 @@ class Prepared:
 def prepare(components: Components, folder: Path | None = None) -> Prepared:
     """Loads the data, partitions it and builds the federation, which keeps its files in a run folder.
 
-    Raises UserError where the config does not fit the data.
+    Raises UserError if the config does not fit the data.
     """
     c = components
     keep_freed_memory()
@@ -85,7 +85,7 @@ def prepare(components: Components, folder: Path | None = None) -> Prepared:
             blocks = c.partition.owned(strata, c.num_clients, generator(c.seed, Purpose.PARTITION))
             split = with_their_blocks(split, blocks, train.present)
     if c.drop_empty and (empty := sum(not len(part) for part in split)):
-        _log.warning("%d of %d clients got no examples and take no part (drop_empty)", empty, len(split))
+        _log.warning("%d of %d clients got no examples and do not take part (drop_empty)", empty, len(split))
         split = [part for part in split if len(part)]
     device = device_of(c.device)
     with _faults("model", c.model):
@@ -147,14 +147,14 @@ def prepare(components: Components, folder: Path | None = None) -> Prepared:
 
 
 def _server_data(c: Components, data: Data) -> tuple[dict[str, ServerData | None], Data]:
-    """The server's sets of examples by config node, and the data that is left; no example is in two of them."""
+    """The server's sets of examples by config node, and the remaining data. No example is in two of them."""
     found: dict[str, ServerData | None] = {}
     for node in SERVER_DATA:
         source = getattr(c, node)
         try:
             with _faults(node, source):
                 found[node], data = source.reserve(data, c.seed)
-        except UserError as error:  # a source names the node where it usually stands
+        except UserError as error:  # the source names the usual config node, not this one
             raise UserError(re.sub(r"\bserver_data\b", node, str(error))) from error
     return found, data
 
@@ -162,14 +162,14 @@ def _server_data(c: Components, data: Data) -> tuple[dict[str, ServerData | None
 def _digest(
     train: Examples, test: Examples, split: Sequence[np.ndarray], server_data: Mapping[str, ServerData | None]
 ) -> str:
-    """A digest of who has which examples; of cached images only the labels, as their file has its own checksums."""
+    """A digest of the examples and their owners. Of cached images it covers the labels: their file has checksums."""
     kept = [each for each in server_data.values() if each is not None]
     arrays = (train.inputs, train.targets, train.present, test.inputs, test.targets, test.present)
     return digest_of([*arrays, *split, *(each.targets for each in kept), *(e.inputs for e in kept if not e.mapped)])
 
 
 def _tested(held_out: int, data: Data, rest: Data, seed: int) -> Data:
-    """The data without the test examples that the server took, or without `held_out` of them if that is more."""
+    """The data without the test examples that the server took, or without `held_out` test examples if that is more."""
     size = len(data.test.targets)
     if held_out >= size:
         raise ValueError(f"held_out must be less than the test set's {size} examples, got {held_out}")
@@ -205,9 +205,9 @@ def model_families(c: Components, data: Data, device: torch.device, num_clients:
 
 
 def draw_topology(c: Components, num_clients: int) -> np.ndarray | None:
-    """The topology [N, N] of a decentralised algorithm, drawn from the seed and logged; else None.
+    """The topology [N, N] of a decentralised algorithm, drawn from the seed and logged; None for other algorithms.
 
-    A topology or delay that the algorithm does not use is a warning.
+    Warns of a topology or a delay that the algorithm does not use.
     """
     name = c.algorithm.name
     if not c.algorithm.decentralized:
@@ -215,7 +215,7 @@ def draw_topology(c: Components, num_clients: int) -> np.ndarray | None:
             _log.warning("algorithm=%s has a server: the topology is not used", name)
         return None
     if c.delay.sample(generator(c.seed, Purpose.DELAY), np.arange(num_clients)).any():
-        _log.warning("algorithm=%s has no server to be late for: the delay is not used", name)
+        _log.warning("algorithm=%s has no server, so that no client is late: the delay is not used", name)
     linked: np.ndarray = c.topology.draw(generator(c.seed, Purpose.TOPOLOGY), num_clients)
     _log.info("topology: %s", describe(linked))
     return linked
@@ -223,7 +223,7 @@ def draw_topology(c: Components, num_clients: int) -> np.ndarray | None:
 
 @contextmanager
 def _faults(node: str, component: Any) -> Iterator[None]:
-    """Turns a component's ValueError into a UserError; a message that begins with a field gets the field's full key."""
+    """Turns a component's ValueError into a UserError. A field's name at its beginning becomes the field's full key."""
     try:
         yield
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Runs whose server model will never change, recognised before the first round from the clock alone."""
+"""Finds, before the first round and from the clock alone, runs whose server model will never change."""
 
 from typing import Any
 
@@ -7,11 +7,11 @@ import numpy as np
 from fedlab_runner.core.algorithm import Algorithm, ServerAlgorithm
 from fedlab_runner.core.federation import Federation
 
-MAX_ROUNDS_AHEAD = 1000  # longer runs are not checked
+MAX_ROUNDS_AHEAD = 1000  # of a run, above which it is not checked
 
 
 def foreseen(algorithm: Algorithm[Any], fed: Federation, rounds: int) -> str | None:
-    """Why a run will not change the server's model, in words; None where the clock gives no reason."""
+    """Why a run will not change the server's model, in words; None if the clock gives no reason."""
     if not isinstance(algorithm, ServerAlgorithm) or not 0 < rounds <= MAX_ROUNDS_AHEAD:
         return None
     stalenesses: list[list[int]] = [[] for _ in range(rounds)]

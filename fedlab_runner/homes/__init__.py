@@ -1,4 +1,4 @@
-"""Homes: which parts of a client's model are its own and never leave it.
+"""Homes: parts of a client's model that are its own and never leave it.
 
 Each choice is one file with one frozen dataclass; `base.py` is the contract.
 """

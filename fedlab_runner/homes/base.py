@@ -1,4 +1,4 @@
-"""The contract of a home: which parts of a client's model are its own and never leave it.
+"""The contract of a home: the parts of a client's model that are its own and never leave it.
 
 Each choice is a frozen dataclass in a file of this folder, with conf/home/<file>.yaml.
 """
@@ -20,25 +20,25 @@ PLACES = ("device", "host", "disk")  # values of the field `store_on`
 class Home(ABC):
     """A rule that names the tensors of a model that stay with the client.
 
-    `core.client_homes` carries it out. A tensor stays as a whole: a parameter, or a statistic of batch norm.
+    `core.client_homes` carries it out. A tensor, which is a parameter or a statistic of batch norm, stays as a whole.
     """
 
     acts: ClassVar[bool] = True
-    """False: clients send whole models, and the rule is never asked."""
+    """Whether the home keeps anything. If False, clients send whole models and nobody calls `keeps`."""
 
     @abstractmethod
     def keeps(self, module: nn.Module, classifier: str | None, names: Sequence[str]) -> Sequence[str]:
         """Those of `names` that stay at home.
 
         `names` are the trainable parameters and the statistics of `module`; `classifier` is the name of its linear
-        layer that gives the logits (None: it has none). Raises UserError, one line, where the module lacks what the
-        rule is about.
+        layer that gives the logits (None: it has none). Raises UserError, one line, if the module lacks the part that
+        the rule names.
         """
 
 
 @dataclass(frozen=True)
 class Keeping(Home):
-    """A home that keeps something: on the device, the host or disk (`store_on`)."""
+    """A home that keeps values on the device, the host or disk (`store_on`)."""
 
     store_on: str
 
@@ -47,12 +47,12 @@ class Keeping(Home):
 
 
 def inside(name: str, prefix: str) -> bool:
-    """Whether a tensor is the parameter `prefix`, or belongs to the submodule `prefix`."""
+    """Whether a tensor is the parameter `prefix` or belongs to the submodule `prefix`."""
     return name == prefix or name.startswith(f"{prefix}.")
 
 
 def require_classifier(home: str, classifier: str | None) -> str:
-    """The name of the classifier; UserError where the model has none."""
+    """The name of the classifier. Raises UserError if the model has none."""
     if classifier is None:
         raise UserError(
             f"home={home} needs a model that ends in a linear classifier, which it trains: take home=prefixes"

@@ -1,4 +1,4 @@
-"""All but the classifier stays at home: LG-FedAvg (Liang et al., 2020). https://arxiv.org/abs/2001.01523"""
+"""All layers except the classifier stay at home: LG-FedAvg (Liang et al., 2020). https://arxiv.org/abs/2001.01523"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from fedlab_runner.homes.base import Keeping, inside, require_classifier
 
 @dataclass(frozen=True)
 class BodyHome(Keeping):
-    """Each client has its own layers up to the classifier (the last linear layer), which is shared."""
+    """Each client has its own layers up to the classifier (the last linear layer); clients share the classifier."""
 
     def keeps(self, module: nn.Module, classifier: str | None, names: Sequence[str]) -> Sequence[str]:
         head = require_classifier("body", classifier)

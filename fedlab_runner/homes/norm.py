@@ -1,4 +1,4 @@
-"""Normalising layers stay at home: FedBN (Li et al., ICLR 2021). https://arxiv.org/abs/2102.07623"""
+"""Normalisation layers stay at home: FedBN (Li et al., ICLR 2021). https://arxiv.org/abs/2102.07623"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)  # batch and instanc
 
 @dataclass(frozen=True)
 class NormHome(Keeping):
-    """Each client has its own normalising layers: batch norm's parameters and statistics (the paper's), and the
+    """Each client has its own normalisation layers: batch norm's parameters and statistics, as in the paper, and the
     parameters of layer, group and instance norm.
     """
 
@@ -22,5 +22,5 @@ class NormHome(Keeping):
         norms = [name for name, layer in module.named_modules() if isinstance(layer, NORMS)]
         found = [name for name in names if any(inside(name, norm) for norm in norms)]
         if not found:
-            raise UserError("home=norm needs a model with normalising layers: take model=dfml_cnn, preact_resnet, ...")
+            raise UserError("home=norm needs a model with norm layers: take model=dfml_cnn, preact_resnet, ...")
         return found

@@ -1,4 +1,4 @@
-"""Parameters and submodules that are named stay at home."""
+"""Named parameters and submodules stay at home."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from fedlab_runner.utils.errors import UserError
 
 @dataclass(frozen=True)
 class PrefixesHome(Keeping):
-    """Each client has its own tensors of the submodules and parameters that `prefixes` names, as PyTorch names them;
-    an empty list keeps nothing, and "" everything.
+    """Each client has its own tensors of the submodules and parameters in `prefixes`, by PyTorch's names. An empty list
+    keeps nothing, and "" keeps everything.
     """
 
     prefixes: list[str]

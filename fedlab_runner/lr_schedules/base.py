@@ -13,8 +13,8 @@ class LRSchedule(ABC):
 
     @abstractmethod
     def factor(self, round: int) -> float:
-        """The finite factor >= 0 of the clients that start in `round`, counted from 0.
+        """The finite factor >= 0 for the clients that start in `round`, counted from 0.
 
-        A pure function of the fields and the round: the run calls it once a round, and after a resume begins at a later
-        one.
+        A pure function of the fields and the round. The run calls it once in each round; a resumed run begins with a
+        later round.
         """

@@ -9,9 +9,9 @@ from fedlab_runner.utils.validate import at_least, within
 
 @dataclass(frozen=True)
 class CosineLR(LRSchedule):
-    """Half a cosine from 1 in round 0 to `final` in round `rounds`; `final` from then on.
+    """Half a cosine from 1 in round 0 to `final` in round `rounds`, then `final`.
 
-    By default round `rounds` would follow the run's last round, so no round of the run has the factor 0.
+    By default round `rounds` would be the round after the run's last one, so that no round of the run has the factor 0.
     """
 
     rounds: int

@@ -9,7 +9,7 @@ from fedlab_runner.utils.validate import at_least, within
 
 @dataclass(frozen=True)
 class WarmupCosineLR(LRSchedule):
-    """Rises linearly to 1 in round `warmup`, then half a cosine to `final` in round `rounds`; `final` from then on.
+    """A linear rise to 1 in round `warmup`, then half a cosine to `final` in round `rounds`, then `final`.
 
     Round 0 has the factor 1 / (warmup + 1), so that no round of the run has the factor 0.
     """

@@ -1,1 +1,1 @@
-"""How methods are called, drawn and cited: one entry for each, in `methods.yaml` and `references.bib`."""
+"""Names, styles and references of methods: one entry for each, in `methods.yaml` and `references.bib`."""

@@ -1,8 +1,8 @@
-"""The one place that says how a method is called, drawn and cited: reports, pictures, sweeps, trackers and docs ask it.
+"""The registry of names, styles and references of methods, for reports, pictures, sweeps, trackers and docs.
 
 The entries are in `methods.yaml` and `references.bib` beside this module. An installed plugin has files of the same
-names in its folder `conf`, and `add_folder` takes up those of a folder like that of `--config-dir`. An algorithm that
-has no entry gets a name and a style from its choice, the same everywhere.
+names in its folder `conf`. `add_folder` adds those of a folder such as that of `--config-dir`. An algorithm without an
+entry gets a name and a style from its choice, the same everywhere.
 """
 
 import re
@@ -17,19 +17,20 @@ from fedlab_runner.utils import plugin_folders, untrusted
 from fedlab_runner.utils.errors import UserError
 
 METHODS, REFERENCES = "methods.yaml", "references.bib"
+# Keys of an entry in methods.yaml.
 ENTRY_KEYS = ("name", "colour", "dash", "marker", "cite", "around", "variants", "when")
-MARKERS = "os^DvPX*<>ph"  # of matplotlib, filled
-PLAIN = ("none", "null", "")  # choices that a name need not say
-_OWN = Path(__file__).parent
+MARKERS = "os^DvPX*<>ph"  # filled markers of matplotlib
+PLAIN = ("none", "null", "")  # choices that a name need not mention
+_OWN = Path(__file__).parent  # the folder of this package's own entries
 _folders: list[Path] = []
 
 
 @dataclass(frozen=True)
 class Line:
-    """How a line is drawn.
+    """The style of a line.
 
-    `colour` and `dark`: `#RRGGBB` on white and on a dark page; `dash`: lengths of ink and gap in turns, in line widths,
-    empty for a solid line; `marker`: matplotlib's character.
+    `colour` and `dark`: `#RRGGBB` on a white and on a dark page. `dash`: alternating lengths of ink and gap, in line
+    widths; empty for a solid line. `marker`: matplotlib's character.
     """
 
     colour: str
@@ -39,15 +40,15 @@ class Line:
 
     @property
     def linestyle(self) -> Any:
-        """The dash as matplotlib takes it."""
+        """The dash in matplotlib's form."""
         return (0, self.dash) if self.dash else "-"
 
 
 @dataclass(frozen=True)
 class Method:
-    """A method: its name in papers, its line, the keys of its references, and the places whose choices the name tells.
+    """A method: its name in papers, its line, the keys of its references, and the places whose choices the name covers.
 
-    `key` is the name in small letters without spaces, such as `feddle-id`: two settings with one key are one method.
+    `key` is the name in small letters without spaces, such as `feddle-id`. Two settings with one key are one method.
     """
 
     key: str
@@ -58,10 +59,10 @@ class Method:
 
 
 def method_style(algorithm: str, choices: Mapping[str, Any] | None = None) -> Method:
-    """The method that an algorithm is with these choices.
+    """The method that an algorithm and these choices make.
 
     `algorithm`: the choice of the config group. `choices`: by place, e.g. `server_data`, `home`, `algorithm.base` (or
-    `algorithm@algorithm.base`); places that make no method of another name may be there too.
+    `algorithm@algorithm.base`). Other places do not matter.
     """
     places = {key.rpartition("@")[2]: str(value) for key, value in (choices or {}).items()}
     entry = _entries().get(algorithm)
@@ -69,7 +70,7 @@ def method_style(algorithm: str, choices: Mapping[str, Any] | None = None) -> Me
 
 
 def choices_of(config: Mapping[str, Any], path: str = "") -> dict[str, str]:
-    """The choice at each place of a composed config, after the module of its class: `algorithm.base`: `scaffold`."""
+    """The choice at each place of a composed config, by the module of its class: `algorithm.base`: `scaffold`."""
     found: dict[str, str] = {}
     for key, value in config.items():
         if isinstance(value, Mapping):
@@ -87,7 +88,7 @@ def method_of(config: Mapping[str, Any]) -> Method:
 
 
 def tell_apart(methods: Sequence[Method]) -> list[Line]:
-    """The lines of one picture: of each method its own; where it comes again, in other shades, dashes and markers."""
+    """The lines of one picture: each method's own; a repeated method has other shades, dashes and markers."""
     seen: dict[str, list[int]] = {}
     for i, method in enumerate(methods):
         seen.setdefault(method.key, []).append(i)
@@ -103,7 +104,7 @@ def tell_apart(methods: Sequence[Method]) -> list[Line]:
 
 
 def all_methods() -> dict[str, list[Method]]:
-    """The methods of each algorithm that has an entry, itself first, then its variants."""
+    """The methods of each algorithm with an entry: the algorithm itself, then its variants."""
     return {
         algorithm: [
             _known(algorithm, entry, {}),
@@ -114,13 +115,13 @@ def all_methods() -> dict[str, list[Method]]:
 
 
 def bibliography(keys: Iterable[str]) -> str:
-    """The BibTeX entries of these keys, each once, in the order of keys; keys without an entry are left out."""
+    """The BibTeX entries of these keys, each once, in the order of keys, without keys that have no entry."""
     known = _references()
     return "\n".join(known[key] for key in sorted(set(keys)) if key in known)
 
 
 def add_folder(folder: Path) -> None:
-    """Takes up `methods.yaml` and `references.bib` of a folder, if it has them. Raises UserError for a faulty one."""
+    """Adds `methods.yaml` and `references.bib` of a folder, if it has them. Raises UserError for a faulty file."""
     if (folder := folder.absolute()) not in _folders:
         _folders.append(folder)
         _entries.cache_clear()
@@ -162,7 +163,7 @@ def _made(entry: Mapping[str, Any], told: frozenset[str] = frozenset()) -> Metho
 
 
 def _unknown(algorithm: str) -> Method:
-    """The method of an algorithm that has no entry: from its choice alone, so that every page shows it alike."""
+    """The method of an algorithm without an entry, made of its choice alone, so that every page shows the same."""
     last = algorithm.rpartition("/")[2]
     name = re.sub(r"^fed(?=[a-z])", "Fed", last).replace("_", " ")
     name = name[:3] + name[3:4].upper() + name[4:] if name.startswith("Fed") else name
@@ -177,7 +178,7 @@ def _key(name: str) -> str:
 
 
 def _shade(colour: str, share: float) -> str:
-    """A colour mixed with up to 70 % of white, or of black where it is light itself."""
+    """A colour mixed with up to 70 % of white; a light colour is mixed with black."""
     parts = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
     light = 0.299 * parts[0] + 0.587 * parts[1] + 0.114 * parts[2] > 128
     mixed = [round(part + 0.7 * share * ((0 if light else 255) - part)) for part in parts]
@@ -186,7 +187,7 @@ def _shade(colour: str, share: float) -> str:
 
 @cache
 def _styles() -> tuple[dict[str, tuple[str, str]], dict[str, tuple[float, ...]]]:
-    """The palette, each colour on white and on a dark page, and the dashes, by name."""
+    """The palette (each colour on a white and on a dark page) and the dashes, by name."""
     content = untrusted.read_yaml(_OWN / METHODS)
     palette = {name: (each["light"], each["dark"]) for name, each in content["palette"].items()}
     return palette, {name: tuple(map(float, each)) for name, each in content["dashes"].items()}
@@ -194,7 +195,7 @@ def _styles() -> tuple[dict[str, tuple[str, str]], dict[str, tuple[float, ...]]]
 
 @cache
 def _entries() -> dict[str, dict[str, Any]]:
-    """The entries of the package, of installed plugins and of the folders that were added, by algorithm."""
+    """The entries of the package, of installed plugins and of added folders, by algorithm."""
     found: dict[str, dict[str, Any]] = {}
     for folder in (_OWN, *plugin_folders.conf_dirs(), *_folders):
         path = folder / METHODS
@@ -215,7 +216,7 @@ def _entries() -> dict[str, dict[str, Any]]:
     return found
 
 
-# What the value of a key must be: a test, and words.
+# For each key a test of its value, and the words for what it must be.
 _WANTED: dict[str, tuple[Callable[[Any], bool], Callable[[], str]]] = {
     "colour": (
         lambda each: isinstance(each, str) and (each in _styles()[0] or bool(re.fullmatch("#[0-9A-Fa-f]{6}", each))),
@@ -233,7 +234,7 @@ _WANTED: dict[str, tuple[Callable[[Any], bool], Callable[[], str]]] = {
 
 
 def _check(entry: Any, where: str, whole: bool = True) -> None:
-    """Refuses an entry, or a variant (not `whole`), that cannot be drawn."""
+    """Raises UserError for a faulty entry, or a faulty variant (not `whole`)."""
     if not isinstance(entry, Mapping):
         raise UserError(f"{where} must be a mapping with the keys {', '.join(ENTRY_KEYS[:-1])}")
     for key, value in entry.items():
@@ -251,7 +252,7 @@ def _check(entry: Any, where: str, whole: bool = True) -> None:
 
 @cache
 def _references() -> dict[str, str]:
-    """The BibTeX entries by key; of a key that two files have, the first."""
+    """The BibTeX entries by key; if two files have a key, the first file counts."""
     found: dict[str, str] = {}
     for folder in (_OWN, *plugin_folders.conf_dirs(), *_folders):
         try:

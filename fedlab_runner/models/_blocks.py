@@ -1,4 +1,4 @@
-"""Models of feature blocks: an extractor for each block, and one classifier on what they extract (HyFEM, section 2)."""
+"""Models of feature blocks: an extractor for each block, and one classifier on the features (HyFEM, section 2)."""
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,10 +20,10 @@ def extract_each(extractors: Sequence[nn.Module], parts: Sequence[Tensor]) -> li
 
 
 def extract_grouped(extractors: Sequence[nn.Module], parts: Sequence[Tensor]) -> list[Tensor]:
-    """The features of each part by extractors of one shape, in one pass of grouped convolutions.
+    """The features of each part, from extractors of one shape, in one pass of grouped convolutions.
 
-    The extractors are sequences of convolutions with bias and of layers without parameters that treat each channel
-    alone. This saves time on a CPU, where a small layer costs more to call than to compute.
+    The extractors are sequences of convolutions with bias and of layers without parameters that treat each channel by
+    itself. The pass saves time on a CPU, where calling a small layer takes longer than computing it.
     """
     x = torch.cat(list(parts), 1)
     for layers in zip(*extractors, strict=True):
@@ -37,11 +37,11 @@ def extract_grouped(extractors: Sequence[nn.Module], parts: Sequence[Tensor]) ->
 
 
 class BlockNetwork(nn.Module):
-    """Extractors from blocks to `num_features` values each, whose concatenation is the input of an MLP with ReLU.
+    """Extractors from blocks to `num_features` values each, and an MLP with ReLU on all these features.
 
-    An extractor with all parameters zero gives zero. So a model whose values for some blocks are zero is the model of a
-    client without these blocks. The classifier's hidden layers use `hidden` neurons and have room for `width`, to which
-    a server may grow; unused neurons are zero.
+    An extractor with all parameters zero gives zero. So a model with zeros for some blocks is the model of a client
+    without these blocks. The classifier's hidden layers use `hidden` neurons and have room for `width` neurons, to
+    which a server may grow. Unused neurons are zero.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class BlockNetwork(nn.Module):
         for (i, o), (room_in, room_out) in zip(pairwise(used), pairwise(room), strict=True):
             layers += [_linear_with_room(i, o, room_in, room_out), nn.ReLU()]
         self.classifier = nn.Sequential(*layers[:-1])
-        self.read = tuple(range(len(extractors)))  # the blocks that are read now
+        self.read = tuple(range(len(extractors)))  # the blocks that the network reads at present
 
     @property
     def cost_kind(self) -> Hashable:
-        """The blocks that are read now, on which the cost of a step depends."""
+        """The blocks that the network reads at present, on which the cost of a step depends."""
         return self.read
 
     @property
@@ -78,7 +78,7 @@ class BlockNetwork(nn.Module):
         return len(self.extractors)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits [b, C]; the features of blocks that are not read now are zero."""
+        """Logits [b, C]. The features of blocks that the network does not read at present are zero."""
         parts, read = self._split(inputs), self.read
         features = [inputs.new_zeros(len(inputs), self.num_features)] * self.num_blocks
         extracted = self._extract([self.extractors[block] for block in read], [parts[block] for block in read])
@@ -89,7 +89,7 @@ class BlockNetwork(nn.Module):
 
     @contextmanager
     def only(self, blocks: Sequence[int]) -> Iterator[None]:
-        """Skips the extractors of all other blocks, for models that do not have these."""
+        """A context that skips the extractors of all other blocks, for models without these blocks."""
         before, self.read = self.read, tuple(blocks)
         try:
             yield
@@ -134,8 +134,9 @@ def chosen(num_blocks: int, blocks: Sequence[int] | None) -> list[int]:
 class Grid:
     """Cuts images [b, channels, size, size] into rows x columns tiles of groups of channels.
 
-    Block (row * columns + column) * groups + group: for 2 x 2 tiles of single channels the quadrants top left, top
-    right, bottom left, bottom right, each red, green, blue. Views of an object are groups of channels of one tile.
+    A block has the number (row * columns + column) * groups + group. For 2 x 2 tiles of single channels the order is
+    top left, top right, bottom left, bottom right, each red, green, blue. Views of an object are groups of channels of
+    one tile.
     """
 
     def __init__(
@@ -147,7 +148,7 @@ class Grid:
         block_channels: int | None,
         blocks: Sequence[int] | None,
     ) -> None:
-        """Raises ValueError, named after the field, where the blocks do not tile the image."""
+        """Raises ValueError, named after the field, if the blocks do not tile the image."""
         self.channels = channels if block_channels is None else block_channels
         for name, parts in (("rows", rows), ("columns", columns)):
             if image_size % parts:

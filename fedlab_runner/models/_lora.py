@@ -12,8 +12,8 @@ from torch.nn import functional as F
 class LoRALinear(nn.Module):
     """A linear layer W x + b, frozen, plus alpha / rank * B A x, trainable.
 
-    The output is cut into `parts` equal slices, each with matrices of its own: a fused projection to queries, keys
-    and values has three. B starts at zero, so that the layer starts as `base`; A as torch starts a linear layer.
+    Each of `parts` equal slices of the output has matrices of its own: a fused projection to queries, keys and values
+    has three slices. B starts at zero, so that the layer starts as `base`. A starts as torch starts a linear layer.
     """
 
     def __init__(self, base: nn.Linear, rank: int, alpha: float, parts: int = 1) -> None:
@@ -39,7 +39,7 @@ class LoRALinear(nn.Module):
 def add_lora(model: nn.Module, targets: Mapping[str, int], rank: int, alpha: float) -> list[str]:
     """Freezes the model and replaces each linear layer whose name matches a target by a LoRALinear.
 
-    `targets` maps name patterns (as the shell's: `blocks.*.attn.qkv`) to the layers' number of parts; of several that
+    `targets` maps patterns of names, as in a shell (`blocks.*.attn.qkv`), to numbers of parts. If several patterns
     match, the first counts. Returns the names of the adapted layers. Raises ValueError if a pattern matches no linear
     layer.
     """

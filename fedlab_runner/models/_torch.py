@@ -1,4 +1,4 @@
-"""Models of other libraries: how they run under vmap, and how their weights are read."""
+"""Adapts models of other libraries to vmap, and reads their weights."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from fedlab_runner.utils.errors import UserError
 def for_vmap(model: nn.Module) -> nn.Module:
     """Changes a model so that it runs under `vmap(grad(...))`, with the same results, and returns it.
 
-    vmap refuses activations that overwrite an input that is not batched or still needed, and runs fused attention
+    vmap refuses activations that overwrite an input that is not batched or is still needed. It runs fused attention
     client by client; timm has plain attention too.
     """
     for module in model.modules():
@@ -21,7 +21,7 @@ def for_vmap(model: nn.Module) -> nn.Module:
 
 
 def find_weights(path: str, hint: str) -> Path:
-    """A local file. Raises UserError that ends with `hint`, which says where to get the file, if there is none."""
+    """A local file. If it does not exist, raises UserError that ends with `hint`, which says where to get the file."""
     file = Path(path).expanduser()
     if not file.is_file():
         raise UserError(f"weights must be a local file, got '{path}', which does not exist; {hint}")
@@ -29,9 +29,9 @@ def find_weights(path: str, hint: str) -> Path:
 
 
 def read_weights(path: str, hint: str) -> dict[str, Tensor]:
-    """The state dict in a local .safetensors or torch file; nothing in the file is executed.
+    """The state dict in a local .safetensors or torch file. Executes nothing in the file.
 
-    Raises UserError that says what is wrong with the file and ends with `hint`, where to get a right one.
+    Raises UserError that says what is wrong with the file and ends with `hint`, which says where to get a right one.
     """
     file = find_weights(path, hint)
     try:
@@ -43,7 +43,7 @@ def read_weights(path: str, hint: str) -> dict[str, Tensor]:
             weights = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file can raise anything, from EOFError to UnpicklingError
         raise UserError(f"weights must be a state dict, got '{path}', which cannot be read; {hint}") from error
-    # an empty dict is refused too: timm would take it for no weights at all and download its own
+    # an empty dict is refused too: timm would treat it as no weights and download its own
     if not isinstance(weights, dict) or not weights or not all(isinstance(value, Tensor) for value in weights.values()):
         raise UserError(f"weights must be a state dict (names to tensors), got '{path}', which is not one; {hint}")
     return weights

@@ -1,4 +1,4 @@
-"""Networks that can be cut to other widths: which values of a tensor belong to which channel."""
+"""Networks that can be cut to other widths, with the channel of each value of their tensors."""
 
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -8,16 +8,16 @@ from torch import nn
 
 
 class Axis(NamedTuple):
-    """A dimension of a tensor that counts channels. All dimensions with one label are cut alike, in all tensors.
+    """A dimension of a tensor that counts channels. All dimensions with one label are cut in the same way.
 
-    `block` consecutive values belong to one channel where a feature map is flattened.
+    After the flattening of a feature map `block` consecutive values belong to one channel.
     """
 
     label: str
     block: int = 1
 
 
-Axes = tuple[Axis | None, ...]  # one a dimension of a tensor; None: never cut
+Axes = tuple[Axis | None, ...]  # for each dimension of a tensor; None: never cut
 
 
 class Sliceable(nn.Sequential):

@@ -19,7 +19,7 @@ class Architecture(ABC):
     """An architecture and the inputs that its networks take.
 
     `image_size` is the side of a square image in pixels. Null `channels` and `image_size` are those of the data set;
-    the run converts the images otherwise. A vector of n features is an image of n channels and size 1.
+    the run converts the images to other values. A vector of n features is an image of n channels and size 1.
     """
 
     channels: int | None
@@ -29,7 +29,9 @@ class Architecture(ABC):
         at_least(1, channels=self.channels, image_size=self.image_size)
 
     def architectures(self) -> "Sequence[Architecture]":
-        """The architectures of the clients: client i has number i modulo their count. By default all have this one."""
+        """The architectures of the clients: client i has number i modulo their count. Default: this one for all
+        clients.
+        """
         return (self,)
 
     @abstractmethod
@@ -37,8 +39,8 @@ class Architecture(ABC):
         """A new network from float32 inputs [b, channels, image_size, image_size] to logits [b, C], on the CPU.
 
         The initial weights come from torch's global generator, which the caller seeds, and from nothing else. The
-        network must run under `torch.func.vmap(grad(...))`: no layer overwrites an input that a gradient needs. The run
-        calls this several times, so the call has no side effects. Raises ValueError, named after the field, where the
+        network must run under `torch.func.vmap(grad(...))`: no layer may overwrite an input that a gradient needs. The
+        run calls this several times, so it must not have side effects. Raises ValueError, named after the field, if the
         inputs do not fit, and UserError for a file of weights that is missing or wrong.
         """
 
@@ -50,8 +52,9 @@ class Architecture(ABC):
         std: "Sequence[float] | None",
         class_names: Sequence[str],
     ) -> dict[str, Any] | None:
-        """What the library of a network reads beside its weights, as config.json; None, the default: nothing.
+        """The content of config.json, which the network's library reads besides the weights; None, the default: no
+        file.
 
-        `image_size` is the side of the network's inputs, `mean` and `std` are those of inputs / 255 by channel.
+        `image_size` is the side of the network's inputs; `mean` and `std` are those of inputs / 255, by channel.
         """
         return None

@@ -14,12 +14,12 @@ from fedlab_runner.utils.validate import each_at_least
 
 @dataclass(frozen=True)
 class BlocksCNN(Architecture):
-    """Images cut into `rows` x `columns` tiles of `block_channels` channels (null: all), a small CNN for each block and
-    an MLP of `hidden` layers on their features.
+    """Images cut into `rows` x `columns` tiles of `block_channels` channels (null: all), a small CNN for each block,
+    and an MLP of `hidden` layers on all features.
 
-    Each extractor has 3x3 convolutions of `widths` channels, with ReLU and 2x2 max pooling, and averages over what is
-    left of the tile. `blocks` (null: all) are those that the model reads; `server_hidden` is how wide HyFEM's server
-    may grow (null: as the clients).
+    Each extractor has 3x3 convolutions of `widths` channels, with ReLU and 2x2 max pooling, and averages over the
+    remaining pixels. The model reads `blocks` (null: all). `server_hidden` is the largest width of HyFEM's server
+    (null: that of the clients).
     """
 
     rows: int

@@ -15,11 +15,11 @@ from fedlab_runner.utils.validate import each_at_least
 
 @dataclass(frozen=True)
 class BlocksMLP(Architecture):
-    """Inputs cut into blocks of `sizes` values, an MLP of `widths` for each block and an MLP of `hidden` layers on
-    their features.
+    """Inputs cut into blocks of `sizes` values, an MLP of `widths` for each block, and an MLP of `hidden` layers on all
+    features.
 
-    Images are cut as they lie in memory. `blocks` (null: all) are those that the model reads; `server_hidden` is how
-    wide HyFEM's server may grow (null: as the clients).
+    Images are cut in the order of their values in memory. The model reads `blocks` (null: all). `server_hidden` is the
+    largest width of HyFEM's server (null: that of the clients).
     """
 
     sizes: list[int]

@@ -18,10 +18,10 @@ STEMS = ("small", "imagenet")  # values of the field `stem`
 @dataclass(frozen=True)
 class BlocksResNet(Architecture):
     """Images cut into `rows` x `columns` tiles of `block_channels` channels (null: all), the convolutions and the
-    pooling of a ResNet of `depth` (18, 34) for each block and an MLP of `hidden` layers on their 512 features each.
+    pooling of a ResNet of `depth` (18, 34) for each block, and an MLP of `hidden` layers on their 512 features each.
 
-    `stem` is ImageNet's (imagenet) or one 3x3 convolution without pooling (small). `blocks` (null: all) are those that
-    the model reads; `server_hidden` is how wide HyFEM's server may grow (null: as the clients).
+    `stem` is that for ImageNet (imagenet) or one 3x3 convolution without pooling (small). The model reads `blocks`
+    (null: all). `server_hidden` is the largest width of HyFEM's server (null: that of the clients).
     """
 
     depth: int

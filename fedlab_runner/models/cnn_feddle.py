@@ -12,8 +12,8 @@ from fedlab_runner.utils.validate import one_of
 class FeddleCNN(Architecture):
     """Three 3x3 convolutions (32, 64, 64) with ReLU, 2x2 max pooling, a hidden layer of 128 and the classifier.
 
-    The paper lists one pooling layer but not its place: `pool` puts it after `each` convolution (8 million
-    multiplications for a 32x32 colour image) or after the `last` one only (60 million).
+    The paper lists one pooling layer but not its place. `pool` puts it after `each` convolution (8 million
+    multiplications for a 32x32 colour image) or after the `last` convolution alone (60 million).
     """
 
     pool: str

@@ -9,10 +9,10 @@ from fedlab_runner.models.base import Architecture
 
 @dataclass(frozen=True)
 class LeNetCNN(Architecture):
-    """Two 5x5 convolutions (6, 16) without padding, each with ReLU and 2x2 max pooling, hidden layers of 120 and 84 and
-    the classifier: LeNet-5's widths.
+    """Two 5x5 convolutions (6, 16) without padding, each with ReLU and 2x2 max pooling, hidden layers of 120 and 84,
+    and the classifier. The widths are those of LeNet-5.
 
-    44,426 parameters for 28x28 grey images and 10 classes, 62,006 for 32x32 colour images.
+    It has 44,426 parameters for 28x28 grey images and 10 classes, 62,006 for 32x32 colour images.
     """
 
     def build(self, channels: int, image_size: int, num_classes: int) -> nn.Module:

@@ -9,7 +9,7 @@ from fedlab_runner.models.base import Architecture
 
 @dataclass(frozen=True)
 class McMahanCNN(Architecture):
-    """Two 5x5 convolutions (32, 64) that keep the size, each with ReLU and 2x2 max pooling, a hidden layer of 512 and
+    """Two 5x5 convolutions (32, 64) that keep the size, each with ReLU and 2x2 max pooling, a hidden layer of 512, and
     the classifier: 1,663,370 parameters for 28x28 grey images and 10 classes, as in the paper.
     """
 
@@ -18,8 +18,8 @@ class McMahanCNN(Architecture):
 
 
 def layers(channels: int, image_size: int, num_classes: int, padding: int) -> nn.Module:
-    """The network with so many pixels of zeros around the inputs of both convolutions."""
-    least = 16 - 6 * padding  # each convolution takes 4 - 2 padding off, each pooling halves
+    """The network with `padding` pixels of zeros around the inputs of both convolutions."""
+    least = 16 - 6 * padding  # each convolution removes 4 - 2 padding pixels, each pooling halves the side
     if image_size < least:
         raise ValueError(f"image_size must be >= {least} (two 5x5 convolutions and poolings), got {image_size}")
     side = ((image_size - 4 + 2 * padding) // 2 - 4 + 2 * padding) // 2

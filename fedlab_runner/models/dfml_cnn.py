@@ -13,8 +13,8 @@ from fedlab_runner.utils.validate import each_at_least
 class DFMLCNN(Architecture):
     """For each width a 5x5 convolution, ReLU, 2x2 max pooling and layer normalisation; then the classifier.
 
-    Padding of 2, without which four layers would not fit 32 pixels. The norm is GroupNorm(1, width), whose weights
-    belong to channels, so that the network can be cut to other widths.
+    Convolutions have a padding of 2, without which four layers would not fit 32 pixels. The norm is GroupNorm(1,
+    width), whose weights belong to channels, so that the network can be cut to other widths.
     """
 
     widths: list[int]

@@ -9,11 +9,11 @@ from fedlab_runner.models.base import Architecture
 
 @dataclass(frozen=True)
 class Logistic(Architecture):
-    """One linear layer on the flattened input; with cross-entropy, a convex problem.
+    """One linear layer on the flattened input. With cross-entropy the problem is convex.
 
-    `reference`: the logit of the first class is 0 and the layer has an output for each other class. Two classes then
-    have one output z, and cross-entropy is the binary cross-entropy of sigmoid(z). Without it they have two, whose
-    difference moves twice as fast and starts from a wider distribution.
+    With `reference` the logit of the first class is 0, and the layer has an output for each other class. Two classes
+    then have one output z, and cross-entropy is the binary cross-entropy of sigmoid(z). Without `reference` they have
+    two outputs, whose difference moves twice as fast and starts from a wider distribution.
     """
 
     reference: bool

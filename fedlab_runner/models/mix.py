@@ -9,9 +9,9 @@ from fedlab_runner.utils.validate import at_least
 
 @dataclass(frozen=True)
 class Mix:
-    """Client i has the architecture `models[i % A]` of A, for algorithms that take models of several architectures.
+    """Client i has the architecture `models[i % A]` of A, for algorithms that allow several architectures.
 
-    All models take inputs of `channels` and `image_size`; their own fields of these names are null or the same.
+    All models read inputs of `channels` and `image_size`; their own fields of these names are null or the same.
     """
 
     channels: int | None

@@ -1,4 +1,4 @@
-"""Pre-activation ResNets (He et al., ECCV 2016) of any widths, as HeteroFL and DFML cut them. https://arxiv.org/abs/1603.05027"""
+"""Pre-activation ResNets (He et al., ECCV 2016) of any widths, which HeteroFL and DFML cut. https://arxiv.org/abs/1603.05027"""
 
 from dataclasses import dataclass
 
@@ -12,10 +12,10 @@ from fedlab_runner.utils.validate import each_at_least
 
 @dataclass(frozen=True)
 class PreActResNet(Architecture):
-    """A 3x3 convolution, for each width a stage of two blocks, batch norm, ReLU, average pooling and the classifier;
-    with the default widths it is ResNet-18. All stages but the first start with stride 2.
+    """A 3x3 convolution, a stage of two blocks for each width, batch norm, ReLU, average pooling and the classifier.
+    With the default widths it is ResNet-18. All stages except the first start with stride 2.
 
-    A block is batch norm, ReLU, 3x3 convolution, twice; where the shape changes, its shortcut is a 1x1 convolution of
+    A block is batch norm, ReLU and a 3x3 convolution, twice. If the shape changes, its shortcut is a 1x1 convolution of
     the activated input.
     """
 

@@ -12,10 +12,10 @@ from fedlab_runner.utils.validate import one_of
 
 @dataclass(frozen=True)
 class ResNet18(Architecture):
-    """torchvision's ResNet-18 with the stem used for CIFAR: one 3x3 convolution of stride 1 and no pooling.
+    """torchvision's ResNet-18 with the usual stem for CIFAR: one 3x3 convolution of stride 1 and no pooling.
 
-    `norm` is `batch`, or `group`: 32 groups, for clients whose batches are small or skewed (Hsieh et al., ICML 2020).
-    11,173,962 parameters for colour images and 10 classes, 11,220,132 for 100, with either.
+    `norm` is `batch`, or `group` with 32 groups, for clients with small or skewed batches (Hsieh et al., ICML 2020).
+    With either it has 11,173,962 parameters for colour images and 10 classes, 11,220,132 for 100 classes.
     """
 
     norm: str

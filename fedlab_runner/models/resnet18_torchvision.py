@@ -1,4 +1,4 @@
-"""ResNet-18 (He et al., CVPR 2016) as torchvision has it, for ImageNet-sized images. https://arxiv.org/abs/1512.03385"""
+"""ResNet-18 (He et al., CVPR 2016) of torchvision, for images as large as ImageNet's. https://arxiv.org/abs/1512.03385"""
 
 from dataclasses import dataclass
 
@@ -7,15 +7,16 @@ from torch import nn
 from fedlab_runner.models._torch import for_vmap, load_weights
 from fedlab_runner.models.base import Architecture
 
+# Where to get weights, for messages.
 HINT = "torchvision's own is https://download.pytorch.org/models/resnet18-f37072fd.pth"
 
 
 @dataclass(frozen=True)
 class TorchvisionResNet18(Architecture):
-    """torchvision's ResNet-18, from scratch or from a local state dict file; 11,176,512 + 513 C parameters.
+    """torchvision's ResNet-18, from scratch or from a local state dict file. It has 11,176,512 + 513 C parameters.
 
-    `weights` is a path such as resnet18-f37072fd.pth (nothing is ever downloaded). The file's classifier is kept if it
-    has as many classes as the data; otherwise the classifier is new.
+    `weights` is a path such as resnet18-f37072fd.pth (the run downloads nothing). The model keeps the file's classifier
+    if it has as many classes as the data; otherwise the classifier is new.
     """
 
     weights: str | None

@@ -18,8 +18,9 @@ from fedlab_runner.models.base import Architecture
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.validate import within
 
-HINT = "timm's own are at https://huggingface.co/timm"
-HUB_TIMEOUT_SECONDS = 3.0  # for a connection to the Hugging Face hub
+HINT = "timm's own are at https://huggingface.co/timm"  # where to get weights, for messages
+HUB_TIMEOUT_SECONDS = 3.0  # limit of a connection to the Hugging Face hub
+# Arguments of timm that `kwargs` must not set.
 RESERVED = {"model_name", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path"}
 RESERVED |= {"num_classes", "in_chans", "img_size", "drop_rate"}  # arguments that other fields or the data set give
 
@@ -28,10 +29,9 @@ RESERVED |= {"num_classes", "in_chans", "img_size", "drop_rate"}  # arguments th
 class Timm(Architecture):
     """The model that `timm.create_model(name)` makes, for the data's channels, image size and classes.
 
-    `pretrained` downloads timm's weights; `weights` is a local .safetensors or torch state dict of the same
-    architecture, or a .npz as the Vision Transformer's authors published it. timm adapts them to other channels, image
-    sizes and classes. `drop_rate` is the dropout before the classifier, and `kwargs` go to `timm.create_model` as they
-    are.
+    `pretrained` downloads timm's weights. `weights` is a local .safetensors or torch state dict of the same
+    architecture, or a .npz file of the Vision Transformer's authors. timm adapts the weights to other channels, image
+    sizes and classes. `drop_rate` is the dropout before the classifier. `kwargs` go unchanged to `timm.create_model`.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Timm(Architecture):
         try:
             with _hub() if self.pretrained else nullcontext():
                 model: Any = timm.create_model(self.name, self.pretrained or self.weights is not None, **arguments)
-        except Exception as error:  # whatever timm, the architecture or the download raises
+        except Exception as error:  # timm, the architecture and the download can raise anything
             raise self._refused(error) from error
         if arguments["num_classes"] != num_classes:
             model.reset_classifier(num_classes)
@@ -115,16 +115,16 @@ class Timm(Architecture):
 
 @contextmanager
 def _hub() -> Iterator[None]:
-    """Sets the Hugging Face hub offline where it does not answer at once, as its own retries take a minute.
+    """Sets the Hugging Face hub offline if it does not answer at once, because its retries take a minute.
 
-    Files of earlier downloads are found in its cache either way.
+    Files of earlier downloads come from its cache in both cases.
     """
     from huggingface_hub import constants
 
     host = urlsplit(constants.ENDPOINT)
     offline: AbstractContextManager[Any] = nullcontext()
     try:
-        if not constants.HF_HUB_OFFLINE and not getproxies():  # behind a proxy only the hub itself can tell
+        if not constants.HF_HUB_OFFLINE and not getproxies():  # behind a proxy a connection proves nothing
             port = host.port or (80 if host.scheme == "http" else 443)
             socket.create_connection((host.hostname or "", port), HUB_TIMEOUT_SECONDS).close()
     except OSError:
@@ -134,10 +134,10 @@ def _hub() -> Iterator[None]:
 
 
 def _overlay(path: str, classifier: str | tuple[str, ...] | None, num_classes: int) -> dict[str, Any]:
-    """The settings by which timm loads a local file: its tensors and its classes (0: the file has no classifier).
+    """The settings with which timm loads a local file: its tensors and its classes (0: the file has no classifier).
 
-    With its own number of classes timm loads a file strictly; with any other it would ignore names that do not match.
-    A .npz is read by the model itself, which takes the classifier only if it has as many classes as the data.
+    With the file's number of classes timm loads it strictly; with any other number it would ignore names that do not
+    match. The model itself reads a .npz, and takes the classifier only if it has as many classes as the data.
     """
     if path.endswith(".npz"):
         return {"file": str(find_weights(path, HINT)), "custom_load": True, "num_classes": num_classes}
@@ -148,7 +148,7 @@ def _overlay(path: str, classifier: str | tuple[str, ...] | None, num_classes: i
 
 
 def _check(model: nn.Module, channels: int, image_size: int, num_classes: int, name: str) -> None:
-    """Runs the model on one image, as timm notices a wrong size only then; ValueError, named after the field."""
+    """Runs the model on one image, as timm notices a wrong size only then. Raises ValueError, named after the field."""
     model.eval()
     try:
         with torch.no_grad():

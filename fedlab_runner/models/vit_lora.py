@@ -1,4 +1,4 @@
-"""A Vision Transformer (Dosovitskiy et al., ICLR 2021) of which only LoRA and the classifier are trained."""
+"""A Vision Transformer (Dosovitskiy et al., ICLR 2021) that trains only LoRA and the classifier."""
 
 import logging
 from dataclasses import dataclass
@@ -24,10 +24,10 @@ _log = logging.getLogger("fedlab_runner")
 class ViTLoRA(Architecture):
     """timm's ViT with LoRA of `rank` and scale alpha / rank on q, k, v and the attention output of every block.
 
-    The backbone is frozen and shared by all models. A model's vector holds LoRA and classifier only: for ViT-B/16 and
-    rank 4, 294,912 and 769 C values. `weights` is a local .safetensors or torch state dict or
-    one of Google's .npz files; `pretrained` downloads timm's. Without either the backbone is random but always the
-    same, which is enough to measure costs and to test.
+    The backbone is frozen, and all models share it. A model's vector holds only LoRA and the classifier: 294,912 and
+    769 C values for ViT-B/16 and rank 4. `weights` is a local .safetensors or torch state dict or one of Google's .npz
+    files; `pretrained` downloads timm's weights. Without either the backbone is random but always the same, which is
+    enough to measure costs and to test.
     """
 
     name: str
@@ -45,7 +45,7 @@ class ViTLoRA(Architecture):
     def build(self, channels: int, image_size: int, num_classes: int) -> nn.Module:
         from_scratch = self.weights is None and not self.pretrained
         with torch.random.fork_rng(devices=[], enabled=from_scratch):
-            if from_scratch:  # the backbone, in no model's vector, must be the same in every process
+            if from_scratch:  # the backbone, which is in no model's vector, must be the same in every process
                 _warn_of_random_backbone(self.name)
                 torch.manual_seed(BACKBONE_SEED)
             model: Any = self._timm().build(channels, image_size, num_classes)

@@ -12,17 +12,17 @@ from fedlab_runner.models._widths import Axes, Axis, Sliceable
 from fedlab_runner.models.base import Architecture
 from fedlab_runner.utils.validate import at_least, one_of, within
 
-DIAGONAL = ((-1, -1), (-1, 1), (1, -1), (1, 1))
+DIAGONAL = ((-1, -1), (-1, 1), (1, -1), (1, 1))  # directions (x, y)
 CARDINAL = ((0, -1), (0, 1), (-1, 0), (1, 0))  # directions (x, y)
 
 
 @dataclass(frozen=True)
 class SmallViT(Architecture):
-    """`depth` layers of `width` channels on patches of `patch_size` pixels, `heads` of `head_width`, MLPs of twice the
-    width.
+    """`depth` layers of `width` channels on patches of `patch_size` pixels, with `heads` heads of `head_width` and MLPs
+    of twice the width.
 
-    Patches are of the image and four shifted copies: `cardinal` shifts of one pixel, or `diagonal` ones of half a patch
-    as the authors have them. Attention has a learnt temperature, and no token attends to itself.
+    Patches come from the image and four shifted copies, with `cardinal` shifts of one pixel or, as in the authors'
+    code, `diagonal` shifts of half a patch. Attention has a learnt temperature, and no token attends to itself.
     """
 
     width: int
@@ -76,7 +76,7 @@ class SmallViT(Architecture):
 
 
 class _Tokens(nn.Module):
-    """An image [b, c, s, s] to tokens [b, 1 + patches, width]."""
+    """Turns images [b, c, s, s] into tokens [b, 1 + patches, width]."""
 
     def __init__(
         self, channels: int, size: int, patch: int, width: int, shifts: list[tuple[int, int]], dropout: float
@@ -91,7 +91,7 @@ class _Tokens(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, images: Tensor) -> Tensor:
-        shifted = [F.pad(images, (x, -x, y, -y)) for x, y in self._shifts]  # zeros come in on one side
+        shifted = [F.pad(images, (x, -x, y, -y)) for x, y in self._shifts]  # zeros fill the free side
         patches = F.unfold(torch.cat([images, *shifted], 1), self._patch, stride=self._patch).transpose(1, 2)
         tokens = self.project(self.norm(patches))
         start = self.start.expand(len(tokens), -1, -1)

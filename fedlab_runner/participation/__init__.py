@@ -1,4 +1,4 @@
-"""Participation: which clients train in each round.
+"""Participation: the clients that train in each round.
 
 Each choice is one file with one frozen dataclass; `base.py` is the contract.
 """

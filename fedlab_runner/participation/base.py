@@ -1,4 +1,4 @@
-"""The contract of a participation policy: which clients train in each round. N clients, K clients of a cohort.
+"""The contract of a participation policy: the clients that train in each round. N clients, K clients of a cohort.
 
 Each choice is a frozen dataclass in a file of this folder, with conf/participation/<file>.yaml.
 """
@@ -16,31 +16,31 @@ HeldOut = int | float  # a number of clients, or with a decimal point a share of
 class Participation(Protocol):
     """Which clients the server asks to train in a round, and whose updates it uses.
 
-    A policy is a pure function of its fields and of the generator that it is given, which the run derives from (seed,
-    round): the cohort is the same in every executor and after a resume.
+    A policy is a pure function of its fields and its generator, which the run derives from (seed, round): the cohort is
+    the same in every executor and after a resume.
     """
 
     @abstractmethod
     def check(self, num_clients: int) -> None:
-        """Raises ValueError, named after the field, where the policy cannot ask `num_clients` clients.
+        """Raises ValueError, named after the field, if the policy cannot choose among `num_clients` clients.
 
-        The run calls this before it loads data, and again where partitions leave clients out.
+        The run calls this before it loads data, and again if the partition leaves clients without examples.
         """
 
     @abstractmethod
     def cohort(self, num_clients: int) -> int:
-        """How many of `num_clients` clients report from each round when enough clients are idle: K."""
+        """K, the number of `num_clients` clients that report from each round if enough clients are idle."""
 
     @abstractmethod
     def sample(self, rng: np.random.Generator, idle: np.ndarray, num_clients: int) -> np.ndarray:
         """The distinct ids of the clients that the server asks, int64 [n] in the order of sampling.
 
-        They are some of `idle`, the ascending ids of the clients that have examples and owe no update; none if it is
-        empty.
+        They are some of `idle`, the ascending ids of the clients that have examples and owe no update; none if `idle`
+        is empty.
         """
 
     def held_out(self, rng: np.random.Generator, num_clients: int) -> np.ndarray:
-        """The ascending ids, int64, of the clients that the policy never asks: clients that the models have not seen.
+        """The ascending ids, int64, of the clients that the policy never asks, so that no model sees their examples.
 
         The run draws them once, from its seed. Default: none.
         """
@@ -49,20 +49,20 @@ class Participation(Protocol):
     def reporting(self, ids: np.ndarray, delays: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The clients whose update the server uses and their delays in rounds: two arrays [K], in the order of `ids`.
 
-        `ids` [n] are the clients that the server asked, with their `delays` [n] in rounds. By default these are all.
+        `ids` [n] are the clients that the server asked, with their `delays` [n] in rounds. Default: all of them.
         """
         return ids, delays
 
 
 def number_of(held_out_clients: HeldOut, num_clients: int) -> int:
-    """How many of `num_clients` clients a policy holds out; of a share above 0 at least one."""
+    """The number of clients, out of `num_clients`, that a policy holds out; at least one for a share above 0."""
     if isinstance(held_out_clients, int):
         return held_out_clients
     return max(1, round(held_out_clients * num_clients)) if held_out_clients else 0
 
 
 def check_held_out(held_out_clients: HeldOut) -> None:
-    """Raises ValueError unless this is a number >= 0 or a share in [0, 1)."""
+    """Raises ValueError unless the value is a number >= 0 or a share in [0, 1)."""
     at_least(0, held_out_clients=held_out_clients)
     if isinstance(held_out_clients, float):
         within("[0, 1)", held_out_clients=held_out_clients)

@@ -9,10 +9,10 @@ from fedlab_runner.participation.base import HeldOut, Participation, check_held_
 
 @dataclass(frozen=True)
 class FixedParticipation(Participation):
-    """Asks the same clients in each round, in the order of `clients`, except those that are not idle.
+    """Asks the same clients in each round, in the order of `clients`, except busy clients.
 
-    Of the other clients `held_out_clients` (a number, or with a decimal point a share of all clients) are drawn from
-    the seed. Where there is no server, these never take part; the algorithm may choose any other client as a partner.
+    `held_out_clients` (a number, or with a decimal point a share of all clients) of the other clients are drawn from
+    the seed. Without a server these never take part, and the algorithm may choose any other client as a partner.
     """
 
     clients: list[int]

@@ -1,4 +1,4 @@
-"""The server asks more clients than it needs and goes on when enough have reported."""
+"""The server asks more clients than it needs and continues when enough have reported."""
 
 import math
 from dataclasses import dataclass
@@ -20,9 +20,9 @@ from fedlab_runner.utils.validate import at_least, finite_at_least
 class OverSelection(Participation):
     """Asks ceil(factor * cohort_size) idle clients and uses the updates of the first `cohort_size` to report.
 
-    The server waits for these, so no update is stale. The other clients are idle again at once (Bonawitz et al., MLSys
-    2019; Feddle, Eq 2). `held_out_clients` (a number, or with a decimal point a share of all clients) are drawn from
-    the seed and never asked.
+    The server waits for these updates, so that none is stale. The other clients are idle again at once (Bonawitz et
+    al., MLSys 2019; Feddle, Eq 2). `held_out_clients` (a number, or with a decimal point a share of all clients) are
+    drawn from the seed; the server never asks them.
     """
 
     cohort_size: int
@@ -48,6 +48,6 @@ class OverSelection(Participation):
         return rng.choice(idle, min(math.ceil(self.factor * self.cohort_size), len(idle)), replace=False)
 
     def reporting(self, ids: np.ndarray, delays: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The fastest clients, ties in the order of sampling. Their updates arrive in the round of the dispatch."""
+        """The fastest clients; ties go by the order of sampling. Their updates arrive in the round of the dispatch."""
         first = np.sort(np.argsort(delays, kind="stable")[: self.cohort_size])
         return ids[first], np.zeros(len(first), dtype=np.int64)

@@ -17,11 +17,11 @@ from fedlab_runner.utils.validate import at_least, within
 
 @dataclass(frozen=True)
 class UniformParticipation(Participation):
-    """Samples `cohort_size` idle clients, or as many as a `fraction` of the clients that are not held out, without
-    replacement. If fewer clients are idle, all of them train.
+    """Samples idle clients without replacement: `cohort_size` of them, or a number that is a `fraction` of the clients
+    that are not held out. If fewer clients are idle, all of them train.
 
-    `held_out_clients` (a number, or with a decimal point a share of all clients) are drawn from the seed and never
-    asked.
+    `held_out_clients` (a number, or with a decimal point a share of all clients) are drawn from the seed; the server
+    never asks them.
     """
 
     cohort_size: int | None

@@ -1,4 +1,4 @@
-"""Partitions: which client has which examples.
+"""Partitions: the training examples of each client.
 
 Each choice is one file with one frozen dataclass; `base.py` is the contract.
 """

@@ -8,13 +8,13 @@ from fedlab_runner.partitions._common import cut, dirichlet
 def balanced_counts(
     class_sizes: np.ndarray, exists: np.ndarray, alpha: float, rng: np.random.Generator, least: int = 0
 ) -> np.ndarray:
-    """How many examples of each class the clients of G independent groups get, int64 [G, C, M].
+    """The numbers of examples of each class for the clients of G independent groups, int64 [G, C, M].
 
-    `class_sizes` is [G, C]; `exists` [G, M] marks the clients of each group, at least one. Each class is shared out by
-    Dirichlet(alpha) among the clients that have less than their fair share of the group's examples so far. The authors
-    zero the other entries and renormalise, which is the same but for their 0 / 0.
+    `class_sizes` is [G, C]; `exists` [G, M] marks the clients of each group, at least one. Dirichlet(alpha) divides
+    each class among the clients that have less than their fair share of the group's examples so far. The authors zero
+    the other entries and renormalise, which is the same except for their 0 / 0.
 
-    Once no group can lift all its clients to `least` examples, the remaining classes are not drawn and count as 0: the
+    Once no group can give all its clients `least` examples, the draw stops and the remaining classes count as 0: the
     caller discards such draws.
     """
     fair = class_sizes.sum(1, keepdims=True) / exists.sum(1, keepdims=True)  # [G, 1]
@@ -25,7 +25,7 @@ def balanced_counts(
         if (needed > class_sizes[:, c:].sum(1)).all():
             break
         open = exists & (sizes < fair)
-        open |= exists & ~open.any(1, keepdims=True)  # all examples are dealt: class c is empty in this group
+        open |= exists & ~open.any(1, keepdims=True)  # all examples are dealt, so class c is empty in this group
         counts[:, c] = cut(dirichlet(rng, alpha, open), class_sizes[:, c])
         sizes += counts[:, c]
     return counts

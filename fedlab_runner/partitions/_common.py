@@ -1,4 +1,4 @@
-"""Parts of partitions: checks, Dirichlet draws without underflow, index lists. n examples, N clients, C classes."""
+"""Helpers of partitions: checks, Dirichlet draws without underflow, index lists. n examples, N clients, C classes."""
 
 import numpy as np
 
@@ -6,19 +6,19 @@ from fedlab_runner.utils.validate import at_least, within
 
 
 def check_alpha(alpha: float) -> None:
-    """Raises ValueError unless `alpha` is a concentration that float64 can draw with."""
+    """Raises ValueError unless float64 can draw with the concentration `alpha`."""
     within("[1e-9, 1e9]", alpha=alpha)
 
 
 def check_num_clients(num_clients: int, num_examples: int) -> None:
-    """Raises ValueError unless there is a client, and an example for each client."""
+    """Raises ValueError unless there is at least one client, and an example for each client."""
     at_least(1, num_clients=num_clients)
     if num_clients > num_examples:
         raise ValueError(f"num_clients must be at most {num_examples}, the number of examples, got {num_clients}")
 
 
 def classes(strata: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The class of each example among the C classes that occur, 0..C-1 [n], and the size of each class [C]."""
+    """The class 0..C-1 of each example [n], among the C classes that occur, and the size of each class [C]."""
     _, labels, sizes = np.unique(strata, return_inverse=True, return_counts=True)
     return labels, sizes
 
@@ -30,12 +30,12 @@ def shuffled_by_class(labels: np.ndarray, rng: np.random.Generator) -> np.ndarra
 
 
 def equal_sizes(total: int, parts: int) -> np.ndarray:
-    """Equal sizes [parts] that sum to `total`, but the first total % parts are one larger."""
+    """Sizes [parts] that sum to `total`: equal, except that the first total % parts sizes are larger by one."""
     return total // parts + (np.arange(parts) < total % parts)
 
 
 def deal(order: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """The owner of each example [n] when the examples in `order` [n] are dealt by counts [rows, N].
+    """The owner of each example [n] after dealing the examples in `order` [n] by counts [rows, N].
 
     The deal goes row after row and, within a row, client after client.
     """
@@ -46,7 +46,7 @@ def deal(order: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def index_lists(owner: np.ndarray, num_clients: int) -> list[np.ndarray]:
-    """The examples of each client, ascending, from the owner of each example [n]."""
+    """The ascending examples of each client, from the owner of each example [n]."""
     order = np.argsort(owner, kind="stable")
     ends = np.bincount(owner, minlength=num_clients).cumsum().tolist()
     return [order[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
@@ -55,16 +55,17 @@ def index_lists(owner: np.ndarray, num_clients: int) -> list[np.ndarray]:
 def log_gamma(rng: np.random.Generator, alpha: np.ndarray) -> np.ndarray:
     """Logarithms of standard gamma draws with shape parameters `alpha`. `shares` makes them Dirichlet(alpha).
 
-    The draw is made in logarithms, log G(a) = log G(a + 1) + log(U) / a, because G(a) underflows for small a.
+    The draw uses logarithms, log G(a) = log G(a + 1) + log(U) / a, because G(a) underflows for small a.
     """
     draws: np.ndarray = np.log(rng.standard_gamma(alpha + 1)) - rng.standard_exponential(alpha.shape) / alpha
     return draws
 
 
 def shares(logs: np.ndarray, open: np.ndarray) -> np.ndarray:
-    """exp(logs) of the open entries, normalised to sum 1 along the last axis; closed entries are exactly 0.
+    """exp(logs) of the open entries, normalised to the sum 1 along the last axis; closed entries are exactly 0.
 
-    The renormalised open entries of a Dirichlet vector are Dirichlet again. At least one entry must be open.
+    The renormalised open entries of a Dirichlet vector have a Dirichlet distribution too. At least one entry must be
+    open.
     """
     logs = np.where(open, logs, -np.inf)
     weights = np.exp(logs - logs.max(-1, keepdims=True))
@@ -73,14 +74,16 @@ def shares(logs: np.ndarray, open: np.ndarray) -> np.ndarray:
 
 
 def dirichlet(rng: np.random.Generator, alpha: float, open: np.ndarray) -> np.ndarray:
-    """Symmetric Dirichlet(alpha) vectors over the open entries of the last axis, 0 elsewhere; the shape of `open`."""
+    """Symmetric Dirichlet(alpha) vectors, in the shape of `open`, over the open entries of the last axis; 0
+    elsewhere.
+    """
     return shares(log_gamma(rng, np.full(open.shape, alpha)), open)
 
 
 def cut(weights: np.ndarray, totals: np.ndarray) -> np.ndarray:
     """Counts [..., N] that sum to totals [...], cut at floor(cumsum(weights) * total).
 
-    The last entry with weight > 0 takes the rest.
+    The last entry with weight > 0 gets the remainder.
     """
     ends = np.floor(weights.cumsum(-1) * totals[..., None]).astype(np.int64)
     last = weights.shape[-1] - 1 - np.argmax(weights[..., ::-1] > 0, axis=-1)

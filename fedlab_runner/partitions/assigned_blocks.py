@@ -12,7 +12,7 @@ from fedlab_runner.utils.validate import at_least
 
 @dataclass(frozen=True)
 class AssignedBlocks(BlockPartition):
-    """Client m has the feature blocks `blocks[m]` (of `num_blocks`) of all examples of the classes `classes[m]`.
+    """Client m has the feature blocks `blocks[m]` (of `num_blocks` blocks) of all examples of the classes `classes[m]`.
 
     Clients may share blocks and examples. All numbers count from 0.
     """

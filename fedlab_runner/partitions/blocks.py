@@ -1,6 +1,7 @@
 """Feature blocks: clients that hold some features of some examples (hybrid federated learning).
 
-Examples are stored whole; a client's model reads the blocks that the client holds. N clients, d0 blocks, C classes.
+The run stores whole examples; a client's model reads only the blocks that the client holds. N clients, d0 blocks, C
+classes.
 """
 
 from abc import abstractmethod
@@ -24,24 +25,24 @@ class Holdings(NamedTuple):
 class BlockPartition(Partition):
     """A partition by feature blocks and classes: a client has its blocks of all examples of its classes.
 
-    Clients may share examples. Examples of a class that no client has are not trained on.
+    Clients may share examples. No client trains on examples of a class that no client has.
     """
 
     @abstractmethod
     def draw(self, num_clients: int, num_classes: int, rng: np.random.Generator) -> Holdings:
-        """The blocks and classes of each client; a pure function of the fields and the arguments.
+        """The blocks and classes of each client, a pure function of the fields and the arguments.
 
-        Raises ValueError, named after the field, where there is no such draw.
+        Raises ValueError, named after the field, if no such draw exists.
         """
 
     def split(
         self, strata: np.ndarray, users: np.ndarray | None, num_clients: int, rng: np.random.Generator
     ) -> list[np.ndarray]:
-        """The examples of every client, ascending."""
+        """The ascending examples of every client."""
         return [np.flatnonzero(mine[strata]) for mine in self._checked(strata, num_clients, rng).classes]
 
     def owned(self, strata: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
-        """The blocks of each client, [N, d0] bool. `rng` starts where that of `split` started."""
+        """The blocks of each client, [N, d0] bool. `rng` must start in the same state as that of `split`."""
         return self._checked(strata, num_clients, rng).blocks
 
     def _checked(self, strata: np.ndarray, num_clients: int, rng: np.random.Generator) -> Holdings:
@@ -63,7 +64,7 @@ class BlockPartition(Partition):
 def with_their_blocks(split: Sequence[np.ndarray], owned: np.ndarray, present: Tensor | None) -> list[np.ndarray]:
     """The examples of each client that have all its blocks; `present` [n, d0] bool marks the blocks of each example.
 
-    With `present` None all examples have all blocks. Raises UserError for a client that is left without examples.
+    With `present` None all examples have all blocks. Raises UserError for a client without such examples.
     """
     if present is not None:
         there = present.numpy()
@@ -80,7 +81,7 @@ def with_their_blocks(split: Sequence[np.ndarray], owned: np.ndarray, present: T
 
 
 def by_blocks(owned: np.ndarray) -> list[tuple[tuple[int, ...], np.ndarray]]:
-    """The rows of `owned` [K, d0] grouped by their blocks: pairs (blocks, rows), in order of first occurrence."""
+    """The rows of `owned` [K, d0], grouped by their blocks: pairs (blocks, rows), in order of first occurrence."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for row, mine in enumerate(owned):
         groups.setdefault(tuple(np.flatnonzero(mine).tolist()), []).append(row)

@@ -19,11 +19,12 @@ _log = logging.getLogger("fedlab_runner")
 
 @dataclass(frozen=True)
 class Dirichlet(Partition):
-    """Shares each class out by Dirichlet(alpha) among the clients below the mean size, and draws all again until each
-    client has `min_size` examples.
+    """Divides each class by Dirichlet(alpha) among the clients below the mean size, and repeats the whole draw until
+    each client has `min_size` examples.
 
-    The authors' loop may never end (500 clients on CIFAR-10 at alpha 0.1). After `max_tries` draws the last draw is
-    repaired instead: random examples move, one at a time, from the largest client to clients below `min_floor`.
+    The authors' loop may never end (500 clients on CIFAR-10 at alpha 0.1). After `max_tries` draws this partition
+    repairs the last draw instead: random examples move, one at a time, from the largest client to clients below
+    `min_floor`.
     """
 
     alpha: float
@@ -49,9 +50,9 @@ class Dirichlet(Partition):
             )
         labels, class_sizes = _common.classes(strata)
         everyone = np.ones((1, num_clients), bool)
-        tries = self.max_tries if num_clients * self.min_size <= len(strata) else 1  # else no draw can succeed
+        tries = self.max_tries if num_clients * self.min_size <= len(strata) else 1  # otherwise no draw can succeed
         for left in reversed(range(tries)):
-            least = self.min_size if left else 0  # the last draw is kept, so all its classes are drawn
+            least = self.min_size if left else 0  # the last draw counts, so all its classes must be drawn
             counts = balanced_counts(class_sizes[None], everyone, self.alpha, rng, least)[0]  # [C, N]
             if counts.sum(0).min() >= self.min_size:
                 break

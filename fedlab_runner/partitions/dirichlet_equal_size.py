@@ -12,17 +12,17 @@ from fedlab_runner.partitions._balanced_dirichlet import balanced_counts
 from fedlab_runner.partitions.base import Partition
 from fedlab_runner.utils.validate import at_least
 
-GROUP_SIZE = 10  # the most clients of a group: the authors' number
+GROUP_SIZE = 10  # the largest number of clients in a group, as in the authors' code
 
 
 @dataclass(frozen=True)
 class DirichletEqualSize(Partition):
-    """Cuts the examples into random equal parts, one for each ten clients, shares each part out as `dirichlet` does and
-    cuts the joined lists into equal ones.
+    """Cuts the examples into random equal parts, one for each ten clients; divides each part as `dirichlet` does; and
+    cuts the joined lists into lists of equal size.
 
-    Sizes differ by at most one, and clients with neighbouring ids share some classes. A part is drawn again until its
-    smallest client has half of the mean, at most `max_tries` times (the authors' loop has no end). Fewer than ten
-    clients, which the authors exclude, are one group.
+    Sizes differ by at most one, and clients with neighbouring ids share some classes. The draw of a part repeats until
+    its smallest client has half of the mean, at most `max_tries` times (the authors' loop may have no end). Fewer than
+    ten clients, which the authors exclude, are one group.
     """
 
     alpha: float
@@ -48,7 +48,7 @@ class DirichletEqualSize(Partition):
         exists = np.arange(GROUP_SIZE) < clients[:, None]  # [G, M]
         sizes = np.bincount(group_class, minlength=num_groups * num_classes).reshape(num_groups, num_classes)
         counts = np.empty((num_groups, num_classes, GROUP_SIZE), np.int64)
-        open = np.arange(num_groups)  # the groups that have no acceptable draw yet
+        open = np.arange(num_groups)  # the groups without an acceptable draw so far
         for _ in range(self.max_tries):
             counts[open] = balanced_counts(sizes[open], exists[open], self.alpha, rng)
             smallest = np.where(exists[open], counts[open].sum(1), n).min(1)

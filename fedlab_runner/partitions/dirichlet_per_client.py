@@ -1,4 +1,4 @@
-"""Dirichlet label skew drawn per client, equal sizes (Hsu et al., 2019). https://arxiv.org/abs/1909.06335"""
+"""Dirichlet label skew with a draw for each client and equal sizes (Hsu et al., 2019). https://arxiv.org/abs/1909.06335"""
 
 from dataclasses import dataclass
 
@@ -12,11 +12,11 @@ CLIENTS_AT_ONCE = 1024  # clients whose class distributions are drawn in one cal
 
 @dataclass(frozen=True)
 class DirichletPerClient(Partition):
-    """Each client in turn draws its class distribution from Dirichlet(alpha * class frequencies), then its examples by
-    that distribution without replacement.
+    """Client after client draws its class distribution from Dirichlet(alpha * class frequencies), then its examples by
+    that distribution, without replacement.
 
-    The share of a class that has run out goes to the other classes, in proportion. Sizes differ by at most one. The
-    last clients take the remaining examples, as in the paper.
+    The other classes take over the share of an exhausted class, in proportion. Sizes differ by at most one. The last
+    clients get the remaining examples, as in the paper.
     """
 
     alpha: float
@@ -45,9 +45,9 @@ class DirichletPerClient(Partition):
 
 
 def _take(log: np.ndarray, size: int, left: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Counts [C] of `size` examples, drawn from the classes with examples left; subtracts them from `left` [C].
+    """Counts [C] of `size` examples, drawn from the classes that still have examples; subtracts them from `left` [C].
 
-    Draws of a class beyond its last example are drawn again from the other classes, which equals drawing one by one.
+    Draws beyond a class's last example are repeated among the other classes, which equals drawing one by one.
     """
     taken = np.zeros_like(left)
     while missing := size - int(taken.sum()):

@@ -13,10 +13,10 @@ from fedlab_runner.partitions.base import Partition
 
 @dataclass(frozen=True)
 class DirichletUnbounded(Partition):
-    """Shares each class out by its own Dirichlet(alpha) vector, counts rounded; the last client takes the rest.
+    """Divides each class by its own Dirichlet(alpha) vector, with rounded counts; the last client gets the remainder.
 
-    Sizes differ widely, and clients may be empty. Where a class has few examples for the clients, rounding leaves most
-    of them to the last client: the authors' definition.
+    Sizes differ widely, and clients may be empty. If a class has few examples for many clients, rounding leaves most of
+    them to the last client, as in the authors' code.
     """
 
     alpha: float

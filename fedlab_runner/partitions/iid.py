@@ -10,7 +10,7 @@ from fedlab_runner.partitions.base import Partition
 
 @dataclass(frozen=True)
 class IID(Partition):
-    """Each client gets equally many random examples; sizes differ by at most one."""
+    """Each client gets the same number of random examples; sizes differ by at most one."""
 
     def split(
         self, strata: np.ndarray, users: np.ndarray | None, num_clients: int, rng: np.random.Generator

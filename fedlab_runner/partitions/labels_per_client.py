@@ -14,8 +14,8 @@ from fedlab_runner.utils.validate import at_least
 
 @dataclass(frozen=True)
 class LabelsPerClient(Partition):
-    """Client i has class i modulo the number of classes, and `labels` - 1 others, drawn uniformly. Each
-    class is shared out equally among the clients that have it; their sizes of it differ by at most one.
+    """Client i has class i modulo the number of classes, and `labels` - 1 other classes, drawn uniformly. The clients
+    of a class get equal parts of it, which differ by at most one example.
     """
 
     labels: int

@@ -1,4 +1,4 @@
-"""Natural clients: one for every user of the data set (Caldas et al., LEAF, 2018). https://arxiv.org/abs/1812.01097"""
+"""Natural clients: a client for each user of the data set (Caldas et al., LEAF, 2018). https://arxiv.org/abs/1812.01097"""
 
 from dataclasses import dataclass
 
@@ -12,9 +12,9 @@ from fedlab_runner.utils.validate import at_least
 
 @dataclass(frozen=True)
 class Natural(Partition):
-    """Each client is a user with at least `min_samples` examples, drawn without replacement, in order of user.
+    """Each client is a user with at least `min_samples` examples, drawn without replacement, in the order of users.
 
-    The examples of other users are not trained on.
+    No client trains on the examples of other users.
     """
 
     min_samples: int

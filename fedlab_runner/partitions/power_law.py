@@ -15,10 +15,10 @@ from fedlab_runner.utils.validate import at_least, finite_at_least
 @dataclass(frozen=True)
 class PowerLaw(Partition):
     """Client i has the `classes_per_client` classes i, i + 1, ... modulo the number of classes. It gets `min_per_class`
-    examples of each; the others of a class are shared out among its clients in lognormal proportions, where the
-    logarithm has standard deviation `sigma`.
+    examples of each. The clients of a class divide its other examples in lognormal proportions, whose logarithm has the
+    standard deviation `sigma`.
 
-    All examples are dealt out. The authors' code leaves out those that rounding down leaves over, fewer than one for
+    Clients get all examples. The authors' code drops the examples that rounding down leaves over, fewer than one for
     each client of a class.
     """
 

@@ -1,4 +1,4 @@
-"""Quantity skew: sizes from a Dirichlet vector, classes by chance (Li et al., NIID-Bench, ICDE 2022).
+"""Quantity skew: sizes from a Dirichlet vector, random classes (Li et al., NIID-Bench, ICDE 2022).
 
 https://arxiv.org/abs/2102.02079
 """
@@ -14,9 +14,9 @@ from fedlab_runner.utils.validate import at_least
 
 @dataclass(frozen=True)
 class QuantitySkew(Partition):
-    """Gives each client `min_size` random examples and shares the other examples out by Dirichlet(alpha).
+    """Gives each client `min_size` random examples and divides the other examples by Dirichlet(alpha).
 
-    NIID-Bench instead draws all sizes again until the smallest is 10: a loop that may never end.
+    NIID-Bench instead repeats the draw of all sizes until the smallest is 10, a loop that may never end.
     """
 
     alpha: float

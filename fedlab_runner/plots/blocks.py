@@ -19,7 +19,7 @@ MAX_NUMBERED_CELLS = 400  # larger heat maps have no numbers
 def block_table(
     owned: np.ndarray, split: Sequence[np.ndarray], labels: np.ndarray, class_names: Sequence[str]
 ) -> tuple[list[str], list[list[int]]]:
-    """The columns (block, then each class), and a row for each block: the clients that have it for the class.
+    """The columns (block, then each class), and a row for each block: the number of clients that have it for a class.
 
     `owned` [N, d0]: which client holds which block; `split`: the examples of each client; `labels` [n]: their classes.
     """
@@ -29,7 +29,7 @@ def block_table(
 
 
 def plot_blocks(path: Path, columns: Sequence[str], rows: Sequence[Sequence[int]], title: str) -> None:
-    """Draws the table of `block_table` as a heat map into an image file; cells without a client are white."""
+    """Draws the table of `block_table` as a heat map into an image file. Cells without clients are white."""
     from matplotlib.style import context
 
     counts = np.array([row[1:] for row in rows])

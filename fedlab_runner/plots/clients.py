@@ -1,4 +1,4 @@
-"""Table and picture of the clients at the last evaluation: the server's model against the models of their own."""
+"""Table and picture of the clients at the last evaluation: the server's model against the clients' own models."""
 
 import csv
 import io
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 CLIENTS_FILE = "clients.csv"  # in the run's folder
-# Models that are compared with the server's, with their colour and name.
+# Models that the picture compares with the server's, with their colour and name.
 AGAINST = {"client": (BLUE, "client's own"), "tuned": (ORANGE, "tuned")}
 CAPTION = "A point is a client at the last evaluation; above the line the other model is better than the server's."
 
@@ -31,7 +31,7 @@ class Scores(Protocol):
 
 
 def client_table(cells: Mapping[str, Scores], held_out: np.ndarray, num_clients: int) -> tuple[list[str], list[Any]]:
-    """The columns (client, held_out, then the accuracy in each cell), and a row for each client; None: not tested."""
+    """The columns (client, held_out, then the accuracy in each cell), and a row for each client (None: not tested)."""
     columns: list[list[Any]] = [[None] * num_clients for _ in cells]
     for column, scores in zip(columns, cells.values(), strict=True):
         for client, accuracy in zip(scores.ids.tolist(), scores.accuracy.tolist(), strict=True):
@@ -41,16 +41,16 @@ def client_table(cells: Mapping[str, Scores], held_out: np.ndarray, num_clients:
 
 
 def write_client_table(folder: Path, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Writes clients.csv into a folder; a cell is empty for a client that is not tested there."""
+    """Writes clients.csv into a folder. A value is empty for a client that is not tested in the cell."""
     table = io.StringIO(newline="")
     csv.writer(table).writerows([columns, *rows])
     write_text_atomically(folder / CLIENTS_FILE, table.getvalue())
 
 
 def plot_clients(path: Path, cells: Mapping[str, Scores], title: str) -> bool:
-    """Draws each client's accuracy with another model over that with the server's, a panel for each kind of examples.
+    """Draws each client's accuracy with another model against its accuracy with the server's, a panel for each data.
 
-    False, and no file, where no examples are tested with both.
+    Returns False, and writes no file, if no examples are tested with both models.
     """
     from matplotlib.style import context
 

@@ -22,14 +22,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-LOSSES = ("train/loss", "test/loss")
+LOSSES = ("train/loss", "test/loss")  # metric keys in the panel of losses
+# Of the picture of staleness.
 STALENESS_CAPTION = "Staleness: the rounds between a client's start and the arrival of its update."
 
 
 def plot_curves(path: Path, rows: Sequence[Mapping[str, Any]], title: str) -> bool:
     """Draws test accuracy, and train and test loss, over the rounds; `rows` as in `metrics.jsonl`.
 
-    A panel without a finite value is left out. Returns False, and draws nothing, where both are.
+    It leaves out a panel without finite values. Returns False, and draws nothing, if both panels have none.
     """
     from matplotlib.style import context
 
@@ -54,7 +55,7 @@ def plot_curves(path: Path, rows: Sequence[Mapping[str, Any]], title: str) -> bo
 def plot_staleness(path: Path, rows: Sequence[Mapping[str, Any]], title: str) -> bool:
     """Draws the staleness of updates on arrival, in rounds: over the rounds, and as a histogram if rows hold counts.
 
-    Returns False, and draws nothing, where no update was late.
+    Returns False, and draws nothing, if no update was late.
     """
     from matplotlib.style import context
 

@@ -1,4 +1,4 @@
-"""Pictures of metrics that some algorithms and analyses log, drawn for every run that has these metrics."""
+"""Pictures of metrics that only some algorithms and analyses log, for every run with these metrics."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Rows = Sequence[Mapping[str, Any]]  # as in `metrics.jsonl`
-MAX_BANDS = 3  # of a picture: more hide each other
-COLOURS = 11  # of the style's cycle: further lines are dashed
+MAX_BANDS = 3  # of a picture: more bands hide each other
+COLOURS = 11  # of the style's cycle; further lines are dashed
 
 
-class Panel(NamedTuple):
-    """A panel of a picture, drawn where a key that starts with `key` (any of several) has a finite value."""
+class DiagnosticPanel(NamedTuple):
+    """A panel of a picture. It appears if a key that starts with `key` (any of several) has a finite value."""
 
     key: str | tuple[str, ...]
     draw: Callable[["Axes", Rows], None]
@@ -123,21 +123,21 @@ def _true_cosines(axes: "Axes", rows: Rows) -> None:
     axes.figure.colorbar(image, ax=axes, label="cosine", shrink=0.9)
 
 
-PICTURES = {
+PICTURES = {  # the panels of each picture, by its file name
     "coefficients": (
-        Panel("algorithm/coefficients_mean", _coefficients),
-        Panel("algorithm/coefficients_negative", _negative_coefficients),
+        DiagnosticPanel("algorithm/coefficients_mean", _coefficients),
+        DiagnosticPanel("algorithm/coefficients_negative", _negative_coefficients),
     ),
-    "directions": (Panel("algorithm/probe_cosine_", _directions),),
-    "matrix": (Panel(tuple(f"{model}/" for model in MODELS), _matrix),),
+    "directions": (DiagnosticPanel("algorithm/probe_cosine_", _directions),),
+    "matrix": (DiagnosticPanel(tuple(f"{model}/" for model in MODELS), _matrix),),
     "update_cosines": (
-        Panel("analysis/update_cosine_mean", _update_cosines),
-        Panel(TRUE_COSINE_PREFIX, _true_cosines),
+        DiagnosticPanel("analysis/update_cosine_mean", _update_cosines),
+        DiagnosticPanel(TRUE_COSINE_PREFIX, _true_cosines),
     ),
 }
 
 
-CAPTIONS = {
+CAPTIONS = {  # by file name of the picture
     "coefficients": "The coefficients with which the server adds the clients' updates to its model, in each round.",
     "directions": "How the direction of the server's search agrees with the one on in-domain examples.",
     "matrix": "Accuracy by <whose model>/<whose examples>: means over clients; bands, if any: a standard deviation.",
@@ -167,5 +167,5 @@ def _percent(axes: "Axes") -> None:
 
 
 def _legend(axes: "Axes") -> None:
-    """Draws the legend below the axes, where no curve is."""
+    """Draws the legend below the axes, where it hides no curve."""
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=3, columnspacing=1.2, handlelength=1.5)

@@ -1,4 +1,4 @@
-"""Table and picture of a partition, clients x classes."""
+"""Table and picture of a partition: clients by classes."""
 
 import csv
 import io
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-PARTITION_FILE = "partition.csv"
-MAX_CLIENTS_IN_ORDER = 100  # more clients are sorted by size
-MAX_NAMED_CLASSES = 30  # more classes have no names in the picture
-MAX_COLUMNS = 1000  # of the heat map, about its pixels: more clients are averaged with their neighbours
+PARTITION_FILE = "partition.csv"  # in the run's folder
+MAX_CLIENTS_IN_ORDER = 100  # above which the picture sorts clients by size
+MAX_NAMED_CLASSES = 30  # above which the picture names no classes
+MAX_COLUMNS = 1000  # of the heat map, about its pixels; of more clients a column shows the mean of neighbours
 MAX_BARS = 30  # of the histogram
 
 
@@ -35,10 +35,10 @@ def class_counts(split: Sequence[np.ndarray], labels: np.ndarray, num_classes: i
 def partition_table(
     split: Sequence[np.ndarray], labels: np.ndarray, class_names: Sequence[str], uses: Mapping[str, Sequence[int]]
 ) -> tuple[list[str], list[list[int]]]:
-    """The columns (client, examples, then `uses` with a number for each client, then each class), and a row for each
-    client.
+    """The columns (client, examples, each of `uses`, each class), and a row for each client.
 
-    Labels finer than the named classes (the strata of CIFAR-100's superclasses) are numbered.
+    `uses` has a number for each client. Labels finer than the named classes (the strata of CIFAR-100's superclasses)
+    get numbers.
     """
     counts = class_counts(split, labels, num_classes := _num_classes(labels, class_names))
     columns = ["client", "examples", *uses, *_names(class_names, num_classes)]
@@ -110,7 +110,7 @@ def _line(name: str, values: np.ndarray) -> str:
 
 
 def _heat_map(figure: "Figure", axes: "Axes", counts: np.ndarray, names: list[str]) -> None:
-    """Draws classes down, clients across; white is zero, and the colour grows with the square root of the count."""
+    """Draws classes down and clients across. White is zero; the colour grows with the square root of the count."""
     from matplotlib.colors import PowerNorm
     from matplotlib.ticker import MaxNLocator
 
@@ -152,7 +152,7 @@ def _histogram(axes: "Axes", sizes: np.ndarray) -> None:
     from matplotlib.ticker import MaxNLocator
 
     low, high = (int(sizes.min()), int(sizes.max())) if len(sizes) else (0, 0)
-    width = -(-(high - low + 1) // MAX_BARS)  # whole numbers to a bar, so that none is empty by rounding
+    width = -(-(high - low + 1) // MAX_BARS)  # whole numbers for each bar, so that rounding leaves no bar empty
     heights = np.bincount((sizes - low) // width)
     lefts = low - 0.5 + width * np.arange(len(heights))
     axes.bar(lefts, heights, width, align="edge", color=BLUE, edgecolor="white", linewidth=0.4)

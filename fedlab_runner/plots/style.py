@@ -1,4 +1,4 @@
-"""The common style of all pictures, which need no display: each is a PNG with an SVG beside it, and has a caption."""
+"""The common style of all pictures. Each is a PNG with an SVG beside it, has a caption, and needs no display."""
 
 import math
 import warnings
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from matplotlib.colors import ListedColormap
     from matplotlib.figure import Figure
 
-# Colours of the palette of methods (Okabe and Ito, 2008), for lines that are of no method, and a grey.
+# Colours of the palette of methods (Okabe and Ito, 2008), for lines that belong to no method, and a grey.
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#6B7280"
-CYCLE = (  # of lines that are of no method: the whole palette
+CYCLE = (  # colours of lines that belong to no method: the whole palette
     *(BLUE, ORANGE, "#009E73", "#CC79A7", "#E69F00", "#56B4E9"),
     *("#000000", "#992244", "#AA66FF", "#551100", "#000088"),
 )
-MAX_MARKED = 40  # a line of more points has no marker at each of them
+MAX_MARKED = 40  # points of a line, above which it has no marker at each point
 CHARACTERS_PER_INCH = 15  # of a caption
-DPI = 150
-STYLE = {
+DPI = 150  # dots per inch of a PNG
+STYLE = {  # matplotlib's settings
     "font.size": 10,
     "axes.titlesize": 11,
     "axes.titleweight": "bold",
@@ -47,13 +47,13 @@ STYLE = {
 
 
 def series(rows: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], list[float]]:
-    """The rounds that have a finite value of `key`, and those values."""
+    """The rounds with a finite value of `key`, and these values."""
     pairs = [(row["round"], row[key]) for row in rows if key in row and math.isfinite(row[key])]
     return [round for round, _ in pairs], [value for _, value in pairs]
 
 
 def new_figure(width: float, height: float, title: str, caption: str = "") -> "Figure":
-    """A figure of this size in inches, with the run or sweep above it and what it shows below it."""
+    """A figure of this size in inches, with the run or sweep as its title and the caption below it."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -66,7 +66,7 @@ def new_figure(width: float, height: float, title: str, caption: str = "") -> "F
 
 
 def over_rounds(axes: "Axes", title: str, ylabel: str = "") -> None:
-    """Gives the axes a title and whole rounds across."""
+    """Gives the axes a title and an x axis of whole rounds."""
     from matplotlib.ticker import MaxNLocator
 
     axes.set(title=title, xlabel="round", ylabel=ylabel)
@@ -75,17 +75,17 @@ def over_rounds(axes: "Axes", title: str, ylabel: str = "") -> None:
 
 
 def in_percent(axis: Any) -> None:
-    """Shows shares as percentages."""
+    """Makes an axis show shares as percentages."""
     axis.set_major_formatter(lambda share, _: f"{100 * share:.4g} %")
 
 
 def marker(points: int) -> str:
-    """The marker of a line of so many points."""
+    """The marker of a line with `points` points."""
     return "o" if points <= MAX_MARKED else ""
 
 
 def heat_colours(number: int) -> "ListedColormap":
-    """Colours from pale to dark, as many as there are amounts; white is left for nothing."""
+    """`number` colours from pale to dark. White is free for zero."""
     import numpy as np
     from matplotlib import colormaps
     from matplotlib.colors import ListedColormap
@@ -100,7 +100,7 @@ def save(figure: "Figure", path: Path) -> None:
 
 
 def write_png(figure: "Figure", file: BinaryIO) -> None:
-    """Writes the picture as PNG, drawn once: `savefig` would lay it out and draw it twice."""
+    """Writes the picture as PNG and draws it once; `savefig` would lay it out and draw it twice."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     figure.dpi = DPI
@@ -115,7 +115,7 @@ def _write_svg(figure: "Figure", file: BinaryIO) -> None:
 
 @contextmanager
 def _any_script() -> Iterator[None]:
-    """A context in which a name in another script brings no warning."""
+    """A context without warnings of names in other scripts."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
         yield

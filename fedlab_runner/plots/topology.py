@@ -1,4 +1,4 @@
-"""Picture of a topology: which client can reach which."""
+"""Picture of a topology: which clients can reach each other."""
 
 from pathlib import Path
 
@@ -7,14 +7,14 @@ import numpy as np
 from fedlab_runner.plots.style import BLUE, GREY, STYLE, new_figure, save
 from fedlab_runner.topologies.graphs import describe
 
-MAX_POINTS = 200  # more clients are drawn as a matrix, not as points with links
-MAX_NUMBERED_POINTS = 40  # more points have no numbers
-LAYOUT_STEPS = 150  # of the layout
-CAPTION = "Clients, and which of them can send each other models:"
+MAX_POINTS = 200  # clients drawn as points with links; more clients are drawn as a matrix
+MAX_NUMBERED_POINTS = 40  # above which points have no numbers
+LAYOUT_STEPS = 150  # iterations of the layout
+CAPTION = "Clients, and which of them can send each other models:"  # of the picture; the numbers of the graph follow
 
 
 def plot_topology(path: Path, linked: np.ndarray, title: str) -> None:
-    """Draws an adjacency [N, N] into an image file: clients as points, those with links near each other."""
+    """Draws an adjacency [N, N] into an image file: clients as points, with linked clients near each other."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.collections import LineCollection
     from matplotlib.style import context
@@ -45,9 +45,10 @@ def plot_topology(path: Path, linked: np.ndarray, title: str) -> None:
 
 
 def layout(linked: np.ndarray) -> np.ndarray:
-    """Places [N, 2] of clients that repel each other, held together by their links.
+    """Places [N, 2] of clients, which repel each other while their links hold them together.
 
-    From a circle, along the forces of Fruchterman and Reingold (Software: Practice and Experience, 1991).
+    The layout starts from a circle and follows the forces of Fruchterman and Reingold (Software: Practice and
+    Experience, 1991).
     """
     n = len(linked)
     angles = np.pi / 2 - 2 * np.pi * np.arange(n) / max(n, 1)

@@ -1,4 +1,4 @@
-"""Pruning: when a run of a sweep is stopped early.
+"""Pruning: rules that stop runs of a sweep early.
 
 Each choice is one file with one frozen dataclass; `base.py` is the contract.
 """

@@ -1,4 +1,4 @@
-"""The median stopping rule (Golovin et al., KDD 2017, section 3.2.2) as Optuna has it (Akiba et al., KDD 2019).
+"""The median stopping rule (Golovin et al., KDD 2017, section 3.2.2) in Optuna's form (Akiba et al., KDD 2019).
 
 https://doi.org/10.1145/3097983.3098043
 """
@@ -15,8 +15,8 @@ from fedlab_runner.utils.validate import at_least
 class Median(Pruning):
     """Stops a run whose best evaluation so far is worse than the median of the finished runs at the same round.
 
-    The rule stops no run before round `warmup`, nor before `min_runs` runs that were evaluated at this round have
-    finished.
+    The rule stops no run before round `warmup`, and none before `min_runs` finished runs have an evaluation at this
+    round.
     """
 
     warmup: int

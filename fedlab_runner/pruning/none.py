@@ -7,7 +7,7 @@ from fedlab_runner.pruning.base import Curve, Others, Pruning
 
 @dataclass(frozen=True)
 class NoPruning(Pruning):
-    """Every run goes on to its last round."""
+    """Every run continues to its last round."""
 
     def verdict(self, own: Curve, others: Others) -> str | None:
         return None

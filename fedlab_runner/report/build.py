@@ -22,21 +22,21 @@ from fedlab_runner.report.stats import MIN_SEEDS, SIGNIFICANCE_LEVEL
 from fedlab_runner.sweep import states
 from fedlab_runner.utils.errors import UserError
 
-# Keys that the overview shows where all runs agree on them; the others are in the runs' config.yaml.
+# Keys that the overview shows if all runs agree on them. The others are in the runs' config.yaml.
 SHARED_KEYS = (
     *("algorithm", "dataset", "model", "server_data", "partition", "partition.alpha", "delay", "delay.std"),
     *("num_clients", "participation.cohort_size", "rounds", "local", "local.lr", "local.epochs", "local.batch_size"),
 )
 
-MAX_JOBS_NAMED = 12  # of the jobs to come
-MAX_TITLE_CHARACTERS = 60  # of a block's names
-MAX_TIME = 2**35  # in seconds since 1970: a later file is of no date
+MAX_JOBS_NAMED = 12  # jobs to come that the overview names
+MAX_TITLE_CHARACTERS = 60  # of a block's title
+MAX_TIME = 2**35  # in seconds since 1970, after which a file's date does not count
 
 
 def select(runs: Iterable[Run], experiment: str | None) -> list[SeedGroup]:
     """The runs by setting; with an experiment, only runs that it started or that fit a cell of its published table.
 
-    Raises UserError where the experiment has no run.
+    Raises UserError if the experiment has no run.
     """
     groups = group(runs)
     if experiment is None:
@@ -50,7 +50,7 @@ def select(runs: Iterable[Run], experiment: str | None) -> list[SeedGroup]:
     if not mine:
         names = sorted({run.choices.get("experiment", "none") for each in groups for run in each.runs})
         raise UserError(f"no run belongs to experiment={experiment}: the runs there have {', '.join(names)}")
-    return group(run for each in mine for run in each.runs)  # named again: fewer keys tell these apart
+    return group(run for each in mine for run in each.runs)  # named again, because fewer keys distinguish these runs
 
 
 def report(
@@ -62,8 +62,8 @@ def report(
 ) -> Report:
     """The whole report.
 
-    `wanted`: target values of the metric, else each condition has its own; `to_come`: jobs of sweeps that have not
-    begun; `unreadable`: the faults of folders that cannot be read.
+    `wanted`: target values of the metric (empty: each condition has its own). `to_come`: jobs of sweeps that have not
+    begun. `unreadable`: the faults of folders that cannot be read.
     """
     runs = [run for each in groups for run in each.runs]
     known = papers_of(runs, experiment)
@@ -91,7 +91,7 @@ def report(
 
 
 def papers_of(runs: Sequence[Run], experiment: str | None) -> list[published.Paper]:
-    """The published tables beside which the runs stand."""
+    """The published tables to which the report compares the runs."""
     found = [published.load(experiment)] if experiment else published.papers(runs)
     return [paper for paper in found if paper is not None]
 
@@ -115,7 +115,7 @@ def _count(groups: Sequence[SeedGroup]) -> int:
 
 
 def _date(runs: Sequence[Run]) -> list[str]:
-    """When the newest round was written: the page of the same runs stays the same."""
+    """The time of the newest round, instead of the present time, so that equal runs make equal pages."""
     newest = max((run.changed for run in runs), default=0.0)
     return (
         [f"Newest round: {datetime.fromtimestamp(newest, UTC):%d %B %Y, %H:%M} UTC."] if 0 < newest < MAX_TIME else []
@@ -157,8 +157,8 @@ def _compared(groups: Sequence[SeedGroup], also: bool) -> Section:
 def _curves(groups: Sequence[SeedGroup], lines: Mapping[str, Line], most: int) -> Section | None:
     drawn = convergence(groups, lines, most)
     note = (
-        "Lines are means over the finished seeds, bands one standard deviation; a thin line is of unfinished runs. "
-        "A cost axis is logarithmic where totals differ more than tenfold."
+        "Lines are means over the finished seeds, bands one standard deviation. A thin line shows unfinished runs. "
+        "A cost axis is logarithmic if totals differ more than tenfold."
     )
     return Section("Convergence and cost", [note], charts=drawn) if drawn else None
 
@@ -168,9 +168,9 @@ def _matrix(groups: Sequence[SeedGroup], lines: Mapping[str, Line], most: int) -
     if not found:
         return None
     notes = [
-        "Whose model, tested on whose examples, in the last round: accuracies in percent, means over clients that "
-        "count alike, with the standard deviation over seeds. The worst tenth is the mean over the tenth of the "
-        "clients with the lowest accuracies. Curves of clients are of the smallest seed.",
+        "A row says whose model is tested, a column on whose examples, in the last round: accuracies in percent, "
+        "means over clients that count alike, with the standard deviation over seeds. The worst tenth is the mean "
+        "over the tenth of the clients with the lowest accuracies. Curves of clients show the smallest seed.",
     ]
     return Section("Whose accuracy", notes, found, matrix_charts(groups, lines, most))
 
@@ -180,8 +180,8 @@ def _targets(groups: Sequence[SeedGroup], wanted: Sequence[float]) -> Section | 
     if not found:
         return None
     note = (
-        "The first evaluation that is as good as the target, mean over the seeds that got there; no finer than "
-        "evaluation.every. In bold: the fewest rounds of the methods whose seeds all got there."
+        "The first evaluation that reaches the target: a mean over the seeds that reach it, in steps of "
+        "evaluation.every. In bold: the fewest rounds among methods of which all seeds reach it."
     )
     chosen = "Targets are 80 % and 95 % of the best mean of each condition; fedlab-report --target 0.8 sets others."
     return Section("Rounds and bytes to a target", [note] if wanted else [note, chosen], found)
@@ -189,9 +189,9 @@ def _targets(groups: Sequence[SeedGroup], wanted: Sequence[float]) -> Section | 
 
 def _costs(groups: Sequence[SeedGroup]) -> Section:
     note = (
-        "Sums over the rounds on file, means over seeds. 1 MB is 10^6 bytes, a multiplication and an addition are two "
-        "operations. Clients: products of matrices, convolutions and attention in local training; server: also the "
-        "sums over what arrives."
+        "Sums over the recorded rounds, means over seeds. 1 MB is 10^6 bytes; a multiplication and an addition are two "
+        "operations. Clients: matrix products, convolutions and attention in local training. Server: also the sums "
+        "over the arriving updates."
     )
     return Section("What it cost", [note], [tables.costs(each) for each in tables.by_condition(groups).values()])
 
@@ -202,11 +202,11 @@ def _significance(groups: Sequence[SeedGroup]) -> Section | None:
         return None
     if table is not None:
         notes = [
-            "Each method against the one with the best mean under the same condition, paired over the seeds that both "
-            "have finished: a seed decides partition, cohorts, delays and first model, so these cancel out. Two-sided "
-            f"paired t-test, p adjusted (Holm) for the methods of a condition, significant below {SIGNIFICANCE_LEVEL}. "
-            f"With few seeds (at least {MIN_SEEDS} are needed) only large differences can be told from chance, and the "
-            "best was chosen after looking, which makes it look a little better than it is.",
+            "Each method against the method with the best mean under the same condition, paired over the seeds that "
+            "both have finished. A seed decides partition, cohorts, delays and first model, so that these cancel out. "
+            "The test is a two-sided paired t-test, with p adjusted (Holm) for the methods of a condition; a "
+            f"is significant below {SIGNIFICANCE_LEVEL}. A few seeds (at least {MIN_SEEDS} are needed) show only large "
+            "differences. The same numbers chose the best method, which makes it look a little better than it is.",
             *notes,
         ]
     return Section("Are the differences real?", notes, [table] if table else [])
@@ -214,16 +214,16 @@ def _significance(groups: Sequence[SeedGroup]) -> Section | None:
 
 def _staleness(groups: Sequence[SeedGroup], lines: Mapping[str, Line]) -> Section | None:
     drawn = staleness(groups, lines)
-    note = "From the start of a client to the arrival of its update, over all updates on file."
-    return Section("How late updates were", [note], charts=drawn) if drawn else None
+    note = "The rounds from the start of a client to the arrival of its update, over all recorded updates."
+    return Section("Lateness of updates", [note], charts=drawn) if drawn else None
 
 
 def _partitions(groups: Sequence[SeedGroup]) -> Section | None:
     drawn, left_out = partitions(groups)
     notes = ["The area of a dot is a number of examples: clients across, classes down."]
     if left_out:
-        notes.append(f"{left_out} more are not shown: each run has its own in partition.csv.")
-    return Section("Who had which examples", notes, charts=drawn) if drawn else None
+        notes.append(f"{left_out} more are not shown: each run has its partition in partition.csv.")
+        return Section("Examples of each client", notes, charts=drawn) if drawn else None
 
 
 def _runs(groups: Sequence[SeedGroup]) -> Section:
@@ -246,6 +246,6 @@ def _runs(groups: Sequence[SeedGroup]) -> Section:
 def _unreadable(folders: Mapping[str, str]) -> Section | None:
     if not folders:
         return None
-    note = "Nothing of these is in the tables; all other folders are."
+    note = "The tables cover all folders except these."
     rows = [[cell(folder), cell(fault)] for folder, fault in folders.items()]
     return Section("Folders that cannot be read", [note], [ReportTable(["folder", "why"], rows, names=2)])

@@ -1,7 +1,7 @@
-"""A bundle: one zip file with all that the tables of a report rest on, for `fedlab-verify` and for people.
+"""A bundle: one zip file with all files behind the tables of a report, for `fedlab-verify` and for people.
 
-The files of the runs lie as they do in `outputs`, so that a report is made of an unpacked bundle by the same code. The
-bundle's tables are made of the bundle's own files.
+The files of the runs lie as in `outputs`, so that the same code makes a report of an unpacked bundle. The bundle's
+tables are made of the bundle's own files.
 """
 
 import hashlib
@@ -26,12 +26,12 @@ from fedlab_runner.utils.escaping import visible
 from fedlab_runner.utils.files import write_atomically
 from fedlab_runner.utils.version import __version__
 
-FORMAT = 1
+FORMAT = 1  # version of the bundle's format
 OUTPUTS, SWEEPS, TABLES = "outputs", "sweeps", "tables"  # folders of a bundle; sweeps lie in outputs
 ABOUT, MANIFEST, CRATE = "bundle.json", "manifest-sha256.txt", "ro-crate-metadata.json"
 README, REQUIREMENTS = "README.md", "requirements.txt"
 CONFIG, COMPOSED, CHOICES = "config.yaml", ".hydra/config.yaml", ".hydra/hydra.yaml"
-# The files of a run, by what they are.
+# The files of a run, with their descriptions.
 RUN_FILES = {
     CONFIG: "the resolved config of the run",
     COMPOSED: "the config of a run that has not begun",
@@ -46,22 +46,22 @@ RUN_FILES = {
     "clients.csv": "accuracies of each client",
 }
 _ZIP_DATE = (1980, 1, 1, 0, 0, 0)  # of every file, so that the same runs make the same bytes
-_RUN_NAME = re.compile(r"[^/\\:]{1,200}")
+_RUN_NAME = re.compile(r"[^/\\:]{1,200}")  # the name of a run's folder in a bundle
 
 
 class Bundle(NamedTuple):
-    """A bundle that was written."""
+    """A written bundle."""
 
     path: Path
     runs: int
-    manifest: str  # its SHA-256, which is the name of all that the bundle holds
+    manifest: str  # the SHA-256 of the manifest, which identifies everything in the bundle
     personal: int  # files that hold the path of the user's home folder
 
 
 def write(path: Path, folders: Sequence[Path], experiment: str | None = None, targets: Sequence[float] = ()) -> Bundle:
-    """Writes the bundle of the runs in some folders, of one experiment's if it is named; folders are only read.
+    """Writes the bundle of the runs in some folders, or of one experiment's runs there; only reads the folders.
 
-    Raises UserError where there are no runs, or the file cannot be written.
+    Raises UserError if there are no runs, or if the file cannot be written.
     """
     groups = build.select(find(folders).runs, experiment)
     runs = {run.name: run.folder for group in groups for run in group.runs}
@@ -97,14 +97,14 @@ def write(path: Path, folders: Sequence[Path], experiment: str | None = None, ta
 
 
 def tables(found: FoundRuns, experiment: str | None, targets: Sequence[float]) -> dict[str, str]:
-    """The tables of some runs as CSV, by name of the file. Raises UserError where the experiment has no run."""
+    """The tables of some runs as CSV, by name of the file. Raises UserError if the experiment has no run."""
     groups = build.select(found.runs, experiment)
     known = build.papers_of([run for group in groups for run in group.runs], experiment)
     return csv_files.files(groups, known, targets)
 
 
 def words(bundle: Bundle) -> str:
-    """What a command says of a bundle that it has written."""
+    """The message about a written bundle."""
     lines = [f"{visible(os.path.relpath(bundle.path))}: {times(bundle.runs, 'run')}, manifest {bundle.manifest}"]
     if bundle.personal:
         lines.append(
@@ -125,7 +125,7 @@ def short_commit(commit: str) -> str:
 
 
 def last_start(folder: Path) -> dict[str, Any]:
-    """The last start of a run that can be read from its commands; empty where there is none."""
+    """The last start of a run that can be read from its commands; empty if there is none."""
     found: dict[str, Any] = {}
     try:
         for line in untrusted.lines(folder / provenance.COMMANDS_FILE):
@@ -137,7 +137,9 @@ def last_start(folder: Path) -> dict[str, Any]:
 
 
 def _copy_run(source: Path, target: Path) -> None:
-    """Copies the files of a run; of those that name folders of this machine, only what a report reads."""
+    """Copies the files of a run. Of files that name folders of this machine it copies only the parts that a report
+    reads.
+    """
     shortened: dict[str, Callable[[bytes], bytes]] = {
         CHOICES: _choices,
         provenance.COMMANDS_FILE: lambda content: b"".join(map(_start, content.splitlines(keepends=True))),
@@ -173,7 +175,7 @@ def _choices(content: bytes) -> bytes:
 
 
 def _start(line: bytes) -> bytes:
-    """A line of the commands without the folder where the command was typed and the paths of the user's own code."""
+    """A line of the commands without the folder of the command and the paths of the user's own code."""
     try:
         start = untrusted.parse_json(line)
         own = start.pop("own_commits", {})
@@ -196,7 +198,7 @@ def _about(runs: Iterable[str], experiment: str | None, targets: Sequence[float]
 
 
 def _requirements() -> str:
-    """The packages that are installed where the bundle is made, as pip reads them."""
+    """The packages that are installed on this machine, in pip's format."""
     found = {(each.metadata["Name"] or "").lower(): each.version for each in distributions()}
     lines = [f"{name}=={version}\n" for name, version in sorted(found.items()) if name]
     return "# The packages that were installed where this bundle was made.\n" + "".join(lines)
@@ -213,9 +215,9 @@ def _readme(runs: int, experiment: str | None) -> str:
         f"{files}"
         f"| `{OUTPUTS}/{SWEEPS}/*/jobs/*.json` | how the jobs of the sweeps ended |\n"
         f"| `{REQUIREMENTS}` | the packages where the bundle was made |\n"
-        f"| `{ABOUT}` | the runs, and what the tables were asked for |\n"
+        f"| `{ABOUT}` | the runs, and the options of the tables |\n"
         f"| `{MANIFEST}` | the hash of each file: `sha256sum -c {MANIFEST}` |\n"
-        f"| `{CRATE}` | RO-Crate metadata, which are the authors' to complete: no check reads them |\n"
+        f"| `{CRATE}` | RO-Crate metadata, which the authors may complete: no check reads them |\n"
     )
 
 

@@ -27,12 +27,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("folders", nargs="*", type=Path, default=[Path("outputs")], help="outputs, outputs/sweeps/<id> or run folders")
     add("--experiment", metavar="NAME", help="only its runs, beside its published table, e.g. feddle/table7")
-    add("--target", type=float, action="append", default=[], metavar="X", help="a value to be reached, e.g. 0.8")
+    add("--target", type=float, action="append", default=[], metavar="X", help="a target value, e.g. 0.8")
     add("--out", type=Path, metavar="FOLDER", help="where to write (default: report, in the folder)")
-    add("--latex", action="store_true", help="tables.tex and references.bib for a paper, too")
+    add("--latex", action="store_true", help="also write tables.tex and references.bib for a paper")
     add("--interval", action="store_true", help="in tables.tex 95 %% intervals instead of standard deviations")
-    add("--figures", choices=figures.KINDS, help="single panels for a paper, too, as wide as a column and as the text")
-    add("--bundle", type=Path, metavar="FILE.zip", help="also all that the tables rest on, for fedlab-verify")
+    add(
+        "--figures",
+        choices=figures.KINDS,
+        help="also write single panels for a paper, as wide as a column and as the text",
+    )
+    add("--bundle", type=Path, metavar="FILE.zip", help="also write all files behind the tables, for fedlab-verify")
     add("--version", action="version", version=version.words())
     given = parser.parse_args(arguments)
     try:
@@ -43,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {visible(str(error))}", file=sys.stderr)
         return 2
-    streams.make_optional()  # the page is written
+    streams.make_optional()  # the page is on disk
     print(f"{subtitle}\n{visible(os.path.relpath(index))}")
     if bundled:
         print(bundle.words(bundled))
@@ -61,10 +65,10 @@ def write(
 ) -> tuple[Path, str]:
     """Writes index.html, report.md with plots/, and the CSV files into `out`; returns the page's path and subtitle.
 
-    `for_latex`: also tables.tex (with 95 % intervals where `interval`) and references.bib; `kind`: also figures/ of
-    this kind.
+    `for_latex`: also tables.tex (with 95 % intervals if `interval`) and references.bib. `kind`: also figures/ of this
+    kind.
 
-    Raises UserError where there is nothing to report on or no place to write it.
+    Raises UserError if there are no runs or if `out` cannot be written.
     """
     runs, unreadable = find(folders)
     groups = build.select(runs, experiment)

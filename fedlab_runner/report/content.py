@@ -20,8 +20,8 @@ class Cell(NamedTuple):
 class ReportTable:
     """A table whose first `names` columns are texts and whose other columns are numbers.
 
-    `units`: the unit of each column, empty where it has none; `spans`: headings above the columns, each with the number
-    of columns that it stands over; `title`: the caption.
+    `units`: the unit of each column, or empty. `spans`: headings above the columns, each with its number of columns.
+    `title`: the caption.
     """
 
     header: Sequence[str]
@@ -34,7 +34,7 @@ class ReportTable:
 
 @dataclass(frozen=True)
 class Series:
-    """The points of a method on a panel, and a band around them (`low` and `high`, empty without one)."""
+    """The points of a method on a panel, and a band around them (`low` and `high`, empty without a band)."""
 
     entry: int  # the place of its name and line in the legend
     x: Sequence[float]
@@ -47,7 +47,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Panel:
-    """Axes with lines. `x_range` and `y_range` are the ends of the axes; x may be logarithmic, and then has no zero."""
+    """Axes with lines. `x_range` and `y_range` are the ends of the axes. A logarithmic x axis has no zero."""
 
     title: str
     x_label: str
@@ -57,7 +57,7 @@ class Panel:
     y_range: tuple[float, float]
     x_log: bool = False
     x_whole: bool = False  # ticks of x are integers
-    finding: str = ""  # what the panel shows, for people who do not see it
+    finding: str = ""  # what the panel shows, for people who cannot see it
     diagonal: bool = False  # a thin line from corner to corner: y = x where both axes have the same ends
 
 
@@ -70,7 +70,7 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class Chart:
-    """Panels with one legend; `name` makes the names of its files."""
+    """Panels with one legend. `name` is part of the names of its files."""
 
     name: str
     caption: str
@@ -80,7 +80,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Dots:
-    """Which client has how many examples of which class: the area of a dot is a count."""
+    """The number of examples of each class at each client, as the area of a dot."""
 
     name: str
     caption: str
@@ -98,13 +98,13 @@ class Section:
     notes: Sequence[str] = ()
     tables: Sequence[ReportTable] = ()
     charts: Sequence[Chart | Dots] = ()
-    code: Sequence[str] = field(default_factory=tuple)  # lines to be copied
+    code: Sequence[str] = field(default_factory=tuple)  # lines for the reader to copy
     level: int = 2  # of the heading
 
 
 @dataclass(frozen=True)
 class Report:
-    """The whole page: a title, the counts of runs in a line, what was found in sentences, and the sections."""
+    """The whole page: a title, a line with the counts of runs, sentences with the findings, and the sections."""
 
     title: str
     subtitle: str

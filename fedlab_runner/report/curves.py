@@ -1,4 +1,4 @@
-"""Curves over the seeds of a setting, and the panels of a report that show them over rounds and over costs."""
+"""Curves over the seeds of a setting, and the panels that show them over rounds and over costs."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -18,17 +18,19 @@ from fedlab_runner.tracking.jsonl import Row
 from fedlab_runner.tracking.metric_direction import lower_is_better
 from fedlab_runner.utils.escaping import file_name
 
-MAX_LINES = 10  # of a panel: more cannot be told apart
+MAX_LINES = 10  # of a panel: nobody can distinguish more
 MAX_POINTS, MIN_POINTS = 140, 24  # of a line
 PAGE_POINTS = 20_000  # of all lines of a page, each about 36 bytes with its band
-SAME_SHARE = 1.1  # costs whose ratios differ by less make nearly the same picture
-CROWDED_SHARE = 0.35  # a zoomed panel is drawn where the better half of the curves ends in less of the axis
+SAME_SHARE = 1.1  # factor between the ratios of costs, below which their pictures are nearly the same
+# Of the axis, the share of the ends of the better half of the curves, below which a zoomed panel follows.
+CROWDED_SHARE = 0.35
+# Lengths of ink and gap, in line widths, for a second method of one colour.
 DASHES: tuple[tuple[float, ...], ...] = ((), (5.0, 2.0), (6.0, 2.0, 1.0, 2.0), (1.2, 1.8), (9.0, 2.0, 2.0, 2.0))
-OUTLIER = 10.0  # a y axis ends before values this many times the middle of the largest tenth
+OUTLIER = 10.0  # factor over the middle of the largest tenth of the values, above which values lie outside of the axis
 
 
 class Curve(NamedTuple):
-    """One method's metric over the rounds at which all of the seeds shown have it."""
+    """One method's metric over the rounds at which all shown seeds have it."""
 
     name: str
     seeds: int
@@ -39,8 +41,8 @@ class Curve(NamedTuple):
     costs: dict[str, list[float]]  # by metric key: cumulative cost at each round, the mean over seeds
 
 
-class Cost(NamedTuple):
-    """A cost over which the metric is drawn; `timed`: its key is in `timings.jsonl`."""
+class CostAxis(NamedTuple):
+    """A cost as the x axis of the metric. `timed`: its key is in `timings.jsonl`."""
 
     key: str
     title: str
@@ -48,18 +50,18 @@ class Cost(NamedTuple):
     timed: bool = False
 
 
-COSTS = (
-    Cost("comm/upload_mb", "By upload", "MB uploaded so far"),
-    Cost("cost/client_gflops", "By the clients' work", "GFLOPs of clients so far"),
-    Cost("cost/server_gflops", "By the server's work", "GFLOPs of the server so far"),
-    Cost("time/round", "By seconds", "seconds of rounds so far, on the machine of each run", timed=True),
+COSTS = (  # the costs over which the page draws the metric
+    CostAxis("comm/upload_mb", "By upload", "MB uploaded so far"),
+    CostAxis("cost/client_gflops", "By the clients' work", "GFLOPs of clients so far"),
+    CostAxis("cost/server_gflops", "By the server's work", "GFLOPs of the server so far"),
+    CostAxis("time/round", "By seconds", "seconds of rounds so far, on the machine of each run", timed=True),
 )
 
 
 def lines_of(groups: Sequence[SeedGroup]) -> dict[str, Line]:
-    """The line of each name: a method's own; another shade, dash and marker for its other settings.
+    """The line of each name: a method's own, or another shade, dash and marker for its other settings.
 
-    Where two methods have one colour, the second takes a dash that is free.
+    If two methods have one colour, the second takes a free dash.
     """
     named = {each.name: each.style for each in groups}
     found: dict[str, Line] = {}
@@ -89,9 +91,9 @@ def convergence(groups: Sequence[SeedGroup], lines: Mapping[str, Line], most: in
 
 
 def curve_of(group: SeedGroup, metric: str | None = None, timed: bool = False) -> Curve:
-    """The curve over the finished seeds; while none is finished, over the others.
+    """The curve over the finished seeds; over all seeds if none is finished.
 
-    `metric`: another than the objective's; `timed`: the metric is of `timings.jsonl`.
+    `metric`: None is the objective's. `timed`: the metric is in `timings.jsonl`.
     """
     key = metric or group.runs[0].metric
 
@@ -114,7 +116,7 @@ def curve_of(group: SeedGroup, metric: str | None = None, timed: bool = False) -
 
 
 def points(rows: Sequence[Row], key: str, rounds: int) -> dict[int, float]:
-    """The finite values of a metric by round, of the rounds that count."""
+    """The finite values of a metric by round, for the rounds that count."""
     values = {row["round"]: row[key] for row in rows if key in row and row["round"] <= rounds}
     return {round: value for round, value in values.items() if math.isfinite(value)}
 
@@ -136,13 +138,13 @@ def most_interesting(groups: Sequence[SeedGroup]) -> list[SeedGroup]:
 
 
 def per_line(groups: Sequence[SeedGroup]) -> int:
-    """How many points a line has, so that the page stays small."""
+    """The number of points of a line that keeps the page small."""
     lines = sum(min(MAX_LINES, len(each)) for each in by_condition(groups).values()) * (len(COSTS) + 2)
     return max(MIN_POINTS, min(MAX_POINTS, PAGE_POINTS // max(1, lines)))
 
 
 def _until(sums: Mapping[int, float], round: int) -> float:
-    """The sum at a round; of a round without a line, the one before."""
+    """The sum at a round; for a round without a row, that of the last round before."""
     return sums[round] if round in sums else max((sum for each, sum in sums.items() if each <= round), default=0.0)
 
 
@@ -151,7 +153,7 @@ def _label(curve: Curve) -> str:
 
 
 def _panels(curves: Sequence[Curve], metric: str, most: int) -> tuple[list[Panel], list[str]]:
-    """The panels of a condition, and words on the costs whose panels would show the same picture again."""
+    """The panels of a condition, and sentences on the costs whose panels would show the same picture."""
     whole = over_rounds(curves, metric, "Over rounds", most)
     panels, same = [whole], []
     if (close := _zoomed(whole, metric)) is not None:
@@ -188,8 +190,8 @@ def _proportional(curves: Sequence[Curve], key: str, axis: Callable[[Curve], Seq
     return max(ratios) < SAME_SHARE * min(ratios)
 
 
-def _over_cost(spenders: Sequence[Curve], curves: Sequence[Curve], metric: str, cost: Cost, most: int) -> Panel:
-    """The metric over a cost; where totals differ widely the axis is logarithmic, without zero."""
+def _over_cost(spenders: Sequence[Curve], curves: Sequence[Curve], metric: str, cost: CostAxis, most: int) -> Panel:
+    """The metric over a cost. If totals differ widely, the axis is logarithmic, without zero."""
     spent = [curve.costs[cost.key][-1] for curve in spenders]
     wide = max(spent) > LOG_RATIO * min(spent)
 
@@ -231,7 +233,7 @@ def _panel(
 
 
 def _thinned(count: int, most: int) -> list[int]:
-    """Places of at most `most` points, the first and the last among them."""
+    """Places of at most `most` points, with the first and the last one."""
     if count <= most:
         return list(range(count))
     return sorted({round(i * (count - 1) / (most - 1)) for i in range(most)})
@@ -244,13 +246,13 @@ def _y_range(lines: Sequence[Series], metric: str) -> tuple[float, float]:
         return (0.0, 1.0)
     low, high = found
     usual = values[int(0.95 * (len(values) - 1))]
-    if 0 < OUTLIER * usual < high and low >= 0:  # a few values that left the picture behind
+    if 0 < OUTLIER * usual < high and low >= 0:  # a few values far outside of the others
         high = 2 * usual
     return padded(low, high, 0.0 if low >= 0 else -math.inf, 100.0 if scale(metric) == 100 else math.inf)
 
 
 def _zoomed(whole: Panel, metric: str) -> Panel | None:
-    """The second half of the rounds at the height of the better half of the curves, where these are close together."""
+    """The second half of the rounds at the height of the better half of the curves, if these are close together."""
     start, end = whole.x_range
     middle = (start + end) / 2
     last = {each.entry: [y for x, y in zip(each.x, each.y, strict=True) if x >= middle] for each in whole.series}
@@ -269,7 +271,7 @@ def _zoomed(whole: Panel, metric: str) -> Panel | None:
 
 
 def _finding(curves: Sequence[Curve], metric: str) -> str:
-    """Which curve ends best and which worst."""
+    """A sentence on the curves that end best and worst."""
     known = sorted((curve.means[-1], curve.name) for curve in curves if curve.rounds)
     if not known:
         return ""

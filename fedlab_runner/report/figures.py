@@ -1,4 +1,4 @@
-"""Single panels for a paper, as wide as a column and as the text, with text of 8 pt that stays text; their legend."""
+"""Single panels for a paper, as wide as a column and as the text, with real text of 8 pt, and their legend."""
 
 import io
 import math
@@ -12,12 +12,12 @@ from fedlab_runner.utils.escaping import file_name, label
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-KINDS = ("pdf", "svg")
+KINDS = ("pdf", "svg")  # file formats of panels
 WIDTHS = {"column": 3.3, "text": 6.75}  # inches
-HEIGHTS = {"column": 2.1, "text": 2.6}
+HEIGHTS = {"column": 2.1, "text": 2.6}  # inches, by the width's name
 POINTS = 8  # the size of text
-LEGEND_COLUMNS = 4
-STYLE: dict[str, Any] = {
+LEGEND_COLUMNS = 4  # columns of a legend
+STYLE: dict[str, Any] = {  # matplotlib's settings
     "font.size": POINTS,
     "axes.titlesize": POINTS,
     "axes.labelsize": POINTS,
@@ -105,6 +105,6 @@ def _saved(figure: "Figure", kind: str) -> bytes:
     file = io.BytesIO()
     metadata: dict[str, Any] = {"CreationDate": None} if kind == "pdf" else {"Date": None}
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)  # of a name in another script
+        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)  # names in other scripts
         figure.savefig(file, format=kind, metadata=metadata)
     return file.getvalue()

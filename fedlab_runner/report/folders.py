@@ -1,4 +1,4 @@
-"""Reads the runs in some folders. The runs may be at work, or come from strangers; the folders are only read."""
+"""Reads the runs in some folders and writes nothing there. The runs may still be running, or come from strangers."""
 
 import hashlib
 import math
@@ -27,9 +27,9 @@ from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.escaping import short
 from fedlab_runner.utils.untrusted import Unreadable
 
-MAX_MAGNITUDE = 1e100  # a larger number counts as NaN: its sums and squares could overflow
+MAX_MAGNITUDE = 1e100  # of a number; a larger one counts as NaN, because its sums and squares could overflow
 MAX_ERROR_CHARACTERS = 500  # of a job's error
-_AGE = "[0-9]{1,9}"
+_AGE = "[0-9]{1,9}"  # a staleness in a metric's key
 _Note = tuple[str | None, str | None]  # state and error of a job's record
 
 
@@ -43,7 +43,7 @@ class FoundRuns(NamedTuple):
 def find(paths: Iterable[Path]) -> FoundRuns:
     """The runs in folders of runs (at any depth), in single run folders, and of sweeps (`outputs/sweeps/<id>`).
 
-    A run that is found twice counts once, where it is longest. Raises UserError where there is none.
+    Of several copies of a run the longest counts. Raises UserError if there is no run.
     """
     found, unreadable = dict[str, Run](), dict[str, str]()
     paths = list(paths)
@@ -80,20 +80,20 @@ def to_come(paths: Iterable[Path]) -> list[str]:
 
 
 def records_of(paths: Iterable[Path], runs: Container[str]) -> list[tuple[str, Path]]:
-    """The records of these runs' jobs: for each the name of its sweep and the file."""
+    """The records of these runs' jobs: the name of the sweep and the file of each."""
     sweeps = {sweep.resolve(): sweep for path in paths for sweep in _sweeps(path)}.values()
     return [(sweep.name, path) for sweep in sweeps for path, job in _job_files(sweep) if _run_name(job) in runs]
 
 
 def _walk(path: Path) -> Iterator[tuple[Path, set[str]]]:
-    """Each folder below a path, at any depth, with the names in it; links are not followed."""
+    """Each folder below a path, at any depth, with the names in it. Follows no links."""
     left = [path]
     while left:
         folder = left.pop()
         try:
             with os.scandir(folder) as entries:
                 inside = list(entries)
-        except OSError:  # removed, or without permission
+        except OSError:  # removed, or not readable
             continue
         left += [folder / entry.name for entry in inside if entry.is_dir(follow_symlinks=False)]
         yield folder, {entry.name for entry in inside}
@@ -106,7 +106,7 @@ def _sweeps(path: Path) -> list[Path]:
 
 
 def _folders(path: Path, notes: Mapping[str, _Note]) -> list[Path]:
-    """The run folders of a path: of a sweep, of the run itself, or of all runs below."""
+    """The run folders of a path, which is a sweep, a run, or a folder above runs."""
     if (path / "jobs").is_dir():  # a sweep: its runs lie beside the folder `sweeps`
         names = {_run_name(job) for job in _jobs(path)}
         return [path.parent.parent / name for name in sorted(names - {""})]
@@ -124,7 +124,7 @@ def _is_run(folder: Path, names: set[str]) -> bool:
 
 
 def _run_name(job: Mapping[str, Any]) -> str:
-    """The name of a job's run folder; empty where the record has none."""
+    """The name of a job's run folder; empty if the record has none."""
     name = Path(str(job.get("folder", ""))).name
     return "" if name == ".." else name
 
@@ -132,7 +132,7 @@ def _run_name(job: Mapping[str, Any]) -> str:
 def _notes(path: Path) -> dict[str, _Note]:
     """State and error in the records of the sweeps in a folder, by the name of the run's folder.
 
-    A failure is noted before any other state that another sweep has of the same run.
+    If several sweeps have a record of one run, a failure takes precedence.
     """
     jobs = [job for sweep in _sweeps(path) for job in _jobs(sweep)]
     found = dict[str, _Note]()
@@ -149,14 +149,14 @@ def _jobs(sweep: Path) -> list[dict[str, Any]]:
 def _job_files(sweep: Path) -> list[tuple[Path, dict[str, Any]]]:
     found = []
     for path in sorted((sweep / "jobs").glob("*.json")):
-        # Removed by a sweep that runs again; the run's own files have everything.
+        # A sweep that runs again has removed the record. The run's own files have everything.
         with suppress(OSError, checksummed_json.Damaged):
             found.append((path, checksummed_json.read(path)))
     return found
 
 
 def _read(folder: Path, noted: str | None, error: str | None) -> Run | None:
-    """The run in a folder; None where it has no config yet. Raises Unreadable with the name of the damaged file."""
+    """The run in a folder; None if it has no config yet. Raises Unreadable with the name of the damaged file."""
     config = _mapping(folder, "config.yaml") or _mapping(folder, ".hydra/config.yaml")
     if not config:
         return None
@@ -183,7 +183,7 @@ def _read(folder: Path, noted: str | None, error: str | None) -> Run | None:
 
 
 def _check(run: Run) -> None:
-    """Raises Unreadable where the config is not that of a run, or does not fit its rows."""
+    """Raises Unreadable if the config is not that of a run, or does not fit its rows."""
     try:
         without_volatile(run.config)
     except (AttributeError, TypeError):
@@ -223,7 +223,7 @@ def _damaged(folder: Path, summary: Mapping[str, Any], rounds: int) -> bool:
     ended, digest = summary.get("rounds"), summary.get(DIGEST)
     if type(ended) is not int or digest is None:  # not finished
         return False
-    if ended < rounds:  # made longer and at work: its last rounds may have been run again
+    if ended < rounds:  # the run was made longer and is running: its last rounds may have been run again
         return False
     hashed = hashlib.sha256()
     try:
@@ -235,7 +235,7 @@ def _damaged(folder: Path, summary: Mapping[str, Any], rounds: int) -> bool:
 
 
 def _warnings(summary: Mapping[str, Any], done: int) -> list[str]:
-    """The warnings of the run's summary, if the summary is of the present rows."""
+    """The warnings of the run's summary, if the summary belongs to the present rows."""
     told = summary.get("warnings", [])
     if not untrusted.are_texts(told):
         raise Unreadable(f"{SUMMARY}: warnings are not texts")
@@ -243,7 +243,7 @@ def _warnings(summary: Mapping[str, Any], done: int) -> list[str]:
 
 
 def _mapping(folder: Path, name: str) -> dict[str, Any]:
-    """The mapping in a YAML or JSON file, with unresolved interpolations; empty where there is no file."""
+    """The mapping in a YAML or JSON file, with unresolved interpolations; empty if there is no file."""
     try:
         read = untrusted.read_json if name.endswith(".json") else untrusted.read_yaml
         content = read(folder / name)
@@ -273,7 +273,7 @@ def _numbers(line: bytes) -> Row:
 def _lines(folder: Path, name: str, read: Callable[[bytes], Any]) -> tuple[list[Any], bool]:
     """The values of a file's lines up to the first damaged line, and whether there is a damaged line.
 
-    A last line without an end is not damaged: a run may be writing it.
+    A last line without a line end is not damaged: a run may be writing it.
     """
     found: list[Any] = []
     try:

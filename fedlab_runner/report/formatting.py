@@ -1,4 +1,4 @@
-"""Numbers and remarks in the form in which people read them."""
+"""Formats numbers and remarks for people."""
 
 import math
 import re
@@ -12,24 +12,24 @@ from fedlab_runner.report.stats import mean, std
 from fedlab_runner.sweep import states
 
 NONE, MINUS, PLUS_MINUS = "\N{EN DASH}", "\N{MINUS SIGN}", "\N{PLUS-MINUS SIGN}"
-MAX_DECIMALS = 4
-TWO_DIGITS_TO = 35.5  # leading digits of a deviation up to which it is shown with two digits, as particle physics does
+MAX_DECIMALS = 4  # of a shown number
+TWO_DIGITS_TO = 35.5  # leading digits of a deviation up to which it has two digits (the rule of particle physics)
 
 
 def unit(metric: str) -> str:
-    """The unit in which values of a metric are shown; empty where it has none."""
+    """The unit of shown values of a metric; empty if it has none."""
     return "%" if is_share(metric) else unit_of(metric)
 
 
 def scale(metric: str) -> float:
-    """The factor from a metric's value to the value that is shown."""
+    """The factor from a metric's value to the shown value."""
     return 100.0 if is_share(metric) else 1.0
 
 
 def decimals(deviations: Iterable[float], metric: str) -> int | None:
-    """The decimals that the deviations of a column leave a meaning: those of the middle one, as it is shown.
+    """The decimals of a column that mean something in view of its deviations: those of the middle deviation.
 
-    None where there is no deviation.
+    None without a deviation.
     """
     known = [scale(metric) * each for each in deviations if math.isfinite(each) and each > 0]
     if not known:
@@ -41,7 +41,7 @@ def decimals(deviations: Iterable[float], metric: str) -> int | None:
 
 
 def value(number: float, metric: str, digits: int | None = None) -> str:
-    """A value of a metric without its unit, accuracies in percent; a dash where there is none."""
+    """A value of a metric without its unit, accuracies in percent; a dash for no value."""
     if math.isnan(number):
         return NONE
     if digits is None:
@@ -52,14 +52,14 @@ def value(number: float, metric: str, digits: int | None = None) -> str:
 
 
 def spread(values: Sequence[float], metric: str, deviation: float | None = None, digits: int | None = None) -> str:
-    """Mean ± deviation: the standard deviation of the values (a single value has none), unless another is given."""
+    """Mean ± `deviation` (None: the standard deviation of the values, which a single value does not have)."""
     deviation = std(values) if deviation is None else deviation
     shown = value(mean(values), metric, digits)
     return shown if math.isnan(deviation) else f"{shown} {PLUS_MINUS} {value(deviation, metric, digits)}"
 
 
 def counted(values: Sequence[float], digits: int | None = None) -> str:
-    """Mean ± standard deviation of counts or costs; `digits`: decimals, else about four digits."""
+    """Mean ± standard deviation of counts or costs, with `digits` decimals (None: about four digits)."""
     middle, deviation = mean(values), std(values)
     if digits is None or not math.isfinite(middle):
         return amount(middle) if math.isnan(deviation) else f"{amount(middle)} {PLUS_MINUS} {amount(deviation)}"
@@ -107,7 +107,7 @@ def judged(run: Run) -> str:
 def remarks(groups: Sequence[SeedGroup]) -> tuple[str, ...]:
     """Remarks on the runs of a cell: seeds that have not finished, in the words of `states`, or have a warning.
 
-    Where no seed has a result, the remarks say how far each is.
+    If no seed has a result, the remarks say how far each seed is.
     """
     runs = [run for each in groups for run in each.runs if not run.finished]
     failed = sum(run.state == states.FAILED for run in runs)

@@ -1,4 +1,4 @@
-"""Groups runs that are seeds of one setting, and names a setting by the keys in which it differs from others."""
+"""Groups the runs of one setting, which differ in the seed, and names settings by the keys in which they differ."""
 
 import json
 from collections import Counter
@@ -12,22 +12,22 @@ from fedlab_runner.report.runs import Run
 from fedlab_runner.sweep.records import natural
 from fedlab_runner.utils.escaping import short
 
-# Keys of the condition under which methods are compared; all other keys belong to the method.
+# Keys of the condition under which a report compares methods. All other keys belong to the method.
 CONDITIONS = (
     *("dataset", "model", "partition", "num_clients", "participation", "delay", "label_noise", "drop_empty"),
     *("train_fraction", "rounds", "evaluation", "precision"),
 )
-MAX_NAME_CHARACTERS = 120  # of a key with its value, in a name
+MAX_NAME_CHARACTERS = 120  # of a key and its value in a name
 Peers = tuple[str | None, ...]
-Setting = Mapping[str, str]  # every key that decides a run's numbers, but for the seed: choices by group, and values
+Setting = Mapping[str, str]  # all keys that decide a run's numbers, except the seed: choices by group, and values
 
 
 @dataclass(frozen=True)
 class SeedGroup:
-    """The runs of one setting, one a seed."""
+    """The runs of one setting, one for each seed."""
 
     setting: Setting
-    condition: str  # what it shares with the methods it is compared with, e.g. `delay.std=20`; empty if all share it
+    condition: str  # the keys that it shares with the methods beside it, e.g. `delay.std=20`; empty if all share them
     method: str  # as on the command line, e.g. `feddle local.epochs=5`
     runs: Sequence[Run]
     name: str  # as in papers, e.g. `Feddle-ID local.epochs=5`
@@ -45,7 +45,7 @@ def setting(run: Run) -> dict[str, str]:
 
 
 def group(runs: Iterable[Run]) -> list[SeedGroup]:
-    """The runs by setting, with names that tell them apart, conditions first."""
+    """The runs by setting, in the order of conditions, with names that distinguish them."""
     found: dict[tuple[tuple[str, str], ...], list[Run]] = {}
     for run in runs:
         found.setdefault(tuple(sorted(setting(run).items())), []).append(run)
@@ -67,10 +67,10 @@ def group(runs: Iterable[Run]) -> list[SeedGroup]:
 
 
 def blocks(groups: Sequence[SeedGroup]) -> list[tuple[str, list[SeedGroup]]]:
-    """The groups in blocks of conditions that can be compared, each named by the keys that its conditions share.
+    """The groups in blocks of comparable conditions, each block named by the keys that its conditions share.
 
-    Two conditions are related where the metric and its rule are the same and at least half of the methods run under
-    either were run under both. Within a block, groups are named again: fewer keys tell them apart.
+    Two conditions are comparable if they have the same metric and rule, and if at least half of the methods run under
+    either were run under both. A block names its groups again, because fewer keys distinguish them.
     """
     conditions: dict[str, list[SeedGroup]] = {}
     for each in groups:
@@ -111,15 +111,15 @@ def _related(some: Sequence[SeedGroup], others: Sequence[SeedGroup]) -> bool:
 
 
 def is_condition(key: str) -> bool:
-    """Whether a key belongs to the condition under which methods are compared."""
+    """Whether a key belongs to the condition under which a report compares methods."""
     return key.partition(".")[0] in CONDITIONS
 
 
 class Differences:
-    """The keys that tell some settings apart.
+    """The keys in which some settings differ.
 
-    A key of a choice is compared among the settings with this choice only, and a key of the method among the settings
-    of the same algorithm only: two learning rates of one algorithm do not change the name of another algorithm.
+    A key of a choice counts only among the settings with this choice, and a key of the method only among the settings
+    of the same algorithm: two learning rates of one algorithm do not change the name of another algorithm.
     """
 
     def __init__(self, settings: Sequence[Setting]) -> None:
@@ -130,11 +130,11 @@ class Differences:
                 self._values.setdefault((key, _peers(key, each)), set()).add(each.get(key))
 
     def of(self, one: Setting) -> list[str]:
-        """The keys of one of the settings that tell it from others."""
+        """The keys of one of the settings that distinguish it from others."""
         return [key for key in one if len(self._values[key, _peers(key, one)]) > 1]
 
     def between_algorithms(self) -> dict[str, dict[str, str]]:
-        """The keys that differ between algorithms only, so that no name has them: the value by algorithm."""
+        """The keys that differ only between algorithms, so that no name has them, with the value by algorithm."""
         told = {key for (key, _), values in self._values.items() if len(values) > 1}
         found = {}
         for key in dict.fromkeys(key for key, _ in self._values):
@@ -146,20 +146,20 @@ class Differences:
 
 
 def label(setting: Setting, keys: Iterable[str]) -> str:
-    """Some keys of a setting in words; the algorithm by its name alone."""
+    """Some keys of a setting in words, with the algorithm as its name alone."""
     words = [setting[key] if key == "algorithm" else f"{key}={setting[key]}" for key in keys if key in setting]
     return " ".join(short(word, MAX_NAME_CHARACTERS) for word in words)
 
 
 def text(value: Any) -> str:
-    """A value as it is typed on the command line; 1.0 and 1 are the same."""
+    """A value as on the command line; 1.0 and 1 are the same."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         value = int(value)
     return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
 
 
 def _flat(node: Mapping[str, Any], path: str, choices: Mapping[str, str]) -> Iterable[tuple[str, str]]:
-    """The keys of a node with their values; a choice stands at the path of its node."""
+    """The keys of a node with their values. A choice stands at the path of its node."""
     for key, value in node.items():
         name = f"{path}.{key}" if path else str(key)
         if name == "seed":
@@ -174,7 +174,7 @@ def _flat(node: Mapping[str, Any], path: str, choices: Mapping[str, str]) -> Ite
 
 
 def _peers(key: str, one: Setting) -> Peers:
-    """The values that two settings must share for this key of theirs to be compared."""
+    """The values that two settings must share if this key is to count between them."""
     parts = key.split(".")
     same = [".".join(parts[:i]) for i in range(1, len(parts))]
     if not is_condition(key) and key != "algorithm":

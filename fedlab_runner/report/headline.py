@@ -1,4 +1,4 @@
-"""What a report says first: the best methods, and what is missing."""
+"""The headline of a report: the best methods, and missing results."""
 
 import math
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from fedlab_runner.report.stats import confidence, mean
 from fedlab_runner.report.tables import best, by_condition, decimals_of, finished
 from fedlab_runner.sweep import states
 
-MAX_BLOCKS = 6  # that the headline names
+MAX_BLOCKS = 6  # blocks of conditions that the headline names
 TITLE_KEYS = 3  # of a block's title
-MAX_ERROR_CHARACTERS = 300
+MAX_ERROR_CHARACTERS = 300  # of a shown error
 
 
 def best_of(title: str, groups: Sequence[SeedGroup]) -> str:
-    """The best method of a block in a sentence, with its interval; empty where nothing is finished."""
+    """A sentence on the best method of a block, with its interval."""
     where = f"{title}: " if title else ""
     winners = {condition: best(members) for condition, members in by_condition(groups).items()}
     tops = [each for each in winners.values() if each is not None]
@@ -72,7 +72,7 @@ def headline(blocks: Sequence[tuple[str, Sequence[SeedGroup]]], runs: Sequence[R
 
 
 def failures(groups: Sequence[SeedGroup]) -> Section | None:
-    """Why runs failed: each error once for each method; None where none failed."""
+    """Why runs failed: each error once for each method; None if no run failed."""
     found: dict[tuple[str, str], list[tuple[str, Run]]] = {}
     for each in groups:
         for run in each.runs:

@@ -17,16 +17,17 @@ from fedlab_runner.sweep.records import natural
 from fedlab_runner.utils.escaping import latex
 
 MAX_COLUMNS = 5  # conditions of a table
-MAX_PAPER_COLUMNS = 3  # of a table that has ours and the published value under each
-MARK = "$^{*}$"
-MISSING = "--"
+MAX_PAPER_COLUMNS = 3  # columns of a table with our value and the published value under each
+MARK = "$^{*}$"  # of a method that differs significantly from the best
+MISSING = "--"  # a cell without a result
+# The comment at the top of tables.tex.
 HEAD = """% Tables of fedlab-report. In the preamble: \\usepackage{booktabs}
 % References of the methods: \\bibliography{references}
 """
 
 
 def document(groups: Sequence[SeedGroup], papers: Sequence[published.Paper], interval: bool) -> str:
-    """The tables of all blocks and of all published tables; `interval`: 95 % intervals instead of deviations."""
+    """The tables of all blocks and of all published tables. `interval`: 95 % intervals instead of deviations."""
     found = [_beside(paper, groups) for paper in papers]
     others = [each for each in groups if not any(paper.has(each) for paper in papers)]
     for title, members in blocks(others) if others else []:
@@ -111,8 +112,8 @@ def _caption(title: str, groups: Sequence[SeedGroup], usual: int, interval: bool
     seeds = sorted({str(seed) for group in groups for seed in group.finished}, key=lambda seed: natural([seed]))
     named = f" ({latex(', '.join(seeds))})" if 0 < len(seeds) <= 10 else ""
     said += f": mean {spread} over {times(usual, 'seed')}{named}"
-    if not tables.seeds_differ(groups, usual):
-        said += ", or as many as stand in brackets"
+    if not tables.seeds_agree(groups, usual):
+        said += ", or over the number in brackets"
     said += "; best in bold"
     if tested:
         level = f"{SIGNIFICANCE_LEVEL:g}"
@@ -121,7 +122,7 @@ def _caption(title: str, groups: Sequence[SeedGroup], usual: int, interval: bool
 
 
 def _value(group: SeedGroup | None, digits: int | None, interval: bool, bold: bool, mark: str, usual: int) -> str:
-    """A cell; of two columns, left and right of the plus-minus, unless it is an interval."""
+    """A cell. Unless it is an interval, it takes two columns, left and right of the plus-minus."""
     if group is None:
         return _wide(MISSING, interval)
     values, metric = tables.finished([group]), group.runs[0].metric
@@ -139,7 +140,7 @@ def _value(group: SeedGroup | None, digits: int | None, interval: bool, bold: bo
 
 
 def _beside(paper: published.Paper, groups: Sequence[SeedGroup]) -> list[_Table]:
-    """Our and the published value under each column that has a run."""
+    """Our value and the published value under each column with a run."""
     whole = published.beside(paper, groups)
     names = [name for name, count in whole.spans if count == 3]
     mine = [group for group in groups if paper.has(group)]
@@ -168,7 +169,7 @@ def _beside(paper: published.Paper, groups: Sequence[SeedGroup]) -> list[_Table]
 
 
 def _pair(words: str, bold: bool, muted: bool) -> str:
-    """A mean with its deviation, as a report shows it, as two columns."""
+    """A mean and its deviation, as a report shows them, in two columns."""
     if muted:
         return _wide(MISSING if words == NONE else f"\\textit{{{latex(words)}}}", False)
     middle, sign, deviation = words.partition(f" {PLUS_MINUS} ")

@@ -1,10 +1,10 @@
-"""A report as markdown, its pictures in files beside it."""
+"""A report as markdown, with its pictures in files beside it."""
 
 from fedlab_runner.report.content import Cell, Report, ReportTable, Section
 from fedlab_runner.utils.escaping import fenced
 from fedlab_runner.utils.escaping import markdown as _escape
 
-FOLDER = "plots"
+FOLDER = "plots"  # of the pictures, beside report.md
 
 
 def document(report: Report) -> str:
@@ -38,7 +38,7 @@ def _table(table: ReportTable) -> str:
 
 
 def _header(table: ReportTable) -> list[str]:
-    """The names of the columns, each with the heading above it and its unit: markdown has one line of headings."""
+    """The names of the columns, each with its span heading and unit, because markdown has one line of headings."""
     above = [name for name, count in table.spans for _ in range(count)] or [""] * len(table.header)
     units = table.units or [""] * len(table.header)
     joined = [" ".join(filter(None, [span, name])) for span, name in zip(above, table.header, strict=True)]

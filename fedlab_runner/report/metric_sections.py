@@ -1,4 +1,4 @@
-"""Sections on metrics that only some runs have: each is there where a run has one of its metrics."""
+"""Sections on metrics that only some runs have. A section appears if a run has one of its metrics."""
 
 import csv
 import io
@@ -19,14 +19,14 @@ from fedlab_runner.report.tables import by_condition
 from fedlab_runner.utils import untrusted
 from fedlab_runner.utils.escaping import file_name
 
-MAX_PARTITIONS = 8  # pictures of partitions
+MAX_PARTITIONS = 8  # pictures of partitions on a page
 MAX_CLIENTS = 60  # of a picture of a partition
-MAX_CLASSES = 40
+MAX_CLASSES = 40  # of a picture of a partition
 NOT_CLASSES = ("client", "examples", "train", "validation", "test", "held_out")  # columns of partition.csv
 
 
 class Metrics(NamedTuple):
-    """The metrics of a section, by the beginning of their keys; `timed`: they are in `timings.jsonl`."""
+    """The metrics of a section, by the beginnings of their keys. `timed`: they are in `timings.jsonl`."""
 
     title: str
     note: str
@@ -34,10 +34,10 @@ class Metrics(NamedTuple):
     timed: bool = False
 
 
-SECTIONS = (
+SECTIONS = (  # in the order of the page
     Metrics(
         "Models that travel, and regular models",
-        "Test metrics of the models that clients hold or pass on beside the one that is judged.",
+        "Test metrics of models that clients hold or pass on, besides the model of the objective.",
         ("regular/accuracy", "meme/accuracy"),
     ),
     Metrics(
@@ -70,8 +70,8 @@ SECTIONS = (
     ),
     Metrics(
         "Seconds",
-        "How long a round and its evaluation took, on the machine of each run; machines, and runs side by side on "
-        "one, differ.",
+        "The duration of a round and of its evaluation, on the machine of each run. Machines differ, and runs side by "
+        "side on one machine slow each other.",
         ("time/round", "time/evaluation"),
         timed=True,
     ),
@@ -79,7 +79,7 @@ SECTIONS = (
 
 
 def sections(groups: Sequence[SeedGroup], lines: Mapping[str, Line], most: int, level: int) -> list[Section]:
-    """The sections whose metrics are there."""
+    """The sections with metrics of some run."""
     found = []
     for each in SECTIONS:
         charts = []
@@ -119,7 +119,7 @@ def _moved(series: Series, places: Mapping[int, int]) -> Series:
 
 
 def staleness(groups: Sequence[SeedGroup], lines: Mapping[str, Line]) -> list[Chart]:
-    """For each condition, the share of updates that were at most so late, a line for each method with late updates."""
+    """For each condition, the share of updates up to each staleness, a line for each method with late updates."""
     found: list[Chart] = []
     for condition, members in by_condition(groups).items():
         shown, series, means = most_interesting(members), list[Series](), list[tuple[float, str]]()
@@ -147,7 +147,7 @@ def staleness(groups: Sequence[SeedGroup], lines: Mapping[str, Line]) -> list[Ch
 
 
 def partitions(groups: Sequence[SeedGroup]) -> tuple[list[Dots], int]:
-    """Each different partition of the smallest seeds, and the number left out."""
+    """Each different partition of the smallest seeds, and the number of partitions left out."""
     found: dict[str, Dots] = {}
     for condition, members in by_condition(groups).items():
         for run in (group.runs[0] for group in members):
@@ -179,7 +179,7 @@ def _dots(table: Sequence[Mapping[str, str]], run: Run, condition: str) -> Dots 
 
 
 def table_of(run: Run, name: str) -> list[dict[str, str]]:
-    """The rows of a CSV file of a run's folder; none where it cannot be read."""
+    """The rows of a CSV file of a run's folder; empty if it cannot be read."""
     try:
         text = untrusted.read_bytes(run.folder / name).decode()
         return list(csv.DictReader(io.StringIO(text)))

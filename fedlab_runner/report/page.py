@@ -1,6 +1,6 @@
 """A report as one HTML page that loads no other file.
 
-Templates escape every text; the page's policy runs no script but its own, so that no text of a run does anything.
+Templates escape every text, and the page's policy runs no script except its own, so that no text of a run can act.
 """
 
 import base64
@@ -16,8 +16,8 @@ from fedlab_runner.report import svg
 from fedlab_runner.report.content import Cell, Chart, Dots, Entry, Panel, Report, ReportTable
 from fedlab_runner.utils.escaping import visible
 
-TEMPLATES = "templates"
-WIDEST_DEVIATION = 14  # in characters: of the classes that align deviations
+TEMPLATES = "templates"  # folder of the templates, beside this module
+WIDEST_DEVIATION = 14  # in characters, for which there is a class that aligns deviations
 
 
 def page(report: Report) -> str:
@@ -31,7 +31,7 @@ def page(report: Report) -> str:
         .get_template("page.html")
         .render(
             report=report,
-            style=Markup(_source("style.css") + _colours(report)),  # of this package and the registry of methods
+            style=Markup(_source("style.css") + _colours(report)),  # from this package and the registry of methods
             script=Markup(script),
             script_hash=f"sha256-{digest}",
         )
@@ -90,20 +90,20 @@ def _broken(heading: str) -> Any:
 
 
 def _parted(name: str) -> list[str]:
-    """A method's name, and the keys that tell it from other methods of that name."""
+    """A method's name, and the keys that distinguish it from other methods of that name."""
     words = name.split(" ")
     first = next((i for i, word in enumerate(words) if "=" in word), len(words))
     return [name] if first in (0, len(words)) else [" ".join(words[:first]), " ".join(words[first:])]
 
 
 def _deviated(value: str) -> tuple[str, str]:
-    """A mean, and its ± with what follows."""
+    """A mean, and the text from its ± on."""
     mean, sign, rest = value.partition(" \N{PLUS-MINUS SIGN} ")
     return mean, f"\N{PLUS-MINUS SIGN}\N{NO-BREAK SPACE}{rest}" if sign else ""
 
 
 def _deviation_widths(table: ReportTable) -> list[int]:
-    """How many characters the deviations of each column take: means stand below each other."""
+    """The characters that the deviations of each column take, so that means stand below each other."""
     rows = [row for row in table.rows if len(row) == len(table.header)]
     columns: Iterable[tuple[Cell, ...]] = zip(*rows, strict=True) if rows else [()] * len(table.header)
     return [
@@ -115,7 +115,7 @@ def _deviation_widths(table: ReportTable) -> list[int]:
 
 
 def _colours(report: Report) -> str:
-    """The lines' colours on a dark page, and the widths of deviations."""
+    """The style of the lines' colours on a dark page and of the widths of deviations."""
     lines: dict[str, Line] = {}
     for section in report.sections:
         for chart in section.charts:

@@ -1,4 +1,4 @@
-"""Published tables (`conf/paper`) beside this package's runs: the runs of each cell, and the differences."""
+"""Compares published tables (`conf/paper`) with this package's runs: the runs of each cell, and the differences."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,12 +19,12 @@ from fedlab_runner.tracking.metric_direction import lower_is_better
 from fedlab_runner.tracking.summary import summarise
 from fedlab_runner.utils.errors import UserError
 
-IN_PERCENT = "accuracy in percent"  # in the unit of a table whose values are percentages
-# What a table's ± covers: the seeds of a setting; the last ten evaluations of a run; nothing, without a ±.
+IN_PERCENT = "accuracy in percent"  # part of the unit of a table whose values are percentages
+# What a table's ± covers: the seeds of a setting; the last ten evaluations of a run; nothing in a table without ±.
 SEEDS, ROUNDS, NONE = "seeds", "rounds", "none"
-LAST_EVALUATIONS = 10
+LAST_EVALUATIONS = 10  # over which a table of rounds has its deviation
 TO_TARGET = "rounds_to_target"  # the metric of a table of rounds to `evaluation.target`
-OVER_ROUNDS = ("comm/", "cost/")  # costs, averaged over all rounds; of other metrics the best round counts
+OVER_ROUNDS = ("comm/", "cost/")  # metrics of which the mean over all rounds counts; of others the best round counts
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Paper:
 
 
 def load(name: str) -> Paper | None:
-    """The table of this name, or the table of which the experiment is a part (`feddle/table1_vit` of Table 1)."""
+    """The table of this name, or the table that the experiment is a part of (`feddle/table1_vit`: Table 1)."""
     folder = conf_dir() / "paper"
     known = {path.relative_to(folder).with_suffix("").as_posix(): path for path in folder.rglob("*.yaml")}
     for each in (name, name.partition("_")[0]):
@@ -70,7 +70,7 @@ def papers(runs: Iterable[Run]) -> list[Paper]:
 
 
 def fits(group: SeedGroup, wanted: Mapping[str, Any]) -> bool:
-    """Whether a setting fits a cell, whose keys are the column's and the row's choice."""
+    """Whether a setting fits a cell, given by the keys of the column and the choice of the row."""
     for key, value in wanted.items():
         place = key.rpartition("@")[2]
         have = group.setting.get(place) if key != "experiment" else group.runs[0].choices.get(key)
@@ -86,7 +86,7 @@ def fits(group: SeedGroup, wanted: Mapping[str, Any]) -> bool:
 
 
 def beside(paper: Paper, groups: Sequence[SeedGroup]) -> ReportTable:
-    """The paper's table with the runs' values; a row that was run in several settings has several lines."""
+    """The paper's table with the runs' values. A row that was run in several settings has several lines."""
     columns = [i for i, column in enumerate(paper.columns) if _runs_of(paper, column, groups)]
     lines: list[tuple[str, list[list[SeedGroup]], Mapping[str, Any]]] = []
     for row in paper.rows:
@@ -118,7 +118,7 @@ def beside(paper: Paper, groups: Sequence[SeedGroup]) -> ReportTable:
 
 
 def meant(paper: Paper) -> str:
-    """What the deviations of a table are, the paper's and this package's."""
+    """The meaning of a table's deviations, those of the paper and ours."""
     if paper.spread == ROUNDS:
         return f"over the last {LAST_EVALUATIONS} evaluations of a run (divided by n), ours the mean of it over seeds"
     ours = "standard deviation over seeds, ours divided by n - 1"
@@ -136,7 +136,7 @@ def _runs_of(paper: Paper, column: Mapping[str, Any], groups: Sequence[SeedGroup
 
 
 def _variants(paper: Paper, groups: Sequence[SeedGroup]) -> dict[int, str]:
-    """The keys that tell the settings of a row apart and are not in the paper's table, by id of the group."""
+    """The keys in which settings of a row differ, besides those of the paper's table, by id of the group."""
     said = {key for column in paper.columns for key in column} | {"algorithm", "server_data"}
     differences = Differences([group.setting for group in groups])
     return {
@@ -148,7 +148,7 @@ def _variants(paper: Paper, groups: Sequence[SeedGroup]) -> dict[int, str]:
 def _cells(
     paper: Paper, column: Mapping[str, Any], groups: Sequence[SeedGroup], theirs: Any, spread_of: Any, top: float | None
 ) -> list[Cell]:
-    """The runs' value (the best of the runs in bold), the paper's and the difference, rounded alike."""
+    """The runs' value (bold for the best), the paper's value and the difference, with the same decimals."""
     ours = _ours(groups, column)
     metric = _metric_of(column, groups)
     deviation = _deviation(paper, groups, column, ours)
@@ -169,7 +169,7 @@ def _cells(
 
 
 def _deviation(paper: Paper, groups: Sequence[SeedGroup], column: Mapping[str, Any], ours: Sequence[float]) -> float:
-    """The deviation of the runs, over what the paper's deviation covers."""
+    """The deviation of the runs, over the seeds or evaluations that the paper's deviation covers."""
     if paper.spread != ROUNDS:
         return std(ours)
     key = _metric_of(column, groups)
@@ -189,8 +189,9 @@ def _over_rounds(run: Run, key: str) -> float:
 def _ours(groups: Sequence[SeedGroup], column: Mapping[str, Any]) -> list[float]:
     """The objective of each finished seed, or the metric that the column names.
 
-    A cost is the mean over rounds, a cache the largest value; unfinished runs have both too. Any other metric is the
-    value in the best round of a finished run. If a finished run has not reached its target, the rounds are infinite.
+    For a cost it is the mean over rounds, for a cache the largest value, also of unfinished runs. For any other metric
+    it is the value in the best round of a finished run. If a finished run has not reached its target, the rounds are
+    infinite.
     """
     if "metric" not in column:
         return finished(groups)
@@ -215,13 +216,13 @@ def _metric_of(column: Mapping[str, Any], groups: Sequence[SeedGroup]) -> str:
 
 
 def _rank(number: float, column: Mapping[str, Any], groups: Sequence[SeedGroup]) -> float:
-    """A rank, larger is better, of the value as shown, so that equal values are both bold; the least for NaN."""
+    """A rank (larger is better) of the shown value, so that equal values are both bold. NaN has the lowest rank."""
     sign = -1 if lower_is_better(_metric_of(column, groups)) else 1
     return -math.inf if math.isnan(number) else sign * round(number, 3)
 
 
 def _names(columns: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The names of columns: the keys that tell them apart."""
+    """The names of columns: the keys in which they differ."""
     keys = [
         key
         for key in dict.fromkeys(key for column in columns for key in column)
@@ -241,7 +242,7 @@ def _equal(have: str | None, value: float) -> bool:
 
 
 def csv_rows(paper: Paper, groups: Sequence[SeedGroup]) -> list[dict[str, Any]]:
-    """A row for each cell of the paper's table and each setting that fits it (or none), in the paper's unit."""
+    """A row for each cell of the paper's table and each setting that fits it (or no setting), in the paper's unit."""
     found = []
     for row in paper.rows:
         for i, column in enumerate(paper.columns):

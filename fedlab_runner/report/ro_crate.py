@@ -1,8 +1,8 @@
 """The description of a bundle as RO-Crate 1.2. https://w3id.org/ro/crate/1.2
 
-The library `rocrate` is not used: for one JSON file it would bring five packages, and it copies files by itself, while
-a bundle's files are written and hashed by `report.bundle`. `rocrate-validator` found in a bundle all that version 1.2
-requires; of what it recommends, the publisher and the licence are missing.
+This module does not use the library `rocrate`: for one JSON file it would bring five packages, and it copies files
+itself, while `report.bundle` writes and hashes a bundle's files. `rocrate-validator` found in a bundle all that version
+1.2 requires. Of its recommendations only the publisher and the licence are missing.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,11 +12,11 @@ from urllib.parse import quote
 
 from fedlab_runner.utils.version import __version__
 
-VERSION = "https://w3id.org/ro/crate/1.2"
+VERSION = "https://w3id.org/ro/crate/1.2"  # of the specification
 APACHE = "https://www.apache.org/licenses/LICENSE-2.0"  # of the program, not of the bundle
 LICENCE = "#licence"  # of the bundle
-PROGRAM = "fedlab-runner"  # this package, by the name that pip knows
-FORMATS = {  # by the end of a file's name
+PROGRAM = "fedlab-runner"  # pip's name of this package
+FORMATS = {  # media types by the end of a file's name
     "json": "application/json",
     "jsonl": "application/jsonl",
     "yaml": "application/yaml",
@@ -36,8 +36,8 @@ def metadata(
 ) -> Entity:
     """The content of ro-crate-metadata.json.
 
-    `sizes`: the bytes of each file but this one; `words`: what each file of a run is; `starts`: for each run the last
-    line of its commands.jsonl.
+    `sizes`: the bytes of each file except this one. `words`: the description of each file of a run. `starts`: for each
+    run the last line of its commands.jsonl.
     """
     runs = {name: f"outputs/{name}/" for name in starts}
     versions = {name: _versions(start) for name, start in starts.items()}
@@ -97,7 +97,7 @@ def _file(name: str, size: int, words: Mapping[str, str]) -> Entity:
 def _action(
     name: str, place: str, start: Mapping[str, Any], versions: Mapping[str, str], sizes: Mapping[str, int]
 ) -> Entity:
-    """The run as an action: what computed which files from which config."""
+    """The run as an action, in which programs computed files from a config."""
     config = [f"{place}{each}" for each in ("config.yaml", ".hydra/config.yaml") if f"{place}{each}" in sizes]
     ended = f"{place}summary.json" in sizes
     action: Entity = {
@@ -114,7 +114,7 @@ def _action(
 
 
 def _program(key: str, name: str, version: str) -> Entity:
-    """A program; this one has no address, without which the specification knows no application."""
+    """A program. This package has no address, without which the specification does not call it an application."""
     about: Entity = {"@id": key, "name": name, "version": version}
     if name == PROGRAM:
         return about | {"@type": "CreativeWork", "license": {"@id": APACHE}}
@@ -123,7 +123,7 @@ def _program(key: str, name: str, version: str) -> Entity:
 
 
 def _versions(start: Mapping[str, Any]) -> dict[str, str]:
-    """The programs that a run noted; this one where it noted none."""
+    """The programs that a run noted; this package if it noted none."""
     told = start.get("versions")
     found = {str(name): str(version) for name, version in told.items()} if isinstance(told, Mapping) else {}
     return {PROGRAM: __version__, **found}
@@ -135,7 +135,7 @@ def _run_of(path: str) -> str:
 
 
 def _path(name: str) -> str:
-    """The name of a file or folder as an id: relative, percent-encoded."""
+    """The name of a file or folder as a relative, percent-encoded id."""
     return quote(name)
 
 
@@ -144,6 +144,6 @@ def _id(kind: str, what: str | tuple[str, str]) -> str:
 
 
 def _links(ids: Iterable[str]) -> Any:
-    """Links to entities; a single one is no list."""
+    """Links to entities. A single link is not a list."""
     found = [{"@id": each} for each in ids]
     return found[0] if len(found) == 1 else found

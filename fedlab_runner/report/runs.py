@@ -1,4 +1,4 @@
-"""A run as a report reads it from the run's folder."""
+"""A run, in the form in which a report reads it from the run's folder."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ from fedlab_runner.tracking.summary import RULES, summarise
 class Run:
     """A run's folder. `rows` and `timings` are the lines of `metrics.jsonl` and `timings.jsonl` up to a torn line.
 
-    `choices`: the choice for each place of the config; `noted`: the state of the job in its sweep's record, and
-    `error`: why the job failed, if the record has it; `warnings`: the run's own warnings on its result.
+    `choices`: the choice for each place of the config. `noted`: the state of the job in its sweep's record. `error`:
+    why the job failed, if the record says so. `warnings`: the run's own warnings about its result.
     """
 
     folder: Path
@@ -41,7 +41,7 @@ class Run:
 
     @cached_property
     def changed(self) -> float:
-        """When the last round was written, in seconds since 1970; 0 where there is none."""
+        """The time at which the last round was written, in seconds since 1970; 0 without a round."""
         try:
             return (self.folder / METRICS).stat().st_mtime
         except OSError:
@@ -49,34 +49,34 @@ class Run:
 
     @property
     def seed(self) -> Any:
-        """The seed; None where a broken config has none, a text where it is no number."""
+        """The seed; None if a broken config has none, a text if it is not a number."""
         seed = self.config.get("seed")
         return seed if isinstance(seed, int | float | str | None) else str(seed)
 
     @property
     def rounds(self) -> int:
-        """How many rounds the run is to have."""
+        """The number of rounds that the config asks for."""
         rounds = self.config.get("rounds")
         return rounds if isinstance(rounds, int) else 0
 
     @property
     def done(self) -> int:
-        """The last round on file; -1: none, not even that of the initial model."""
+        """The last recorded round; -1: none, not even that of the initial model."""
         return self.rows[-1]["round"] if self.rows else -1
 
     @property
     def finished(self) -> bool:
-        """Whether all rounds are there, undamaged; a run that was made longer and stopped is not finished."""
+        """Whether the files have all rounds, undamaged. A run that was made longer and stopped is not finished."""
         return self.done >= self.rounds > 0 and not self.damaged
 
     @property
     def metric(self) -> str:
-        """The metric by which the run is judged."""
+        """The metric of the run's objective."""
         return str(self.evaluation.get("metric", "test/accuracy"))
 
     @property
     def rule(self) -> str:
-        """The rule that makes one number of the evaluations."""
+        """The rule that makes the objective from the evaluations."""
         return str(self.evaluation.get("summary", RULES[0]))
 
     @property
@@ -86,7 +86,7 @@ class Run:
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """The summary of the rounds on file, as in the `summary.json` of a finished run."""
+        """The summary of the recorded rounds, as in the `summary.json` of a finished run."""
         e = self.evaluation
         rows = [row for row in self.rows if row["round"] <= self.rounds]
         return summarise(
@@ -95,7 +95,7 @@ class Run:
 
     @property
     def objective(self) -> float | None:
-        """The run's number; None where the run is not finished."""
+        """The run's objective; None if the run is not finished."""
         return float(self.summary["objective"]) if self.finished else None
 
     @property
@@ -116,7 +116,7 @@ class Run:
 
     @property
     def status(self) -> str:
-        """The state with the present round, and why the run ended."""
+        """The state, with the present round and the reason of the run's end."""
         if self.state == states.DAMAGED:
             return f"damaged: {METRICS} is not as the run left it; its command mends or refuses it"
         words = self.state + (f": {self.error}" if self.state == states.FAILED else "")
@@ -125,11 +125,11 @@ class Run:
 
     @property
     def ended(self) -> bool:
-        """Whether no more rounds will come unless the run is started again."""
+        """Whether no more rounds will come unless somebody starts the run again."""
         return self.state not in (states.UNFINISHED, states.NOT_BEGUN)
 
     @property
     def evaluation(self) -> Mapping[str, Any]:
-        """The part `evaluation` of the config; empty where a broken config has none."""
+        """The part `evaluation` of the config; empty if a broken config has none."""
         found = self.config.get("evaluation")
         return found if isinstance(found, Mapping) else {}

@@ -3,12 +3,12 @@
 import math
 from collections.abc import Iterable, Sequence
 
-LOG_RATIO = 10  # from this ratio of the largest to the smallest end of a curve on, a cost axis is logarithmic
-MARGIN = 0.04  # of an axis's length, beyond the data
+LOG_RATIO = 10  # of the largest to the smallest end of a curve, from which on a cost axis is logarithmic
+MARGIN = 0.04  # share of an axis's length beyond the data
 
 
 def span(values: Iterable[float]) -> tuple[float, float] | None:
-    """The smallest and the largest finite value; None of nothing."""
+    """The smallest and the largest finite value; None without finite values."""
     known = [each for each in values if math.isfinite(each)]
     return (min(known), max(known)) if known else None
 
@@ -34,7 +34,7 @@ def ticks(low: float, high: float, most: int = 6, whole: bool = False) -> list[f
 
 
 def log_ticks(low: float, high: float, most: int = 7) -> list[float]:
-    """Powers of ten between two positive ends, with 2 and 5 times them where there is room."""
+    """Powers of ten between two positive ends, and 2 and 5 times these powers if there is room."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for factors in ((1, 2, 5), (1, 3), (1,)):
         found = [f * 10.0**p for p in powers for f in factors if low <= f * 10.0**p <= high]
@@ -44,7 +44,7 @@ def log_ticks(low: float, high: float, most: int = 7) -> list[float]:
 
 
 def tick_labels(values: Sequence[float]) -> list[str]:
-    """The values with as many decimals as their distance asks for; large ones with k and M, tiny ones as 1e-5."""
+    """The values with the decimals that their distance needs; large values with k and M, tiny ones as 1e-5."""
     if not values:
         return []
     largest = max(abs(each) for each in values)

@@ -12,7 +12,7 @@ from fedlab_runner.report.tables import best, by_condition, decimals_of, finishe
 
 
 class Compared(NamedTuple):
-    """A method's difference to the best of its condition, and its p-value adjusted for the methods there."""
+    """A method's difference to the best of its condition, and its p-value, adjusted for the methods there."""
 
     difference: Difference
     adjusted: float
@@ -24,7 +24,7 @@ class Compared(NamedTuple):
 
 
 def against_best(members: Sequence[SeedGroup]) -> tuple[SeedGroup | None, list[tuple[SeedGroup, Compared]]]:
-    """The best method of a condition, and each other method that has a finished seed against it."""
+    """The best method of a condition, and the comparison of each other method with a finished seed."""
     top = best(members)
     others = [group for group in members if group is not top and finished([group])]
     if top is None or not others:
@@ -35,7 +35,7 @@ def against_best(members: Sequence[SeedGroup]) -> tuple[SeedGroup | None, list[t
 
 
 def significance(groups: Sequence[SeedGroup]) -> tuple[ReportTable | None, list[str]]:
-    """Each method against the best of its condition, paired over seeds, and sentences on untested differences."""
+    """The table of each method against the best of its condition, and sentences on untested differences."""
     rows: list[list[Cell]] = []
     few: dict[str, int] = {}
     for condition, members in by_condition(groups).items():

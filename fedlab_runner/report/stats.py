@@ -1,4 +1,4 @@
-"""Statistics over seeds. `scipy` is imported where it is needed."""
+"""Statistics over seeds. Only the functions that need `scipy` import it."""
 
 import math
 import statistics
@@ -14,12 +14,12 @@ SIGNIFICANCE_LEVEL = 0.05  # of the two-sided tests
 
 
 def mean(values: Sequence[float]) -> float:
-    """The mean; NaN of nothing."""
+    """The mean; NaN without values."""
     return statistics.fmean(values) if values else math.nan
 
 
 def std(values: Sequence[float]) -> float:
-    """The sample standard deviation (n - 1); NaN of fewer than two, and where a value is not finite."""
+    """The sample standard deviation (n - 1); NaN for fewer than two values, and if a value is not finite."""
     return statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else math.nan
 
 
@@ -29,15 +29,15 @@ class Difference:
 
     seeds: int
     mean: float
-    low: float  # of the 95 % confidence interval; NaN where there are fewer than two seeds
+    low: float  # of the 95 % confidence interval; NaN for fewer than two seeds
     high: float
-    p: float  # of a paired t-test, two-sided; NaN where it cannot be had
+    p: float  # of a two-sided paired t-test; NaN if it is not defined
 
 
 def paired(one: Mapping[Any, float], other: Mapping[Any, float]) -> Difference:
     """The difference `one` - `other` over the seeds that both have finished with finite values.
 
-    A seed decides partition, cohorts, delays and first model, so their common effect cancels out.
+    A seed decides partition, cohorts, delays and first model, so that their common effect cancels out.
     """
     seeds = [seed for seed in one if seed in other and math.isfinite(one[seed]) and math.isfinite(other[seed])]
     values = [one[seed] - other[seed] for seed in seeds]
@@ -51,7 +51,7 @@ def paired(one: Mapping[Any, float], other: Mapping[Any, float]) -> Difference:
 
 
 def confidence(values: Sequence[float]) -> tuple[float, float]:
-    """The 95 % confidence interval of a mean by the distribution of t; NaN of fewer than two values."""
+    """The 95 % confidence interval of a mean by the distribution of t; NaN for fewer than two values."""
     if len(values) < 2:
         return math.nan, math.nan
     from scipy.special import stdtrit
@@ -62,7 +62,7 @@ def confidence(values: Sequence[float]) -> tuple[float, float]:
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """p-values adjusted for the number of tests (Holm, 1979); NaN stays NaN and is no test."""
+    """p-values adjusted for the number of tests (Holm, 1979). NaN stays NaN and does not count as a test."""
     known = sorted((p, i) for i, p in enumerate(ps) if not math.isnan(p))
     adjusted, largest = [math.nan] * len(ps), 0.0
     for rank, (p, i) in enumerate(known):
@@ -72,13 +72,13 @@ def holm(ps: Sequence[float]) -> list[float]:
 
 
 def total(rows: Sequence[Row], key: str, until: float = math.inf) -> float:
-    """The sum of a metric over the rounds up to `until`; NaN where no row has it."""
+    """The sum of a metric over the rounds up to `until`; NaN if no row has it."""
     values = [row[key] for row in rows if key in row and row["round"] <= until]
     return math.fsum(values) if values else math.nan
 
 
 def reached(run: Run, target: float) -> int | None:
-    """The first evaluated round, after round 0, whose metric is as good as the target; None: in no round on file."""
+    """The first evaluated round, after round 0, whose metric reaches the target; None if no recorded round does."""
     sign = -1 if run.lower_is_better else 1
     rounds = (
         row["round"] for row in run.rows if row["round"] > 0 and sign * row.get(run.metric, math.nan) >= sign * target

@@ -1,6 +1,6 @@
 """Summaries of methods over the conditions of a block, as Agarwal et al. (NeurIPS 2021, `rliable`) propose them.
 
-`scipy` is imported where it is needed.
+Only the functions that need `scipy` import it.
 """
 
 import math
@@ -18,16 +18,16 @@ from fedlab_runner.report.stats import mean
 from fedlab_runner.report.tables import by_condition, finished
 from fedlab_runner.utils.escaping import file_name
 
-RESAMPLES = 2000  # of the seeds
-PROFILE_POINTS = 41
-PROFILE_RESAMPLES = 400
-MIN_CONDITIONS = 2
-MAX_PROFILES = 10
+RESAMPLES = 2000  # of the seeds, for an interval
+PROFILE_POINTS = 41  # values at which a profile is computed
+PROFILE_RESAMPLES = 400  # of the seeds, for the band of a profile
+MIN_CONDITIONS = 2  # for a summary over conditions
+MAX_PROFILES = 10  # lines in the picture of profiles
 Scores = Mapping[str, Sequence[np.ndarray]]  # by method: the finished seeds' values under each condition
 
 
 def section(groups: Sequence[SeedGroup], lines: Mapping[str, Line], level: int) -> Section | None:
-    """The summary of the methods that have a finished seed under every condition; None where there are no two."""
+    """The summary of the methods with a finished seed under every condition; None for fewer than two methods."""
     scores, left_out = scores_of(groups)
     if len(scores) < 2:
         return None
@@ -35,10 +35,10 @@ def section(groups: Sequence[SeedGroup], lines: Mapping[str, Line], level: int) 
     less = groups[0].runs[0].lower_is_better
     count = len(next(iter(scores.values())))
     notes = [
-        f"Over the {count} conditions of this block, which count alike. IQM: the mean of the middle half of all runs, "
-        "which neither one lucky seed nor one hard condition decides; its 95 % interval is of a bootstrap that draws "
-        f"seeds within each condition ({RESAMPLES:,} times). Rank: 1 is the best mean under a condition. The profile "
-        "says which share of a method's runs is at least as good as a value: a higher line is better everywhere."
+        f"Over the {count} conditions of this block, which count alike. IQM is the mean of the middle half of all "
+        "runs, which neither one lucky seed nor one hard condition decides. Its 95 % interval comes from a bootstrap "
+        f"that draws seeds within each condition ({RESAMPLES:,} times). Rank 1 is the best mean under a condition. The "
+        "profile shows the share of a method's runs that are at least as good as a value: a higher line is better."
     ]
     if left_out:
         notes.append(f"Without a finished seed under some condition, and left out: {', '.join(left_out)}.")
@@ -69,9 +69,9 @@ def section(groups: Sequence[SeedGroup], lines: Mapping[str, Line], level: int) 
 
 
 def scores_of(groups: Sequence[SeedGroup]) -> tuple[Scores, list[str]]:
-    """The values of the methods that have one under every condition, and the names of the others.
+    """The values of the methods with a finished seed under every condition, and the names of the others.
 
-    No scores where there are fewer than two conditions.
+    There are no scores for fewer than two conditions.
     """
     conditions = by_condition(groups)
     if len(conditions) < MIN_CONDITIONS:
@@ -87,14 +87,16 @@ def scores_of(groups: Sequence[SeedGroup]) -> tuple[Scores, list[str]]:
 
 
 def iqm(samples: Sequence[np.ndarray]) -> float:
-    """The interquartile mean: of the middle half of all values."""
+    """The interquartile mean: the mean of the middle half of all values."""
     from scipy.stats import trim_mean
 
     return float(trim_mean(np.concatenate(list(samples)), 0.25))
 
 
 def interval(samples: Sequence[np.ndarray]) -> tuple[float, float]:
-    """The 95 % interval of the interquartile mean, by a bootstrap within each condition; NaN below two seeds."""
+    """The 95 % interval of the interquartile mean, by a bootstrap within each condition; NaN for fewer than two
+    seeds.
+    """
     from scipy.stats import trim_mean
 
     def statistic(*drawn: np.ndarray, axis: int = -1) -> np.ndarray:
@@ -115,7 +117,7 @@ def ranks_of(scores: Scores, less_is_better: bool) -> dict[str, list[float]]:
 def _profiles(
     scores: Scores, lines: Mapping[str, Line], metric: str, less: bool, centres: Mapping[str, float]
 ) -> Chart:
-    """Performance profiles: the share of runs at least as good as a value, conditions counting alike."""
+    """Performance profiles: the share of runs at least as good as a value; conditions count alike."""
     names = sorted(scores, key=lambda name: centres[name], reverse=not less)[:MAX_PROFILES]
     names = [name for name in scores if name in names]
     everything = np.concatenate([each for name in names for each in scores[name]])
@@ -161,7 +163,7 @@ def _bands(good: Sequence[np.ndarray], statistic: Any) -> tuple[Sequence[float],
 
 
 def _intervals(samples: Sequence[np.ndarray], statistic: Any, resamples: int) -> Any:
-    """Percentile intervals; drawn anew from the same seed, so that equal runs make equal pages."""
+    """Percentile intervals. Each call draws from the same seed, so that equal runs make equal pages."""
     from scipy.stats import bootstrap  # type: ignore[attr-defined]  # scipy does not mark it as exported
 
     found: Any = bootstrap(

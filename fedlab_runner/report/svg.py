@@ -1,7 +1,7 @@
-"""Charts as SVG with real text: part of the page, and files of their own beside the markdown.
+"""Charts as SVG with real text, as parts of the page and as files beside the markdown.
 
-Each point is a pair of numbers in a path, in pixels of the panel; the page's script reads them there for its hover
-values and its zoom. Elements are made by a library, so no text of a run becomes an element.
+Each point is a pair of numbers in a path, in pixels of the panel. The page's script reads them there for its hover
+values and its zoom. A library makes the elements, so that no text of a run becomes an element.
 """
 
 import math
@@ -17,12 +17,12 @@ from fedlab_runner.utils.escaping import short, visible
 WIDTH, HEIGHT = 440, 286  # of a panel
 LEFT, TOP, RIGHT, BOTTOM = 48, 42, 12, 40  # margins around its axes
 ACROSS, DOWN = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM  # its axes
-TEXT = 12.5
-MAX_MARKERS = 6  # of a line
-MAX_LABEL_CHARACTERS = 52
-LEGEND_ROW = 20  # the height of a row of a legend in a file
-DOT = 16  # the distance of clients, and of classes
-SHAPES = {  # of markers, about nine pixels across, from their middle
+TEXT = 12.5  # size of text in pixels
+MAX_MARKERS = 6  # on a line
+MAX_LABEL_CHARACTERS = 52  # of a name in a legend
+LEGEND_ROW = 20  # the height of a row of the legend in a file
+DOT = 16  # the distance between clients, and between classes
+SHAPES = {  # paths of markers around their middle, about nine pixels across
     "o": "m-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0z",
     "s": "m-3.6-3.6h7.2v7.2h-7.2z",
     "^": "m0-4.6l4.4 8.2h-8.8z",
@@ -39,12 +39,12 @@ SHAPES = {  # of markers, about nine pixels across, from their middle
 
 
 def css_class(line: Line) -> str:
-    """The class of all that has this line; the page's style says its colour on a dark page."""
+    """The class of elements with this line, for which the page's style has a colour on a dark page."""
     return "k" + "".join(each for each in f"{line.colour}{line.dark}".lower() if each.isalnum())
 
 
 def panel(panel: Panel, legend: Sequence[Entry]) -> Element:
-    """One panel."""
+    """A panel as an element."""
     root = _root(WIDTH, HEIGHT, f"{panel.title}. {panel.finding}".strip())
     root.set("class", "panel")
     for name, number in zip("xXyY", (*panel.x_range, *panel.y_range), strict=True):
@@ -75,7 +75,7 @@ def panel(panel: Panel, legend: Sequence[Entry]) -> Element:
 
 
 def dots(picture: Dots) -> Element:
-    """Clients across, classes down."""
+    """Dots as an element, with clients across and classes down."""
     left = 8 + 7 * max((len(each) for each in picture.classes), default=1)
     left = min(left, 150)
     width = left + DOT * len(picture.clients) + 8
@@ -103,19 +103,19 @@ def dots(picture: Dots) -> Element:
 
 
 def swatch(line: Line) -> Element:
-    """The line in a legend."""
+    """A line's sample in a legend."""
     root = Element("svg", {"viewBox": "0 0 34 12", "class": "swatch", "aria-hidden": "true"})
     _swatch(root, line, 0, 6)
     return root
 
 
 def text(element: Element) -> str:
-    """The element as a part of an HTML page."""
+    """The element as text of an HTML page."""
     return ElementTree.tostring(element, encoding="unicode")
 
 
 def file(picture: Chart | Dots) -> bytes:
-    """The whole chart as a file: its panels beside each other, its legend below."""
+    """The whole chart as a file, with its panels side by side and its legend below."""
     if isinstance(picture, Dots):
         parts, legend, across = [dots(picture)], [], 1
         width, height = (float(each) for each in parts[0].get("viewBox", "0 0 1 1").split()[2:])

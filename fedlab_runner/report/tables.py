@@ -24,18 +24,18 @@ from fedlab_runner.report.runs import Run
 from fedlab_runner.report.stats import mean, reached, std, total
 from fedlab_runner.sweep import states
 
-SUMS = (  # metrics that are summed over the rounds: key, heading, unit
+SUMS = (  # metrics of which a table shows the sum over the rounds: key, heading, unit
     ("comm/upload_mb", "uploaded", "MB"),
     ("comm/download_mb", "downloaded", "MB"),
     ("cost/client_gflops", "clients' work", "GFLOPs"),
     ("cost/server_gflops", "server's work", "GFLOPs"),
 )
-CACHE = "cost/server_cache_mb"
-_NOTHING = cell(NONE, muted=True)
+CACHE = "cost/server_cache_mb"  # metric key of the server's cache
+_NOTHING = cell(NONE, muted=True)  # a cell without a value
 
 
 def by_condition(groups: Iterable[SeedGroup]) -> dict[str, list[SeedGroup]]:
-    """The methods that were run under each condition."""
+    """The settings by condition."""
     found: dict[str, list[SeedGroup]] = {}
     for group in groups:
         found.setdefault(group.condition, []).append(group)
@@ -48,7 +48,7 @@ def finished(groups: Iterable[SeedGroup]) -> list[float]:
 
 
 def best(groups: Iterable[SeedGroup]) -> SeedGroup | None:
-    """The method with the best mean objective; None where nothing is finished."""
+    """The method with the best mean objective; None without a finished run."""
     known = [group for group in groups if finished([group])]
     if not known:
         return None
@@ -57,9 +57,9 @@ def best(groups: Iterable[SeedGroup]) -> SeedGroup | None:
 
 
 def comparison(groups: Sequence[SeedGroup]) -> ReportTable:
-    """Methods down, conditions across: mean and standard deviation over seeds, the best of each column in bold.
+    """The table of methods (rows) and conditions (columns): mean and standard deviation over seeds, the best in bold.
 
-    A column has as many decimals as its standard deviations leave a meaning.
+    A column has only the decimals that mean something in view of its standard deviations.
     """
     columns = by_condition(groups)
     winners = [best(members) for members in columns.values()]
@@ -76,19 +76,19 @@ def comparison(groups: Sequence[SeedGroup]) -> ReportTable:
         rows.append(row)
     metric = groups[0].runs[0].metric
     header = ["method", *(condition or metric for condition in columns)]
-    over = f"over {times(usual, 'seed')}" + ("" if seeds_differ(groups, usual) else ", where no other number is given")
+    over = f"over {times(usual, 'seed')}" + ("" if seeds_agree(groups, usual) else ", where no other number is given")
     title = f"{metric}: mean {PLUS_MINUS} standard deviation (n - 1) {over}; the best of each column in bold"
     return ReportTable(header, rows, title=title, units=["", *(unit(metric) for _ in columns)])
 
 
 def usual_seeds(groups: Sequence[SeedGroup]) -> int:
-    """How many finished seeds most settings have."""
+    """The most frequent number of finished seeds of a setting."""
     counts = Counter(count for group in groups if (count := len(finished([group]))))
     return max(counts, key=lambda count: (counts[count], count), default=0)
 
 
-def seeds_differ(groups: Sequence[SeedGroup], usual: int) -> bool:
-    """Whether all settings with a result have this many finished seeds."""
+def seeds_agree(groups: Sequence[SeedGroup], usual: int) -> bool:
+    """Whether all settings with a result have `usual` finished seeds."""
     return {len(finished([group])) for group in groups} - {0} <= {usual}
 
 
@@ -105,9 +105,9 @@ def result(
     digits: int | None = None,
     usual: int = 0,
 ) -> Cell:
-    """Mean and standard deviation (or another deviation) of the finished seeds, with remarks on missing ones.
+    """Mean and standard deviation (or another deviation) of the finished seeds, with remarks on missing seeds.
 
-    `usual`: a number of seeds that goes without saying.
+    `usual`: the number of seeds that the cell need not mention.
     """
     if not groups:
         return cell("not run", *more, muted=True)
@@ -121,7 +121,7 @@ def result(
 
 
 def targets(groups: Sequence[SeedGroup], wanted: Sequence[float]) -> list[float]:
-    """The target values of a condition: those wanted, or else 80 % and 95 % of the best mean, in whole percent."""
+    """The target values of a condition: `wanted`, or else 80 % and 95 % of the best mean, in whole percent."""
     if wanted or (top := best(groups)) is None or not is_share(top.runs[0].metric) or top.runs[0].lower_is_better:
         return list(wanted)
     return sorted({math.floor(share * 100 * mean(finished([top]))) / 100 for share in (0.8, 0.95)})
@@ -164,7 +164,7 @@ def _goal(goal: float, metric: str) -> str:
 
 
 def _rounds(counts: Sequence[int | None]) -> float:
-    """The mean number of rounds where every seed reached the target, else infinity."""
+    """The mean number of rounds if every seed reached the target, else infinity."""
     return mean([each for each in counts if each is not None]) if counts and None not in counts else math.inf
 
 
@@ -175,7 +175,7 @@ def _reached_by(group: SeedGroup, rounds: Sequence[int | None]) -> tuple[list[fl
 
 
 def costs(groups: Sequence[SeedGroup]) -> ReportTable:
-    """The costs of the rounds on file, means and standard deviations over seeds."""
+    """The costs of the recorded rounds: means and standard deviations over seeds."""
     runs = [run for group in groups for run in group.runs]
     sums = [each for each in SUMS if any(each[0] in row for run in runs for row in run.rows)]
     columns: list[tuple[str, str, Callable[[Run], float]]] = [
@@ -204,8 +204,8 @@ def costs(groups: Sequence[SeedGroup]) -> ReportTable:
 
 
 def matrix(groups: Sequence[SeedGroup]) -> ReportTable | None:
-    """The cells of the evaluation matrix at the end of the finished runs, means and deviations over seeds; None where
-    no run has any.
+    """The cells of the evaluation matrix at the end of the finished runs: means and deviations over seeds; None if no
+    run has cells.
     """
     last = {id(run): run.summary["final"] for group in groups for run in group.runs if run.finished}
     cells = sorted({of for row in last.values() for key in row if (of := cell_of(key)) is not None})

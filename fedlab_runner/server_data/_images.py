@@ -1,4 +1,4 @@
-"""Image files as server data, drawn from the seed and decoded once, in the shape of the clients' images."""
+"""Image files as server data: drawn from the seed, and decoded once to the shape of the clients' images."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,11 +30,11 @@ def read(
     seed: int,
     cache: str | None,
 ) -> ServerData:
-    """Decodes (path, class) pairs, at most `max_images` of them drawn uniformly, to the shape of the clients' images.
+    """Decodes (path, class) pairs to the shape of the clients' images: at most `max_images` of them, drawn uniformly.
 
-    Images are resized as a whole, bilinear with antialiasing, and held in memory or, with a folder `cache`, in a file
-    there. Raises UserError for no image, a single class, a file that is no image, and clients whose inputs are no such
-    images.
+    Each image is resized as a whole, bilinear with antialiasing. The images lie in memory or, with a folder `cache`, in
+    a file there. Raises UserError for no image, a single class, a file that is not an image, and clients whose inputs
+    are not such images.
     """
     size = shape_of(data)
     chosen = capped(len(files), max_images, seed)

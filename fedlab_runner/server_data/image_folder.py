@@ -14,10 +14,10 @@ from fedlab_runner.utils.validate import at_least
 
 @dataclass(frozen=True)
 class ServerImageFolder(ServerDataSource):
-    """The images in root/<class>/, of all classes or of `classes`, folder names such as ImageNet's wnids.
+    """The images in root/<class>/, of all classes or of `classes`, which are folder names such as ImageNet's wnids.
 
     At most `max_images` are drawn uniformly. They are decoded once, into memory or into a file in the folder `cache`.
-    `name` tells runs on different images apart; `root` may move.
+    `name` distinguishes runs on different images; `root` may move.
     """
 
     root: str

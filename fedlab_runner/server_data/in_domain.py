@@ -1,4 +1,4 @@
-"""In-domain examples, taken out of the test set (Feddle, appendix D; FedLAW's proxy data)."""
+"""In-domain examples, taken from the test set (Feddle, appendix D; FedLAW's proxy data)."""
 
 from dataclasses import dataclass
 
@@ -9,12 +9,12 @@ from fedlab_runner.datasets.examples import Data
 from fedlab_runner.server_data.base import ServerDataSource
 from fedlab_runner.utils.validate import at_least, within
 
-DEFAULT_SIZE = 1000  # examples: as many as Feddle reserves
+DEFAULT_SIZE = 1000  # examples, as in Feddle
 
 
 @dataclass(frozen=True)
 class InDomain(ServerDataSource):
-    """`size` examples or a `fraction` of the test set, drawn uniformly; with both null 1000, but at most a quarter.
+    """`size` examples or a `fraction` of the test set, drawn uniformly. With both null: 1000, but at most a quarter.
 
     The test set loses these examples, whether or not the algorithm uses them.
     """
@@ -41,7 +41,7 @@ class InDomain(ServerDataSource):
         return ServerData(mine.inputs, mine.targets, len(data.class_names), in_domain=True), rest
 
     def _size(self, total: int) -> int:
-        """How many of the `total` examples of the test set the server takes."""
+        """The number of examples that the server takes from the `total` of the test set."""
         if self.fraction is not None:
             return round(self.fraction * total)
         return min(DEFAULT_SIZE, total // 4) if self.size is None else self.size

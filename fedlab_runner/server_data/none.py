@@ -9,7 +9,7 @@ from fedlab_runner.server_data.base import ServerDataSource
 
 @dataclass(frozen=True)
 class NoServerData(ServerDataSource):
-    """The server has models only, as in plain federated learning."""
+    """The server has models but no data, as in plain federated learning."""
 
     def reserve(self, data: Data, seed: int) -> tuple[ServerData | None, Data]:
         return None, data

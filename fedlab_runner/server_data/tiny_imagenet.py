@@ -11,7 +11,7 @@ from fedlab_runner.server_data.base import ServerDataSource
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.validate import at_least, one_of
 
-FOLDER = "tiny-imagenet-200"
+FOLDER = "tiny-imagenet-200"  # name of the unpacked archive
 
 
 @dataclass(frozen=True)

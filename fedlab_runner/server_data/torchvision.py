@@ -15,7 +15,7 @@ from fedlab_runner.utils.validate import at_least, one_of
 
 @dataclass(frozen=True)
 class OtherDataset(ServerDataSource):
-    """One `part` (train, test) of any data set of the group `dataset`, at most `max_images` of it drawn uniformly."""
+    """One `part` (train, test) of a data set of the group `dataset`: at most `max_images` of it, drawn uniformly."""
 
     dataset: Dataset
     part: str

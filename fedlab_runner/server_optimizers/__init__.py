@@ -1,4 +1,4 @@
-"""Server optimisers: how the server's model follows the steps that an algorithm makes of it.
+"""Server optimisers: how the server's model follows an algorithm's steps.
 
 Each choice is one file with one frozen dataclass; `base.py` is the contract.
 """

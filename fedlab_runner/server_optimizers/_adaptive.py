@@ -12,13 +12,13 @@ from fedlab_runner.utils.validate import finite_above, finite_at_least, one_of, 
 
 
 class Correction(NamedTuple):
-    """A correction of the moments' bias towards their start: factors on the learning rate and on tau."""
+    """A correction of the moments' bias towards their start, by factors of the learning rate and of tau."""
 
-    ahead: int  # steps that the correction counts beyond those made
-    of_tau: bool  # whether tau has the factor of the second moment's root, as it is added to the corrected moment
+    ahead: int  # steps that the correction counts in addition to the steps made
+    of_tau: bool  # whether tau has the factor of the second moment's root, because it is added to the corrected moment
 
 
-CORRECTIONS: dict[str, Correction | None] = {
+CORRECTIONS: dict[str, Correction | None] = {  # by value of the field `bias_correction`
     "none": None,  # Algorithm 2
     "adam": Correction(0, of_tau=True),  # Kingma and Ba, 2015, Algorithm 1; PyTorch, pfl-research
     "keras": Correction(0, of_tau=False),  # Kingma and Ba, 2015, before section 2.1; Reddi et al.'s code
@@ -28,7 +28,7 @@ CORRECTIONS: dict[str, Correction | None] = {
 
 @dataclass(frozen=True)
 class Adaptive(ServerOptimizer):
-    """m <- beta1 m + (1 - beta1) delta and x <- x + lr m / (sqrt(v) + tau); each choice defines v."""
+    """m <- beta1 m + (1 - beta1) delta and x <- x + lr m / (sqrt(v) + tau). Each choice defines v."""
 
     operations: ClassVar[int] = 12
 

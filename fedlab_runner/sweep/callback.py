@@ -1,6 +1,6 @@
-"""Records a sweep while it runs: its folder, and a file for each job that ends.
+"""Records a sweep while it runs: a folder for the sweep, and a file for each job that ends.
 
-Nothing is collected in memory: jobs may run in other processes or on other machines, and any of them may die.
+It collects nothing in memory: jobs may run in other processes or on other machines, and any of them may die.
 """
 
 import contextlib
@@ -39,14 +39,14 @@ _log = logging.getLogger(__name__)
 
 
 class SweepCallback(Callback):
-    """Makes the folder of a sweep in the process that starts it, and drops what Hydra would keep of each job."""
+    """Makes the folder of a sweep in the process that starts it, and drops the configs that Hydra would keep."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         streams.make_optional()
         overrides = list(config.hydra.overrides.task)
         folder = Path(config.hydra.sweep.dir).absolute() / "sweeps" / sweep_id(overrides)
         (folder / "jobs").mkdir(parents=True, exist_ok=True)
-        for path in (folder / "jobs").glob("*.json"):  # jobs that did not finish are tried again
+        for path in (folder / "jobs").glob("*.json"):  # the sweep tries unfinished jobs again
             if read_job(path).get("status") != states.FINISHED:
                 path.unlink()
         write_text_atomically(folder / "command.txt", shlex.join(["fedlab", *sys.argv[1:]]) + "\n")
@@ -58,13 +58,13 @@ class SweepCallback(Callback):
         _log.info("%s, results in %s", f"{len(grid) or 'the'} jobs", shown, extra=IN_SWEEP)
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
-        # Launchers keep all jobs until the end, and a job's two configs take 0.2 MB; sweepers need the value only.
+        # Launchers keep all jobs until the end, and a job's two configs take 0.2 MB. Sweepers need only the value.
         if config.hydra.mode == RunMode.MULTIRUN:
             job_return.cfg = job_return.hydra_cfg = None
 
 
 def _grid(config: DictConfig) -> list[list[str]]:
-    """The overrides of every job of a grid; empty where a sweeper chooses its jobs one after another."""
+    """The overrides of every job of a grid; empty if a sweeper chooses its jobs one after another."""
     sweeper = config.hydra.sweeper
     if not sweeper["_target_"].endswith("BasicSweeper"):
         return []
@@ -72,12 +72,12 @@ def _grid(config: DictConfig) -> list[list[str]]:
     try:
         parsed = OverridesParser.create().parse_overrides([*params, *config.hydra.overrides.task])
         return [job for batch in BasicSweeper.split_arguments(parsed, None) for job in batch]
-    except HydraException:  # Hydra reports it; or glob(*), which needs the config groups
+    except HydraException:  # a fault that Hydra reports, or glob(*), which needs the config groups
         return []
 
 
 def sweep_id(overrides: Iterable[str]) -> str:
-    """The keys that vary and a hash of all overrides, e.g. `algorithm_std_seed-1a2b3c4d`; their order is irrelevant."""
+    """The keys that vary and a hash of all overrides in any order, e.g. `algorithm_std_seed-1a2b3c4d`."""
     overrides = sorted(overrides)
     names = [line.partition("=")[0].rpartition(".")[2] for line in overrides if re.search(r"=.*[,(]", line)]
     names += [line.replace("=", "-") for line in overrides if line.startswith("hparams_search=")]
@@ -85,7 +85,7 @@ def sweep_id(overrides: Iterable[str]) -> str:
 
 
 class JobRecord:
-    """The record of the current job of a sweep; says on the terminal when the job begins and ends."""
+    """The record of the current job of a sweep. Reports on the terminal when the job begins and ends."""
 
     def __init__(self, cfg: DictConfig) -> None:
         hydra = HydraConfig.get()
@@ -93,11 +93,11 @@ class JobRecord:
         self._overrides, self._seed = list(hydra.overrides.task), seed if isinstance(seed, int) else None
         self._output, self._number = Path(hydra.runtime.output_dir), int(hydra.job.num) + 1
         self._folder = os.path.relpath(hydra.runtime.output_dir, hydra.runtime.cwd)
-        self._reused = bool(self._summary())  # the run is finished
+        self._reused = bool(self._summary())  # whether the run was finished before the job
         self._began = time.monotonic()
 
     def begin(self) -> None:
-        """Notes that the job has begun; a job that has finished in an earlier call keeps its record until it ends."""
+        """Notes that the job has begun. A job that finished in an earlier call keeps its record until it ends."""
         if (sweep := sweep_folder()) is None:
             return
         if read_job(self._path(sweep)).get("status") != states.FINISHED:
@@ -106,8 +106,8 @@ class JobRecord:
         _log.info("%s", progress.begun(sweep, self._number, self._overrides), extra=IN_SWEEP)
 
     def end(self, status: str, objective: float | None = None, error: str | None = None) -> None:
-        """Notes how the job has ended, and writes the sweep's table anew."""
-        if (sweep := sweep_folder()) is None:  # the launcher drops the environment: only the run folder has the result
+        """Notes how the job has ended, and updates the sweep's table."""
+        if (sweep := sweep_folder()) is None:  # the launcher drops the environment: only the run has the result
             return
         before = read_job(self._path(sweep)).get("seconds")
         seconds = before if self._reused else time.monotonic() - self._began
@@ -115,12 +115,12 @@ class JobRecord:
         self._write(sweep, job)
         if (self._output / "config.yaml").is_file():  # the run has begun
             note_sweep(self._output)
-        if status != states.STOPPED:  # the command itself says so in one line
+        if status != states.STOPPED:  # the command itself reports that in one line
             level = logging.ERROR if status == states.FAILED else logging.INFO
             _log.log(level, "%s", progress.ended(sweep, self._number, job, self._reused), extra=IN_SWEEP)
 
     def _summary(self) -> dict[str, Any]:
-        """The summary in the run's folder; empty where it is of a call with other rounds."""
+        """The summary in the run's folder; empty if it has another number of rounds."""
         summary = read_json(self._output / "summary.json")
         return summary if summary.get("rounds") == self._rounds else {}
 
@@ -128,7 +128,8 @@ class JobRecord:
         return Job(self._overrides, self._seed, status, objective, self._folder, **more)
 
     def _path(self, sweep: Path) -> Path:
-        # Named by the overrides: a job that is run again takes its own place, wherever an edited config moved its run.
+        # Named by the overrides, so that a repeated job replaces its record, even if an edited config has moved its
+        # run.
         return sweep / "jobs" / f"{digest(sorted(self._overrides))}.json"
 
     def _write(self, sweep: Path, job: Job) -> None:
@@ -137,7 +138,7 @@ class JobRecord:
 
 
 def remove_if_empty(folder: Path) -> None:
-    """Removes the folder of a sweep that was refused before any job, and the empty folders above it."""
+    """Removes the folder of a sweep that was refused before its first job, and the empty folders above it."""
     if any((folder / "jobs").iterdir()):
         return
     for path in (

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MAX_LINES = 10  # of a picture: more hide each other
-MARKERS_ON_LINE = 8  # about so many on a long line
+MAX_LINES = 10  # of a picture: more lines hide each other
+MARKERS_ON_LINE = 8  # about the number of markers on a long line
 LEGEND_LINE_INCHES = 0.22  # the height of a line of the legend
-CAPTION = "Means over seeds, shaded by a standard deviation where a setting has several."
-# Further curves beside the objective's metric: file, key, and the keys of a band around it.
+CAPTION = "Means over seeds, shaded by a standard deviation where a setting has several."  # of the curves
+# Further curves besides the objective's metric: file, key, and the keys of a band around it.
 CURVES = (
     ("update_cosines", "analysis/update_cosine_mean", ("analysis/update_cosine_min", "analysis/update_cosine_max")),
     ("directions", "algorithm/probe_cosine_first", None),
@@ -33,10 +33,10 @@ CURVES = (
 def plot_sweep(folder: Path) -> list[Path]:
     """Draws the finished jobs of a sweep into `folder`/plots, and returns the files.
 
-    `<key>.png`, with an SVG beside it: the objective against each swept key whose values are numbers, a line for each
-    combination of the other keys, with the mean and the standard deviation over seeds. `curves.png`: its metric over
-    the rounds by setting; where these are too many for one picture, one for each combination of the numbers. Lines are
-    drawn as the registry of methods says.
+    `<key>.png`, with an SVG beside it: the objective against each swept key whose values are numbers, with a line for
+    each combination of the other keys: the mean and the standard deviation over seeds. `curves.png`: the objective's
+    metric over the rounds, with a line for each setting; too many settings for one picture are split by the values of
+    the numbers. The registry of methods gives the lines' style.
     """
     from matplotlib.style import context
 
@@ -52,7 +52,7 @@ def plot_sweep(folder: Path) -> list[Path]:
 
 
 def _against(folder: Path, rows: Sequence[Row], key: str) -> Path | None:
-    """Draws the objective against one key; None where no two values share the other keys, or for too many lines."""
+    """Draws the objective against one key; None if no two values share the other keys, or for too many lines."""
     lines: dict[tuple[str, ...], dict[float, list[float]]] = {}
     first: dict[tuple[str, ...], Row] = {}
     names: dict[float, str] = {}
@@ -72,7 +72,7 @@ def _against(folder: Path, rows: Sequence[Row], key: str) -> Path | None:
     for look, name, line in zip(tell_apart(methods), _labels(methods, lines), lines.values(), strict=True):
         x = [places.index(value) for value in sorted(line)]
         _draw(axes, look, x, [line[value] for value in sorted(line)], name)
-    axes.set_xticks(range(len(places)), [label(names[value]) for value in places])  # 0, 0.001, 0.1 fit no common scale
+    axes.set_xticks(range(len(places)), [label(names[value]) for value in places])  # 0, 0.001, 0.1 fit no scale
     axes.set(title=label(_judged(rows)), xlabel=label(key))
     if is_share(_judged(rows)):
         in_percent(axes.yaxis)
@@ -89,9 +89,9 @@ def _over_rounds(
     rows: Sequence[Row],
     logged: Sequence[Sequence[Sequence[Mapping[str, Any]]]],
 ) -> Path | None:
-    """Draws a metric over the rounds, a line for each setting; None where no run has it.
+    """Draws a metric over the rounds, a line for each setting; None if no run has it.
 
-    `logged` has a run's rows by setting and job, `shared` the overrides that tell these settings from others.
+    `logged` has a run's rows by setting and job, `shared` the overrides that distinguish these settings from others.
     """
     if not any(found := [_by_round(runs, key) for runs in logged]):
         return None
@@ -146,7 +146,7 @@ def _by_round(runs: Sequence[Sequence[Mapping[str, Any]]], key: str) -> dict[int
 def _draw(
     axes: "Axes", look: Line, x: Sequence[float], values: Sequence[Sequence[float]], name: str, spread: bool = True
 ) -> None:
-    """The means of the values at each x, and a band of one standard deviation where there are several."""
+    """The means of the values at each x, and a band of one standard deviation if there are several."""
     means = [statistics.fmean(each) for each in values]
     stds = [statistics.stdev(each) if len(each) > 1 else 0.0 for each in values]
     every = max(1, len(x) // MARKERS_ON_LINE)
@@ -158,7 +158,7 @@ def _draw(
 
 
 def _legend(axes: "Axes", caption: str, several: bool = True) -> None:
-    """Draws caption and legend below the axes, one name a line: the names of settings are long."""
+    """Draws caption and legend below the axes, one name on a line, because the names of settings are long."""
     handles, names = axes.get_legend_handles_labels() if several else ([], [])
     legend = axes.figure.legend(
         handles,
@@ -173,7 +173,7 @@ def _legend(axes: "Axes", caption: str, several: bool = True) -> None:
 
 
 def _method(row: Row) -> Method:
-    """The method of a setting: from the config of its first run, else from its overrides."""
+    """The method of a setting, from the config of its first run, or else from its overrides."""
     for job in row.of(FINISHED)[:1]:
         with suppress(OSError, untrusted.Unreadable):
             config = untrusted.read_yaml(Path(job.folder) / "config.yaml")
@@ -184,7 +184,7 @@ def _method(row: Row) -> Method:
 
 
 def _labels(methods: Sequence[Method], overrides: Iterable[Sequence[str]]) -> list[str]:
-    """The names of lines: the method where there are several, and the overrides that its name does not tell."""
+    """The names of lines: the method if there are several, and the overrides that its name does not express."""
     several = len({method.key for method in methods}) > 1
     found = []
     for method, some in zip(methods, overrides, strict=True):
@@ -206,7 +206,7 @@ def _varying(rows: Sequence[Row], row: Row) -> list[str]:
 
 
 def _numbers(rows: Sequence[Row]) -> list[str]:
-    """The keys that have different values in the sweep, all of them numbers."""
+    """The keys with different values in the sweep, all of them numbers."""
     values: dict[str, set[str]] = {}
     for row in rows:
         for key, value in _values(row).items():
@@ -228,7 +228,7 @@ def _judged(rows: Sequence[Row]) -> str:
 
 
 def _metrics(run: Path) -> list[dict[str, Any]]:
-    """The rows of a run; none where its folder has been moved or is on another machine."""
+    """The rows of a run; empty if its folder was moved or is on another machine."""
     from fedlab_runner.tracking.jsonl import decode
 
     try:

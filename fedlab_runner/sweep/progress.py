@@ -1,4 +1,4 @@
-"""What a person sees of a sweep at work: where it is, and a line for each job that ends."""
+"""The view of a running sweep: where it is, and a line for each job that ends."""
 
 import math
 import os
@@ -15,13 +15,13 @@ from fedlab_runner.utils.system import SHARED_BY
 
 
 def place(folder: Path, number: int) -> str:
-    """`job 7/18`; `job 7` where the sweeper chooses its jobs one after another."""
+    """`job 7/18`; `job 7` if the sweeper chooses its jobs one after another."""
     jobs = size(folder)
     return f"job {number}/{jobs}" if jobs else f"job {number}"
 
 
 def time_left(folder: Path) -> str:
-    """`, about 12 min left`, from the seconds of the jobs that have finished; empty where unknown or below 1 s."""
+    """`, about 12 min left`, from the seconds of the finished jobs; empty if unknown or below 1 s."""
     jobs = [job for row in read(folder) for job in row.jobs]
     took = [job.seconds for job in jobs if job.status == states.FINISHED and job.seconds is not None]
     left = sum(job.status in (states.UNFINISHED, states.NOT_BEGUN, states.STOPPED) for job in jobs)

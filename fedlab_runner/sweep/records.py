@@ -1,4 +1,4 @@
-"""The records of a sweep's jobs, one file a job, read as files that a stranger may have written."""
+"""The records of a sweep's jobs: one file for each job, read as a file that a stranger may have written."""
 
 import logging
 import math
@@ -13,7 +13,8 @@ from fedlab_runner.sweep import states
 from fedlab_runner.utils import checksummed_json, untrusted
 from fedlab_runner.utils.escaping import visible
 
-GRID = "grid.json"  # in the sweep's folder: the overrides of each job, for a grid
+GRID = "grid.json"  # in the folder of a grid: the overrides of each job
+# A number in a text of overrides, with or without an exponent.
 _NUMBER = re.compile(r"((?<![\w.])-?[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?(?![\w.])|[0-9]+)", re.IGNORECASE)
 
 _log = logging.getLogger(__name__)
@@ -21,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Job:
-    """How one job of a sweep ended, or where it is."""
+    """How one job of a sweep ended, or that it has begun."""
 
     overrides: list[str]
     seed: int | None
@@ -30,7 +31,7 @@ class Job:
     folder: str
     summary: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
-    seconds: float | None = None  # that the job took; of several starts the longest
+    seconds: float | None = None  # duration of the job; of several starts the longest
 
     @property
     def setting(self) -> tuple[str, ...]:
@@ -56,18 +57,18 @@ class Row:
 
     @property
     def remarks(self) -> str:
-        """The number of seeds that do not count by state, with the first reason for failures."""
+        """The numbers of seeds that do not count, by state, with the first reason for failures."""
         reason = next((f" ({job.error})" for job in self.of(states.FAILED)), "")
         return "; ".join(
             line + reason * line.endswith(states.FAILED) for line in states.counted(job.status for job in self.jobs)
         )
 
 
-_FIELDS = {each.name for each in fields(Job)}
+_FIELDS = {each.name for each in fields(Job)}  # names of the fields of a record
 
 
 def read(folder: Path) -> list[Row]:
-    """A row for each setting, in the order of their names; jobs of a grid that have no record are not begun."""
+    """A row for each setting, in the order of their names. Jobs of a grid without a record have not begun."""
     paths = sorted((folder / "jobs").glob("*.json"))
     jobs = [Job(**values) for path in paths if (values := read_job(path))]
     known = {tuple(sorted(job.overrides)) for job in jobs}
@@ -81,12 +82,12 @@ def read(folder: Path) -> list[Row]:
 def natural(setting: Iterable[str]) -> list[Any]:
     """A sort key that puts delay.std=5 before delay.std=20, and local.lr=0.05 before local.lr=0.1."""
     parts = _NUMBER.split(" ".join(setting))
-    # float() has no limit of digits, unlike int(); numbers beyond its precision are compared as texts.
+    # float() has no limit of digits, unlike int(). Numbers beyond its precision compare as texts.
     return [(float(part), len(part.lstrip("-0")), part) if i % 2 else part for i, part in enumerate(parts)]
 
 
 def read_job(path: Path) -> dict[str, Any]:
-    """The fields of the Job in a file; empty, with a warning, where the file is damaged."""
+    """The fields of the Job in a file; empty, with a warning, if the file is damaged."""
     try:
         values = checksummed_json.read(path)
         if values.keys() != _FIELDS or not _sound(values):
@@ -94,7 +95,7 @@ def read_job(path: Path) -> dict[str, Any]:
     except OSError:
         return {}
     except checksummed_json.Damaged as fault:
-        _warn_once(f"{visible(str(path))} {fault} and does not count: the command of the sweep writes it anew")
+        _warn_once(f"{visible(str(path))} {fault} and does not count: the command of the sweep writes it again")
         return {}
     return values
 
@@ -109,12 +110,12 @@ def _sound(values: Mapping[str, Any]) -> bool:
 
 @cache
 def _warn_once(message: str) -> None:
-    """Warns once: the records are read again whenever a job ends."""
+    """Warns only once of each fault: the sweep reads the records again whenever a job ends."""
     _log.warning("%s", message)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty where it cannot be read."""
+    """The object in a JSON file; empty if it cannot be read."""
     try:
         values = untrusted.read_json(path)
     except (OSError, ValueError):
@@ -123,7 +124,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _grid(folder: Path) -> list[list[str]]:
-    """The overrides of each job of a grid; nothing for another sweep."""
+    """The overrides of each job of a grid; empty for another sweep."""
     try:
         grid = untrusted.read_json(folder / GRID)
     except (OSError, ValueError):
@@ -132,7 +133,7 @@ def _grid(folder: Path) -> list[list[str]]:
 
 
 def varying(folder: Path) -> set[str]:
-    """The keys that have several values in a grid; empty for another sweep."""
+    """The keys with several values in a grid; empty for another sweep."""
     values: dict[str, set[str]] = {}
     for override in (each for job in _grid(folder) for each in job):
         key, _, value = override.lstrip("+").partition("=")
@@ -157,6 +158,6 @@ def to_come(folder: Path) -> list[list[str]]:
 
 
 def finished(folder: Path) -> list[Path]:
-    """The run folders of a sweep's finished jobs; they lie beside the folder `sweeps`."""
+    """The run folders of a sweep's finished jobs, which lie beside the folder `sweeps`."""
     jobs = [job for row in read(folder) for job in row.of(states.FINISHED)]
     return [folder.parent.parent / Path(job.folder).name for job in jobs]

@@ -1,33 +1,33 @@
-"""The states of a run: one vocabulary for the tables of sweeps and for reports."""
+"""The states of a run, for the tables of sweeps and for reports."""
 
 from collections import Counter
 from collections.abc import Iterable
 
-FINISHED = "finished"  # all rounds are there
+FINISHED = "finished"  # the files have all rounds
 FAILED = "failed"  # the run ended by an error
 PRUNED = "pruned"  # the rule `pruning` of its sweep ended the run
 STOPPED = "stopped"  # a signal ended the run
 DAMAGED = "damaged"  # the rows are not as the run left them
-UNFINISHED = "unfinished"  # begun, at work or ended without a word
-NOT_BEGUN = "not begun"  # the sweep has not come to the job yet, or no round is on file
-ALL = (FINISHED, FAILED, PRUNED, STOPPED, DAMAGED, UNFINISHED, NOT_BEGUN)
-NEVER_REACHED = "never reached"  # of a target, by a finished run; a run in another state may reach it yet
+UNFINISHED = "unfinished"  # begun, and running or ended without a message
+NOT_BEGUN = "not begun"  # the sweep has not reached the job yet, or the files have no round
+ALL = (FINISHED, FAILED, PRUNED, STOPPED, DAMAGED, UNFINISHED, NOT_BEGUN)  # in the order of tables and reports
+NEVER_REACHED = "never reached"  # a finished run has not reached a target; a run in another state may still do so
 
 
 def counted(states: Iterable[str]) -> list[str]:
-    """`2 failed`, `1 not begun`: how many are in each state but `finished`, in the order of `ALL`."""
+    """The number of runs in each state except `finished`, in the order of `ALL`: `2 failed`, `1 not begun`."""
     counts = Counter(states)
     return [f"{counts[state]} {state}" for state in ALL if counts[state] and state != FINISHED]
 
 
 def common(states: Iterable[str]) -> str:
-    """The state that all share, else `unfinished`; `finished` counts only where nothing else is there."""
+    """The one state of all runs that are not finished; `unfinished` if these differ, `finished` if there are none."""
     found = set(states) - {FINISHED} or {FINISHED}
     return found.pop() if len(found) == 1 else UNFINISHED
 
 
 def of_target(states: Iterable[str]) -> list[str]:
-    """How many runs did not reach a target, by state: `1 never reached`, `2 failed`."""
+    """The number of runs that did not reach a target, by state: `1 never reached`, `2 failed`."""
     found = list(states)
     never = found.count(FINISHED)
     return [*([f"{never} {NEVER_REACHED}"] if never else []), *counted(found)]

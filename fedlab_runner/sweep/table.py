@@ -1,4 +1,4 @@
-"""The table of a sweep: mean and spread over seeds, written anew whenever a job begins or ends."""
+"""The table of a sweep: mean and spread over seeds. Each job updates it when it begins and ends."""
 
 import os
 import shlex
@@ -15,9 +15,9 @@ from fedlab_runner.utils.files import write_text_atomically
 
 
 def refresh(folder: Path) -> list[Row]:
-    """Writes table.md and table.csv anew from the records of the jobs.
+    """Writes table.md and table.csv from the records of the jobs.
 
-    Several processes may do this at once: each reads the records again after it has written, so no job is left out.
+    Several processes may do this at once. Each reads the records again after writing, so that no job is missing.
     """
     rows = read(folder)
     while True:
@@ -47,7 +47,7 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def csv_text(rows: Sequence[Row]) -> str:
-    """The table with mean and std of every number of the summaries, for programs."""
+    """The table for programs, with mean and std of every number of the summaries."""
     keys = sorted({key for row in rows for key in set().union(*(job.summary for job in row.jobs)) if row.values(key)})
     others = [state for state in states.ALL if state not in (states.FINISHED, states.DAMAGED)]
     header = ["setting", "seeds", *others, "mean", "std"]
@@ -68,7 +68,7 @@ def show(folder: Path) -> None:
     from fedlab_runner.sweep.plots import plot_sweep
 
     rows = read(folder)
-    if all(job.status == states.NOT_BEGUN for row in rows for job in row.jobs):  # refused before any job
+    if all(job.status == states.NOT_BEGUN for row in rows for job in row.jobs):  # refused before its first job
         return
     header, body = cells(rows)
     table = Table(*header)

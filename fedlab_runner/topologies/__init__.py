@@ -1,4 +1,4 @@
-"""Topologies: which clients can reach each other.
+"""Topologies: the clients that can reach each other.
 
 Each choice is one file with one frozen dataclass; `base.py` is the contract.
 """

@@ -1,4 +1,4 @@
-"""The contract of a topology: which clients can reach each other. N clients.
+"""The contract of a topology: the clients that can reach each other. N clients.
 
 Each choice is a frozen dataclass in a file of this folder, with conf/topology/<file>.yaml.
 """
@@ -10,13 +10,13 @@ import numpy as np
 
 
 class Topology(Protocol):
-    """A rule that links clients. A run with an algorithm without a server draws its topology once, before round 0."""
+    """A rule that links clients. With an algorithm without a server the run draws a topology once, before round 0."""
 
     @abstractmethod
     def draw(self, rng: np.random.Generator, num_clients: int) -> np.ndarray:
         """The adjacency [N, N] bool: symmetric, with a False diagonal, connected.
 
         A pure function of the fields, of the files that they name and of `rng`, which the run derives from its seed.
-        Raises ValueError, named after the field, where these clients cannot be linked so, and UserError for a file that
-        is missing or wrong.
+        Raises ValueError, named after the field, if the field does not allow a graph of these clients, and UserError
+        for a file that is missing or wrong.
         """

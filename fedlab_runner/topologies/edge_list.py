@@ -1,4 +1,4 @@
-"""A graph that a file lists."""
+"""A graph from a file that lists its links."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +12,9 @@ from fedlab_runner.utils.errors import UserError
 
 @dataclass(frozen=True)
 class EdgeList(Topology):
-    """The links in the text file `path`: a line is two client ids from 0, separated by blanks or a comma.
+    """The links in the text file `path`. A line has two client ids from 0, separated by blanks or a comma.
 
-    Empty lines and lines that start with # are skipped. The graph must be connected.
+    Empty lines and lines that start with # do not count. The graph must be connected.
     """
 
     path: str
@@ -31,7 +31,9 @@ class EdgeList(Topology):
                 continue
             if len(words) != 2 or not all(w.isascii() and w.isdigit() and int(w) < num_clients for w in words):
                 wanted = f"two client ids from 0 to {num_clients - 1}"
-                raise UserError(f"topology.path must list {wanted} a line, got line {number} of {self.path}: {line!r}")
+                raise UserError(
+                    f"topology.path must list {wanted} in each line, got line {number} of {self.path}: {line!r}"
+                )
             edges.append([int(word) for word in words])
         linked = from_edges(num_clients, np.array(edges, np.int64).reshape(-1, 2))
         if len(missing := unreachable(linked)):

@@ -1,4 +1,4 @@
-"""A random graph in which all clients have equally many neighbours (Steger and Wormald, 1999; as in networkx).
+"""A random graph in which all clients have the same number of neighbours (Steger and Wormald, 1999; as in networkx).
 
 https://doi.org/10.1017/S0963548399003867
 """
@@ -19,7 +19,7 @@ class RandomRegular(Topology):
     degree: int
 
     def __post_init__(self) -> None:
-        at_least(2, degree=self.degree)  # a connected graph of more than two clients needs it
+        at_least(2, degree=self.degree)  # fewer do not connect more than two clients
 
     def draw(self, rng: np.random.Generator, num_clients: int) -> np.ndarray:
         n, degree = num_clients, self.degree
@@ -27,7 +27,7 @@ class RandomRegular(Topology):
             raise ValueError(f"degree must be less than the {n} clients, and even if their number is odd, got {degree}")
         import networkx  # slow to import, and only this choice needs it
 
-        # networkx takes minutes for dense graphs, so it draws the sparser one of the graph and its complement
+        # networkx takes minutes for dense graphs, so it draws the sparser of the graph and its complement
         sparse = min(degree, n - 1 - degree)
         while True:
             graph = networkx.random_regular_graph(sparse, n, seed=int(rng.integers(2**63)))

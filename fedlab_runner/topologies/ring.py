@@ -10,7 +10,7 @@ from fedlab_runner.topologies.graphs import from_edges
 
 @dataclass(frozen=True)
 class Ring(Topology):
-    """Each client reaches the client before and the client after it, by id; the last and the first are linked."""
+    """Each client reaches the clients with the next smaller and larger id; the last and the first are linked."""
 
     def draw(self, rng: np.random.Generator, num_clients: int) -> np.ndarray:
         ids = np.arange(num_clients)

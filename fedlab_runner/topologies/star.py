@@ -11,7 +11,7 @@ from fedlab_runner.utils.validate import at_least
 
 @dataclass(frozen=True)
 class Star(Topology):
-    """Each client reaches the client `center` and no other; `center` reaches all."""
+    """Each client reaches the client `center` and no other client; `center` reaches all clients."""
 
     center: int
 

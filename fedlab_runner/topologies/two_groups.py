@@ -9,7 +9,7 @@ from fedlab_runner.topologies.base import Topology
 
 @dataclass(frozen=True)
 class TwoGroups(Topology):
-    """A full mesh of the even ids, one of the odd ids, and a link between the median clients of the two."""
+    """A full mesh of the even ids, a full mesh of the odd ids, and a link between the median clients of both."""
 
     def draw(self, rng: np.random.Generator, num_clients: int) -> np.ndarray:
         ids = np.arange(num_clients)

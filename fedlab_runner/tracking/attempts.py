@@ -18,12 +18,12 @@ def need(package: str, logger: str) -> None:
 
 
 def last_line(error: Exception) -> str:
-    """The last line of what an error says; its type where it says nothing."""
+    """The last line of an error's message; the error's type where the message is empty."""
     return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip().rstrip(".")
 
 
 class Attempts:
-    """Tries calls, and warns of the first that fails; `cause` says in one line what an error means."""
+    """Tries calls and warns of the first one that fails. `cause` explains an error in one line."""
 
     def __init__(self, service: str, cause: Callable[[Exception], str] = last_line) -> None:
         self._service, self._cause, self._warned = service, cause, False

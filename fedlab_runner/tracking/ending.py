@@ -8,16 +8,16 @@ from fedlab_runner.core.metric_names import cell_of, shown
 from fedlab_runner.utils.durations import duration
 from fedlab_runner.utils.escaping import visible
 
-CURVES = "plots/curves.png"  # in the run's folder, where the run draws pictures
-MAX_METRICS = 10  # of the last round; summary.json has the others
-_RULES = {
+CURVES = "plots/curves.png"  # in the run's folder, if the run draws pictures
+MAX_METRICS = 10  # of the last round are printed; summary.json has the others
+_RULES = {  # words for the rule `evaluation.summary`
     "best_of_last": "best of the last evaluations",
     "mean_of_last": "mean of the last evaluations",
     "best": "best evaluation",
     "last": "last evaluation",
 }
 _TESTED = ("test", "regular", "meme")  # groups of test metrics, beside the cells of the evaluation matrix
-# Groups of keys in the order of the lines: what was tested, what was trained, what it cost, what else was measured.
+# Groups of keys in the order of the lines: tests, training, costs, other measurements.
 _GROUPS = (*_TESTED, "train", "comm", "cost", "late")
 
 
@@ -46,6 +46,6 @@ def ending(summary: Mapping[str, Any], folder: Path, seconds: float | None) -> l
 
 
 def _rank(key: str) -> tuple[int, str]:
-    """Test metrics first, then the groups in their order, then all else."""
+    """Test metrics first, then the groups in their order, then all other metrics."""
     group = "test" if cell_of(key) is not None else key.partition("/")[0]
     return _GROUPS.index(group) if group in _GROUPS else len(_GROUPS), key

@@ -1,4 +1,4 @@
-"""A run's numbers as a file of JSON objects, a line for each round: all other views are copies of this file."""
+"""A run's numbers as a file of JSON objects, one line for each round. All other views are copies of this file."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ from fedlab_runner.utils.files import (
 )
 
 Row = dict[str, Any]
-_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT  # of the open file
 _log = logging.getLogger(__name__)
 
 
@@ -76,7 +76,7 @@ class JsonLines:
         self.rows: list[Row] = []
         self._descriptor: int | None = None
         self._size, self._sha256 = 0, hashlib.sha256()
-        self._digests: list[str] = []  # by row: of the file up to there
+        self._digests: list[str] = []  # for each row, that of the file up to its end
 
     def open(self, round: int) -> None:
         """Cuts the file after the row of `round` (-1: to nothing) and opens it to append rows."""
@@ -92,8 +92,8 @@ class JsonLines:
         sync_folder(self.path.parent)
 
     def find_damage(self, round: int, digest: str | None) -> str | None:
-        """Why a run cannot continue after `round`: the file must hold the rounds 0 to `round` with this digest (None:
-        any digest). None where it can.
+        """Why a run cannot continue after `round`; None if it can. The file must hold the rounds 0 to `round`, with
+        this digest (None: any digest).
         """
         found = self._read(round)
         if [row["round"] for _, row in found] != list(range(round + 1)):
@@ -107,7 +107,7 @@ class JsonLines:
         if [row["round"] for row in self.rows] != list(range(round + 1)):
             raise UserError(
                 f"{self.path} does not hold each of the rounds 0 to {round} that the checkpoint follows on: "
-                f"delete {self.path.parent} to start the run anew, or give it another hydra.run.dir"
+                f"delete {self.path.parent} to start the run again, or give it another hydra.run.dir"
             )
 
     def digest(self, round: int | None = None) -> str:
@@ -115,7 +115,7 @@ class JsonLines:
         return self._sha256.hexdigest() if round is None else self._digests[round]
 
     def append(self, round: int, numbers: Mapping[str, Any]) -> Row:
-        """Appends a row and returns it as a reader will find it."""
+        """Appends a row and returns it as a reader of the file will see it."""
         assert self._descriptor is not None, "open comes first"
         line = encode(round, numbers)
         with naming(self.path):
@@ -124,22 +124,22 @@ class JsonLines:
         return self.rows[-1]
 
     def sync(self) -> None:
-        """Forces the rows to disk. A file that was removed, replaced or cut is written anew, with a warning."""
+        """Forces the rows to disk. A file that was removed, replaced or cut is written again, with a warning."""
         if self._descriptor is not None:
             if not is_at(self.path, self._descriptor) or os.fstat(self._descriptor).st_size != self._size:
-                self._write_anew()
+                self._rewrite()
             with naming(self.path):
                 os.fsync(self._descriptor)
 
     def verify(self) -> None:
-        """Reads the file back: a file that differs from the rows is written anew, with a warning."""
+        """Reads the file back: a file that differs from the rows is written again, with a warning."""
         with open_to_read(self.path) as file:
             same = hashlib.sha256(file.read()).hexdigest() == self.digest()
         if not same:
-            self._write_anew()
+            self._rewrite()
 
-    def _write_anew(self) -> None:
-        _log.warning("%s was removed or changed while the run was at work: it is written anew from memory", self.path)
+    def _rewrite(self) -> None:
+        _log.warning("%s was removed or changed during the run: it is written again from memory", self.path)
         lines = [encode(row["round"], {key: row[key] for key in row if key != "round"}) for row in self.rows]
         write_atomically(self.path, lambda file: file.writelines(lines))
         self.close()

@@ -1,4 +1,4 @@
-"""Handlers for log lines. A line is never broken, so that a command in it can be copied and a log can be searched."""
+"""Handlers for log lines. They never break a line, so that a user can copy a command from it and search the log."""
 
 import logging
 import os
@@ -23,7 +23,7 @@ class LineHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Writes one record: time, level from a warning on, message, and the traceback if there is one.
 
-        In a sweep it writes warnings and the lines about the sweep: what a job says of itself is in the job's log file.
+        In a sweep it writes warnings and lines about the sweep. A job's other lines are in the job's log file.
         """
         of_job = record.levelno < logging.WARNING and record.name.startswith("fedlab_runner")
         if hasattr(record, "file_only") or (of_job and os.environ.get(NAME) and not hasattr(record, "in_sweep")):
@@ -41,14 +41,14 @@ class LineHandler(logging.Handler):
 
 
 class LogFile(logging.FileHandler):
-    """Appends to a file of the run folder; a file that cannot be written to any more is reported once."""
+    """Appends to a file of the run folder. If writing fails, it says so once and drops later lines."""
 
     def _open(self) -> TextIOWrapper:
         lost: list[OSError] = []
 
         def tell(error: OSError) -> None:
             if not lost:
-                print(f"warning: {self.baseFilename} is cut off ({error.strerror}): the run goes on", file=sys.stderr)
+                print(f"warning: {self.baseFilename} is cut off ({error.strerror}): the run continues", file=sys.stderr)
             lost.append(error)
 
         raw = Forgiving(open_own(Path(self.baseFilename), os.O_WRONLY | os.O_APPEND | os.O_CREAT), tell)

@@ -1,4 +1,4 @@
-"""The `logger` config group: what is shown of a run beside its own files, which are always written."""
+"""The `logger` config group: where a run is shown. The run always writes its own files."""
 
 import os
 from dataclasses import dataclass
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from fedlab_runner.utils.sweep_job import FOLDER
 from fedlab_runner.utils.validate import above, one_of
 
-MODES = ("online", "offline", "disabled")
+MODES = ("online", "offline", "disabled")  # values of the field `mode`
 
 
 @dataclass(frozen=True)
 class Logger:
-    """Nothing but the terminal.
+    """Shows the run on the terminal alone.
 
     progress: whether to show a live bar; None: on a terminal only.
     pictures: whether to draw plots/ in the run's folder; None: unless the run is a job of a sweep that no tracker
@@ -36,11 +36,11 @@ class Logger:
 
 @dataclass(frozen=True)
 class WandbLogger(Logger):
-    """Weights & Biases.
+    """Shows the run in Weights & Biases too.
 
     dir: the W&B folder that all runs share; W&B itself requires the last part to be `wandb`.
-    group: runs of one group are shown together; None: those of one setting, its seeds.
-    init_timeout, finish_timeout: seconds that W&B's server may take before the run goes on without it.
+    group: W&B shows runs of one group together; None: a group holds the seeds of one setting.
+    init_timeout, finish_timeout: seconds that W&B's server may take before the run continues without it.
     """
 
     mode: str

@@ -14,7 +14,7 @@ _LOWER = {
     *("divergence", "time", "seconds", "mb", "bytes", "flops", "gflops", "models", "staleness", "rounds"),
     *("clipped", "finite", "negative"),  # updates/not_finite counts non-finite updates
 }
-_HIGHER = {"accuracy", "precision", "recall", "f1", "auc"}
+_HIGHER = {"accuracy", "precision", "recall", "f1", "auc"}  # words of metrics of which larger values are better
 _COSTS = {"comm", "cost", "time"}  # groups of keys whose metrics are all costs
 
 
@@ -22,8 +22,8 @@ def lower_is_better(key: str) -> bool:
     """Whether a smaller value of the metric is a better one.
 
     `key` is `<group>/<name>` or `<group>/<name>/<of what>`, e.g. `test/loss` or `test/accuracy_class/error`; the third
-    part is a class or an architecture of the user's and says nothing. Losses, errors, spreads, times, bytes, operations
-    and counts of what went wrong are better when they are smaller. Accuracies, and all that is not known here, such as
+    part names a class or an architecture of the user and does not count. Losses, errors, spreads, times, bytes,
+    operations and counts of failures are better when they are smaller. Accuracies and all unknown metrics, such as
     `analysis/update_cosine_mean`, are better when they are larger.
     """
     group, _, rest = key.partition("/")
@@ -40,7 +40,7 @@ def direction_of(key: str) -> str:
 
 
 def check_direction(hydra: DictConfig, key: str) -> None:
-    """UserError where the run is part of a search for the worst values of the metric."""
+    """Raises UserError where the run is part of a search for the worst values of the metric."""
     sweeper: Any = OmegaConf.to_container(hydra.sweeper, resolve=False)
     told, wanted = sweeper.get("direction"), direction_of(key)
     told = getattr(told, "name", told)  # a text, or a member of an enumeration

@@ -1,4 +1,4 @@
-"""Asks in a thread whether a server answers: without a network that takes up to a minute."""
+"""Asks in a thread whether a server answers. Without a network that takes up to a minute."""
 
 import ssl
 import threading
@@ -10,7 +10,7 @@ REQUEST_TIMEOUT_SECONDS, RETRY_SECONDS = 10.0, 2.0  # the limit of one request; 
 
 
 class Reach:
-    """Asks a server until it gives any answer or `stop` is called."""
+    """Asks a server until it answers or until `stop` is called."""
 
     def __init__(self, url: str) -> None:
         self._url, self._began = url, time.monotonic()
@@ -40,7 +40,7 @@ class Reach:
                 self._answered.set()
             except Exception as error:  # networks fail in many ways
                 self.reason = str(getattr(error, "reason", error))
-                # The server is there: W&B itself has other certificates and sends other requests.
+                # The server answers, which is enough: W&B itself has other certificates and sends other requests.
                 if isinstance(error, urllib.error.HTTPError) or isinstance(
                     getattr(error, "reason", None), ssl.SSLError
                 ):

@@ -43,7 +43,7 @@ class Recorder:
         show_summary: bool = True,
         hold: Callable[[], None] = lambda: None,
     ) -> None:
-        """`hold` raises where the folder is no longer this run's; `sync` calls it first."""
+        """`sync` first calls `hold`, which raises where the folder no longer belongs to this run."""
         self._folder, self._hold = folder, hold
         self._metrics = JsonLines(folder / METRICS)
         self._timings = JsonLines(folder / TIMINGS)
@@ -84,19 +84,19 @@ class Recorder:
         self._console.log(row)
 
     def table(self, name: str, columns: list[str], rows: list[list[Any]]) -> None:
-        """Shows a table in W&B. Call this at each start of the run: W&B's older files of the run are replaced."""
+        """Shows a table in W&B. Call this at each start of the run, which replaces W&B's older files of the run."""
         self._tracker.table(name, columns, clean(rows))
 
     def image(self, name: str, path: Path) -> None:
-        """Shows a picture in W&B. Call this at each start of the run: W&B's older files of the run are replaced."""
+        """Shows a picture in W&B. Call this at each start of the run, which replaces W&B's older files of the run."""
         self._tracker.image(name, path)
 
     def model(self, files: Sequence[Path]) -> None:
-        """Gives the file of the final weights, and what describes them, to W&B."""
+        """Gives W&B the file of the final weights and the files that describe them."""
         self._tracker.model(files)
 
     def sync(self) -> None:
-        """Forces the files to disk, as each checkpoint needs its rounds there; damaged files are written anew."""
+        """Forces the files to disk, because a checkpoint needs its rounds there. Writes damaged files again."""
         self._hold()
         self._metrics.sync()
         self._timings.sync()
@@ -116,8 +116,8 @@ class Recorder:
     def finish(self, summary: dict[str, Any]) -> None:
         """Shows the summary in W&B, closes the run there, writes `summary.json`, and shows the summary on the terminal.
 
-        `summary.json` marks the run as finished, so it is written last: a run that is killed before is continued, and
-        its copy in W&B too.
+        `summary.json` marks the run as finished, so the recorder writes it last. If the run is killed before that, the
+        same command continues the run, and its copy in W&B too.
         """
         self.sync()
         self._metrics.verify()

@@ -8,7 +8,7 @@ from typing import Any
 from fedlab_runner.core.metric_names import FILE_ONLY
 from fedlab_runner.tracking.metric_direction import lower_is_better
 
-RULES = ("best_of_last", "mean_of_last", "best", "last")
+RULES = ("best_of_last", "mean_of_last", "best", "last")  # values of `evaluation.summary`
 
 
 def summarise(
@@ -23,14 +23,14 @@ def summarise(
     """The four summaries of `metric` over a run's evaluations, with that of `rule` as the `objective`.
 
     - Evaluations are the rows from round 1 on that hold the metric, at multiples of `every` and at the last round,
-      `rounds`. So an extended run counts like a run that never stopped.
+      `rounds`. So an extended run has the summary of a run that never stopped.
     - If there are fewer than `last` evaluations, all count; if there are none, each value is NaN. The mean of values
       with a NaN is NaN; the best value ignores NaN.
-    - The best value is the smallest for a metric of which less is better, such as a loss, and else the largest.
+    - The best value is the smallest where smaller is better, as for a loss, and the largest otherwise.
     - `std_of_last` is the standard deviation of the last values (divided by n).
-    - `final` holds the metrics of the last row and `at_best` those of the best round, without those kept in files only.
+    - `final` holds the metrics of the last row and `at_best` those of the best round, except metrics for files only.
     - With a `target`, `rounds_to_target` is the first evaluated round whose value is as good; None if there is none.
-    - `warnings` is there only if the run has warnings.
+    - `warnings` is present only if the run has warnings.
     """
     assert rule in RULES and last >= 1 and every >= 1, (rule, last, every)
     found = [row for row in rows if row["round"] >= 1 and metric in row]
@@ -67,7 +67,7 @@ def summarise(
 
 
 def standstill(rows: Sequence[Mapping[str, Any]]) -> str | None:
-    """A warning where every evaluation equals that of the first model, to the bit; else None."""
+    """A warning if every evaluation equals the first model's, bit for bit; else None."""
     first = {key: value for key, value in rows[0].items() if key != "round"} if rows else {}
     later = [row for row in rows[1:] if first.keys() <= row.keys()]
     if not first or not later or any(row[key] != value for row in later for key, value in first.items()):

@@ -1,4 +1,4 @@
-"""A run in TensorBoard: a folder of event files, written anew at each start of the run."""
+"""A run in TensorBoard: a folder of event files. Each start of the run writes them from the first round on."""
 
 import json
 import logging
@@ -17,7 +17,7 @@ from fedlab_runner.utils.files import short_path
 _log = logging.getLogger(__name__)
 
 
-class Tracker:
+class TensorboardTracker:
     """TensorBoard's copy of a run, in the folder `<dir>/<run id>`."""
 
     def __init__(
@@ -82,7 +82,7 @@ class Tracker:
         """Writes nothing: the run's folder has the weights."""
 
     def summary(self, values: dict[str, Any]) -> None:
-        """Writes the summary's numbers, and the whole as text."""
+        """Writes the summary's numbers as scalars and the whole summary as text."""
         self._text("summary", escaping.fenced(json.dumps(values, indent=2, default=str).splitlines(), "json"))
         numbers = {f"summary/{key}": value for key, value in values.items() if isinstance(value, int | float)}
         if self._writer is not None:

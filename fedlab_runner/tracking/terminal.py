@@ -1,6 +1,6 @@
 """The live view of a run: a progress bar on a terminal, else a log line now and then.
 
-That a lost terminal cannot stop a run is the work of `fedlab_runner.utils.streams`.
+`fedlab_runner.utils.streams` sees to it that a lost terminal cannot stop a run.
 """
 
 import logging
@@ -25,7 +25,7 @@ from fedlab_runner.utils.sweep_job import IN_SWEEP, JOB
 _log = logging.getLogger(__name__)
 
 LATE_KEY = "late"  # the number of arrived updates that began in an earlier round; computed here
-# The metrics of a round that the view shows, as far as there is room: key, label, format.
+# The metrics of a round that the view shows if they fit: key, label, format.
 SHOWN_METRICS = (
     ("test/accuracy", "accuracy", "{:.2%}"),
     ("late/in_flight", "in flight", "{:.0f}"),
@@ -33,7 +33,7 @@ SHOWN_METRICS = (
     ("train/loss", "loss", "{:.3f}"),
 )
 LOG_SECONDS, SWEEP_LOG_SECONDS = 5.0, 60.0  # the shortest time between two log lines; in a sweep
-RATE_ROUNDS = 20  # the speed of a run is that of so many last rounds
+RATE_ROUNDS = 20  # last rounds over which the speed of a run is measured
 
 
 class Console:
@@ -58,10 +58,10 @@ class Console:
         self._latest = dict(latest)
         self._first = max(round, 0)
         self._speed.begin(self._first)
-        if self._job:  # a short job has one line, when it has ended
+        if self._job:  # a short job has a single line, at its end
             self._logged = time.monotonic()
         if round > 0:
-            _log.info("%s goes on after round %d of %d", self._run_id, round, self._rounds)
+            _log.info("%s continues after round %d of %d", self._run_id, round, self._rounds)
         if self._live:
             self._bar = Progress(
                 TextColumn(
@@ -71,7 +71,7 @@ class Console:
                 _Latest(self._latest),
                 _Pace(self._speed),
                 console=self._console,
-                transient=True,  # what is left on the screen is the line of the end
+                transient=True,  # only the last line stays on the screen
                 refresh_per_second=4,
                 expand=True,
             )
@@ -82,7 +82,7 @@ class Console:
         """Shows one round."""
         if row["round"] > 0:
             self._speed.add(row["round"])
-        else:  # the evaluation of the first model is no round
+        else:  # round 0 is the evaluation of the first model
             self._speed.begin(0)
         self._latest.update(row)
         if "late/arrived" in row:
@@ -100,11 +100,13 @@ class Console:
 
     @property
     def seconds(self) -> float | None:
-        """The duration of the run until its last round, as far as it is known."""
+        """The seconds from the start of the run to its last round; None where unknown."""
         return self._latest.get("time/wall")
 
     def show(self, lines: Sequence[str]) -> None:
-        """Prints the lines about the end of a run; in a sweep nothing, as the sweep has a line for each job."""
+        """Prints the lines about the end of a run. In a sweep it prints nothing, as the sweep has a line for each
+        job.
+        """
         self.stop()
         for line in lines if not self._job else ():
             self._console.print(Text(line), soft_wrap=True, highlight=False)
@@ -121,8 +123,8 @@ class Console:
 
 
 class _Speed:
-    """The speed of a run over its last rounds, without the first round of a start, which measures, forks and compiles;
-    while this is the only one, it counts.
+    """The speed of a run over its last rounds. The first round after a start, which measures, forks and compiles,
+    counts only while there is no other.
     """
 
     def __init__(self) -> None:
@@ -143,7 +145,7 @@ class _Speed:
             self._warm = True
 
     def words(self, left: int) -> list[str]:
-        """The speed, and the time left for so many rounds; nothing before the end of a round."""
+        """The speed, and the time that `left` more rounds take; empty before the end of a round."""
         (first, began), (last, now) = self._ends[0], self._ends[-1]
         if last == first or now <= began:
             return []
@@ -152,7 +154,7 @@ class _Speed:
 
 
 class _Latest(ProgressColumn):
-    """The newest values of the shown metrics, as many as leave room for the bar."""
+    """The newest values of the shown metrics, as many as fit beside the bar."""
 
     def __init__(self, latest: Row) -> None:
         super().__init__()

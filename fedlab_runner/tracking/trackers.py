@@ -1,4 +1,4 @@
-"""The tracker of a run: a second copy of its numbers elsewhere, by the class of its logger."""
+"""The tracker of a run keeps a second copy of its numbers elsewhere. The class of the logger chooses it."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -11,10 +11,10 @@ from fedlab_runner.tracking.logger import Logger, TensorboardLogger, TrackioLogg
 
 
 class Tracker(Protocol):
-    """Takes copies of what a Recorder writes. No failure of it may stop the run: it warns once."""
+    """Takes copies of what a Recorder writes. A failing tracker warns once and never stops the run."""
 
     def start(self, history: Iterable[Row]) -> None:
-        """Begins with the rounds that are on file."""
+        """Begins with the rounds that the run's files have."""
 
     def log(self, row: Row) -> None:
         """Takes a round."""
@@ -26,13 +26,13 @@ class Tracker(Protocol):
         """Takes a picture, a PNG."""
 
     def model(self, files: Sequence[Path]) -> None:
-        """Takes the final weights, and what describes them."""
+        """Takes the files of the final weights and of their description."""
 
     def summary(self, values: dict[str, Any]) -> None:
         """Takes the run's summary."""
 
     def finish(self, exit_code: int) -> None:
-        """Ends; `exit_code` other than 0: the run has failed. May be called again."""
+        """Ends. An `exit_code` other than 0 means that the run has failed. May be called again."""
 
 
 class NoTracker:
@@ -51,9 +51,9 @@ def open_tracker(logger: Logger, *, run_id: str, config: dict[str, Any], label: 
     """The tracker for a run's logger; raises UserError where the logger's package is not installed."""
     match logger:
         case WandbLogger():
-            return wandb_run.Tracker(logger, run_id=run_id, config=config, label=label, commit=commit)
+            return wandb_run.WandbTracker(logger, run_id=run_id, config=config, label=label, commit=commit)
         case TrackioLogger():
-            return trackio_run.Tracker(logger, run_id=run_id, config=config, label=label, commit=commit)
+            return trackio_run.TrackioTracker(logger, run_id=run_id, config=config, label=label, commit=commit)
         case TensorboardLogger():
-            return tensorboard_run.Tracker(logger, run_id=run_id, config=config, label=label, commit=commit)
+            return tensorboard_run.TensorboardTracker(logger, run_id=run_id, config=config, label=label, commit=commit)
     return NoTracker()

@@ -19,7 +19,7 @@ from fedlab_runner.utils.files import short_path
 _log = logging.getLogger(__name__)
 
 
-class Tracker:
+class TrackioTracker:
     """Trackio's copy of a run, under the run's name for people and its id."""
 
     def __init__(
@@ -36,7 +36,7 @@ class Tracker:
         self._try = Attempts("Trackio")
 
     def start(self, history: Iterable[Row]) -> None:
-        """Opens the run with `history` in the place of an earlier one of this name."""
+        """Opens the run with `history`; it replaces an earlier run of this name."""
         self._run = self._try(self._open, "could not be started")
         for row in history if self._run is not None else ():
             self.log(row)

@@ -24,7 +24,7 @@ FIRST_ANSWER_SECONDS = 1.0  # how long a run waits for W&B's server before it be
 LAST_ANSWER_SECONDS = 5.0  # how long after its start a run that has ended still waits for the server
 
 
-class Tracker:
+class WandbTracker:
     """A W&B run under this run's id, whose history equals the run's files.
 
     A continued online run sends the rounds that the server lacks. A continued offline run writes all rounds into a new
@@ -53,7 +53,9 @@ class Tracker:
         self._incomplete = False  # whether the run has warned that W&B lacks some of it
 
     def start(self, history: Iterable[Row]) -> None:
-        """Opens the run and sends `history`: later where the server has not answered yet, offline if it never does."""
+        """Opens the run and sends `history`. It does so later if the server has not answered yet, offline if it never
+        does.
+        """
         if self._logger.mode == "disabled":
             return
         self._waiting = list(history)
@@ -71,7 +73,9 @@ class Tracker:
             if self._reach.answers():
                 self._run = self._online()
             else:
-                _log.warning("W&B cannot be reached (%s): the run goes on with logger.mode=offline", self._reach.reason)
+                _log.warning(
+                    "W&B cannot be reached (%s): the run continues with logger.mode=offline", self._reach.reason
+                )
             self._reach = None
         if self._run is None:
             self._older = _segments(self._folder, self._run_id, "offline-run")
@@ -92,7 +96,7 @@ class Tracker:
         self._say_where(run)
 
     def _settle(self, last: bool) -> None:
-        """Opens a waiting run if the server has answered or its time is over. `last`: the run has ended."""
+        """Opens a waiting run if the server has answered or its time is over. `last` says that the run has ended."""
         if self._reach is None:
             return
         if (
@@ -114,11 +118,12 @@ class Tracker:
         run, self._media = self._run, {}
         for key in numbers.keys() - self._defined:
             self._define(run, key)
-        # Without commit=True a row stays open until the next one: tables and images of the end can join the last row.
+        # Without commit=True a row stays open until the next one, so that the last tables and images can join the last
+        # row.
         self._try(lambda: run.log(numbers, step=self._last), "did not take a round")
 
     def _define(self, run: "wandb.Run", key: str) -> None:
-        """Lets W&B's summary have the best value too, if there is one, and draws no charts of pictures' sizes."""
+        """Adds a metric's best value, if it has one, to W&B's summary, and hides the charts of pictures' sizes."""
         self._defined.add(key)
         best = "min" if key.endswith("loss") else "max" if is_share(key) and not lower_is_better(key) else None
         if key in self._media_names:
@@ -143,14 +148,14 @@ class Tracker:
             self._add(name, lambda: wandb.Image(str(path)))
 
     def model(self, files: Sequence[Path]) -> None:
-        """Adds a file of weights, and what describes them, as the artifact `model-<run id>`."""
+        """Adds the files of the weights and of their description as the artifact `model-<run id>`."""
         self._settle(last=True)
         if self._run is not None:
             run = self._run
             self._try(lambda: self._log_model(run, files), "did not take the model")
 
     def summary(self, values: dict[str, Any]) -> None:
-        """Adds the run's summary, as `summary.<key>`, to the last values that W&B keeps itself."""
+        """Adds the run's summary, as `summary.<key>`, to W&B's own summary of last values."""
         self._settle(last=True)
         if self._run is not None:
             run = self._run
@@ -186,8 +191,8 @@ class Tracker:
         try:
             return self._init("online")
         except Exception as error:
-            _log.warning("W&B cannot be reached (%s): the run goes on with logger.mode=offline", service.line(error))
-        # W&B's process still holds the run's id, and an empty folder is left: both would hinder the offline run.
+            _log.warning("W&B cannot be reached (%s): the run continues with logger.mode=offline", service.line(error))
+        # W&B's process still holds the run's id and leaves an empty folder: both would hinder the offline run.
         self._try(service.teardown, "did not stop")
         for left in set(_segments(self._folder, self._run_id, "run")) - set(before):
             shutil.rmtree(left, ignore_errors=True)

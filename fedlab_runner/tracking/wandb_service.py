@@ -1,4 +1,4 @@
-"""Calls to W&B's service, of which a process has one for all its runs."""
+"""Calls to W&B's service. All runs of a process share one service."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -31,7 +31,7 @@ class _Messages:
 def listen(tell: Callable[[str], None] | None) -> None:
     """Sends W&B's messages of this process to `tell` (None: to nobody).
 
-    A server that refuses an upload for good is reported in such a message only.
+    Only such a message reports that a server refuses an upload permanently.
     """
     import wandb
 
@@ -44,7 +44,7 @@ def _plain(message: str) -> str:
 
 
 def teardown() -> None:
-    """Ends W&B's process. A process that has died is forgotten, else Python reports it at length when it ends."""
+    """Ends W&B's process. Forgets a process that has died, which Python would report at length at its own exit."""
     import wandb
 
     with suppress(SystemExit):  # with the exit code of that process
@@ -52,14 +52,14 @@ def teardown() -> None:
 
 
 def has_ended(error: Exception) -> bool:
-    """Whether an error says that W&B's process has ended: to write to it fails, or what it was asked stays open."""
+    """Whether an error says that W&B's process has ended: a write to it failed, or it left a request open."""
     from wandb.sdk.mailbox import HandleAbandonedError
 
     return isinstance(error, ConnectionError | HandleAbandonedError)
 
 
 def line(error: Exception) -> str:
-    """The cause in one line: W&B has it in the last one. A variable that cannot be used is named."""
+    """The cause in one line: the last line of W&B's message. Names an environment variable that W&B cannot use."""
     from pydantic import ValidationError  # W&B needs it
 
     if isinstance(error, ValidationError):  # of a setting, which comes from the environment

@@ -112,18 +112,18 @@ LINES: Sequence[tuple[str, bool, Sequence[tuple[str, Sequence[str]]]]] = (
     ),
 )
 MAX_RUNS = 1000  # of a workspace
-PICTURES = (
+PICTURES = (  # names under which a run shows its pictures
     *("partition_plot", "blocks_plot", "topology", "curves", "staleness"),
     *("matrix", "clients_plot", "coefficients", "directions", "update_cosines"),
 )
-TABLES = ("partition", "clients", "per_class")
+TABLES = ("partition", "clients", "per_class")  # names under which a run shows its tables
 
 
 def workspace(entity: str, project: str, sweep: Path | None) -> Any:
     """A workspace, not yet saved: lines are means over the seeds of a setting with a band of one standard deviation.
 
-    `sweep`: the folder of a sweep, whose runs are shown, also those that an earlier sweep has begun; None: all runs of
-    the project.
+    `sweep`: the folder of a sweep. The workspace shows its runs, also those that an earlier sweep has begun. None: it
+    shows all runs of the project.
     """
     # Imported by name: the type check must not depend on an extra.
     ws: Any = importlib.import_module("wandb_workspaces.workspaces")

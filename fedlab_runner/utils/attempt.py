@@ -1,6 +1,6 @@
-"""Keeps a note of the part of the run at work in its folder: the next attempt reports where this one was killed.
+"""Notes in the run's folder which part of the run is working, so that the next attempt reports where this one died.
 
-Also says what the next attempt does after an error: it goes on from a checkpoint, or it begins again.
+`next_start` says what the next attempt does after an error: it continues from a checkpoint, or it begins again.
 """
 
 import faulthandler
@@ -19,9 +19,9 @@ from fedlab_runner.utils.files import open_to_read, write_atomically
 
 _log = logging.getLogger("fedlab_runner")
 
-NOTE_FILE = ".attempt"
-STACK_FILE = "crash.txt"  # the stack of Python when a fatal signal came
-NOTE_BYTES = 128  # the length of the note; Python's fault handler writes behind it, where a signal leaves it the time
+NOTE_FILE = ".attempt"  # in the run's folder
+STACK_FILE = "crash.txt"  # in the run's folder: Python's stack at a fatal signal
+NOTE_BYTES = 128  # the length of the note; if a fatal signal leaves time, Python's fault handler writes behind it
 MAX_STACK_BYTES = 2**20  # of a stack that is read
 # The texts of a note, and of the first line that Python's fault handler writes.
 _NOTE = re.compile(r"process \d{1,10} on [\w.-]{1,60} in [a-z ]{1,30}(\d{1,12} \([a-z ]{1,30}\))?", re.ASCII)
@@ -57,13 +57,13 @@ def at(part: str, round: int | None = None) -> None:
 
 
 def place() -> str:
-    """The part of the run that is at work, in words."""
+    """The part of the run that is working, in words."""
     return str(_place)
 
 
 def next_start() -> str:
-    """The words for what the same command will do after an error of the run at work, or of the last one."""
-    return "the same command " + ("goes on from the last checkpoint" if _checkpoints() else "begins again")
+    """What the same command will do after an error of the present run, or of the last one, in words."""
+    return "the same command " + ("continues from the last checkpoint" if _checkpoints() else "begins again")
 
 
 class Attempt:
@@ -71,8 +71,8 @@ class Attempt:
 
     `checkpoints` returns the rounds of the checkpoints that the folder has now.
 
-    A note that is there at the start means that the last attempt was killed; one log line says where. No number depends
-    on the note: the run ignores a note that it cannot read, does without one that it cannot write, and follows no link.
+    A note at the start means that the last attempt was killed; one log line says where. No number depends on the note:
+    the run ignores a note that it cannot read, continues without one that it cannot write, and follows no link.
     """
 
     def __init__(self, folder: Path, checkpoints: Callable[[], Sequence[int]]) -> None:
@@ -105,7 +105,7 @@ class Attempt:
             self._path.unlink(missing_ok=True)
 
     def write(self) -> None:
-        """Writes the part of the run that is at work into the note."""
+        """Writes the part of the run that is working into the note."""
         if self._descriptor is not None:
             note = f"process {os.getpid()} on {self._host} in {_place}".ljust(NOTE_BYTES - 1) + "\n"
             with suppress(OSError):

@@ -8,12 +8,12 @@ from typing import Any
 
 from fedlab_runner.utils import untrusted
 
-FORMAT = 1
+FORMAT = 1  # version of the format
 _MARK = ',\n "sha256": "'  # stands between the content and its SHA-256
 
 
 class Damaged(ValueError):
-    """The fault of a file, in words that follow its name."""
+    """What is wrong with a file. The message follows the file's name."""
 
 
 def text(content: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ class UserError(ValueError):
 
 
 class RunFailed(RuntimeError):
-    """A run cannot go on though its command and config are right: one line with what is lost and the remedy."""
+    """A run cannot continue, although its command and config are right: one line with the loss and the remedy."""
 
 
 class Diverged(RunFailed):

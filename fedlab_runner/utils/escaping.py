@@ -1,4 +1,4 @@
-"""Texts of strangers, such as names and errors from a run folder, made harmless for the program that shows them."""
+"""Escapes texts of strangers, such as names and errors from a run folder, for the program that shows them."""
 
 import csv
 import hashlib
@@ -7,14 +7,14 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-_SPECIAL = re.compile(r"[\\`*\[\]|~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
-_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+_SPECIAL = re.compile(r"[\\`*\[\]|~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")  # characters that markdown interprets
+_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}  # HTML's escapes
 _FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")  # the last four are their full-width forms
 _MAX_NAME_CHARACTERS = 100  # of a file name: far below a file system's 255 bytes, which leaves room for a suffix
 
 
 def visible(text: str) -> str:
-    """The text in one line, its invisible characters as escapes such as `\\x1b`: control sequences of terminals, line
+    """The text in one line, with invisible characters as escapes such as `\\x1b`: a terminal's control sequences, line
     ends, marks that change the direction of writing, halves of characters.
     """
     if text.isprintable():
@@ -26,12 +26,14 @@ def visible(text: str) -> str:
 
 
 def markdown(text: str) -> str:
-    """Markdown that shows exactly the text: no HTML, link, picture, code, emphasis, formula or end of a cell."""
+    """Markdown that shows exactly the text, without HTML, links, pictures, code, emphasis, formulas or ends of
+    cells.
+    """
     text = re.sub("[&<>]", lambda found: _ENTITIES[found[0]], visible(text).strip())
     return _start(_SPECIAL.sub(r"\\\g<0>", text))
 
 
-_LATEX = {
+_LATEX = {  # LaTeX's escapes
     **{each: f"\\{each}" for each in "{}$&#_%"},
     **{"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"},
     **{"<": "\\textless{}", ">": "\\textgreater{}", "|": "\\textbar{}", '"': "''"},
@@ -54,7 +56,7 @@ def _latex(each: str) -> str:
 
 
 def _start(text: str) -> str:
-    """The text, in which a list's or a heading's mark at the start is escaped."""
+    """The text with an escape before a mark of a list or a heading at its start."""
     if re.match(r"[#+=:-]", text):
         return f"\\{text}"
     return re.sub(r"^(\d+)([.)])", r"\1\\\2", text) if re.match(r"\d+[.)](\s|$)", text) else text
@@ -79,12 +81,12 @@ def csv_text(rows: Iterable[Sequence[Any]]) -> str:
 
 
 def short(text: str, limit: int) -> str:
-    """The text, or its beginning and a hash of the whole: two long texts stay different."""
+    """The text; or, above `limit` characters, its beginning and a hash, so that two long texts stay different."""
     return text if len(text) <= limit else f"{text[: limit - 9]}\N{HORIZONTAL ELLIPSIS}{_hash(text)}"
 
 
 def file_name(words: str) -> str:
-    """A file name made of these words; a hash is added where they are too long or have characters that names lack."""
+    """A file name made of these words, with a hash if they are too long or have characters that a name cannot have."""
     name = re.sub(r"[^A-Za-z0-9_.=-]+", "_", words).strip("-_.")
     if len(name) <= _MAX_NAME_CHARACTERS and re.fullmatch(r"[A-Za-z0-9_.=, -]*", words):
         return name
@@ -92,7 +94,7 @@ def file_name(words: str) -> str:
 
 
 def label(text: str) -> str:
-    """The text for matplotlib, where a dollar begins a formula and a first underscore hides a line's name."""
+    """The text for matplotlib, in which a dollar begins a formula and a leading underscore hides a line's name."""
     text = short(visible(text), 120).replace("$", "\\$")
     return f" {text}" if text.startswith("_") else text
 

@@ -1,4 +1,4 @@
-"""The errors of a machine that has run out of memory, processes, threads or open files, each explained in one line.
+"""Explains, in one line, the errors of a machine without free memory, processes, threads or open files.
 
 The same shortage comes as an exception of Python, of numpy, of torch's allocators, or of the system.
 """
@@ -8,11 +8,12 @@ import re
 
 from fedlab_runner.utils.attempt import next_start
 
-_REMEDIES = {
+_REMEDIES = {  # by what has run out
     "memory": "lower participation.cohort_size, local.batch_size or executor.chunk_size, or raise a limit (ulimit -v)",
     "processes or threads": "lower executor.workers or threads, or raise a limit (ulimit -u)",
     "open files": "raise the limit (ulimit -n)",
 }
+# What has run out, by the system's error number.
 _BY_NUMBER = {errno.ENOMEM: "memory", errno.EAGAIN: "processes or threads"}
 _BY_NUMBER |= dict.fromkeys((errno.EMFILE, errno.ENFILE), "open files")
 _BY_WORDS = {  # a RuntimeError and an ImportError have no number
@@ -23,7 +24,7 @@ _BY_WORDS = {  # a RuntimeError and an ImportError have no number
 
 
 def explain(error: BaseException) -> str | None:
-    """The line to show where the machine ran out of something; None for all other errors."""
+    """The line for an error that says that the machine has run out of something; None for all other errors."""
     what = None
     if isinstance(error, MemoryError):
         what = "memory"

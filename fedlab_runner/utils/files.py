@@ -1,4 +1,4 @@
-"""Opening files safely, and writing them whole: a reader sees the old content or the new one, never half of it."""
+"""Opens files safely and writes them whole: a reader sees the old content or the new one, never a part."""
 
 import errno
 import os
@@ -14,6 +14,7 @@ from typing import BinaryIO
 from fedlab_runner.utils.errors import UserError
 
 TEMPORARY = ".tmp"  # the end of the name of a file that is being written
+# The error for a path that is not a plain file.
 _NOT_OURS = "{} is a link or no plain file, and is not written to: delete it, or give another hydra.run.dir"
 _LEFT = re.compile(rf".+\.[0-9a-f]{{16}}{re.escape(TEMPORARY)}")  # names that `write_atomically` gives
 
@@ -28,7 +29,7 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def _write_beside(path: Path, write: Callable[[BinaryIO], object], place: Callable[[Path], object]) -> None:
-    """Calls `write` on a temporary file beside `path` and then `place` on its path, and removes it if it is left."""
+    """Calls `write` on a temporary file beside `path`, then `place` on its path. Removes the file if it remains."""
     make_folder(path.parent)
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}{TEMPORARY}")
     try:
@@ -44,14 +45,14 @@ def _write_beside(path: Path, write: Callable[[BinaryIO], object], place: Callab
 
 
 def write_text_atomically(path: Path, text: str) -> None:
-    """Writes a text in UTF-8 by way of a temporary file, as `write_atomically` does."""
+    """Writes a text in UTF-8 as `write_atomically` does."""
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
 def write_text_once(path: Path, text: str) -> bool:
-    """Writes a text as `write_text_atomically` does, unless the path is there; returns whether it was written.
+    """Writes a text as `write_text_atomically` does, unless the path exists; returns whether it wrote.
 
-    Of several processes that write one path at a time, one writes it. Without hard links the last one does.
+    If several processes do so at a time, one of them writes. On a file system without hard links the last one does.
     """
     written = True
 
@@ -92,14 +93,14 @@ def open_own(path: Path, flags: int, alone: bool = True) -> int:
 
 
 class NotPlainFile(UserError):
-    """A path is a pipe, a device or a folder, and is not read: its content may have no end."""
+    """A path is a pipe, a device or a folder. This package does not read it: its content may have no end."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(f"{path} is no plain file, and is not read: delete it, or give another hydra.run.dir")
 
 
 def open_to_read(path: Path, *, follow_links: bool = True) -> BinaryIO:
-    """Opens a plain file that others may have made or replaced; without `follow_links` a link is no plain file.
+    """Opens a plain file that others may have made or replaced. Without `follow_links` a link is not a plain file.
 
     Raises NotPlainFile, and OSError as the system does.
     """
@@ -107,14 +108,14 @@ def open_to_read(path: Path, *, follow_links: bool = True) -> BinaryIO:
         raise NotPlainFile(path)
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY  # O_NONBLOCK: a pipe does not make us wait
     descriptor = os.open(path, flags if follow_links else flags | os.O_NOFOLLOW)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # replaced since it was looked at
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # replaced since the first look
         os.close(descriptor)
         raise NotPlainFile(path)
     return os.fdopen(descriptor, "rb")
 
 
 def append_line(path: Path, line: str) -> None:
-    """Appends a line to a file of lines; a torn last line, which a killed process left, is removed first."""
+    """Appends a line to a file of lines. Removes a torn last line, which a killed process left, first."""
     descriptor = open_own(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
     try:
         with naming(path):
@@ -140,12 +141,12 @@ def is_at(path: Path, descriptor: int) -> bool:
 
 
 def user_cache() -> Path:
-    """The folder for what this package keeps for later runs of the same user; it can be deleted at any time."""
+    """The folder in which this package keeps files for later runs of the same user, who may delete it at any time."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedlab"
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a folder and its parents, and forces their entries to disk: a lost entry would lose the files in it."""
+    """Makes a folder and its parents, and forces their entries to disk: a lost entry would lose the folder's files."""
     if not folder.is_dir():
         make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
@@ -153,7 +154,7 @@ def make_folder(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Forces a folder's entries to disk: else a power failure may lose a new file or a rename."""
+    """Forces a folder's entries to disk: otherwise a power failure may lose a new file or a rename."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         with naming(folder):
@@ -163,7 +164,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def remove_leftovers(*folders: Path) -> None:
-    """Removes the temporary files that killed processes left; no other process may be writing in these folders."""
+    """Removes the temporary files that killed processes left. No other process may be writing in these folders."""
     for folder in folders:
         for path in folder.glob(f"*{TEMPORARY}"):
             if _LEFT.fullmatch(path.name):
@@ -172,7 +173,7 @@ def remove_leftovers(*folders: Path) -> None:
 
 @contextmanager
 def naming(path: Path | None) -> Iterator[None]:
-    """Adds the file's name to an OSError of a call that was given a descriptor only; None: the file has no name."""
+    """Adds the file's name to an OSError of a call that knows only a descriptor; None: the file has no name."""
     try:
         yield
     except OSError as error:
@@ -182,6 +183,6 @@ def naming(path: Path | None) -> Iterator[None]:
 
 
 def short_path(path: Path) -> Path:
-    """The path relative to the working folder, where it is below that."""
+    """The path, relative to the working folder if it lies below that."""
     here = Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path

@@ -1,15 +1,15 @@
-"""The user's own modules, which a config named and which lie in folders that other machines need not have."""
+"""The user's own modules, which a config names. They lie in folders that other machines may lack."""
 
 import sys
 from pathlib import Path
 from types import ModuleType
 
-_PACKAGE = __name__.partition(".")[0]
+_PACKAGE = __name__.partition(".")[0]  # import name of this package
 _folders: set[Path] = set()  # the folders of these modules
 
 
 def remember(module: ModuleType) -> None:
-    """Notes that this module, and with it each module of its folder, is the user's own."""
+    """Notes that this module and each module of its folder are the user's own."""
     top = sys.modules.get(module.__name__.partition(".")[0], module)
     places = [*getattr(top, "__path__", ())] or [getattr(top, "__file__", None)]
     _folders.update(Path(place).absolute().parent for place in places if place)

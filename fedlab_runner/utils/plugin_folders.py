@@ -1,7 +1,7 @@
 """Installed packages that extend this one, and their folders `conf`.
 
-A package registers itself by an entry point of the group `fedlab_runner.plugins`, whose value is its import name. To
-find what is registered, nothing of it is imported.
+A package registers itself by an entry point of the group `fedlab_runner.plugins`, whose value is its import name. This
+module finds registered packages without importing them.
 """
 
 import importlib.metadata
@@ -16,7 +16,7 @@ CONF = "conf"  # the folder of a registered package that holds config groups
 
 
 def modules() -> list[str]:
-    """The import names that are registered, sorted; those of modules inside them belong to them."""
+    """The registered import names, sorted. A name stands for all modules inside it."""
     values = {entry.value.partition(":")[0].strip() for entry in importlib.metadata.entry_points(group=GROUP)}
     return sorted(value for value in values if re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", value))
 
@@ -28,9 +28,9 @@ def conf_dirs() -> list[Path]:
 
 
 def _places(module: str) -> list[Path]:
-    """The folders of a package, or none for a module that is no package."""
+    """The folders of a package; none for a module that is not a package."""
     top, *inner = module.split(".")
     spec: ModuleSpec | None = None
     with suppress(ImportError, ValueError):  # ValueError: a module without a spec has this name
-        spec = importlib.util.find_spec(top)  # of a package inside another one it would import the outer
+        spec = importlib.util.find_spec(top)  # for an inner package find_spec would import the outer one
     return [Path(place, *inner) for place in (spec.submodule_search_locations or () if spec else ())]

@@ -1,4 +1,4 @@
-"""Signals that stop a run. Each raises an exception in the main thread, and a second one where the first was lost."""
+"""Signals that stop a run. Each raises an exception in the main thread, and raises it again if it was lost."""
 
 import signal
 import sys
@@ -36,7 +36,7 @@ def raised() -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         restore()
         _asked.append(number)
-        if _calls(frame, hook):  # an exception raised in the hook would be lost for good
+        if _calls(frame, hook):  # Python would lose an exception raised in the hook
             _again(Interrupted(number), stop)
         elif not _waiting:
             raise Interrupted(number)
@@ -61,7 +61,7 @@ def raised() -> Iterator[None]:
 
 
 def _calls(frame: FrameType | None, function: Callable[..., object]) -> bool:
-    """Whether a function has been called and has not returned, seen from the frame at work."""
+    """Whether a function is among the callers of a frame."""
     while frame is not None and frame.f_code is not function.__code__:
         frame = frame.f_back
     return frame is not None
@@ -69,7 +69,7 @@ def _calls(frame: FrameType | None, function: Callable[..., object]) -> bool:
 
 def _again(ignored: BaseException | None, handler: Callable[[int, FrameType | None], None]) -> bool:
     """Raises an Interrupted again that Python is about to print and forget, because a destructor or a weak reference's
-    callback was running; returns whether the exception is one.
+    callback was running. Returns whether the exception is an Interrupted.
     """
     if not isinstance(ignored, Interrupted):
         return False
@@ -90,8 +90,8 @@ def _again(ignored: BaseException | None, handler: Callable[[int, FrameType | No
 
 @contextmanager
 def deferred() -> Iterator[None]:
-    """Raises Interrupted at the end of the block for a signal that comes within: torch's compiler loses exceptions in
-    its callbacks, and torch.save replaces them by its own.
+    """Raises Interrupted at the end of the block for a signal that comes within the block: torch's compiler loses
+    exceptions in its callbacks, and torch.save replaces them by its own.
     """
     _waiting.append(None)
     try:
@@ -103,8 +103,8 @@ def deferred() -> Iterator[None]:
 
 
 def check() -> None:
-    """Raises Interrupted if the exception of a signal was lost: destructors and some callbacks of libraries, among them
-    those of torch's compiler, print an exception and go on.
+    """Raises Interrupted if a signal's exception was lost: destructors and some callbacks of libraries, such as torch's
+    compiler, print an exception and continue.
     """
     if _asked:
         _lost.clear()

@@ -1,4 +1,4 @@
-"""Standard output and error that cannot stop a run: a closed pipe, a full disk or a closed window is reported once.
+"""Standard output and error that cannot stop a run. They report a closed pipe, a full disk or a closed window once.
 
 The live view of a run, which writes to these streams, is `fedlab_runner.tracking.terminal`.
 """
@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
-_NAMES = {1: "standard output", 2: "standard error"}
+_NAMES = {1: "standard output", 2: "standard error"}  # by descriptor
 _lost: dict[int, OSError] = {}  # by descriptor: the first error of a stream that cannot be written to
 _optional: list[None] = []  # not empty: the process does work whose results are in files
 
 
 class Forgiving(io.FileIO):
-    """A descriptor to write to. An error goes to `tell`, which may raise it; if not, the bytes are lost."""
+    """A descriptor to write to. It passes an error to `tell`, which may raise it; otherwise the bytes are lost."""
 
     def __init__(self, descriptor: int, tell: Callable[[OSError], None], closefd: bool = True) -> None:
         super().__init__(descriptor, "wb", closefd=closefd)
@@ -49,8 +49,8 @@ def text_of(
 
 @contextmanager
 def protected() -> Iterator[None]:
-    """Within the block standard output and error never fail, but for one case: before `make_optional`, a command whose
-    printed answer is lost raises OSError, unless the reader closed the pipe.
+    """Within the block standard output and error do not fail, with one exception: before `make_optional`, a command
+    whose printed answer is lost raises OSError, unless the reader closed the pipe.
 
     Streams by which another program has replaced the process's own are left alone.
     """
@@ -72,15 +72,15 @@ def protected() -> Iterator[None]:
 
 
 def make_optional() -> None:
-    """From now on the results of this process are in files: a lost stream is reported once, and the work goes on."""
+    """From now on the results of this process are in files: it reports a lost stream once and continues."""
     _optional.append(None)
     for descriptor, error in _lost.items():
         _say(descriptor, error)
 
 
 def _fill() -> None:
-    """Opens /dev/null for each closed standard stream: else the next file that is opened would take its descriptor, and
-    the output of libraries and children would go into that file.
+    """Opens /dev/null for each closed standard stream. Otherwise the next open file would take the stream's descriptor,
+    and the output of libraries and children would go into that file.
     """
     for descriptor in (0, 1, 2):
         try:
@@ -106,7 +106,7 @@ def _stream(descriptor: int, before: TextIO | None) -> io.TextIOWrapper:
 
 
 def _say(descriptor: int, error: OSError) -> None:
-    """Warns on the other stream, past its buffers: the process may be in the middle of a write to it."""
-    line = f"warning: {_NAMES[descriptor]} cannot be written to ({error.strerror}): the run goes on without it\n"
-    with suppress(OSError):  # it is lost too
+    """Warns on the other stream, past its buffers: the process may be in the middle of a write to that stream."""
+    line = f"warning: {_NAMES[descriptor]} cannot be written to ({error.strerror}): the run continues without it\n"
+    with suppress(OSError):  # the other stream is lost too
         os.write(3 - descriptor, line.encode())

@@ -1,4 +1,4 @@
-"""How the jobs of any launcher know their sweep, by environment variables, and a run the sweeps that it belongs to."""
+"""Tells the jobs of any launcher their sweep, by environment variables, and notes the sweeps that a run belongs to."""
 
 import os
 from pathlib import Path
@@ -20,7 +20,7 @@ def sweep_folder() -> Path | None:
 
 
 def sweeps_of(folder: Path) -> tuple[str, ...]:
-    """The sweeps that the run in a folder belongs to, with the one that this process works for."""
+    """The sweeps that the run in a folder belongs to, including the one that this process works for."""
     try:
         noted = untrusted.read_bytes(folder / SWEEPS).decode(errors="replace").split()
     except (FileNotFoundError, untrusted.Unreadable):
@@ -29,7 +29,7 @@ def sweeps_of(folder: Path) -> tuple[str, ...]:
 
 
 def note_sweep(folder: Path) -> None:
-    """Notes in the run's folder that it belongs to the sweep that this process works for too."""
+    """Notes in the run's folder that the run belongs to the sweep that this process works for."""
     sweeps = "".join(f"{each}\n" for each in sweeps_of(folder))
     path = folder / SWEEPS
     if sweeps and not (path.is_file() and path.read_text(errors="replace") == sweeps):

@@ -12,23 +12,24 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal at a parent's end
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of mallopt
+# Environment variables by which a user sets glibc's allocator.
 _ALLOCATOR_SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
-TRIM_THRESHOLD_BYTES = 2**30  # so much freed memory stays with the process
-MMAP_THRESHOLD_BYTES = 2**26, 2**25  # larger blocks go back at once; older C libraries allow the second value only
+TRIM_THRESHOLD_BYTES = 2**30  # of freed memory stay with the process
+MMAP_THRESHOLD_BYTES = 2**26, 2**25  # the first that the C library allows; larger blocks go back to the system at once
 SHARED_BY = "FEDLAB_SHARED_BY"  # environment variable: how many jobs share this machine
 
 
 def usable_cores() -> int:
-    """The CPU cores that this process may use: a share of the machine's where jobs of a sweep run side by side."""
+    """The CPU cores that this process may use; a share of the machine's if jobs of a sweep run side by side."""
     return max(1, machine_cores() // int(os.environ.get(SHARED_BY) or 1))
 
 
 def busy_cores(seconds: float = 0.1) -> float:
     """How many of the machine's cores worked while this process slept for `seconds` (Linux; elsewhere 0).
 
-    What this process's own children do counts too.
+    The work of this process's children counts too.
     """
     before, began = _idle_ticks(), time.perf_counter()
     if before is None:
@@ -77,10 +78,10 @@ def processor() -> str:
 
 
 def die_with_parent(parent: int) -> None:
-    """Has the system kill this process when its parent ends, however it ends (Linux)."""
+    """Has the system kill this process when its parent ends for any reason (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it has ended already
+    if os.getppid() != parent:  # the parent has ended already
         os._exit(1)
 
 
@@ -88,8 +89,8 @@ def die_with_parent(parent: int) -> None:
 def keep_freed_memory() -> None:
     """Has the C library keep freed memory for the next allocation (glibc; elsewhere nothing happens).
 
-    Else the activations of convolutions go back to the system after each local step, and the next step gets them anew,
-    page by page: a quarter of its time. A user's own settings in the environment are left alone.
+    Otherwise the activations of convolutions go back to the system after each local step, and the next step gets the
+    memory again, page by page, which takes a quarter of its time. A user's own settings in the environment stay.
     """
     if sys.platform != "linux" or any(name in os.environ for name in _ALLOCATOR_SETTINGS):
         return
@@ -116,7 +117,7 @@ def resident_bytes() -> int | None:
 
 
 def free_disk_bytes(folder: Path) -> int:
-    """What can still be written into a folder that is there, or into the nearest one above it."""
+    """The bytes that still fit into a folder, or into the nearest folder above it that exists."""
     while not folder.is_dir() and folder != folder.parent:
         folder = folder.parent
     return shutil.disk_usage(folder).free

@@ -1,4 +1,4 @@
-"""Reading files that a stranger may have written: people pass run folders and config folders on.
+"""Reads files that a stranger may have written: people pass run folders and config folders on.
 
 Whatever such a file holds, reading it takes bounded time, memory and stack, and ends in the content or in `Unreadable`.
 A path that is no plain file (a pipe, a device, a folder) is never read: `utils.files.open_to_read` refuses it.
@@ -15,24 +15,26 @@ import yaml
 from fedlab_runner.utils.files import NotPlainFile, open_to_read
 
 MAX_FILE_BYTES = 2**24  # of a file that is read whole
-MAX_YAML_BYTES = 2**20  # a run's config has about ten thousand
-MAX_YAML_NODES = 100_000  # of a YAML document: an alias counts as what it stands for, a long text as several
-_CHARACTERS_A_NODE = 64  # so many characters of a text count as one node
+MAX_YAML_BYTES = 2**20  # of a YAML file; a run's config has about ten thousand
+MAX_YAML_NODES = 100_000  # of a YAML document: an alias counts as the nodes that it repeats, a long text as several
+_CHARACTERS_A_NODE = 64  # characters of a text that count as one node
 MAX_LINES_BYTES = 2**28  # of a file of lines
 MAX_LINE_BYTES = 2**22  # of one line, with its end
 MAX_DEPTH = 50  # levels of lists and mappings, one in another
 MAX_INT_DIGITS = 40  # Python refuses to print integers of more than 4,300 digits
 
-NOT_YAML = "is not YAML"
-_TOO_DEEP = f"is nested deeper than {MAX_DEPTH} levels"
+NOT_YAML = "is not YAML"  # a fault, after the file's name in a message
+_TOO_DEEP = f"is nested deeper than {MAX_DEPTH} levels"  # a fault, after the file's name in a message
 
 
 class Unreadable(ValueError):
-    """What is wrong with a file, in words that follow its name."""
+    """What is wrong with a file. The message follows the file's name."""
 
 
 def read_bytes(path: Path, limit: int = MAX_FILE_BYTES) -> bytes:
-    """The whole content. Raises Unreadable, also above `limit` bytes, and FileNotFoundError where there is nothing."""
+    """The whole content. Raises FileNotFoundError where there is no file, Unreadable for one above `limit` bytes
+    too.
+    """
     with _open(path) as file:
         content = _read(file, limit + 1)
     if len(content) > limit:
@@ -76,8 +78,9 @@ def read_json(path: Path) -> Any:
 def check_yaml(content: bytes) -> None:
     """Raises Unreadable unless a YAML text is safe to load: its size, depth and aliases are within the limits.
 
-    A loader needs stack for each level (libyaml's ends in a segmentation fault), and whoever copies the result writes
-    every alias out: nine lines may stand for a thousand million values. The check reads the parser's events one by one.
+    A loader needs stack for each level (libyaml's ends in a segmentation fault), and a copy of the result repeats the
+    value of every alias: nine lines may stand for a thousand million values. The check reads the parser's events one by
+    one.
     """
     if len(content) > MAX_YAML_BYTES:
         raise Unreadable(f"is larger than {MAX_YAML_BYTES // 2**20} MiB")
@@ -86,7 +89,7 @@ def check_yaml(content: bytes) -> None:
         for event in _events(content):
             if isinstance(event, yaml.AliasEvent):
                 if any(anchor == event.anchor for anchor, _ in open_at):
-                    raise Unreadable("has an alias within what it stands for")
+                    raise Unreadable("has an alias within the value that it repeats")
                 nodes += anchors.get(event.anchor, 1)
             elif isinstance(event, yaml.CollectionStartEvent):
                 open_at.append((event.anchor, nodes))
@@ -136,7 +139,7 @@ def _int(digits: str) -> int:
     return int(digits)
 
 
-_JSON = json.JSONDecoder(parse_int=_int)
+_JSON = json.JSONDecoder(parse_int=_int)  # a decoder that limits the digits of integers
 
 
 def _open(path: Path) -> BinaryIO:
@@ -169,7 +172,7 @@ def _check_depth(value: Any) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """The value as JSON has it; its depth has been checked."""
+    """The value as JSON has it. The caller has checked its depth."""
     if isinstance(value, dict):
         return {str(_plain(key)): _plain(each) for key, each in value.items()}
     if isinstance(value, list):

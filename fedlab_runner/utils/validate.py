@@ -1,4 +1,4 @@
-"""Checks of values that a user sets: each raises ValueError with one line that begins with the name of the value.
+"""Checks values that a user sets. Each check raises ValueError with one line that begins with the value's name.
 
     def __post_init__(self) -> None:
         at_least(1, epochs=self.epochs, batch_size=self.batch_size)
@@ -7,7 +7,7 @@
         one_of(("delta", "model"), late_policy=self.late_policy)
 
 A value of None passes everywhere: the type check of a config refuses it where a field may not be null. NaN passes
-nowhere. A bound on several values is one call.
+nowhere. One call checks several values against the same bound.
 """
 
 import math
@@ -55,7 +55,7 @@ def one_of(choices: Collection[str | int], **values: str | int | None) -> None:
 
 
 def unused(choice: str, **values: object) -> None:
-    """Each value is None, as it does nothing for a `choice` such as `optimizer=adam`."""
+    """Each value is None, because it has no effect for a `choice` such as `optimizer=adam`."""
     for name, value in values.items():
         if value is not None:
             raise ValueError(f"{name} does nothing for {choice}: it must be null, got {value}")

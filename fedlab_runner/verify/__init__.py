@@ -1,1 +1,1 @@
-"""`fedlab-verify`: checks a bundle of `fedlab-report`, and computes chosen runs of it again on this machine."""
+"""`fedlab-verify`: checks a bundle of `fedlab-report`, and computes some of its runs again on this machine."""

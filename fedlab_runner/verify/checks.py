@@ -1,4 +1,4 @@
-"""What can be checked of a bundle without training: hashes, tables, summaries, names."""
+"""The checks of a bundle that need no training: hashes, tables, summaries, names."""
 
 import csv
 import hashlib
@@ -22,8 +22,8 @@ from fedlab_runner.utils.errors import UserError
 from fedlab_runner.verify import configs
 
 MAX_SHOWN = 3  # faults that a check names
-ROUNDING = 1e-9  # relative: the last digits of a mean depend on the versions of libraries
-_LINE = re.compile(r"([0-9a-f]{64})  (\S.*)")
+ROUNDING = 1e-9  # relative tolerance, because the last digits of a mean depend on the versions of libraries
+_LINE = re.compile(r"([0-9a-f]{64})  (\S.*)")  # a line of the manifest: SHA-256 and name
 
 
 class About(NamedTuple):
@@ -32,11 +32,11 @@ class About(NamedTuple):
     experiment: str | None
     targets: Sequence[float]
     runs: Sequence[str]
-    made: str  # by what, in words
+    made: str  # the program that made the bundle, in words
 
 
 class Check(NamedTuple):
-    """The outcome of a check: `words` if all is right, else its faults."""
+    """The outcome of a check: `words` if it holds, else its faults."""
 
     name: str
     words: str
@@ -44,7 +44,7 @@ class Check(NamedTuple):
 
 
 def about(folder: Path) -> About:
-    """Reads `bundle.json`. Raises UserError where it is not of this format."""
+    """Reads `bundle.json`. Raises UserError for another format."""
     try:
         content = untrusted.read_json(folder / bundle.ABOUT)
     except untrusted.Unreadable as fault:
@@ -62,12 +62,12 @@ def about(folder: Path) -> About:
 
 
 def digest_of_manifest(folder: Path) -> str:
-    """The SHA-256 of the manifest: a name for all that the bundle holds, which a paper can print."""
+    """The SHA-256 of the manifest, which identifies everything in the bundle and which a paper can print."""
     return hashlib.sha256((folder / bundle.MANIFEST).read_bytes()).hexdigest()
 
 
 def hashes(folder: Path) -> Check:
-    """Each file is listed in the manifest with its SHA-256, and each listed file is there."""
+    """Checks that the manifest lists each file with its SHA-256, and that each listed file exists."""
     try:
         lines = untrusted.read_bytes(folder / bundle.MANIFEST).decode().splitlines()
     except (untrusted.Unreadable, UnicodeDecodeError):
@@ -75,7 +75,7 @@ def hashes(folder: Path) -> Check:
     listed = {found[2]: found[1] for line in lines if (found := _LINE.fullmatch(line))}
     there = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
     free = {bundle.MANIFEST, bundle.CRATE}
-    faults = [f"{name} is listed but not there" for name in sorted(listed.keys() - there.keys())]
+    faults = [f"{name} is listed but missing" for name in sorted(listed.keys() - there.keys())]
     faults += [f"{name} is not listed" for name in sorted(there.keys() - listed.keys() - free)]
     for name in sorted(listed.keys() & there.keys()):
         if hashlib.sha256(there[name].read_bytes()).hexdigest() != listed[name]:
@@ -86,14 +86,14 @@ def hashes(folder: Path) -> Check:
 
 
 def tables(folder: Path, found: FoundRuns, told: About) -> Check:
-    """Each table equals the one that is made of the metrics now."""
+    """Checks that each table equals the table made of the metrics now."""
     try:
         ours = bundle.tables(found, told.experiment, told.targets)
     except UserError as error:
         return Check("tables", "", [str(error)])
     there = {path.name for path in (folder / bundle.TABLES).glob("*.csv")}
-    faults = [f"{name} is not there" for name in sorted(ours.keys() - there)]
-    faults += [f"{name} follows from no metrics" for name in sorted(there - ours.keys())]
+    faults = [f"{name} is missing" for name in sorted(ours.keys() - there)]
+    faults += [f"{name} does not follow from the metrics" for name in sorted(there - ours.keys())]
     for name in sorted(ours.keys() & there):
         theirs = untrusted.read_bytes(folder / bundle.TABLES / name).decode(errors="replace")
         faults += [f"{name}{fault}" for fault in _table_faults(theirs, ours[name])]
@@ -101,11 +101,13 @@ def tables(folder: Path, found: FoundRuns, told: About) -> Check:
 
 
 def summaries(found: FoundRuns, told: About) -> Check:
-    """The runs are those that are told, their rows whole, and each summary follows from its rows."""
+    """Checks that the runs are those of `bundle.json`, that their rows are whole, and that summaries follow from
+    rows.
+    """
     runs = {run.name: run for run in found.runs}
     faults = [f"{folder}: {fault}" for folder, fault in found.unreadable.items()]
-    faults += [f"{name} is told of but not there" for name in sorted(set(told.runs) - runs.keys())]
-    faults += [f"{name} is there but not told of" for name in sorted(runs.keys() - set(told.runs))]
+    faults += [f"{name} is in {bundle.ABOUT} but missing" for name in sorted(set(told.runs) - runs.keys())]
+    faults += [f"{name} is not in {bundle.ABOUT}" for name in sorted(runs.keys() - set(told.runs))]
     faults += [f"{run.name}: {run.status}" for run in found.runs if run.damaged]
     checked = 0
     for run in found.runs:
@@ -116,7 +118,7 @@ def summaries(found: FoundRuns, told: About) -> Check:
 
 
 def names(found: FoundRuns) -> Check:
-    """The id in each summary is that of the run's config: the numbers are told of this config and no other."""
+    """Checks that the id in each summary is that of the run's config, so that the numbers belong to this config."""
     faults, fine, unknown = [], 0, list[str]()
     for run in found.runs:
         try:
@@ -140,18 +142,18 @@ def _summary_faults(run: Run) -> Iterator[str]:
     ended = summary.get("rounds")
     rows = [row for row in run.rows if type(ended) is int and row["round"] <= ended]
     if not rows:
-        yield f"{SUMMARY} tells of no round"
+        yield f"{SUMMARY} names no round"
         return
     ours = clean(
         summarise(rows, run.metric, run.rule, e.get("last", 5), e.get("every", 1), rows[-1]["round"], e.get("target"))
     )
     for key, value in ours.items():
         if not _same(summary.get(key), value):
-            yield f"{key} in {SUMMARY} is not what follows from its metrics"
+            yield f"{key} in {SUMMARY} does not follow from its metrics"
 
 
 def _same(theirs: Any, ours: Any) -> bool:
-    """Whether two values are the same, numbers to the last digits."""
+    """Whether two values are the same, numbers up to rounding."""
     if isinstance(ours, Mapping):
         alike = isinstance(theirs, Mapping) and theirs.keys() == ours.keys()
         return alike and all(_same(theirs[key], ours[key]) for key in ours)
@@ -165,7 +167,7 @@ def _table_faults(theirs: str, ours: str) -> Iterator[str]:
     try:
         there = list(csv.reader(io.StringIO(theirs)))
     except csv.Error:
-        yield " is no table"
+        yield " is not a table"
         return
     here = list(csv.reader(io.StringIO(ours)))
     header = here[0] if here else []
@@ -191,7 +193,7 @@ def _first(lines: Sequence[str]) -> str:
 
 
 def report(check: Check, show: Callable[[str], object]) -> bool:
-    """Shows a check in one line for it or for each of its first faults; returns whether all is right."""
+    """Shows a check in one line, or each of its first faults in one; returns whether it holds."""
     if not check.faults:
         show(f"{check.name:<12}{check.words}")
         return True

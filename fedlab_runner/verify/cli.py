@@ -1,7 +1,6 @@
 """The command `fedlab-verify`.
 
-Exit codes: 0 all that was checked holds, 1 something does not, 2 the command or the file is wrong, 128 + n stopped by
-signal n.
+Exit codes: 0 all checks hold, 1 a check does not, 2 the command or the file is wrong, 128 + n stopped by signal n.
 """
 
 import argparse
@@ -47,11 +46,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     add = parser.add_argument
     add("bundle", type=Path, metavar="FILE.zip", help="a bundle of fedlab-report --bundle")
-    add("overrides", nargs="*", metavar="key=value", help="of this machine: dataset.root=/data device=cpu threads=2")
     add(
-        "--cells", default="0", metavar="N", help="compute N runs again, of different settings, or those of these names"
+        "overrides",
+        nargs="*",
+        metavar="key=value",
+        help="keys of this machine: dataset.root=/data device=cpu threads=2",
     )
-    add("--rounds", type=int, metavar="N", help="only so many rounds of each (default: all)")
+    add(
+        "--cells",
+        default="0",
+        metavar="N",
+        help="compute N runs of different settings again, or the runs of these names",
+    )
+    add("--rounds", type=int, metavar="N", help="compute only N rounds of each run (default: all)")
     add("--draw", type=int, default=0, metavar="N", help="another number draws other runs")
     add(
         "--tolerance",
@@ -62,7 +69,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     add("--config-dir", type=Path, metavar="FOLDER", help="your folder of the modules that configs name")
     add("--version", action="version", version=version.words())
-    add("--out", type=Path, metavar="FOLDER", help="keep the computed runs there, and go on with those that are there")
+    add(
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="keep the computed runs there, and continue runs in this folder",
+    )
     given = parser.parse_intermixed_args(arguments)
     try:
         _check(given)
@@ -77,12 +89,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except (Interrupted, KeyboardInterrupt) as stop:
         number = stop.signal if isinstance(stop, Interrupted) else 2
-        print(f"stopped by signal {number}; the same command begins again, with --out it goes on", file=sys.stderr)
+        print(f"stopped by signal {number}; the same command begins again, with --out it continues", file=sys.stderr)
         return 128 + number
 
 
 def _check(given: argparse.Namespace) -> None:
-    """Raises UserError where an argument cannot be right."""
+    """Raises UserError for a wrong argument."""
     if given.rounds is not None and given.rounds < 0:
         raise UserError(f"--rounds must be >= 0, got {given.rounds}")
     if not 0 <= given.tolerance < 1:
@@ -92,7 +104,7 @@ def _check(given: argparse.Namespace) -> None:
 
 
 def _verify(folder: Path, out: Path, given: argparse.Namespace) -> bool:
-    """Shows each check and each run that is computed again; returns whether all holds."""
+    """Shows each check and each recomputed run; returns whether all of them hold."""
     told, settings = checks.about(folder), Settings(given.overrides)
     if not (folder / bundle.OUTPUTS).is_dir():
         raise UserError(f"{given.bundle} holds no runs")
@@ -120,7 +132,7 @@ def _again(run: Run, settings: Settings, folder: Path, given: argparse.Namespace
     """Computes a run again and shows how it compares; returns whether it is equal or within the tolerance."""
     try:
         done = recompute(run, settings, folder, given.rounds, given.tolerance)
-    except Exception as error:  # whatever a stranger's config leads to: the other runs are computed
+    except Exception as error:  # a stranger's config may raise anything; the other runs are still computed
         told = explain(error, ()) or [repr(error)]
         _show(f"{'':<12}NOT COMPUTED: {secrets.redacted('; '.join(told))}")
         return False
@@ -139,7 +151,7 @@ def _outcome(done: Recomputed) -> Iterator[str]:
 
 
 def _size(run: Run, rounds: int | None) -> str:
-    """How much there is to compute, in words, with the time that it took there."""
+    """The amount of computation, in words, with the time that it took on the other machine."""
     last = run.done if rounds is None else min(rounds, run.done)
     took = [row.get("time/wall", math.nan) for row in run.timings if row["round"] == last]
     return times(last, "round") + (f", which took {duration(took[0])} there" if took and took[0] >= 0 else "")

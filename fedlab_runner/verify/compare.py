@@ -1,4 +1,4 @@
-"""Compares the rows of a run that was computed again with those of a bundle."""
+"""Compares the rows of a recomputed run with those of a bundle."""
 
 import math
 from collections.abc import Sequence
@@ -11,14 +11,14 @@ from fedlab_runner.tracking.jsonl import Row
 EQUAL, WITHIN, DIFFERENT = "equal", "within tolerance", "DIFFERENT"
 
 
-class Difference(NamedTuple):
-    """Two values of a metric that are not the same number; None: there is no value."""
+class ValueDifference(NamedTuple):
+    """Two different values of a metric; None: no value."""
 
     round: int
     metric: str
     there: float
     here: float | None
-    size: float  # what the tolerance bounds: absolute for a share, else relative; infinite without a number
+    size: float  # the difference to bound: absolute for a share, else relative; infinite without a number
 
     def __str__(self) -> str:
         here = "no value" if self.here is None else f"{self.here:.6g}"
@@ -28,11 +28,13 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """All values of the rounds that both have. `beyond`: differences above the tolerance, by round."""
+    """The comparison of all values of the rounds that both have. `beyond`: differences above the tolerance, by
+    round.
+    """
 
     values: int
-    largest: Difference | None  # of all differences; None where all values are equal to the bit
-    beyond: Sequence[Difference]
+    largest: ValueDifference | None  # the largest difference; None if all values are equal bit for bit
+    beyond: Sequence[ValueDifference]
 
     @property
     def verdict(self) -> str:
@@ -48,11 +50,11 @@ class Comparison:
 
 
 def compare(there: Sequence[Row], here: Sequence[Row], every: int, tolerance: float) -> Comparison:
-    """Compares the rows of a bundle with those of this machine; row i of both is that of round i.
+    """Compares the rows of a bundle with those of this machine. Row i of both belongs to round i.
 
     Two numbers differ by |a - b| for a share of examples, such as an accuracy, and else by |a - b| / max(|a|, |b|).
-    Values that only this machine has do not count; nor do those that only the bundle has in a round in which no
-    evaluation is due (`every`): a run evaluates in its last round too, and may have been made longer afterwards.
+    Values that only this machine has do not count. Values that only the bundle has do not count in a round without a
+    due evaluation (`every`): a run evaluates in its last round too, and may have been made longer afterwards.
     """
     assert len(there) <= len(here), "the run was computed for all rounds"
     values, largest, beyond = 0, None, []
@@ -64,7 +66,7 @@ def compare(there: Sequence[Row], here: Sequence[Row], every: int, tolerance: fl
             values += 1
             if ours is not None and (ours == theirs or (math.isnan(ours) and math.isnan(theirs))):
                 continue
-            found = Difference(old["round"], metric, theirs, ours, _size(metric, theirs, ours))
+            found = ValueDifference(old["round"], metric, theirs, ours, _size(metric, theirs, ours))
             if largest is None or found.size > largest.size:
                 largest = found
             if found.size > tolerance:

@@ -1,8 +1,8 @@
-"""The config of a bundle's run: what decides the numbers is the bundle's, where and how it is computed is not.
+"""The config of a bundle's run. Keys that decide the numbers come from the bundle, all other keys from this machine.
 
-A bundle may come from a stranger. Of its configs only the keys count that the id of a run covers; executor, threads,
-device, folders, downloads, W&B and checkpoints are set here or by the person who verifies. Classes are checked by
-`config.targets`, as in every config.
+A bundle may come from a stranger. Only the keys of its configs that the id of a run covers count. This module or the
+person who verifies sets executor, threads, device, folders, downloads, W&B and checkpoints. `config.targets` checks
+classes, as in every config.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,17 +20,17 @@ from fedlab_runner.report import bundle
 from fedlab_runner.utils import untrusted
 from fedlab_runner.utils.errors import UserError
 
-EXECUTORS = "fedlab_runner.executors"
+EXECUTORS = "fedlab_runner.executors"  # the package whose executors a bundle may name
 # The keys of VOLATILE, by who sets them.
-_HERE = ("logger", "checkpoint", "pruning")  # this module
-_COMPUTED = ("device", "threads", "executor")  # the person who verifies, else what the run has noted
+_HERE = ("logger", "checkpoint", "pruning")  # set by this module
+_COMPUTED = ("device", "threads", "executor")  # set by the person who verifies, else by the run's notes
 _DATA = tuple(key for key in VOLATILE if key.endswith((".root", ".cache", ".download")))
-_KEPT = ("rounds", "evaluation.target")  # numbers that do no harm
+_KEPT = ("rounds", "evaluation.target")  # harmless numbers of the bundle
 assert {*_HERE, *_COMPUTED, *_DATA, *_KEPT} == {*VOLATILE}, "each key that is not part of a run's id has its place"
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """The config in the folder of a bundle's run. Raises UserError where it is no resolved config."""
+    """The config in the folder of a bundle's run. Raises UserError unless it is a resolved config."""
     path = folder / bundle.CONFIG
     try:
         values = untrusted.read_yaml(path)
@@ -54,7 +54,7 @@ def checked(values: Mapping[str, Any]) -> Checked:
         result = check(OmegaConf.create(dict(values)))
     except UserError:
         raise
-    except Exception as error:  # a module that the config names may need an extra, and a stranger's values be odd
+    except Exception as error:  # a named module may need an extra, and a stranger's values may be odd
         raise UserError(f"{bundle.CONFIG}: {error!r}") from error
     if result.errors:
         raise UserError("; ".join(result.errors[:3]))
@@ -62,32 +62,33 @@ def checked(values: Mapping[str, Any]) -> Checked:
 
 
 class Settings:
-    """How runs are computed here: `overrides` of the person who verifies, such as `device=cpu` or `dataset.root=/data`.
+    """The settings of recomputation: `overrides` of the person who verifies, such as `device=cpu` or
+    `dataset.root=/data`.
 
-    Raises UserError for an override of a key that decides the numbers, or a faulty one.
+    Raises UserError for a faulty override, or one of a key that decides the numbers.
     """
 
     def __init__(self, overrides: Sequence[str]) -> None:
         self._given = {each.partition("=")[0] for each in overrides}
         if strange := next((key for key in self._given if not _may_be_set(key)), None):
             raise UserError(
-                f"{strange} cannot be set: keys of {', '.join(_COMPUTED)} can, and where data are, such as dataset.root"
+                f"{strange} cannot be set: only keys of {', '.join(_COMPUTED)} and places of data (dataset.root) can"
             )
         self._data = OmegaConf.from_dotlist([each for each in overrides if each.partition("=")[0] in _DATA])
         self._overrides = [each for each in overrides if each.partition("=")[0] not in _DATA]
         if self._overrides:
-            _ = self._ours  # a faulty one is told before anything is computed
+            _ = self._ours  # reports a faulty override before any computation
 
     @cached_property
     def _ours(self) -> dict[str, Any]:
-        """The config of this machine, of which the keys count that a run's id does not cover."""
+        """The config of this machine. Only its keys that a run's id does not cover count."""
         values = OmegaConf.to_container(compose("logger=none", *self._overrides), resolve=True)
         assert isinstance(values, dict)
         return {str(key): value for key, value in values.items()}
 
     @property
     def downloads(self) -> bool:
-        """Whether a data set may be downloaded."""
+        """Whether the command allows the download of a data set."""
         given = secrets.leaves(OmegaConf.to_container(self._data), "")
         return any(key.endswith(".download") and value is True for key, value in given)
 
@@ -96,7 +97,7 @@ class Settings:
         return any(_head(each) == key for each in self._given)
 
     def config(self, values: Mapping[str, Any], rounds: int, noted: Mapping[str, Any]) -> DictConfig:
-        """The config of a run with these values for so many rounds; `noted`: the last start in its commands.jsonl."""
+        """The config of a run with these values for `rounds` rounds. `noted`: the last start in its commands.jsonl."""
         values = {**values, "rounds": rounds, **{key: self._ours[key] for key in _HERE}}
         threads, machine = noted.get("threads"), noted.get("machine")
         if self.chooses("threads") or type(threads) is not int or not 1 <= threads <= MAX_THREADS:
@@ -114,7 +115,7 @@ class Settings:
         return cfg
 
     def _place(self, key: str, last: str, node: DictConfig) -> Any:
-        """Where data are on this machine: given, else as in this machine's config; nothing is downloaded or cached."""
+        """The place of data on this machine: given, else as in this machine's config, without downloads or caches."""
         given = OmegaConf.select(self._data, key)
         if given is not None:
             return given
@@ -124,9 +125,9 @@ class Settings:
 
 
 def executor(node: Any) -> dict[str, Any] | None:
-    """The executor of a bundle as it may be on this machine; None where it is none of this package's.
+    """The executor of a bundle, adapted to this machine; None unless it is one of this package's executors.
 
-    No number of processes and no address of a cluster comes from a bundle: the results do not depend on them.
+    A bundle sets no number of processes and no address of a cluster: the results do not depend on them.
     """
     target = node.get("_target_") if isinstance(node, Mapping) else None
     kind = target.removeprefix(f"{EXECUTORS}.") if isinstance(target, str) else ""
@@ -155,8 +156,8 @@ def _head(key: str) -> str:
 
 
 def _roots() -> dict[str, Any]:
-    """The folder of each data set by its class, as the config files of this package have it; none of a class whose
-    folder is the user's own.
+    """The folder of each data set by its class, as in the config files of this package, without classes whose folder
+    the user gives.
     """
     found, own = dict[str, Any](), set[str]()
     for path in (path for group in ("dataset", "server_data") for path in (conf_dir() / group).glob("*.yaml")):

@@ -1,4 +1,4 @@
-"""What differs between the machines that ran a bundle and this one: versions, processor, commit, code."""
+"""Differences between the machines that ran a bundle and this one: versions, processor, commit, code."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -15,8 +15,8 @@ from fedlab_runner.utils.errors import UserError
 from fedlab_runner.verify import configs
 
 COMMIT, GPU = "commit", "gpu"
-MAX_OTHERS = 5  # things that only the runs tell of
-_UNKNOWN = "not recorded"
+MAX_OTHERS = 5  # lines about libraries that only the runs have
+_UNKNOWN = "not recorded"  # shown for a value that a run has not noted
 
 
 def here() -> dict[str, str]:
@@ -42,7 +42,7 @@ def differences(runs: Iterable[Run]) -> list[str]:
     lines = []
     others = sorted({key for each in theirs for key in each} - ours.keys())
     keys = [*ours, *others[:MAX_OTHERS]]
-    for key in (each for each in keys if each != GPU):  # without one here or there, CPUs computed
+    for key in (each for each in keys if each != GPU):  # without a GPU here or there, CPUs computed
         counts = Counter(
             each.get(key, _UNKNOWN) for each in theirs if each.get(key, _UNKNOWN) != ours.get(key, _UNKNOWN)
         )
@@ -55,17 +55,17 @@ def differences(runs: Iterable[Run]) -> list[str]:
         lines.append(f"{GPU}: {'; '.join(computed)} there, {ours.get(GPU, 'none')} here")
     found = _changed_code(runs, starts)
     if not found and any(line.startswith(COMMIT) for line in lines):
-        found = ["code: the modules that compute the runs are as they were there"]
+        found = ["code: the modules that compute the runs are the same as there"]
     return lines + found
 
 
 def _commit(commit: Any) -> dict[str, str]:
-    """A commit by its first digits, with a mark where files differed from it; empty where there is none."""
+    """A commit by its first digits, with a mark if files differed from it; empty without a commit."""
     return {COMMIT: bundle.short_commit(commit)} if isinstance(commit, str) and commit else {}
 
 
 def _changed_code(runs: Iterable[Run], starts: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The modules that compute the runs and are not as they were."""
+    """The modules that compute the runs and have changed since."""
     found: Counter[str] = Counter()
     for run in runs:
         told = starts[run.name].get("code")
@@ -73,7 +73,7 @@ def _changed_code(runs: Iterable[Run], starts: Mapping[str, Mapping[str, Any]]) 
             continue
         try:
             ours = code_of(configs.checked(configs.read(run.folder)).fingerprint)
-        except UserError:  # the check of the configs says so
+        except UserError:  # the check of the configs reports it
             continue
         if words := changed({str(name): str(digest) for name, digest in told.items()}, ours):
             found[words] += 1

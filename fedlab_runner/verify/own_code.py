@@ -16,7 +16,7 @@ from fedlab_runner.utils.errors import UserError
 
 @contextmanager
 def allowed(folder: Path) -> Iterator[None]:
-    """Within the block `config.targets` takes modules of this folder. Raises UserError where it is no folder."""
+    """Within the block `config.targets` accepts modules of this folder. Raises UserError unless it is a folder."""
     if not folder.is_dir():
         raise UserError(f"--config-dir must be a folder, got {folder}")
     register_resolvers()

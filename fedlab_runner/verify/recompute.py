@@ -18,22 +18,23 @@ from fedlab_runner.utils.errors import UserError
 from fedlab_runner.verify import configs
 from fedlab_runner.verify.compare import Comparison, compare
 
-NOTES = "executor.json"
+NOTES = "executor.json"  # file of a run with its threads and executors
 
 
 class Recomputed(NamedTuple):
-    """A run that was computed again."""
+    """A recomputed run."""
 
     comparison: Comparison
     rounds: int
     same_partition: bool | None  # None: the bundle has no table of the partition
-    objective: tuple[float, float] | None  # there and here; None where fewer rounds were computed
+    objective: tuple[float, float] | None  # there and here; None if fewer rounds were computed
 
 
 def choose(groups: Sequence[SeedGroup], wanted: str, draw: int) -> list[Run]:
-    """The runs to compute: so many, drawn by `draw` from all settings in turn, or those whose names begin so.
+    """The runs to compute. `wanted` is a number of runs, drawn by `draw` from all settings in turn, or beginnings of
+    names.
 
-    Raises UserError where `wanted` is neither a number nor the beginning of names.
+    Raises UserError if `wanted` is neither.
     """
     runs = [run for group in groups for run in group.runs if run.rows]
     if not wanted.isdecimal():
@@ -52,7 +53,7 @@ def choose(groups: Sequence[SeedGroup], wanted: str, draw: int) -> list[Run]:
 
 
 def recompute(run: Run, settings: configs.Settings, folder: Path, rounds: int | None, tolerance: float) -> Recomputed:
-    """Computes a run in a folder, which it goes on with if it is there, for so many rounds (None: all on file).
+    """Computes `rounds` rounds (None: all recorded ones) of a run in a folder, and continues a run that is there.
 
     Raises UserError and RunFailed as a run does.
     """
@@ -83,5 +84,5 @@ def _same_partition(there: Path, here: Path) -> bool | None:
 
 
 def _lot(run: Run, draw: int) -> str:
-    """A number of a run that looks random, the same on every machine."""
+    """A hash of a run for the draw, the same on every machine."""
     return hashlib.sha256(f"{draw} {run.name}".encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Unpacks a bundle that a stranger may have made: only files of a bundle's own names, within limits, nothing is run."""
+"""Unpacks a bundle that a stranger may have made: only files with a bundle's names, within limits. Runs nothing."""
 
 import stat
 import struct
@@ -14,14 +14,15 @@ from fedlab_runner.utils.escaping import visible
 from fedlab_runner.utils.files import NotPlainFile, open_to_read
 from fedlab_runner.utils.untrusted import MAX_FILE_BYTES, MAX_LINES_BYTES
 
-MAX_BYTES = 2**31  # of the zip file, and of all that is in it
+MAX_BYTES = 2**31  # of the zip file, and of its unpacked files
 MAX_DIRECTORY_BYTES = 2**24  # of the list of files, which is read whole: about 100,000 files
 _END = struct.Struct("<4s4H2LH")  # the record at the end of a zip file
-_END_MARK = b"PK\x05\x06"
+_END_MARK = b"PK\x05\x06"  # the first bytes of the record at the end of a zip file
 _ZIP64_MARK, _ZIP64_BYTES = b"PK\x06\x07", 20  # of a record before it, in a file that has larger numbers
-_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # ways of packing that a bundle uses
+# Files at the top of a bundle.
 _SINGLE = {bundle.ABOUT, bundle.MANIFEST, bundle.CRATE, bundle.README, bundle.REQUIREMENTS}
-# Whatever Python's reader raises for a damaged or a forged file.
+# All that Python's reader raises for a damaged or forged file.
 _FAULTS = (
     *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, NotImplementedError, RuntimeError, ValueError),
     OverflowError,
@@ -29,10 +30,10 @@ _FAULTS = (
 
 
 def unpack(path: Path, folder: Path) -> None:
-    """Unpacks a bundle into an empty folder. Raises UserError, one line, where the file is no bundle of this program.
+    """Unpacks a bundle into an empty folder. Raises UserError, one line, if the file is not a bundle of this program.
 
-    No name leads out of the folder, no link is made, and what the files say about their sizes counts for nothing: as
-    soon as they hold more than the limits the unpacking ends.
+    No name leads out of the folder, and no file becomes a link. The function ignores the sizes that the archive claims:
+    it stops as soon as the files hold more than the limits.
     """
     shown = visible(str(path))
     try:
@@ -51,7 +52,7 @@ def unpack(path: Path, folder: Path) -> None:
 
 
 def _check_end(file: BinaryIO, shown: str) -> None:
-    """Raises UserError unless the list of files is small: Python's reader takes it whole."""
+    """Raises UserError unless the list of files is small, because Python's reader reads it whole."""
     size = file.seek(0, 2)
     if size > MAX_BYTES:
         raise UserError(f"{shown} is larger than {MAX_BYTES // 2**20} MiB")
@@ -77,7 +78,7 @@ def _unpack(archive: zipfile.ZipFile, folder: Path, shown: str) -> None:
         kind = stat.S_IFMT(entry.external_attr >> 16)
         if kind not in (0, stat.S_IFREG) or entry.flag_bits & 1 or entry.compress_type not in _METHODS:
             raise UserError(f"{words} as a link, encrypted or packed in a way that bundles do not use")
-        one = unicodedata.normalize("NFC", name).casefold()  # some file systems take such names for one
+        one = unicodedata.normalize("NFC", name).casefold()  # some file systems treat such names as one
         if one in seen:
             raise UserError(f"{words} twice")
         seen.add(one)
@@ -91,7 +92,7 @@ def _unpack(archive: zipfile.ZipFile, folder: Path, shown: str) -> None:
 
 
 def _write(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path, limit: int) -> int:
-    """Writes a file of the archive; returns its bytes, and stops as soon as they are more than the limit."""
+    """Writes a file of the archive and returns its number of bytes; stops as soon as it exceeds the limit."""
     path.parent.mkdir(parents=True, exist_ok=True)
     size = 0
     with archive.open(entry) as source, path.open("xb") as target:
@@ -102,7 +103,7 @@ def _write(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path, limit: 
 
 
 def _belongs(name: str) -> bool:
-    """Whether a bundle has files of this name."""
+    """Whether a bundle has files with this name."""
     match name.split("/"):
         case [single]:
             return single in _SINGLE

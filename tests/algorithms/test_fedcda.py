@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedlab_runner.algorithms.fedcda import MAX_COMBINATIONS, Entry, FedCDAState, FedCDAUpload
+from fedlab_runner.algorithms.fedcda import MAX_COMBINATIONS, CachedModel, FedCDAState, FedCDAUpload
 from fedlab_runner.checkpoints.state_packing import pack, unpack
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.rng import Purpose, generator
@@ -199,7 +199,7 @@ def test_caches_hold_the_last_models_newest_first() -> None:
     for round, _, state in steps(fedcda(memory=2), fed, list(stream(fed, 9, 3))):
         assert all(len(cache) <= 2 for cache in state.caches.values())
         for cache in state.caches.values():
-            rounds = [Entry(*entry).round for entry in cache]
+            rounds = [CachedModel(*entry).round for entry in cache]
             assert rounds == sorted(rounds, reverse=True) and rounds[0] <= round
 
 

@@ -409,7 +409,7 @@ def test_the_head_starts_at_zero_is_trained_at_the_fallback_and_persists() -> No
         optimizer.step()
     close(after.head, torch.cat([layer.weight.detach().flatten(), layer.bias.detach()]))
     again = built.server_step(after, arrived(deltas), fed)
-    assert not torch.allclose(again.head, after.head) and again.head.norm() > after.head.norm(), "it goes on from there"
+    assert not torch.allclose(again.head, after.head) and again.head.norm() > after.head.norm(), "it continues there"
 
 
 @pytest.mark.parametrize("num_classes", [2, 4])

@@ -75,7 +75,7 @@ def test_fedgen_clients_minimise_the_loss_written_out(executor: Executor, size: 
 
 
 def test_fedgen_trains_its_generator_as_written_out() -> None:
-    """Two rounds: Adam goes on, its rate falls; each client teaches by its share of a label's examples; nobody has an
+    """Two rounds: Adam continues, its rate falls; each client teaches by its share of a label's examples; nobody has an
     example of the last class.
     """
     kind: dict[str, Any] = {"sizes": (6, 10)}

@@ -1,4 +1,4 @@
-"""Recorded curves: a change that is not meant to change results must leave them alone (`make golden` records anew)."""
+"""Recorded curves: a change that is not meant to change results must leave them alone (`make golden` records again)."""
 
 import json
 import os

@@ -248,7 +248,7 @@ def test_clients_that_are_alike_are_one_client(name: str) -> None:
     for n in (least, least + 2):
         asked = range(n // 2) if name == "def_kt" else range(n)
         keys: dict[str, Any] = {"buffer_size": n} if name in ("ca2fl", "fedbuff") else {}
-        if name == "feddf":  # one teacher has nothing to teach: Adam would go on from rounding errors
+        if name == "feddf":  # one teacher has nothing to teach: Adam would continue from rounding errors
             keys = {"max_steps": 1}
         models, own, _ = result(name, cut(20) * n, streams=[0] * n, asked=asked, keys=keys)
         found.append([models[0], models[-1], *own[:1], *own[-1:]])
@@ -272,7 +272,7 @@ def test_examples_that_all_occur_three_times_change_nothing(name: str) -> None:
 
 # --- limits ---
 
-# What trains with another learning rate than the clients' goes on where they stand still.
+# Servers that train with a learning rate of their own: where the clients stand still they continue.
 TRAINS_ON = {
     "center": "on its examples",
     "fedbe": "an ensemble of samples",

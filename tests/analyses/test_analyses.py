@@ -1,4 +1,4 @@
-"""Analyses: what they measure, that they change nothing, and that they go on after a stop."""
+"""Analyses: what they measure, that they change nothing, and that they continue after a stop."""
 
 import json
 from pathlib import Path

@@ -169,7 +169,7 @@ def test_an_environment_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Plain before and after each, a failing peer left out, a stopped run goes on, and all of it in the table."""
+    """Plain before and after each, a failing peer left out, a stopped run continues, and all of it in the table."""
     told: list[str] = []
 
     def timed(name: str, contender: run.Contender, python: Path, workload: str, rounds: int) -> Run:

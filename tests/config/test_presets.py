@@ -82,7 +82,7 @@ def without_files(cfg: DictConfig) -> DictConfig:
     with open_dict(cfg):
         model = cfg.model
         cfg.dataset = load("dataset/synthetic", num_users=12)
-        normalised = "norm" in cfg.home._target_  # a home of normalising layers needs some
+        normalised = "norm" in cfg.home._target_  # a home of norm layers needs some
         cfg.model = load("model/preact_resnet", widths=[4, 4], image_size=8) if normalised else load("model/mlp")
         cfg.logger = load("logger/none")
         cfg.evaluation.held_out = min(cfg.evaluation.held_out, 50)

@@ -1,4 +1,4 @@
-"""Updates on their way: order, staleness, conservation, bytes, and a saved federation that goes on."""
+"""Updates on their way: order, staleness, conservation, bytes, and a saved federation that continues."""
 
 from typing import Any, NamedTuple
 

@@ -170,7 +170,7 @@ def noise_case(n: int) -> Examples:
 
 @pytest.mark.parametrize("rate", [0.0, 0.1, 0.2, 0.5, 1.0])
 def test_label_noise(rate):
-    """Exactly round(rate * n) labels are drawn anew over all classes, so one in 20 of them hits the true one."""
+    """Exactly round(rate * n) labels are drawn again over all classes, so one in 20 of them hits the true one."""
     clean, n = noise_case(40_001), 40_001
     noisy = add_label_noise(clean, rate, 20, seed=5)
     changed = (noisy.targets != clean.targets).sum().item()

@@ -136,7 +136,7 @@ def test_leaf(damage: Damage, most: int, tmp_path: Path) -> None:
 
 
 def test_swapped_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One file in the place of another of the same data set."""
+    """One file in place of another of the same data set."""
     component, cls = MNISTS[0]
     write_mnist(tmp_path, cls, monkeypatch)
     folder = tmp_path / "MNIST/raw"

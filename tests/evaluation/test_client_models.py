@@ -72,7 +72,7 @@ def test_only_models_that_changed_are_evaluated_and_equal_ones_once(executor: An
     after = judge.evaluate(changed, {})
     assert asked == [1]
     fresh = ClientModels(evaluation(), fed, examined(fed)).evaluate(changed, {})
-    assert after == fresh, "to the bit: a resumed run evaluates all anew"
+    assert after == fresh, "to the bit: a resumed run evaluates all again"
     asked.clear()
     same = {i: models[i % 3].clone() for i in models}
     ClientModels(evaluation(), fed, examined(fed)).evaluate(same, {})
@@ -153,7 +153,7 @@ def test_more_architectures_than_clients(tmp_path: Path) -> None:
 def test_what_goes_unused_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     run_in(tmp_path / "a", composed("algorithm=dec_fedavg", "rounds=0", "server_data=none"))
-    assert "algorithm=dec_fedavg has no server to be late for: the delay is not used" in caplog.text
+    assert "algorithm=dec_fedavg has no server, so that no client is late: the delay is not used" in caplog.text
     assert "topology: 12 clients, 66 links, 11 of each client" in caplog.text
     run_in(tmp_path / "b", composed("algorithm=fedavg", "rounds=0", "server_data=none", "topology=ring"))
     assert "algorithm=fedavg has a server: the topology is not used" in caplog.text

@@ -283,11 +283,11 @@ NEEDS = "evaluation.matrix has {}, which needs "
         ),
         (["evaluation.matrix=[server/own_std]"], "evaluation.matrix must be a list of "),
         (["evaluation.fine_tune_epochs=0"], "evaluation.fine_tune_epochs must be >= 1, got 0"),
-        (["evaluation.matrix=[server/own]"], NEEDS.format("server/own") + "test examples of the clients' own: set "),
+        (["evaluation.matrix=[server/own]"], NEEDS.format("server/own") + "test examples of each client: set "),
         (["evaluation.metric=client/own"], "evaluation.metric is of client/own, which needs test examples of the "),
         (
             ["evaluation.matrix=[server/unseen]", "client_split=redealt"],
-            NEEDS.format("server/unseen") + "clients that are never asked to train: set participation.held_out_clients",
+            NEEDS.format("server/unseen") + "clients that never train: set participation.held_out_clients",
         ),
         (
             ["evaluation.matrix=[server/validation]"],

@@ -1,4 +1,4 @@
-"""`executor=auto`: what it takes on a CPU whatever the load, and that a run goes on with what it began with."""
+"""`executor=auto`: what it takes on a CPU whatever the load, and that a run continues with what it began with."""
 
 import logging
 import os
@@ -228,7 +228,7 @@ def test_files_that_are_not_ours_are_no_obstacle(content: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("damage", [WHOLE, "sha256", "format"])
 def test_a_damaged_choice_is_said(damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """One letter is enough: without the sum the run would go on with another executor in silence."""
+    """One letter is enough: without the sum the run would continue with another executor in silence."""
     work, path = work_of(federation((20,) * 50)), tmp_path / "executor.json"
     SHORT.bind_run(tmp_path, 10).train(work)
     whole = path.read_text()
@@ -236,7 +236,7 @@ def test_a_damaged_choice_is_said(damage: str, tmp_path: Path, caplog: pytest.Lo
     assert path.read_text() != whole
     SHORT.bind_run(tmp_path, 10).train(work)
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert warning.startswith(f"{path} is damaged: threads and executor=auto are chosen anew")
+    assert warning.startswith(f"{path} is damaged: threads and executor=auto are chosen again")
     assert path.read_text() == whole
 
 

@@ -73,7 +73,7 @@ def test_a_measurement_beside_other_work_is_not_kept(
     work, said = work_of(federation()), iter(readings)
     monkeypatch.setattr(timed, "is_busy", lambda device: next(said))
     assert timed.fastest(work, WAYS, 1) is None and not cache.exists()
-    assert "others use this machine: executor=auto measures nothing and goes by its rule" in caplog.text
+    assert "other processes use this machine: executor=auto measures nothing and follows its rule" in caplog.text
     said = iter([False, False, True])
     assert timed.fastest(work, WAYS, 1000) == Way(None), "of what was measured before"
     assert "measures no compiled steps" in caplog.text
@@ -138,7 +138,7 @@ def test_files_that_are_not_ours_are_replaced(content: str, caplog: pytest.LogCa
     remember("shape", "eager", costs)
     path.write_text(path.read_text().replace("1.0", "2.0") if content == "damaged" else content)
     assert remembered("shape", "eager") == {}
-    assert caplog.messages == [f"{path} is damaged: executor=auto measures anew"]
+    assert caplog.messages == [f"{path} is damaged: executor=auto measures again"]
     assert remember("shape", "eager", costs) == costs == remembered("shape", "eager")
 
 
@@ -157,7 +157,7 @@ def _write(number: int, shapes: int, answers: Any) -> None:
 
 
 def test_writers_at_the_same_time_lose_nothing() -> None:
-    """All entries are there, whole, and all writers of one entry go on with the same."""
+    """All entries are there, whole, and all writers of one entry continue with the same."""
     context = multiprocessing.get_context("fork")
     answers, writers, shapes = context.SimpleQueue(), 6, 10
     found = [context.Process(target=_write, args=(number, shapes, answers)) for number in range(writers)]

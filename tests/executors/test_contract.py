@@ -196,7 +196,7 @@ def test_clients_may_start_from_models_of_their_own(executor: str) -> None:
 @pytest.mark.parametrize("executor", OTHERS)
 @pytest.mark.parametrize("kept", ["head", "norm"])
 def test_clients_may_start_with_values_of_their_own(kept: str, executor: str) -> None:
-    """As from whole models; what they send has the received values in the place of their own."""
+    """As from whole models; what they send has the received values in place of their own."""
     fed, other = (federation(executor=each, build=normed, home=home(kept)) for each in (None, OTHERS[executor]))
     mask, w = fed.home.mask(fed.family), fed.family.init(0)
     for round in range(2):
@@ -363,7 +363,7 @@ def test_what_a_killed_compiler_has_left_is_compiled_anew(tmp_path: Path) -> Non
     for each in libraries:
         each.write_bytes(b"")
     again = run()
-    assert again.stdout == whole.stdout and "is damaged: it is compiled anew" in again.stderr
+    assert again.stdout == whole.stdout and "is damaged: it is compiled again" in again.stderr
     assert all(each.stat().st_size for each in libraries)
 
 

@@ -152,7 +152,7 @@ def test_workers_stay_for_what_algorithms_add(inner: ChunkedExecutor, forked: li
 
 
 def test_workers_get_what_they_do_not_know_when_it_comes_again(forked: list[int]) -> None:
-    """The clients' data of a second training is new to them; data that is drawn anew in each round stays so."""
+    """The clients' data of a second training is new to them; data that is drawn again in each round stays so."""
     fed = federation(executor=Processes(2, LOOP))
     x, counts = fed.family.init(0), []
     for round in range(4):

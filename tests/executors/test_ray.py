@@ -294,7 +294,7 @@ def rounds_done(folder: Path) -> int:
 
 @pytest.mark.slow  # a minute and more
 def test_a_killed_node_and_a_killed_head(tmp_path: Path) -> None:
-    """A run goes on without one of two nodes, ends with a checkpoint without the head, and goes on with another
+    """A run continues without one of two nodes, ends with a checkpoint without the head, and continues with another
     executor: the same bytes as a run that never saw a cluster.
     """
     folder = tmp_path / "run"

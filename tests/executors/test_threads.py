@@ -96,7 +96,7 @@ def test_a_damaged_note_is_said_and_made_anew(
     usable(monkeypatch, 3)
     assert threads.set_threads(None, tmp_path) == 3
     assert [record.getMessage() for record in caplog.records] == [
-        f"{path} is damaged: threads and executor=auto are chosen anew, so that the last digits may differ"
+        f"{path} is damaged: threads and executor=auto are chosen again, so that the last digits may differ"
     ]
 
 

@@ -65,7 +65,7 @@ class User:
             self.write(name, text)
 
     def write(self, name: str, text: str) -> None:
-        """As an editor does between two processes, of which the second imports the file anew."""
+        """As an editor does between two processes, of which the second imports the file again."""
         path = self.code / name.format(n=self.n)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text.replace("{n}", self.n))
@@ -125,7 +125,7 @@ EDITS = {
 
 @pytest.mark.parametrize("edit", EDITS)
 def test_an_edit_between_two_calls(edit: str, user: User, caplog: pytest.LogCaptureFixture) -> None:
-    """Of a run that goes on, and of a finished one."""
+    """Of a run that continues, and of a finished one."""
     name, text, harmless = EDITS[edit]
     number = run_in(user.run, user.config("rounds=2"))
     user.write(name, text)
@@ -143,11 +143,11 @@ def test_an_edit_between_two_calls(edit: str, user: User, caplog: pytest.LogCapt
     caplog.clear()
     caplog.set_level(logging.WARNING, "fedlab_runner")
     assert run_in(user.run, user.config("rounds=2", "checkpoint.same_code=false")) == number
-    assert "its number is taken" in caplog.text
+    assert "returns the number of that code" in caplog.text
     with pytest.raises(UserError, match="other code"):  # it was taken once
         run_in(user.run, user.config("rounds=2"))
     run_in(user.run, user.config("rounds=3", "checkpoint.same_code=false"))
-    assert "the run goes on with the present code" in caplog.text
+    assert "the run continues with the present code" in caplog.text
     run_in(user.run, user.config("rounds=4"))  # which is its code now
 
 
@@ -156,7 +156,7 @@ def test_a_file_that_is_edited_while_the_process_works_is_what_was_imported(user
     path = user.code / f"mine{user.n}.py"
     path.write_text(path.read_text() + "X = 1\n")
     assert code_of(fingerprint(user.config())) == before
-    user.write("mine{n}.py", ALGORITHM + "X = 1\n")  # imported anew
+    user.write("mine{n}.py", ALGORITHM + "X = 1\n")  # imported again
     assert code_of(fingerprint(user.config())) != before
 
 
@@ -182,7 +182,7 @@ def test_the_commit_of_a_users_repository_is_noted(user: User, monkeypatch: pyte
 
 
 def test_a_summary_without_its_code_is_written_anew(user: User) -> None:
-    """The run goes on from its checkpoint; starts whose lines are damaged are passed over."""
+    """The run continues from its checkpoint; starts whose lines are damaged are passed over."""
     run_in(user.run, user.config("rounds=1"))
     summary = json.loads((user.run / "summary.json").read_text())
     kept = summary.pop("code_sha256")
@@ -207,7 +207,7 @@ def test_what_was_parsed_is_kept_for_later_processes(tmp_path: Path, monkeypatch
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     config, parsed = fingerprint(composed("algorithm=fedavg")), []
 
-    def anew() -> code_hash.Code:
+    def again() -> code_hash.Code:
         """As in a fresh process."""
         for kept in (code_hash._parsed, code_hash._known):
             kept.cache_clear()
@@ -216,13 +216,13 @@ def test_what_was_parsed_is_kept_for_later_processes(tmp_path: Path, monkeypatch
 
     real = code_hash.ast.parse
     monkeypatch.setattr(code_hash.ast, "parse", lambda text: parsed.append(text) or real(text))
-    first = anew()
+    first = again()
     assert len(parsed) == len(set(parsed)) > 20
     (place,) = (tmp_path / "fedlab").glob("modules-*.json")
     parsed.clear()
-    assert anew() == first and not parsed
+    assert again() == first and not parsed
     place.write_text(place.read_text().replace('"', "'", 1))
-    assert anew() == first and len(parsed) > 20, "the damaged file is written anew"
+    assert again() == first and len(parsed) > 20, "the damaged file is written again"
     parsed.clear()
-    assert anew() == first and not parsed
+    assert again() == first and not parsed
     code_hash._known.cache_clear()

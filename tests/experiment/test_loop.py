@@ -1,4 +1,4 @@
-"""Whole runs in a folder: what they leave, how they go on, how they fail."""
+"""Whole runs in a folder: what they leave, how they continue, how they fail."""
 
 import hashlib
 import json
@@ -167,7 +167,7 @@ def test_a_run_that_is_stopped_before_its_first_evaluation_has_nothing_to_save(
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
         patch.setattr(Simulation, "_first_evaluation", stop)
         run_in(tmp_path / "stopped", composed(*overrides))
-    assert "could not be checkpointed" not in caplog.text
+    assert "could not be saved" not in caplog.text
     run_in(tmp_path / "stopped", composed(*overrides))
     run_in(tmp_path / "whole", composed(*overrides))
     assert_same_run(tmp_path / "whole", tmp_path / "stopped", *overrides)
@@ -176,7 +176,7 @@ def test_a_run_that_is_stopped_before_its_first_evaluation_has_nothing_to_save(
 def test_a_signal_whose_exception_is_lost_stops_the_run_after_its_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Destructors and some callbacks of libraries print an exception and go on."""
+    """Destructors and some callbacks of libraries print an exception and continue."""
     overrides = ("algorithm=fedavg", "rounds=9", EVERY, "executor=loop")
     train = Loop.train
 
@@ -207,7 +207,7 @@ class Dying:
 def test_a_signal_that_comes_in_a_destructor_is_raised_again_at_once(
     callback: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Python prints the exception of a destructor, or of a weak reference's callback, and goes on."""
+    """Python prints the exception of a destructor, or of a weak reference's callback, and continues."""
     dying = Dying(not callback)
     seen = weakref.ref(dying, lambda _: os.kill(os.getpid(), signal.SIGTERM)) if callback else None
     with signals.raised():
@@ -299,7 +299,7 @@ def test_a_truncated_checkpoint_falls_back_to_the_one_before(tmp_path: Path, cap
     newest.write_bytes(newest.read_bytes()[:-100])
     (cut / "summary.json").unlink()
     run_in(cut, composed("rounds=6", EVERY, "checkpoint.rounds=2", "checkpoint.seconds=null"))
-    assert f"{newest} is damaged" in caplog.text and "the run goes on after round 4" in caplog.text
+    assert f"{newest} is damaged" in caplog.text and "the run continues after round 4" in caplog.text
     assert_same_run(whole, cut)
 
 

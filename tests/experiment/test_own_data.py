@@ -101,7 +101,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
 
 
 def check(name: str, choice: Choice, places: dict[str, list[str]], folder: Path) -> None:
-    """A run with every cell of the matrix; one that stops after a round and goes on has the same bytes."""
+    """A run with every cell of the matrix; one that stops after a round and continues has the same bytes."""
     said = (*overrides(name, choice), *places[choice.data])
     for part, ends in (("whole", (3,)), ("resumed", (1, 3))):
         for rounds in ends:

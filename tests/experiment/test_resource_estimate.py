@@ -213,7 +213,7 @@ def test_a_run_that_the_disk_cannot_hold_is_refused(monkeypatch: pytest.MonkeyPa
     assert "the clients' rows (algorithm.store_on)" in line and "lower checkpoint.keep" in line
     (tmp_path / "client_state").mkdir()
     (tmp_path / "client_state" / "rows").write_bytes(bytes(10**6))
-    resource_estimate.check_needs(algorithm("ca2fl", store_on="disk"), fed, 10, tmp_path, 3)  # a run that goes on
+    resource_estimate.check_needs(algorithm("ca2fl", store_on="disk"), fed, 10, tmp_path, 3)  # a run that continues
 
 
 def test_it_is_said_before_the_first_round(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

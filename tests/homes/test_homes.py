@@ -52,7 +52,7 @@ def test_it_keeps(choice: Home, build: Any, expected: set[str]) -> None:
 @pytest.mark.parametrize(
     ("choice", "build", "fault"),
     [
-        (home("norm"), mlp, "home=norm needs a model with normalising layers"),
+        (home("norm"), mlp, "home=norm needs a model with norm layers"),
         (home("head"), lambda: nn.Sequential(nn.Linear(FEATURES, 4)), "home=head needs a model that ends in a linear"),
         (home("body"), lambda: nn.Sequential(nn.Linear(FEATURES, 4)), "home=body needs a model that ends in a linear"),
         (

@@ -1,4 +1,4 @@
-"""Pruned runs of a sweep: which rule ends them, what is left of them, and how they go on."""
+"""Pruned runs of a sweep: which rule ends them, what is left of them, and how they continue."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""D-PSGD (Lian et al., NeurIPS 2017), Algorithm 1, with local epochs in the place of one gradient."""
+"""D-PSGD (Lian et al., NeurIPS 2017), Algorithm 1, with local epochs in place of one gradient."""
 
 from collections.abc import Iterator
 

@@ -47,7 +47,7 @@ def fedma(
     if first_models == "own":
         own = {n: p.net.model(p.initial(number=1 + n)) for n in own}
     keeps = layerwise or first_models == "own"
-    taken = set(own) if first_models == "own" else set[int]()  # who goes on with its own model
+    taken = set(own) if first_models == "own" else set[int]()  # who continues with its own model
     last = set[int]()  # the clients in the last matching of this pass
     matched_layers = 0  # in this pass
     for t in range(p.num_rounds):

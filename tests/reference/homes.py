@@ -25,7 +25,7 @@ def batch_norm_layers(net: Net) -> list[str]:
 
 
 def with_home(p: Problem, *, keep: Names, late_policy: str, weighting: str, server_lr: float) -> Iterator[Fields]:
-    """FedAvg on the shared tensors, in the deltas' form; each client goes on from its own tensors beside them."""
+    """FedAvg on the shared tensors, in the deltas' form; each client continues from its own tensors beside them."""
     assert (late_policy, weighting) == ("delta", "size")
     names, first = keep(p.net), p.net.parts(p.x0)
     x = dict(first)

@@ -165,7 +165,7 @@ def hyfem(
     for t in range(p.num_rounds):  # line 2
         for k in p.cohort(t):  # lines 3 to 5
             m = k.client
-            # line 2 of Algorithm 2; keep_own is Eq 22: clients go on from their own models
+            # line 2 of Algorithm 2; keep_own is Eq 22: clients continue from their own models
             start = own[m] if keep_own else network.take(server, held[m], pi[m])
             mine = client_update(server, start, m, pi[m], t)
             if keep_own:

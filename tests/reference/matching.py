@@ -85,7 +85,7 @@ def match(
     """The server neuron of each client neuron: int [l] for each client.
 
     `cost(has)` is the cost on the columns [d] bool of a client. The assignments begin as `start`, or client after
-    client; then in each sweep the `movable` clients, in random order, are taken out and assigned anew, until a sweep
+    client; then in each sweep the `movable` clients, in random order, are taken out and assigned again, until a sweep
     changes nothing. The server has up to `limit` neurons. The last `shared` columns (a bias) are everybody's: they do
     not say that a client can compare itself with a server neuron.
     """

@@ -63,7 +63,7 @@ def test_the_interquartile_mean_and_its_stratified_interval(groups: list[groupin
     values = np.concatenate(scores["FedBuff"])
     assert summaries.iqm(scores["FedBuff"]) == pytest.approx(np.sort(values)[1:-1].mean())
     low, high = summaries.interval(scores["FedBuff"])
-    assert (low, high) == summaries.interval(scores["FedBuff"]), "drawn anew alike"
+    assert (low, high) == summaries.interval(scores["FedBuff"]), "drawn again alike"
     # Drawn within conditions: the means of the worst and of the best seed of each bound it.
     assert min(values) <= low < summaries.iqm(scores["FedBuff"]) < high <= max(values)
     mixed = [np.array([0.0, 0.01, 0.02]), np.array([1.0, 1.01, 1.02])]

@@ -1,4 +1,4 @@
-"""A run that dies anywhere goes on to the same bytes: killed at any call that changes its folder, at any instant,
+"""A run that dies anywhere continues to the same bytes: killed at any call that changes its folder, at any instant,
 half-way through a write, by a loss of power; and what a full disk, a refused folder or a wrong clock do to it.
 
 Storage engines are tested like this. The slow tests try every point of every family, hundreds of deaths; the others
@@ -42,11 +42,11 @@ def reference(template: Template, folder: Path, family: str) -> Ended:
 
 
 def finish(template: Template, folder: Path, whole: Path, family: str, how: str) -> None:
-    """What is left of a run goes on from its newest checkpoint to the bytes of the whole one, and leaves no rubbish."""
+    """What is left of a run continues from its newest checkpoint to the bytes of the whole one; no rubbish is left."""
     done = newest(folder)
     ended = template.run(folder, *FAMILIES[family].split())
     assert ended.status == 0, f"{how}: {ended.said}"
-    assert not done or f"goes on after round {done} of" in ended.said or "is finished already" in ended.said, how
+    assert not done or f"continues after round {done} of" in ended.said or "is finished already" in ended.said, how
     assert results(folder) == results(whole), how
     assert not list(folder.rglob("*.tmp")), how
     shutil.rmtree(folder)

@@ -106,7 +106,7 @@ def test_a_damaged_file_is_noticed(
         how = f"{damage.__name__} {name} at {position}: {ended.said}"
         if ended.status == 0:
             aloud = "is damaged" in ended.said or "cannot be" in ended.said
-            noticed = aloud and "goes on after round 4" in ended.said
+            noticed = aloud and "continues after round 4" in ended.said
             assert results(work) == (eight if noticed else extended), how
             assert noticed or name.startswith("client_state"), how  # a slot that no State has may hold anything
             used, unneeded = used + noticed, unneeded + (not noticed)
@@ -151,7 +151,7 @@ def test_a_line_cut_in_the_middle(template: Template, five: Path, eight: dict[st
             template, five, tmp_path / "work", "metrics.jsonl", lambda path, torn=torn: path.write_bytes(torn)
         )
         if good:
-            assert ended.status == 0 and results(work) == eight and "goes on after round 4" in ended.said
+            assert ended.status == 0 and results(work) == eight and "continues after round 4" in ended.said
         else:
             assert one_line(ended, r"metrics\.jsonl does not hold each of the rounds 0 to 5")
 
@@ -233,7 +233,7 @@ def test_a_run_does_not_go_on_with_other_data(part: str, template: Template, fiv
     ended = template.run(work, *DISK, *LONGER, code=code)
     assert one_line(ended, r"^the examples, or which client has which, are not those that the run began with: bring ")
     ended = template.run(work, *DISK, *LONGER, "checkpoint.same_data=false", code=code)
-    assert ended.status == 0 and "the run goes on with these" in ended.said
+    assert ended.status == 0 and "the run continues with these" in ended.said
 
 
 def test_a_run_does_not_go_on_with_other_frozen_weights(template: Template, tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ Logistic.build = partly_frozen
         ended, r"^the model's frozen weights are not those that the run began with: bring back the file of "
     )
     ended = template.run(work, *DISK, *LONGER, code=code.format(value=2))
-    assert ended.status == 0 and "goes on after round 5" in ended.said
+    assert ended.status == 0 and "continues after round 5" in ended.said
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ CheckpointStore.save = lambda self, round, fingerprint, payload: save(
     assert template.run(tmp_path / "run", *DISK, code=other).status == 0
     ended = template.run(tmp_path / "run", *DISK, *LONGER)
     assert one_line(
-        ended, r"^the checkpoint after round 5 is of a version whose State of FedCDA had other fields: go on "
+        ended, r"^the checkpoint after round 5 is of a version whose State of FedCDA had other fields: use "
     )
 
 

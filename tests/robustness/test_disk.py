@@ -68,7 +68,7 @@ def test_a_disk_that_refuses_at_a_point(
         if ended.status != 0:
             said = refusal(ended)
             saved = any(folder.glob("checkpoints/round_*.pt"))
-            then = f"the same command {'goes on from the last checkpoint' if saved else 'begins again'}"
+            then = f"the same command {'continues from the last checkpoint' if saved else 'begins again'}"
             assert said.startswith(f"{folder}") and said.endswith(words + then), f"{how}: {ended.said}"
             refused += 1
         finish(template, folder, expected)
@@ -195,7 +195,7 @@ def test_a_clock_that_jumps(template: Template, whole: tuple[dict[str, bytes], E
             when = random.Random(path.name).choice((0, 4e9))
             os.utime(path, (when, when))
     ended = template.run(folder, *RUN, code=JUMPING)
-    assert ended.status == 0 and "goes on after round 2" in ended.said and results(folder) == whole[0]
+    assert ended.status == 0 and "continues after round 2" in ended.said and results(folder) == whole[0]
 
 
 def test_the_age_of_a_checkpoint_is_not_told_by_the_clock_that_jumps(template: Template, tmp_path: Path) -> None:

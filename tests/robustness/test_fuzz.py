@@ -207,7 +207,7 @@ delays = st.one_of(
 @given(st.data())
 def test_clocks(data: st.DataObject) -> None:
     """Only idle clients with examples start, no more than asked, each is due once and not before it starts; a clock
-    goes on from any round as if nothing had been.
+    continues from any round as if nothing had been.
     """
     num_examples = np.array(data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=15)))
     n, size, delay = len(num_examples), data.draw(st.integers(1, len(num_examples))), data.draw(delays)

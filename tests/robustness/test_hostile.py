@@ -501,7 +501,7 @@ def test_a_key_is_written_nowhere(way: str, tmp_path: Path) -> None:
         process = fedlab(tmp_path, WANDB_BASE_URL=server.url, **environment)
         assert server.refused
     assert process.returncode == 0, process.stderr
-    assert "goes on with logger.mode=offline" in process.stdout + process.stderr
+    assert "continues with logger.mode=offline" in process.stdout + process.stderr
     [run] = (tmp_path / "outputs").glob("fedavg-*")
     assert {"config.yaml", "commands.jsonl", "checkpoints", "train.log"} <= {path.name for path in run.iterdir()}
     assert_no_key(tmp_path, process, but=(".netrc", "settings"))

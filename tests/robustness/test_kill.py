@@ -67,7 +67,7 @@ def test_stopped_runs_end_in_the_same_bytes(name: str, tmp_path: Path) -> None:
     assert 0 < rounds_done(folder) < ROUNDS
     code, errors = stopped(folder, signal.SIGTERM, rng.randint(1, 14), *overrides)
     assert code == 128 + signal.SIGTERM, errors.decode()
-    assert errors == b"stopped by signal 15; the same command goes on from the last checkpoint\n"
+    assert errors == b"stopped by signal 15; the same command continues from the last checkpoint\n"
     newest = max(int(path.stem.removeprefix("round_")) for path in (folder / "checkpoints").glob("*.pt"))
     assert newest in (rounds_done(folder) - 1, rounds_done(folder) - 2), "the last whole round is there"
     whole(folder, *overrides)

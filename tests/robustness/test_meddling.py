@@ -97,12 +97,12 @@ def test_what_is_removed_is_written_anew(
     folder = tmp_path / "run"
     ended = template.run(folder, *RUN, code=meddling(round, REMOVED[what]))
     assert ended.status == 0, ended.said
-    if what != "checkpoints":  # these come anew all the time
+    if what != "checkpoints":  # these come again all the time
         assert "while the run was at work: it is " in ended.said, ended.said
     assert results(folder) == whole[0]
     assert {"config.yaml", "commands.jsonl", "partition.csv", "timings.jsonl"} <= {p.name for p in folder.iterdir()}
     ended = template.run(folder, *RUN, LONGER)
-    assert ended.status == 0 and "goes on after round 5" in ended.said, ended.said
+    assert ended.status == 0 and "continues after round 5" in ended.said, ended.said
     assert results(folder) == whole[1]
 
 
@@ -133,7 +133,7 @@ def test_another_run_in_the_place_of_this_one_is_left_alone(
     code = f"from pathlib import Path; OTHER = Path({str(other)!r})" + meddling(round, TAKEN[what])
     ended = template.run(folder, *RUN, code=code)
     line = ended.said.strip().splitlines()[-1]
-    assert ended.status == 2 and "was removed while the run was at work, and another is in its place" in line
+    assert ended.status == 2 and "was removed during the run, and another is in its place" in line
     assert "Traceback" not in ended.said
     if what == "another lock":
         assert not (folder / "summary.json").exists()
@@ -146,7 +146,7 @@ def test_rows_that_are_cut_off_are_said(round: int, template: Template, whole: o
     cut = "[os.truncate(path, 4) for path in (folder / 'client_state').iterdir()]"
     ended = template.run(tmp_path / "run", *RUN, code=meddling(round, cut))
     line = ended.said.strip().splitlines()[-1]
-    assert ended.status == 2 and ".bin" in line and "the same command goes on from the last checkpoint" in line
+    assert ended.status == 2 and ".bin" in line and "the same command continues from the last checkpoint" in line
     assert not (tmp_path / "run" / "summary.json").exists()
 
 
@@ -159,7 +159,7 @@ def test_a_lock_is_taken_anew_or_lost(tmp_path: Path) -> None:
         with pytest.raises(UserError, match="in use by process"), RunLock(folder):
             pass
         (folder / ".lock").unlink()
-        with RunLock(folder), pytest.raises(RunFailed, match=r"\.lock was removed while the run was at work"):
+        with RunLock(folder), pytest.raises(RunFailed, match=r"\.lock was removed during the run"):
             lock.renew()
 
 

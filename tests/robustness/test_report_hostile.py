@@ -237,7 +237,7 @@ def test_each_folder_that_cannot_be_read_is_a_line(hostile: Path, report: Path) 
     assert "Folders that cannot be read" in (report / "report.md").read_text()
 
 
-# What stands in the place of a file.
+# What stands in place of a file.
 
 
 def sparse(path: Path) -> None:
@@ -353,7 +353,7 @@ def test_a_staleness_is_a_number_of_rounds(good: Path, tmp_path: Path) -> None:
 
 
 def test_a_picture_is_a_picture(good: Path, tmp_path: Path) -> None:
-    """A link in the place of one may lead to a file that should not be passed on with the page."""
+    """A link in place of one may lead to a file that should not be passed on with the page."""
     shutil.copytree(good, tmp_path / "a")
     (tmp_path / "secret").write_text("the key")
     (tmp_path / "a" / "plots").mkdir()

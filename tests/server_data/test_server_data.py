@@ -281,7 +281,7 @@ def test_a_damaged_cache_is_made_anew(tmp_path: Path, caplog: pytest.LogCaptureF
         file.write_bytes(content)
         caplog.clear()
         assert torch.equal(reserved(source, clients())[0].inputs, expected)
-        assert "is damaged or of another format: it is made anew" in caplog.text
+        assert "is damaged or of another format: it is made again" in caplog.text
         assert file.read_bytes() == whole
     assert np.array_equal(np.load(file), expected.numpy()), "what numpy reads too"
     caplog.clear()

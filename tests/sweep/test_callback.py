@@ -1,4 +1,4 @@
-"""Sweeps: every job is tried and written down, the table is right at every moment, and a second call goes on."""
+"""Sweeps: every job is tried and written down, the table is right at every moment, and a second call continues."""
 
 import csv
 import gc
@@ -43,7 +43,7 @@ Sweep = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Sweep]:
-    """A sweep in this process with a function in the place of a run: the exit code, stdout and stderr."""
+    """A sweep in this process with a function in place of a run: the exit code, stdout and stderr."""
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(plots, "plot_sweep", lambda _: [])
@@ -117,7 +117,7 @@ def test_a_damaged_record_of_a_job_does_not_count_and_is_written_anew(
         records._warn_once.cache_clear()
         refresh(only_folder())
         assert sorted(row["seeds"] for row in table().values()) == ["1", "2"]
-        assert warnings == [f"{path} is damaged and does not count: the command of the sweep writes it anew"]
+        assert warnings == [f"{path} is damaged and does not count: the command of the sweep writes it again"]
     assert launch(score, *GRID[1:])[0] == 0
     changing = ("seconds", "sha256")  # of a job that ran again
     before, after = (
@@ -280,7 +280,7 @@ def test_a_signal_ends_the_whole_sweep(launch: Sweep) -> None:
     code, out, err = launch(run, "seed=0,1,2")
     assert code == 128 + signal.SIGTERM
     assert ran == [0, 1]
-    assert err == f"stopped by signal 15; the same command goes on with the sweep ({only_folder()})\n"
+    assert err == f"stopped by signal 15; the same command continues with the sweep ({only_folder()})\n"
     assert "seeds" not in out, "no table below the line"
     assert [
         job.status for row in records.read(only_folder()) for job in sorted(row.jobs, key=lambda job: job.seed)

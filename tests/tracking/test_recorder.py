@@ -1,4 +1,4 @@
-"""A run's own files are whole, deterministic and cut back to where it goes on from; the terminal follows."""
+"""A run's own files are whole, deterministic and cut back to where it continues from; the terminal follows."""
 
 import hashlib
 import io
@@ -71,7 +71,7 @@ def lines(folder: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
 
 @pytest.fixture
 def screen() -> Iterator[io.StringIO]:
-    """A terminal of 100 columns in the place of rich's global console."""
+    """A terminal of 100 columns in place of rich's global console."""
     before = dict(rich.get_console().__dict__)
     text = io.StringIO()
     rich.reconfigure(file=text, force_terminal=True, width=100, color_system=None, _environ={"TERM": "xterm"})
@@ -308,7 +308,7 @@ def test_a_resumed_run_says_so_and_knows_the_last_values(
     with recorder(tmp_path) as one:
         one.start(4)
         one.log(5, {"train/loss": 7.0}, {})
-    assert "fedavg-1 goes on after round 4 of 9" in caplog.messages
+    assert "fedavg-1 continues after round 4 of 9" in caplog.messages
     assert "accuracy 42.86%  in flight 4  loss 7.000" in screen.getvalue() and "round 5/9" in screen.getvalue()
 
 

@@ -83,7 +83,7 @@ def test_a_failure_is_told_once_and_does_not_stop_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(trackio_run, "need", lambda *_: None)
-    monkeypatch.setattr(trackio_run.Tracker, "_open", lambda self: 1 / 0)
+    monkeypatch.setattr(trackio_run.TrackioTracker, "_open", lambda self: 1 / 0)
     with caplog.at_level(logging.WARNING):
         rows = record(tmp_path, TrackioLogger(False, None, False, "tests", None, str(tmp_path)), -1)
     assert len(rows) == 5

@@ -22,7 +22,7 @@ from fedlab_runner.tracking import wandb_run
 from fedlab_runner.tracking.label import Label
 from fedlab_runner.tracking.logger import WandbLogger
 from fedlab_runner.tracking.recorder import Recorder
-from fedlab_runner.tracking.wandb_run import Tracker
+from fedlab_runner.tracking.wandb_run import WandbTracker
 from tests.helpers import wandb_files
 from tests.helpers.paths import ROOT
 from tests.helpers.wandb_server import Trouble, WandbServer
@@ -125,7 +125,7 @@ def expected(folder: Path, run_id: str = ID) -> list[dict[str, Any]]:
 
 @pytest.fixture(autouse=True)
 def private_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A W&B of the test's own, which reads the environment anew and leaves nothing in the home folder."""
+    """A W&B of the test's own, which reads the environment again and leaves nothing in the home folder."""
     import wandb
 
     for name in [name for name in os.environ if name.startswith("WANDB_")]:
@@ -549,7 +549,7 @@ def test_without_a_server_that_takes_it_the_run_is_offline(tmp_path: Path, troub
 
 
 def resume(process: subprocess.Popen[str]) -> str:
-    """Lets a session that waits go on; what it says from there on."""
+    """Lets a session that waits continue; what it says from there on."""
     output, _ = process.communicate("\n", timeout=90)
     assert process.returncode == 0, output
     return output
@@ -577,13 +577,15 @@ def test_nobody_waits_for_a_server_that_does_not_answer(
     monkeypatch.setattr(wandb_run, "FIRST_ANSWER_SECONDS", 0.2)
     monkeypatch.setattr(wandb_run, "LAST_ANSWER_SECONDS", 1.0)
     opened: list[str] = []
-    monkeypatch.setattr(Tracker, "_init", lambda self, mode: opened.append(mode))
+    monkeypatch.setattr(WandbTracker, "_init", lambda self, mode: opened.append(mode))
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         monkeypatch.setattr("fedlab_runner.tracking.wandb_service.server", lambda: url)
-        tracker = Tracker(logger(tmp_path, "online"), run_id=ID, config={}, label=Label(method="train"), commit=None)
+        tracker = WandbTracker(
+            logger(tmp_path, "online"), run_id=ID, config={}, label=Label(method="train"), commit=None
+        )
         began = time.monotonic()
         tracker.start([])
         for round in range(100):
@@ -591,7 +593,7 @@ def test_nobody_waits_for_a_server_that_does_not_answer(
         assert time.monotonic() - began < 0.9 and not opened
         tracker.finish(0)
         assert time.monotonic() - began < 3 and opened == ["offline"]
-    assert "W&B cannot be reached (it does not answer): the run goes on with logger.mode=offline" in caplog.messages
+    assert "W&B cannot be reached (it does not answer): the run continues with logger.mode=offline" in caplog.messages
 
 
 def test_a_killed_service_is_two_lines(tmp_path: Path) -> None:
@@ -678,7 +680,7 @@ def test_a_server_that_is_slow_or_in_trouble_for_a_while_gets_everything(tmp_pat
 
 
 def await_pause(process: subprocess.Popen[str]) -> None:
-    """Until a session waits; it goes on when it is asked for its end."""
+    """Until a session waits; it continues when it is asked for its end."""
     assert process.stdout is not None
     for line in process.stdout:
         if line.strip() == "paused":

@@ -80,7 +80,7 @@ def test_its_last_checkpoint_is_left(template: Template, tmp_path: Path) -> None
     folder = tmp_path / "run"
     code = DIE.format(place=(*PARTS["algorithm"][:2], 4), act=SEGV)
     assert template.run(folder, "algorithm=fedavg", code=code).status == -signal.SIGSEGV
-    assert "goes on after round 2" in template.run(folder, "algorithm=fedavg").said
+    assert "continues after round 2" in template.run(folder, "algorithm=fedavg").said
 
 
 @pytest.mark.parametrize("act", ["raise OSError(28, 'No space left on device')", "os.kill(os.getpid(), 2)"])
@@ -150,7 +150,7 @@ def test_what_the_same_command_does_next(tmp_path: Path) -> None:
     with Attempt(tmp_path, lambda: rounds):
         assert attempt.next_start() == "the same command begins again"
         rounds.append(3)
-        assert attempt.next_start() == "the same command goes on from the last checkpoint"
-    assert attempt.next_start().endswith("goes on from the last checkpoint"), "an error is shown after its run"
+        assert attempt.next_start() == "the same command continues from the last checkpoint"
+    assert attempt.next_start().endswith("continues from the last checkpoint"), "an error is shown after its run"
     with Attempt(tmp_path, list):
         assert attempt.next_start() == "the same command begins again", "another run"

@@ -114,7 +114,7 @@ def test_a_lost_stdout_is_mentioned_once(stdout: Callable[[], int], tmp_path: Pa
     code, said = work(tmp_path, stdout, subprocess.PIPE)
     assert code == 7 and (tmp_path / "done").exists(), said
     reason = {broken: errno.EPIPE, full: errno.ENOSPC, gone_pty: errno.EIO}[stdout]
-    line = f"warning: standard output cannot be written to ({os.strerror(reason)}): the run goes on without it\n"
+    line = f"warning: standard output cannot be written to ({os.strerror(reason)}): the run continues without it\n"
     assert said.count(line) == 1 and "Traceback" not in said and "Logging error" not in said
     assert "Exception ignored" not in said and said.count("on the other\n") == 40
 
@@ -232,5 +232,5 @@ for _ in range(50):
     ended = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
     )
-    line = f"warning: {tmp_path}/train.log is cut off (File too large): the run goes on\n"
+    line = f"warning: {tmp_path}/train.log is cut off (File too large): the run continues\n"
     assert (ended.returncode, ended.stderr) == (0, line)

@@ -113,7 +113,7 @@ def test_json_within_the_limits() -> None:
             "more",
         ),
         (b'a: &a "' + b"x" * 100_000 + b'"\nb: [' + b"*a, " * 500 + b"]", "stands for more than"),
-        (b"a: &a [*a]", "an alias within what it stands for"),
+        (b"a: &a [*a]", "an alias within the value that it repeats"),
         (b"a: *b", "is not YAML"),
         (b"x:\n" + b"- " * 100_000 + b"a", "nested deeper than 50 levels"),  # libyaml's loader dies of it
         (b"[" * 900, "nested deeper than 50 levels"),
@@ -167,7 +167,7 @@ def config_folder(folder: Path, text: bytes) -> Path:
     [
         (bomb(), "stands for more than 100,000 values"),
         (b"logger:\n  tags:\n    " + b"- " * 100_000 + b"a", "is nested deeper than 50 levels"),
-        (b"a: &a [*a]", "has an alias within what it stands for"),
+        (b"a: &a [*a]", "has an alias within the value that it repeats"),
     ],
     ids=["aliases", "depth", "itself"],
 )
@@ -239,7 +239,7 @@ def test_rows_of_strangers_are_no_rows(row: str, tmp_path: Path) -> None:
 
 
 def test_a_summary_that_claims_anything_is_written_anew(tmp_path: Path) -> None:
-    """Any number of rounds, levels, digits, or no object at all: the run goes on from its checkpoint."""
+    """Any number of rounds, levels, digits, or no object at all: the run continues from its checkpoint."""
     cfg = api.compose(*SMALL, "algorithm=fedavg", "rounds=1", "logger=none")
     wanted = api.run(cfg, tmp_path).objective
     whole = (tmp_path / "summary.json").read_bytes()

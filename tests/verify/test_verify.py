@@ -1,4 +1,4 @@
-"""`fedlab-verify`: what holds is said to hold, and what was changed is found, also by who makes all hashes anew."""
+"""`fedlab-verify`: what holds is said to hold, and what was changed is found, also by who makes all hashes again."""
 
 import hashlib
 import json

@@ -1,1 +1,1 @@
-"""Matching of neurons: which neurons of different models do the same work, as their order means nothing."""
+"""Matching of neurons: finds neurons of different models that do the same work, whatever their order."""

@@ -9,7 +9,7 @@ from torch import Tensor
 def hungarian(gains: Tensor) -> np.ndarray:
     """The columns [n] int64, all different, that maximise the sum of `gains` [n, m >= n] over the n rows.
 
-    Gains that are not finite count as 0 or as the largest finite value: the run itself notices models that diverge.
+    Gains that are not finite count as 0 or as the largest finite value. The run itself detects models that diverge.
     """
     import scipy.optimize
 

@@ -15,7 +15,7 @@ from fedlab_runner.algorithms.matching.neurons import NeuronGroup, NeuronSlice
 from fedlab_runner.utils.validate import at_least, finite_above, within
 
 MAX_ITERATIONS_PER_TEMPERATURE = 50  # the authors' code
-MAX_EXPONENT = 600.0  # of factors by which values are multiplied that were lost below exp(-745)
+MAX_EXPONENT = 600.0  # of factors that bring back values that were lost below exp(-745)
 MIN_CHANGE = 2e-3  # squared, of a model's assignments: below it the temperature falls (the authors' code)
 
 
@@ -31,8 +31,8 @@ class Assignment(NamedTuple):
 class Graduated:
     """Sinkhorn assignments that grow sharper, then permutations by the Hungarian method.
 
-    The temperature starts at `tau`; whenever the assignments come to rest, `tau_decay` multiplies it, down to
-    `tau_min`. `pairwise` compares each model with the first model only, instead of with all others.
+    The temperature starts at `tau`. Whenever the assignments have converged, `tau_decay` multiplies it, down to
+    `tau_min`. With `pairwise` the matching compares each model with the first alone, instead of with all others.
     """
 
     tau: float
@@ -47,8 +47,8 @@ class Graduated:
 
         X_i [n, n] assigns neurons of model i (rows) to neurons of the first model (columns); X_1 = I, as for inputs and
         outputs. In each iteration A_i = sum over j != i of (K_in + K_out) X_j, and X_i becomes Sinkhorn(A_i / tau).
-        K_in compares the neurons of i and j by their incoming weights, K_out by their outgoing ones, both brought into
-        the common order by the assignments of the layers before and behind.
+        K_in compares the neurons of i and j by their incoming weights, K_out by their outgoing weights. The assignments
+        of the layers before and behind bring both into the common order.
         """
         m = len(models)
         x, flops, iterations = [_start(models, group.size, rng) for group in groups], 0, 0
@@ -67,8 +67,8 @@ class Graduated:
         return Assignment([[_order(one) for one in of_group] for of_group in x], iterations, flops)
 
     def _fixed(self, models: Tensor, groups: Sequence[NeuronGroup], group: NeuronGroup) -> "Fixed":
-        """What no assignment changes in a group: whether its rows and columns are of no other group, and the sum of
-        their kernels.
+        """The part of a group that no assignment changes: whether its rows and columns belong to no other group, and
+        the sum of their kernels.
         """
         of_columns, of_rows = (torch.zeros_like(models[:1]) for _ in range(2))
         for each in groups:
@@ -101,20 +101,20 @@ class Graduated:
             compared = [_Compared(each, self.pairwise) for each in features]
             n = group.size
             affinity = models.new_zeros(len(models), n, n)
-            for i, known in enumerate(still.kernels, 1):  # a model's at a time: what is small stays in the cache
+            for i, known in enumerate(still.kernels, 1):  # one model at a time: small arrays stay in the cache
                 both = known
                 for each in compared:
                     both = each.kernel(i).add_(both)
                 before = both.shape[1] // n
                 affinity[i].addmm_(both, of_group[:before].reshape(-1, n))
-                if not self.pairwise:  # of the models before it the transposed kernels
+                if not self.pairwise:  # for the models before it the transposed kernels
                     affinity[:before] += (both.T @ of_group[i]).view(-1, n, n)
             affinities.append(affinity[1:])
         return affinities
 
     def _solve(self, affinity: Tensor, tau: float, sharp: bool) -> Tensor:
-        """Assignments [m, n, n] for the most affinity [m - 1, n, n]: soft or, if `sharp`, permutations. The first
-        model's is I.
+        """The assignments [m, n, n] with the most affinity [m - 1, n, n]: soft or, if `sharp`, permutations. That of
+        the first model is I.
         """
         n = affinity.shape[-1]
         if sharp:
@@ -129,14 +129,14 @@ class Graduated:
 class Fixed(NamedTuple):
     """The part of a group's kernels that is the same in all iterations."""
 
-    rows: bool  # whether the kernel of incoming weights is in it
-    columns: bool  # whether that of outgoing ones is
-    kernels: Sequence[Tensor]  # of each model i but the first with those before it [n, i n]
+    rows: bool  # whether it has the kernel of incoming weights
+    columns: bool  # whether it has the kernel of outgoing weights
+    kernels: Sequence[Tensor]  # of each model i except the first with the models before it [n, i n]
 
 
 class _Compared:
-    """Features of the neurons of models [m, n, d], each of which is compared with the models before it, or with the
-    first alone.
+    """Features of the neurons of models [m, n, d]. The matching compares each model with the models before it, or with
+    the first alone.
     """
 
     def __init__(self, features: Tensor, first_alone: bool) -> None:
@@ -162,13 +162,13 @@ class _Compared:
 def sinkhorn(scores: Tensor, steps: int) -> Tensor:
     """Doubly stochastic matrices [..., n, n]: exp(scores) with rows and columns normalised in turn, `steps` times.
 
-    Rows and columns have factors, which a product of a matrix and a vector normalises; where their range is more than
-    that of the numbers, logarithms do it.
+    Products of the matrix and a vector give the factors of rows and columns. If the factors' range is larger than that
+    of the number type, the computation uses logarithms.
     """
     shifted = scores.double()
     shifted = shifted - shifted.amax(-1, keepdim=True)
     most = shifted.amax(-2, keepdim=True)
-    values = shifted.sub_(most).exp_()  # at most 1, which each column has
+    values = shifted.sub_(most).exp_()  # at most 1, the largest value of each column
     columns, rows = most.exp().transpose(-1, -2), torch.ones_like(values[..., :1])
     for step in range(steps):
         if step % 2:
@@ -176,7 +176,7 @@ def sinkhorn(scores: Tensor, steps: int) -> Tensor:
         else:
             rows = (values @ columns).reciprocal_()
     largest = rows.log().amax() + columns.log().amax()
-    if bool(largest < MAX_EXPONENT):  # not where one is infinite
+    if bool(largest < MAX_EXPONENT):  # false if one is infinite
         return (values * rows * columns.transpose(-1, -2)).to(scores.dtype)
     for step in range(steps):
         scores = scores - scores.logsumexp(-1 - step % 2, keepdim=True)
@@ -189,7 +189,7 @@ def _order(assignment: Tensor) -> np.ndarray:
 
 
 def _start(models: Tensor, n: int, rng: np.random.Generator) -> Tensor:
-    """Nearly uniform assignments [m, n, n]; the first model's is the identity."""
+    """Nearly uniform assignments [m, n, n]; that of the first model is the identity."""
     x = torch.from_numpy(rng.uniform(-0.05, 0.05, (len(models), n, n)) + 1 / n).to(models.device, models.dtype)
     x[:1] = torch.eye(n, dtype=models.dtype, device=models.device)
     return x
@@ -201,9 +201,10 @@ def _mix(moved: Tensor, models: Tensor, piece: NeuronSlice, x: Tensor) -> None:
 
 
 def _change(new: Sequence[Tensor], x: Sequence[Tensor], older: Sequence[Tensor]) -> float:
-    """The mean over models of the squared change of their assignments, since the last iteration or the one before.
+    """The mean over models of the squared change of their assignments since the last iteration, or since the one
+    before.
 
-    The smaller of the two counts: assignments may alternate.
+    The smaller change counts, because assignments may alternate.
     """
     pairs = [
         torch.minimum((a - b).square().sum((1, 2)), (a - c).square().sum((1, 2)))

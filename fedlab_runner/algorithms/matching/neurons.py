@@ -26,10 +26,10 @@ class NeuronSlice(NamedTuple):
 
 @dataclass(frozen=True)
 class NeuronGroup:
-    """Neurons (channels) that can change places: the rows that make them and the columns that read them.
+    """Neurons (channels) that can change places: the rows that compute them and the columns that read them.
 
-    Rows are a layer's weights, its bias and the parameters of a norm behind it. Columns are the next layers' weights:
-    after a flattening a column for each pixel of a channel. Statistics are the norm's buffers.
+    Rows are a layer's weights, its bias and the parameters of a norm behind it. Columns are the next layers' weights;
+    after a flattening, each pixel of a channel has a column. Statistics are the norm's buffers.
     """
 
     name: str  # of the layer
@@ -39,7 +39,7 @@ class NeuronGroup:
     statistics: tuple[NeuronSlice, ...]
 
     def incoming(self, w: Tensor) -> Tensor:
-        """The trainable rows [..., n, r] that make each neuron of models w [..., D]."""
+        """The trainable rows [..., n, r] that compute each neuron of models w [..., D]."""
         return _features(self.rows, w)
 
     def outgoing(self, w: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ class NeuronGroup:
         return self.rows + self.columns + self.statistics
 
     def own(self, w: Tensor) -> Tensor:
-        """The mask [D] of a model's values that make the neurons, statistics included."""
+        """The mask [D] of a model's values that compute the neurons, including statistics."""
         mask = torch.zeros(w.shape[-1], dtype=torch.bool, device=w.device)
         for piece in self.rows + self.statistics:
             piece.view(mask).fill_(True)

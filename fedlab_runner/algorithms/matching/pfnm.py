@@ -1,7 +1,8 @@
-"""Matches the neurons of several clients to one list of server neurons, each client's by the Hungarian method.
+"""Matches the neurons of several clients to one list of server neurons, client by client, by the Hungarian method.
 
 The rule is that of PFNM (Yurochkin et al., ICML 2019, https://arxiv.org/abs/1905.12022), as FedMA and HyFEM use it.
-Shape letters: J clients, L server neurons, l neurons of a client, d columns of a server neuron, e of them a client's.
+Shape letters: J clients, L server neurons, l neurons of a client, d columns of a server neuron, e columns that a client
+has.
 """
 
 import math
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from fedlab_runner.algorithms.matching.assignment import hungarian
 
-MAX_POPULARITY = 10  # clients on a neuron; more do not make it more popular (the authors' code)
+MAX_POPULARITY = 10  # clients on a neuron, above which its popularity stays the same (the authors' code)
 
 
 class Neurons(NamedTuple):
@@ -27,12 +28,12 @@ class Neurons(NamedTuple):
 
 
 class Server(NamedTuple):
-    """The server's neurons as the clients assigned to them make them, on the columns of the client at hand."""
+    """The server's neurons, as sums over the clients assigned to them, on the columns of the present client."""
 
     total: Tensor  # [L, e], weighted sum of the rows
     mass: Tensor  # [L, e], sum of the weights of the clients with the entry; [L, 1] where all have it
     holders: Tensor  # [L], clients assigned to the neuron
-    covered: Tensor | None  # [L] bool, whether an assigned client has one of the columns; None: all are covered
+    covered: Tensor | None  # [L] bool, whether an assigned client has one of the columns; None: yes for all
 
 
 class Gain(Protocol):
@@ -49,7 +50,7 @@ class Gain(Protocol):
 
 @dataclass(frozen=True)
 class SquaredDistance:
-    """Minus half the squared distance to the mean of the server's neuron, which is 0 in entries that no client has.
+    """Minus half the squared distance to the mean of the server's neuron. The mean is 0 in entries that no client has.
 
     A new neuron costs half the squared length and `penalty`.
     """
@@ -59,7 +60,7 @@ class SquaredDistance:
     def existing(self, v: Tensor, square: Tensor, server: Server, columns: Tensor, num_clients: int) -> Tensor:
         mass, rows = server.mass.clamp_min(torch.finfo(v.dtype).tiny), server.total
         if mass.shape[1] > 1:
-            rows, mass = rows / mass, mass.new_ones(len(rows), 1)  # else the products are divided, which are smaller
+            rows, mass = rows / mass, mass.new_ones(len(rows), 1)  # else the code divides products, which are smaller
         mean_square = _squares(rows)
         gain = (v @ rows.T).div_(mass.T).sub_(mean_square / mass.T.square() / 2).sub_(square.unsqueeze(1) / 2)
         if server.covered is None:
@@ -74,8 +75,9 @@ class SquaredDistance:
 class PFNM:
     """The posterior gain of the beta-Bernoulli process.
 
-    A server neuron has the prior N(mu0, sigma0^2), a client's neuron is N(the server's, sigma^2); a larger `gamma`
-    makes more new neurons. Clients count alike. The log of a neuron's popularity counts once, as in the authors' code.
+    A server neuron has the prior N(mu0, sigma0^2), a client's neuron the distribution N(server neuron, sigma^2). A
+    larger `gamma` makes more new neurons. Clients count alike. The log of a neuron's popularity counts once, as in the
+    authors' code.
     """
 
     sigma: float
@@ -110,7 +112,7 @@ class Matching(NamedTuple):
     assignments: list[np.ndarray]  # of each client [l] int64, all different
     width: int  # L
     gain: float  # of the last sweep, summed over clients
-    flops: int  # of gains and assignments: assigning l to n neurons counts as l^2 n
+    flops: int  # of gains and assignments; an assignment of l to n neurons counts as l^2 n
 
 
 def match(
@@ -127,13 +129,13 @@ def match(
 ) -> Matching:
     """Assigns the neurons of J >= 1 clients to server neurons so that the total gain rises.
 
-    The assignments begin as `start`; without it the first client's neurons become the server's, and the other clients
-    follow in order. Then up to `sweeps` sweeps, until one changes nothing: in random order each client (of the
-    `movable`) is taken out and assigned anew to the neurons that the others make.
+    The assignments begin as `start`. Without `start` the first client's neurons become the server's, and the other
+    clients follow in order. Then come up to `sweeps` sweeps, until a sweep changes nothing. A sweep takes out each
+    client (of the `movable`), in random order, and assigns it again to the neurons of the other clients.
 
-    The server gains neurons up to `limit` >= max l and loses those without clients: max l <= L <= min(limit, sum l).
-    The last `shared` columns are common to all clients (a bias): a client can compare itself with a server neuron only
-    where it has another of its columns.
+    The server gains neurons up to `limit` >= max l and loses neurons without clients: max l <= L <= min(limit, sum l).
+    All clients have the last `shared` columns (a bias). A client compares its neurons only with server neurons with
+    which it has another column in common.
     """
     state = _State(clients, gain, num_columns, limit, shared)
     if start is None:
@@ -166,7 +168,7 @@ class _State:
         everything = torch.arange(num_columns, device=rows.device)
         self._whole = [torch.equal(client.columns, everything) for client in clients]
         self._alike = all(self._whole) and shared < num_columns
-        # 1 where a client has a column [J, d]; unused where all have all.
+        # 1 where a client has a column [J, d]; unused if all clients have all columns.
         self._has = rows.new_zeros(count, num_columns)
         if not self._alike:
             for has, client in zip(self._has, clients, strict=True):
@@ -190,13 +192,13 @@ class _State:
         """Adds client j where it gains most, and returns the gain."""
         (v, columns, _), square, count = self._clients[j], self._squares[j], len(self._clients)
         known = np.flatnonzero(self._holders)
-        if not len(known):  # nothing to compare with: the neurons keep their places
+        if not len(known):  # nothing to compare: the neurons keep their places
             self._add(j, np.arange(len(v)), 1)
             return 0.0
         most = min(len(v), self._limit - len(known))
         abandoned = len(known) < self.width
         if abandoned:
-            self._total[self._at(j, self._holders == 0)] = 0  # exactly: rounding leaves a rest
+            self._total[self._at(j, self._holders == 0)] = 0  # exactly zero: rounding leaves a remainder
         total, held, covered = self._of(j, self._total), self._held, None
         if abandoned or not self._alike:
             total, held = (t.index_select(0, self._at(j, known)) for t in (total, held))
@@ -204,7 +206,7 @@ class _State:
         if not self._alike:
             covered = held @ self._has.index_select(1, columns[: len(columns) - self._shared]).sum(1) > 0
             mass = held @ (self._weights * self._of(j, self._has))
-            total.masked_fill_(mass == 0, 0)  # exactly, in columns that no client has
+            total.masked_fill_(mass == 0, 0)  # exactly zero, in columns that no client has
         server = Server(total, mass, self._at(j, self._holders[known]), covered)
         gains = self._gain.existing(v, square, server, columns, count)
         if most:
@@ -223,7 +225,7 @@ class _State:
         self._add(j, self.assignments[j], -1)
 
     def _places(self, j: int, chosen: np.ndarray, known: np.ndarray) -> np.ndarray:
-        """The server neurons of the chosen columns of gains. A new neuron goes to the client's old place where that is
+        """The server neurons of the chosen columns of gains. A new neuron goes to the client's old place if that is
         free, else behind all others.
         """
         places: np.ndarray = known[np.minimum(chosen, len(known) - 1)]

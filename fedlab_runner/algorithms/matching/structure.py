@@ -1,4 +1,4 @@
-"""Finds the neurons of a model that can change places without changing its function, from its graph."""
+"""Finds, from a model's graph, the neurons that can change places without changing the model's function."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +18,8 @@ from fedlab_runner.utils.errors import UserError
 
 TOLERANCE = 0.05  # share of the logits' range by which a permuted model may differ: bfloat16 is that coarse
 
-# Modules and functions that treat all channels alike and keep their order. Exact types: a subclass may do anything.
+# Modules and functions that treat all channels alike and keep their order. Exact types only: a subclass may do
+# anything.
 _ELEMENTWISE: set[Any] = {nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU}
 _ELEMENTWISE |= {nn.Mish, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Hardswish, nn.Hardtanh, nn.Hardsigmoid}
 _ELEMENTWISE |= {nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d}
@@ -31,12 +32,12 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *CONVOLUTIONS)
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
-# By family, as each round asks for the groups.
+# Cached by family, because each round asks for the groups.
 _found: "WeakKeyDictionary[ModelFamily, list[NeuronGroup]]" = WeakKeyDictionary()
 
 
 def require_groups(algorithm: Any, fed: Federation) -> list[NeuronGroup]:
-    """The neuron groups of the federation's model; UserError where none is known for certain."""
+    """The neuron groups of the federation's model. Raises UserError if none is certain."""
     groups = neuron_groups(fed.family, fed.client_data.inputs[:1])
     if not groups:
         name = algorithm.name
@@ -49,11 +50,11 @@ def require_groups(algorithm: Any, fed: Federation) -> list[NeuronGroup]:
 
 
 def neuron_groups(family: ModelFamily, inputs: Tensor) -> list[NeuronGroup]:
-    """The neuron groups of a family's models, in the order of computation; none where they are not known for certain.
+    """The neuron groups of a family's models, in the order of computation; empty if they are not certain.
 
-    They are read off the graph of the computation (torch.fx). An operation that this module does not know keeps its
-    channels in place, and so does an addition: residual streams are not permuted. The groups are then tried out on
-    stored `inputs` [b, ...]: they count only if permuted models give the same logits.
+    This function reads them off the graph of the computation (torch.fx). Channels that go into an unknown operation or
+    an addition keep their places, so that no residual stream is permuted. Then a test on stored `inputs` [b, ...]
+    decides: the groups count only if permuted models give the same logits.
     """
     if family in _found:
         return _found[family]
@@ -66,7 +67,7 @@ def neuron_groups(family: ModelFamily, inputs: Tensor) -> list[NeuronGroup]:
 
 @torch.no_grad()
 def _preserves_logits(family: ModelFamily, groups: list[NeuronGroup], inputs: Tensor) -> bool:
-    """Whether a model with noise (positive: it has variances) gives the same logits when it is permuted."""
+    """Whether a permuted model with random values (positive, as some are variances) gives the same logits."""
     generator = torch.Generator().manual_seed(0)
     noise = torch.rand(family.size, generator=generator).to(family.device, family.dtype)
     w = family.vector(family.module) + 0.1 * noise
@@ -78,7 +79,7 @@ def _preserves_logits(family: ModelFamily, groups: list[NeuronGroup], inputs: Te
 
 
 def _input_ranks(family: ModelFamily, inputs: Tensor) -> dict[str, int]:
-    """The number of dimensions of each module's input; 0 for a module that is called more than once."""
+    """The number of dimensions of each module's input; 0 for a module that the network calls more than once."""
     ranks: dict[str, int] = {}
 
     def note(name: str) -> Callable[..., None]:
@@ -99,14 +100,14 @@ def _input_ranks(family: ModelFamily, inputs: Tensor) -> dict[str, int]:
 
 @dataclass
 class _Space:
-    """The channels that one layer makes, while the graph is being read."""
+    """The channels of one layer's output, while the finder reads the graph."""
 
     name: str
     size: int
     rows: list[NeuronSlice] = field(default_factory=list)
     columns: list[NeuronSlice] = field(default_factory=list)
     statistics: list[NeuronSlice] = field(default_factory=list)
-    pinned: bool = False  # an operation depends on the order
+    pinned: bool = False  # whether an operation depends on the order
 
     def is_free(self) -> bool:
         return not self.pinned and bool(self.columns) and self.size > 1
@@ -116,7 +117,7 @@ class _Space:
 
 
 class _Value(NamedTuple):
-    """A tensor of the graph whose axis 1 (images) or `last` axis (features) is a space's channels.
+    """A tensor of the graph. The channels of a space are its axis 1 (images) or its `last` axis (features).
 
     `flattened`: each channel is a block of that axis.
     """
@@ -132,7 +133,7 @@ class _Tracer(fx.Tracer):
 
 
 class _Finder:
-    """Reads graphs of computation: a module's or, where it cannot be traced, those of its parts."""
+    """Reads graphs of computation: that of a module or, if torch.fx cannot trace it, those of its parts."""
 
     def __init__(self, family: ModelFamily, ranks: dict[str, int]) -> None:
         self.spaces: list[_Space] = []
@@ -145,7 +146,7 @@ class _Finder:
     def search(self, module: nn.Module, prefix: str) -> None:
         try:
             graph = _Tracer().trace(module)
-        except Exception:  # a model's code may do anything with a value that is no tensor
+        except Exception:  # a model's code may do anything with a value that is not a tensor
             for name, child in module.named_children():
                 if not type(child).__module__.startswith("torch.nn") or isinstance(child, nn.Sequential):
                     self.search(child, f"{prefix}{name}.")
@@ -157,7 +158,7 @@ class _Finder:
                 values[node] = value
 
     def _apply(self, node: fx.Node, values: dict[fx.Node, _Value], root: nn.Module, prefix: str) -> _Value | None:
-        """The node's output, where its channels are known; notes in the inputs' spaces what the node does to them."""
+        """The node's output, if its channels are known. Notes in the inputs' spaces what the node does to them."""
         inputs = [values[source] for source in node.all_input_nodes if source in values]
         value = inputs[0] if len(inputs) == 1 and len(node.all_input_nodes) == 1 else None
         if node.op == "call_module":
@@ -176,7 +177,7 @@ class _Finder:
         """(whether the module keeps its input's channels apart in a known way, its output)."""
         if value is not None and (type(module) in _ELEMENTWISE or (type(module) in _POOLING and not value.last)):
             return True, value
-        if self._ranks.get(name, 0) == 0:  # called never or more than once: the parameters have several uses
+        if self._ranks.get(name, 0) == 0:  # not called exactly once: its parameters have several uses or none
             return False, None
         if type(module) in (nn.Linear, *_CONVOLUTIONS):
             return self._layer(name, module, value)
@@ -193,7 +194,7 @@ class _Finder:
         return False, None
 
     def _layer(self, name: str, module: Any, value: _Value | None) -> tuple[bool, _Value | None]:
-        """A linear layer or convolution, which reads one space and makes another."""
+        """A linear layer or convolution reads one space and makes another."""
         weight = self._at(f"{name}.weight")
         if weight is None or (module.bias is not None and self._at(f"{name}.bias") is None):
             return False, None
@@ -216,7 +217,7 @@ class _Finder:
         return handled, _Value(space, last=is_linear)
 
     def _norm(self, name: str, module: Any, value: _Value, parts: Sequence[str]) -> tuple[bool, _Value | None]:
-        """A norm, whose parameters and statistics belong to the neurons before it."""
+        """The parameters and statistics of a norm belong to the neurons before it."""
         space = value.space
         for part in parts:
             if getattr(module, part) is None:
@@ -229,7 +230,7 @@ class _Finder:
         return True, value
 
     def _at(self, name: str) -> tuple[int, torch.Size] | None:
-        """The first index and the shape of a tensor in the vector; None where it is not trained or is shared."""
+        """The first index and the shape of a tensor in the vector; None if it is not trained or is shared."""
         return None if name in self._shared else self._layout.get(name)
 
 

@@ -1,6 +1,6 @@
 """Feddle's model atlas: clients' updates kept as directions (anchors), and how they are combined.
 
-There are M anchors of P values each. They may lie in host memory: `combine` and `project` stream them in chunks.
+There are M anchors of P values each. They may lie in host memory: `combine` and `project` read them in chunks.
 """
 
 from typing import NamedTuple
@@ -10,14 +10,14 @@ from torch import Tensor
 
 from fedlab_runner.executors.team import Team
 
-MIN_SHARED_VALUES = 2**21  # of the anchors, from which on it is worth a thread each to read parts of them
-ALIGNED_VALUES = 64  # the parts begin at multiples
+MIN_SHARED_VALUES = 2**21  # of the anchors, from which on several threads read parts of them
+ALIGNED_VALUES = 64  # each part begins at a multiple
 
 
 class Atlas(NamedTuple):
     """Up to `size` anchors; a client may own several."""
 
-    anchors: Tensor  # a_m [M, P], as they came
+    anchors: Tensor  # a_m [M, P], not normalised
     scores: Tensor  # s_m [M] float64, |c_m| of the last search; infinite before the first
     arrival: Tensor  # [M] int64, the anchors' numbers in order of arrival
     clients: Tensor  # [M] int64
@@ -32,11 +32,11 @@ class Atlas(NamedTuple):
     def add(
         self, deltas: Tensor, clients: list[int], rounds: list[int], *, size: int, by_score: bool, device: torch.device
     ) -> "Atlas":
-        """The atlas, on `device`, with updates [A, P] added in order; where it is full, each replaces an anchor
+        """The atlas, on `device`, with updates [A, P] added in order. In a full atlas each replaces an anchor
         (Algorithm 1, UpdateAtlas).
 
         The replaced anchor is the first one with the lowest score. Without `by_score`, or before the first search, it
-        is the oldest. An update of zero length has no direction and is left out.
+        is the oldest. The atlas leaves out an update of zero length, which has no direction.
         """
         anchors, scores, arrival = list(self.anchors.to(device)), self.scores.tolist(), self.arrival.tolist()
         owners, ages = self.clients.tolist(), self.rounds.tolist()
@@ -71,7 +71,7 @@ class Atlas(NamedTuple):
 
 
 def moving(deltas: Tensor) -> Tensor:
-    """Which updates [A, P] have a direction: a value that is not zero [A] bool."""
+    """Which updates [A, P] have a direction, that is, a value that is not zero: [A] bool."""
     found: Tensor = torch.linalg.vector_norm(deltas, dim=1) != 0  # a tenth of the time of `any`
     for row in (~found).nonzero().flatten().tolist():
         found[row] = deltas[row].any()  # values whose squares are zero
@@ -79,10 +79,10 @@ def moving(deltas: Tensor) -> Tensor:
 
 
 class AtlasReader:
-    """Reads an atlas's anchors a_m [M, P] for sums and inner products, some columns on each thread of a team."""
+    """Reads an atlas's anchors a_m [M, P] for sums and inner products. Each thread of a team takes some columns."""
 
     def __init__(self, anchors: Tensor, chunk_size: int | None, device: torch.device, team: Team) -> None:
-        """For vectors on a device."""
+        """`device` is that of the vectors x and the gradients."""
         self._anchors, self._chunk_size, self._team = anchors, chunk_size, team
         size, shared = anchors.shape[1], device.type == "cpu" and anchors.numel() >= MIN_SHARED_VALUES
         parts = team.size if shared else 1
@@ -113,7 +113,7 @@ class AtlasReader:
 def combine(
     x: Tensor, anchors: Tensor, weights: Tensor, chunk_size: int | None = None, out: Tensor | None = None
 ) -> Tensor:
-    """x + sum_m weights_m a_m [P] (Eq 15), in `out` where it is given, on the device of x [P] and weights [M]."""
+    """x + sum_m weights_m a_m [P] (Eq 15), written into `out` if given, on the device of x [P] and weights [M]."""
     step = chunk_size or max(1, len(anchors))
     out = x.clone() if out is None else out.copy_(x)
     for rows, w in zip(torch.split(anchors, step), torch.split(weights, step), strict=True):

@@ -24,15 +24,15 @@ class Params(NamedTuple):
 
 
 class Update(NamedTuple):
-    """What a client sends: the change of its parameters, or the parameters; and its batch norm statistics."""
+    """What a client sends: the change of its parameters or the parameters, and its batch norm statistics."""
 
     rows: Tensor  # y - x or y [K, P]
     statistics: Tensor  # as they are [K, B]
 
 
 class ModelUpdate(NamedTuple):
-    """An Update and the client's model, which the server computes from the update and what it had sent: the algorithm
-    has `models` in `known`.
+    """An Update and the client's model. The server computes the model from the update and the model that it sent, so
+    the algorithm has `models` in `known`.
     """
 
     rows: Tensor  # as in Update [K, P]
@@ -49,15 +49,15 @@ class Models(NamedTuple):
 def check_averaging(
     late_policy: str, weighting: str, server_lr: float, policies: tuple[str, ...] = LATE_POLICIES
 ) -> None:
-    """Raises ValueError, beginning with the field's name, for a rule that does not exist."""
+    """Raises ValueError, which begins with the field's name, for a rule that does not exist."""
     one_of(policies, late_policy=late_policy)
     one_of(WEIGHTINGS, weighting=weighting)
     above(0, server_lr=server_lr)
 
 
 def all_discarded(late_policy: str, arriving: Sequence[np.ndarray]) -> str | None:
-    """Why the mean of the arrived updates has not moved the server model, from the stalenesses [A] of each round; None
-    where it has moved. See `ServerAlgorithm.stands_still`.
+    """Why the mean of the arrived updates has not moved the server model, by the stalenesses [A] of each round; None if
+    it has moved. See `ServerAlgorithm.stands_still`.
     """
     if late_policy != "discard" or any((staleness == 0).any() for staleness in arriving):
         return None
@@ -65,7 +65,7 @@ def all_discarded(late_policy: str, arriving: Sequence[np.ndarray]) -> str | Non
 
 
 def make_update(family: ModelFamily, x: Tensor, y: Tensor, late_policy: str, *, keep: bool = False) -> Update:
-    """The updates of clients that trained from x [D] to y [K, D]. They overwrite y, except with `keep`."""
+    """The updates of clients that trained from x [D] to y [K, D]. Without `keep` they overwrite y."""
     start, rows, statistics = x[: family.num_params], y[:, : family.num_params], y[:, family.num_params :]
     if late_policy == "model":
         return Update(rows, statistics)
@@ -75,25 +75,26 @@ def make_update(family: ModelFamily, x: Tensor, y: Tensor, late_policy: str, *, 
 def stepped(x: Tensor, step: Tensor, statistics: Tensor) -> Tensor:
     """The server model [D] after a `step` [P] from x [D]: its parameters move, and `statistics` [B] replace its own.
 
-    Batch norm's running statistics are not parameters: training replaces them. A late change of them is a difference to
-    statistics that the server no longer has, and a sum of such changes drives variances below zero. So no learning
-    rate, momentum, staleness weight or extrapolation touches them: the server takes a mean of the clients' statistics.
+    Batch norm's running statistics are not parameters: training replaces them. A late change of statistics is a
+    difference to statistics that the server no longer has, and a sum of such changes drives variances below zero. So no
+    learning rate, momentum, staleness weight or extrapolation acts on statistics: the server takes a mean of the
+    clients' statistics.
     """
     moved = x[: len(step)] + step
     return torch.cat([moved, statistics]) if len(statistics) else moved
 
 
 def in_time(arrivals: Updates[Upload], late_policy: str) -> Updates[Upload]:
-    """The arrivals that count under the policy: discard drops the late ones."""
+    """The updates that count under the policy: discard drops late ones."""
     return arrivals.select(arrivals.staleness == 0) if late_policy == "discard" else arrivals
 
 
 def average(x: Tensor, arrivals: Updates[Any], late_policy: str, weighting: str, server_lr: float) -> Tensor:
-    """The server's next model [D], from x [D] and the arrived `Update`s; x itself where none has arrived.
+    """The server's next model [D], from x [D] and the arrived `Update`s; x itself if none has arrived.
 
-    The parameters move by the weighted mean of the `rows`; the mean of the `statistics`, by the same weights, replaces
-    the server's. `delta` adds late changes to today's model (Feddle, Eq 1 and 3), `model` averages the late models
-    themselves, `discard` drops late updates (Eq 2). The three agree where no update is late.
+    The parameters move by the weighted mean of the `rows`. The mean of the `statistics`, by the same weights, replaces
+    the server's statistics. `delta` adds late changes to the present model (Feddle, Eq 1 and 3), `model` averages the
+    late models themselves, `discard` drops late updates (Eq 2). The three agree if no update is late.
     """
     arrivals = in_time(arrivals, late_policy)
     if not len(arrivals):

@@ -16,9 +16,9 @@ from fedlab_runner.core.updates import Updates
 class AveragingServer(ServerAlgorithm[Params, Update]):
     """The base of algorithms whose server's model is the mean of the clients' models.
 
-    `late_policy` says what happens to late updates (delta: their changes are added to today's model; model: the late
-    models are averaged; discard), `weighting` how clients count (size, uniform). `server_lr` scales the server's step
-    (1: the paper's).
+    `late_policy` says what the server does with late updates: it adds their changes to its present model (delta),
+    averages the late models (model) or drops them (discard). `weighting` says how clients count (size, uniform).
+    `server_lr` scales the server's step (1: the paper's).
     """
 
     late_policy: str

@@ -1,4 +1,4 @@
-"""A second classifier for a model's body, in place of its last layer: for classes that are not the clients'."""
+"""A second classifier that replaces the last layer of a model, for classes other than those of the clients."""
 
 import math
 
@@ -12,7 +12,9 @@ from fedlab_runner.utils.errors import UserError
 
 
 def require_body(what: str, family: ModelFamily) -> Classifier:
-    """The model's classifier; UserError, beginning with `what`, where it has none or no trained body before it."""
+    """The model's classifier. Raises UserError, which begins with `what`, if it or a trained body before it is
+    missing.
+    """
     layer = family.classifier
     if layer is None or bool(family.segments(layer.name)[: family.num_params].all()):
         raise UserError(f"{what} needs a model with a body before a linear classifier")
@@ -46,12 +48,12 @@ def named_head(family: ModelFamily, head: Tensor) -> dict[str, Tensor]:
 class HeadLogits:
     """Logits of another head on a fixed body w [D], in evaluation mode, for some of the server's examples.
 
-    Where the network gives its classifier's output as it is, the inputs of the classifier, once computed for all
-    examples, answer for the body (`kept`).
+    If the network returns its classifier's output unchanged, `kept` computes the classifier's inputs once for all
+    examples, so that the body need not run again.
     """
 
     def __init__(self, family: ModelFamily, w: Tensor, data: ServerData, batch_size: int, kept: bool) -> None:
-        self.examples = 0  # that have gone through the body
+        self.examples = 0  # how many have gone through the body
         self._family, self._w, self._data = family, w, data
         self._features = self._all_features(batch_size) if kept else None
 
@@ -82,7 +84,7 @@ class HeadLogits:
 
     @torch.no_grad()
     def _all_features(self, batch_size: int) -> Tensor | None:
-        """The classifier's inputs for all examples [n, ...]; None where the logits are not its output as it is."""
+        """The classifier's inputs for all examples [n, ...]; None if the network changes the classifier's output."""
         family, seen, parts = self._family, list[tuple[Tensor, Tensor]](), list[Tensor]()
         layer = family.module.get_submodule(self._classifier.name)
         hook = layer.register_forward_hook(lambda module, inputs, output: seen.append((inputs[0], output)))

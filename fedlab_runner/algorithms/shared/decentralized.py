@@ -1,4 +1,4 @@
-"""Building blocks of decentralised algorithms: who meets, local training of all architectures, cluster means."""
+"""Building blocks of decentralised algorithms: participants, local training of all architectures, cluster means."""
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -40,7 +40,7 @@ class TrainedGroup(NamedTuple):
 
 
 def first_aggregator(fed: Federation) -> int:
-    """The lowest id of the clients that may be asked to train (DFML, section 3.1)."""
+    """The lowest id of the clients that may train (DFML, section 3.1)."""
     return int(fed.participants[0])
 
 
@@ -53,9 +53,9 @@ def pick_participants(fed: Federation, aggregator: int) -> Meeting:
 
 
 def train(fed: Federation, models: OwnModels, ids: np.ndarray, penalty: Penalty | None = None) -> list[TrainedGroup]:
-    """Trains clients `ids`, those of one architecture in one call.
+    """Trains clients `ids`, one call for each architecture.
 
-    `penalty(parameters, start)` is added to the loss; `start` are the parameters that the client starts from.
+    The loss includes `penalty(parameters, start)`, where `start` holds the parameters that the client starts from.
     """
     done = []
     for group in fed.by_architecture(ids):
@@ -67,10 +67,10 @@ def train(fed: Federation, models: OwnModels, ids: np.ndarray, penalty: Penalty 
 
 
 def shared_rows(place: str, fed: Federation, load: CohortLoad, values: int, groups: int = 1) -> list[MemoryItem]:
-    """The clients' rows, with so many `values` for each client, where those that meet get one in each of so many
-    `groups`: in memory they share it.
+    """The clients' rows of `values` values each. The participants of a round get the same row in each of `groups`
+    groups; in memory they share it.
 
-    Of the rows of a round of m clients a share H_m / m is held by somebody, when rounds have gone on for long.
+    After many rounds, some client still holds a share H_m / m of the rows of a round of m clients.
     """
     m = max(1, (fed.cohort_size + 1) // groups)
     share = 1.0 if place == "disk" else sum(1 / i for i in range(1, m + 1)) / m
@@ -78,15 +78,15 @@ def shared_rows(place: str, fed: Federation, load: CohortLoad, values: int, grou
 
 
 def record_exchange(fed: Federation, groups: Iterable[ClientGroup], aggregator: int) -> None:
-    """Counts that all clients of the groups except the aggregator send their models and receive new ones."""
+    """Counts that all clients of the groups, except the aggregator, send their models and receive new models."""
     sizes = [(int((group.ids != aggregator).sum()), fed.home.num_shared(group.family)) for group in groups]
     values, models = sum(n * size for n, size in sizes), sum(n for n, _ in sizes)
     fed.metrics.count_payload(upload=values, download=values, models=2 * models)
 
 
 def cluster_means(fed: Federation, trained: Iterable[TrainedGroup]) -> Iterator[tuple[ClientGroup, Tensor]]:
-    """For each architecture the mean [D_a] of its participants' models, weighted by examples (DFML, Eq 5); or where
-    parts stay at home the mean beside what each participant keeps [k, D_a].
+    """For each architecture the mean [D_a] of its participants' models, weighted by examples (DFML, Eq 5). If parts
+    stay at home, it is the mean with each participant's own values at home [k, D_a].
     """
     for group, _, after in trained:
         weights = torch.from_numpy(fed.client_data.num_examples[group.ids]).to(after)

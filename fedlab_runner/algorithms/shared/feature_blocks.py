@@ -1,9 +1,9 @@
-"""Clients' models as parts of the server's, where clients hold different feature blocks (HyFEM, sections 2 and 3).
+"""Clients' models as parts of the server model, for clients with different feature blocks (HyFEM, sections 2 and 3).
 
-A client's model is a vector of the server's length D. All that the client lacks is zero in it: the extractors of other
-blocks, the classifier's columns for them, and the hidden neurons behind its own, which come first. So the vector
-computes what the client's model computes (see `models._blocks`), and training keeps its zeros. M clients; h neurons in
-a client's hidden layer, H in the server's.
+A client's model is a vector of the server's length D, with zeros for the parts that the client lacks: the extractors of
+other blocks, the classifier's columns for them, and the hidden neurons behind its own, which come first. So the vector
+computes the same as the client's model (see `models._blocks`), and training keeps its zeros. M clients; h neurons in a
+client's hidden layer, H in the server's.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 
 def check_blocks(algorithm: "Algorithm[Any]", fed: Federation) -> None:
-    """Raises UserError where the model would read feature blocks that some clients lack."""
+    """Raises UserError if the model would read feature blocks that some clients lack."""
     if fed.blocks is None:
         return
     if fed.client_data.num_views > 1:
         raise UserError(
-            "augment must be none where clients hold feature blocks: in a moved or mirrored example a client would see "
-            "what is in the blocks of others"
+            "augment must be none where clients hold feature blocks: a moved or mirrored example would show a client "
+            "parts of other clients' blocks"
         )
     network, d0 = fed.family.module, fed.blocks.shape[1]
     name, common = algorithm.name, common_blocks(fed.blocks)
@@ -86,7 +86,7 @@ class Layout:
 
     @staticmethod
     def of(family: ModelFamily) -> "Layout":
-        """The layout of a family's models. A model that is no BlockNetwork is one extractor that gives the logits."""
+        """The layout of a family's models. A model other than a BlockNetwork is one extractor that gives the logits."""
         network = family.module
         if not isinstance(network, BlockNetwork):
             return Layout(family.size, [[slice(0, family.size)]], [], (), 0)
@@ -98,7 +98,7 @@ class Layout:
         return Layout(family.size, extractors, layers, network.hidden, network.num_features)
 
     def first_places(self, num_clients: int, device: torch.device) -> Tensor:
-        """Places [M, sum of h] that put each client's neurons on the server's first ones."""
+        """Places [M, sum of h] that put each client's neurons on the server's first neurons."""
         places = torch.cat([torch.arange(h, device=device) for h in self.hidden] or [torch.arange(0, device=device)])
         return places.repeat(num_clients, 1)
 
@@ -149,7 +149,7 @@ class Layout:
             yield from self.extractors[block]
 
     def _parts(self, blocks: Sequence[int], places: Tensor) -> Iterator[tuple[BlockLayer, "_Part", "_Part"]]:
-        """Each layer with the client's part of it: in the client's vector, and in the server's."""
+        """Each layer with the client's part of it, in the client's vector and in the server's vector."""
         if not self.layers:
             return
         device = places.device
@@ -192,7 +192,7 @@ def blocks_of(fed: Federation) -> list[tuple[int, ...]]:
 
 
 def reading(family: ModelFamily, blocks: Sequence[int]) -> AbstractContextManager[None]:
-    """A context in which the family's models skip the extractors of other blocks, which must be zero in them."""
+    """A context in which the family's models skip the extractors of other blocks, whose values must be zero."""
     network = family.module
     return network.only(blocks) if isinstance(network, BlockNetwork) else nullcontext()
 
@@ -204,9 +204,9 @@ def train_on_blocks(
     per_client: tuple[Tensor, ...] = (),
     **how: Any,
 ) -> Tensor:
-    """The clients' models after local training [K, D], clients with the same blocks in one call.
+    """The clients' models after local training [K, D], one call for the clients with the same blocks.
 
-    `owned` is `Federation.blocks`, `start` is [K, D], the rest are arguments of `Cohort.train`.
+    `owned` is `Federation.blocks`, `start` is [K, D]; the others are arguments of `Cohort.train`.
     """
     if owned is None:
         return cohort.train(start, per_client=per_client, **how)

@@ -1,4 +1,4 @@
-"""Gradients inside a loss, for clients whose step is not along the gradient of the loss at their own parameters."""
+"""Gradients inside a loss, for clients whose step does not follow the gradient of the loss at their own parameters."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from fedlab_runner.core.model_family import Batch, FunctionalModel
 
 
 class Gradient(NamedTuple):
-    """Of the family's loss on a minibatch, at some parameters; nothing is differentiated through it."""
+    """The gradient of the family's loss on a minibatch, at some parameters. Autograd does not pass through it."""
 
     g: Tensor  # [P]
     loss: Tensor  # []

@@ -12,9 +12,9 @@ from fedlab_runner.core.model_family import Batch, FunctionalModel
 
 @dataclass(frozen=True)
 class PairLoss:
-    """The sum of both models' losses: each weighs its loss on the labels and KL(other || own).
+    """The sum of both models' losses. Each is a weighted sum of the loss on the labels and KL(other || own).
 
-    The other model's predictions are constants: each model has the gradient of its own loss alone.
+    The other model's predictions are constants, so that each model gets the gradient of its own loss alone.
     """
 
     label_weights: tuple[float, float]

@@ -25,7 +25,7 @@ from fedlab_runner.executors._fork.lockstep import SharedRows, in_step
 Objective = Callable[[Tensor, Batch], Tensor]
 Rows = Sequence[Tensor]  # for each group of models, indices of some of its models
 Whole = Callable[[Tensor, Tensor], Tensor]  # (places of some models among all, their logits) -> the logits of all
-MIN_SHARED_SECONDS = 0.3  # of mutual learning that is shared among processes; forking costs less than a tenth of this
+MIN_SHARED_SECONDS = 0.3  # of mutual learning, from which on processes share it; forking takes less than a tenth
 
 
 class Learners(NamedTuple):
@@ -46,8 +46,8 @@ def mutual_learning(
     """The students' models after `epochs` epochs over the examples of `client`; teachers stay as they are.
 
     Each student has an optimiser of its own, of the clients' kind. Every model sees a minibatch once, before any model
-    moves (a Jacobi step). Work of more than `MIN_SHARED_SECONDS` is
-    shared among the executor's processes. Students that are not finite go as the key `nonfinite` says.
+    moves (a Jacobi step). The executor's processes share work of more than `MIN_SHARED_SECONDS`. The key `nonfinite`
+    says what happens to students that are not finite.
     """
     groups, operations = [*students, *teachers], _operations(fed, client, students, epochs, teachers)
     fed.metrics.count_server_flops(sum(operations))
@@ -66,7 +66,7 @@ def _shared(
     parts: Sequence[Rows],
     learn: Callable[[Rows, Whole], list[Tensor]],
 ) -> list[Tensor] | None:
-    """The students' models, learnt in processes that share the models; None where a process has died."""
+    """The students' models, learnt in processes that share the models; None if a process has died."""
     learnt = [shared_zeros(s.models.shape, s.models.dtype) for s in students]
 
     def run(part: int, shared: SharedRows) -> None:
@@ -83,7 +83,7 @@ def _shared(
 def _operations(
     fed: Federation, client: int, students: Sequence[Learners], epochs: int, teachers: Sequence[Learners]
 ) -> list[int]:
-    """The floating-point operations of mutual learning for each model, students first."""
+    """The floating-point operations of mutual learning for each model; students come first."""
     if not epochs:
         return [0 for s in (*students, *teachers) for _ in s.models]
     example = fed.family.normalize(fed.client_data.inputs[:1], fed.family.dtype)
@@ -95,9 +95,9 @@ def _operations(
 
 
 def _parts(fed: Federation, groups: Sequence[Learners], operations: Sequence[int], students: int) -> list[Rows]:
-    """The rows of each group that each process takes: even shares of the operations, and at least one student.
+    """The rows of each group that each process takes: even shares of the operations, with at least one student.
 
-    One process takes all where the work is short, on a GPU, or where dropout draws from one stream.
+    One process takes all rows if the work is short, on a GPU, or if dropout draws from one stream.
     """
     count = min(fed.executor.num_processes(), students)
     alone = fed.family.device.type != "cpu" or any(s.family.has_dropout for s in groups)
@@ -123,9 +123,9 @@ def _learn(
     own: Rows,
     whole: Whole,
 ) -> list[Tensor]:
-    """The learnt models of the students in `own`, which has rows of each group of students and then of teachers.
+    """The learnt models of the students in `own`, which holds rows of each group of students and then of teachers.
 
-    `whole` completes their logits by those of the models that other processes hold.
+    `whole` completes their logits with those of the models in other processes.
     """
     chosen = [
         Group(s.family, s.models[rows], learn=g < len(students))
@@ -148,7 +148,7 @@ def _learn(
 
 
 def client_batches(fed: Federation, client: int, epochs: int, families: Sequence[ModelFamily]) -> Iterator[Batch]:
-    """Minibatches of one client's examples for models of all families, in an order drawn for mutual learning."""
+    """Minibatches of one client's examples, for models of all families, in an order drawn for mutual learning."""
     client_data, family, ids = fed.client_data, fed.family, np.array([client])
     if not epochs:
         return
@@ -172,7 +172,7 @@ def teacher_weights(sizes: Tensor) -> Tensor:
     """How much model q (column) teaches model n (row) [M, M]: Phi_q / sum of Phi_u over u != n (DFML, Eq 3), for sizes
     Phi [M].
 
-    The diagonal is 0; a row sums to 1, or to 0 where there is one model.
+    The diagonal is 0; a row sums to 1, or to 0 if there is only one model.
     """
     others = sizes.expand(len(sizes), -1) * (1 - torch.eye(len(sizes), dtype=sizes.dtype, device=sizes.device))
     return others / others.sum(1, keepdim=True).clamp_min(torch.finfo(sizes.dtype).tiny)

@@ -1,4 +1,4 @@
-"""FedAvg's server beside personal models, which clients keep to themselves: rows in the client state store."""
+"""FedAvg's server, and personal models that clients keep to themselves, as rows in the client state store."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +25,9 @@ class PersonalState(NamedTuple):
 
 
 class PersonalUpdate(NamedTuple):
-    """FedAvg's Update, and the client's own values, which are not sent: algorithms have `personal` in `known`."""
+    """FedAvg's Update, and the client's own values. Clients do not send these: algorithms have `personal` in
+    `known`.
+    """
 
     rows: Tensor  # y - x or y [K, P]
     statistics: Tensor  # as they are [K, B]
@@ -36,8 +38,9 @@ class PersonalUpdate(NamedTuple):
 class Personal(ServerAlgorithm[PersonalState, PersonalUpdate]):
     """The base of algorithms in which each client has a personal model, and the server averages another one.
 
-    A late client has its new values when its update arrives, as with `home`: in between it is busy. They are kept on
-    the device, the host or disk (`store_on`). What FedAvg discards, a client keeps. The other fields are FedAvg's.
+    A late client gets its new values when its update arrives, as with `home`; in between it is busy. Clients keep their
+    values on the device, the host or disk (`store_on`), even if the server discards the update. The other fields are
+    those of FedAvg.
     """
 
     late_policy: str
@@ -46,7 +49,7 @@ class Personal(ServerAlgorithm[PersonalState, PersonalUpdate]):
     store_on: str
 
     known: ClassVar[tuple[str, ...]] = ("personal",)
-    model_copies: ClassVar[int] = 3  # what is sent, the personal models before and after training
+    model_copies: ClassVar[int] = 3  # the update, and the personal models before and after training
     payload_copies: ClassVar[int] = 2
 
     def __post_init__(self) -> None:

@@ -1,6 +1,6 @@
 """Models of several architectures that learn on the same minibatches, each with an optimiser of its own.
 
-All give their logits; then the students step along the gradients by them. A model that is no student stays as it is.
+All models give their logits; then the students step along the gradients by their logits. Other models do not change.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from fedlab_runner.core.separate_module import SeparateModule
 from fedlab_runner.core.work import Executor, clip_rows
 from fedlab_runner.executors.team import Team, team
 
-MIN_SHARED_FLOPS = 5e7  # of a model's step on a minibatch, from which on threads share the models
+MIN_SHARED_FLOPS = 5e7  # floating-point operations of a model's step, from which on threads share the models
 
 
 class Group(NamedTuple):
@@ -36,7 +36,7 @@ class Step(NamedTuple):
 
 
 class Pupils(Protocol):
-    """Models of groups, those that learn first."""
+    """Groups of models; groups of students come first."""
 
     def logits(self, batch: Batch) -> Tensor:
         """All models' logits on a minibatch, in training mode [M, b, C]."""
@@ -53,7 +53,7 @@ class Pupils(Protocol):
 
 @contextmanager
 def pupils(groups: Sequence[Group], step: Step, executor: Executor) -> Iterator[Pupils]:
-    """The pupils for a device: on a CPU every model is a network of its own, on a GPU one call has all of a group."""
+    """The pupils for a device. On a CPU every model is a network of its own; on a GPU one call serves a whole group."""
     if groups[0].family.device.type != "cpu":
         yield _Stacks(groups, step, executor)
         return
@@ -68,10 +68,10 @@ class _Network:
         self.family, self.learn, self.module = family, learn, SeparateModule(family, w)
         self._layers = [leaf.data for leaf in self.module.leaves]
         self._slots = [zero_slots(optimizer, layer) for layer in self._layers] if learn else []
-        self._logits = w.new_empty(0)  # the last ones, with their graph where the model learns
+        self._logits = w.new_empty(0)  # the last logits, with their graph if the model learns
 
     def logits(self, inputs: Tensor) -> Tensor:
-        with torch.set_grad_enabled(self.learn):  # a thread's own
+        with torch.set_grad_enabled(self.learn):
             self._logits = self.module(inputs)
         return self._logits.detach()
 

@@ -1,4 +1,4 @@
-"""The gradient of a loss on minibatches of the server, with the parts of large minibatches on several threads."""
+"""The gradient of a loss on minibatches of the server. Several threads compute the parts of large minibatches."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,8 +12,8 @@ from fedlab_runner.core.additions import Loss
 from fedlab_runner.core.model_family import Batch, FunctionalModel, ModelFamily
 from fedlab_runner.executors.team import Team
 
-MIN_PART = 8  # examples
-MIN_SHARED_FLOPS = 2e8  # of a minibatch, from which on its parts are worth a thread each
+MIN_PART = 8  # examples of a part
+MIN_SHARED_FLOPS = 2e8  # floating-point operations of a minibatch, from which on threads share its parts
 
 
 class _BoundModel(FunctionalModel):
@@ -25,7 +25,7 @@ class _BoundModel(FunctionalModel):
 
 
 class ServerGradient:
-    """The gradient at the model w [D] that the family's module is bound to; who writes into w moves the model."""
+    """The gradient at the model w [D] that the family's module is bound to. Writing into w moves the model."""
 
     def __init__(
         self,
@@ -48,8 +48,8 @@ class ServerGradient:
     def __call__(self, batch: Batch, loss: Loss | None = None) -> tuple[Tensor, Tensor]:
         """The gradient [P] of `loss(model, batch)`, a mean over the examples (None: the family's), and the loss.
 
-        The gradient is valid until the next call. A replaced parameter has the gradient zero. In training, batch norm's
-        statistics in w are updated.
+        The gradient is valid until the next call. A replaced parameter has the gradient zero. In training mode the call
+        updates batch norm's statistics in w.
         """
         family, count, of_one = self._family, len(batch.mask), loss or self._family.loss
         parts = parts_of(batch.inputs, family.flops(batch.inputs).step, self._most)
@@ -81,7 +81,7 @@ def cross_entropy(model: FunctionalModel, batch: Batch) -> Tensor:
 
 
 def parts_of(inputs: Tensor, flops: int, most: int) -> int:
-    """In how many parts, at most so many, a minibatch with these operations an example is computed."""
+    """The number of parts, up to `most`, of a minibatch whose examples take `flops` operations each."""
     if len(inputs) * flops < MIN_SHARED_FLOPS:
         return 1
     return max(1, min(most, len(inputs) // MIN_PART))

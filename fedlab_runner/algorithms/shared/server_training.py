@@ -1,4 +1,4 @@
-"""Training of the server model on the server's own examples, and answers of models on them."""
+"""Training of the server model on the server's own examples, and the models' logits on these examples."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from fedlab_runner.executors.team import Team, team
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.validate import above, at_least
 
-SERVER_STREAMS = Streams(Purpose.SERVER_BATCHES, Purpose.SERVER_DROPOUT)
+SERVER_STREAMS = Streams(Purpose.SERVER_BATCHES, Purpose.SERVER_DROPOUT)  # the random numbers of training on the server
 ADAM = Adam(0.9, 0.999, 1e-8, 0.0, decoupled=False)  # the server's optimiser (Feddle, appendix D)
 
 
@@ -32,14 +32,14 @@ class TrainedModel(NamedTuple):
 
 
 def check_server_training(lr: float, epochs: int, batch_size: int, max_steps: int | None) -> None:
-    """Raises ValueError, beginning with the field's name, for a value out of range."""
+    """Raises ValueError, which begins with the field's name, for a value out of range."""
     above(0, lr=lr)
     at_least(0, epochs=epochs, max_steps=max_steps)
     at_least(1, batch_size=batch_size)
 
 
 def require_server_data(algorithm: Any, fed: Federation, *, in_domain: bool = False) -> ServerData:
-    """The server's data; UserError where there is none, or where it is not in-domain but must be."""
+    """The server's data. Raises UserError if the server has none, or none in-domain although that is required."""
     name, data = algorithm.name, fed.server_data
     if data is None:
         choice = "server_data=in_domain" if in_domain else "server_data=in_domain (or tiny_imagenet, image_folder, ...)"
@@ -63,9 +63,9 @@ def server_batches(
 ) -> Iterator[Batch]:
     """Minibatches of the server's examples, or of other `data`, reshuffled in each epoch.
 
-    Their order is a function of (seed, `purpose`, round, `stage`); a stage is one of the uses that an algorithm makes
-    of the data in a round. `targets` [n, ...] replace the labels. The last partial minibatch counts; with `training` it
-    is left out where it has one example and batch norm would train on it.
+    Their order is a function of (seed, `purpose`, round, `stage`). An algorithm has a stage for each use of the data in
+    a round. `targets` [n, ...] replace the labels. The last partial minibatch counts. With `training` it does not if it
+    has a single example, on which batch norm would train.
     """
     data = fed.server_data if data is None else data
     assert data is not None
@@ -114,7 +114,7 @@ def training_operations(fed: Federation, epochs: int, batch_size: int, max_steps
 
 
 def answering_operations(fed: Federation, teachers: int, examples: int | None = None) -> float:
-    """Operations of `teachers` models' logits on `examples` examples (None: on each of the server's once)."""
+    """Operations of `teachers` models' logits on `examples` examples (None: on all of the server's examples once)."""
     n = 0 if fed.server_data is None else len(fed.server_data)
     return teachers * (n if examples is None else examples) * example_flops(fed).forward
 
@@ -147,10 +147,10 @@ def train_on_server(
     """The model [D] after one step on each minibatch, from `start` [D].
 
     - `lr` may be a function of the step, which counts from `first_step`.
-    - `loss(model, batch)` replaces the family's loss; it is a mean over the examples too.
-    - `slots`: the optimiser's, to go on from (None: fresh).
-    - `params_of` computes the parameters [P] from the trained values, which stand before the buffers in `start`.
-    - `watch(steps, model)` is called after each step with the steps taken; True ends the training.
+    - `loss(model, batch)`, also a mean over the examples, replaces the family's loss.
+    - `slots` is the optimiser's state to continue from (None: fresh).
+    - `params_of` computes the parameters [P] from the trained values, which precede the buffers in `start`.
+    - `watch(steps, model)` is called after each step, with the number of steps so far; True ends the training.
     """
     family, p, count = fed.family, fed.family.num_params, len(start) - fed.family.num_buffers
     w = torch.cat([start.new_zeros(p), start[count:]])
@@ -182,7 +182,9 @@ def mean_answer(
     inputs: Tensor,
     answer: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """The mean logits [b, C] of teachers [D] on normalised inputs, or the mean of `answer(logits)`; evaluation mode."""
+    """The mean, over teachers [D] in evaluation mode, of the logits [b, C] on normalised inputs or of
+    `answer(logits)`.
+    """
     family = fed.family
     fed.metrics.count_server_flops(len(teachers) * len(inputs) * family.flops(inputs).forward)
     with team() as its:
@@ -219,7 +221,7 @@ def mean_answers(
 
 
 def train_as_client(fed: Federation, start: Tensor) -> Tensor:
-    """The model [D] that a client with the server's examples would train: with the clients' optimiser and epochs."""
+    """The model [D] that a client with the server's examples would train, with the clients' optimiser and epochs."""
     data, family = fed.server_data, fed.family
     assert data is not None
     everyone = [np.arange(len(data))]

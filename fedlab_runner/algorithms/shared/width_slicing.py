@@ -32,7 +32,7 @@ class SlicedLayer(NamedTuple):
 
 
 def layers(family: ModelFamily) -> list[SlicedLayer] | None:
-    """All tensors of a model's vector, in order; None where the network does not say how to cut it."""
+    """All tensors of a model's vector, in order; None if the network does not say how to cut it."""
     axes: Mapping[str, Any] | None = getattr(family.module, "axes", None)
     if axes is None:
         return None
@@ -40,9 +40,9 @@ def layers(family: ModelFamily) -> list[SlicedLayer] | None:
 
 
 def check_sliceable(algorithm: Any, fed: Federation) -> None:
-    """Raises UserError that names the layer where one client's model is not a part of a wider client's.
+    """Raises UserError, which names the layer, if a client's model is not a part of a wider client's model.
 
-    Warns where all models have one width, and there is nothing to cut.
+    Warns if all models have one width, so that nothing is cut.
     """
     name = algorithm.name
     if len(fed.families) == 1:
@@ -74,7 +74,7 @@ def _fault(small: list[SlicedLayer] | None, wide: list[SlicedLayer] | None) -> s
 def places(small: ModelFamily, wide: ModelFamily, choose: Choose) -> Tensor:
     """The index in a vector of `wide` of each value of a model of `small`: int64 [D_small]."""
     mine, its = layers(small), layers(wide)
-    if mine is None or its is None:  # one architecture: check_sliceable refuses others
+    if mine is None or its is None:  # a single architecture, as check_sliceable refuses others
         return torch.arange(small.size, device=small.device)
     chosen: dict[str, Tensor] = {}
     parts, offset = [], 0
@@ -105,12 +105,12 @@ def partial_training(
     alike: bool,
     cut_from: Callable[[int], Choose] | None = None,
 ) -> Clients:
-    """A round of Algorithm 3: a value of the widest participant's model becomes the mean over the models that have it.
+    """A round of Algorithm 3: a value of the widest model becomes its mean over the participants' models that have it.
 
-    `choose(client)` gives the channels of a client's model; `alike` says that its whole architecture has the same.
-    `cut_from(client)` gives the channels that the client's model was cut from at its last meeting: the model is put
-    back there before it is cut anew. The widest model is then that of all clients, so that a channel is the same in all
-    rounds, and a client keeps the values that no participant has.
+    `choose(client)` gives the channels of a client's model; with `alike` all clients of an architecture have the same.
+    `cut_from(client)` gives the channels from which the client's model was last cut: the mean puts the model back there
+    before it is cut again. The widest model is then that of all clients, so that a channel is the same in all rounds,
+    and a client keeps the values that no participant has.
     """
     trained = train(fed, state.models, meeting.participants)
     record_exchange(fed, [t.group for t in trained], meeting.aggregator)
@@ -125,7 +125,7 @@ def partial_training(
             owners.index_add_(0, index, torch.ones_like(w))
         parts.append((group, after, where))
         fed.metrics.count_server_flops(2 * after.numel())
-    # Eq 6 divides by |P| even where fewer models have the value, which would shrink it.
+    # Eq 6 divides by |P| even if fewer models have the value, which would shrink it.
     whole = total / owners.clamp_min(1)
     new = [
         (group, torch.stack([whole[index].where(owners[index] > 0, w) for index, w in zip(where, after, strict=True)]))

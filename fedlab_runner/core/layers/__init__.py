@@ -1,1 +1,1 @@
-"""Layers that replace PyTorch's own in every model: they give the same values, faster or without a backend's fault."""
+"""Layers that replace PyTorch's in every model. They give the same values, faster or without a backend's fault."""

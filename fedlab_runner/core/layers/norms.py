@@ -1,4 +1,4 @@
-"""Prepares normalising layers to be part of a model's vector, to run under vmap and to keep their precision."""
+"""Prepares normalisation layers: as parts of a model's vector, for vmap, and with the precision of their values."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ _GIVEN = "given_dtype"  # attribute of a layer: the type of its input, during a 
 
 
 def prepare_norms(module: nn.Module, autocast: torch.dtype | None) -> None:
-    """Removes batch norm's counters. Where autocast lowers the precision, each norm computes in that of its own values.
+    """Removes batch norm's counters. If autocast lowers the precision, each norm computes in that of its own values.
 
     Raises ValueError where batch norm's statistics are cumulative.
     """
@@ -18,9 +18,9 @@ def prepare_norms(module: nn.Module, autocast: torch.dtype | None) -> None:
         if isinstance(norm, _BatchNorm):
             if norm.momentum is None:
                 raise ValueError(f"momentum of {type(norm).__name__} is null: cumulative statistics cannot be averaged")
-            norm.num_batches_tracked = None  # an integer: a model's vector cannot hold it
+            norm.num_batches_tracked = None  # a model's vector cannot hold an integer
         if autocast is not None and isinstance(norm, _NormBase | nn.LayerNorm | nn.GroupNorm):
-            # torch's kernels take inputs of a lower precision than the layer's values and add up in the higher one.
+            # torch's kernels take inputs of a lower precision than the layer's values and sum in the higher precision.
             # Under vmap they refuse such inputs.
             norm.register_forward_pre_hook(_raise)
             norm.register_forward_hook(_lower)

@@ -1,11 +1,11 @@
-"""Max pooling by comparisons: faster than PyTorch's own on a CPU where the places of the maxima are not needed."""
+"""Max pooling by comparisons. On a CPU it is faster than PyTorch's where nobody needs the places of the maxima."""
 
 import torch
 from torch import Tensor, nn
 
 
 class Pooling(nn.MaxPool2d):
-    """PyTorch's max pooling with the same values and gradients; compares in compiled steps and without gradients."""
+    """PyTorch's max pooling with the same values and gradients. It compares in compiled steps and without gradients."""
 
     def forward(self, input: Tensor) -> Tensor:
         compiled = torch.compiler.is_compiling()
@@ -19,7 +19,7 @@ class Pooling(nn.MaxPool2d):
 def greatest(inputs: Tensor, side: int) -> Tensor:
     """The values of `nn.MaxPool2d(side)` on inputs [b, C, H, W]: maxima of squares, [b, C, H // side, W // side].
 
-    A square with a NaN gives NaN. Two to ten times as fast as PyTorch; its gradient must not be used.
+    A square with a NaN gives NaN. Two to ten times as fast as PyTorch, but without a right gradient.
     """
     h, w = (length // side * side for length in inputs.shape[2:])
     rows = inputs[:, :, 0:h:side]
@@ -32,12 +32,12 @@ def greatest(inputs: Tensor, side: int) -> Tensor:
 
 
 def pooled(inputs: Tensor, side: int) -> Tensor:
-    """The maxima of `greatest` with a gradient, which goes to the first of equal values. For compiled steps: the
-    compiler scatters the gradient of PyTorch's pooling value by value.
+    """The maxima of `greatest` with a gradient, which goes to the first of equal values. Compiled steps use it, because
+    the compiler scatters the gradient of PyTorch's pooling value by value.
     """
     b, channels, h, w = inputs.shape
     h, w = h // side, w // side
-    # Channels last, as convolutions on a CPU return them: the compiler then vectorises over channels.
+    # Channels last, as convolutions on a CPU return them, so that the compiler vectorises over channels.
     squares = inputs[:, :, : h * side, : w * side].permute(0, 2, 3, 1).reshape(b, h, side, w, side, channels)
     given = squares.detach()
     most = given[:, :, 0, :, 0]
@@ -52,7 +52,7 @@ def pooled(inputs: Tensor, side: int) -> Tensor:
 
 
 def _side(pool: nn.MaxPool2d) -> int:
-    """The side of a pooling's squares; 0 where its windows are no squares, overlap, or are larger than 3."""
+    """The side of a pooling's squares; 0 if its windows are not squares, overlap, or are larger than 3."""
     sizes = {n for size in (pool.kernel_size, pool.stride) for n in ((size,) if isinstance(size, int) else size)}
     plain = pool.padding in (0, (0, 0)) and pool.dilation in (1, (1, 1)) and not pool.ceil_mode
     return sizes.pop() if plain and not pool.return_indices and sizes in ({2}, {3}) else 0

@@ -1,4 +1,4 @@
-"""Puts this package's layers in the places of PyTorch's in every model."""
+"""Replaces PyTorch's layers by this package's in every model."""
 
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
@@ -14,8 +14,8 @@ from fedlab_runner.core.layers.strided import (
     taking_pixels,
 )
 
-CONVOLUTIONS = (StridedConv1d, StridedConv2d, StridedConv3d)
-OURS = (Pooling, *CONVOLUTIONS)
+CONVOLUTIONS = (StridedConv1d, StridedConv2d, StridedConv3d)  # this package's strided convolutions
+OURS = (Pooling, *CONVOLUTIONS)  # all layers of this package
 
 
 def prepare(module: nn.Module) -> nn.Module:

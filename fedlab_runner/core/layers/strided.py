@@ -1,9 +1,10 @@
-"""Strided convolutions of kernel 1, computed as every s-th pixel and a convolution of stride 1: same values, and safe.
+"""Strided convolutions of kernel 1, computed safely: every s-th pixel, then a convolution of stride 1.
 
-oneDNN's weight gradient of a strided one writes past its workspace, and may be wrong or never end, where the input is
-channels-last and has fewer than 16 (AVX-512) or 8 (AVX2) channels: https://github.com/uxlfoundation/oneDNN/issues/6035.
-It takes up to twice as long as oneDNN's (64 to 128 channels of 32 pixels, forward and backward), of which a ResNet has
-three among twenty. This module can go when the oldest torch that this package allows has a oneDNN without that fault.
+The values are the same. oneDNN's weight gradient of a strided convolution writes past its workspace, and may be wrong
+or never end, if the input is channels-last and has fewer than 16 (AVX-512) or 8 (AVX2) channels:
+https://github.com/uxlfoundation/oneDNN/issues/6035. The safe way takes up to twice as long (64 to 128 channels of 32
+pixels, forward and backward); 3 of a ResNet's 20 convolutions are strided. Delete this module when the oldest torch
+that this package allows has a oneDNN without that fault.
 """
 
 import inspect
@@ -18,13 +19,14 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.overrides import TorchFunctionMode
 
+# By number of spatial dimensions, from 1.
 _CONVOLUTIONS: tuple[Callable[..., Tensor], ...] = (torch.conv1d, torch.conv2d, torch.conv3d)
-_CALLED = re.compile(r"\bconv[123]d\b")
-_KNOWN = {"torch", "fedlab_runner", "abc", "typing"}  # packages that call no strided convolutions of kernel 1
+_CALLED = re.compile(r"\bconv[123]d\b")  # a call of a convolution in source code
+_KNOWN = {"torch", "fedlab_runner", "abc", "typing"}  # packages without calls of strided convolutions of kernel 1
 
 
 class Strided(_ConvNd):
-    """A base that goes before the class of a convolution of kernel 1 with a stride above 1."""
+    """A mixin before the class of a convolution of kernel 1 with a stride above 1."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         convolution = _CONVOLUTIONS[len(self.stride) - 1]
@@ -43,12 +45,13 @@ class StridedConv3d(Strided, nn.Conv3d):
     """`nn.Conv3d` of kernel 1, by every s-th voxel."""
 
 
+# This package's class for each of PyTorch's.
 _OURS: dict[Any, Any] = {nn.Conv1d: StridedConv1d, nn.Conv2d: StridedConv2d, nn.Conv3d: StridedConv3d}
 _guarded: dict[Any, Any] = {}  # guarded classes by their originals
 
 
 class ByPixels(TorchFunctionMode):
-    """A context that computes all convolutions `by_pixels`, whoever calls them."""
+    """A context that computes all convolutions `by_pixels`."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -77,7 +80,7 @@ def by_pixels(
 
 
 def taking_pixels(convolution: _ConvNd) -> Any:
-    """The class for a convolution: its own, unless it is strided and of kernel 1."""
+    """The class for a convolution: a safe one if it is strided and of kernel 1, else its own."""
     kind = type(convolution)
     if set(convolution.kernel_size) != {1} or set(convolution.stride) == {1} or issubclass(kind, (Strided, Guarded)):
         return kind
@@ -85,10 +88,10 @@ def taking_pixels(convolution: _ConvNd) -> Any:
 
 
 class Guarded(nn.Module):
-    """A base that goes before the class of a module whose forward calls convolutions as functions."""
+    """A mixin before the class of a module whose forward calls convolutions as functions."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the module with convolutions `by_pixels`. `forward` itself stays: others read its graph."""
+        """Calls the module with convolutions `by_pixels`. `forward` itself stays, as other code reads its graph."""
         with ByPixels():
             return super().__call__(*args, **kwargs)
 
@@ -101,9 +104,10 @@ def guarded(kind: type[nn.Module]) -> Any:
 
 
 def calls_convolutions(kind: type[nn.Module]) -> bool:
-    """Whether a module's class may call convolutions as functions: its source or a base's names them or cannot be read.
+    """Whether a module's class may call convolutions as functions: its source, or that of a base, names them or is
+    unknown.
 
-    The packages in `_KNOWN` do not.
+    Classes of the packages in `_KNOWN` do not.
     """
     return any(_names_convolutions(each.__module__) for each in kind.__mro__[:-1] if not issubclass(each, Guarded))
 

@@ -1,4 +1,4 @@
-"""Tries executors on a sample of a cohort's work: whether they agree, and how long they take."""
+"""Tries executors on a sample of a cohort's work, to learn whether they agree and how long they take."""
 
 import logging
 import time
@@ -15,12 +15,12 @@ from fedlab_runner.executors._chunks import wait_for
 from fedlab_runner.utils.system import busy_cores
 
 _log = logging.getLogger(__name__)
-STEP_SECONDS, FLOPS_A_SECOND = 3e-4, 2e10  # a small step's time and a large step's speed, on a core of today
-BUSY_CORES = 0.3  # that others keep at work: from there on the machine counts as busy
-OTHERS_BYTES = 2**30  # of a GPU's memory: a GPU of which others hold more counts as busy
+STEP_SECONDS, FLOPS_A_SECOND = 3e-4, 2e10  # a small step's time and a large step's speed, on one core
+BUSY_CORES = 0.3  # cores that other processes use, from which on the machine counts as busy
+OTHERS_BYTES = 2**30  # of a GPU's memory that other processes hold, above which the GPU counts as busy
 SAMPLE_SECONDS = 1.0  # expected time of the sample
-MAX_SAMPLE_STEPS = 8  # of a client
-REPETITIONS = 2  # the fastest counts
+MAX_SAMPLE_STEPS = 8  # local steps of a client in the sample
+REPETITIONS = 2  # of each measurement; the fastest counts
 # The largest distance to the reference's models, relative to the distance by which training moved the models.
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-2}
 AUTOCAST_TOLERANCE = 0.2
@@ -38,7 +38,7 @@ def operation_seconds(work: Work) -> float:
 
 
 def sample(work: Work, seconds: float) -> Work:
-    """A sample that takes about a second: some of the clients, large and small, and some of their steps."""
+    """A sample of about `seconds`: some of the clients, large and small, and some of their steps."""
     if seconds <= SAMPLE_SECONDS:
         return work
     most = int(work.num_steps.max())
@@ -62,7 +62,7 @@ class Cost(NamedTuple):
 
 
 def is_busy(device: torch.device) -> bool:
-    """Whether others use this machine's cores or the device: a measurement would be theirs as well."""
+    """Whether other processes use this machine's cores or the device, which would disturb a measurement."""
     if busy_cores() >= BUSY_CORES:
         return True
     if device.type != "cuda":
@@ -72,22 +72,22 @@ def is_busy(device: torch.device) -> bool:
 
 
 def agrees(work: Work, name: str, executor: Executor, reference: Executor) -> bool:
-    """Whether an executor can do the work and its models are the reference's up to rounding; says why not."""
+    """Whether an executor can do the work and agrees with the reference up to rounding. If not, it logs why."""
     models = _tried(work, {"loop": reference, name: executor}, {})
     return name in models
 
 
 def measure(work: Work, executors: Mapping[str, Executor]) -> dict[str, Cost]:
-    """The cost of each executor on this work, timed in turns, so that other load on the machine slows all of them.
+    """The cost of each executor on this work. Executors take turns, so that other load on the machine slows them all.
 
-    The first executor is the reference. One that fails, or whose models do not agree with the reference's, has no cost
-    for a step.
+    The first executor is the reference. An executor that fails, or whose models do not agree with the reference's, has
+    no cost for a step.
     """
     once: dict[str, float] = {}
     times: dict[str, list[float]] = {name: [] for name in _tried(work, executors, once)}
     for _ in range(REPETITIONS):
         for name in times:
-            _trained(executors[name], work)  # starts its workers and warms its caches
+            _trained(executors[name], work)  # starts workers and warms caches
             began = time.perf_counter()
             _trained(executors[name], work)
             times[name].append(time.perf_counter() - began)
@@ -95,13 +95,13 @@ def measure(work: Work, executors: Mapping[str, Executor]) -> dict[str, Cost]:
 
 
 def _tried(work: Work, executors: Mapping[str, Executor], once: dict[str, float]) -> dict[str, Tensor]:
-    """The models of each executor that can do the work and agrees with the first; the seconds go into `once`."""
+    """The models of each executor that can do the work and agrees with the first. The seconds go into `once`."""
     models: dict[str, Tensor] = {}
     for name, executor in executors.items():
         began = time.perf_counter()
         try:
             models[name] = _trained(executor, work)
-        except Exception as error:  # the compiler, or too little memory: others remain
+        except Exception as error:  # the compiler failed, or memory is too small: other executors remain
             _log.warning(
                 "executor=%s cannot carry out this work: %s", name, (str(error).splitlines() or [repr(error)])[0]
             )
@@ -121,7 +121,9 @@ def _trained(executor: Executor, work: Work) -> Tensor:
 
 
 def _agree(work: Work, y: Tensor, reference: Tensor) -> bool:
-    """Whether models [K, D] are equal up to rounding, by the median client: training can amplify rounding in a few."""
+    """Whether models [K, D] are equal up to rounding. The median client counts, as training amplifies rounding in
+    some.
+    """
     if torch.equal(y, reference):
         return True
     tolerance = TOLERANCE[work.family.dtype] if work.family.autocast is None else AUTOCAST_TOLERANCE

@@ -1,4 +1,4 @@
-"""The memory of `executor=auto`: measurements by type of machine in the user's cache."""
+"""The memory of `executor=auto`: measurements in the user's cache, by type of machine."""
 
 import functools
 import hashlib
@@ -19,24 +19,24 @@ from fedlab_runner.utils.digest import digest
 from fedlab_runner.utils.files import user_cache, write_text_atomically, write_text_once
 
 _log = logging.getLogger(__name__)
-KEPT_SECONDS = 90 * 24 * 3600.0  # without a new measurement, of this or other code; then they are forgotten
+KEPT_SECONDS = 90 * 24 * 3600.0  # for which measurements are kept after the last one was added
 
 
 def remembered(shape: str, stage: str) -> dict[str, Cost]:
-    """The costs by executor that were measured for such work, in one stage, on this type of machine with this code."""
+    """The costs by executor for such work, in one stage, that this code has measured on this type of machine."""
     try:
-        known = read_notes(_path(shape, stage), "executor=auto measures anew")
+        known = read_notes(_path(shape, stage), "executor=auto measures again")
         return {str(name): Cost(float(once), each and float(each)) for name, (once, each) in known.items()}
-    except (AttributeError, TypeError, ValueError):  # another program's file
+    except (AttributeError, TypeError, ValueError):  # not a file of this program
         return {}
 
 
 def remember(shape: str, stage: str, costs: Mapping[str, Cost]) -> dict[str, Cost]:
-    """Keeps the costs of one stage of measurements, and returns those that are kept: another process may have been
-    first.
+    """Keeps the costs of one stage of measurements, unless another process has kept some before, and returns the kept
+    costs.
 
-    Each stage of each shape of work has a file, which is written once and whole: writers do not disturb each other. A
-    cache that cannot be written is a warning only.
+    Each stage of each shape of work has a file, which one process writes once and whole, so that writers do not disturb
+    each other. For a cache that cannot be written there is only a warning.
     """
     path = _path(shape, stage)
     text = checksummed_json.text({name: list(cost) for name, cost in costs.items()})
@@ -45,7 +45,7 @@ def remember(shape: str, stage: str, costs: Mapping[str, Cost]) -> dict[str, Cos
         if not write_text_once(path, text):
             if others := remembered(shape, stage):
                 return others
-            write_text_atomically(path, text)  # in the place of a damaged one
+            write_text_atomically(path, text)  # replaces a damaged file
     except OSError as error:
         _log.warning("the measurements cannot be written to %s: %s", path, error)
     return dict(costs)
@@ -54,7 +54,7 @@ def remember(shape: str, stage: str, costs: Mapping[str, Cost]) -> dict[str, Cos
 def kind_of(work: Work) -> str:
     """A digest of model, minibatch and functions: a run has one executor for each kind of work.
 
-    How many clients train, and for how many steps, does not matter; a single client is a kind of its own.
+    The numbers of clients and of steps do not matter, except that a single client is a kind of its own.
     """
     family, local = work.family, work.local
     own = [f is not None for f in (work.loss, work.penalty, work.perturb, work.correct, work.per_step, work.offsets)]
@@ -69,7 +69,7 @@ def kind_of(work: Work) -> str:
 
 
 def shape_of(work: Work) -> str:
-    """The kind of work, with the number of clients and of steps to a factor of two."""
+    """The kind of work, with the numbers of clients and of steps up to a factor of two."""
     steps = work.num_steps.astype(np.float64)
     return f"{kind_of(work)}-{len(work.ids).bit_length()}-{int(np.ceil(np.log2(max(1.0, steps.mean()))))}"
 
@@ -81,7 +81,7 @@ def _path(shape: str, stage: str) -> Path:
 
 
 def _forget_old(folder: Path) -> None:
-    """Removes measurements of other code and machines to which nothing was added for long."""
+    """Removes the measurements of other code and machines that are older than `KEPT_SECONDS`."""
     for each in folder.glob("*"):
         if each.is_dir() and each.stat().st_mtime < time.time() - KEPT_SECONDS:
             shutil.rmtree(each, ignore_errors=True)

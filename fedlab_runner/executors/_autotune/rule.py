@@ -1,8 +1,8 @@
-"""The rule by which `executor=auto` chooses on a CPU: the least time that a model of the costs expects.
+"""The rule by which `executor=auto` chooses on a CPU: the least expected time by a model of the costs.
 
-It is a function of the work, the cores and the threads alone, so that the choice, and with it the last bits of a run,
-do not depend on what else the machine does. The constants were fitted to one core of an AMD EPYC (docs/speed.md);
-other machines are faster or slower in everything, which changes few choices.
+The rule is a function of the work, the cores and the threads alone. So the choice, and with it the last bits of a run,
+does not depend on other work of the machine. The constants were fitted to one core of an AMD EPYC (docs/speed.md).
+Other machines are faster or slower in everything, which changes few choices.
 """
 
 import math
@@ -13,21 +13,21 @@ from fedlab_runner.core.work import Work
 from fedlab_runner.executors._autotune.measure import operation_seconds
 from fedlab_runner.executors._autotune.ways import Way
 
-# Seconds of a local step beside its operations: of a client alone; of a call for several, and of each client in it.
+# Seconds of a local step besides its operations: of a client alone; of a call for several, and of each client in it.
 ALONE, CALL, OF_EACH = 3e-4, 4.5e-4, 4e-5
 ALONE_COMPILED, CALL_COMPILED, OF_EACH_COMPILED = 1.2e-4, 1.8e-4, 2.5e-5
-# Seconds of a local step for each value of the model, which is read and written.
+# Seconds of a local step for each value of the model, which the step reads and writes.
 VALUE, VALUE_SIDE_BY_SIDE = 6e-10, 1.8e-9
 VALUE_COMPILED, VALUE_SIDE_BY_SIDE_COMPILED = 3e-10, 1.2e-9
-COMPILED_OPERATIONS = 0.93  # of the time of the same operations uncompiled
-# Twice as many processes, or threads, are faster by 2 to this power; small operations are slower with threads.
+COMPILED_OPERATIONS = 0.93  # share of the time that the same operations take uncompiled
+# Twice as many processes, or threads, are faster by 2 to this power. Small operations are slower with threads.
 PROCESSES_POWER, THREADS_POWER, SMALL_WITH_THREADS = 0.8, 0.7, 2.0
-STAYING_SECONDS, FORKING_SECONDS = 2e-3, 0.025  # of a round, for worker processes that stay and for new ones
-COMPILING_SECONDS, COMPILING_A_MODULE = 15.0, 0.2  # with what makes up for a guess that is wrong
+STAYING_SECONDS, FORKING_SECONDS = 2e-3, 0.025  # of a round, for waiting worker processes and for new ones
+COMPILING_SECONDS, COMPILING_A_MODULE = 15.0, 0.2  # seconds of a graph and of each module, with a margin for errors
 
 
 def best(work: Work, ways: Sequence[Way], rounds: int, workers: int, threads: int) -> tuple[Way, int]:
-    """The way, and the number of processes, with the least expected time for so many rounds; the first of equals."""
+    """The way, and the number of processes, with the least expected time for `rounds` rounds; the first of equals."""
     modules = sum(1 for _ in work.family.module.modules())
 
     def total(choice: tuple[Way, int]) -> float:
@@ -57,13 +57,13 @@ def seconds_a_round(work: Work, way: Way, workers: int, threads: int) -> float:
 
 
 def _faster(count: int, power: float) -> float:
-    """How many times as fast so many processes or threads are as one."""
+    """The speed of `count` processes or threads, relative to one."""
     return math.pow(count, power)
 
 
 def _of_a_step(work: Work, way: Way, together: int) -> tuple[float, float, float]:
-    """Seconds of one client's step on one thread: what does not grow with the model, for each of its values, and of
-    its operations.
+    """Seconds of one client's step on one thread: a part that does not grow with the model, a part for the model's
+    values, and a part for its operations.
     """
     operations = operation_seconds(work) * (COMPILED_OPERATIONS if way.compile else 1.0)
     if way.chunk_size == 1:

@@ -1,4 +1,4 @@
-"""The choice of `executor=auto` on a GPU: measured once by type of machine, and remembered."""
+"""The choice of `executor=auto` on a GPU, by measurements that are made once for each type of machine and kept."""
 
 import logging
 from collections.abc import Sequence
@@ -10,19 +10,19 @@ from fedlab_runner.executors._autotune.ways import REFERENCE, WAYS, Way
 from fedlab_runner.utils.durations import duration
 
 _log = logging.getLogger(__name__)
-COMPILING_SECONDS = 60.0  # expected time of the compiler before it was measured
+COMPILING_SECONDS = 60.0  # expected time of the compiler before a measurement
 
 
 def fastest(work: Work, ways: Sequence[Way], rounds: int) -> Way | None:
-    """The way with the least time for so many rounds; None where others use the machine and nothing is remembered.
+    """The way with the least time for `rounds` rounds; None if other processes use the machine and no costs are kept.
 
-    Compiled ways are tried where several minutes of training are left.
+    It tries compiled ways if several minutes of training are left.
     """
     steps = int(work.num_steps.sum())
     eager, compiled = ([way.words for way in ways if way.compile == compile] for compile in (False, True))
     known = _costs(work, "eager", eager)
     if known is None:
-        _log.info("others use this machine: executor=auto measures nothing and goes by its rule")
+        _log.info("other processes use this machine: executor=auto measures nothing and follows its rule")
         return None
     costs = dict(known)
 
@@ -34,7 +34,7 @@ def fastest(work: Work, ways: Sequence[Way], rounds: int) -> Way | None:
         _log.info("executor=auto tries compiled steps, which can take a minute or more")
         beside = dict.fromkeys([REFERENCE.words, min(costs, key=total)])  # under the same conditions
         if (more := _costs(work, "compiled", [*beside, *compiled])) is None:
-            _log.info("others use this machine: executor=auto measures no compiled steps")
+            _log.info("other processes use this machine: executor=auto measures no compiled steps")
         costs |= more or {}
     ranked = sorted((name for name in costs if name in WAYS and costs[name].a_step is not None), key=total)
     a_round = {name: f"{(costs[name].a_step or 0) * steps:.3g} s" for name in ranked}
@@ -50,7 +50,7 @@ def fastest(work: Work, ways: Sequence[Way], rounds: int) -> Way | None:
 
 
 def _costs(work: Work, stage: str, names: Sequence[str]) -> dict[str, Cost] | None:
-    """The remembered costs of a stage of measurements, or new ones; None where others use the machine meanwhile."""
+    """The kept costs of a stage of measurements, or new ones; None if other processes use the machine meanwhile."""
     shape = shape_of(work)
     if found := remembered(shape, stage):
         return found

@@ -12,20 +12,20 @@ from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.processes import Processes
 from fedlab_runner.executors.vectorized import DEFAULT_CHUNK_SIZE, Vectorized
 
-MAX_WHOLE_VALUES = 2**25  # of a cohort's models, where all clients train in one call on a CPU
+MAX_WHOLE_VALUES = 2**25  # of a cohort's models, up to which all clients may train in one call on a CPU
 
 
 class Way(NamedTuple):
-    """A way to train a cohort. Two ways give other last bits; the number of worker processes does not."""
+    """A way to train a cohort. Ways differ in the last bits of the result; numbers of worker processes do not."""
 
     chunk_size: int | None  # clients that train side by side, 1: one after another, None: all
-    processes: bool = False  # chunks shared among processes of one thread each; else in one, with the run's threads
+    processes: bool = False  # whether processes of one thread each share the chunks; else one process with all threads
     compile: bool = False
     recorded: bool = False  # as CUDA graphs
 
     @property
     def words(self) -> str:
-        """What chooses this way on the command line."""
+        """The overrides that choose this way on the command line."""
         inner = "executor.inner" if self.processes else "executor"
         if self.processes:
             words = ["processes", *(["+executor@executor.inner=vectorized"] if self.chunk_size != 1 else [])]
@@ -40,7 +40,7 @@ class Way(NamedTuple):
         return (not self.compile or has_compiler()) and (not self.recorded or torch.cuda.is_available())
 
     def executor(self, workers: int | None) -> Executor:
-        """The executor, which shares the chunks among so many processes where it shares them."""
+        """The executor; with `processes` it has `workers` processes."""
         if self.recorded:
             return CudaGraph(self.chunk_size, self.compile)
         one: ChunkedExecutor = Loop(self.compile) if self.chunk_size == 1 else Vectorized(self.chunk_size, self.compile)
@@ -48,12 +48,13 @@ class Way(NamedTuple):
 
 
 REFERENCE = Way(1)  # the way with which the others must agree
-SIDE_BY_SIDE = Way(DEFAULT_CHUNK_SIZE)
-_SHARED = (Way(1, processes=True), Way(DEFAULT_CHUNK_SIZE, processes=True))
-_ON_CPU = (REFERENCE, *_SHARED, Way(None))
+SIDE_BY_SIDE = Way(DEFAULT_CHUNK_SIZE)  # vectorised chunks in one process
+_SHARED = (Way(1, processes=True), Way(DEFAULT_CHUNK_SIZE, processes=True))  # ways with worker processes
+_ON_CPU = (REFERENCE, *_SHARED, Way(None))  # candidates on a CPU, without compiled steps
+# Candidates on a GPU, without compiled steps.
 _ON_GPU = (REFERENCE, SIDE_BY_SIDE, Way(None), Way(1, recorded=True), Way(None, recorded=True))
-_ON_GPU_COMPILED = (SIDE_BY_SIDE, Way(None), Way(None, recorded=True))
-WAYS = {
+_ON_GPU_COMPILED = (SIDE_BY_SIDE, Way(None), Way(None, recorded=True))  # candidates on a GPU with compiled steps
+WAYS = {  # all ways, by their words
     way.words: way
     for way in (
         *_ON_CPU,
@@ -65,10 +66,10 @@ WAYS = {
 
 
 def fitting(work: Work, *, compile: bool) -> list[Way]:
-    """The ways that fit the work, those with compiled steps last and only with `compile`.
+    """The ways that fit the work. Ways with compiled steps come last, and only with `compile`.
 
-    Dropout would draw other masks for clients that train side by side. On a CPU convolutions of several models in one
-    call are slower than one after another, and a large cohort leaves the caches.
+    Dropout would draw other masks for clients that train side by side. On a CPU, convolutions of several models are
+    slower in one call than one after another, and a large cohort does not fit into the caches.
     """
     family, clients = work.family, len(work.ids)
     on_cpu, side_by_side = family.device.type == "cpu", not family.has_dropout
@@ -78,7 +79,7 @@ def fitting(work: Work, *, compile: bool) -> list[Way]:
         found = [way for way in _ON_CPU if whole or way.chunk_size is not None]
         compiled = found
     else:
-        whole = clients > DEFAULT_CHUNK_SIZE  # else chunks of that size do the same
+        whole = clients > DEFAULT_CHUNK_SIZE  # otherwise chunks of that size are the whole cohort
         found = [way for way in _ON_GPU if (side_by_side or not way.recorded) and (whole or way != Way(None))]
         compiled = [way for way in _ON_GPU_COMPILED if whole or way != Way(None)]
     if compile and in_layers(work) and has_compiler():

@@ -1,6 +1,6 @@
-"""Memory for the trained models of a cohort, used again in later rounds, and for what waiting processes are sent.
+"""Memory for the trained models of a cohort, reused in later rounds, and for the work of waiting processes.
 
-The system finds and clears new memory page by page: a fifth of a small model's round.
+The system finds and clears new memory page by page, which takes a fifth of a small model's round.
 """
 
 import itertools
@@ -10,19 +10,19 @@ import sys
 import torch
 from torch import Tensor
 
-MAX_SPARE_BLOCKS = 2  # that nobody holds, beside the one that is taken
+MAX_SPARE_BLOCKS = 2  # that nobody holds, besides the one that is taken
 ALIGNMENT = 64  # bytes, of tensors in an arena
 
 
 class ArenaFull(Exception):
-    """The tensors of a round take more room than there is."""
+    """The tensors of a round take more room than the arena has."""
 
 
 class Buffer:
-    """Blocks of memory for tensors; each is used again when its tensor and all views of it are gone.
+    """Blocks of memory for tensors. The buffer reuses a block when its tensor and all views of it are gone.
 
-    With `shared`, forked processes write into the same memory. The memory has no name: nothing is left behind, and no
-    quota of /dev/shm is used.
+    With `shared`, forked processes write into the same memory. The memory has no name: it leaves nothing behind and
+    uses no quota of /dev/shm.
     """
 
     def __init__(self, shared: bool) -> None:
@@ -30,11 +30,11 @@ class Buffer:
         self._blocks: dict[int, mmap.mmap] = {}
         self._numbers = itertools.count()
         self._unused = 0  # the reference count of a block while no tensor holds it
-        self.last = -1  # the number of the block that was taken last; a number is given once
+        self.last = -1  # the number of the block taken last; every block has another number
 
     @property
     def numbers(self) -> frozenset[int]:
-        """The blocks that there are."""
+        """The numbers of all blocks."""
         return frozenset(self._blocks)
 
     def take(self, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
@@ -61,22 +61,22 @@ class Buffer:
         return torch.frombuffer(self._blocks[number], dtype=dtype, count=rows * columns).view(rows, columns)
 
 
-# For a cohort's models in one process, for those in several, and for a single model.
+# For a cohort's models in one process, for a cohort's models in several processes, and for a single model.
 PRIVATE, SHARED, ONE = Buffer(shared=False), Buffer(shared=True), Buffer(shared=False)
 
 
 class Arena:
-    """Shared memory for tensors, one behind the other. Only what is written to takes memory."""
+    """Shared memory for tensors, one behind the other. Only the parts that were written take memory."""
 
     def __init__(self, size: int) -> None:
         self.size, self._used, self._memory = size, 0, mmap.mmap(-1, size)
 
     def clear(self) -> None:
-        """Forgets all tensors: later ones take their places."""
+        """Forgets all tensors. Later ones overwrite them."""
         self._used = 0
 
     def room(self, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[int, Tensor]:
-        """The place of a new tensor, and the tensor, uninitialised; ArenaFull where it does not fit."""
+        """The place of a new tensor, and the uninitialised tensor. Raises ArenaFull if it does not fit."""
         place = -(-self._used // ALIGNMENT) * ALIGNMENT
         end = place + torch.Size(shape).numel() * dtype.itemsize
         if end > self.size:

@@ -13,7 +13,7 @@ from fedlab_runner.executors._fork.buffers import shared_zeros
 from fedlab_runner.executors._fork.processes import Helper, answers, bury, fork, kill, one_thread
 
 _log = logging.getLogger(__name__)
-_STEP = b"s"
+_STEP = b"s"  # message: a step is done
 
 
 class HelperLost(Exception):
@@ -21,7 +21,7 @@ class HelperLost(Exception):
 
 
 class SharedRows:
-    """A table of rows: in every step each part fills its own rows and then reads all."""
+    """A table of rows. In every step each part fills its own rows and then reads all rows."""
 
     def __init__(self, memory: Tensor, meet: Callable[[], None]) -> None:
         self._memory, self._meet, self._step = memory, meet, 0
@@ -29,9 +29,9 @@ class SharedRows:
     def complete(self, rows: Tensor, values: Tensor) -> Tensor:
         """Fills some rows, waits for the other parts, and returns all rows of this step [M, ...].
 
-        The result is valid until the step after next. Values with fewer places than the table fill the first places.
+        The result is valid until the step after next. Values with fewer places than the table fill its first places.
         """
-        # Two tables in turns: no part begins the step after next before all have read this one.
+        # Two tables in turns: no part begins the step after next before all parts have read this table.
         room = self._memory[self._step % 2, :, : values.shape[1]]
         self._step += 1
         room[rows] = values.detach()
@@ -40,10 +40,10 @@ class SharedRows:
 
 
 def in_step(parts: int, shape: Sequence[int], dtype: torch.dtype, run: Callable[[int, SharedRows], None]) -> bool:
-    """Calls `run(part, table)` for each part, the first in this process and the others in forks.
+    """Calls `run(part, table)` for each part: the first part in this process, the others in forks.
 
     The forks must write their results into shared memory. The table has the shape [M, places, ...]. Returns False if a
-    fork has died: all results are then incomplete.
+    fork has died, which leaves the results incomplete.
     """
     memory = shared_zeros((2, *shape), dtype)
     helpers: list[Helper] = []
@@ -70,7 +70,7 @@ def in_step(parts: int, shape: Sequence[int], dtype: torch.dtype, run: Callable[
 
 
 def _follow(line: socket.socket) -> None:
-    """In a helper: reports that its step is done and waits until all steps are."""
+    """In a helper: reports that its step is done, and waits until all helpers have done it."""
     line.send(_STEP)
     if not line.recv(1):
         os._exit(1)  # the parent has ended the work

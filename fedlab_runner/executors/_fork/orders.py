@@ -1,5 +1,5 @@
-"""A round's work as waiting processes get it: what they have since they were forked is named, tensors are copied into
-shared memory, and the rest is pickled.
+"""A round's work in the form that waiting processes get: numbers of objects that they have had since they were forked,
+copies of tensors in shared memory, and the rest pickled.
 """
 
 import io
@@ -20,7 +20,7 @@ Known = ModelFamily | ClientData
 
 
 class Unsendable(Exception):
-    """The work has something in it that waiting processes cannot get: `unknown`, or a closure."""
+    """Waiting processes cannot get a part of the work: the object `unknown`, or a closure."""
 
     def __init__(self, unknown: Known | None = None) -> None:
         super().__init__(unknown)
@@ -28,17 +28,19 @@ class Unsendable(Exception):
 
 
 class Acquaintances:
-    """Objects that processes had when they were forked, by number; and the network of each family as it was."""
+    """Objects that processes had when they were forked, by number, and the state of each family's network at that
+    time.
+    """
 
     def __init__(self, known: Iterable[Known]) -> None:
         self._known = [(weakref.ref(each), _state(each)) for each in known]
 
     def alive(self) -> list[Known]:
-        """Those that are still there."""
+        """The objects that still exist."""
         return [found for each, _ in self._known if (found := each()) is not None]
 
     def number(self, thing: Known) -> int:
-        """Raises Unsendable where the thing is unknown, or has changed."""
+        """The number of an object. Raises Unsendable if the object is unknown or has changed."""
         for number, (each, state) in enumerate(self._known):
             if each() is thing and state == _state(thing):
                 return number
@@ -46,19 +48,21 @@ class Acquaintances:
 
     def __getitem__(self, number: int) -> Known:
         found = self._known[number][0]()
-        assert found is not None  # in a fork, which keeps everything
+        assert found is not None  # a fork keeps all objects
         return found
 
 
 def _state(thing: Known) -> Any:
-    """What may change of a family: the part of its network that is at work."""
+    """The part of a family that may change: which part of its network computes."""
     return getattr(thing.module, "cost_kind", None) if isinstance(thing, ModelFamily) else None
 
 
 def packed(work: Work, more: Any, known: Acquaintances, arena: Arena) -> bytes:
-    """The work and more, as `unpacked` takes it. Raises Unsendable; ArenaFull where the arena is too small."""
+    """The work and `more`, in the form that `unpacked` reads. Raises Unsendable, and ArenaFull for too small an
+    arena.
+    """
 
-    class Pickler(pickle.Pickler):
+    class OrderPickler(pickle.Pickler):
         def persistent_id(self, thing: object) -> Any:
             if isinstance(thing, ModelFamily | ClientData):
                 return known.number(thing)
@@ -70,18 +74,18 @@ def packed(work: Work, more: Any, known: Acquaintances, arena: Arena) -> bytes:
 
     file = io.BytesIO()
     try:
-        Pickler(file, pickle.HIGHEST_PROTOCOL).dump(({f.name: getattr(work, f.name) for f in fields(work)}, more))
-    except (pickle.PicklingError, AttributeError, TypeError) as error:  # of functions that are no module's
+        OrderPickler(file, pickle.HIGHEST_PROTOCOL).dump(({f.name: getattr(work, f.name) for f in fields(work)}, more))
+    except (pickle.PicklingError, AttributeError, TypeError) as error:  # a function is not at the top of a module
         raise Unsendable from error
     return file.getvalue()
 
 
 def unpacked(content: bytes, known: Acquaintances, arena: Arena) -> tuple[Work, Any]:
-    """In a waiting process: the work, whose tensors are in the arena."""
+    """In a waiting process: the work, whose tensors lie in the arena, and `more`."""
 
-    class Unpickler(pickle.Unpickler):
+    class OrderUnpickler(pickle.Unpickler):
         def persistent_load(self, place: Any) -> Any:
             return known[place] if isinstance(place, int) else arena.at(*place)
 
-    terms, more = Unpickler(io.BytesIO(content)).load()
+    terms, more = OrderUnpickler(io.BytesIO(content)).load()
     return Work(**terms), more

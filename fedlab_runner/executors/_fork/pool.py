@@ -1,4 +1,4 @@
-"""A pool of forked helpers of one thread each, which share the chunks of each round with their parent."""
+"""A pool of forked helpers, with one thread each, which share the chunks of each round with their parent."""
 
 import contextlib
 import logging
@@ -15,10 +15,10 @@ import numpy as np
 from fedlab_runner.executors._fork.processes import Helper, answers, bury, fork, kill
 
 _log = logging.getLogger(__name__)
-_NUMBER = struct.Struct("<i")
+_NUMBER = struct.Struct("<i")  # the form of a ticket in the pipe
 MAX_TICKETS = 1024  # 4 bytes each: a pipe holds at least 4 KiB
 _GO, _DONE = b"g", b"d"
-_ending: list[int] = []  # dismissed helpers, whose ends have to be collected
+_ending: list[int] = []  # dismissed helpers whose exit `collect` has not seen yet
 
 
 class PoolWork(NamedTuple):
@@ -28,15 +28,15 @@ class PoolWork(NamedTuple):
     chunks: int
 
     def tickets(self) -> list[np.ndarray]:
-        """The numbers of the chunks, divided into tickets that each have long and short chunks."""
+        """The numbers of the chunks, divided into tickets, each with long and short chunks."""
         count = min(self.chunks, MAX_TICKETS)
         return [np.arange(first, self.chunks, count) for first in range(count)]
 
 
 class ForkPool:
-    """A number of helpers; each calls `begin` at the start of a round to get the round's work.
+    """Some helpers. Each calls `begin` at the start of a round to get the round's work.
 
-    Helpers are forks: objects to which `begin` refers are as they were when the pool was made.
+    Helpers are forks: they see the objects to which `begin` refers as these were when the pool was made.
     """
 
     def __init__(self, helpers: int, begin: Callable[[], PoolWork]) -> None:
@@ -54,7 +54,7 @@ class ForkPool:
             raise
 
     def is_whole(self) -> bool:
-        """Whether the pool can work on: no helper has died, and this process is their parent."""
+        """Whether the pool can work: no helper has died, and this process is their parent."""
         if self._owner != os.getpid() or self._lost or self._fill < 0:
             return False
         return not any(select.select([each.line], [], [], 0)[0] for each in self._helpers)
@@ -62,7 +62,7 @@ class ForkPool:
     def work(self, share: PoolWork, done: np.ndarray) -> None:
         """Trains the chunks that are not done yet, in this process and in the helpers.
 
-        The chunks that a helper took before it died stay undone.
+        Chunks that a helper took before it died stay undone.
         """
         tickets = share.tickets()
         left = [number for number, chunks in enumerate(tickets) if not done[chunks].all()]
@@ -78,7 +78,7 @@ class ForkPool:
             raise
 
     def dismiss(self) -> None:
-        """Lets the helpers end; `collect` waits for them later, as the system takes a while to free their memory."""
+        """Lets the helpers end. `collect` waits for them later, because the system needs time to free their memory."""
         if self._owner == os.getpid():
             _ending.extend(helper.pid for helper in self._helpers)
         self._close()
@@ -122,7 +122,7 @@ class ForkPool:
 
 
 def collect() -> None:
-    """Waits for the ends of dismissed helpers."""
+    """Waits until dismissed helpers have ended."""
     while _ending:
         with contextlib.suppress(ChildProcessError):  # this process is a fork of their parent
             os.waitpid(_ending.pop(), 0)

@@ -1,4 +1,4 @@
-"""Forked helpers that only compute: they end with their parent and leave its files, signals and locks alone."""
+"""Forked helpers that only compute. They end with their parent and do not touch its files, signals and locks."""
 
 import logging
 import os
@@ -18,10 +18,10 @@ from fedlab_runner.utils.signals import name
 from fedlab_runner.utils.system import cpu_seconds, die_with_parent
 
 _log = logging.getLogger(__name__)
-POLL_SECONDS = 5.0  # between two looks at the helpers for which the parent waits
-STUCK_SECONDS = 60.0  # a helper that has used no CPU time for so long is killed
-MAX_MESSAGE_BYTES = 500  # of the error that ended a helper
-_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+POLL_SECONDS = 5.0  # between two checks of the helpers for which the parent waits
+STUCK_SECONDS = 60.0  # without CPU time, after which a helper is killed
+MAX_MESSAGE_BYTES = 500  # of the message about the error that ended a helper
+_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}  # signals that helpers do not handle
 
 
 class Helper(NamedTuple):
@@ -32,7 +32,8 @@ class Helper(NamedTuple):
 
 
 def fork(helpers: list[Helper], run: Callable[[socket.socket], None], *descriptors: int) -> None:
-    """Starts a helper that calls `run` with its end of the line, and adds it to `helpers`; no signal comes in between.
+    """Starts a helper that calls `run` with its end of the line, and adds it to `helpers`. No signal can come in
+    between.
 
     The helper closes these descriptors of the parent. It sends its error, if any, on the line.
     """
@@ -41,8 +42,8 @@ def fork(helpers: list[Helper], run: Callable[[socket.socket], None], *descripto
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         with warnings.catch_warnings():
-            # Python warns of every fork beside other threads (the tracker's, the console's): a helper could wait for
-            # a lock that such a thread held. Helpers only compute, and a stuck helper is killed.
+            # Python warns of every fork of a process with several threads (the tracker's, the console's): a helper
+            # could wait for a lock that such a thread held. Helpers only compute, and a stuck helper is killed.
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
         if pid:
@@ -53,7 +54,7 @@ def fork(helpers: list[Helper], run: Callable[[socket.socket], None], *descripto
         try:
             die_with_parent(parent)
             for number in _SIGNALS:
-                if signal.getsignal(number) != signal.SIG_IGN:  # helpers keep nohup's setting
+                if signal.getsignal(number) != signal.SIG_IGN:  # helpers keep the setting of nohup
                     signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             for line in (ours, *(other.line for other in helpers)):
@@ -82,7 +83,7 @@ def kill(helpers: list[Helper]) -> None:
 
 
 def answers(helpers: Sequence[Helper]) -> Iterator[tuple[Helper, bytes]]:
-    """Each helper with its answer, as answers come; empty from a dead helper. A stuck helper is killed."""
+    """Each helper with its answer, in the order of the answers; empty for a dead helper. Kills a stuck helper."""
     busy = {helper: (0.0, time.monotonic()) for helper in helpers}
     while busy:
         for line in select.select([helper.line for helper in busy], [], [], POLL_SECONDS)[0]:
@@ -100,7 +101,7 @@ def answers(helpers: Sequence[Helper]) -> Iterator[tuple[Helper, bytes]]:
 
 
 def bury(helpers: list[Helper], dead: Helper, said: bytes) -> str:
-    """Removes a dead helper from the others, and returns why it died, in words."""
+    """Removes a dead helper from `helpers` and returns in words why it died."""
     helpers.remove(dead)
     dead.line.close()
     code = os.waitstatus_to_exitcode(os.waitpid(dead.pid, 0)[1])
@@ -119,7 +120,7 @@ def _received(line: socket.socket) -> bytes:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Sets torch to one thread within the block: a fork does not have its parent's threads."""
+    """Sets torch to one thread within the block, because a fork does not have its parent's threads."""
     threads = torch.get_num_threads()
     if threads > 1:
         torch.set_num_threads(1)

@@ -1,6 +1,6 @@
-"""The driver: a process that speaks with Ray for a run.
+"""The driver: a process that talks to Ray on behalf of a run.
 
-Ray kills a driver whose head or node dies; the run itself must live to write its checkpoint.
+Ray kills a driver whose head or node dies. The run itself must survive to write its checkpoint.
 
     python -m fedlab_runner.executors._ray.driver <descriptor of a socket> <address or ""> <process of the run>
 """
@@ -19,20 +19,20 @@ from typing import Any, NamedTuple
 from fedlab_runner.executors._ray.serialization import ClientShare, Round, train_share
 from fedlab_runner.utils.system import die_with_parent, usable_cores
 
-POLL_SECONDS = 2.0  # between two looks at the cluster while no result comes
-HEAD_LOST_SECONDS = 20.0  # a head that does not answer for so long is lost; a restarted head may come back before
-MAX_SHARE_LOSSES = 3  # after so many losses the share itself is taken to kill its workers
+POLL_SECONDS = 2.0  # between two checks of the cluster while no result comes
+HEAD_LOST_SECONDS = 20.0  # without an answer, after which the head is lost; a restarted head may come back before
+MAX_SHARE_LOSSES = 3  # of a share's workers, after which the driver assumes that the share itself kills them
 
 
 class Keep(NamedTuple):
-    """A request to put an object into the object store under a number."""
+    """The request to put an object into the object store under a number."""
 
     number: int
     thing: Any
 
 
 class Train(NamedTuple):
-    """A request to train a cohort; objects under numbers that are not `in_use` may be dropped."""
+    """The request to train a cohort. The driver may drop objects under numbers that are not `in_use`."""
 
     job: bytes
     lasting: list[int]
@@ -41,7 +41,7 @@ class Train(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """The driver is connected, or done with a cohort."""
+    """The driver is connected, or has trained a cohort."""
 
     head: str
     cores: int
@@ -56,7 +56,7 @@ class Done(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """A worker has died; its share is trained `again` unless that has happened too often."""
+    """A worker has died. The driver trains its share `again`, unless that has happened too often."""
 
     share: int
     reason: str
@@ -64,19 +64,19 @@ class Lost(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The training raised an error, pickled here."""
+    """The training raised an error, which is pickled here."""
 
     error: bytes
 
 
 class Gone(NamedTuple):
-    """There is no cluster, or the cluster is lost."""
+    """The driver found no cluster or has lost it."""
 
     reason: str
 
 
 class Driver:
-    """Carries out the requests of a connection with Ray."""
+    """Carries out, with Ray, the requests that come over a connection."""
 
     def __init__(self, ray: Any, connection: Connection) -> None:
         self._ray, self._connection = ray, connection
@@ -106,7 +106,7 @@ class Driver:
             done, _ = ray.wait(list(waiting), timeout=POLL_SECONDS)
             if not done and (reason := self._reason_gone()) is not None:
                 return reason
-            if self._connection.poll():  # no request comes during a cohort: the run has closed the connection
+            if self._connection.poll():  # no request comes while a cohort trains: the run has closed the connection
                 raise EOFError
             for ref in done:
                 i = waiting.pop(ref)
@@ -129,28 +129,28 @@ class Driver:
         return None
 
     def _reason_gone(self) -> str | None:
-        """Why the cluster cannot be used any more; None where it can."""
+        """Why the cluster can no longer be used; None if it can."""
         since = time.monotonic()
         while not answers(self._head):
             if time.monotonic() - since > HEAD_LOST_SECONDS:
                 return "its head does not answer"
             time.sleep(0.2)
         alive = {node["NodeID"]: node["Alive"] for node in self._ray.nodes()}
-        return None if alive.get(self._node) else "this machine is no part of it any more"
+        return None if alive.get(self._node) else "this machine is no longer part of it"
 
 
 def send(connection: Connection, message: NamedTuple) -> None:
-    """Sends a message by value: `Connection.send` would share tensors by descriptors that the other end cannot open."""
+    """Sends a message by value. `Connection.send` would share tensors by descriptors that the other end cannot open."""
     connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 
 
 def receive(connection: Connection) -> Any:
-    """The next message of the other end; EOFError when the other end is gone."""
+    """The next message of the other end. Raises EOFError when the other end is gone."""
     return pickle.loads(connection.recv_bytes())
 
 
 def answers(address: str) -> bool:
-    """Whether something listens at host:port."""
+    """Whether a server listens at host:port."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=5):
@@ -166,7 +166,7 @@ def main() -> None:
     connection = Connection(descriptor)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray: Any = importlib.import_module("ray")
-    # "local", not None: None means the cluster that RAY_ADDRESS names, or the last one on this machine.
+    # "local", not None, which means the cluster that RAY_ADDRESS names, or the last cluster on this machine.
     new = {"address": "local", "num_cpus": usable_cores(), "include_dashboard": False}
     where: dict[str, Any] = {"address": address} if address else new
     with suppress(EOFError, ConnectionError):  # the run has ended, and the driver ends too
@@ -184,7 +184,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # Imported by its name, not run as `__main__`: messages must be of the classes that the run knows.
+    # Imported by its name, not run as `__main__`: the classes of messages must be those that the run knows.
     from fedlab_runner.executors._ray import driver
 
     driver.main()

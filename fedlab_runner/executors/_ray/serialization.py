@@ -1,5 +1,5 @@
-"""A cohort's work as it is sent to other machines: the clients' data once, the shared work once a round, and a client's
-own tensors with the client.
+"""A cohort's work in the form that goes to other machines: the clients' data once, the shared work once a round, and a
+client's own tensors with the client.
 """
 
 import importlib
@@ -28,16 +28,16 @@ MAX_KEPT_OBJECTS = 8  # that a worker process keeps for later rounds
 
 
 class Round(NamedTuple):
-    """What all clients of a round share, in the object store."""
+    """The parts of the work that all clients of a round share, in the object store."""
 
     job: Ref  # the inner executor and the Work of no clients, pickled, with references to the lasting objects
     lasting: list[Ref]  # the clients' data, the module's own tensors
 
 
 class ClientShare(NamedTuple):
-    """Some of the clients, with the tensors of their own."""
+    """Some of the clients, with their own tensors."""
 
-    rows: np.ndarray  # [k] of the cohort
+    rows: np.ndarray  # [k] in the cohort
     ids: np.ndarray  # [k]
     num_steps: np.ndarray  # [k]
     start: Tensor | None  # [k, D]; None: they start from the round's model
@@ -56,14 +56,14 @@ def packed_client_data(client_data: ClientData) -> "Packed":
 
 
 def own_tensors(work: Work) -> list[Tensor]:
-    """The module's parameters and buffers, which are no part of the models' vectors, for the object store."""
+    """The module's parameters and buffers that are not in the models' vectors, for the object store."""
     module = work.family.module
     return [*module.parameters(), *module.buffers()]
 
 
 def _pickler() -> Any:
-    """Ray's pickler. It sends closures with the code that they need, and the user's own modules whole: other machines
-    need not have their files.
+    """Ray's pickler. It sends closures with the code that they need, and the user's own modules whole, so that other
+    machines need not have their files.
     """
     cloudpickle: Any = importlib.import_module("ray.cloudpickle")
     for module in own_modules.loaded():
@@ -72,24 +72,24 @@ def _pickler() -> Any:
 
 
 def pickled(work: Work, inner: ChunkedExecutor) -> bytes:
-    """The inner executor and the work of no clients, pickled with references in the place of the clients' data and the
+    """The inner executor and the work without clients, pickled with references in place of the clients' data and the
     module's tensors.
     """
     places: dict[int, Any] = {id(tensor): number for number, tensor in enumerate(own_tensors(work))}
     places[id(work.client_data)] = "client_data"
     base: Any = _pickler()
 
-    class Pickler(base):  # type: ignore[misc]  # of a library that may be missing
+    class WorkPickler(base):  # type: ignore[misc]  # of a library that may be missing
         def persistent_id(self, thing: object) -> Any:
             return places.get(id(thing))
 
     file = io.BytesIO()
-    Pickler(file).dump((inner, work.select(np.empty(0, np.int64))))
+    WorkPickler(file).dump((inner, work.select(np.empty(0, np.int64))))
     return file.getvalue()
 
 
 def shares_of(work: Work, chunks: list[Chunk], count: int) -> list[ClientShare]:
-    """The chunks (longest first) divided into `count` shares of nearly equal numbers of local steps."""
+    """The chunks (longest first), divided into `count` shares with nearly equal numbers of local steps."""
     loads, dealt = np.zeros(count), [list[Chunk]() for _ in range(count)]
     for chunk in chunks:
         least = int(loads.argmin())
@@ -107,7 +107,7 @@ def _share(work: Work, chunks: list[Chunk]) -> ClientShare:
 
 
 def train_share(round: Round, share: ClientShare) -> tuple[np.ndarray, np.ndarray]:
-    """Trains a share in a worker process: models [k, D] and mean losses [k] of its clients."""
+    """Trains a share in a worker process and returns the models [k, D] and mean losses [k] of its clients."""
     torch.set_num_threads(1)
     keep_freed_memory()
     inner, whole = _received(round.job, lambda content: _unpickled(content, round.lasting))
@@ -153,7 +153,7 @@ class Packed(NamedTuple):
 
 def _client_data(packed: Packed) -> ClientData:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that the arrays are read-only: they are only read
+        warnings.simplefilter("ignore", UserWarning)  # the arrays are read-only, and nothing writes into them
         inputs, targets = torch.from_numpy(packed.inputs), torch.from_numpy(packed.targets)
     split = np.split(packed.members, np.cumsum(packed.num_examples)[:-1])
     augment: Augment | None = pickle.Unpickler(io.BytesIO(packed.augment)).load()
@@ -163,9 +163,9 @@ def _client_data(packed: Packed) -> ClientData:
 def _unpickled(content: bytes, lasting: list[Ref]) -> tuple[ChunkedExecutor, Work]:
     client_data, tensors = _received(lasting[0], _client_data), _received(lasting[1], lambda found: found)
 
-    class Unpickler(pickle.Unpickler):
+    class WorkUnpickler(pickle.Unpickler):
         def persistent_load(self, place: Any) -> Any:
             return client_data if place == "client_data" else tensors[place]
 
-    job: tuple[ChunkedExecutor, Work] = Unpickler(io.BytesIO(content)).load()
+    job: tuple[ChunkedExecutor, Work] = WorkUnpickler(io.BytesIO(content)).load()
     return job
