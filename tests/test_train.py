@@ -217,6 +217,11 @@ def test_help_names_the_groups_and_what_to_type(tmp_path: Path) -> None:
         ("participation.cohort_size=60", "participation.cohort_size must be <= the number of clients (50), got 60"),
         ("hydra.run.dir=${oc.env:NOWHERE_TO_BE_FOUND}", "KeyError raised while resolving interpolation: "),
         ("local.lr=${nowhere}", "local.lr: Interpolation key 'nowhere' not found"),
+        ("hydra.hydra_logging.version=3", "hydra.job_logging or hydra.hydra_logging cannot be used: Unsupported vers"),
+        (
+            "hydra.hydra_logging.root.level=LOUD",
+            "hydra.job_logging or hydra.hydra_logging cannot be used: Unable to configure root logger: Unknown level: ",
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(arguments: str, line: str, command: Command) -> None:

@@ -97,6 +97,10 @@ def explain(error: BaseException, arguments: Sequence[str]) -> list[str] | None:
         return [_one_line(str(error))]
     if nameless := next((each for each in arguments if each.startswith("=")), None):
         return [f"cannot read {nameless!r}: expected key=value"]
+    if isinstance(error, ValueError) and _raised_in(error, "logging.config"):
+        *_, last = _causes(error)
+        why = "" if last is error else f": {last}"
+        return [_one_line(f"hydra.job_logging or hydra.hydra_logging cannot be used: {error}{why}")]
     if type(error) is ValueError and _raised_in(error, "hydra._internal."):
         return [_one_line(f"{error} (in: {' '.join(filter(_is_group, arguments)) or ' '.join(arguments)})")]
     return None

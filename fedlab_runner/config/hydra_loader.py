@@ -36,6 +36,9 @@ _LOGGED = {  # classes that Python's logging may build
     *("rich.logging.RichHandler", "colorlog.ColoredFormatter"),
     *("ext://sys.stdout", "ext://sys.stderr"),
 }
+# Logging imports what the scheme of a value names, as ext://sys.stdout. An interpolation must not stand for a scheme.
+_SCHEME = re.compile(r"[a-z]+://")
+_NO_SCHEME = re.compile(r"\$\{hydra\.runtime\.(output_dir|cwd)\}/|[a-z]*[^a-z:$]")
 MAX_COMPOSED = 200  # jobs of a sweep whose configs are kept until they start, 0.2 MB each
 
 
@@ -131,8 +134,16 @@ def _of(name: str, value: str) -> Iterator[str]:
         yield f"{name} must hold no interpolation but of folders, names and the environment, got {value!r}"
     if name.startswith("hydra.job.env_set.") and name.count(".") == 3:
         yield f"{name} cannot be set: export the variable before the command instead"
+    if name == "hydra.runtime.output_dir" and value != "???":
+        yield f"{name} cannot be set: it is hydra.run.dir or hydra.sweep.dir and subdir, got {value!r}"
+    if name == "hydra.sweeper.custom_search_space" and value != "None":
+        yield f"{name} must be null, as it names a function that is called, got {value!r}"
     if name.startswith(("hydra.job_logging.", "hydra.hydra_logging.")):
-        if (last in ("()", "class") or value.startswith("ext://")) and value not in _LOGGED:
+        if (last in ("()", "class") or _SCHEME.match(value)) and value not in _LOGGED:
             yield f"{name} must be a handler of Python's logging, got {value!r}"
+        if "${" in value and not _NO_SCHEME.match(value):
+            yield f"{name} must not begin with an interpolation but ${{hydra.runtime.output_dir}}/, got {value!r}"
+        if ".." in name:  # the key "." sets attributes of what was built
+            yield f"{name} is not a key"
         if last == "filename" and not value.endswith(".log"):
             yield f"{name} must end in .log, got {value!r}"
