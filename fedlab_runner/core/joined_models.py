@@ -3,6 +3,7 @@
 Any executor trains them. A loss sees them as one model; a bound on a norm holds for each of them.
 """
 
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -40,12 +41,16 @@ class _Both(nn.Module):
         return torch.stack([first, self.second(inputs)]) if self.training else first
 
 
+def _both(first: ModelFamily, second: ModelFamily) -> nn.Module:
+    return _Both(first.build(), second.build())
+
+
 class Pair:
     """Pairs of models of two families. In training mode their network gives both models' logits [2, b, C]."""
 
     def __init__(self, first: ModelFamily, second: ModelFamily) -> None:
         self._first, self._second = first, second
-        self.family = first.like(lambda: _Both(first.build(), second.build()))
+        self.family = first.like(partial(_both, first, second))
         self.family.models = [*first.models, *second.models]
 
     def join(self, first: Tensor, second: Tensor) -> Tensor:
@@ -79,6 +84,10 @@ class _Carrying(nn.Module):
         return logits
 
 
+def _carrying(family: ModelFamily, count: int) -> nn.Module:
+    return _Carrying(family.build(), count)
+
+
 class Carrying:
     """Models of a family that carry `count` more values from step to step, behind batch norm's statistics in
     `FunctionalModel.buffers`. No optimiser moves these values; a loss may.
@@ -86,7 +95,7 @@ class Carrying:
 
     def __init__(self, family: ModelFamily, count: int) -> None:
         self._sizes = [family.size, count]
-        self.family = family.like(lambda: _Carrying(family.build(), count))
+        self.family = family.like(partial(_carrying, family, count))
 
     def join(self, first: Tensor, second: Tensor) -> Tensor:
         """Models [k, D] and values [k, count] as models [k, D + count]."""

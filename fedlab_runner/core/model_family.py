@@ -143,6 +143,10 @@ class ModelFamily:
         self.has_convolution = any(isinstance(m, nn.modules.conv._ConvNd) for m in self.module.modules())
         self.has_dropout = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in self.module.modules())
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what executors have compiled, which is of one process."""
+        return self.__dict__ | {"compiled": {}}
+
     def _prepared(self) -> nn.Module:
         module = self._build().to(self.device, self.dtype)
         prepare_norms(module, self.autocast)
@@ -228,15 +232,8 @@ class ModelFamily:
 
     def like(self, build: Callable[[], nn.Module]) -> "ModelFamily":
         """The family of another architecture with this one's classes, normalisation, precision and loss function."""
-        return ModelFamily(
-            build,
-            self.num_classes,
-            normalize=self.normalize,
-            device=self.device,
-            dtype=self.dtype,
-            autocast=self.autocast,
-            loss_function=self.loss_function,
-        )
+        kept = ("normalize", "device", "dtype", "autocast", "loss_function")
+        return ModelFamily(build, self.num_classes, **{name: getattr(self, name) for name in kept})
 
     def build(self) -> nn.Module:
         """A new network, as the architecture initialises it."""

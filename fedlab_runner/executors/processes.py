@@ -8,6 +8,7 @@ import logging
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from fedlab_runner.executors._fork.buffers import SHARED, Arena, ArenaFull, shar
 from fedlab_runner.executors._fork.orders import Acquaintances, Known, Unsendable, packed, unpacked
 from fedlab_runner.executors._fork.pool import ForkPool, PoolWork
 from fedlab_runner.executors._fork.processes import one_thread
+from fedlab_runner.executors._gpus.team import GpuTeam, gpus
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.system import resident_bytes, usable_cores
 from fedlab_runner.utils.validate import at_least
@@ -30,6 +32,7 @@ _log = logging.getLogger(__name__)
 # bound.
 MAX_KEPT_BYTES = 2e9
 MAX_SENT_BYTES = 2**27  # of a round's tensors, which are copied; forking takes less time than copying more
+GPUS: Literal["gpus"] = "gpus"  # the value of `workers` that means a process for each GPU
 _waiting: "list[WaitingWorkers]" = []  # at most one
 MAX_ORDER_BYTES = 2**20  # of the pickled rest of a round's work
 _met: "weakref.WeakSet[Known]" = weakref.WeakSet()  # objects that earlier work has used
@@ -41,36 +44,66 @@ class Processes(SingleProcessExecutor):
     """Shares the chunks of `inner` among `workers` processes (null: as many as there are usable cores) of one thread
     each. The result equals that of the inner executor, bit for bit.
 
+    With `workers=gpus` and `device=cuda` all GPUs of the machine share the cohort, with a process for each; the server
+    is on the first GPU.
+
     A free process (also this one) takes the longest chunk that is left. If a worker dies, this process trains its
     unfinished chunks. The processes share mutual learning (DFML) too.
     """
 
-    workers: int | None
+    workers: int | Literal["gpus"] | None
     inner: ChunkedExecutor
 
     def __post_init__(self) -> None:
-        at_least(1, workers=self.workers)
+        if self.workers != GPUS:
+            at_least(1, workers=self.workers)
         if not isinstance(self.inner, ChunkedExecutor):
             raise ValueError(f"inner must be loop or vectorized, got {type(self.inner).__name__.lower()}")
 
     def max_parallel_clients(self, clients: int) -> int:
+        if self.workers == GPUS:  # of those on one GPU
+            return self.inner.max_parallel_clients(-(-clients // max(1, len(gpus()))))
         return min(clients, self.num_processes() * self.inner.max_parallel_clients(clients))
 
     def num_processes(self) -> int:
-        return self.workers or usable_cores()
+        return 1 if self.workers == GPUS else self.workers or usable_cores()
 
     def map_models(self, family: ModelFamily, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
         return self.inner.map_models(family, function, *rows, fill=fill)
 
     def train(self, work: Work) -> tuple[Tensor, Tensor]:
+        if self.workers == GPUS:
+            return self._on_gpus(work)
         if work.family.device.type != "cpu":
-            raise UserError(f"executor=processes needs device=cpu, got {work.family.device}: take loop or vectorized")
+            raise UserError(
+                f"executor=processes needs device=cpu, got {work.family.device}: take executor.workers=gpus, or loop "
+                "or vectorized"
+            )
         y = SHARED.take(len(work.ids), work.family.size, work.family.dtype)
         if not len(work.ids):
             return y, y.new_zeros(0)
         with own_generator(work), one_thread():
             losses = self._train_waiting(work, y)
             return y, self._train_once(work, y) if losses is None else losses
+
+    def _on_gpus(self, work: Work) -> tuple[Tensor, Tensor]:
+        mine, others = work.family.device, gpus()
+        if mine.type == "cuda" and mine.index is None:
+            mine = torch.device("cuda", torch.cuda.current_device())
+        if mine not in others:
+            raise UserError(f"executor.workers=gpus needs device=cuda, got {mine}")
+        others.remove(mine)
+        if not len(work.ids):
+            return self.inner.train(work)
+        if "_gpu_team" not in self.__dict__:
+            self.__dict__["_gpu_team"] = GpuTeam(others)
+        team: GpuTeam = self.__dict__["_gpu_team"]
+        try:
+            return team.train(self.inner, work)
+        except BaseException:
+            del self.__dict__["_gpu_team"]
+            team.close()  # a process may be in the middle of its share
+            raise
 
     def _train_waiting(self, work: Work, y: Tensor) -> Tensor | None:
         """The losses [K], with models in y [K, D], if waiting workers can do the work; else None."""

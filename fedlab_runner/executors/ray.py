@@ -2,12 +2,9 @@
 
 import importlib.util
 import logging
-import os
 import pickle
 import re
-import socket
 import subprocess
-import sys
 import tempfile
 import weakref
 from collections.abc import Callable
@@ -18,20 +15,31 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any, Self
 
+import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.work import OfOne, Work
 from fedlab_runner.executors._chunks import ChunkedExecutor, new_models
-from fedlab_runner.executors._ray.driver import Done, Failed, Gone, Keep, Lost, Ready, Train, receive, send
-from fedlab_runner.executors._ray.serialization import own_tensors, packed_client_data, pickled, shares_of
+from fedlab_runner.executors._messages import Room, receive, send, started
+from fedlab_runner.executors._ray.driver import Done, Failed, Gone, Keep, Lost, Ready, Train
+from fedlab_runner.executors._shares import (
+    divided,
+    packed_client_data,
+    packed_family,
+    packed_work,
+    shares_of,
+    state_of,
+)
 from fedlab_runner.utils.attempt import next_start
 from fedlab_runner.utils.errors import RunFailed, UserError
 from fedlab_runner.utils.system import usable_cores
+from fedlab_runner.utils.validate import at_least
 
 _log = logging.getLogger(__name__)
 SHARES_PER_CORE = 4  # several, so that a slow machine takes fewer and a lost machine loses less
+GPU = "cuda"  # the device of a worker with a GPU: Ray shows it no other
 DRIVER_EXIT_SECONDS = 15.0  # for the driver to end, after which it is killed
 
 
@@ -40,16 +48,25 @@ class Ray:
     """Shares the chunks of `inner` among all cores of a Ray cluster at `address` (null: a new cluster on this machine),
     one thread each. The result equals that of the inner executor, bit for bit if the machines have the same processor.
 
+    With `num_gpus` each worker has that many GPUs (0.5: two workers share a GPU), and the workers share the cohort; the
+    run itself may be on a CPU. With `send_package` the run sends this package's code to the nodes, which then need only
+    its requirements.
+
     It divides clients by their number of local steps. It sends data once and a model once a round. Other machines train
     the clients of a lost machine again. If the cluster's head is lost, the run writes a checkpoint and ends.
     """
 
     address: str | None
+    num_gpus: float
+    send_package: bool
     inner: ChunkedExecutor
 
     def __post_init__(self) -> None:
         if self.address is not None and not re.fullmatch(r"auto|[^/\s]+:\d+", self.address):
             raise ValueError(f"address must be host:port, auto or null, got {self.address}")
+        at_least(0, num_gpus=self.num_gpus)
+        if self.num_gpus > 1 and self.num_gpus % 1:
+            raise ValueError(f"num_gpus must be a whole number where it is above 1, got {self.num_gpus}")
         if not isinstance(self.inner, ChunkedExecutor):
             raise ValueError(f"inner must be loop or vectorized, got {type(self.inner).__name__.lower()}")
 
@@ -68,8 +85,8 @@ class Ray:
         return self.inner.map_models(family, function, *rows, fill=fill)
 
     def train(self, work: Work) -> tuple[Tensor, Tensor]:
-        if work.family.device.type != "cpu":
-            raise UserError(f"executor=ray needs device=cpu, got {work.family.device}: take loop or vectorized")
+        if work.family.device.type != "cpu" and not self.num_gpus:
+            raise UserError(f"executor=ray needs device=cpu or executor.num_gpus, got {work.family.device}")
         y = new_models(work)
         losses = y.new_zeros(len(work.ids))
         try:
@@ -83,31 +100,25 @@ class Ray:
 
     @cached_property
     def _session(self) -> "_Session":
-        return _Session(self.address)
+        return _Session(self)
 
 
 class _Session:
     """A connection to a cluster through a driver process."""
 
-    def __init__(self, address: str | None) -> None:
+    def __init__(self, settings: Ray) -> None:
         if not importlib.util.find_spec("ray"):
             raise UserError('executor=ray needs an extra: pip install "fedlab-runner[ray]"')
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # the output of the driver and of Ray
-        ours, theirs = socket.socketpair()
-        with theirs:
-            command = [sys.executable, "-m", "fedlab_runner.executors._ray.driver"]
-            process = subprocess.Popen(
-                [*command, str(theirs.fileno()), address or "", str(os.getpid())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=self._errors,
-                start_new_session=True,  # so that Ctrl-C reaches the run alone
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            )
-        self._connection = Connection(ours.detach())
-        self.close = weakref.finalize(self, _end, self._connection, process, self._errors)
-        self._numbers: Any = WeakIdKeyDictionary()  # the number of each object in Ray's object store
+        address, self._num_gpus, self._room = settings.address, settings.num_gpus, Room()
+        self._connection, process = started(
+            "fedlab_runner.executors._ray.driver",
+            *(address or "", str(self._num_gpus), str(int(settings.send_package))),
+            errors=self._errors,
+            descriptor=self._room.descriptor,
+        )
+        self.close = weakref.finalize(self, _end, self._connection, process, self._errors, self._room)
+        self._numbers: Any = WeakIdKeyDictionary()  # of the objects in Ray's object store
         self._sent = 0
         answer = self._receive()
         if not isinstance(answer, Ready):
@@ -115,20 +126,33 @@ class _Session:
             where = f"executor.address {address} cannot be reached" if address else "no Ray cluster can be started"
             reason = answer.reason if isinstance(answer, Gone) else "its driver has ended early"
             raise UserError(f"{where}: {reason}; is it up (ray status), and is this its address?")
+        if not answer.workers:
+            self.close()
+            raise UserError(f"executor.num_gpus is {self._num_gpus:g}, but no node of the Ray cluster has so many GPUs")
         self._ready = answer
-        _log.info("Ray cluster at %s with %d cores", answer.head, answer.cores)
+        _log.info("Ray cluster at %s with room for %d workers", answer.head, answer.workers)
 
     def train(self, work: Work, inner: ChunkedExecutor, y: Tensor, losses: Tensor) -> None:
         """Writes models and mean losses of the whole cohort into y [K, D] and losses [K]."""
-        chunks = inner.chunks(work)
-        shares = shares_of(work, chunks, min(len(chunks), SHARES_PER_CORE * self._ready.cores))
-        client_data = self._kept(work.client_data, lambda: packed_client_data(work.client_data))
-        numbers = [client_data, self._kept(work.family.module, lambda: own_tensors(work))]
-        self._send(Train(pickled(work, inner), numbers, set(self._numbers.values()), shares))
+        chunks, workers = inner.chunks(work), max(1, self._ready.workers)
+        if self._num_gpus:
+            shares = divided(inner, work, workers)
+        else:
+            shares = shares_of(work, chunks, min(len(chunks), SHARES_PER_CORE * workers))
+        numbers = [
+            self._kept(work.client_data, None, lambda: packed_client_data(work.client_data)),
+            self._kept(work.family, state_of(work.family), lambda: packed_family(work.family)),
+        ]
+        room = self._room.rows(*y.shape, y.dtype)
+        shape = None if room is None else (*y.shape, y.dtype)
+        in_use = {number for number, _ in self._numbers.values()}
+        device = GPU if self._num_gpus else "cpu"
+        self._send(Train(packed_work(work, inner), numbers, in_use, shares, device, shape))
         while not isinstance(answer := self._receive(), Ready):
             if isinstance(answer, Done):
-                rows = shares[answer.share].rows
-                y.numpy()[rows], losses.numpy()[rows] = answer.models, answer.losses
+                rows = torch.from_numpy(shares[answer.share].rows)
+                y[rows] = (torch.tensor(answer.models) if room is None else room[rows]).to(y.device)
+                losses[rows] = torch.tensor(answer.losses).to(y.device)
             elif isinstance(answer, Failed):
                 raise pickle.loads(answer.error)
             elif isinstance(answer, Lost):
@@ -140,14 +164,14 @@ class _Session:
                 )
         self._ready = answer
 
-    def _kept(self, lasting: object, packed: Callable[[], Any]) -> int:
-        """The number of an object in the object store; a new object is put there."""
-        if lasting not in self._numbers:
+    def _kept(self, lasting: object, state: Any, packed: Callable[[], Any]) -> int:
+        """The number of an object in the object store; what is new, or has changed, is put there."""
+        number, before = self._numbers.get(lasting, (0, None))
+        if not number or before != state:
             self._sent += 1
-            self._numbers[lasting] = self._sent
-            self._send(Keep(self._sent, packed()))
-        number: int = self._numbers[lasting]
-        return number
+            self._numbers[lasting] = number, _ = self._sent, state
+            self._send(Keep(number, packed()))
+        return int(number)
 
     def _lost(self, work: Work, clients: int, lost: Lost) -> None:
         if lost.again:
@@ -171,10 +195,11 @@ class _Session:
             return Gone(f"its driver has ended: {last}" if last else "its driver was ended by Ray or the system")
 
 
-def _end(connection: Connection, process: "subprocess.Popen[bytes]", errors: IO[bytes]) -> None:
+def _end(connection: Connection, process: "subprocess.Popen[bytes]", errors: IO[bytes], room: Room) -> None:
     """Ends the driver. It leaves the cluster when its connection closes."""
     connection.close()
     errors.close()
+    room.close()
     try:
         process.wait(DRIVER_EXIT_SECONDS)
     except subprocess.TimeoutExpired:

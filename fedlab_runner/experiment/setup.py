@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -192,7 +193,7 @@ def model_families(c: Components, data: Data, device: torch.device, num_clients:
 
     def family(model: Architecture) -> ModelFamily:
         return ModelFamily(
-            lambda: model.build(channels, image_size, num_classes),
+            partial(model.build, channels, image_size, num_classes),
             num_classes,
             normalize=Normalize.of(data.mean, data.std, dtype, device),
             device=device,

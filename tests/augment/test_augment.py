@@ -30,7 +30,7 @@ from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.local_training import LocalTraining
 from fedlab_runner.core.rng import Purpose
 from fedlab_runner.core.work import Executor
-from fedlab_runner.executors._ray.serialization import _client_data, packed_client_data
+from fedlab_runner.executors._shares import packed_client_data
 from fedlab_runner.executors.auto import Auto
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.processes import Processes
@@ -244,7 +244,7 @@ def test_compiled_steps_see_the_same_views(compiled: Executor) -> None:
 def test_clients_data_take_their_augmentation_to_other_machines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray.cloudpickle", cloudpickle)  # of which Ray's is a copy
     client_data = of_images(CUTOUT).client_data
-    sent, index = _client_data(packed_client_data(client_data)), torch.tensor([3 * client_data.num_views + 17])
+    sent, index = packed_client_data(client_data).client_data(CPU), torch.tensor([3 * client_data.num_views + 17])
     assert sent.augment == CUTOUT and torch.equal(sent.minibatch(index)[0], client_data.minibatch(index)[0])
 
 

@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import cloudpickle
@@ -20,7 +21,7 @@ import torch
 from fedlab_runner.config.build import build
 from fedlab_runner.core.work import Work
 from fedlab_runner.executors._chunks import Chunk, ChunkedExecutor
-from fedlab_runner.executors._ray.serialization import own_tensors, packed_client_data, pickled, shares_of
+from fedlab_runner.executors._shares import packed_client_data, packed_family, packed_work, shares_of
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.processes import Processes
 from fedlab_runner.executors.ray import Ray
@@ -35,20 +36,28 @@ from tests.helpers.toy import ALGORITHMS, RAGGED, algorithm, asked, federation, 
 LOOP = Loop(compile=False)
 
 
+def ray(address: str | None = None, num_gpus: float = 0, send_package: bool = False) -> Ray:
+    return Ray(address, num_gpus, send_package, LOOP)
+
+
 def test_bad_values() -> None:
     with pytest.raises(ValueError, match=r"^address must be host:port, auto or null, got ray://head$"):
-        Ray("ray://head", LOOP)
+        Ray("ray://head", 0, False, LOOP)
     with pytest.raises(ValueError, match=r"^inner must be loop or vectorized, got processes$"):
-        Ray(None, Processes(2, LOOP))  # type: ignore[arg-type]
-    assert build(composed("executor=ray", "executor.address=10.0.0.1:6379")).executor == Ray("10.0.0.1:6379", LOOP)
+        Ray(None, 0, False, Processes(2, LOOP))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^num_gpus must be a whole number where it is above 1, got 1.5$"):
+        ray(num_gpus=1.5)
+    with pytest.raises(UserError, match=r"^executor=ray needs device=cpu or executor.num_gpus, got meta$"):
+        ray().train(SimpleNamespace(family=SimpleNamespace(device=torch.device("meta"))))  # type: ignore[arg-type]
+    assert build(composed("executor=ray", "executor.address=10.0.0.1:6379")).executor == ray("10.0.0.1:6379")
 
 
 def test_without_the_extra_there_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r'^executor=ray needs an extra: pip install "fedlab-runner\[ray\]"$'):
-        Ray(None, LOOP).bind_run(tmp_path, 1)
+        ray().bind_run(tmp_path, 1)
     with pytest.raises(UserError, match=r"^executor=ray needs an extra: "):  # where a cluster is to be opened again
-        run(algorithm("fedavg"), federation(executor=Ray(None, LOOP)), 1)
+        run(algorithm("fedavg"), federation(executor=ray()), 1)
 
 
 def test_clients_are_dealt_out_by_their_steps() -> None:
@@ -112,10 +121,10 @@ class Ref:
         return self.name
 
 
-job, population, tensors, share = pickle.load(sys.stdin.buffer)
-from fedlab_runner.executors._ray.serialization import Round, train_share
+job, client_data, family, share = pickle.load(sys.stdin.buffer)
+from fedlab_runner.executors._ray.worker import Round, train_share
 
-round = Round(Ref("job", job), [Ref("population", population), Ref("tensors", tensors)])
+round = Round(Ref("job", job), [Ref("client_data", client_data), Ref("family", family)])
 pickle.dump(train_share(round, share), sys.stdout.buffer)
 """
 
@@ -138,7 +147,9 @@ def test_a_worker_needs_no_file_of_the_users_modules(tmp_path: Path, monkeypatch
     loss = own.pulled(fed.family, fed.family.init(1)[: fed.family.num_params])
     work = Work(fed.family, fed.client_data, ids, steps, fed.local, 0.1, 0, 0, start, loss=loss)
     (share,) = shares_of(work, inner.chunks(work), 1)
-    sent = pickle.dumps((pickled(work, inner), packed_client_data(work.client_data), own_tensors(work), share))
+    sent = pickle.dumps(
+        (packed_work(work, inner), packed_client_data(work.client_data), packed_family(work.family), share)
+    )
     for module in ("own", "own_tools"):
         cloudpickle.unregister_pickle_by_value(sys.modules[module])
         monkeypatch.delitem(sys.modules, module)
@@ -156,18 +167,21 @@ def test_a_worker_needs_no_file_of_the_users_modules(tmp_path: Path, monkeypatch
 def shared() -> Iterator[Ray]:
     """One connection for all: to connect takes seconds."""
     with _cluster() as nodes:
-        yield Ray(nodes.address, LOOP)
+        yield ray(nodes.address)
 
 
 class _cluster:
-    """Two nodes in a process of their own, which can be killed one by one."""
+    """Two nodes in a process of their own, which can be killed one by one. `words` are those of `ray_nodes.py`."""
+
+    def __init__(self, *words: str) -> None:
+        self._words = words
 
     def __enter__(self) -> "_cluster":
         pytest.importorskip("ray", reason="the extra [ray] is not installed")
         self.folder = tempfile.mkdtemp(prefix="ray")  # a short name: sockets lie in it
         paths = os.pathsep.join([*sys.path[:1], str(ROOT), os.environ.get("PYTHONPATH", "")])
         self.process = subprocess.Popen(
-            [sys.executable, str(ROOT / "tests/helpers/ray_nodes.py")],
+            [sys.executable, str(ROOT / "tests/helpers/ray_nodes.py"), *self._words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -178,8 +192,8 @@ class _cluster:
         self.address = self._answer()
         return self
 
-    def kill(self, node: str) -> None:
-        """`head` or `other`."""
+    def tell(self, node: str) -> None:
+        """Kills the `head` or the `other` node, or adds one `more`."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{node}\n")
         self.process.stdin.flush()
@@ -256,7 +270,7 @@ def test_clients_that_kill_their_workers_end_the_run(shared: Ray, caplog: pytest
 def test_a_cluster_that_is_not_there(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="the extra [ray] is not installed")
     with pytest.raises(UserError, match=r"^executor.address 127.0.0.1:9 cannot be reached: nothing answers there; is"):
-        Ray("127.0.0.1:9", LOOP).bind_run(tmp_path, 1)
+        ray("127.0.0.1:9").bind_run(tmp_path, 1)
 
 
 def test_a_cluster_of_ones_own_is_a_new_one_wherever_another_is_or_was(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,7 +283,7 @@ def test_a_cluster_of_ones_own_is_a_new_one_wherever_another_is_or_was(monkeypat
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     for named in (None, "127.0.0.1:9"):
         monkeypatch.setenv("RAY_ADDRESS", named) if named else monkeypatch.delenv("RAY_ADDRESS", raising=False)
-        cluster = Ray(None, LOOP)
+        cluster = ray()
         try:
             cluster._session  # noqa: B018  # connects
         finally:
@@ -293,12 +307,14 @@ def rounds_done(folder: Path) -> int:
 
 
 @pytest.mark.slow  # a minute and more
-def test_a_killed_node_and_a_killed_head(tmp_path: Path) -> None:
-    """A run continues without one of two nodes, ends with a checkpoint without the head, and continues with another
-    executor: the same bytes as a run that never saw a cluster.
+def test_nodes_come_and_go_and_a_head_is_started_again(tmp_path: Path) -> None:
+    """A run continues without a node, takes a new one, ends with a checkpoint when the head is lost, and continues with
+    a new cluster, and then without any: the same bytes as a run that never saw a cluster.
     """
     folder = tmp_path / "run"
-    with _cluster() as nodes:
+
+    def lost(nodes: _cluster, *nodes_before: str) -> int:
+        """The rounds of a run that loses the head after the other changes."""
         process = start(folder, "executor=ray", f"executor.address={nodes.address}")
 
         def reach(rounds: int) -> None:
@@ -306,19 +322,61 @@ def test_a_killed_node_and_a_killed_head(tmp_path: Path) -> None:
                 assert process.poll() is None, process.communicate()[1]
                 time.sleep(0.01)
 
-        reach(5)
-        nodes.kill("other")
-        done = rounds_done(folder)
-        reach(done + 5)
-        nodes.kill("head")
+        for node in (*nodes_before, "head"):
+            reach(rounds_done(folder) + 5)
+            nodes.tell(node)
         _, errors = process.communicate(timeout=120)
-    assert process.returncode == 1, errors
-    line = errors.strip().splitlines()[-1]
-    assert line.startswith(f"error: the Ray cluster at {nodes.address} is lost (its "), errors  # head or driver
-    done = rounds_done(folder) - 1
-    assert (folder / "checkpoints" / f"round_{done:06d}.pt").exists()
+        assert process.returncode == 1, errors
+        line = errors.strip().splitlines()[-1]
+        assert line.startswith(f"error: the Ray cluster at {nodes.address} is lost (its "), errors  # head or driver
+        done = rounds_done(folder) - 1
+        assert (folder / "checkpoints" / f"round_{done:06d}.pt").exists()
+        return done
+
+    with _cluster() as nodes:
+        first = lost(nodes, "other", "more")
+    with _cluster() as nodes:
+        done = lost(nodes)
+    assert done > first
     for each in (folder, tmp_path / "whole"):
         last = start(each, "executor=loop", f"rounds={done + 2}")
         _, errors = last.communicate(timeout=120)
         assert last.returncode == 0, errors
     assert files(folder) == files(tmp_path / "whole")
+
+
+def test_fractions_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a GPU that the other node says it has: two workers share it, and the cohort is divided among them."""
+    monkeypatch.setattr("fedlab_runner.executors.ray.GPU", "cpu")
+    with _cluster("1") as nodes:
+        executor, half = ray(nodes.address, 1.0), ray(nodes.address, 0.5)
+        expected = train(federation())
+        for each in (executor, half):
+            result = train(federation(executor=each))
+            assert all(torch.equal(mine, theirs) for mine, theirs in zip(result, expected, strict=True))
+            assert each._session._ready.workers == 1  # a core each
+            each._session.close()
+        with pytest.raises(
+            UserError, match=r"^executor.num_gpus is 2, but no node of the Ray cluster has so many GPUs$"
+        ):
+            train(federation(executor=ray(nodes.address, 2.0)))
+
+
+def test_a_node_that_lacks_a_module_is_one_line(shared: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
+    lonely = ModuleType("lonely")  # in no file: only this process has it
+    exec("def correct(g):\n    return g\n", lonely.__dict__)
+    monkeypatch.setitem(sys.modules, "lonely", lonely)
+    with pytest.raises(
+        UserError, match=r"^a node of the Ray cluster lacks the module lonely: install this package and"
+    ):
+        train(federation(executor=shared), correct=lonely.correct)
+
+
+@pytest.mark.slow  # a connection of its own
+def test_the_package_is_sent(shared: Ray) -> None:
+    def correct(g: torch.Tensor) -> torch.Tensor:
+        raise ArithmeticError(sys.modules["fedlab_runner"].__file__)
+
+    executor = ray(shared.address, send_package=True)
+    with pytest.raises(ArithmeticError, match=r"runtime_resources/py_modules_files/"):
+        train(federation(executor=executor), correct=correct)

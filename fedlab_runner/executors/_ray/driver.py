@@ -2,21 +2,27 @@
 
 Ray kills a driver whose head or node dies. The run itself must survive to write its checkpoint.
 
-    python -m fedlab_runner.executors._ray.driver <descriptor of a socket> <address or ""> <process of the run>
+    python -m fedlab_runner.executors._ray.driver <connection> <memory> <process of the run> <address or ""> <GPUs of a
+        worker> <1: the nodes get this package>
 """
 
 import importlib
 import logging
 import os
-import pickle
+import re
 import socket
 import sys
 import time
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedlab_runner.executors._ray.serialization import ClientShare, Round, train_share
+import fedlab_runner
+from fedlab_runner.executors._messages import Room, receive, send
+from fedlab_runner.executors._ray.worker import Round, train_share
+from fedlab_runner.executors._shares import ClientShare
+from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.system import die_with_parent, usable_cores
 
 POLL_SECONDS = 2.0  # between two checks of the cluster while no result comes
@@ -38,20 +44,22 @@ class Train(NamedTuple):
     lasting: list[int]
     in_use: set[int]
     shares: list[ClientShare]
+    device: str  # of the workers
+    room: tuple[int, int, Any] | None  # rows, columns and type of the models in the shared memory
 
 
 class Ready(NamedTuple):
     """The driver is connected, or has trained a cohort."""
 
     head: str
-    cores: int
+    workers: int  # that find room in the cluster
 
 
 class Done(NamedTuple):
     """The models and mean losses of a share's clients."""
 
     share: int
-    models: Any  # ndarray [k, D]
+    models: Any  # ndarray [k, D]; None: they are in the shared memory
     losses: Any  # ndarray [k]
 
 
@@ -78,22 +86,30 @@ class Gone(NamedTuple):
 class Driver:
     """Carries out, with Ray, the requests that come over a connection."""
 
-    def __init__(self, ray: Any, connection: Connection) -> None:
-        self._ray, self._connection = ray, connection
+    def __init__(self, ray: Any, connection: Connection, room: Room, num_gpus: float) -> None:
+        self._ray, self._connection, self._room, self._num_gpus = ray, connection, room, num_gpus
         context = ray.get_runtime_context()
         self._head, self._node = context.gcs_address, context.get_node_id()
         self._kept: dict[int, Any] = {}
-        self._train = ray.remote(num_cpus=1, max_retries=0, scheduling_strategy="SPREAD")(train_share)
+        needs = {"num_cpus": 1, "num_gpus": num_gpus or None}
+        self._train = ray.remote(**needs, max_retries=0, scheduling_strategy="SPREAD")(train_share)
 
     def run(self) -> None:
         """Serves until the connection is closed or the cluster is lost."""
         while True:
-            send(self._connection, Ready(self._head, max(1, int(self._ray.cluster_resources().get("CPU", 0)))))
+            send(self._connection, Ready(self._head, self._workers()))
             while isinstance(asked := receive(self._connection), Keep):
                 self._kept[asked.number] = self._ray.put(asked.thing)
             if (reason := self._reason_gone() or self._cohort(asked)) is not None:
                 send(self._connection, Gone(reason))
                 return
+
+    def _workers(self) -> int:
+        """How many workers find room in the cluster as it is now."""
+        alive = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        if self._num_gpus:
+            return sum(int(min(has.get("CPU", 0), has.get("GPU", 0) / self._num_gpus)) for has in alive)
+        return max(1, int(sum(has.get("CPU", 0) for has in alive)))
 
     def _cohort(self, asked: Train) -> str | None:
         """Trains a cohort and sends each share's result as it comes; returns the reason if the cluster is lost."""
@@ -101,7 +117,8 @@ class Driver:
         self._kept = {number: ref for number, ref in self._kept.items() if number in asked.in_use}
         round = Round(ray.put(asked.job), [self._kept[number] for number in asked.lasting])
         losses = [0] * len(asked.shares)
-        waiting = {self._train.remote(round, share): i for i, share in enumerate(asked.shares)}
+        models = None if asked.room is None else self._room.rows(*asked.room)
+        waiting = {self._train.remote(round, share, asked.device): i for i, share in enumerate(asked.shares)}
         while waiting:
             done, _ = ray.wait(list(waiting), timeout=POLL_SECONDS)
             if not done and (reason := self._reason_gone()) is not None:
@@ -111,11 +128,14 @@ class Driver:
             for ref in done:
                 i = waiting.pop(ref)
                 try:
-                    send(self._connection, Done(i, *ray.get(ref)))
+                    y, losses_of = ray.get(ref)
+                    if models is not None:
+                        models.numpy()[asked.shares[i].rows] = y
+                    send(self._connection, Done(i, y if models is None else None, losses_of))
                 except errors.RayTaskError as error:
                     for other in waiting:
                         ray.cancel(other, force=True)
-                    send(self._connection, Failed(ray.cloudpickle.dumps(error.cause or RuntimeError(str(error)))))
+                    send(self._connection, Failed(ray.cloudpickle.dumps(_cause(error))))
                     return None
                 except errors.RayError as error:
                     if (reason := self._reason_gone()) is not None:
@@ -125,7 +145,7 @@ class Driver:
                     send(self._connection, Lost(i, str(error).partition("\n")[0], again))
                     if not again:
                         return None
-                    waiting[self._train.remote(round, asked.shares[i])] = i
+                    waiting[self._train.remote(round, asked.shares[i], asked.device)] = i
         return None
 
     def _reason_gone(self) -> str | None:
@@ -139,14 +159,14 @@ class Driver:
         return None if alive.get(self._node) else "this machine is no longer part of it"
 
 
-def send(connection: Connection, message: NamedTuple) -> None:
-    """Sends a message by value. `Connection.send` would share tensors by descriptors that the other end cannot open."""
-    connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
-
-
-def receive(connection: Connection) -> Any:
-    """The next message of the other end. Raises EOFError when the other end is gone."""
-    return pickle.loads(connection.recv_bytes())
+def _cause(error: Any) -> BaseException:
+    """The error of a share, in one line where a node lacks what the share needs."""
+    if missing := re.search(r"No module named '([\w.]+)'", str(error)):
+        return UserError(
+            f"a node of the Ray cluster lacks the module {missing[1]}: install this package and what it needs "
+            "there, or send the package with executor.send_package=true (docs/cluster.md)"
+        )
+    return error.cause or RuntimeError(str(error))
 
 
 def answers(address: str) -> bool:
@@ -161,9 +181,9 @@ def answers(address: str) -> bool:
 
 def main() -> None:
     """Connects to the cluster and serves the run."""
-    descriptor, address, parent = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-    die_with_parent(parent)
-    connection = Connection(descriptor)
+    descriptor, memory, parent, address, num_gpus, sends_package = sys.argv[1:]
+    die_with_parent(int(parent))
+    connection, room = Connection(int(descriptor)), Room(int(memory))
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray: Any = importlib.import_module("ray")
     # "local", not None, which means the cluster that RAY_ADDRESS names, or the last cluster on this machine.
@@ -173,12 +193,13 @@ def main() -> None:
         try:
             if address not in ("", "auto") and not answers(address):
                 raise ConnectionError("nothing answers there")
-            ray.init(**where, log_to_driver=False, logging_level=logging.ERROR)
+            code = {"py_modules": [str(Path(fedlab_runner.__file__).parent)]} if int(sends_package) else None
+            ray.init(**where, runtime_env=code, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, RuntimeError, ValueError) as error:
             send(connection, Gone(str(error).partition("\n")[0]))
             return
         try:
-            Driver(ray, connection).run()
+            Driver(ray, connection, room, float(num_gpus)).run()
         except ray.exceptions.RayError as error:
             send(connection, Gone(str(error).partition("\n")[0]))
 

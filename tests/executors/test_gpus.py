@@ -1,0 +1,151 @@
+"""A cohort on all GPUs of a machine, with a device map of processors that stand for GPUs."""
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedlab_runner.config.build import build
+from fedlab_runner.executors import processes
+from fedlab_runner.executors._chunks import ChunkedExecutor
+from fedlab_runner.executors._gpus.team import GpuTeam
+from fedlab_runner.executors._gpus.worker import Train
+from fedlab_runner.executors.loop import Loop
+from fedlab_runner.executors.processes import GPUS, Processes
+from fedlab_runner.executors.vectorized import Vectorized
+from fedlab_runner.utils.errors import UserError
+from tests.executors.test_processes import train
+from tests.helpers import pretended
+from tests.helpers.composed import composed
+from tests.helpers.kinds import by_kind
+from tests.helpers.toy import ALGORITHMS, algorithm, asked, federation, home, normed, run, tensors
+
+CPU, LOOP = torch.device("cpu"), Loop(compile=False)
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Processes]:
+    """One executor for all tests: its processes take seconds to start."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes, "gpus", lambda: [CPU] * 3)
+        executor = Processes(GPUS, LOOP)
+        yield executor
+        if "_gpu_team" in executor.__dict__:
+            team(executor).close()
+
+
+def team(executor: Processes) -> GpuTeam:
+    found: GpuTeam = executor.__dict__["_gpu_team"]
+    return found
+
+
+def test_the_key() -> None:
+    assert build(composed("executor=processes", "executor.workers=gpus")).executor == Processes(GPUS, LOOP)
+    with pytest.raises(UserError, match=r"^executor.workers must be a whole number or one of gpus or null, got 'all'$"):
+        build(composed("executor=processes", "executor.workers=all"))
+    with pytest.raises(UserError, match=r"^executor.workers=gpus needs device=cuda, got cpu$"):
+        train(federation(executor=Processes(GPUS, LOOP)))
+
+
+def test_the_estimate_counts_the_clients_of_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "gpus", lambda: [CPU] * 3)
+    assert Processes(GPUS, Vectorized(None, compile=False)).max_parallel_clients(10) == 4
+    assert Processes(GPUS, LOOP).max_parallel_clients(10) == Processes(GPUS, LOOP).num_processes() == 1
+
+
+@pytest.mark.parametrize("inner", [LOOP, Vectorized(chunk_size=3, compile=False)], ids=["loop", "vectorized"])
+def test_the_bits_are_the_inner_executors(
+    inner: ChunkedExecutor, shared: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With rows that each client has of its own, and batch norm."""
+    monkeypatch.setitem(shared.__dict__, "inner", inner)
+    expected = train(federation(executor=inner, build=normed))
+    for _ in range(2):
+        result = train(federation(executor=shared, build=normed))
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(result, expected, strict=True))
+    starts = torch.stack([federation(build=normed).family.init(seed) for seed in range(len(expected[0]))])
+    expected = train(federation(executor=inner, build=normed), starts)
+    result = train(federation(executor=shared, build=normed), starts)
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(result, expected, strict=True))
+
+
+def test_a_cohort_that_trains_in_one_call_is_divided(shared: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = Vectorized(chunk_size=None, compile=False)
+    monkeypatch.setitem(shared.__dict__, "inner", whole)
+    train(federation(executor=shared))  # starts the processes
+    sent, send = list[Any](), GpuTeam._send
+    monkeypatch.setattr(GpuTeam, "_send", staticmethod(lambda worker, what: sent.append(what) or send(worker, what)))
+    result, expected = train(federation(executor=shared)), train(federation(executor=whole))
+    theirs_of = [len(each.share.ids) for each in sent if isinstance(each, Train)]
+    assert len(theirs_of) == 2 and min(theirs_of) > 0 and sum(theirs_of) < len(result[0])
+    for mine, theirs in zip(result, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
+
+
+def test_what_clients_have_at_home_goes_with_them(shared: Processes) -> None:
+    ours, theirs = (federation(executor=each, build=normed, home=home("norm")) for each in (LOOP, shared))
+    for round in range(2):
+        ours.begin(round, 1.0)
+        theirs.begin(round, 1.0)
+        x = ours.family.init(round)
+        assert torch.equal(asked(theirs, [5, 2, 7]).train(x), asked(ours, [5, 2, 7]).train(x))
+
+
+@pytest.mark.parametrize("name", by_kind(ALGORITHMS))
+def test_every_algorithm(name: str, shared: Processes) -> None:
+    built = algorithm(name)
+    expected = tensors(run(built, federation(cohort=4, std=1.0), 3))
+    result = tensors(run(built, federation(cohort=4, std=1.0, executor=shared), 3))
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(result, expected, strict=True))
+
+
+def test_a_process_that_dies(shared: Processes, caplog: pytest.LogCaptureFixture) -> None:
+    """Its clients are trained here, and the next cohort has a new process."""
+    expected = train(federation())
+    train(federation(executor=shared))
+    victim = team(shared)._workers[0].process
+    os.kill(victim.pid, signal.SIGKILL)
+    victim.wait()
+    for _ in range(2):
+        result = train(federation(executor=shared))
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(result, expected, strict=True))
+    assert caplog.text.count("round 1: the process for cpu has ended (exit code -9): its clients are trained") == 1
+    assert len(team(shared)._workers) == 2
+
+
+def test_an_error_in_a_process_is_the_callers(shared: Processes) -> None:
+    here = os.getpid()
+
+    def correct(g: Tensor) -> Tensor:
+        if os.getpid() != here:
+            raise ArithmeticError("no such gradient")
+        return g
+
+    with pytest.raises(ArithmeticError, match=r"^no such gradient$"):
+        train(federation(executor=shared), correct=correct)
+
+
+def test_models_that_are_too_large_for_the_room_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedlab_runner.executors._messages.MAX_ROOM_BYTES", 0)
+    monkeypatch.setattr(processes, "gpus", lambda: [CPU] * 2)
+    executor = Processes(GPUS, LOOP)
+    expected, result = train(federation()), train(federation(executor=executor))
+    team(executor).close()
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(result, expected, strict=True))
+
+
+def test_the_runs_own_gpu_keeps_its_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run is on a pretended GPU; no tensor of it gets to another device but by a copy to the host."""
+    expected = train(federation(build=normed))
+    with pretended.gpu() as device:
+        monkeypatch.setattr(processes, "gpus", lambda: [device, CPU])
+        executor = Processes(GPUS, LOOP)
+        found = train(federation(build=normed, device=device, executor=executor))
+        assert all(each.device == device for each in found)
+        team(executor).close()
+        for mine, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(mine.cpu(), theirs, rtol=0, atol=1e-9)
