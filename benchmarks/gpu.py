@@ -45,7 +45,7 @@ def all_rows(compiled: bool, device: torch.device) -> Iterator[Row]:
         case = partial(training, shape, build, executors(compiled), 1, compiled, device, _profiled)
         yield Row(f"local training {name}", case)
     yield Row("evaluation cnn", partial(evaluation, 1, device))
-    yield from round_rows.rows(1, device)
+    yield from round_rows.rows(1, device, compiled)
 
 
 def without_compiler(work: Work, build: Callable[[], nn.Module]) -> dict[str, Contender]:

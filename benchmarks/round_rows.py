@@ -32,10 +32,13 @@ SEARCHED = Shape(200, 20, 10, 10)  # what the rows of training on the server hav
 SERVER = {"epochs": 1, "lr": 1e-3, "batch_size": 64}  # an epoch on the server's 500 examples
 
 
-def rows(cores: int, device: torch.device = CPU) -> Iterator[Row]:
-    """How the cost of a round grows, with next to no training, what algorithms add to it, and a part of one."""
+def rows(cores: int, device: torch.device = CPU, compiled: bool = False) -> Iterator[Row]:
+    """How the cost of a round grows, with next to no training, what algorithms add to it, and a part of one. With
+    `compiled` executor=auto may compile steps, as in a run; the rows of growth are without.
+    """
 
     def row(name: str, shape: Shape, build: Callable[[], nn.Module] = workloads.empty, **how: Any) -> Row:
+        how = {"compiled": compiled} | how
         return Row(name, partial(of_rounds, shape, build, cores, device, **how))
 
     for k in (10, 100, 1000):
@@ -75,6 +78,7 @@ def of_rounds(
     precision: torch.dtype = FLOAT,
     added: tuple[str, ...] = (),
     warm: int = 2,
+    compiled: bool = False,
 ) -> Case:
     """An algorithm, with settings of its `own`, as plain PyTorch has it and as a run has it without a choice; `beside`
     it others of ours in its place, by what they do, and itself with choices `added`. Ours have `warm`
@@ -89,7 +93,7 @@ def of_rounds(
         contenders[name] = Contender(made, threads, plain=True)
 
     def ours(algorithm: str, threads: int, added: str = "") -> Contender:
-        executor, choice = workloads.automatic(cores, compile=False)
+        executor, choice = workloads.automatic(cores, compiled)
         fed = shape.federation(build, executor, delay, device, precision, **workloads.chosen(added))
         built = workloads.algorithm(algorithm, **own)
         state = built.init(fed)

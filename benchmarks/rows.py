@@ -64,7 +64,7 @@ def all_rows(cores: int, compiled: bool) -> Iterator[Row]:
         yield Row(f"local training {name}", partial(training, shape, build, some, cores, False))
     yield Row("evaluation cnn", partial(evaluation, cores))
     yield Row("evaluation matrix cnn", partial(matrix, cores))
-    yield from round_rows.rows(cores)
+    yield from round_rows.rows(cores, compiled=compiled)
     yield Row("mutual learning mlp", partial(mutual, workloads.mlp, Shape(10, 100, 10, 10), cores))
     yield Row(
         "mutual learning dfml_cnn",

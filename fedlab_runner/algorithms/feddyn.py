@@ -32,6 +32,9 @@ class _Dynamic:
     def __call__(self, w: Tensor, g: Tensor, *anchor: Tensor) -> Tensor:
         return self.near(w, *anchor) - g @ w
 
+    def gradient(self, w: Tensor, g: Tensor, *anchor: Tensor) -> Tensor:
+        return self.near.gradient(w, *anchor).sub_(g)
+
 
 @dataclass(frozen=True)
 class FedDyn(ServerAlgorithm[FedDynState, Update]):

@@ -32,7 +32,7 @@ class Team:
             return [function(0)]
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self.size - 1, initializer=torch.set_num_threads, initargs=(1,))
-            torch.set_num_threads(1)
+            self.alone()
         others = [self._pool.submit(function, part) for part in range(1, parts)]
         try:
             first = function(0)
@@ -40,10 +40,14 @@ class Team:
             wait(others)
         return [first, *(other.result() for other in others)]
 
+    def alone(self) -> None:
+        """Gives torch one thread until the team ends: for steps so small that to wake another takes longer."""
+        torch.set_num_threads(1)
+
     def _end(self) -> None:
         if self._pool is not None:
             self._pool.shutdown()
-            torch.set_num_threads(self.size)
+        torch.set_num_threads(self.size)
 
 
 @contextmanager

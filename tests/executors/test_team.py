@@ -39,6 +39,13 @@ def test_what_is_not_shared_keeps_all_of_torchs_threads() -> None:
         assert threading.active_count() == began
 
 
+def test_small_steps_have_one_of_torchs_threads_until_the_team_ends() -> None:
+    with team() as its:
+        its.alone()
+        assert its.each(lambda part: torch.get_num_threads(), 1) == [1]
+    assert torch.get_num_threads() == 3
+
+
 @pytest.mark.parametrize("bad", [0, 2])
 def test_an_error_is_the_callers_when_all_parts_have_ended(bad: int) -> None:
     ended = set[int]()

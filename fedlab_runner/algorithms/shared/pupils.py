@@ -141,8 +141,11 @@ class _Networks:
             for each in self._networks
             for flops in [each.family.flops(batch.inputs)]
         ]
-        # Threads take turns at what small operations leave to Python; dropout draws from one stream.
-        alone = max(costs) < MIN_SHARED_FLOPS or any(family.has_dropout for family in self._families)
+        # Threads take turns at what small operations leave to Python, and torch's own wait for each other at each of
+        # them; dropout draws from one stream.
+        if small := max(costs) < MIN_SHARED_FLOPS:
+            self._team.alone()
+        alone = small or any(family.has_dropout for family in self._families)
         parts: list[list[int]] = [[] for _ in range(1 if alone else min(self._team.size, len(costs)))]
         loads = [0] * len(parts)
         for i in sorted(range(len(costs)), key=lambda i: -costs[i]):
