@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from textwrap import shorten
 from types import MappingProxyType
 
 from fedlab_runner.core.metric_names import is_share
@@ -14,7 +13,7 @@ from fedlab_runner.report.content import Report, ReportTable, Section, cell
 from fedlab_runner.report.curves import convergence, lines_of, per_line
 from fedlab_runner.report.formatting import judged, times, unit, value
 from fedlab_runner.report.grouping import Differences, SeedGroup, group
-from fedlab_runner.report.headline import failures, headline, short_title
+from fedlab_runner.report.headline import block_title, failures, headline
 from fedlab_runner.report.metric_sections import matrix_charts, partitions, staleness
 from fedlab_runner.report.runs import Run
 from fedlab_runner.report.stats import MIN_SEEDS, SIGNIFICANCE_LEVEL
@@ -28,7 +27,6 @@ SHARED_KEYS = (
 )
 
 MAX_JOBS_NAMED = 12  # of the jobs to come
-MAX_TITLE_CHARACTERS = 60  # of a block's names
 MAX_TIME = 2**35  # in seconds since 1970: a later file is of no date
 
 
@@ -58,11 +56,12 @@ def report(
     wanted: Sequence[float],
     to_come: Sequence[str] = (),
     unreadable: Mapping[str, str] = MappingProxyType({}),
+    name: str = "",
 ) -> Report:
     """The whole report.
 
     `wanted`: target values of the metric, else each condition has its own; `to_come`: jobs of sweeps that have not
-    begun; `unreadable`: the faults of folders that cannot be read.
+    begun; `unreadable`: the faults of folders that cannot be read; `name`: the title of a report on no experiment.
     """
     runs = [run for each in groups for run in each.runs]
     known = papers_of(runs, experiment)
@@ -73,14 +72,15 @@ def report(
     for title, members in blocks:
         if len(blocks) > 1:
             names = ", ".join(dict.fromkeys(each.name for each in members))
-            heading = short_title(title) or shorten(names, MAX_TITLE_CHARACTERS, placeholder=" …")
-            sections.append(Section(heading, [f"{times(_count(members), 'run')}: {names}.", title]))
+            heading = block_title(title, members)
+            more = title if title != heading else ""
+            sections.append(Section(heading, [f"{times(_count(members), 'run')}: {names}.", more]))
         sections += _block(members, known, wanted, most, level)
     sections += [failures(groups), _runs(groups), _unreadable(unreadable)]
     done = sum(run.finished for run in runs)
     missing = ", ".join(states.counted([*(run.state for run in runs), *(states.NOT_BEGUN for _ in to_come)]))
     return Report(
-        experiment or "Report",
+        experiment or name or "Report",
         f"{times(len(runs) + len(to_come), 'run')}: {done} finished"
         + (f", {missing}" if missing else "")
         + (f"; {times(len(unreadable), 'folder')} that cannot be read" if unreadable else ""),
@@ -188,9 +188,9 @@ def _targets(groups: Sequence[SeedGroup], wanted: Sequence[float]) -> Section | 
 
 def _costs(groups: Sequence[SeedGroup]) -> Section:
     note = (
-        "Sums over the rounds on file, means over seeds. 1 MB is 10^6 bytes, a multiplication and an addition are two "
-        "operations. Clients: products of matrices, convolutions and attention in local training; server: also the "
-        "sums over what arrives."
+        "Sums over the rounds, means over the finished seeds; where no seed is finished, over the rounds on file. 1 MB "
+        "is 10^6 bytes, a multiplication and an addition are two operations. Clients: products of matrices, "
+        "convolutions and attention in local training; server: also the sums over what arrives."
     )
     return Section("What it cost", [note], [tables.costs(each) for each in tables.by_condition(groups).values()])
 
