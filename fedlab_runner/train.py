@@ -136,7 +136,8 @@ def _report(error: BaseException, arguments: list[str]) -> int:
         sweep = os.environ.get(FOLDER)
         where = f" ({os.path.relpath(sweep)})" if sweep else ""
         then = f"the same command continues with the sweep{where}" if sweep else next_start()
-        print(f"{error}; {then}", file=sys.stderr)
+        over_echo = "\r" if sys.stderr.isatty() else ""  # the terminal has written ^C there
+        print(f"{over_echo}{error}; {then}", file=sys.stderr)
         return 128 + error.signal
     if folder := os.environ.get(FOLDER):
         rows = records.read(Path(folder))

@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from textwrap import shorten
 from types import MappingProxyType
 
 from fedlab_runner.core.metric_names import is_share
@@ -14,7 +13,7 @@ from fedlab_runner.report.content import Report, ReportTable, Section, cell
 from fedlab_runner.report.curves import convergence, lines_of, per_line
 from fedlab_runner.report.formatting import judged, times, unit, value
 from fedlab_runner.report.grouping import Differences, SeedGroup, group
-from fedlab_runner.report.headline import failures, headline, short_title
+from fedlab_runner.report.headline import block_title, failures, headline
 from fedlab_runner.report.matrix_charts import matrix_charts
 from fedlab_runner.report.metric_sections import partitions, staleness
 from fedlab_runner.report.runs import Run
@@ -29,7 +28,6 @@ SHARED_KEYS = (
 )
 
 MAX_JOBS_NAMED = 12  # jobs to come that the overview names
-MAX_TITLE_CHARACTERS = 60  # of a block's title
 MAX_TIME = 2**35  # in seconds since 1970, after which a file's date does not count
 
 
@@ -59,11 +57,12 @@ def report(
     wanted: Sequence[float],
     to_come: Sequence[str] = (),
     unreadable: Mapping[str, str] = MappingProxyType({}),
+    name: str = "",
 ) -> Report:
     """The whole report.
 
     `wanted`: target values of the metric (empty: each condition has its own). `to_come`: jobs of sweeps that have not
-    begun. `unreadable`: the faults of folders that cannot be read.
+    begun. `unreadable`: the faults of folders that cannot be read. `name`: the title of a report on no experiment.
     """
     runs = [run for each in groups for run in each.runs]
     known = papers_of(runs, experiment)
@@ -74,14 +73,15 @@ def report(
     for title, members in blocks:
         if len(blocks) > 1:
             names = ", ".join(dict.fromkeys(each.name for each in members))
-            heading = short_title(title) or shorten(names, MAX_TITLE_CHARACTERS, placeholder=" …")
-            sections.append(Section(heading, [f"{times(_count(members), 'run')}: {names}.", title]))
+            heading = block_title(title, members)
+            more = title if title != heading else ""
+            sections.append(Section(heading, [f"{times(_count(members), 'run')}: {names}.", more]))
         sections += _block(members, known, wanted, most, level)
     sections += [failures(groups), _runs(groups), _unreadable(unreadable)]
     done = sum(run.finished for run in runs)
     missing = ", ".join(states.counted([*(run.state for run in runs), *(states.NOT_BEGUN for _ in to_come)]))
     return Report(
-        experiment or "Report",
+        experiment or name or "Report",
         f"{times(len(runs) + len(to_come), 'run')}: {done} finished"
         + (f", {missing}" if missing else "")
         + (f"; {times(len(unreadable), 'folder')} that cannot be read" if unreadable else ""),
@@ -189,9 +189,9 @@ def _targets(groups: Sequence[SeedGroup], wanted: Sequence[float]) -> Section | 
 
 def _costs(groups: Sequence[SeedGroup]) -> Section:
     note = (
-        "Sums over the recorded rounds, means over seeds. 1 MB is 10^6 bytes; a multiplication and an addition are two "
-        "operations. Clients: matrix products, convolutions and attention in local training. Server: also the sums "
-        "over the arriving updates."
+        "Sums over the rounds, means over the finished seeds; if no seed is finished, over the recorded rounds. 1 MB "
+        "is 10^6 bytes; a multiplication and an addition are two operations. Clients: matrix products, convolutions "
+        "and attention in local training. Server: also the sums over the arriving updates."
     )
     return Section("What it cost", [note], [tables.costs(each) for each in tables.by_condition(groups).values()])
 

@@ -73,7 +73,8 @@ def write(
     runs, unreadable = find(folders)
     groups = build.select(runs, experiment)
     swept = [folder for folder in folders if not experiment or (folder / "jobs").is_dir()]
-    report = build.report(groups, experiment, targets, to_come(swept), unreadable)
+    name = folders[0].resolve().name if len(folders) == 1 and (folders[0] / "jobs").is_dir() else ""
+    report = build.report(groups, experiment, targets, to_come(swept), unreadable, name)
     out = out or Path(os.path.commonpath([folder.absolute() for folder in folders])) / "report"
     if os.path.exists(out) and not out.is_dir():
         raise UserError(f"--out must be a folder, got the file {out}")

@@ -14,6 +14,7 @@ from fedlab_runner.report.runs import Run
 from fedlab_runner.report.scales import LOG_RATIO, padded, span
 from fedlab_runner.report.stats import cumulative, mean, std
 from fedlab_runner.report.tables import best, by_condition
+from fedlab_runner.sweep import states
 from fedlab_runner.tracking.jsonl import Row
 from fedlab_runner.tracking.metric_direction import lower_is_better
 from fedlab_runner.utils.escaping import file_name
@@ -26,6 +27,7 @@ SAME_SHARE = 1.1  # factor between the ratios of costs, below which their pictur
 CROWDED_SHARE = 0.35
 # Lengths of ink and gap, in line widths, for a second method of one colour.
 DASHES: tuple[tuple[float, ...], ...] = ((), (5.0, 2.0), (6.0, 2.0, 1.0, 2.0), (1.2, 1.8), (9.0, 2.0, 2.0, 2.0))
+EVALUATION_SECONDS = "time/evaluation"
 OUTLIER = 10.0  # factor over the middle of the largest tenth of the values, above which values lie outside of the axis
 
 
@@ -34,7 +36,7 @@ class Curve(NamedTuple):
 
     name: str
     seeds: int
-    unfinished: bool
+    state: str  # of the runs, one of `sweep.states`
     rounds: list[int]
     means: list[float]
     stds: list[float]  # zero for one seed
@@ -98,7 +100,10 @@ def curve_of(group: SeedGroup, metric: str | None = None, timed: bool = False) -
     key = metric or group.runs[0].metric
 
     def points_of(run: Run) -> dict[int, float]:
-        return points(run.timings if timed else run.rows, key, run.rounds)
+        found = points(run.timings if timed else run.rows, key, run.rounds)
+        if key == EVALUATION_SECONDS:  # the other rounds had no evaluation, which took no time
+            found = {round: found[round] for round in points(run.rows, run.metric, run.rounds) if round in found}
+        return found
 
     done = [run for run in group.runs if run.finished]
     runs = [run for run in done or group.runs if points_of(run)]
@@ -112,7 +117,8 @@ def curve_of(group: SeedGroup, metric: str | None = None, timed: bool = False) -
             sums = [cumulative(rows, cost.key) for rows in logged]
             costs[cost.key] = [mean([_until(each, round) for each in sums]) for round in rounds]
     deviations = [std(each) if len(each) > 1 else 0.0 for each in values]
-    return Curve(group.name, len(runs), not done, rounds, [mean(each) for each in values], deviations, costs)
+    state = states.common(run.state for run in runs)
+    return Curve(group.name, len(runs), state, rounds, [mean(each) for each in values], deviations, costs)
 
 
 def points(rows: Sequence[Row], key: str, rounds: int) -> dict[int, float]:
@@ -149,13 +155,14 @@ def _until(sums: Mapping[int, float], round: int) -> float:
 
 
 def _label(curve: Curve) -> str:
-    return f"{curve.name} ({times(curve.seeds, 'seed')}{', unfinished' if curve.unfinished else ''})"
+    seeds = times(curve.seeds, "seed")
+    return f"{curve.name} ({seeds if curve.state == states.FINISHED else f'{seeds}, {curve.state}'})"
 
 
 def _panels(curves: Sequence[Curve], metric: str, most: int) -> tuple[list[Panel], list[str]]:
     """The panels of a condition, and sentences on the costs whose panels would show the same picture."""
     whole = over_rounds(curves, metric, "Over rounds", most)
-    panels, same = [whole], []
+    panels, same = [whole], dict[str, list[str]]()
     if (close := _zoomed(whole, metric)) is not None:
         panels.append(close)
     kept: list[tuple[str, Callable[[Curve], Sequence[float]]]] = [("rounds", lambda curve: curve.rounds)]
@@ -165,11 +172,15 @@ def _panels(curves: Sequence[Curve], metric: str, most: int) -> tuple[list[Panel
             continue
         alike = [name for name, axis in kept if _proportional(spenders, cost.key, axis)]
         if alike and len(spenders) == len(curves):
-            same.append(f"over {cost.label.removesuffix(' so far')} the picture is nearly that over {alike[0]}")
+            same.setdefault(alike[0], []).append(cost.label.removesuffix(" so far"))
             continue
         panels.append(_over_cost(spenders, curves, metric, cost, most))
         kept.append((cost.label.removesuffix(" so far"), partial(_spent, cost.key)))
-    return panels, same
+    return panels, [f"over {_and(costs)} the picture is nearly that over {axis}" for axis, costs in same.items()]
+
+
+def _and(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
 def _spent(key: str, curve: Curve) -> Sequence[float]:
@@ -190,9 +201,10 @@ def _proportional(curves: Sequence[Curve], key: str, axis: Callable[[Curve], Seq
     return max(ratios) < SAME_SHARE * min(ratios)
 
 
-def _over_cost(spenders: Sequence[Curve], curves: Sequence[Curve], metric: str, cost: CostAxis, most: int) -> Panel:
+def _over_cost(spenders: Sequence[Curve], curves: Sequence[Curve], metric: str, cost: Cost, most: int) -> Panel:
     """The metric over a cost. If totals differ widely, the axis is logarithmic, without zero."""
-    spent = [curve.costs[cost.key][-1] for curve in spenders]
+    done = [curve for curve in spenders if curve.state == states.FINISHED]
+    spent = [curve.costs[cost.key][-1] for curve in done or spenders]
     wide = max(spent) > LOG_RATIO * min(spent)
 
     def axis(curve: Curve) -> list[float]:
@@ -220,14 +232,16 @@ def _panel(
         kept = [each for each in _thinned(len(x), most) if math.isfinite(x[each])]
         means = [factor * curve.means[each] for each in kept]
         band = [factor * curve.stds[each] for each in kept] if any(curve.stds) else []
-        low = [m - s for m, s in zip(means, band, strict=True)] if band else []
-        high = [m + s for m, s in zip(means, band, strict=True)] if band else []
-        lines.append(Series(i, [x[each] for each in kept], means, low, high, curve.unfinished))
+        floor = 0.0 if min(means) >= 0 else -math.inf  # a band of seconds or of shares has no values that these cannot
+        ceiling = 100.0 if factor == 100 else math.inf
+        low = [max(floor, m - s) for m, s in zip(means, band, strict=True)] if band else []
+        high = [min(ceiling, m + s) for m, s in zip(means, band, strict=True)] if band else []
+        lines.append(Series(i, [x[each] for each in kept], means, low, high, curve.state != states.FINISHED))
     places = span(x for each in lines for x in each.x) or (0.0, 1.0)
     ends = places if log or places[0] < places[1] else (places[0] - 0.5, places[1] + 0.5)
     if log and ends[0] == ends[1]:
         ends = (ends[0] / 2, ends[1] * 2)
-    label = ", ".join(filter(None, [metric, unit(metric)]))
+    label = ", ".join(filter(None, [metric if title != metric else "", unit(metric)]))
     y_range = _y_range(lines, metric)
     return Panel(title, x_label, label, lines, ends, y_range, log, whole, _finding(curves, metric))
 

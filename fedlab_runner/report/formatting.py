@@ -13,6 +13,11 @@ from fedlab_runner.sweep import states
 
 NONE, MINUS, PLUS_MINUS = "\N{EN DASH}", "\N{MINUS SIGN}", "\N{PLUS-MINUS SIGN}"
 MAX_DECIMALS = 4  # of a shown number
+PREFIXES = {  # units of costs: each is a thousand times the one before
+    "MB": ("kB", "MB", "GB", "TB", "PB"),
+    "GFLOPs": ("kFLOPs", "MFLOPs", "GFLOPs", "TFLOPs", "PFLOPs", "EFLOPs"),
+}
+FEW, MANY = 0.1, 1e4  # between these the largest value of a column is easy to read
 TWO_DIGITS_TO = 35.5  # leading digits of a deviation up to which it has two digits (the rule of particle physics)
 
 
@@ -80,6 +85,18 @@ def amount(number: float) -> str:
     if number == 0 or 0.01 <= abs(number) < 1e6:
         return f"{number:,.0f}" if abs(number) >= 1000 or number == int(number) else f"{number:.4g}"
     return f"{number:.3g}"
+
+
+def readable(unit: str, values: Iterable[float]) -> tuple[str, float]:
+    """The unit in which the largest of some values of a cost is read well, and the factor to it."""
+    units, factor = PREFIXES.get(unit, (unit,)), 1.0
+    place = units.index(unit)
+    largest = max((abs(each) for each in values if math.isfinite(each)), default=0.0)
+    while largest * factor >= MANY and place + 1 < len(units):
+        place, factor = place + 1, factor / 1000
+    while 0 < largest * factor < FEW and place > 0:
+        place, factor = place - 1, factor * 1000
+    return units[place], factor
 
 
 def probability(p: float) -> str:

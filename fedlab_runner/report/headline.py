@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from textwrap import shorten
 
+from fedlab_runner.core.metric_names import is_share
 from fedlab_runner.report import summaries
 from fedlab_runner.report.content import ReportTable, Section, cell
 from fedlab_runner.report.formatting import times, value, with_unit
@@ -15,6 +16,7 @@ from fedlab_runner.sweep import states
 
 MAX_BLOCKS = 6  # blocks of conditions that the headline names
 TITLE_KEYS = 3  # of a block's title
+MAX_TITLE_CHARACTERS = 60  # of a block's names
 MAX_ERROR_CHARACTERS = 300  # of a shown error
 
 
@@ -30,12 +32,16 @@ def best_of(title: str, groups: Sequence[SeedGroup]) -> str:
         top = tops[0]
         values, digits = finished([top]), decimals_of(groups)
         low, high = confidence(values)
+        if is_share(metric):
+            low, high = max(low, 0.0), min(high, 1.0)
         sure = (
             "" if math.isnan(low) else f", 95 % interval {value(low, metric, digits)} to {value(high, metric, digits)}"
         )
         rivals = len([each for each in groups if finished([each])])
-        said = f"best is {top.name} with {with_unit(mean(values), metric, digits)}"
-        return f"{where}{said} (mean of {times(len(values), 'seed')}{sure}; {times(rivals, 'method')} compared)."
+        number, seeds = with_unit(mean(values), metric, digits), f"mean of {times(len(values), 'seed')}{sure}"
+        if rivals == 1:
+            return f"{where}{top.name} has {number} ({seeds if len(values) > 1 else '1 seed'})."
+        return f"{where}best is {top.name} with {number} ({seeds}; {times(rivals, 'method')} compared)."
     scores, _ = summaries.scores_of(groups)
     counts = {name: sum(each.name == name for each in tops) for name in dict.fromkeys(each.name for each in tops)}
     most = max(counts, key=lambda name: counts[name])
@@ -56,9 +62,16 @@ def short_title(title: str) -> str:
     return " ".join(words[:TITLE_KEYS]) + (" …" if len(words) > TITLE_KEYS else "")
 
 
+def block_title(title: str, groups: Sequence[SeedGroup]) -> str:
+    """The heading of a block: its keys, or the names of its methods where no key tells it from the other blocks."""
+    names = ", ".join(dict.fromkeys(each.name for each in groups))
+    return short_title(title) or shorten(names, MAX_TITLE_CHARACTERS, placeholder=" …")
+
+
 def headline(blocks: Sequence[tuple[str, Sequence[SeedGroup]]], runs: Sequence[Run], unbegun: int) -> list[str]:
     """The sentences under the title."""
-    said = [best_of(short_title(title), groups) for title, groups in blocks[:MAX_BLOCKS]]
+    shown = [(block_title(title, groups) if len(blocks) > 1 else "", groups) for title, groups in blocks[:MAX_BLOCKS]]
+    said = [best_of(title, groups) for title, groups in shown]
     if len(blocks) == 1:
         said = [each[0].upper() + each[1:] for each in said]
     if len(blocks) > MAX_BLOCKS:

@@ -137,7 +137,8 @@ def staleness(groups: Sequence[SeedGroup], lines: Mapping[str, Line]) -> list[Ch
             means.append((sum(age * count for age, count in counts.items()) / total, group.name))
         if not series:
             continue
-        said = f"The mean staleness is from {amount(min(means)[0])} to {amount(max(means)[0])} rounds."
+        ends_of_means = dict.fromkeys(f"{mean:.2f}" for mean in (min(means)[0], max(means)[0]))
+        said = f"The mean staleness is {' to '.join(ends_of_means)} rounds."
         ends = (0.0, max(1.0, max(each.x[-1] for each in series)))
         label = "rounds from start to arrival"
         panel = Panel("At most so late", label, "updates, %", series, ends, (0, 100), x_whole=True, finding=said)

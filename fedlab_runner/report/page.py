@@ -93,7 +93,10 @@ def _parted(name: str) -> list[str]:
     """A method's name, and the keys that distinguish it from other methods of that name."""
     words = name.split(" ")
     first = next((i for i, word in enumerate(words) if "=" in word), len(words))
-    return [name] if first in (0, len(words)) else [" ".join(words[:first]), " ".join(words[first:])]
+    keys = words[first:]
+    if not first or not all("=" in word for word in keys):  # no method's name: a condition, or a sentence
+        return [name]
+    return [" ".join(words[:first]), " ".join(keys)] if keys else [name]
 
 
 def _deviated(value: str) -> tuple[str, str]:

@@ -64,7 +64,7 @@ def _verdict(each: Compared, metric: str, digits: int | None) -> list[Cell]:
     else:
         said = "significant" if each.significant else "may be chance"
     ends = [difference(end, metric, digits) for end in (found.low, found.high)]
-    interval = NONE if math.isnan(found.low) else " … ".join(ends)
+    interval = NONE if math.isnan(found.low) else " to ".join(ends)
     return [
         cell(str(found.seeds), sort=found.seeds),
         cell(difference(found.mean, metric, digits), sort=found.mean),

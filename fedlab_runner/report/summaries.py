@@ -48,7 +48,7 @@ def section(groups: Sequence[SeedGroup], lines: Mapping[str, Line], level: int) 
     rows = []
     for name, samples in scores.items():
         low, high = interval(samples)
-        ends = NONE if math.isnan(low) else f"{value(low, metric)} \N{EN DASH} {value(high, metric)}"
+        ends = NONE if math.isnan(low) else f"{value(low, metric)} to {value(high, metric)}"
         means = [float(each.mean()) for each in samples]
         first = sum(rank == 1 for rank in ranks[name])
         rows.append(

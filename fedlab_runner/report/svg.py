@@ -17,6 +17,7 @@ from fedlab_runner.utils.escaping import short, visible
 WIDTH, HEIGHT = 440, 286  # of a panel
 LEFT, TOP, RIGHT, BOTTOM = 48, 42, 12, 40  # margins around its axes
 ACROSS, DOWN = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM  # its axes
+EDGE = 5  # pixels beyond the axes, for the markers at their ends
 TEXT = 12.5  # size of text in pixels
 MAX_MARKERS = 6  # on a line
 MAX_LABEL_CHARACTERS = 52  # of a name in a legend
@@ -61,7 +62,14 @@ def panel(panel: Panel, legend: Sequence[Entry]) -> Element:
     plot = SubElement(
         root,
         "svg",
-        {"class": "plot", "x": str(LEFT), "y": str(TOP), "width": str(ACROSS), "height": str(DOWN)},
+        {
+            "class": "plot",
+            "x": str(LEFT - EDGE),
+            "y": str(TOP - EDGE),
+            "width": str(ACROSS + 2 * EDGE),
+            "height": str(DOWN + 2 * EDGE),
+            "viewBox": f"{-EDGE} {-EDGE} {ACROSS + 2 * EDGE} {DOWN + 2 * EDGE}",
+        },
     )
     SubElement(plot, "rect", {"width": str(ACROSS), "height": str(DOWN), "fill": "none", "pointer-events": "all"})
     if panel.diagonal:
@@ -81,7 +89,7 @@ def dots(picture: Dots) -> Element:
     width = left + DOT * len(picture.clients) + 8
     height = 40 + DOT * len(picture.classes) + 8
     root = _root(max(width, 120), height, picture.finding)
-    root.set("class", "dots")
+    root.attrib |= {"class": "dots", "width": f"{max(width, 120):g}", "height": f"{height:g}"}
     largest = max((count for row in picture.counts for count in row), default=0) or 1
     for j, name in enumerate(picture.classes):
         _text(root, left - 6, 40 + DOT * j + 12, short(visible(name), 20), "end", size=11)
@@ -155,7 +163,7 @@ def _axes(parent: Element, panel: Panel) -> None:
     for tick, label in zip(found, tick_labels(found), strict=True):
         y = TOP + _y(panel, tick)
         _line(parent, LEFT, y, LEFT + ACROSS, y)
-        _text(parent, LEFT - 6, y + 4, label, "end", size=11)
+        _text(parent, LEFT - 8, y + 4, label, "end", size=11)
 
 
 def _series(plot: Element, panel: Panel, series: Series, line: Line, band: bool) -> None:

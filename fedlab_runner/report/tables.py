@@ -13,6 +13,7 @@ from fedlab_runner.report.formatting import (
     amount,
     counted,
     decimals,
+    readable,
     remarks,
     scale,
     spread,
@@ -175,8 +176,9 @@ def _reached_by(group: SeedGroup, rounds: Sequence[int | None]) -> tuple[list[fl
 
 
 def costs(groups: Sequence[SeedGroup]) -> ReportTable:
-    """The costs of the recorded rounds: means and standard deviations over seeds."""
-    runs = [run for group in groups for run in group.runs]
+    """The costs: means and standard deviations over the finished seeds, or over the others while none is finished."""
+    counting = [[run for run in group.runs if run.finished] or group.runs for group in groups]
+    runs = [run for members in counting for run in members]
     sums = [each for each in SUMS if any(each[0] in row for run in runs for row in run.rows)]
     columns: list[tuple[str, str, Callable[[Run], float]]] = [
         *((name, measure, partial(_total, key)) for key, name, measure in sums),
@@ -184,10 +186,15 @@ def costs(groups: Sequence[SeedGroup]) -> ReportTable:
         ("a round", "s", _seconds),
     ]
     known = [(name, measure, of) for name, measure, of in columns if any(not math.isnan(of(run)) for run in runs)]
-    rounds = [[float(run.done) for run in group.runs if run.rows] for group in groups]
+    rounds = [[float(run.done) for run in members if run.rows] for members in counting]
     values = [
-        [[number for run in group.runs if not math.isnan(number := of(run))] for group in groups] for *_, of in known
+        [[number for run in members if not math.isnan(number := of(run))] for members in counting] for *_, of in known
     ]
+    measures = []
+    for i, (_, measure, _) in enumerate(known):
+        measure, factor = readable(measure, map(mean, values[i]))
+        measures.append(measure)
+        values[i] = [[factor * each for each in column] for column in values[i]]
     digits = [decimals(map(std, column), "") for column in (rounds, *values)]
     rows = []
     for i, group in enumerate(groups):
@@ -200,7 +207,7 @@ def costs(groups: Sequence[SeedGroup]) -> ReportTable:
         ]
         rows.append(row)
     header = ["method", "rounds", *(name for name, _, _ in known)]
-    return ReportTable(header, rows, title=groups[0].condition, units=["", "", *(measure for _, measure, _ in known)])
+    return ReportTable(header, rows, title=groups[0].condition, units=["", "", *measures])
 
 
 def matrix(groups: Sequence[SeedGroup]) -> ReportTable | None:

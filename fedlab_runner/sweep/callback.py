@@ -38,6 +38,20 @@ from fedlab_runner.utils.system import SHARED_BY, jobs_at_once
 _log = logging.getLogger(__name__)
 
 
+class QuietReturn(JobReturn):
+    """The result of a job whose failure was told when it failed: Hydra's would print the job's overrides once more."""
+
+    @property
+    def return_value(self) -> Any:
+        if isinstance(self._return_value, BaseException):
+            raise self._return_value
+        return self._return_value
+
+    @return_value.setter
+    def return_value(self, value: Any) -> None:
+        self._return_value = value
+
+
 class SweepCallback(Callback):
     """Makes the folder of a sweep in the process that starts it, and drops the configs that Hydra would keep."""
 
@@ -61,6 +75,7 @@ class SweepCallback(Callback):
         # Launchers keep all jobs until the end, and a job's two configs take 0.2 MB. Sweepers need only the value.
         if config.hydra.mode == RunMode.MULTIRUN:
             job_return.cfg = job_return.hydra_cfg = None
+            job_return.__class__ = QuietReturn
 
 
 def _grid(config: DictConfig) -> list[list[str]]:
@@ -93,7 +108,8 @@ class JobRecord:
         self._overrides, self._seed = list(hydra.overrides.task), seed if isinstance(seed, int) else None
         self._output, self._number = Path(hydra.runtime.output_dir), int(hydra.job.num) + 1
         self._folder = os.path.relpath(hydra.runtime.output_dir, hydra.runtime.cwd)
-        self._reused = bool(self._summary())  # whether the run was finished before the job
+        rounds = self._summary().get("rounds")
+        self._reused = isinstance(rounds, int) and rounds >= self._rounds  # whether the run was finished before the job
         self._began = time.monotonic()
 
     def begin(self) -> None:
@@ -111,7 +127,12 @@ class JobRecord:
             return
         before = read_job(self._path(sweep)).get("seconds")
         seconds = before if self._reused else time.monotonic() - self._began
-        job = self._job(status, objective=objective, error=error, summary=self._summary(), seconds=seconds)
+        summary = self._summary()
+        if (
+            summary.get("rounds") != self._rounds
+        ):  # of a longer run, which has the objective of this job among its rounds
+            summary = {"metric": summary["metric"]} if "metric" in summary else {}
+        job = self._job(status, objective=objective, error=error, summary=summary, seconds=seconds)
         self._write(sweep, job)
         if (self._output / "config.yaml").is_file():  # the run has begun
             note_sweep(self._output)
@@ -120,9 +141,8 @@ class JobRecord:
             _log.log(level, "%s", progress.ended(sweep, self._number, job, self._reused), extra=IN_SWEEP)
 
     def _summary(self) -> dict[str, Any]:
-        """The summary in the run's folder; empty if it has another number of rounds."""
-        summary = read_json(self._output / "summary.json")
-        return summary if summary.get("rounds") == self._rounds else {}
+        """The summary in the run's folder, which may be of a call with other rounds; empty without one."""
+        return read_json(self._output / "summary.json")
 
     def _job(self, status: str, objective: float | None = None, **more: Any) -> Job:
         return Job(self._overrides, self._seed, status, objective, self._folder, **more)

@@ -7,11 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fedlab_runner.core.metric_names import is_share, shown
 from fedlab_runner.sweep import states
 from fedlab_runner.sweep.records import Row, read
 from fedlab_runner.utils import escaping
 from fedlab_runner.utils.escaping import visible
 from fedlab_runner.utils.files import write_text_atomically
+
+
+SETTING_SHARE = 0.4  # of the width of a terminal: the widest column of settings
 
 
 def refresh(folder: Path) -> list[Row]:
@@ -31,12 +35,17 @@ def refresh(folder: Path) -> list[Row]:
 def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     """The header and rows of the table, without the overrides that all settings share."""
     shared = set.intersection(*(set(row.setting) for row in rows)) if len(rows) > 1 else set()
+    metrics = {job.summary.get("metric") for row in rows for job in row.of(states.FINISHED)}
+    metric = str(metrics.pop() or "") if len(metrics) == 1 else ""  # a search over metrics has numbers without units
     body = []
     for row in rows:
         name = " ".join(each for each in row.setting if each not in shared) or "(defaults)"
         values = row.values()
-        body.append([name, str(len(values)), _mean(values), _std(values), row.remarks])
-    return ["setting", "seeds", "mean", "std", "not counted"], body
+        numbers = [_mean(values), _std(values)]
+        if is_share(metric):
+            numbers = [shown(float(each), metric) if each else "" for each in (_mean(values, 10), _std(values, 10))]
+        body.append([name, str(len(values)), *numbers, row.remarks])
+    return ["setting", "seeds", f"mean {metric}".rstrip(), "std", "not counted"], body
 
 
 def markdown(rows: Sequence[Row]) -> str:
@@ -62,7 +71,7 @@ def csv_text(rows: Sequence[Row]) -> str:
 def show(folder: Path) -> None:
     """Prints the table, draws the pictures and prints their paths."""
     import rich
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
     from fedlab_runner.sweep.plots import plot_sweep
@@ -71,9 +80,12 @@ def show(folder: Path) -> None:
     if all(job.status == states.NOT_BEGUN for row in rows for job in row.jobs):  # refused before its first job
         return
     header, body = cells(rows)
-    table = Table(*header)
-    for line in body:
-        table.add_row(*(Text(visible(cell)) for cell in line))
+    narrow = max(len(line[0]) for line in body) > SETTING_SHARE * rich.get_console().width  # then an override a line
+    numbers = [Column(each.replace(" ", "\n"), justify="right", no_wrap=True) for each in header[1:4]]
+    table = Table(Column(header[0], no_wrap=True, overflow="fold"), *numbers, Column(header[4], overflow="fold"))
+    for name, *others in body:
+        name = visible(name)
+        table.add_row(Text(name.replace(" ", "\n") if narrow else name), *(Text(visible(cell)) for cell in others))
     rich.print(table)
     for path in (folder / "table.md", *plot_sweep(folder)):
         print(visible(os.path.relpath(path)))

@@ -40,9 +40,8 @@ def ending(summary: Mapping[str, Any], folder: Path, seconds: float | None) -> l
     more = len(summary.get("final", {})) - len(keys)
     where = visible(str(folder))
     lines.append(f"  {more} more are in {where}/summary.json" if more else f"  they are in {where}/summary.json")
-    drawn = f"curves: {where}/{CURVES}; " if (folder / CURVES).exists() else ""
-    lines.append(f"{drawn}a page of the results: fedlab-report {where}")
-    return lines
+    drawn = [f"curves: {where}/{CURVES}"] if (folder / CURVES).exists() else []
+    return [*lines, *drawn, f"a page of the results: fedlab-report {where}"]
 
 
 def _rank(key: str) -> tuple[int, str]:

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import get_console
+from rich.console import RenderableType
+from rich.constrain import Constrain
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.table import Column
 from rich.text import Text
@@ -33,6 +35,7 @@ SHOWN_METRICS = (
     ("train/loss", "loss", "{:.3f}"),
 )
 LOG_SECONDS, SWEEP_LOG_SECONDS = 5.0, 60.0  # the shortest time between two log lines; in a sweep
+ECHO = 3  # columns for ^C and the cursor behind it
 RATE_ROUNDS = 20  # last rounds over which the speed of a run is measured
 
 
@@ -63,12 +66,12 @@ class Console:
         if round > 0:
             _log.info("%s continues after round %d of %d", self._run_id, round, self._rounds)
         if self._live:
-            self._bar = Progress(
+            self._bar = _Bar(
                 TextColumn(
                     f"{self._job}[bold]{' ' * bool(self._job)}round[/] {{task.completed:.0f}}/{{task.total:.0f}}"
                 ),
                 BarColumn(bar_width=None, table_column=Column(ratio=1)),  # fills the rest of the line
-                _Latest(self._latest),
+                _Latest(self._latest, len(self._job)),
                 _Pace(self._speed),
                 console=self._console,
                 transient=True,  # only the last line stays on the screen
@@ -153,16 +156,24 @@ class _Speed:
         return [_rate(speed), *([f"{duration(left / speed)} left"] if left else [])]
 
 
-class _Latest(ProgressColumn):
-    """The newest values of the shown metrics, as many as fit beside the bar."""
+class _Bar(Progress):
+    """A bar that ends before the edge of the terminal: an echoed ^C stays on its line, which is then removed whole."""
 
-    def __init__(self, latest: Row) -> None:
+    def get_renderable(self) -> RenderableType:
+        return Constrain(super().get_renderable(), max(1, get_console().width - ECHO))
+
+
+class _Latest(ProgressColumn):
+    """The newest values of the shown metrics, as many as leave room for the bar and for `more` characters."""
+
+    def __init__(self, latest: Row, more: int = 0) -> None:
         super().__init__()
         self._values = latest
+        self._more = more
 
     def render(self, task: Task) -> Text:
         parts = _parts(self._values)
-        room = get_console().width - 42
+        room = get_console().width - ECHO - 46 - self._more
         while len(parts) > 1 and len("  ".join(parts)) > room:
             parts.pop()
         return Text("  ".join(parts), style="cyan", no_wrap=True)

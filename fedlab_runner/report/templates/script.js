@@ -41,8 +41,9 @@ for (const figure of all(document, "figure.chart")) {
 function enliven(panel, names) {
   const plot = panel.querySelector("svg.plot"), axes = panel.querySelector("g.axes");
   const reset = panel.parentNode.querySelector(".reset"), ticked = Array.from(axes.childNodes);
-  const wide = +plot.getAttribute("width"), tall = +plot.getAttribute("height");
-  const left = +plot.getAttribute("x"), top = +plot.getAttribute("y");
+  const room = plot.viewBox.baseVal, edge = -room.x; // markers at the ends reach beyond the axes
+  const wide = room.width - 2 * edge, tall = room.height - 2 * edge;
+  const left = +plot.getAttribute("x") + edge, top = +plot.getAttribute("y") + edge;
   const data = panel.dataset, log = data.log === "1";
   const scale = (each) => (log ? Math.log10(each) : each), back = (each) => (log ? 10 ** each : each);
   const whole = { x0: scale(+data.loX), x1: scale(+data.hiX), y0: +data.loY, y1: +data.hiY };
@@ -78,7 +79,7 @@ function enliven(panel, names) {
     for (const tick of ticks(yOf(box.y + box.h), yOf(box.y), false)) {
       const y = top + moved([0, tall * (whole.y1 - tick) / (whole.y1 - whole.y0)])[1];
       line(left, y, left + wide, y);
-      word(left - 6, y + 4, "end", tick);
+      word(left - 8, y + 4, "end", tick);
     }
   }
 
@@ -136,9 +137,9 @@ function enliven(panel, names) {
       return row;
     }));
     tip.style.display = "block";
-    const room = tip.getBoundingClientRect();
-    tip.style.left = Math.max(4, Math.min(event.clientX + 14, innerWidth - room.width - 8)) + "px";
-    tip.style.top = Math.max(4, Math.min(event.clientY + 14, innerHeight - room.height - 8)) + "px";
+    const size = tip.getBoundingClientRect();
+    tip.style.left = Math.max(4, Math.min(event.clientX + 14, innerWidth - size.width - 8)) + "px";
+    tip.style.top = Math.max(4, Math.min(event.clientY + 14, innerHeight - size.height - 8)) + "px";
   });
 }
 
