@@ -223,7 +223,7 @@ def _partitions(groups: Sequence[SeedGroup]) -> Section | None:
     notes = ["The area of a dot is a number of examples: clients across, classes down."]
     if left_out:
         notes.append(f"{left_out} more are not shown: each run has its partition in partition.csv.")
-        return Section("Examples of each client", notes, charts=drawn) if drawn else None
+    return Section("Examples of each client", notes, charts=drawn) if drawn else None
 
 
 def _runs(groups: Sequence[SeedGroup]) -> Section:

@@ -201,7 +201,7 @@ def _proportional(curves: Sequence[Curve], key: str, axis: Callable[[Curve], Seq
     return max(ratios) < SAME_SHARE * min(ratios)
 
 
-def _over_cost(spenders: Sequence[Curve], curves: Sequence[Curve], metric: str, cost: Cost, most: int) -> Panel:
+def _over_cost(spenders: Sequence[Curve], curves: Sequence[Curve], metric: str, cost: CostAxis, most: int) -> Panel:
     """The metric over a cost. If totals differ widely, the axis is logarithmic, without zero."""
     done = [curve for curve in spenders if curve.state == states.FINISHED]
     spent = [curve.costs[cost.key][-1] for curve in done or spenders]
