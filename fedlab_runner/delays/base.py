@@ -5,6 +5,7 @@ Each choice is a frozen dataclass in a file of this folder, with conf/delay/<fil
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -17,13 +18,19 @@ MAX_ROUNDS = 2**40  # the longest delay: beyond the end of any run, and small en
 class Delay(ABC):
     """How many rounds after its dispatch a client's update arrives; 0 is the round of the dispatch itself.
 
-    `draw` says when a delay is drawn: once per `client`, which keeps its delay, or anew at every `dispatch`.
+    `draw` says when a delay is drawn: once per `client`, which keeps its delay, or anew at every `dispatch`. It must be
+    client where a client's delay never changes (`varies` false).
     """
 
+    varies: ClassVar[bool] = True
     draw: str
 
     def __post_init__(self) -> None:
         one_of(("client", "dispatch"), draw=self.draw)
+        if not self.varies and self.draw != "client":
+            raise ValueError(
+                f"draw does nothing where a client's delay never changes: it must be client, got {self.draw}"
+            )
 
     @abstractmethod
     def sample(self, rng: np.random.Generator, clients: np.ndarray) -> np.ndarray:
