@@ -23,12 +23,13 @@ from fedlab_runner.core.model_family import Batch
 from fedlab_runner.core.own_models import NamedModels, OwnModels, first_models, updated
 from fedlab_runner.core.round_cost import epoch_operations
 from fedlab_runner.utils.errors import UserError
-from fedlab_runner.utils.validate import at_least, one_of, within
+from fedlab_runner.utils.validate import at_least, one_of, unused, within
 
 # Values of the fields of the same names.
 SCHEDULES = ("half", "full", "fixed", "anneal")
 SCHEDULED = ("opposite", "supervision", "distillation", "both")
 ADAPTIVE = ("none", "wsl")
+PERIOD = GROWTH = 10  # rounds, of half and full cycles where the fields are null
 
 
 class DFMLState(NamedTuple):
@@ -49,8 +50,9 @@ class DFML(DecentralizedAlgorithm[DFMLState]):
 
     alpha goes from `alpha_min` to `alpha_max` in periods of `period` rounds, each `growth` rounds longer than the last.
     `schedule` is half a cosine cycle, a full one, fixed (always alpha_max) or anneal (from alpha_max to alpha_min in
-    `anneal_rounds`: ANL, Clark et al., ACL 2019). `scheduled` (Figure 27) says which terms alpha weighs: both in
-    opposite directions, the label term (supervision) alone, the KL term (distillation) alone, or both alike.
+    `anneal_rounds`: ANL, Clark et al., ACL 2019). Null `alpha_min`, `period` and `growth` stand for 0, 10 and 10; a key
+    that the schedule does not use is null. `scheduled` (Figure 27) says which terms alpha weighs: both in opposite
+    directions, the label term (supervision) alone, the KL term (distillation) alone, or both alike.
 
     Mutual learning takes `epochs` K. `adaptive` wsl weighs samples (Zhou et al., ICLR 2021). With `weighted` a teacher
     counts by its size. With `mutual` false only the aggregator's model learns (vanilla distillation). Participants
@@ -59,12 +61,12 @@ class DFML(DecentralizedAlgorithm[DFMLState]):
     """
 
     epochs: int
-    alpha_min: float
+    alpha_min: float | None
     alpha_max: float
     schedule: str
     scheduled: str
-    period: int
-    growth: int
+    period: int | None
+    growth: int | None
     anneal_rounds: int | None
     peak_updates: int | None
     adaptive: str
@@ -78,7 +80,7 @@ class DFML(DecentralizedAlgorithm[DFMLState]):
     def __post_init__(self) -> None:
         super().__post_init__()
         within("[0, 1]", alpha_min=self.alpha_min, alpha_max=self.alpha_max)
-        if self.alpha_min > self.alpha_max:
+        if (self.alpha_min or 0.0) > self.alpha_max:
             raise ValueError(f"alpha_min must be <= alpha_max ({self.alpha_max}), got {self.alpha_min}")
         one_of(SCHEDULES, schedule=self.schedule)
         one_of(SCHEDULED, scheduled=self.scheduled)
@@ -87,6 +89,9 @@ class DFML(DecentralizedAlgorithm[DFMLState]):
         at_least(1, period=self.period, peak_updates=self.peak_updates, anneal_rounds=self.anneal_rounds)
         if (self.schedule == "anneal") != (self.anneal_rounds is not None):
             raise ValueError(f"anneal_rounds must be set with schedule anneal, else null, got {self.anneal_rounds}")
+        cycles = {"period": self.period, "growth": self.growth, "peak_updates": self.peak_updates}
+        idle = {"anneal": cycles, "fixed": {"alpha_min": self.alpha_min} | cycles}.get(self.schedule, {})
+        unused(f"schedule={self.schedule}", **idle)
 
     def check(self, fed: Federation) -> None:
         super().check(fed)
@@ -110,12 +115,12 @@ class DFML(DecentralizedAlgorithm[DFMLState]):
         models = first_models(fed)
         alphas = torch.zeros(fed.num_clients, dtype=torch.float64, device=fed.family.device)
         aggregator = first_aggregator(fed) if self.fixed_aggregator is None else self.fixed_aggregator
-        return DFMLState(models, models, alphas, aggregator, start=0, period=self.period)
+        return DFMLState(models, models, alphas, aggregator, start=0, period=self.period or PERIOD)
 
     def round(self, state: DFMLState, fed: Federation) -> DFMLState:
         start, period = state.start, state.period
         if fed.round - start == period:
-            start, period = fed.round, period + self.growth
+            start, period = fed.round, period + (GROWTH if self.growth is None else self.growth)
         alpha = self.alpha(fed.round, start, period)
         meeting = pick_participants(fed, state.aggregator)
         trained = train(fed, state.models, meeting.participants)
@@ -175,7 +180,8 @@ class DFML(DecentralizedAlgorithm[DFMLState]):
         """alpha in a round of a period of `period` rounds that began with round `start` (Eq 4)."""
         if self.schedule == "fixed":
             return self.alpha_max
-        span = self.alpha_max - self.alpha_min
+        lowest = self.alpha_min or 0.0
+        span = self.alpha_max - lowest
         if self.anneal_rounds is not None:
             return self.alpha_max - span * min(1.0, round / self.anneal_rounds)
         # As printed, Eq 4 falls from alpha_max; in the text and in Figures 7 and 11 alpha rises from alpha_min.
@@ -184,7 +190,7 @@ class DFML(DecentralizedAlgorithm[DFMLState]):
             angle = math.pi * position / (period - 1) if period > 1 else math.pi
         else:
             angle = 2 * math.pi * position / period
-        return self.alpha_min + span / 2 * (1 - math.cos(angle))
+        return lowest + span / 2 * (1 - math.cos(angle))
 
     def scales(self, alpha: float) -> tuple[float, float]:
         """gamma and alpha of Eq 10: the factors of the label term and the KL term."""

@@ -29,7 +29,7 @@ from fedlab_runner.core.optimizer import zero_slots
 from fedlab_runner.core.updates import Updates
 from fedlab_runner.executors.team import Team, team
 from fedlab_runner.utils.errors import UserError
-from fedlab_runner.utils.validate import at_least, one_of
+from fedlab_runner.utils.validate import at_least, one_of, unused
 
 FALLBACKS = ("fedbuff", "all", "zero")  # values of the field `fallback`
 ANCHOR_PLACES = ("device", "host")  # values of the field `store_on`
@@ -89,9 +89,9 @@ class Feddle(ServerAlgorithm[FeddleState, FeddleUpload]):
     or the host (`store_on`) and reads them in chunks of `chunk_size`.
 
     The search starts from the `fallback`; `lam` (null: 0 in-domain, 0.01 out-of-domain) pulls it there. The fallback is
-    FedBuff's step with learning rate `eta_fb` over the new arrivals (fedbuff) or the whole atlas (all), or no step
-    (zero). Adam searches with `lr`, `epochs`, `batch_size` and `max_steps`. With out-of-domain data it first trains a
-    classifier of that data, in the same way.
+    FedBuff's step with learning rate `eta_fb` (null: 1) over the new arrivals (fedbuff) or the whole atlas (all), or no
+    step (zero). Adam searches with `lr`, `epochs`, `batch_size` and `max_steps`. With out-of-domain data it first
+    trains a classifier of that data, in the same way.
 
     With probe data the run reports the cosine between the coefficients' gradients on the probe data and on the server's
     data, at the start and at the end of the search (Eq 7).
@@ -101,7 +101,7 @@ class Feddle(ServerAlgorithm[FeddleState, FeddleUpload]):
     anchor_norm: bool
     importance_score: bool
     fallback: str
-    eta_fb: float
+    eta_fb: float | None
     lam: float | None
     lr: float
     epochs: int
@@ -116,6 +116,7 @@ class Feddle(ServerAlgorithm[FeddleState, FeddleUpload]):
         at_least(1, atlas_size=self.atlas_size, chunk_size=self.chunk_size)
         one_of(FALLBACKS, fallback=self.fallback)
         at_least(0, eta_fb=self.eta_fb, lam=self.lam)
+        unused("fallback=zero", eta_fb=self.eta_fb if self.fallback == "zero" else None)
         one_of(ANCHOR_PLACES, store_on=self.store_on)
         check_server_training(self.lr, self.epochs, self.batch_size, self.max_steps)
 
@@ -202,7 +203,7 @@ class Feddle(ServerAlgorithm[FeddleState, FeddleUpload]):
         if self.fallback == "zero" or not bool(new.any()):
             return torch.zeros_like(scales), 0.0
         chosen = new if self.fallback == "fedbuff" else torch.ones_like(new)
-        share = self.eta_fb / (int(chosen.sum()) + beyond)
+        share = (1.0 if self.eta_fb is None else self.eta_fb) / (int(chosen.sum()) + beyond)
         return share * chosen.to(scales.dtype) / scales, share
 
     def _search(self, fed: Federation, space: Space, fallback: Tensor, head: Tensor) -> Tensor:

@@ -19,9 +19,10 @@ from fedlab_runner.core.model_family import Batch, FunctionalModel
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.core.updates import Updates
 from fedlab_runner.utils.errors import UserError
-from fedlab_runner.utils.validate import at_least, one_of
+from fedlab_runner.utils.validate import at_least, one_of, unused
 
 FIRST_MODELS = ("same", "own")  # values of the field `first_models`
+SWEEPS = 5  # where the field is null
 
 
 class FedMAState(NamedTuple):
@@ -63,7 +64,7 @@ class FedMA(ServerAlgorithm[FedMAState, Models]):
     (discard). `weighting` (size, uniform) says how clients count.
     """
 
-    sweeps: int
+    sweeps: int | None
     layerwise: bool
     first_models: str
     matched: bool
@@ -77,6 +78,8 @@ class FedMA(ServerAlgorithm[FedMAState, Models]):
         one_of(FIRST_MODELS, first_models=self.first_models)
         if self.layerwise and not self.matched:
             raise ValueError("matched must be true with layerwise true, got false")
+        if not self.matched:
+            unused("matched=false", sweeps=self.sweeps)
         check_averaging(self.late_policy, self.weighting, server_lr=1.0, policies=MODEL_POLICIES)
         if self.layerwise and self.late_policy != "discard":
             raise ValueError(f"late_policy must be discard with layerwise true, got {self.late_policy}")
@@ -168,7 +171,7 @@ class FedMA(ServerAlgorithm[FedMAState, Models]):
                 [Neurons(rows[j], columns, 1.0) for j in order],
                 prior,
                 num_columns=len(columns),
-                sweeps=self.sweeps,
+                sweeps=SWEEPS if self.sweeps is None else self.sweeps,
                 rng=generator(fed.seed, Purpose.ALGORITHM, fed.round, layer),
                 limit=group.size,
             )

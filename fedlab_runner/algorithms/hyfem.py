@@ -21,11 +21,12 @@ from fedlab_runner.core.own_models import OwnModels, updated
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.core.updates import Updates
 from fedlab_runner.utils.errors import UserError
-from fedlab_runner.utils.validate import above, at_least, one_of
+from fedlab_runner.utils.validate import above, at_least, one_of, unused
 
 _log = logging.getLogger("fedlab_runner")
 # Values of the fields `cost` and `first_classifiers`.
 COSTS = ("pfnm", "l2")
+UNIT = 1.0  # sigma, sigma0 and gamma of PFNM, where the fields are null
 FIRST_CLASSIFIERS = ("same", "own")
 
 
@@ -46,9 +47,10 @@ class HyFEM(Algorithm[HyFEMState]):
 
     `mu1` and `mu2` pull extractors and classifier to the server's. The Hungarian method matches layer by layer, in up
     to `sweeps` sweeps over the clients. The `cost` of a match is pfnm (its gain with `sigma`, `sigma0`, and `gamma` for
-    new neurons) or l2 (half the squared distance to the mean of the other clients' neurons; half the squared length and
-    `nu` for a new neuron). The server compares neurons on the client's columns and the bias; in the last hidden layer
-    `include_outgoing` adds the logits' weights. The server's layers grow up to the model's `server_hidden`.
+    new neurons; null: 1) or l2 (half the squared distance to the mean of the other clients' neurons; half the squared
+    length and `nu`, null: 0, for a new neuron). The server compares neurons on the client's columns and the bias; in
+    the last hidden layer `include_outgoing` adds the logits' weights. The server's layers grow up to the model's
+    `server_hidden`.
 
     Clients start each round from the server's parts or, with `keep_own`, from their own models. With
     `first_classifiers` own, a client's own model begins with a classifier drawn by the client's key, so that the
@@ -67,10 +69,10 @@ class HyFEM(Algorithm[HyFEMState]):
     mu1: float
     mu2: float
     cost: str
-    sigma: float
-    sigma0: float
-    gamma: float
-    nu: float
+    sigma: float | None
+    sigma0: float | None
+    gamma: float | None
+    nu: float | None
     sweeps: int
     include_outgoing: bool
     keep_own: bool
@@ -83,6 +85,8 @@ class HyFEM(Algorithm[HyFEMState]):
         at_least(0, mu1=self.mu1, mu2=self.mu2, nu=self.nu, sweeps=self.sweeps)
         above(0, sigma=self.sigma, sigma0=self.sigma0, gamma=self.gamma)
         one_of(COSTS, cost=self.cost)
+        idle = {"nu": self.nu} if self.cost == "pfnm" else {k: getattr(self, k) for k in ("sigma", "sigma0", "gamma")}
+        unused(f"cost={self.cost}", **idle)
         one_of(FIRST_CLASSIFIERS, first_classifiers=self.first_classifiers)
         if self.first_classifiers == "own" and not self.keep_own:
             raise ValueError("keep_own must be true with first_classifiers own, got false")
@@ -253,8 +257,8 @@ class HyFEM(Algorithm[HyFEMState]):
 
     def _gain(self, num_columns: int, like: Tensor) -> Gain:
         if self.cost == "l2":
-            return SquaredDistance(self.nu)
-        return PFNM(self.sigma, self.sigma0, self.gamma, like.new_zeros(num_columns))
+            return SquaredDistance(self.nu or 0.0)
+        return PFNM(self.sigma or UNIT, self.sigma0 or UNIT, self.gamma or UNIT, like.new_zeros(num_columns))
 
     def _sizes(self, fed: Federation) -> np.ndarray:
         """The number of values that each client sends of its model [N]."""

@@ -15,9 +15,10 @@ from fedlab_runner.core.gradient_pass import gradient_pass
 from fedlab_runner.core.model_family import Batch, FunctionalModel
 from fedlab_runner.core.rng import Purpose
 from fedlab_runner.core.work import Work
-from fedlab_runner.utils.validate import finite_above, finite_at_least, one_of
+from fedlab_runner.utils.validate import finite_above, finite_at_least, one_of, unused
 
 VARIANTS = ("first_order", "hessian_free")  # values of the field `variant`
+DELTA = 1e-3  # of hessian_free, where the field is null
 
 
 @dataclass(frozen=True)
@@ -63,26 +64,30 @@ class PerFedAvg(AveragingServer):
 
     In a local step a client draws minibatches D, D' and D''. With `variant` first_order the local optimiser follows
     g' = grad f(w - inner_lr grad f(w, D), D'). hessian_free subtracts from g' inner_lr times the product of the Hessian
-    on D'' at w and g', which is [grad f(w + delta g', D'') - grad f(w - delta g', D'')] / (2 delta). Batch norm's
-    statistics are those of the pass for g'. A client's own model is the server's model after a step of `inner_lr` along
-    the gradient over all its training examples.
+    on D'' at w and g', which is [grad f(w + delta g', D'') - grad f(w - delta g', D'')] / (2 delta), with `delta`
+    (null: 1e-3). Batch norm's statistics are those of the pass for g'. A client's own model is the server's model after
+    a step of `inner_lr` along the gradient over all its training examples.
 
     The other fields are those of FedAvg.
     """
 
     inner_lr: float
     variant: str
-    delta: float
+    delta: float | None
 
     def __post_init__(self) -> None:
         finite_at_least(0, inner_lr=self.inner_lr)
         one_of(VARIANTS, variant=self.variant)
         finite_above(0, delta=self.delta)
+        if not self._with_hessian:
+            unused(f"variant={self.variant}", delta=self.delta)
         super().__post_init__()
 
     def client_update(self, state: Params, cohort: Cohort) -> Update:
         purposes = (Purpose.INNER_BATCHES, Purpose.HESSIAN_BATCHES)[: 1 + self._with_hessian]
-        y = cohort.train(state.params, loss=_AfterStep(self.inner_lr, self.delta), per_step=_Minibatches(purposes))
+        y = cohort.train(
+            state.params, loss=_AfterStep(self.inner_lr, self.delta or DELTA), per_step=_Minibatches(purposes)
+        )
         return make_update(cohort.family, state.params, y, self.late_policy)
 
     def client_models(self, state: Params, fed: Federation, ids: np.ndarray) -> Tensor:

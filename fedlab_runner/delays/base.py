@@ -5,6 +5,7 @@ Each choice is a frozen dataclass in a file of this folder, with conf/delay/<fil
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -18,12 +19,18 @@ class Delay(ABC):
     """The rounds from the dispatch to the arrival of a client's update; 0 is the round of the dispatch itself.
 
     With `draw` client each client draws a delay once and keeps it; with dispatch it draws a new one at every dispatch.
+    `draw` must be client where a client's delay never changes (`varies` false).
     """
 
+    varies: ClassVar[bool] = True
     draw: str
 
     def __post_init__(self) -> None:
         one_of(("client", "dispatch"), draw=self.draw)
+        if not self.varies and self.draw != "client":
+            raise ValueError(
+                f"draw does nothing where a client's delay never changes: it must be client, got {self.draw}"
+            )
 
     @abstractmethod
     def sample(self, rng: np.random.Generator, clients: np.ndarray) -> np.ndarray:

@@ -1,6 +1,7 @@
 """The same delay for every client."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from fedlab_runner.utils.validate import at_least
 class ConstantDelay(Delay):
     """Every update arrives `rounds` rounds after its dispatch."""
 
+    varies: ClassVar[bool] = False
     rounds: int
 
     def __post_init__(self) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -21,6 +22,7 @@ class DelayFromFile(Delay):
     commas or blanks. In a text, blank lines and everything after a # do not count.
     """
 
+    varies: ClassVar[bool] = False
     path: str
 
     @cached_property

@@ -50,9 +50,8 @@ WIDTHS: dict[str, Any] = {"builds": [sliceable(3), sliceable(5)]}
 FAR: dict[str, Any] = {"training": local(lr=1.5, epochs=6)}  # models whose neurons change places
 AVERAGING = {"late_policy": Change("model"), "weighting": Change("uniform")}
 SERVER_TRAINING = {"lr": Change(0.1), "epochs": Change(3), "batch_size": Change(9), "max_steps": Change(1)}
-OWN: dict[str, Any] = {"keep_own": True, "first_classifiers": "own", "gamma": 7.0}
-L2: dict[str, Any] = OWN | {"cost": "l2"}
-L2.pop("gamma")
+APART: dict[str, Any] = {"keep_own": True, "first_classifiers": "own"}
+OWN, L2 = APART | {"gamma": 7.0}, APART | {"cost": "l2"}
 CHOOSING: dict[str, Any] = {"memory": 3, "warmup": 0}
 TORN: dict[str, Any] = {
     "sizes": [6, 3, 9, 4, 12],
@@ -74,11 +73,11 @@ CHANGES: dict[str, dict[str, Change]] = {
         "epochs": Change(2),
         "alpha_min": Change(0.3),
         "alpha_max": Change(0.5),
-        "schedule": Change("fixed"),
+        "schedule": Change("fixed", {"period": None}),
         "scheduled": Change("both"),
         "period": Change(3),
         "growth": Change(0),
-        "anneal_rounds": Change(5, {"schedule": "anneal", "anneal_rounds": 2}),
+        "anneal_rounds": Change(5, {"schedule": "anneal", "anneal_rounds": 2, "period": None}),
         "peak_updates": Change(2, {"period": 2, "growth": 0}),
         "adaptive": Change("wsl"),
         "weighted": Change(False, fed=WIDTHS),
@@ -210,7 +209,7 @@ CHANGES: dict[str, dict[str, Change]] = {
     "hyfem": {
         "mu1": Change(1.0),
         "mu2": Change(5.0, fed=BLOCKS),
-        "cost": Change("l2", OWN, BLOCKS),
+        "cost": Change("l2", APART, BLOCKS),
         "sigma": Change(0.1, OWN, BLOCKS),
         "sigma0": Change(0.1, OWN, BLOCKS),
         "gamma": Change(50.0, OWN, BLOCKS),
@@ -301,6 +300,17 @@ def usual() -> Callable[[str, Change], Outcome]:
         ("fedbe", {"sampler": "gaussian", "alpha": 1.0}, "alpha"),
         ("fedbe", {"sampler": "dirichlet", "noise": 0.1}, "noise"),
         ("dfml", {"schedule": "half", "anneal_rounds": 5}, "anneal_rounds"),
+        ("dfml", {"schedule": "fixed", "alpha_min": 0.1}, "alpha_min"),
+        ("dfml", {"schedule": "fixed", "growth": 0}, "growth"),
+        ("dfml", {"schedule": "anneal", "anneal_rounds": 5, "period": 4}, "period"),
+        ("dfml", {"schedule": "fixed", "peak_updates": 2}, "peak_updates"),
+        ("feddle", {"fallback": "zero", "eta_fb": 0.5}, "eta_fb"),
+        ("fedma", {"matched": False, "sweeps": 3}, "sweeps"),
+        ("hyfem", {"cost": "pfnm", "nu": 0.0}, "nu"),
+        ("hyfem", {"cost": "l2", "sigma": 1.0}, "sigma"),
+        ("hyfem", {"cost": "l2", "sigma0": 1.0}, "sigma0"),
+        ("hyfem", {"cost": "l2", "gamma": 1.0}, "gamma"),
+        ("perfedavg", {"variant": "first_order", "delta": 1e-3}, "delta"),
     ],
 )
 def test_a_key_of_another_choice_is_refused(name: str, keys: dict[str, Any], idle: str) -> None:

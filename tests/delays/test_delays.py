@@ -23,6 +23,7 @@ RANDOM = [
     ExponentialDelay("client", 4.0),
     UniformDelay("client", 2, 9),
 ]
+NEVER_CHANGES = "draw does nothing where a client's delay never changes: it must be client, got dispatch"
 EVERY = [
     *RANDOM,
     NoDelay("client"),
@@ -90,6 +91,9 @@ def test_delays_beyond_any_run_can_still_be_added_to_a_round():
 @pytest.mark.parametrize(
     "make,message",
     [
+        (lambda: NoDelay("dispatch"), NEVER_CHANGES),
+        (lambda: ConstantDelay("dispatch", 1), NEVER_CHANGES),
+        (lambda: DelayFromFile("dispatch", "delays.csv"), NEVER_CHANGES),
         (lambda: NoDelay("round"), "draw must be one of client, dispatch, got round"),
         (lambda: ConstantDelay("x", 1), "draw must be one of client, dispatch, got x"),
         (lambda: DelayFromFile("x", "delays.csv"), "draw must be one of client, dispatch, got x"),

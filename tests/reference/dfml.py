@@ -15,12 +15,12 @@ def dfml(
     p: Problem,
     *,
     epochs: int,
-    alpha_min: float,
+    alpha_min: float | None,
     alpha_max: float,
     schedule: str,
     scheduled: str,
-    period: int,
-    growth: int,
+    period: int | None,
+    growth: int | None,
     anneal_rounds: int | None,
     peak_updates: int | None,
     adaptive: str,
@@ -29,6 +29,8 @@ def dfml(
     fixed_aggregator: int | None,
     regular: bool,
 ) -> Iterator[Fields]:
+    alpha_min, period, growth = alpha_min or 0.0, period or 10, 10 if growth is None else growth
+
     def scheduler(t: int, position: int, period: int) -> float:
         """alpha^(t) at a position of a period."""
         if schedule == "fixed":

@@ -36,7 +36,7 @@ def feddle(
     anchor_norm: bool,
     importance_score: bool,
     fallback: str,
-    eta_fb: float,
+    eta_fb: float | None,
     lam: float | None,
     lr: float,
     epochs: int,
@@ -67,7 +67,9 @@ def feddle(
             if anchor_norm:  # Eq 4: a_m <- median(||a_1||, ..., ||a_|A|||) a_m / ||a_m||
                 a = torch.stack([median([each.a.norm() for each in atlas]) * a_m / a_m.norm() for a_m in a])
             s = mean([u.y.s for u in here], [1] * len(here)) if here else omega.s
-            c_start, w = start(fallback, eta_fb, new, atlas, a, omega.w)  # line 23, section 4.1.3: c'
+            c_start, w = start(
+                fallback, 1.0 if eta_fb is None else eta_fb, new, atlas, a, omega.w
+            )  # line 23, section 4.1.3: c'
             if theta is not None:  # Eq 8: theta = argmin h(D_S, [omega_bo + sum_m c_m a_m^bo; theta])
                 adam = Adam(theta)
                 for x, y in minibatches(k, HEAD):

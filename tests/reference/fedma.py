@@ -19,7 +19,7 @@ from tests.reference.plain import Case, Fields, Model, Problem, Sent, arrived, m
 def fedma(
     p: Problem,
     *,
-    sweeps: int,
+    sweeps: int | None,
     layerwise: bool,
     first_models: str,
     matched: bool,
@@ -37,7 +37,9 @@ def fedma(
         prior = PFNM(sigma=1.0, sigma0=1.0, gamma=7.0, mu0=mu0)  # as in the authors' code
         largest = sorted(range(len(here)), key=lambda j: -p.n(here[j].client))  # largest client first
         has, rng = np.ones(sum(widths), dtype=bool), p.rng("ALGORITHM", t, number)
-        places = match([Neurons(v[j], has) for j in largest], lambda _: prior, sweeps, rng, layer.size)
+        places = match(
+            [Neurons(v[j], has) for j in largest], lambda _: prior, 5 if sweeps is None else sweeps, rng, layer.size
+        )
         new = list(models)
         for j, pi in zip(largest, places, strict=True):
             new[j] = p.net.joined(permuted(parts[j], layer, pi))

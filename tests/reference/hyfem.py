@@ -92,10 +92,10 @@ def hyfem(
     mu1: float,
     mu2: float,
     cost: str,
-    sigma: float,
-    sigma0: float,
-    gamma: float,
-    nu: float,
+    sigma: float | None,
+    sigma0: float | None,
+    gamma: float | None,
+    nu: float | None,
     sweeps: int,
     include_outgoing: bool,
     keep_own: bool,
@@ -149,7 +149,9 @@ def hyfem(
 
     def dist(has: Array) -> Cost:
         """dist_1 and dist_2 of Eq 20."""
-        return SquaredDistance(nu) if cost == "l2" else PFNM(sigma, sigma0, gamma, np.zeros(has.sum()))
+        if cost == "l2":
+            return SquaredDistance(nu or 0.0)
+        return PFNM(sigma or 1.0, sigma0 or 1.0, gamma or 1.0, np.zeros(has.sum()))
 
     server = p.net.parts(p.x0)  # line 1: w_0, Theta_0, Pi_m
     pi = [[np.arange(h) for h in network.h] for _ in M]
@@ -194,11 +196,18 @@ def hyfem(
         yield {"params": x, "places": places, "own": {m: p.net.joined(own[m]).vector for m in trained}}
 
 
-APART = {"keep_own": True, "first_classifiers": "own", "sigma": 0.3}  # neurons begin in other places
+APART = {"keep_own": True, "first_classifiers": "own"}  # neurons begin in other places
 ONE = {"epochs": 1}
 CASES = [
     Case("hyfem", hyfem, {}, ONE, cohort=8, models=(("blocks",),), equations="Algorithms 1 to 3, Eq 20"),
-    Case("hyfem own", hyfem, APART | {"gamma": 6.0, "sweeps": 3}, ONE, models=(("blocks_deep",),), equations="Eq 22"),
+    Case(
+        "hyfem own",
+        hyfem,
+        APART | {"sigma": 0.3, "gamma": 6.0, "sweeps": 3},
+        ONE,
+        models=(("blocks_deep",),),
+        equations="Eq 22",
+    ),
     Case(
         "hyfem l2, late",
         hyfem,
@@ -208,5 +217,12 @@ CASES = [
         models=(("blocks_deep",),),
         equations="Algorithms 1 to 3, Eq 5",
     ),
-    Case("hyfem uniform, late", hyfem, APART | {"weighting": "uniform"}, ONE, std=1.5, models=(("blocks_norm",),)),
+    Case(
+        "hyfem uniform, late",
+        hyfem,
+        APART | {"sigma": 0.3, "weighting": "uniform"},
+        ONE,
+        std=1.5,
+        models=(("blocks_norm",),),
+    ),
 ]

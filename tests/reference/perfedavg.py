@@ -8,7 +8,14 @@ from tests.reference.plain import Case, Fields, Model, Problem, Sent, arrived, f
 
 
 def perfedavg(
-    p: Problem, *, inner_lr: float, variant: str, delta: float, late_policy: str, weighting: str, server_lr: float
+    p: Problem,
+    *,
+    inner_lr: float,
+    variant: str,
+    delta: float | None,
+    late_policy: str,
+    weighting: str,
+    server_lr: float,
 ) -> Iterator[Fields]:
     x, sent = p.x0, list[Sent]()
     for t in range(p.num_rounds):
