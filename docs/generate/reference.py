@@ -47,7 +47,8 @@ GROUPS = {
         "Client splits",
         "A client split says on which of its examples a client trains, and on which it is validated and tested: see "
         "[the evaluation matrix](../metrics.md#the-evaluation-matrix). The run refuses `client_split.test` where "
-        "several clients hold an example, and `natural` where training or test examples have no users or clients share one.",
+        "several clients hold an example, and `natural` where training or test examples have no users or clients "
+        "share one.",
     ),
     "delay": Group(
         "Delays",
