@@ -46,7 +46,9 @@ GROUPS = {
     "client_split": Group(
         "Client splits",
         "A client split says on which of its examples a client trains, and on which it is validated and tested: see "
-        "[the evaluation matrix](../metrics.md#the-evaluation-matrix).",
+        "[the evaluation matrix](../metrics.md#the-evaluation-matrix). The run refuses `client_split.test` where "
+        "several clients hold an example, and `natural` where training or test examples have no users or clients "
+        "share one.",
     ),
     "delay": Group(
         "Delays",
@@ -54,7 +56,9 @@ GROUPS = {
         "delay; with `draw=dispatch` it gets a new one each time it starts.",
     ),
     "participation": Group(
-        "Participation", "Participation says which idle clients start in a round, and which clients never do."
+        "Participation",
+        "Participation says which idle clients start in a round, and which clients never do. `algorithm=hyfem` refuses "
+        "`participation.held_out_clients`, as its server places the neurons of all clients.",
     ),
     "model": Group("Models", "All clients train this model, or a mix of several (`model=mix`)."),
     "local": Group(
@@ -78,8 +82,9 @@ GROUPS = {
         "together. A server that trains or distils on its own examples has a part of its own there, which nobody "
         "receives. Tested are the clients' own models, as `client/...` in `evaluation.matrix`; without a server they "
         "are what is tested anyway. [Which algorithms take a home](algorithm.md#what-composes-with-what), and why "
-        "others do not, is in a table. `fedgen` refuses one that keeps part of the classifier, "
-        "`analysis=update_cosines` every one.",
+        "others do not, is in a table. `fedgen` refuses one that keeps part of the classifier, and so does `hyfem` "
+        "with `first_classifiers=own`; `analysis=update_cosines` refuses every one. `head` and `body` need a model "
+        "that ends in a linear layer, `norm` one with normalising layers, `prefixes` names that it has.",
     ),
     "server_optimizer": Group(
         "Server optimisers",
@@ -88,7 +93,9 @@ GROUPS = {
         "algorithm leaves them, and a round that moves nothing is no step. It works with every algorithm whose server "
         "makes steps from clients' updates. FedAvgM, FedAdam, FedYogi and FedAdagrad are `algorithm=fedavg` with "
         "`sgd`, `adam`, `yogi` and `adagrad`. FedBuff, CA2FL and FedAsync may make several steps in a round. An "
-        "algorithm's own `server_lr` scales its step before the optimiser sees it.",
+        "algorithm's own `server_lr` scales its step before the optimiser sees it. [Which algorithms take "
+        "one](algorithm.md#what-composes-with-what) is in a table; `fedma` refuses it with `layerwise=true` or "
+        "`first_models=own`, where the model's neurons move and its moments would stay behind.",
     ),
     "loss": Group("Losses", "A loss says what a client learns from its labels, under every algorithm."),
     "augment": Group(

@@ -28,7 +28,8 @@ class ClientHomes:
         """Raises UserError where a model lacks the part that the home names."""
         rule = home if isinstance(home, Keeping) else None
         self._masks = [_mask(rule, family) for family in families]
-        self._families, self._seed, self._store = families, seed, store
+        self._families, self._seed = families, seed
+        self.store = store  # of the rows
         self.place = "" if rule is None else rule.store_on
         self._columns = dict[Joined | None, Columns]()
         self.size = int(self._masks[0].sum())  # h, the number of values at home of the first family's model
@@ -155,7 +156,7 @@ class ClientHomes:
 
     @property
     def _rows(self) -> RowStore:
-        return self._store.rows(self.place, self.size, self._families[0].dtype)
+        return self.store.rows(self.place, self.size, self._families[0].dtype)
 
     def _replace(self, homes: dict[int, RowRef], client: int, ref: RowRef) -> None:
         if client in homes:

@@ -215,8 +215,12 @@ class Federation:
 
     @property
     def client_state(self) -> ClientStateStore:
-        """The rows that an algorithm keeps for its clients."""
+        """The rows that an algorithm or a home keeps for its clients."""
         return self.trainer.client_state
+
+    @client_state.setter
+    def client_state(self, store: ClientStateStore) -> None:
+        self.trainer.client_state = self.home.store = store
 
     @property
     def cohort_size(self) -> int:

@@ -1,11 +1,13 @@
 """Loads a run folder into PyTorch objects: the models with the run's weights, the test set and the config."""
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
@@ -28,6 +30,7 @@ from fedlab_runner.utils import untrusted
 from fedlab_runner.utils.errors import RunFailed, UserError
 
 _log = logging.getLogger("fedlab_runner")
+R = TypeVar("R")
 
 
 class TestSet(Dataset[tuple[Tensor, int]]):
@@ -61,6 +64,7 @@ class Loaded:
     modules: list[nn.Module]  # the evaluated models, in evaluation mode on the CPU: one, or one of each client
     test: TestSet
     class_names: tuple[str, ...]
+    _client_module: Callable[[int], nn.Module] = field(repr=False)
 
     @property
     def module(self) -> nn.Module:
@@ -70,6 +74,14 @@ class Loaded:
                 f"{self.folder} holds {len(self.modules)} models, one of each client: take modules[<client>]"
             )
         return self.modules[0]
+
+    def client_module(self, client: int) -> nn.Module:
+        """The model that a client uses itself, in evaluation mode: with what it keeps at home, or its own where the
+        method gives it one; else the server's. It is that of `client/...` in the evaluation matrix.
+
+        Raises UserError for a client that the run does not have, and where the folder has no checkpoint of `round`.
+        """
+        return self._client_module(client)
 
 
 def load(folder: str | Path, *overrides: str) -> Loaded:
@@ -97,14 +109,34 @@ def load(folder: str | Path, *overrides: str) -> Loaded:
     finally:
         torch.set_num_threads(threads)  # the program's own
     simulation = prepared.simulation
+
+    @cache
+    def restored() -> tuple[int, Any]:
+        return _of_checkpoint(store, check(recorded).fingerprint, simulation)
+
     if saved is not None and saved >= newest:
         round, weights = saved, read_models(folder / MODEL_FILE)
     else:
-        round, weights = _of_checkpoint(store, check(recorded).fingerprint, simulation)
+        round, state = restored()
+        weights = [family.state_dict(w) for family, w in _rows(store, lambda: simulation.evaluated(state))]
     families = simulation.fed.families
     modules = [_module(families[i % len(families)], values, folder) for i, values in enumerate(weights)]
+
+    def of_client(client: int) -> nn.Module:
+        fed, clients = simulation.fed, np.array([client])
+        if not 0 <= client < fed.num_clients:
+            raise UserError(f"{folder} has the clients 0 to {fed.num_clients - 1}, got {client}")
+        if len(modules) > 1:
+            return modules[client]
+        if newest != round:
+            raise UserError(
+                f"{folder} lacks the checkpoint after round {round}, which alone has the clients' own models"
+            )
+        models = _rows(store, lambda: simulation.algorithm.client_models(restored()[1], fed, clients))
+        return _module(fed.family, fed.family.state_dict(models[0]), folder)
+
     test = TestSet(prepared.data.test, families[0])
-    return Loaded(folder, cfg, round, _metrics(folder), modules, test, prepared.data.class_names)
+    return Loaded(folder, cfg, round, _metrics(folder), modules, test, prepared.data.class_names, of_client)
 
 
 def _config(folder: Path) -> DictConfig:
@@ -125,10 +157,8 @@ def _with(cfg: DictConfig, *overrides: str) -> DictConfig:
     return changed
 
 
-def _of_checkpoint(
-    store: CheckpointStore, fingerprint: dict[str, Any], simulation: Simulation
-) -> tuple[int, list[dict[str, Tensor]]]:
-    """The round of the newest checkpoint, and the values of each model by name."""
+def _of_checkpoint(store: CheckpointStore, fingerprint: dict[str, Any], simulation: Simulation) -> tuple[int, Any]:
+    """The round of the newest checkpoint, and the State in it."""
     found = store.load(fingerprint)
     assert found is not None
     round, payload = found
@@ -141,12 +171,16 @@ def _of_checkpoint(
         )
     if examples != simulation.examples:
         _log.warning("the examples, or which client has which, are not those of the run")
-    simulation.fed.trainer.client_state = ClientStateStore(store.folder, torch.device("cpu"), read_only=True)
+    simulation.fed.client_state = ClientStateStore(store.folder, torch.device("cpu"), read_only=True)
+    return round, _rows(store, lambda: simulation.restored(round, payload))
+
+
+def _rows(store: CheckpointStore, read: Callable[[], R]) -> R:
+    """What `read` makes of clients' rows; UserError where one is missing."""
     try:
-        models = simulation.evaluated(simulation.restored(round, payload))
+        return read()
     except (RunFailed, OSError) as error:
         raise UserError(f"{store.folder} lacks a client's rows: {error}") from None
-    return round, [family.state_dict(w) for family, w in models]
 
 
 def _module(family: ModelFamily, values: Mapping[str, Tensor], folder: Path) -> nn.Module:

@@ -88,8 +88,8 @@ def _against_server(groups: Sequence[SeedGroup], key: str) -> Panel | None:
     ends = (max(0.0, 10.0 * math.floor(low / 10) - 2), 102.0)
     return Panel(
         f"{key} against server/{data}",
-        "accuracy of the server's model, %",
-        f"accuracy of the {name} model, %",
+        "server's model, %",
+        f"{name} model, %",
         points,
         ends,
         ends,

@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -68,6 +69,7 @@ def test_each_client_has_a_module(place: str, tmp_path: Path) -> None:
             (tmp_path / MODEL_FILE).unlink()
         loaded = load(tmp_path)
         assert len(loaded.modules) == len(wanted) == 12
+        assert loaded.client_module(5) is loaded.modules[5]
         for module, values in zip(loaded.modules, wanted, strict=True):
             assert all(torch.equal(module.state_dict()[name], value) for name, value in values.items())
         with pytest.raises(UserError, match=r"holds 12 models, one of each client: take modules\[<client>\]$"):
@@ -80,6 +82,35 @@ def test_each_client_has_a_module(place: str, tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"lacks a client's rows: [^\n]*rows_\d+_float32\.bin") as caught:
             load(tmp_path)
         assert "\n" not in str(caught.value)
+
+
+PERSONAL = (
+    ("algorithm=fedavg", "home=head", "home.store_on=disk"),
+    ("algorithm=ditto", "algorithm.store_on=disk", "delay.std=1", "logger.save_model=true"),
+    ("algorithm=perfedavg", "delay=none"),
+)
+
+
+@pytest.mark.parametrize("overrides", PERSONAL, ids=" ".join)
+def test_a_client_has_the_model_that_it_uses_itself(overrides: tuple[str, ...], tmp_path: Path) -> None:
+    outcome = run_whole(tmp_path, composed(*TRAINED, *overrides))
+    fed, algorithm = outcome.simulation.fed, outcome.simulation.algorithm
+    wanted = algorithm.client_models(outcome.state, fed, np.arange(fed.num_clients))
+    before = sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*"))
+    loaded = load(tmp_path)
+    for client in (0, 3, 11):
+        values = loaded.client_module(client).state_dict()
+        expected = fed.family.state_dict(wanted[client])
+        for name, value in expected.items():
+            torch.testing.assert_close(values[name], value, rtol=0, atol=1e-6)
+    assert not torch.equal(wanted, wanted[:1].expand_as(wanted)), "clients differ"
+    assert sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*")) == before
+    with pytest.raises(UserError, match=r"has the clients 0 to 11, got 12$"):
+        loaded.client_module(12)
+    if "logger.save_model=true" in overrides:
+        shutil.rmtree(tmp_path / "checkpoints")
+        with pytest.raises(UserError, match=r"lacks the checkpoint after round 2, which alone has the clients' own"):
+            load(tmp_path).client_module(0)
 
 
 def test_the_newer_of_file_and_checkpoint_counts(tmp_path: Path) -> None:

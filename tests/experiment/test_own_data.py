@@ -1,6 +1,7 @@
 """Every algorithm on data of one's own, in shares of one's own, with the whole evaluation matrix, resumed midway."""
 
 import functools
+import importlib.util
 import json
 from itertools import product
 from pathlib import Path
@@ -23,7 +24,7 @@ PARTITIONS = {
     "labels_per_client": ("partition.labels=2",),
     "power_law": (f"partition.classes_per_client={CLASSES}", "partition.min_per_class=2"),
 }
-SPLITS = {"shares": ("client_split.test=0.3", "client_split.validation=0.2"), "redealt": ()}
+SPLITS = {"shares": ("client_split.test=0.3", "client_split.validation=0.2"), "redealt": (), "natural": ()}
 BLOCKS = ("partition.num_blocks=4", "partition.blocks_per_client=2", "partition.classes_per_client=3")
 
 
@@ -39,13 +40,15 @@ class Choice(NamedTuple):
 def accepted(name: str) -> list[Choice]:
     """Every partition, split and delay that an algorithm accepts, on one kind of data after another.
 
-    Images in folders have no users, and learning over blocks has blocks of images.
+    Images in folders have no users, whose own tests are client_split=natural, and learning over blocks has blocks of
+    images.
     """
     if name == "hyfem":
         return [Choice("npz", "random_blocks", "redealt", 0.0)]
     stds = (0.0,) if algorithm(name).decentralized else (0.0, 1.0)
     found = []
-    for i, (partition, split, std) in enumerate(product(PARTITIONS, SPLITS, stds), ALGORITHMS.index(name)):
+    choices = [each for each in product(PARTITIONS, SPLITS, stds) if each[1] != "natural" or each[0] == "natural"]
+    for i, (partition, split, std) in enumerate(choices, ALGORITHMS.index(name)):
         kinds = ("npz", "csv") if partition == "natural" else ("npz", "csv", "image_folder")
         found.append(Choice(kinds[i % len(kinds)], partition, split, std))
     return found
@@ -54,7 +57,8 @@ def accepted(name: str) -> list[Choice]:
 def covering() -> list[tuple[str, Choice]]:
     """A few algorithms with one choice each, which together have everything."""
     names = [name for name in ALGORITHMS if name != "hyfem"]
-    return [(names[i], accepted(names[i])[(3 * i) % len(accepted(names[i]))]) for i in range(0, len(names), 5)]
+    of_each = [(name, accepted(name)) for name in names[::5]]
+    return [(name, choices[3 * i % len(choices)]) for i, (name, choices) in enumerate(of_each)]
 
 
 @functools.lru_cache
@@ -85,11 +89,12 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     count = CLASSES * EACH
     arrays = {f"x_{part}": rng.integers(0, 256, (count, 8, 8), np.uint8) for part in ("train", "test")}
     targets = {f"y_{part}": np.arange(count) % CLASSES for part in ("train", "test")}
-    write_arrays(folder / "mine.npz", **arrays, **targets, users_train=np.arange(count) % CLIENTS)
+    users = {f"users_{part}": np.arange(count) % CLIENTS for part in ("train", "test")}
+    write_arrays(folder / "mine.npz", **arrays, **targets, **users)
     lines = [f"u{i % CLIENTS},{rng.normal():.3f},{rng.normal():.3f},k{i % 4},c{i % CLASSES}" for i in range(count)]
     table = write_table(folder / "mine.csv", *lines, header="who,a,b,kind,target")
     write_images(folder / "images", [f"c{i}" for i in range(CLASSES)], [EACH] * CLASSES)
-    return {
+    found = {
         "npz": [f"dataset.path={folder / 'mine.npz'}"],
         "csv": [f"dataset.path={table}", "dataset.target=target", "dataset.user=who", "dataset.categorical=[kind]"],
         "image_folder": [
@@ -98,6 +103,19 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
             f"dataset.cache={folder / 'cache'}",
         ],
     }
+    if with_library():
+        from datasets import Dataset
+
+        columns = {"a": rng.normal(size=count), "who": np.arange(count) % CLIENTS, "target": np.arange(count) % CLASSES}
+        Dataset.from_dict(columns).save_to_disk(folder / "arrow")
+        where = [f"dataset.path={folder / 'arrow'}", "dataset.target=target", "dataset.user=who", "dataset.test=null"]
+        found["huggingface"] = where
+    return found
+
+
+def with_library() -> bool:
+    """Whether the extra for dataset=huggingface is installed."""
+    return importlib.util.find_spec("datasets") is not None
 
 
 def check(name: str, choice: Choice, places: dict[str, list[str]], folder: Path) -> None:
@@ -126,5 +144,8 @@ def test_a_choice_of_some(name: str, choice: Choice, places: dict[str, list[str]
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_all_choices(name: str, places: dict[str, list[str]], tmp_path: Path) -> None:
-    for i, choice in enumerate(accepted(name)):
+    choices = accepted(name)
+    if with_library() and name != "hyfem":
+        choices.append(choices[ALGORITHMS.index(name) % len(choices)]._replace(data="huggingface", partition="natural"))
+    for i, choice in enumerate(choices):
         check(name, choice, places, tmp_path / str(i))
