@@ -14,7 +14,6 @@ from fedlab_runner.utils import escaping
 from fedlab_runner.utils.escaping import visible
 from fedlab_runner.utils.files import write_text_atomically
 
-
 SETTING_SHARE = 0.4  # of the width of a terminal: the widest column of settings
 
 
