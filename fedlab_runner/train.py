@@ -138,6 +138,7 @@ def _report(error: BaseException, arguments: list[str]) -> int:
         then = f"the same command continues with the sweep{where}" if sweep else next_start()
         over_echo = "\r" if sys.stderr.isatty() else ""  # the terminal has written ^C there
         print(f"{over_echo}{error}; {then}", file=sys.stderr)
+        logging.getLogger("torch").setLevel(logging.WARNING)  # half imported, it would log its statistics at the end
         return 128 + error.signal
     if folder := os.environ.get(FOLDER):
         rows = records.read(Path(folder))

@@ -86,7 +86,8 @@ def _matrix(axes: "Axes", rows: Rows) -> None:
         colour, there = f"C{number}", [row for row in rows if cell in row and f"{cell}_std" in row]
         _, deviations = series(there, f"{cell}_std")
         rounds, means = series(there, cell)
-        low, high = ([m + sign * d for m, d in zip(means, deviations, strict=True)] for sign in (-1, 1))
+        low = [max(0.0, m - d) for m, d in zip(means, deviations, strict=True)]  # no accuracy is beyond these ends
+        high = [min(1.0, m + d) for m, d in zip(means, deviations, strict=True)]
         if len(cells) <= MAX_BANDS:
             axes.fill_between(rounds, low, high, color=colour, alpha=0.15, linewidth=0)
         _line(axes, rows, cell, colour, cell, "-" if number < COLOURS else "--")
@@ -115,12 +116,12 @@ def _true_cosines(axes: "Axes", rows: Rows) -> None:
     rounds = sorted({round for pair in cosines for round in pair})
     cells = [[1.0 if a == b else cosines.get((max(a, b), min(a, b)), math.nan) for b in rounds] for a in rounds]
     axes.set(title="True updates of two rounds", xlabel="round", ylabel="round")
-    image = axes.imshow(cells, cmap="RdBu", vmin=-1, vmax=1, origin="lower")
+    image = axes.imshow(cells, cmap="RdBu", vmin=-1, vmax=1, origin="lower", aspect="auto")
     ticks = range(0, len(rounds), max(1, len(rounds) // 6))
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_ticks(list(ticks), [str(rounds[i]) for i in ticks])
     axes.grid(visible=False)
-    axes.figure.colorbar(image, ax=axes, label="cosine", shrink=0.9)
+    axes.figure.colorbar(image, ax=axes, label="cosine", ticks=(-1, -0.5, 0, 0.5, 1), pad=0.02)
 
 
 PICTURES = {  # the panels of each picture, by its file name

@@ -156,13 +156,14 @@ def _histogram(axes: "Axes", sizes: np.ndarray) -> None:
     heights = np.bincount((sizes - low) // width)
     lefts = low - 0.5 + width * np.arange(len(heights))
     axes.bar(lefts, heights, width, align="edge", color=BLUE, edgecolor="white", linewidth=0.4)
+    title = "Sizes of clients"
     if len(sizes):
         median = float(np.median(sizes))
-        axes.axvline(median, color=ORANGE, linestyle="--", label=f"median {median:,.6g}")
-        axes.legend()
+        axes.axvline(median, color=ORANGE, linestyle="--")
+        title += f", median {median:,.6g}"
     margin = max(1.0, 0.04 * (high - low))
     axes.set_xlim(low - 0.5 - margin, high + 0.5 + margin)
-    axes.set(title="Sizes of clients", xlabel="examples of a client", ylabel="clients")
+    axes.set(title=title, xlabel="examples of a client", ylabel="clients")
     axes.grid(axis="x", visible=False)
     for axis, bins in ((axes.xaxis, 5), (axes.yaxis, 8)):
         axis.set_major_locator(MaxNLocator(nbins=bins, integer=True, steps=[1, 2, 2.5, 5, 10]))

@@ -74,7 +74,7 @@ def _drawn(panel: Panel, chart: Chart, width: str, kind: str) -> bytes:
             axes.set_xscale("log")
         axes.set(xlim=panel.x_range, ylim=panel.y_range, xlabel=label(panel.x_label), ylabel=label(panel.y_label))
         if panel.x_whole:
-            axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
+            axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
         return _saved(figure, kind)
 
 

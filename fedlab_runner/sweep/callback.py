@@ -130,8 +130,8 @@ class JobRecord:
         summary = self._summary()
         if (
             summary.get("rounds") != self._rounds
-        ):  # of a longer run, which has the objective of this job among its rounds
-            summary = {"metric": summary["metric"]} if "metric" in summary else {}
+        ):  # of a longer run, with this job among its rounds
+            summary = {key: summary[key] for key in ("metric", "rule") if key in summary}
         job = self._job(status, objective=objective, error=error, summary=summary, seconds=seconds)
         self._write(sweep, job)
         if (self._output / "config.yaml").is_file():  # the run has begun

@@ -12,6 +12,7 @@ from fedlab_runner.methods.registry import Line, Method, method_of, method_style
 from fedlab_runner.plots.style import GREY, STYLE, in_percent, new_figure, over_rounds, save, series
 from fedlab_runner.sweep.records import Row, read
 from fedlab_runner.sweep.states import FINISHED
+from fedlab_runner.tracking.ending import judged_by
 from fedlab_runner.utils import untrusted
 from fedlab_runner.utils.escaping import file_name, label
 
@@ -224,7 +225,7 @@ def _is_number(text: str) -> bool:
 def _judged(rows: Sequence[Row]) -> str:
     """The objective in words."""
     summary = next((job.summary for row in rows for job in row.jobs if "metric" in job.summary), {})
-    return f"{summary['rule']} of {summary['metric']}" if summary else "objective"
+    return judged_by(str(summary.get("metric", "")), str(summary.get("rule", ""))) or "objective"
 
 
 def _metrics(run: Path) -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ def describe(linked: np.ndarray) -> str:
     degrees = linked.sum(1)
     least, most = degrees.min(), degrees.max()
     each = f"{least}" if least == most else f"{least} to {most}"
-    return f"{len(linked)} clients, {int(degrees.sum()) // 2} links, {each} of each client"
+    return f"{len(linked)} clients, {int(degrees.sum()) // 2} links, {each} at each client"
 
 
 def metropolis(linked: np.ndarray) -> np.ndarray:

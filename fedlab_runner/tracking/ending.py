@@ -21,11 +21,16 @@ _TESTED = ("test", "regular", "meme")  # groups of test metrics, beside the cell
 _GROUPS = (*_TESTED, "train", "comm", "cost", "late")
 
 
+def judged_by(metric: str, rule: str) -> str:
+    """What a run's objective is, in words: `test/accuracy, best of the last evaluations`."""
+    return ", ".join(each for each in (metric, _RULES.get(rule, rule)) if each)
+
+
 def ending(summary: Mapping[str, Any], folder: Path, seconds: float | None) -> list[str]:
     """At most 15 lines: the objective, test metrics before others, the folder. `seconds` is the run's duration."""
     metric, rule = str(summary.get("metric", "")), str(summary.get("rule", ""))
     took = "" if seconds is None else f" in {duration(seconds)}"
-    judged = ", ".join(each for each in (metric, _RULES.get(rule, rule)) if each)
+    judged = judged_by(metric, rule)
     lines = [
         f"{summary.get('run_id', 'the run')} has finished {summary.get('rounds', 0)} rounds{took}: "
         f"{shown(summary.get('objective'), metric)}" + (f" ({judged})" if judged else "")
@@ -45,6 +50,9 @@ def ending(summary: Mapping[str, Any], folder: Path, seconds: float | None) -> l
 
 
 def _rank(key: str) -> tuple[int, str]:
-    """Test metrics first, then the groups in their order, then all other metrics."""
-    group = "test" if cell_of(key) is not None else key.partition("/")[0]
-    return _GROUPS.index(group) if group in _GROUPS else len(_GROUPS), key
+    """Test metrics first, with the mean of a cell; then the groups in their order, other numbers of cells, all else."""
+    cell = cell_of(key)
+    if cell is not None:
+        return len(_TESTED) - 1 if key == cell else len(_GROUPS), key
+    group = key.partition("/")[0]
+    return _GROUPS.index(group) if group in _GROUPS else len(_GROUPS) + 1, key

@@ -49,7 +49,7 @@ def test_degrees() -> None:
     for degree, n in ((2, 9), (3, 10), (4, 11), (5, 50), (9, 10), (8, 10), (48, 50)):
         assert set(draw(RandomRegular(degree), n).sum(1)) == {degree}
     assert not np.array_equal(draw(RandomRegular(4), 20), draw(RandomRegular(4), 20, seed=1))
-    assert describe(draw(Star(0), 5)) == "5 clients, 4 links, 1 to 4 of each client"
+    assert describe(draw(Star(0), 5)) == "5 clients, 4 links, 1 to 4 at each client"
 
 
 def test_two_groups_of_fifty_are_those_of_the_paper() -> None:
