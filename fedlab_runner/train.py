@@ -56,6 +56,8 @@ def main() -> int:
                 config_dir = Path(given.config_dir) if given.config_dir else None
                 listing.show(next(iter(given.overrides), None), config_dir)
                 return 0
+            if behind := next((each for each in unknown if "=" in each and each[0] != "-"), None):  # argparse's rule
+                raise UserError(f"cannot read {behind!r}: options such as -m stand before all keys")
             if held := secrets.in_arguments(arguments):
                 raise UserError("\n".join(held))  # before Hydra writes the arguments into files
             if given.experimental_rerun:

@@ -89,7 +89,11 @@ class DFML(DecentralizedAlgorithm[DFMLState]):
         at_least(1, period=self.period, peak_updates=self.peak_updates, anneal_rounds=self.anneal_rounds)
         if (self.schedule == "anneal") != (self.anneal_rounds is not None):
             raise ValueError(f"anneal_rounds must be set with schedule anneal, else null, got {self.anneal_rounds}")
-        cycles = {"period": self.period, "growth": self.growth, "peak_updates": self.peak_updates}
+        cycles: dict[str, float | None] = {
+            "period": self.period,
+            "growth": self.growth,
+            "peak_updates": self.peak_updates,
+        }
         idle = {"anneal": cycles, "fixed": {"alpha_min": self.alpha_min} | cycles}.get(self.schedule, {})
         unused(f"schedule={self.schedule}", **idle)
 
