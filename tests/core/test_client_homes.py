@@ -280,13 +280,15 @@ def test_others_say_in_one_line_why_they_refuse_it(name: str) -> None:
 
 
 def test_the_refusal_is_one_line_before_anything_is_built() -> None:
-    with pytest.raises(UserError, match=r"^home must be none with algorithm=hyfem, which gives neurons [^\n]*$"):
+    with pytest.raises(UserError, match=r"^home must be none with algorithm=hyfem, which moves neurons [^\n]*$"):
         build(composed("algorithm=hyfem", "home=head"))
     build(composed("algorithm=hyfem", "home=none"))
 
 
 def test_a_base_that_refuses_it_makes_fedwalk_refuse_it() -> None:
-    with pytest.raises(UserError, match=r"^home must be none with algorithm=fedwalk, which gives neurons new places"):
+    with pytest.raises(
+        UserError, match=r"^home must be none with algorithm=fedwalk, which moves neurons to new places"
+    ):
         build(composed("algorithm=fedwalk", "algorithm@algorithm.base=fedma", "home=head"))
 
 
