@@ -440,7 +440,7 @@ def test_its_name_says_what_it_is_around() -> None:
     assert moved != name
 
 
-def test_server_and_leash_data_are_two_things() -> None:
+def test_server_and_auxiliary_data_are_two_things() -> None:
     fed = prepare(
         build(
             "server_data=in_domain",
