@@ -18,16 +18,15 @@ from fedlab_runner.algorithms.shared.averaging import (
     make_update,
 )
 from fedlab_runner.algorithms.shared.server_training import (
+    ServerDataAlgorithm,
     answering_operations,
     check_server_training,
     mean_answers,
-    require_server_data,
     server_batches,
     server_steps,
     train_on_server,
     training_operations,
 )
-from fedlab_runner.core.algorithm import ServerAlgorithm
 from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.model_family import Batch, FunctionalModel, ModelFamily
@@ -41,7 +40,7 @@ MIN_VARIANCE = 1e-5  # of a coordinate of unit directions, so that samples vary 
 
 
 @dataclass(frozen=True)
-class FedBE(ServerAlgorithm[Params, ModelUpdate]):
+class FedBE(ServerDataAlgorithm[ModelUpdate]):
     """FedAvg whose server model then learns from an ensemble: the arrived models, their average, and `num_samples`
     models drawn around them. It learns the ensemble's mean probabilities on the server's inputs, without labels.
 
@@ -82,13 +81,6 @@ class FedBE(ServerAlgorithm[Params, ModelUpdate]):
         at_least(1, swa_start=self.swa_start, swa_every=self.swa_every)
         check_server_training(self.lr, self.epochs, self.batch_size, self.max_steps)
         check_averaging(self.late_policy, self.weighting, server_lr=1.0)
-
-    def check(self, fed: Federation) -> None:
-        require_server_data(self, fed)
-
-    def init(self, fed: Federation) -> Params:
-        self.check(fed)
-        return Params(fed.family.init(fed.seed))
 
     def client_update(self, state: Params, cohort: Cohort) -> ModelUpdate:
         x = state.params

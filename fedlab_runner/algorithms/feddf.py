@@ -17,6 +17,7 @@ from fedlab_runner.algorithms.shared.averaging import (
     make_update,
 )
 from fedlab_runner.algorithms.shared.server_training import (
+    ServerDataAlgorithm,
     answering_operations,
     check_server_training,
     mean_answer,
@@ -27,7 +28,6 @@ from fedlab_runner.algorithms.shared.server_training import (
     train_on_server,
     training_operations,
 )
-from fedlab_runner.core.algorithm import ServerAlgorithm
 from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.model_family import Batch, FunctionalModel
@@ -36,7 +36,7 @@ from fedlab_runner.utils.validate import above
 
 
 @dataclass(frozen=True)
-class FedDF(ServerAlgorithm[Params, ModelUpdate]):
+class FedDF(ServerDataAlgorithm[ModelUpdate]):
     """FedAvg whose server model then learns, on the server's inputs without labels, the mean logits of the arrived
     models.
 
@@ -63,13 +63,6 @@ class FedDF(ServerAlgorithm[Params, ModelUpdate]):
         check_server_training(self.lr, self.epochs, self.batch_size, self.max_steps)
         check_averaging(self.late_policy, self.weighting, server_lr=1.0)
         above(0, temperature=self.temperature, clip_norm=self.clip_norm)
-
-    def check(self, fed: Federation) -> None:
-        require_server_data(self, fed)
-
-    def init(self, fed: Federation) -> Params:
-        self.check(fed)
-        return Params(fed.family.init(fed.seed))
 
     def client_update(self, state: Params, cohort: Cohort) -> ModelUpdate:
         x = state.params

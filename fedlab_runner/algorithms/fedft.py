@@ -5,20 +5,19 @@ from typing import ClassVar
 
 from fedlab_runner.algorithms.shared.averaging import Params, Update, average, check_averaging, make_update
 from fedlab_runner.algorithms.shared.server_training import (
+    ServerDataAlgorithm,
     check_server_training,
-    require_server_data,
     server_batches,
     train_on_server,
     training_operations,
 )
-from fedlab_runner.core.algorithm import ServerAlgorithm
 from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.updates import Updates
 
 
 @dataclass(frozen=True)
-class FedFT(ServerAlgorithm[Params, Update]):
+class FedFT(ServerDataAlgorithm[Update]):
     """FedAvg, then `epochs` epochs of a fresh Adam on in-domain server data, even in rounds without arrivals.
 
     `late_policy` and `weighting` are those of FedAvg.
@@ -31,18 +30,12 @@ class FedFT(ServerAlgorithm[Params, Update]):
     late_policy: str
     weighting: str
 
+    in_domain: ClassVar[bool] = True
     model_copies: ClassVar[int] = 1  # the update is written over the trained model
 
     def __post_init__(self) -> None:
         check_server_training(self.lr, self.epochs, self.batch_size, self.max_steps)
         check_averaging(self.late_policy, self.weighting, server_lr=1.0)
-
-    def check(self, fed: Federation) -> None:
-        require_server_data(self, fed, in_domain=True)
-
-    def init(self, fed: Federation) -> Params:
-        self.check(fed)
-        return Params(fed.family.init(fed.seed))
 
     def client_update(self, state: Params, cohort: Cohort) -> Update:
         x = state.params

@@ -8,14 +8,13 @@ from torch import Tensor
 
 from fedlab_runner.algorithms.shared.averaging import Params, Update, make_update
 from fedlab_runner.algorithms.shared.server_training import (
+    ServerDataAlgorithm,
     check_server_training,
-    require_server_data,
     server_batches,
     server_steps,
     train_on_server,
     training_operations,
 )
-from fedlab_runner.core.algorithm import ServerAlgorithm
 from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.optimizer import Adam
@@ -26,7 +25,7 @@ ADAM = Adam(0.5, 0.999, 1e-8, 0.0, decoupled=False)  # learns the weights (the a
 
 
 @dataclass(frozen=True)
-class FedLAW(ServerAlgorithm[Params, Update]):
+class FedLAW(ServerDataAlgorithm[Update]):
     """The server model is gamma sum_j lambda_j y_j over the arrived models y_j; the server learns lambda and gamma on
     in-domain examples.
 
@@ -42,19 +41,13 @@ class FedLAW(ServerAlgorithm[Params, Update]):
     lr_decay: float
     lr_decay_epochs: int
 
+    in_domain: ClassVar[bool] = True
     model_copies: ClassVar[int] = 1  # the update is written over the trained model
 
     def __post_init__(self) -> None:
         check_server_training(self.lr, self.epochs, self.batch_size, self.max_steps)
         within("(0, 1]", lr_decay=self.lr_decay)
         at_least(1, lr_decay_epochs=self.lr_decay_epochs)
-
-    def check(self, fed: Federation) -> None:
-        require_server_data(self, fed, in_domain=True)
-
-    def init(self, fed: Federation) -> Params:
-        self.check(fed)
-        return Params(fed.family.init(fed.seed))
 
     def client_update(self, state: Params, cohort: Cohort) -> Update:
         x = state.params

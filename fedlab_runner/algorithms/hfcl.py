@@ -6,15 +6,19 @@ from typing import ClassVar
 import torch
 
 from fedlab_runner.algorithms.shared.averaging import Params, Update, average, check_averaging, make_update
-from fedlab_runner.algorithms.shared.server_training import require_server_data, train_as_client, training_operations
-from fedlab_runner.core.algorithm import ServerAlgorithm
+from fedlab_runner.algorithms.shared.server_training import (
+    ServerDataAlgorithm,
+    require_server_data,
+    train_as_client,
+    training_operations,
+)
 from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.updates import Updates
 
 
 @dataclass(frozen=True)
-class HFCL(ServerAlgorithm[Params, Update]):
+class HFCL(ServerDataAlgorithm[Update]):
     """FedAvg over the arrived updates and an update by the server itself, which is never late.
 
     The server trains its present model with the clients' optimiser and epochs on in-domain server data. It counts by
@@ -24,17 +28,11 @@ class HFCL(ServerAlgorithm[Params, Update]):
     late_policy: str
     weighting: str
 
+    in_domain: ClassVar[bool] = True
     model_copies: ClassVar[int] = 2  # y and y - x
 
     def __post_init__(self) -> None:
         check_averaging(self.late_policy, self.weighting, server_lr=1.0)
-
-    def check(self, fed: Federation) -> None:
-        require_server_data(self, fed, in_domain=True)
-
-    def init(self, fed: Federation) -> Params:
-        self.check(fed)
-        return Params(fed.family.init(fed.seed))
 
     def client_update(self, state: Params, cohort: Cohort) -> Update:
         x = state.params

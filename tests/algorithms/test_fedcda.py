@@ -1,4 +1,4 @@
-"""FedCDA: identities 7.7 of `algorithms.md`, edge cases of its section 6, and a twin that enumerates the objective."""
+"""FedCDA: identities, edge cases, and a twin that enumerates the objective."""
 
 import itertools
 import logging
@@ -108,13 +108,13 @@ def test_the_search_chooses_what_enumeration_chooses(fields: dict[str, Any], bui
 
 
 @pytest.mark.parametrize("shift", [1.0, 1e4])
-def test_7_7_a_common_translation_changes_no_choice(shift: float) -> None:
+def test_a_common_translation_changes_no_choice(shift: float) -> None:
     fed = federation([4] * 7)
     mine = [state.chosen for *_, state in steps(fedcda(), fed, stream(fed, 12, 7))]
     assert mine == [state.chosen for *_, state in steps(fedcda(), fed, stream(fed, 12, 7, offset=shift))]
 
 
-def test_7_7_one_batch_is_the_best_of_all_numbers_of_batches() -> None:
+def test_one_batch_is_the_best_of_all_numbers_of_batches() -> None:
     """For one round after the same ones, that is with the same fixed models."""
     fed = federation([4] * 12)
     *before, _ = stream(fed, 10, 12, seed=3)
@@ -133,14 +133,14 @@ def test_7_7_one_batch_is_the_best_of_all_numbers_of_batches() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["approximate", "optimal", "random"])
-def test_7_7_a_memory_of_one_is_newest(strategy: str) -> None:
+def test_a_memory_of_one_is_newest(strategy: str) -> None:
     mine = run(fedcda(memory=1, strategy=strategy), federation(**LATE), 8)
     newest = run(fedcda(strategy="newest"), federation(**LATE), 8)
     torch.testing.assert_close(mine.params, newest.params, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("build", [None, normed])
-def test_7_7_warm_up_is_fedavg_and_fills_the_caches(build: Any) -> None:
+def test_warm_up_is_fedavg_and_fills_the_caches(build: Any) -> None:
     kinds: dict[str, Any] = {**LATE, **({"build": build} if build else {})}
     fed = federation(**kinds)
     state = run(fedcda(warmup=8), fed, 8)
@@ -150,7 +150,7 @@ def test_7_7_warm_up_is_fedavg_and_fills_the_caches(build: Any) -> None:
 
 
 @pytest.mark.parametrize("build", [None, normed])
-def test_7_7_full_participation_with_a_memory_of_one_is_uniform_fedavg(build: Any) -> None:
+def test_full_participation_with_a_memory_of_one_is_uniform_fedavg(build: Any) -> None:
     kinds: dict[str, Any] = {"build": build} if build else {}
     state = run(fedcda(memory=1), federation(**kinds), 4)
     fedavg: Any = run(algorithm("fedavg", weighting="uniform"), federation(**kinds), 4)
@@ -158,7 +158,7 @@ def test_7_7_full_participation_with_a_memory_of_one_is_uniform_fedavg(build: An
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
-def test_7_7_of_equal_models_the_newest_is_chosen(dtype: type) -> None:
+def test_of_equal_models_the_newest_is_chosen(dtype: type) -> None:
     fed = federation([4] * 9)
     rng = np.random.default_rng(0)
     models = rng.normal(size=(9, fed.family.size)).astype(dtype).astype(np.float64)
@@ -250,7 +250,7 @@ def test_the_time_of_the_search_is_a_timing_and_no_metric() -> None:
     assert "time/selection" not in fed.metrics.timings
 
 
-def test_7_20_the_payload_is_a_model_and_a_loss() -> None:
+def test_the_payload_is_a_model_and_a_loss() -> None:
     fed = federation(EQUAL, build=normed)
     run(fedcda(), fed, 1)
     size = fed.family.size

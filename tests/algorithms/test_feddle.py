@@ -1,4 +1,4 @@
-"""Feddle's atlas and search: identities 7.11 and 7.12 of `algorithms.md`, Eq 4 to 16, and its switches."""
+"""Feddle's atlas and search: identities, Eq 4 to 16, and its switches."""
 
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -121,7 +121,7 @@ def test_fifo_keeps_the_newest() -> None:
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(1, 7))
-def test_7_11_normalised_anchors_are_as_long_as_the_median(m: int) -> None:
+def test_normalised_anchors_are_as_long_as_the_median(m: int) -> None:
     anchors = random(m, 6) * torch.arange(1, m + 1).unsqueeze(1)
     scales = atlas_of(anchors).scales(True)
     lengths = sorted(anchors.norm(dim=1).tolist())
@@ -130,7 +130,7 @@ def test_7_11_normalised_anchors_are_as_long_as_the_median(m: int) -> None:
     assert torch.equal(atlas_of(anchors).scales(False), torch.ones(m, dtype=torch.float64))
 
 
-def test_7_11_rescaling_an_anchor_changes_nothing_while_the_median_stays() -> None:
+def test_rescaling_an_anchor_changes_nothing_while_the_median_stays() -> None:
     anchors = random(5, 6) * torch.tensor([1.0, 2.0, 3.0, 4.0, 9.0]).unsqueeze(1)
     longer = anchors.clone()
     longer[4] *= 7.5
@@ -199,7 +199,7 @@ def probe(monkeypatch: pytest.MonkeyPatch, build: Any, num_classes: int, **overr
 @pytest.mark.parametrize("build", [mlp, normed])
 @pytest.mark.parametrize("num_classes", [CLASSES, 4])
 @pytest.mark.parametrize("switches", [{}, {"anchor_norm": False}, {"store_on": "host", "chunk_size": 2}])
-def test_7_11_the_coefficient_gradient_is_autograd_through_the_sum(
+def test_the_coefficient_gradient_is_autograd_through_the_sum(
     build: Any, num_classes: int, switches: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = probe(monkeypatch, build, num_classes, **switches)
@@ -209,7 +209,7 @@ def test_7_11_the_coefficient_gradient_is_autograd_through_the_sum(
     close(found.gradient, expected, 1e-12)
 
 
-def test_7_11_the_coefficient_gradient_is_the_slope_of_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_coefficient_gradient_is_the_slope_of_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     found = probe(monkeypatch, mlp, CLASSES)
     for m in range(len(found.c)):
         h = torch.zeros_like(found.c)
@@ -234,7 +234,7 @@ def test_the_pull_adds_lambda_times_the_distance() -> None:
 
 @pytest.mark.parametrize("atlas_size", [8, 3, 2, 1])
 @pytest.mark.parametrize("anchor_norm", [True, False])
-def test_7_11_without_a_search_it_is_fedbuff_over_the_new_arrivals(anchor_norm: bool, atlas_size: int) -> None:
+def test_without_a_search_it_is_fedbuff_over_the_new_arrivals(anchor_norm: bool, atlas_size: int) -> None:
     """Whatever anchors there are, and where three arrivals a round are more than the atlas holds."""
     more: dict[str, Any] = {"cohort": 3, "sizes": [6, 3, 9, 5, 12, 8]}
     overrides = {"epochs": 0, "eta_fb": 0.7, "anchor_norm": anchor_norm, "atlas_size": atlas_size}
@@ -243,7 +243,7 @@ def test_7_11_without_a_search_it_is_fedbuff_over_the_new_arrivals(anchor_norm: 
     close(state.params, other.params)
 
 
-def test_7_11_late_arrivals_count_alike_in_the_fallback() -> None:
+def test_late_arrivals_count_alike_in_the_fallback() -> None:
     fed = federation()
     fed.begin(5, 1.0)
     built = feddle(epochs=0, eta_fb=0.5)
@@ -273,14 +273,14 @@ def test_the_fallback_can_cover_the_whole_atlas() -> None:
     close(built.server_step(after, arrived(second[:0]), fed).params, after.params)
 
 
-def test_7_11_without_a_search_and_a_fallback_nothing_moves() -> None:
+def test_without_a_search_and_a_fallback_nothing_moves() -> None:
     fed = federation()
     state = run(feddle(epochs=0, fallback="zero"), fed, 4)
     close(state.params, fed.family.init(0))
     assert state.atlas.scores.abs().sum() == 0
 
 
-def test_7_11_scores_are_the_coefficients_sizes() -> None:
+def test_scores_are_the_coefficients_sizes() -> None:
     """omega_1 - omega_0 = sum_m c_m a_m determines c, since the anchors are independent."""
     fed = federation()
     state = run(feddle(), fed, 1)
@@ -310,7 +310,7 @@ def test_a_single_anchor_is_its_own_median() -> None:
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_7_12_one_anchor_and_a_convex_loss_never_go_up(sign: float) -> None:
+def test_one_anchor_and_a_convex_loss_never_go_up(sign: float) -> None:
     """Logistic regression on a full batch, longer and longer searches along the way to a good model or away from it."""
     kinds: dict[str, Any] = {"build": lambda: nn.Sequential(nn.Linear(FEATURES, CLASSES)), "server": server_data(60)}
     fed = federation([60], **kinds)

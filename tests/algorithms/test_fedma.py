@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from hydra.errors import InstantiationException
 
 from fedlab_runner.algorithms.matching.structure import neuron_groups
 from fedlab_runner.algorithms.shared.averaging import Models
@@ -96,3 +97,21 @@ def test_layer_by_layer_needs_a_chain() -> None:
         layerwise().check(with_images(residual, 4))
     layerwise().check(federation([4], build=mlp))
     layerwise().check(with_images(cnn, 4))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sweeps": -1}, "sweeps must be >= 0, got -1"),
+        ({"late_policy": "delta"}, "late_policy must be one of model, discard, got delta"),
+        ({"layerwise": True}, "late_policy must be discard with layerwise true, got model"),
+        ({"first_models": "x"}, "first_models must be one of same, own, got x"),
+        ({"layerwise": True, "matched": False}, "matched must be true with layerwise true, got false"),
+        ({"weighting": "x"}, "weighting must be one of size, uniform, got x"),
+    ],
+)
+def test_bad_values_are_named(changes: dict[str, Any], message: str) -> None:
+    """Hydra wraps what the constructor raises."""
+    with pytest.raises(InstantiationException) as error:
+        algorithm("fedma", **changes)
+    assert str(error.value.__cause__) == message

@@ -3,14 +3,20 @@
 import itertools
 from typing import Any
 
+import pytest
 import torch
 
 from fedlab_runner.algorithms.fedrolex import ORDERS
 from fedlab_runner.algorithms.shared.decentralized import pick_participants
 from fedlab_runner.algorithms.shared.width_slicing import places
-from tests.helpers.identities import close
+from tests.helpers.identities import close, equal_widths_average_whole_models
 from tests.helpers.mixed import WIDTHS, mixed
 from tests.helpers.toy import algorithm, local, run, vectors
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_equal_widths_are_uniform_decentralised_fedavg(order: str) -> None:
+    equal_widths_average_whole_models("fedrolex", order=order)
 
 
 def test_fedrolex_begins_as_heterofl_and_a_window_in_order_changes_nothing_without_a_server() -> None:

@@ -1,4 +1,4 @@
-"""FedWalk: identities 7.8 of `algorithms.md`, edge cases of its section 6, and the wrapper around every algorithm with
+"""FedWalk: identities, edge cases, and the wrapper around every algorithm with
 a server.
 """
 
@@ -78,7 +78,7 @@ def test_it_leashes_any_algorithm(name: str) -> None:
 
 @pytest.mark.parametrize("name", by_kind(BASES))
 @pytest.mark.parametrize("off", [{"steps": 0, "tau": math.inf}, {"tau": -math.inf}], ids=["steps", "tau"])
-def test_7_8_without_leash_it_is_the_base_bit_for_bit(name: str, off: dict[str, Any]) -> None:
+def test_without_leash_it_is_the_base_bit_for_bit(name: str, off: dict[str, Any]) -> None:
     """With clients in flight, and everything that the base keeps; an upload has one more value."""
     fed, other = federation(**LATE), federation(**LATE)
     state = run(fedwalk(name, **off), fed, 6)
@@ -196,7 +196,7 @@ def test_the_ratio_and_its_limits(losses: tuple[float, float], ratio: float) -> 
     assert log_ratio(*losses) == ratio
 
 
-def test_7_8_the_threshold_is_strict() -> None:
+def test_the_threshold_is_strict() -> None:
     """A ratio of exactly tau: no leash; a little more and there is one."""
     built = fedwalk(tau=math.inf)
     first = run(built, federation(**LATE), 1)
@@ -228,7 +228,7 @@ def test_a_leash_that_is_learned_well_enough_is_dropped_and_its_loss_stays() -> 
 
 @pytest.mark.parametrize("beta", [0.0, 0.9])
 @pytest.mark.parametrize("std", [0.0, 2.0])
-def test_7_8_the_clients_loss_is_that_of_their_trained_models(beta: float, std: float) -> None:
+def test_the_clients_loss_is_that_of_their_trained_models(beta: float, std: float) -> None:
     """Uniform over those that arrive, late ones with the loss that they had when they trained, smoothed from zero."""
     kinds = LATE | {"std": std}
     fed, other, expected = federation(**kinds), federation(**kinds), 0.0
@@ -252,7 +252,7 @@ def test_7_8_the_clients_loss_is_that_of_their_trained_models(beta: float, std: 
     assert expected > 0
 
 
-def test_7_8_a_learning_rate_of_zero_changes_only_the_leash_loss() -> None:
+def test_a_learning_rate_of_zero_changes_only_the_leash_loss() -> None:
     fed = federation(**LATE)
     state = run(fedwalk(tau=math.inf, lr=0.0), fed, 5)
     off = run(fedwalk(tau=-math.inf), federation(**LATE), 5)
@@ -327,7 +327,7 @@ def test_executors_agree_about_the_losses() -> None:
     assert one.leash_loss == pytest.approx(other.leash_loss, abs=1e-8)
 
 
-def test_7_20_the_payload_is_the_bases_and_a_loss() -> None:
+def test_the_payload_is_the_bases_and_a_loss() -> None:
     fed = federation(EQUAL, build=normed)
     run(fedwalk(tau=math.inf), fed, 1)
     size, metrics = fed.family.size, fed.collect()
@@ -444,7 +444,7 @@ def test_its_name_says_what_it_is_around() -> None:
     assert moved != name
 
 
-def test_server_and_leash_data_are_two_things() -> None:
+def test_server_and_auxiliary_data_are_two_things() -> None:
     fed = prepare(
         build(
             "server_data=in_domain",

@@ -1,4 +1,4 @@
-"""HyFEM and stand-alone training: the identities of algorithms.md, 7.18, twins, growth, partial reports, bad input."""
+"""HyFEM and stand-alone training: identities, twins, growth, partial reports, bad input."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -95,11 +95,11 @@ def test_clients_with_fewer_blocks_compute_less() -> None:
     assert 1e9 * (cost["all"] - cost["some"]) == pytest.approx(((~OWNED * one) * epochs).sum())
 
 
-# --- identities 7.18 ---
+# --- identities ---
 
 
 @pytest.mark.parametrize("weighting", ["size", "uniform"])
-def test_7_18_one_block_without_pull_is_fedavg(weighting: str) -> None:
+def test_one_block_without_pull_is_fedavg(weighting: str) -> None:
     """With plain models, which are one block; and with one extractor and a classifier that does not move."""
     quiet = {"mu1": 0.0, "mu2": 0.0, "weighting": weighting}
     training = local(epochs=None, steps=5)
@@ -116,12 +116,12 @@ def test_7_18_one_block_without_pull_is_fedavg(weighting: str) -> None:
     close(blocks.params, expected.params)
 
 
-def test_7_18_the_pull_is_fedprox() -> None:
+def test_the_pull_is_fedprox() -> None:
     plain = run(hyfem(mu1=0.7), federation(SIZES), 2)
     close(plain.params, run(algorithm("fedprox", mu=0.7), federation(SIZES), 2).params)
 
 
-def test_7_18_of_one_client_the_server_has_the_model() -> None:
+def test_of_one_client_the_server_has_the_model() -> None:
     fed = hybrid([9], build=network((6,), (9,)), owned=np.ones((1, 3), dtype=bool))
     built = hyfem(mu1=0.0, mu2=0.0)
     state = run(built, fed, 1)
@@ -131,7 +131,7 @@ def test_7_18_of_one_client_the_server_has_the_model() -> None:
     assert state.places.tolist() == [list(range(6))]
 
 
-def test_7_18_extractors_are_means_over_their_holders() -> None:
+def test_extractors_are_means_over_their_holders() -> None:
     fed, built = hybrid(), hyfem()
     layout, state = Layout.of(fed.family), built.init(fed)
     rows = torch.stack([layout.take(far_apart(fed, m), blocks_of(fed)[m], state.places[m]) for m in range(4)])
@@ -146,7 +146,7 @@ def test_7_18_extractors_are_means_over_their_holders() -> None:
 @pytest.mark.parametrize(("cost", "ids"), [("pfnm", [0, 1, 2, 3]), ("pfnm", [2]), ("l2", [2])])
 @pytest.mark.parametrize("hidden", [(6,), (6, 5)])
 @pytest.mark.parametrize("include_outgoing", [False, True])
-def test_7_18_the_order_of_a_clients_neurons_does_not_matter(
+def test_the_order_of_a_clients_neurons_does_not_matter(
     cost: str, ids: list[int], hidden: Any, include_outgoing: bool
 ) -> None:
     """Client 2's neurons, in another order than the server knows, are found where they were: it is the same model.
@@ -170,7 +170,7 @@ def test_7_18_the_order_of_a_clients_neurons_does_not_matter(
     close(same.params, layout.take(server, range(3), state.places[0]))
 
 
-def test_7_18_l2_spread_never_rises_over_sweeps() -> None:
+def test_l2_spread_never_rises_over_sweeps() -> None:
     """Equal blocks and width, no growth: sum p ||W_m - Pi_m W_0||^2; a run of n sweeps begins like one of n - 1."""
     weights = np.array([0.1, 0.4, 0.3, 0.2])
     generator = torch.Generator().manual_seed(0)
@@ -199,7 +199,7 @@ def test_7_18_l2_spread_never_rises_over_sweeps() -> None:
 
 
 @pytest.mark.parametrize("server_hidden", [None, (9,), (24,)])
-def test_7_18_every_neuron_has_its_place_and_every_place_a_client(server_hidden: Any) -> None:
+def test_every_neuron_has_its_place_and_every_place_a_client(server_hidden: Any) -> None:
     """Clients with nothing in common: the server grows as far as it may, and what nobody uses is zero."""
     fed, built = hybrid(build=network((6,), server_hidden)), hyfem(sweeps=3)
     layout, state, blocks = Layout.of(fed.family), built.init(fed), blocks_of(fed)
@@ -214,7 +214,7 @@ def test_7_18_every_neuron_has_its_place_and_every_place_a_client(server_hidden:
     assert not last.weights(after.params)[:, width:].any() and hidden.weights(after.params)[:width].any(1).all()
 
 
-def test_7_18_parts_are_taken_and_put_back_exactly() -> None:
+def test_parts_are_taken_and_put_back_exactly() -> None:
     fed = hybrid(build=network((6, 4), (9, 7)))
     layout, x = Layout.of(fed.family), far_apart(fed, 1)
     places = torch.cat([torch.randperm(9)[:6], torch.randperm(7)[:4]])

@@ -332,7 +332,7 @@ def test_what_cannot_be_is_one_line(overrides: tuple[str, ...], message: str) ->
 
 
 def test_features_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"^augment must be none where examples are no images, got shape \[5\]$"):
+    with pytest.raises(ValueError, match=r"^augment must be none where examples are not images, got shape \[5\]$"):
         federation(augment=CROP_FLIP)
 
 

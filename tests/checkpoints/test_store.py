@@ -134,7 +134,7 @@ def test_after_damage_the_run_goes_on_without_the_damaged_file(tmp_path: Path) -
     assert loaded(store) == (3, {"round": 3})
 
 
-def test_when_all_are_damaged_the_user_is_told_the_way_out(tmp_path: Path) -> None:
+def test_when_all_are_damaged_the_error_names_the_remedy(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep=2)
     for round in (1, 2):
         _cut(store.save(round, CONFIG, {"round": round}), 0)

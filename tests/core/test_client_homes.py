@@ -292,7 +292,9 @@ def test_the_refusal_is_one_line_before_anything_is_built() -> None:
 
 
 def test_a_base_that_refuses_it_makes_fedwalk_refuse_it() -> None:
-    with pytest.raises(UserError, match=r"^home must be none with algorithm=fedwalk, which gives neurons new places"):
+    with pytest.raises(
+        UserError, match=r"^home must be none with algorithm=fedwalk, which moves neurons to new places"
+    ):
         build(composed("algorithm=fedwalk", "algorithm@algorithm.base=fedma", "home=head"))
 
 

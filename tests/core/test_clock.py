@@ -1,4 +1,4 @@
-"""Who starts and who arrives: algorithms.md's asynchronous simulation (Feddle, section 3)."""
+"""The clients that start and the updates that arrive: Feddle's asynchronous simulation (section 3)."""
 
 from typing import Any
 

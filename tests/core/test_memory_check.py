@@ -13,7 +13,7 @@ def train(fed: Federation) -> None:
     fed.cohort(np.arange(len(RAGGED))).train(fed.family.init(0))
 
 
-def test_a_round_that_cannot_fit_is_refused_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_that_cannot_fit_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_check, "MIN_CHECKED_BYTES", 0)
     model = federation().family.size * 8
     monkeypatch.setattr(memory_check, "memory_bytes", lambda: 2 * 3 * model)

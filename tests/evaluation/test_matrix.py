@@ -284,7 +284,7 @@ NEEDS = "evaluation.matrix has {}, which needs "
         (["evaluation.matrix=[server/own_std]"], "evaluation.matrix must be a list of "),
         (["evaluation.fine_tune_epochs=0"], "evaluation.fine_tune_epochs must be >= 1, got 0"),
         (["evaluation.matrix=[server/own]"], NEEDS.format("server/own") + "test examples of each client: set "),
-        (["evaluation.metric=client/own"], "evaluation.metric is of client/own, which needs test examples of the "),
+        (["evaluation.metric=client/own"], "evaluation.metric is of client/own, which needs test examples of each "),
         (
             ["evaluation.matrix=[server/unseen]", "client_split=redealt"],
             NEEDS.format("server/unseen") + "clients that never train: set participation.held_out_clients",

@@ -64,9 +64,11 @@ def covering() -> list[tuple[str, Choice]]:
 @functools.lru_cache
 def overrides(name: str, choice: Choice) -> tuple[str, ...]:
     """The arguments, but for the data's path."""
-    serverless = algorithm(name).decentralized or name in ("standalone", "hyfem")
+    without_server = algorithm(name).decentralized or name in ("standalone", "hyfem")
     kinds = ("global", "train", "own", "unseen") if name != "hyfem" else ("global", "own")
-    cells = [f"{model}/{data}" for model in ("client", "server", "tuned")[: 1 if serverless else 3] for data in kinds]
+    cells = [
+        f"{model}/{data}" for model in ("client", "server", "tuned")[: 1 if without_server else 3] for data in kinds
+    ]
     blocks = choice.partition == "random_blocks"
     said = [f"algorithm={name}", f"dataset={choice.data}", *SHORT.get(name, ()), f"num_clients={CLIENTS}"]
     said += [f"partition={choice.partition}", *(BLOCKS if blocks else PARTITIONS[choice.partition])]

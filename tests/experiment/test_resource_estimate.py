@@ -1,4 +1,4 @@
-"""What a run will take is said before its first round; one that cannot fit is refused with the way out."""
+"""What a run will take is said before its first round; one that cannot fit is refused with the remedy."""
 
 import gc
 import logging

@@ -10,6 +10,7 @@ from fedlab_runner.core.updates import Updates
 from fedlab_runner.core.work import Executor
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.vectorized import Vectorized
+from tests.helpers.mixed import sliceable
 from tests.helpers.toy import algorithm, federation, mlp, normed, run, server_data, tensors
 
 EXECUTORS: list[Executor] = [Loop(compile=False), Vectorized(chunk_size=3, compile=False)]
@@ -62,3 +63,10 @@ def trained(name: str, rounds: int = 3, fed: dict[str, Any] | None = None, **ove
     state: Any = run(algorithm(name, **overrides), federation(**(fed or {})), rounds)
     result: Tensor = state.params
     return result
+
+
+def equal_widths_average_whole_models(name: str, **how: Any) -> None:
+    """Asserts that a method that cuts models by channels is uniform decentralised FedAvg where all have one width."""
+    for build in (sliceable(3), mlp):
+        one = run(algorithm(name, **how), federation([8] * 6, build=build, cohort=3), 4)
+        close(one.models, run(algorithm("dec_fedavg"), federation([8] * 6, build=build, cohort=3), 4).models)

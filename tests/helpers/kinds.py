@@ -12,7 +12,7 @@ import pytest
 KINDS = (
     "ca2fl",  # a buffer, and a cached update of each client
     "center",  # no client trains
-    "dfml",  # serverless mutual learning
+    "dfml",  # decentralized mutual learning
     "ditto",  # clients with models of their own
     "dpsgd",  # gossip over a topology
     "fedavg",

@@ -10,7 +10,7 @@ from typing import NamedTuple
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-class Held(NamedTuple):
+class Usage(NamedTuple):
     """At one moment."""
 
     progress: int  # of the work, in units of the caller's
@@ -20,7 +20,7 @@ class Held(NamedTuple):
     children: int
 
 
-def held(pid: int, progress: int) -> Held | None:
+def held(pid: int, progress: int) -> Usage | None:
     """None: the process has ended."""
     folder = Path("/proc") / str(pid)
     try:
@@ -28,16 +28,16 @@ def held(pid: int, progress: int) -> Held | None:
         if not rss:
             return None  # it has ended and was not waited for
         children = sum(len((family / "children").read_text().split()) for family in (folder / "task").iterdir())
-        return Held(
+        return Usage(
             progress, rss, len(list((folder / "fd").iterdir())), len(list((folder / "task").iterdir())), children
         )
     except (OSError, IndexError):
         return None
 
 
-def watch(process: "subprocess.Popen[str]", progress: Callable[[], int], every: float) -> list[Held]:
+def watch(process: "subprocess.Popen[str]", progress: Callable[[], int], every: float) -> list[Usage]:
     """What a process holds, looked at every so many seconds until it ends."""
-    seen: list[Held] = []
+    seen: list[Usage] = []
     while process.poll() is None:
         if now := held(process.pid, progress()):
             seen.append(now)
@@ -45,6 +45,6 @@ def watch(process: "subprocess.Popen[str]", progress: Callable[[], int], every: 
     return seen
 
 
-def between(seen: list[Held], first: int, last: int) -> list[Held]:
+def between(seen: list[Usage], first: int, last: int) -> list[Usage]:
     """The looks at which so much was done."""
     return [each for each in seen if first <= each.progress <= last]

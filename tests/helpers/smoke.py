@@ -200,11 +200,11 @@ def _keeps_home(pick: dict[str, str], algorithm: Any) -> bool:
 
 def _cells(pick: dict[str, str], held_out: int) -> list[str]:
     """Cells of the evaluation matrix that such a run has."""
-    serverless = _class(pick["algorithm"]).decentralized or pick["algorithm"] in ("standalone", "hyfem")
+    without_server = _class(pick["algorithm"]).decentralized or pick["algorithm"] in ("standalone", "hyfem")
     data = ["global", "train", *(["unseen"] if held_out else [])]
     if pick["partition"] not in ("random_blocks", "assigned_blocks") or pick["client_split"] == "redealt":
         data.append("own")  # clients may not set examples aside that they share
-    return [f"{model}/{each}" for model in ("client", "server", "tuned")[: 1 if serverless else 3] for each in data]
+    return [f"{model}/{each}" for model in ("client", "server", "tuned")[: 1 if without_server else 3] for each in data]
 
 
 def _class(algorithm: str) -> Any:

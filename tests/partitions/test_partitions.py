@@ -241,7 +241,7 @@ def test_shards_more_than_samples():
         Shards(3).split(np.zeros(10, int), None, 5, rng())
 
 
-def test_dir_plain_has_no_minimum():
+def test_dirichlet_unbounded_has_no_minimum():
     strata = np.arange(1000) % 10
     split = DirichletUnbounded(0.01).split(strata, None, 50, rng())
     assert sizes(split).min() == 0
@@ -269,7 +269,7 @@ def test_equal_sizes(component, num_clients):
     assert split_sizes.max() - split_sizes.min() == (3300 % num_clients > 0)
 
 
-def test_dir_client_class_shares_are_dirichlet():
+def test_dirichlet_per_client_class_shares_are_dirichlet():
     """The first client's share of class 0 is Beta(alpha p, alpha (1 - p)): variance p (1 - p) / (alpha + 1)."""
     strata = (np.arange(40_000) % 4 > 0).astype(int)
     alpha, p = 3.0, 0.25

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.paths import ROOT
-from tests.helpers.processes import Held, between, watch
+from tests.helpers.processes import Usage, between, watch
 
 pytestmark = pytest.mark.slow
 
@@ -59,12 +59,12 @@ def start(folder: Path, *command: str) -> "subprocess.Popen[str]":
         )
 
 
-def assert_no_growth(early: list[Held], late: list[Held], most: int) -> None:
+def assert_no_growth(early: list[Usage], late: list[Usage], most: int) -> None:
     """`most` bytes more at the end, by medians; and not one thread, child or handle more, by the least: a file that is
     being written is open in half of the looks.
     """
     assert early and late
-    before, after = (Held(*map(min, zip(*part, strict=True))) for part in (early, late))
+    before, after = (Usage(*map(min, zip(*part, strict=True))) for part in (early, late))
     print(f"before: {before}, at the end: {after}")
     assert after.threads <= before.threads and after.children <= before.children and after.handles <= before.handles
     assert statistics.median(each.rss for each in late) - statistics.median(each.rss for each in early) < most

@@ -98,7 +98,7 @@ def test_what_is_removed_is_written_anew(
     ended = template.run(folder, *RUN, code=meddling(round, REMOVED[what]))
     assert ended.status == 0, ended.said
     if what != "checkpoints":  # these come again all the time
-        assert "while the run was at work: it is " in ended.said, ended.said
+        assert "during the run: it is " in ended.said, ended.said
     assert results(folder) == whole[0]
     assert {"config.yaml", "commands.jsonl", "partition.csv", "timings.jsonl"} <= {p.name for p in folder.iterdir()}
     ended = template.run(folder, *RUN, LONGER)

@@ -95,7 +95,7 @@ def test_a_file_of_links(tmp_path: Path) -> None:
     [
         ("0 1\n2 3\n", r"^topology\.path must be a connected graph: client 0 cannot reach client 2 in "),
         ("", r"^topology\.path must be a connected graph: client 0 cannot reach client 1 in "),
-        ("0 1\n1 4\n", r"^topology\.path must list two client ids from 0 to 3 a line, got line 2 of .*: '1 4'$"),
+        ("0 1\n1 4\n", r"^topology\.path must list two client ids from 0 to 3 in each line, got line 2 of .*: '1 4'$"),
         ("0 1 2\n", r"got line 1 of "),
         ("0 -1\n", r"got line 1 of "),
         ("a b\n", r"got line 1 of "),

@@ -1,4 +1,4 @@
-"""What runs out ends a run in one line that says what and the way out, with exit code 1."""
+"""A run that has used up memory, processes, threads or files ends in one line with the remedy, and exit code 1."""
 
 import errno
 import os

@@ -85,7 +85,7 @@ def test_a_changed_file_is_found_by_its_hash(bundled: Path, tmp_path: Path, veri
     files = contents(bundled)
     run = next(name for name in files if name.endswith("timings.jsonl"))
     code, text = verify(write(tmp_path / "c.zip", files | {run: None, "outputs/x/clients.csv": b"1"}, listed=False))
-    assert code == 1 and f"{run} is listed but not there" in text and "outputs/x/clients.csv is not listed" in text
+    assert code == 1 and f"{run} is listed but missing" in text and "outputs/x/clients.csv is not listed" in text
 
 
 def test_metrics_that_were_changed_with_their_hashes_are_found(bundled: Path, tmp_path: Path, verify: Verify) -> None:
@@ -105,15 +105,15 @@ def test_metrics_that_were_changed_with_their_hashes_are_found(bundled: Path, tm
         ("tables/settings.csv", r"0\.\d+", "0.987", "settings.csv, line 2, mean: 0.987 there, 0."),
         ("tables/runs.csv", "finished", "failed", "runs.csv, line 2, status: failed there, finished follows"),
         ("tables/runs.csv", r"\Z", '"x"\n', "runs.csv, line 6, run: x there, nothing follows"),
-        ("summary.json", r'"objective": 0\.', '"objective": 0.9', "objective in summary.json is not what follows"),
+        ("summary.json", r'"objective": 0\.', '"objective": 0.9', "objective in summary.json does not follow"),
         (
             "summary.json",
             r'"test/accuracy": 0\.',
             '"test/accuracy": 0.9',
-            "at_best in summary.json is not what follows",
+            "at_best in summary.json does not follow",
         ),
         ("config.yaml", "lr: [0-9.]+", "lr: 0.77", "its config is that of fed"),
-        ("bundle.json", r'"fedavg-', '"fedavg2-', " is told of but not there"),
+        ("bundle.json", r'"fedavg-', '"fedavg2-', " is in bundle.json but missing"),
     ],
 )
 def test_what_does_not_follow_is_found(
@@ -269,7 +269,7 @@ def test_the_executor_that_was_chosen_there_computes_here(
         (("--rounds", "-1"), "--rounds must be >= 0, got -1"),
         (("--tolerance", "nan"), "--tolerance must be in [0, 1), got nan"),
         (("--config-dir", "/no/such"), "--config-dir must be a folder, got /no/such"),
-        (("seed=1",), "seed cannot be set: keys of device, threads, executor can"),
+        (("seed=1",), "seed cannot be set: only keys of device, threads, executor"),
         (("logger=wandb",), "logger cannot be set"),
         (("dataset=mnist",), "dataset cannot be set"),
         (("hydra.run.dir=/x",), "hydra.run.dir cannot be set"),

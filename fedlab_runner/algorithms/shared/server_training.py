@@ -1,14 +1,16 @@
 """Training of the server model on the server's own examples, and the models' logits on these examples."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, Generic, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedlab_runner.algorithms.shared.averaging import Params
 from fedlab_runner.algorithms.shared.server_gradient import parts_of, server_gradient
 from fedlab_runner.core.additions import Loss
+from fedlab_runner.core.algorithm import ServerAlgorithm, Upload
 from fedlab_runner.core.client_data import ClientData, Streams
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.model_family import Batch, Flops, ModelFamily
@@ -29,6 +31,20 @@ class TrainedModel(NamedTuple):
 
     model: Tensor
     slots: tuple[Tensor, ...]
+
+
+class ServerDataAlgorithm(ServerAlgorithm[Params, Upload], Generic[Upload]):
+    """The base of algorithms whose server keeps only its model and needs examples of its own."""
+
+    in_domain: ClassVar[bool] = False
+    """Whether the examples must be of the clients' classes."""
+
+    def check(self, fed: Federation) -> None:
+        require_server_data(self, fed, in_domain=self.in_domain)
+
+    def init(self, fed: Federation) -> Params:
+        self.check(fed)
+        return Params(fed.family.init(fed.seed))
 
 
 def check_server_training(lr: float, epochs: int, batch_size: int, max_steps: int | None) -> None:

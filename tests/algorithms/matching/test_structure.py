@@ -188,7 +188,7 @@ def test_a_model_without_known_groups_is_refused_in_one_line(model: Any) -> None
 def direct_gain(
     v: Tensor, total: Tensor, mass: Tensor, holders: int, mu0: Tensor, j: int, s: float, s0: float
 ) -> float:
-    """The formula of algorithms.md, 4.A, one entry after the other."""
+    """PFNM's posterior gain by its formula, one entry after the other."""
     p, p0, value = 1 / s**2, 1 / s0**2, 0.0
     for k in range(len(v)):
         precision = p0 + p * float(mass[k])

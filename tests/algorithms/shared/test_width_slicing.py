@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 
-from fedlab_runner.algorithms.fedrolex import ORDERS
 from fedlab_runner.algorithms.shared.width_slicing import check_sliceable, places
 from fedlab_runner.core.model_family import ModelFamily, Normalize
 from fedlab_runner.core.rng import Purpose, generator
@@ -13,9 +12,8 @@ from fedlab_runner.models.dfml_cnn import DFMLCNN
 from fedlab_runner.models.preact_resnet import PreActResNet
 from fedlab_runner.models.vit_small import SmallViT
 from fedlab_runner.utils.errors import UserError
-from tests.helpers.identities import close
 from tests.helpers.mixed import KINDS, PARTIAL, WIDTHS, mixed, sliceable
-from tests.helpers.toy import algorithm, federation, mlp, run
+from tests.helpers.toy import algorithm, federation
 
 CUTS = {
     "cnn": [DFMLCNN(None, None, w) for w in ([8, 6], [4, 3], [3, 1])],
@@ -80,15 +78,6 @@ def test_permuted_channels_compute_the_same(kind: str) -> None:
     )  # norms that differ
     assert not torch.equal(w[index], w)
     torch.testing.assert_close(wide.predict(w[index], x), wide.predict(w, x), rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize(
-    ("name", "how"), [*((name, {}) for name in PARTIAL), *(("fedrolex", {"order": order}) for order in ORDERS)]
-)
-def test_equal_widths_are_uniform_decentralised_fedavg(name: str, how: dict[str, str]) -> None:
-    for build in (sliceable(3), mlp):
-        one = run(algorithm(name, **how), federation([8] * 6, build=build, cohort=3), 4)
-        close(one.models, run(algorithm("dec_fedavg"), federation([8] * 6, build=build, cohort=3), 4).models)
 
 
 @pytest.mark.parametrize(
