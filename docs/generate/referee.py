@@ -7,15 +7,19 @@ import re
 from pathlib import Path
 from typing import Any
 
+from omegaconf import DictConfig, OmegaConf
+
 from docs.generate import markdown
 from docs.generate.reference import target
 from fedlab_runner.config.build import conf_dir
+from fedlab_runner.methods.registry import method_style
 
 DOCS = Path(__file__).resolve().parents[1]
 ROOT = DOCS.parent
 PAGE = DOCS / "referee.md"
 RECORD = Path(__file__).parent / "referee.json"
 COMMON = ("contract", "fields", "golden", "limits", "payloads", "statistics")  # tests of all methods, in their stems
+OTHER_TABLES = "Tables that others published"  # a chapter of docs/results.md
 _NOTE = "<!-- Made by `make docs` from tests and docs/generate/referee.json. Change those, not this page. -->"
 _LEAD = """\
 This page says how each method is shown to be right. There are four ways:
@@ -39,8 +43,7 @@ draws are the same on both sides, and the formulas are written twice.
 The tests compare **every value of a method's State after every round** and require a difference below 1e-10. A \
 State has the models, control variates, buffers, caches, moments and counters.
 
-- Eight clients have 1 to 40 examples. One with a single example takes part in each case of a method with a \
-server.
+- Eight clients have 1 to 40 examples. The one with a single example takes part in each case.
 - Each case has five rounds or more. Each method has cases with an MLP and with batch norm, whose running \
 statistics are compared too.
 - Where updates may be late, a case has late ones.
@@ -163,23 +166,52 @@ def oracle_cells() -> dict[str, str]:
 
 
 def results() -> dict[str, str]:
-    """Of each method with a number beside the paper's: the chapters of docs/results.md."""
+    """Of each method with a number beside a published one: the chapters of docs/results.md."""
     found: dict[str, list[str]] = {}
-    for chapter in re.split(r"^## ", (DOCS / "results.md").read_text(encoding="utf-8"), flags=re.M)[1:]:
-        title, text = chapter.split("\n", 1)
-        if re.search(r"^\|.*\bpaper\b", text, re.M):
-            link = f"[{title.partition(':')[0]}](results.md#{_anchor(title)})"
-            for name in (each for each in methods() if _is_named(each, text)):
-                found.setdefault(name, []).append(link)
+    for title, text in _chapters((DOCS / "results.md").read_text(encoding="utf-8")):
+        link = f"[{title.partition(':')[0]}](results.md#{_anchor(title)})"
+        for name in (each for each in methods() if _is_named(each, text)):
+            found.setdefault(name, []).append(link)
     return {name: ", ".join(chapters) for name, chapters in found.items()}
 
 
+def _chapters(page: str) -> list[tuple[str, str]]:
+    """Titles and texts of the chapters with tables beside a paper's, and of the parts of the one on other tables."""
+    found = []
+    for chapter in re.split(r"^## ", page, flags=re.M)[1:]:
+        title, text = chapter.split("\n", 1)
+        if title == OTHER_TABLES:
+            parts = re.split(r"^### ", text, flags=re.M)[1:]
+            found += [(part.split("\n", 1)[0], part.split("\n", 1)[1]) for part in parts]
+        elif re.search(r"^\|.*\bpaper\b", text, re.M):
+            found.append((title, text))
+    return found
+
+
+def _of_preset(name: str) -> set[str]:
+    """The methods that an experiment sweeps over, or the one that it has."""
+    node = OmegaConf.load(conf_dir() / "experiment" / f"{name}.yaml")
+    swept = OmegaConf.select(node, "hydra.sweeper.params.algorithm")
+    if swept:
+        return set(str(swept).split(","))
+    entries = [entry for entry in node.defaults if isinstance(entry, DictConfig)]
+    chosen = {str(entry[key]) for entry in entries for key in entry if key == "override /algorithm"}
+    bases = [entry.removeprefix("/experiment/") for entry in node.defaults if str(entry).startswith("/experiment/")]
+    return chosen or {method for base in bases for method in _of_preset(base)}
+
+
 def _is_named(method: str, text: str) -> bool:
-    """Whether a command or the first cell of a row has a method."""
-    cls = target(conf_dir() / "algorithm" / f"{method}.yaml").__name__
+    """Whether a command, its preset, or one of the first cells of a row has a method."""
+    cls, shown = target(conf_dir() / "algorithm" / f"{method}.yaml").__name__, method_style(method).name
     first = [row[0].replace("+", "") for row in markdown.rows(text)]
     in_rows = any(re.match(rf"{cls}\b", cell, re.IGNORECASE) for cell in first)
-    return in_rows or bool(re.search(rf"\balgorithm={method}\b", text))
+    in_rows |= any(shown.replace("Dec.", "decentralised") in row[1:3] for row in markdown.rows(text))
+    presets = re.findall(r"\bexperiment=(published/\w+)", text)
+    return (
+        in_rows
+        or bool(re.search(rf"\balgorithm={method}\b", text))
+        or any(method in _of_preset(each) for each in presets)
+    )
 
 
 def _anchor(title: str) -> str:

@@ -20,6 +20,8 @@ def test_every_method_has_its_row() -> None:
     assert rows["fedavg"][0].startswith(loop)
     assert rows["fedprox"][1] == "[test_fedprox.py](../tests/algorithms/test_fedprox.py)"
     assert "fluke: 2e-16" in rows["fedprox"][2] and "(results.md#feddle-table-7" in rows["fedavg"][3]
+    assert "(results.md#flamby-" in rows["scaffold"][3] and "(results.md#fedavgs-own-table-1-" in rows["fedavg"][3]
+    assert "(results.md#pfllib-" in rows["ditto"][3] and "(results.md#dfml-" in rows["def_kt"][3]
 
 
 def test_the_page_follows_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""FedDyn's server goes back, against the clients' changes, and their linear terms have the wrong sign.
+"""FedDyn's server goes against the clients' changes, and so do their linear terms.
 
 Paper: Algorithm 1. The server has theta = mean(theta_k) - h / alpha, and -h / alpha is the sum of the changes
 theta_k - theta of all rounds, divided by the number of devices: with one device, theta moves by twice its change. fluke

@@ -1,4 +1,4 @@
-"""Per-FedAvg keeps the step to the personal model, which the paper only looks ahead along.
+"""Per-FedAvg keeps the step to the personal model.
 
 Paper: Algorithm 1, w <- w - beta (I - alpha H) grad f(w~) with w~ = w - alpha grad f(w). fluke's model is at w~ when it
 makes the second step (algorithms/per_fedavg.py:173 and 181), so that it also moves by -alpha grad f(w). Here beta is

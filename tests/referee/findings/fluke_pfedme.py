@@ -1,4 +1,4 @@
-"""pFedMe is FedAvg: nothing draws the personal models to the shared one, and they are what is sent.
+"""pFedMe's clients train as FedAvg's do, and send their personal models.
 
 Paper: Algorithm 1, theta minimises f(theta) + lambda / 2 ||theta - w||^2, and the client sends w. The optimiser gets
 theta itself in the place of w (algorithms/pfedme.py:125), whose distance from theta is 0; the client sends theta. Here
