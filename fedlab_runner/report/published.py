@@ -51,15 +51,16 @@ def load(name: str) -> Paper | None:
     """The table of this name, or the table that the experiment is a part of (`feddle/table1_vit`: Table 1)."""
     folder = conf_dir() / "paper"
     known = {path.relative_to(folder).with_suffix("").as_posix(): path for path in folder.rglob("*.yaml")}
-    for each in (name, name.partition("_")[0]):
-        if path := known.get(each):  # a run folder may name anything
-            content: Any = OmegaConf.to_container(OmegaConf.load(path))
-            there = any("std" in row for row in content["rows"])
-            if content.get("spread") not in ((SEEDS, ROUNDS) if there else (NONE,)):
-                wanted = f"{SEEDS} or {ROUNDS}: what std is over" if there else f"{NONE}, as no row has a std"
-                raise UserError(f"{path}: spread must be {wanted}; got {content.get('spread')}")
-            return Paper(each, content["unit"], content["spread"], content["columns"], content["rows"])
-    return None
+    parts = [each for each in known if f"{name}_".startswith(f"{each}_")]  # a run folder may name anything
+    if not parts:
+        return None
+    path = known[each := max(parts, key=len)]
+    content: Any = OmegaConf.to_container(OmegaConf.load(path))
+    there = any("std" in row for row in content["rows"])
+    if content.get("spread") not in ((SEEDS, ROUNDS) if there else (NONE,)):
+        wanted = f"{SEEDS} or {ROUNDS}: what std is over" if there else f"{NONE}, as no row has a std"
+        raise UserError(f"{path}: spread must be {wanted}; got {content.get('spread')}")
+    return Paper(each, content["unit"], content["spread"], content["columns"], content["rows"])
 
 
 def papers(runs: Iterable[Run]) -> list[Paper]:

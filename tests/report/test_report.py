@@ -281,6 +281,8 @@ def test_the_papers_numbers_in_the_csv_are_those_of_its_file(table7: Path) -> No
 def test_a_part_of_a_table_knows_its_table_and_an_experiment_of_others_is_refused(table7: Path) -> None:
     part, whole = published.load("feddle/table7_ood"), published.load("feddle/table7")
     assert part == whole is not None and published.load("late_clients") is None
+    heart = published.load("published/fed_heart_adam")
+    assert heart is not None and heart.name == "published/fed_heart" and published.load("published/fed") is None
     with pytest.raises(
         UserError, match=r"^no run belongs to experiment=feddle/fig5: the runs there have feddle/table7$"
     ):
