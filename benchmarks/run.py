@@ -5,7 +5,7 @@ too: what is reported is the least wall time of each and the median of its paire
 contender does some rounds that do not count (two, or more where clients have memory of their own to touch) and then as
 many as make up a tenth of a second, of which the mean counts.
 Plain loops run in a process of their own, in which nothing of this package has set anything.
-    python -m benchmarks.run [--cores 2] [--repeat 7] [--only REGEX] [--compiled] [--device cuda] [--out FILE]
+    python -m benchmarks.run [--cores 2] [--repeat 7] [--only REGEX] [--compiled] [--methods] [--device cuda] [--out FILE]
 The plain loop may use a thread for each core. Rows that FILE has from the same commit and machine are not measured
 again: a run that was stopped continues.
 """
@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import gpu
+from benchmarks import gpu, method_rows
 from benchmarks.case import Case, Contender, Row
 from benchmarks.rows import all_rows
 from benchmarks.table import table
@@ -63,9 +63,9 @@ def _wait() -> None:
 class Aside:
     """Another process with the contenders of one row, each of which takes its turn when it is told to."""
 
-    def __init__(self, row: str, cores: int, compiled: bool, device: str = "cpu") -> None:
-        words = [sys.executable, "-m", "benchmarks.run", "--cores", str(cores), "--device", device, "--aside", row]
-        words += ["--compiled"] * compiled
+    def __init__(self, row: str, options: argparse.Namespace) -> None:
+        words = [sys.executable, "-m", "benchmarks.run", "--cores", str(options.cores), "--device", options.device]
+        words += ["--aside", row, *["--compiled"] * options.compiled, *["--methods"] * options.methods]
         plain = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}  # which a run sets
         self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=plain)
 
@@ -183,6 +183,8 @@ def _begun(path: Path | None, here: dict[str, Any]) -> dict[str, Any]:
 def _rows(options: argparse.Namespace) -> Iterator[Row]:
     if options.device == "cuda":
         return gpu.all_rows(options.compiled, torch.device(options.device))
+    if options.methods:
+        return method_rows.rows(options.cores, options.compiled)
     return all_rows(options.cores, options.compiled)
 
 
@@ -194,6 +196,7 @@ def main() -> int:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="cuda: rows of their own, on a GPU")
     parser.add_argument("--only", default="", help="rows whose name has this regular expression")
     parser.add_argument("--compiled", action="store_true", help="compiled steps too: a minute more a row")
+    parser.add_argument("--methods", action="store_true", help="instead of the usual rows a round of every method")
     parser.add_argument("--out", type=Path, help="a file for the JSON, which a stopped run continues with")
     parser.add_argument("--neighbours", type=int, default=0, help="processes that keep the same cores busy meanwhile")
     parser.add_argument("--aside", help=argparse.SUPPRESS)  # the row whose contenders are asked for, one by one
@@ -214,7 +217,7 @@ def main() -> int:
     for row in _rows(options):
         if row.name in rows or not re.search(options.only, row.name):
             continue
-        aside = Aside(row.name, options.cores, options.compiled, options.device)
+        aside = Aside(row.name, options)
         with neighbours(options.neighbours):
             found = measured(row.case(), options.repeat, here["matrix_gflops_a_second"], aside)
         aside.end()

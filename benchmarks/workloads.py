@@ -111,7 +111,7 @@ def automatic(cores: int, compile: bool) -> tuple[Executor, Callable[[], str]]:
     weakref.finalize(executor, shutil.rmtree, folder, ignore_errors=True)
 
     def choice() -> str:
-        return ", ".join(noted(folder)[EXECUTORS].values())
+        return ", ".join(noted(folder).get(EXECUTORS, {}).values())
 
     return executor, choice
 

@@ -1,5 +1,6 @@
 """The benchmark's contenders do the same work, and its numbers say what they claim."""
 
+import argparse
 import copy
 import dataclasses
 import importlib
@@ -174,7 +175,8 @@ def test_plain_contenders_take_their_turns_in_a_process_of_their_own() -> None:
 
     case = Case({"plain": Contender(lambda _: pytest.fail("not here"), plain=True), "ours": Contender(lambda _: None)})
     assert run.measured(case, repeat=2, gflops=1.0, aside=Other())["plain"]["seconds"] == 3.0  # type: ignore[arg-type]
-    aside = run.Aside("hyfem matching", cores=1, compiled=False)
+    options = argparse.Namespace(cores=1, device="cpu", compiled=False, methods=False)
+    aside = run.Aside("hyfem matching", options)
     assert 0 < aside.of_a_turn("plain") < 60
     aside.end()
 

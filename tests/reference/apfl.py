@@ -28,7 +28,7 @@ def apfl(
 
 
 def row(v: Model, alpha: float) -> Tensor:
-    return torch.cat([v.vector, torch.tensor([alpha], dtype=torch.float64)])
+    return torch.cat([v.vector, torch.tensor([alpha], dtype=v.w.dtype)])
 
 
 def client_update(p: Problem, i: int, x: Model, own: Own, t: int, adaptive: bool) -> tuple[Model, Own]:

@@ -35,9 +35,9 @@ def neighbourhood_average(p: Problem, there: list[int], sent: dict[int, Model]) 
     size = wide.num_params + wide.num_stats
     where = {i: in_wide(p.net_of(i), wide) for i in there}
     spread = {
-        i: torch.full((size,), torch.nan, dtype=torch.float64).index_copy(0, where[i], sent[i].vector) for i in there
+        i: torch.full((size,), torch.nan, dtype=wide.dtype).index_copy(0, where[i], sent[i].vector) for i in there
     }
-    new = {i: torch.zeros(size, dtype=torch.float64) for i in there}
+    new = {i: torch.zeros(size, dtype=wide.dtype) for i in there}
     for v in range(size):
         owners = [i for i in there if not spread[i][v].isnan()]
         weights = metropolis(p, owners)

@@ -36,7 +36,7 @@ def fedala(
     last = list(dict.fromkeys(owners))[-layers:]
     sizes = [shape.numel() for shape in p.net.shapes.values()]
     upper = torch.cat([torch.full((n,), owner in last) for n, owner in zip(sizes, owners, strict=True)])
-    theta, ones = p.x0, torch.ones(int(upper.sum()), dtype=torch.float64)
+    theta, ones = p.x0, torch.ones(int(upper.sum()), dtype=p.net.dtype)
     first = Kept(theta, ones, 0)  # local models are Theta^0, W_i^p are ones
     kept: dict[int, Kept] = {}
     sent, own = list[Update](), list[Kept]()
@@ -60,7 +60,7 @@ def fedala(
 
 
 def row(kept: Kept) -> Tensor:
-    return torch.cat([kept.theta.vector, kept.weights, torch.tensor([float(kept.times)], dtype=torch.float64)])
+    return torch.cat([kept.theta.vector, kept.weights, torch.tensor([float(kept.times)])])
 
 
 def mixed(mine: Kept, theta: Model, weights: Tensor, upper: Tensor) -> Tensor:

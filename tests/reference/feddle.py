@@ -45,7 +45,7 @@ def feddle(
 ) -> Iterator[Fields]:
     omega, sent, atlas, received = p.x0, list[Sent](), list[Anchor](), 0  # line 3: A = {}
     in_domain = p.server_classes == p.num_classes
-    theta = None if in_domain else torch.zeros(p.server_classes * (p.net.num_features + 1), dtype=torch.float64)
+    theta = None if in_domain else torch.zeros(p.server_classes * (p.net.num_features + 1), dtype=p.net.dtype)
     size = atlas_size or 2 * len(p.cohort(0))  # M; appendix F.7: twice the number of sampled clients
     pull = lam if lam is not None else 0.0 if in_domain else 0.01  # lambda; appendix F.7
 
@@ -115,7 +115,7 @@ def start(
     fallback: str, eta: float, new: Sequence[Anchor], atlas: Sequence[Anchor], a: Tensor, omega: Tensor
 ) -> tuple[Tensor, Tensor]:
     """c' for which sum_m c'_m a_m is FedBuff's step eta/b sum_b Delta_b; omega after what the atlas lacks of it."""
-    c, buffer = torch.zeros(len(atlas), dtype=torch.float64), new if fallback == "fedbuff" else atlas
+    c, buffer = torch.zeros(len(atlas), dtype=omega.dtype), new if fallback == "fedbuff" else atlas
     if fallback == "zero" or not new:
         return c, omega
     for m, anchor in enumerate(atlas):

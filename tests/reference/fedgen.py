@@ -36,7 +36,7 @@ def fedgen(
         layers = nn.Linear(noise_size + classes, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, features)
         return nn.Sequential(*layers)
 
-    net = Net(build)
+    net = Net(build, p.net.dtype)
     made = net.model(p.initial(build, seed=int(p.rng("ALGORITHM").integers(2**63)) >> 15))
     adam = Adam(made.w, weight_decay=weight_decay)
 

@@ -26,8 +26,8 @@ def fedlaw(
         here = arrived(sent, t)
         if here:
             models, stats = torch.stack([u.y.w for u in here]), torch.stack([u.y.s for u in here])
-            n = torch.tensor([p.n(u.client) for u in here], dtype=torch.float64)
-            a, b = torch.log(n / n.sum()), torch.zeros(1, dtype=torch.float64)  # lambda: sizes; gamma: 1
+            n = torch.tensor([p.n(u.client) for u in here], dtype=p.net.dtype)
+            a, b = torch.log(n / n.sum()), torch.zeros(1, dtype=p.net.dtype)  # lambda: sizes; gamma: 1
             s, adam = mean(list(stats), n.tolist()), Adam(torch.cat([a, b]), betas=(0.5, 0.999))
             per_epoch = len(p.server_batches(t, 1, batch_size))
             for step, rows in enumerate(p.server_batches(t, epochs, batch_size, max_steps)):

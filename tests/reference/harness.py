@@ -205,7 +205,7 @@ def problem(fed: Federation, rounds: int, late: bool) -> Problem:
     data = fed.client_data
     setting = fed.local
     return Problem(
-        nets=[Net(family.build) for family in fed.families],
+        nets=[Net(family.build, fed.family.dtype) for family in fed.families],
         data=Data(data.inputs, data.targets),
         members=[torch.from_numpy(data.members(i)) for i in range(data.num_clients)],
         num_classes=fed.family.num_classes,

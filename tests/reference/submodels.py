@@ -41,7 +41,7 @@ def partial_training(
         w[n] = sgd(p, w[n], n, t, label_loss(p, n))
     nets = p.nets if cut_from else [p.net_of(n) for n in meeting.participants]
     wide = max(nets, key=lambda net: net.num_params)  # W_g is like the largest available model
-    total = {k: torch.zeros(shape, dtype=torch.float64) for k, shape in (wide.shapes | wide.stats).items()}
+    total = {k: torch.zeros(shape, dtype=wide.dtype) for k, shape in (wide.shapes | wide.stats).items()}
     count = {k: torch.zeros_like(v) for k, v in total.items()}
     cut = {n: indices(p.net_of(n), wide, choose(n)) for n in meeting.participants}
     # Eq 6: W_g,[i,j] <- sum_n d_n W_n,[i,j] / sum_n d_n, with d_n = 1 / |P|. As printed it sums over all of P, which

@@ -4,8 +4,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C._functorch import peek_interpreter_stack
 
 from fedlab_runner.core.model_family import Batch, FunctionalModel
+from fedlab_runner.core.work import gradient_of
 
 
 class Gradient(NamedTuple):
@@ -24,7 +26,9 @@ def gradient(model: FunctionalModel, params: Tensor, batch: Batch) -> Gradient:
         value = model.family.loss(there, batch)
         return value, (value, there.buffers)
 
-    g, (loss, buffers) = torch.func.grad(objective, has_aux=True)(params.detach())
+    within = torch.compiler.is_compiling() or peek_interpreter_stack() is not None  # plain autograd knows no transforms
+    of = torch.func.grad(objective, has_aux=True) if within else gradient_of(objective)
+    g, (loss, buffers) = of(params.detach())
     return Gradient(g, loss.detach(), buffers.detach())
 
 
