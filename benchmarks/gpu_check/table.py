@@ -5,6 +5,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu_check import goals
+
 SHOWN = 3  # last lines of what failed
 VERDICTS = {True: "yes", False: "**no**", None: ""}
 
@@ -26,6 +28,7 @@ def table(results: dict[str, Any]) -> str:
             lines.append("| " + " | ".join(map(_cell, cells)) + " |")
         if part["state"] != "done":
             lines.append(f"| {_cell(name)} | | | {_cell(part['state'])} | |")
+    lines += ["", "| row | goal | found | reached |", "|---|---|---|---|", *goals.rows(results)]
     return "\n".join([*lines, "", counted(results)])
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from hydra._internal import defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.object_type import ObjectType
 from omegaconf import DictConfig, OmegaConf
@@ -39,6 +40,7 @@ _LOGGED = {  # classes that Python's logging may build
 # Logging imports what the scheme of a value names, as ext://sys.stdout. An interpolation must not stand for a scheme.
 _SCHEME = re.compile(r"[a-z]+://")
 _NO_SCHEME = re.compile(r"\$\{hydra\.runtime\.(output_dir|cwd)\}/|[a-z]*[^a-z:$]")
+_all_choices = defaults_list._create_interpolation_map
 MAX_COMPOSED = 200  # jobs of a sweep whose configs are kept until they start, 0.2 MB each
 
 
@@ -99,8 +101,20 @@ class Completing(Loader):
 @contextlib.contextmanager
 def checked(completing: bool = False) -> Iterator[None]:
     """Within the block Hydra composes with this loader, and so do its launchers in other processes."""
-    with mock.patch("hydra._internal.hydra.ConfigLoaderImpl", Completing if completing else Loader):
+    with (
+        mock.patch("hydra._internal.hydra.ConfigLoaderImpl", Completing if completing else Loader),
+        mock.patch.object(defaults_list, "_create_interpolation_map", _choices_of_interpolations),
+    ):
         yield
+
+
+def _choices_of_interpolations(overrides: Any, defaults: list[Any], self_added: bool) -> DictConfig:
+    """What Hydra makes for each file of a config, for the defaults that hold an interpolation: a third of the time of
+    composing. A file that has none needs nothing.
+    """
+    if any(each.is_interpolation() for each in defaults):
+        return _all_choices(overrides, defaults, self_added)
+    return OmegaConf.create({})
 
 
 def faults(cfg: DictConfig) -> list[str]:

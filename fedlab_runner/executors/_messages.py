@@ -51,7 +51,8 @@ class Room:
 
     def __init__(self, descriptor: int | None = None) -> None:
         self.descriptor = _unnamed() if descriptor is None else descriptor
-        self._owned, self._memory, self._size = descriptor is None, None, 0
+        self._owned, self._size = descriptor is None, 0
+        self._memory: mmap.mmap | None = None
 
     def rows(self, count: int, columns: int, dtype: torch.dtype) -> Tensor | None:
         """A tensor [count, columns] of the memory, the same in both processes; None: it would be too large."""
@@ -71,7 +72,7 @@ class Room:
 
 
 def _unnamed() -> int:
-    if sys.platform == "linux":
+    if hasattr(os, "memfd_create"):  # on Linux
         return os.memfd_create("fedlab")
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())

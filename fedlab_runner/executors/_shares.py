@@ -160,7 +160,7 @@ def _pickler() -> Any:
 
 
 def _dumped(thing: Any, lasting: Sequence[object]) -> bytes:
-    base = _pickler()
+    base: Any = _pickler()
     tensors: dict[int, tuple[int, Tensor]] = {}  # by id: a number, and the tensor, which keeps the id
 
     class Pickler(base):  # type: ignore[misc]  # of a library that may be missing

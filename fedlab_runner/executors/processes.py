@@ -88,7 +88,7 @@ class Processes(SingleProcessExecutor):
 
     def _on_gpus(self, work: Work) -> tuple[Tensor, Tensor]:
         mine, others = work.family.device, gpus()
-        if mine.type == "cuda" and mine.index is None:
+        if str(mine) == "cuda":
             mine = torch.device("cuda", torch.cuda.current_device())
         if mine not in others:
             raise UserError(f"executor.workers=gpus needs device=cuda, got {mine}")

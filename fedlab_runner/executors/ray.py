@@ -143,8 +143,8 @@ class _Session:
             self._kept(work.client_data, None, lambda: packed_client_data(work.client_data)),
             self._kept(work.family, state_of(work.family), lambda: packed_family(work.family)),
         ]
-        room = self._room.rows(*y.shape, y.dtype)
-        shape = None if room is None else (*y.shape, y.dtype)
+        room = self._room.rows(len(y), y.shape[1], y.dtype)
+        shape = None if room is None else (len(y), y.shape[1], y.dtype)
         in_use = {number for number, _ in self._numbers.values()}
         device = GPU if self._num_gpus else "cpu"
         self._send(Train(packed_work(work, inner), numbers, in_use, shares, device, shape))

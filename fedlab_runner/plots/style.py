@@ -115,7 +115,7 @@ def _write_svg(figure: "Figure", file: BinaryIO) -> None:
 
     figure.set_layout_engine("none")
     with _any_script():
-        FigureCanvasSVG(figure).print_svg(file, metadata={"Date": None})
+        FigureCanvasSVG(figure).print_svg(file, metadata={"Date": None})  # type: ignore[no-untyped-call]  # as above
 
 
 @contextmanager

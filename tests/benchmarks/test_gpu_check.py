@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.gpu_check import child, run
+from benchmarks.gpu_check import child, goals, run
 from benchmarks.gpu_check.finding import Setting, farthest
 from benchmarks.gpu_check.parts import PARTS
 from benchmarks.gpu_check.runs import algorithms
@@ -171,8 +171,37 @@ def test_the_table() -> None:
         "| speed | W1 |  | ended by SIGSEGV<br>`a`<br>`b` | **no** |",
         "| late | | | skipped: the 10 minutes were over | |",
         "",
+        "| row | goal | found | reached |",
+        "|---|---|---|---|",
+        *goals.rows(results),
+        "",
         "0 hold, 1 do not, 1 claim nothing; not done: late",
     ]
+
+
+def test_the_goals() -> None:
+    """Ratios of the least times, in each precision that was measured."""
+    times = {
+        "resnet18": {"plain": 4.0, "plain, lean": 2.0, "loop": 3.0, "graph": 2.1},
+        "feddle's search": {"plain": 9.0, "ours": 3.0, "ours, fine-tuning": 2.0},
+        "W2 mlp": {"plain": 8.0, "plain, vmap": 1.0, "graph": 0.5},
+        "evaluation": {"plain": 1.0},
+    }
+    findings = [
+        {"case": case, "name": name, "numbers": {"median_seconds": seconds}}
+        for case, each in times.items()
+        for name, seconds in each.items()
+    ]
+    findings.append({"case": "W1 cnn", "name": "plain", "numbers": {}})
+    lines = {
+        line.split(" | ")[0].strip("| "): line.split(" | ")[2:]
+        for line in goals.rows({"parts": {"bf16": {"findings": findings}}})
+    }
+    assert lines["resnet18"] == ["bf16: 0.95", "yes |"] and lines["W2 mlp"] == ["bf16: 16.00", "yes |"]
+    assert lines["feddle's search"] == ["bf16: 0.67", "**no** |"]
+    assert lines["evaluation"] == lines["W1 cnn"] == ["not measured", "|"]
+    cases = {name for part in PARTS if part.name == "float32" for name, _ in part.cases(TINY)}
+    assert lines.keys() <= cases
 
 
 def test_the_parts_have_all_algorithms_and_each_case_a_name_of_its_own() -> None:

@@ -10,10 +10,10 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import create_config_search_path
 from hydra.types import RunMode
 
-from fedlab_runner.config import config_files
+from fedlab_runner.config import config_files, hydra_loader
 from fedlab_runner.config.build import conf_dir
 from fedlab_runner.config.config_files import FileConfigSource
-from fedlab_runner.config.hydra_loader import MAX_COMPOSED, Loader
+from fedlab_runner.config.hydra_loader import MAX_COMPOSED, Loader, checked
 
 
 def loader() -> Loader:
@@ -48,6 +48,30 @@ def test_a_job_is_composed_once(composed: list[list[str]]) -> None:
     assert one.load_sweep_config(master, jobs[0]).seed == 0
     other = pickle.loads(pickle.dumps(one))
     assert not other._composed and other._read is None, "no job is sent to other processes with the loader"
+
+
+def test_choices_are_gathered_for_a_file_whose_defaults_hold_an_interpolation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And for no other file; the config is Hydra's own."""
+    gathered: list[int] = []
+    real = hydra_loader._all_choices
+
+    def counted(overrides: Any, defaults: list[Any], self_added: bool) -> Any:
+        gathered.append(len(defaults))
+        return real(overrides, defaults, self_added)
+
+    (tmp_path / "own.yaml").write_text("defaults:\n  - train\n  - delay@late: ${delay}\n  - _self_\n")
+    monkeypatch.setattr(hydra_loader, "_all_choices", counted)
+    for name, times in (("train", 0), ("own", 1)):
+        path = create_config_search_path(str(conf_dir()))
+        path.prepend("test", f"file://{tmp_path}")
+        config_files.register()
+        with checked():
+            ours = Loader(path).load_configuration(name, ["+debug=tiny"], RunMode.RUN)
+        assert len(gathered) == times
+        assert ours == ConfigLoaderImpl(path).load_configuration(name, ["+debug=tiny"], RunMode.RUN)
+        assert name == "train" or ours.late == ours.delay
 
 
 def test_few_jobs_wait(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,13 +18,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import fedlab_runner
 from fedlab_runner.executors._messages import Room, receive, send
 from fedlab_runner.executors._ray.worker import Round, train_share
 from fedlab_runner.executors._shares import ClientShare
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.system import die_with_parent, usable_cores
 
+PACKAGE = Path(__file__).parents[2]  # the folder of this package, which the nodes may get
 POLL_SECONDS = 2.0  # between two checks of the cluster while no result comes
 HEAD_LOST_SECONDS = 20.0  # without an answer, after which the head is lost; a restarted head may come back before
 MAX_SHARE_LOSSES = 3  # of a share's workers, after which the driver assumes that the share itself kills them
@@ -193,7 +193,7 @@ def main() -> None:
         try:
             if address not in ("", "auto") and not answers(address):
                 raise ConnectionError("nothing answers there")
-            code = {"py_modules": [str(Path(fedlab_runner.__file__).parent)]} if int(sends_package) else None
+            code = {"py_modules": [str(PACKAGE)]} if int(sends_package) else None
             ray.init(**where, runtime_env=code, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, RuntimeError, ValueError) as error:
             send(connection, Gone(str(error).partition("\n")[0]))
