@@ -128,9 +128,7 @@ class JobRecord:
         before = read_job(self._path(sweep)).get("seconds")
         seconds = before if self._reused else time.monotonic() - self._began
         summary = self._summary()
-        if (
-            summary.get("rounds") != self._rounds
-        ):  # of a longer run, with this job among its rounds
+        if summary.get("rounds") != self._rounds:  # of a longer run, with this job among its rounds
             summary = {key: summary[key] for key in ("metric", "rule") if key in summary}
         job = self._job(status, objective=objective, error=error, summary=summary, seconds=seconds)
         self._write(sweep, job)
