@@ -10,8 +10,7 @@ from dataclasses import fields
 from functools import partial
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from benchmarks import workloads
 from benchmarks.case import Case, Contender, Row
@@ -43,9 +42,7 @@ def own_keys(method: str) -> dict[str, Any]:
     return OWN.get(method, {"epochs": 1} if trains else {})
 
 
-def of_method(
-    method: str, build: Callable[[], nn.Module], cores: int, compiled: bool, shape: Shape = SHAPE
-) -> Case:
+def of_method(method: str, build: Callable[[], nn.Module], cores: int, compiled: bool, shape: Shape = SHAPE) -> Case:
     """The reference loop, and the method in a run."""
     from tests.helpers import toy  # of the repository, not of the package
     from tests.reference import harness
@@ -80,6 +77,4 @@ def of_method(
         state = built.round(state, fed)
         return built.models(state)
 
-    return Case(
-        {"plain": Contender(plain, cores, plain=True), "ours": Contender(ours, cores, note=choice, warm=4)}
-    )
+    return Case({"plain": Contender(plain, cores, plain=True), "ours": Contender(ours, cores, note=choice, warm=4)})

@@ -15,7 +15,8 @@ def span(values: Iterable[float]) -> tuple[float, float] | None:
 
 def padded(low: float, high: float, floor: float = -math.inf, ceiling: float = math.inf) -> tuple[float, float]:
     """Ends of an axis a little beyond the data, but not beyond `floor` and `ceiling`."""
-    margin = MARGIN * (high - low) or 0.05 * abs(high) or 1.0
+    length = high - low if high - low > 1e-9 * abs(high) else 0.0  # rounding makes no axis
+    margin = MARGIN * length or 0.05 * abs(high) or 1.0
     start, end = low - margin, high + margin
     return (max(start, floor) if low >= floor else start), (min(end, ceiling) if high <= ceiling else end)
 

@@ -77,7 +77,9 @@ def comparison(groups: Sequence[SeedGroup]) -> ReportTable:
         rows.append(row)
     metric = groups[0].runs[0].metric
     header = ["method", *(condition or metric for condition in columns)]
-    over = f"over {times(usual, 'seed')}" + ("" if seeds_agree(groups, usual) else ", where no other number is given")
+    over = f"over {times(usual, 'seed') if usual else 'seeds'}" + (
+        "" if seeds_agree(groups, usual) else ", where no other number is given"
+    )
     title = f"{metric}: mean {PLUS_MINUS} standard deviation (n - 1) {over}; the best of each column in bold"
     return ReportTable(header, rows, title=title, units=["", *(unit(metric) for _ in columns)])
 

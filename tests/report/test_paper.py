@@ -12,8 +12,20 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from fedlab_runner.report import build, curves, figures, formatting, grouping, headline, latex, page, scales, summaries
-from fedlab_runner.report.content import Chart, Report
+from fedlab_runner.report import (
+    build,
+    curves,
+    figures,
+    formatting,
+    grouping,
+    headline,
+    latex,
+    page,
+    scales,
+    summaries,
+    svg,
+)
+from fedlab_runner.report.content import Chart, Dots, Report
 from fedlab_runner.report.runs import Run
 from fedlab_runner.utils import escaping
 
@@ -110,6 +122,16 @@ def test_the_headline_names_the_best_with_its_interval(groups: list[grouping.See
     assert headline.best_of("", groups).startswith("Feddle is best in 2 of 2 conditions; it has the best interquartile")
 
 
+def test_the_headline_compares_nothing_with_itself_and_names_what_has_no_result() -> None:
+    two = [run("fedavg", "none", seed, top) for seed, top in enumerate((0.6, 0.9))]
+    assert headline.best_of("", grouping.group(two)).endswith("95 % interval 0 to 100).")
+    assert headline.best_of("", grouping.group(two[:1])) == "FedAvg has 60.0\xa0% (1 seed)."
+    cut = run("dfml", "none", 0, 0.5, num_clients=50)
+    blocks = grouping.blocks(grouping.group([*two, replace(cut, rows=cut.rows[:3])]))
+    said = headline.headline(blocks, [*two], 0)
+    assert any(each.endswith(": no run is finished.") for each in said) and "No run is finished." not in said
+
+
 def test_unrelated_conditions_have_blocks_of_their_own(groups: list[grouping.SeedGroup]) -> None:
     runs = [each for group in groups for each in group.runs]
     other = [run("dfml", "none", seed, 0.4, num_clients=50) for seed in range(2)]
@@ -137,6 +159,61 @@ def test_decimals_are_those_of_the_deviation(deviations: list[float], metric: st
     assert formatting.decimals(deviations, metric) == digits
 
 
+@pytest.mark.parametrize(
+    ("unit", "values", "found"),
+    [
+        *(("MB", [0.4, 12.0], ("MB", 1)), ("MB", [150_000.0, 3.0], ("GB", 1e-3)), ("MB", [math.nan], ("MB", 1))),
+        *(
+            ("GFLOPs", [0.0002, 0.0], ("MFLOPs", 1e3)),
+            ("GFLOPs", [110_257.0], ("TFLOPs", 1e-3)),
+            ("s", [1e-9], ("s", 1)),
+        ),
+    ],
+)
+def test_costs_have_a_unit_that_is_read_well(unit: str, values: list[float], found: tuple[str, float]) -> None:
+    assert formatting.readable(unit, values) == found
+
+
+def test_rounding_makes_no_axis() -> None:
+    low, high = scales.padded(0.2, 0.2 + 1e-16)
+    assert (low, high) == pytest.approx((0.19, 0.21))
+
+
+def test_a_band_holds_only_what_the_metric_can_be(groups: list[grouping.SeedGroup]) -> None:
+    def of(means: list[float], state: str = "finished") -> curves.Curve:
+        return curves.Curve("a", 2, state, [0, 1, 2], means, [0.3] * 3, {})
+
+    share = curves.over_rounds([of([0.1, 0.5, 0.9])], "test/accuracy", "x", 9).series[0]
+    assert min(share.low) == 0 and max(share.high) == 100
+    seconds = curves.over_rounds([of([0.1, 0.5, 2.0])], "time/round", "time/round", 9)
+    assert min(seconds.series[0].low) == 0 and max(seconds.series[0].high) == 2.3 and seconds.y_label == "s"
+    assert min(curves.over_rounds([of([0.1, -0.5, 2.0])], "x", "x", 9).series[0].low) == -0.8
+
+
+def test_seconds_of_evaluations_are_those_of_rounds_that_have_one() -> None:
+    one = run("fedavg", "none", 0, 0.5)
+    rows = [row if row["round"] % 5 == 0 else {"round": row["round"]} for row in one.rows]
+    timings = [{"round": r, "time/evaluation": 0.5 if r % 5 == 0 else 1e-6} for r in range(1, ROUNDS + 1)]
+    (group,) = grouping.group([replace(one, rows=rows, timings=timings)])
+    curve = curves.curve_of(group, "time/evaluation", timed=True)
+    assert (curve.rounds, curve.means) == ([5, 10], [0.5, 0.5])
+
+
+def test_a_run_that_failed_early_bends_no_axis_and_the_legend_says_failed() -> None:
+    whole = [run(name, "none", 0, 0.5) for name in ("fedavg", "fedbuff")]
+    cut = run("feddle", "none", 0, 0.5)
+    timings = [{"round": r, "time/round": 1.0} for r in range(1, ROUNDS + 1)]
+    failed = replace(cut, rows=cut.rows[:2], timings=timings[:1], error="it diverged")
+    made = [
+        *(replace(each, timings=[{**row, "time/round": 1.5 + i} for row in timings]) for i, each in enumerate(whole)),
+        failed,
+    ]
+    found = grouping.group(made)
+    (chart,) = curves.convergence(found, curves.lines_of(found), 99)
+    (panel,) = [each for each in chart.panels if each.title == "By seconds"]
+    assert not panel.x_log and [each.name for each in chart.legend][-1].endswith("(1 seed, failed)")
+
+
 def test_ticks_are_round_and_few() -> None:
     assert scales.ticks(0.13, 0.87) == [0.2, 0.4, 0.6, 0.8]
     assert scales.ticks(0, 3, whole=True) == [0, 1, 2, 3] and scales.ticks(1, 1) == [1]
@@ -160,12 +237,24 @@ def test_a_cost_that_follows_the_rounds_has_no_panel_and_a_dear_one_a_logarithmi
 def test_close_curves_have_a_second_panel() -> None:
     def of(name: str, top: float) -> curves.Curve:
         means = [0.1 + (top - 0.1) * min(1.0, r / 5) for r in range(21)]
-        return curves.Curve(name, 1, False, list(range(21)), means, [0.0] * 21, {})
+        return curves.Curve(name, 1, "finished", list(range(21)), means, [0.0] * 21, {})
 
     far, _ = curves._panels([of("a", 0.2), of("b", 0.9)], "test/accuracy", 100)
     near, _ = curves._panels([of("a", 0.88), of("b", 0.9)], "test/accuracy", 100)
     assert [len(far), len(near)] == [1, 2]
     assert near[1].x_range == (10.0, 20.0) and 87 < near[1].y_range[0] < 88 and near[1].y_range[1] < 91
+
+
+def test_a_sentence_is_no_name_and_markers_and_dots_are_drawn_whole(whole: Report) -> None:
+    assert page._parted("FedAvg local.lr=1 mu=2") == ["FedAvg", "local.lr=1 mu=2"]
+    for words in ("it diverged: local.lr=1 may be too large", "delay.std=5 rounds=3", "FedAvg"):
+        assert page._parted(words) == [words]
+    (chart, *_) = [each for section in whole.sections for each in section.charts if isinstance(each, Chart)]
+    (plot,) = svg.panel(chart.panels[0], chart.legend).findall("svg")
+    left, _, width, _ = map(float, plot.get("viewBox", "").split())
+    assert left < 0 and width == svg.ACROSS - 2 * left, "beyond the axes there is room for half a marker"
+    drawn = svg.dots(Dots("x", "x", ["0"], ["a"], [[1.0]], "x"))
+    assert (drawn.get("width"), drawn.get("height")) == ("120", "64"), "few clients are not blown up"
 
 
 def test_a_page_of_many_runs_is_small_and_says_what_is_dark(groups: list[grouping.SeedGroup]) -> None:

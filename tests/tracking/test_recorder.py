@@ -215,6 +215,10 @@ def test_a_live_bar_on_a_terminal(tmp_path: Path, screen: io.StringIO, caplog: p
     shown = screen.getvalue()
     assert "round 9/9" in shown and "accuracy 128.57%" in shown and "loss 9.100" in shown and "in flight 9" in shown
     assert max(len(line) for line in shown.replace("\r", "\n").splitlines() if "/9" in line) < 130
+    longest = max(
+        len(re.sub(r"\x1b\[[?0-9;]*[A-Za-z]", "", line)) for line in re.split("[\r\n]", shown) if "/9" in line
+    )
+    assert longest <= terminal_view.get_console().width - 3, "^C, which the terminal adds, stays on the line of the bar"
     assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") == 1, "the cursor comes back"
     assert not [one for one in caplog.messages if one.startswith("round")]
 
