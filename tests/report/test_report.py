@@ -563,6 +563,7 @@ def test_a_sweep_of_real_runs_has_its_report(
         assert rows[seed]["command"] == f"fedlab algorithm=fedavg seed={seed} {' '.join(small)}"
         assert re.fullmatch(r"[0-9a-f]{40}(-dirty)?", rows[seed]["commit"])
     assert rows["-1"]["status"] == "failed: seed must be >= 0, got -1"
+    assert "Examples of each client" in page.read_text()
 
 
 def test_what_cannot_be_reported_on_is_one_line(
