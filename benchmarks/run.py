@@ -5,7 +5,7 @@ too: what is reported is the least wall time of each and the median of its paire
 contender does some rounds that do not count (two, or more where clients have memory of their own to touch) and then as
 many as make up a tenth of a second, of which the mean counts.
 Plain loops run in a process of their own, in which nothing of this package has set anything.
-    python -m benchmarks.run [--cores 2] [--repeat 7] [--only REGEX] [--compiled] [--methods] [--device cuda] [--out FILE]
+    python -m benchmarks.run [--cores 2] [--repeat 7] [--only REGEX] [--compiled] [--methods] [--device cuda] [--out F]
 The plain loop may use a thread for each core. Rows that FILE has from the same commit and machine are not measured
 again: a run that was stopped continues.
 """

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmarks import gpu, plain, plain_matching, round_rows, run, workloads
+from benchmarks import gpu, method_rows, plain, plain_matching, round_rows, run, workloads
 from benchmarks.case import Case, Contender
 from benchmarks.rows import all_rows
 from benchmarks.table import plot, table
@@ -110,6 +110,18 @@ def test_plain_rounds_do_what_ours_do(
     assert all(not torch.equal(one, other) for one, other in pairwise(steps))
 
 
+@pytest.mark.parametrize("method", ["fedavg", "feddyn", "scaffold", "apfl", "feddle", "fedlaw", "fedasync"])
+def test_a_reference_loop_does_what_ours_does(method: str) -> None:
+    """On the same draws, in the precision of a run; test_reference compares the States of all methods in float64."""
+    case = method_rows.of_method(method, workloads.logistic, 1, False, ALL_AT_ONCE)
+    theirs, ours = (case.contenders[name].call for name in ("plain", "ours"))
+    start = ALL_AT_ONCE.federation(workloads.logistic).family.init(workloads.SEED)
+    for round in range(3):
+        plainly, here = theirs(round)["params"], ours(round)  # type: ignore[index]  # the fields of a State
+        assert plainly.dtype == here.dtype == torch.float32
+        assert (plainly - here).norm() < 1e-2 * (here - start).norm()
+
+
 def test_the_plain_matching_is_ours() -> None:
     rng = np.random.default_rng(0)
     base = rng.normal(size=(9, 30))
@@ -182,7 +194,12 @@ def test_plain_contenders_take_their_turns_in_a_process_of_their_own() -> None:
 
 
 def test_every_row_has_a_name_of_its_own() -> None:
-    for rows, least in ((all_rows(2, compiled=True), 15), (gpu.all_rows(True, torch.device("cuda")), 12)):
+    kinds = (
+        (all_rows(2, compiled=True), 15),
+        (gpu.all_rows(True, torch.device("cuda")), 12),
+        (method_rows.rows(2, True), 70),
+    )
+    for rows, least in kinds:
         names = [row.name for row in rows]
         assert len(names) == len(set(names)) > least
 

@@ -32,10 +32,9 @@ class Model(NamedTuple):
 
 
 class Net:
-    """A network as a function of a `Model`. A `head` [C' (F + 1)] for other classes stands in for its last layer."""
+    """A network as a function of a `Model` of any precision; a `head` [C' (F + 1)] replaces its last layer."""
 
     def __init__(self, build: Callable[[], nn.Module], dtype: torch.dtype = torch.float64) -> None:
-        """`dtype`: the precision in which it computes; a loop may hand it another."""
         self.build, self.module, self.dtype = build, build().to(dtype), dtype
         self.shapes = {k: v.shape for k, v in self.module.named_parameters()}
         self.stats = {k: v.shape for k, v in self.module.named_buffers() if v.is_floating_point()}
@@ -76,13 +75,11 @@ class Net:
 
     def _call(self, w: Tensor, s: Tensor, x: Tensor, head: Tensor | None, training: bool) -> tuple[Tensor, Tensor]:
         self.module.train(training)
-        w, s, x = w.to(self.dtype), s.to(self.dtype), x.to(self.dtype)
-        buffers, named = self.statistics(s.clone()), self.tensors(w)
+        buffers, named = self.statistics(s.to(self.dtype).clone()), self.tensors(w.to(self.dtype))
         if head is not None:
-            (weight, bias), classes = list(named)[-2:], len(head) // (self.num_features + 1)
-            head = head.to(self.dtype)
+            (weight, bias), classes, head = list(named)[-2:], len(head) // (self.num_features + 1), head.to(self.dtype)
             named |= {weight: head[:-classes].view(classes, self.num_features), bias: head[-classes:]}
-        logits = torch.func.functional_call(self.module, named | buffers, (x,))
+        logits = torch.func.functional_call(self.module, named | buffers, (x.to(self.dtype),))
         return logits, torch.cat([*(b.reshape(-1) for b in buffers.values()), EMPTY])
 
 
