@@ -49,8 +49,7 @@ class Ray:
     thread each; the result is the inner executor's, bit for bit where the machines have the same processor.
 
     With `num_gpus` each worker has so much of a GPU (0.5: two workers a GPU), and the cohort is shared among them; the
-    run itself may be on a CPU. With `send_package` the nodes get this package's code from the run, and need only its
-    requirements.
+    run itself may be on a CPU.
 
     Clients are divided by their number of local steps. Data is sent once, a model once a round. The clients of a lost
     machine are trained again on others; when the cluster's head is lost, the run is checkpointed and ends.
@@ -58,7 +57,6 @@ class Ray:
 
     address: str | None
     num_gpus: float
-    send_package: bool
     inner: ChunkedExecutor
 
     def __post_init__(self) -> None:
@@ -113,7 +111,7 @@ class _Session:
         address, self._num_gpus, self._room = settings.address, settings.num_gpus, Room()
         self._connection, process = started(
             "fedlab_runner.executors._ray.driver",
-            *(address or "", str(self._num_gpus), str(int(settings.send_package))),
+            *(address or "", str(self._num_gpus)),
             errors=self._errors,
             descriptor=self._room.descriptor,
         )
