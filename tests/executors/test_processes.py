@@ -338,7 +338,10 @@ def test_bad_values() -> None:
 
 def test_a_gpu_is_refused_in_one_line() -> None:
     work: Any = SimpleNamespace(family=SimpleNamespace(device=torch.device("cuda")))
-    with pytest.raises(UserError, match=r"^executor=processes needs device=cpu, got cuda: take loop or vectorized$"):
+    with pytest.raises(
+        UserError,
+        match=r"^executor=processes needs device=cpu, got cuda: take executor.workers=gpus, or loop or vectorized$",
+    ):
         Processes(2, LOOP).train(work)
 
 

@@ -36,15 +36,15 @@ from tests.helpers.toy import ALGORITHMS, RAGGED, algorithm, asked, federation, 
 LOOP = Loop(compile=False)
 
 
-def ray(address: str | None = None, num_gpus: float = 0, send_package: bool = False) -> Ray:
-    return Ray(address, num_gpus, send_package, LOOP)
+def ray(address: str | None = None, num_gpus: float = 0) -> Ray:
+    return Ray(address, num_gpus, LOOP)
 
 
 def test_bad_values() -> None:
     with pytest.raises(ValueError, match=r"^address must be host:port, auto or null, got ray://head$"):
-        Ray("ray://head", 0, False, LOOP)
+        Ray("ray://head", 0, LOOP)
     with pytest.raises(ValueError, match=r"^inner must be loop or vectorized, got processes$"):
-        Ray(None, 0, False, Processes(2, LOOP))  # type: ignore[arg-type]
+        Ray(None, 0, Processes(2, LOOP))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"^num_gpus must be a whole number where it is above 1, got 1.5$"):
         ray(num_gpus=1.5)
     with pytest.raises(UserError, match=r"^executor=ray needs device=cpu or executor.num_gpus, got meta$"):
@@ -368,15 +368,3 @@ def test_a_node_that_lacks_a_module_is_one_line(shared: Ray, monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "lonely", lonely)
     with pytest.raises(UserError, match=r"^a node of the Ray cluster lacks the module lonely: install this"):
         train(federation(executor=shared), correct=lonely.correct)
-
-
-@pytest.mark.slow  # a connection of its own
-def test_the_package_is_sent(shared: Ray) -> None:
-    def correct(g: torch.Tensor) -> torch.Tensor:
-        raise ArithmeticError(sys.path)
-
-    executor = ray(shared.address, send_package=True)
-    with pytest.raises(ArithmeticError) as raised:
-        train(federation(executor=executor), correct=correct)
-    (sent,) = [path for path in raised.value.args[0] if "py_modules_files" in path]
-    assert (Path(sent) / "fedlab_runner/executors/ray.py").exists()

@@ -3,7 +3,7 @@
 Ray kills a driver whose head or node dies. The run itself must survive to write its checkpoint.
 
     python -m fedlab_runner.executors._ray.driver <connection> <memory> <process of the run> <address or ""> <GPUs of a
-        worker> <1: the nodes get this package>
+        worker>
 """
 
 import importlib
@@ -15,7 +15,6 @@ import sys
 import time
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedlab_runner.executors._messages import Room, receive, send
@@ -24,7 +23,6 @@ from fedlab_runner.executors._shares import ClientShare
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.system import die_with_parent, usable_cores
 
-PACKAGE = Path(__file__).parents[2]  # the folder of this package, which the nodes may get
 POLL_SECONDS = 2.0  # between two checks of the cluster while no result comes
 HEAD_LOST_SECONDS = 20.0  # without an answer, after which the head is lost; a restarted head may come back before
 MAX_SHARE_LOSSES = 3  # of a share's workers, after which the driver assumes that the share itself kills them
@@ -163,8 +161,8 @@ def _cause(error: Any) -> BaseException:
     """The error of a share, in one line where a node lacks what the share needs."""
     if missing := re.search(r"No module named '([\w.]+)'", str(error)):
         return UserError(
-            f"a node of the Ray cluster lacks the module {missing[1]}: install this package and what it needs "
-            "there, or send the package with executor.send_package=true (docs/cluster.md)"
+            f"a node of the Ray cluster lacks the module {missing[1]}: install this package and what it needs there "
+            "(docs/cluster.md)"
         )
     return error.cause or RuntimeError(str(error))
 
@@ -181,7 +179,7 @@ def answers(address: str) -> bool:
 
 def main() -> None:
     """Connects to the cluster and serves the run."""
-    descriptor, memory, parent, address, num_gpus, sends_package = sys.argv[1:]
+    descriptor, memory, parent, address, num_gpus = sys.argv[1:]
     die_with_parent(int(parent))
     connection, room = Connection(int(descriptor)), Room(int(memory))
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -193,8 +191,7 @@ def main() -> None:
         try:
             if address not in ("", "auto") and not answers(address):
                 raise ConnectionError("nothing answers there")
-            code = {"py_modules": [str(PACKAGE)]} if int(sends_package) else None
-            ray.init(**where, runtime_env=code, log_to_driver=False, logging_level=logging.ERROR)
+            ray.init(**where, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, RuntimeError, ValueError) as error:
             send(connection, Gone(str(error).partition("\n")[0]))
             return
