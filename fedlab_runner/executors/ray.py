@@ -46,13 +46,13 @@ DRIVER_EXIT_SECONDS = 15.0  # for the driver to end, after which it is killed
 @dataclass(frozen=True)
 class Ray:
     """Shares the chunks of `inner` among all cores of a Ray cluster at `address` (null: a new cluster on this machine),
-        one thread each. The result equals that of the inner executor, bit for bit if the machines have the same processor.
+    one thread each. The result equals that of the inner executor, bit for bit if the machines have the same processor.
 
-        With `num_gpus` each worker has that many GPUs (0.5: two workers share a GPU), and the workers share the cohort; the
+    With `num_gpus` each worker has that many GPUs (0.5: two workers share a GPU), and the workers share the cohort; the
     run itself may be on a CPU.
 
-        It divides clients by their number of local steps. It sends data once and a model once a round. Other machines train
-        the clients of a lost machine again. If the cluster's head is lost, the run writes a checkpoint and ends.
+    It divides clients by their number of local steps. It sends data once and a model once a round. Other machines train
+    the clients of a lost machine again. If the cluster's head is lost, the run writes a checkpoint and ends.
     """
 
     address: str | None
