@@ -157,9 +157,10 @@ class Simulation:
         """The expected time of the remaining rounds, in words. `evaluation`: the seconds of an evaluation, if known."""
         rounds = range(done + 1, self.rounds + 1)
         if not rounds:
-            return "0 rounds are left"
+            return "no round is left"
+        left = "1 round is left" if len(rounds) == 1 else f"{len(rounds):,} rounds are left"
         computing = duration(len(rounds) * seconds_a_round(self.algorithm, self.fed))
-        words = f"{len(rounds)} rounds are left: clients and server compute for {computing}, one after another"
+        words = f"{left}: clients and server compute for {computing}, one after another"
         if evaluation is None:
             return words
         times = sum(self.evaluation.due(round, self.rounds) for round in rounds)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from fedlab_runner.methods.registry import Line, tell_apart
 from fedlab_runner.report.content import Chart, Entry, Panel, Series
-from fedlab_runner.report.formatting import scale, times, unit, with_unit
+from fedlab_runner.report.formatting import scale, unit, with_unit
 from fedlab_runner.report.grouping import SeedGroup
 from fedlab_runner.report.runs import Run
 from fedlab_runner.report.scales import LOG_RATIO, padded, span
@@ -17,6 +17,7 @@ from fedlab_runner.report.tables import best, by_condition
 from fedlab_runner.sweep import states
 from fedlab_runner.tracking.jsonl import Row
 from fedlab_runner.tracking.metric_direction import lower_is_better
+from fedlab_runner.utils.counting import counted
 from fedlab_runner.utils.escaping import file_name
 
 MAX_LINES = 10  # of a panel: nobody can distinguish more
@@ -155,7 +156,7 @@ def _until(sums: Mapping[int, float], round: int) -> float:
 
 
 def _label(curve: Curve) -> str:
-    seeds = times(curve.seeds, "seed")
+    seeds = counted(curve.seeds, "seed")
     return f"{curve.name} ({seeds if curve.state == states.FINISHED else f'{seeds}, {curve.state}'})"
 
 

@@ -104,11 +104,6 @@ def probability(p: float) -> str:
     return NONE if math.isnan(p) else "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def times(count: int, what: str) -> str:
-    """`1 seed`, `2 seeds`."""
-    return f"{count} {what}" + ("" if count == 1 else "s")
-
-
 def judged(run: Run) -> str:
     """The rule of a run's objective in words, e.g. `largest test/accuracy of the last 5 evaluations`."""
     last, best = run.evaluation.get("last", 5), "smallest" if run.lower_is_better else "largest"

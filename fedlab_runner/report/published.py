@@ -10,13 +10,14 @@ from omegaconf import OmegaConf
 from fedlab_runner.config.build import conf_dir
 from fedlab_runner.report.content import Cell, ReportTable, cell
 from fedlab_runner.report.formatting import NONE as NOTHING
-from fedlab_runner.report.formatting import PLUS_MINUS, amount, decimals, difference, remarks, spread, times
+from fedlab_runner.report.formatting import PLUS_MINUS, amount, decimals, difference, remarks, spread
 from fedlab_runner.report.grouping import Differences, SeedGroup, label, text
 from fedlab_runner.report.runs import Run
 from fedlab_runner.report.stats import mean, std
 from fedlab_runner.report.tables import finished, result
 from fedlab_runner.tracking.metric_direction import lower_is_better
 from fedlab_runner.tracking.summary import summarise
+from fedlab_runner.utils.counting import counted
 from fedlab_runner.utils.errors import UserError
 
 IN_PERCENT = "accuracy in percent"  # part of the unit of a table whose values are percentages
@@ -157,7 +158,7 @@ def _cells(
     bold = bool(ours) and _rank(mean(ours), column, groups) == top
     if ours and "metric" in column:
         words = spread(ours, metric, deviation, digits)
-        mine = cell(words, times(len(ours), "seed"), *remarks(groups), bold=bold, sort=mean(ours))
+        mine = cell(words, counted(len(ours), "seed"), *remarks(groups), bold=bold, sort=mean(ours))
     else:
         mine = result(groups, bold=bold, deviation=deviation, digits=digits)
     if theirs is None:

@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from fedlab_runner.report.content import Cell, ReportTable, cell
-from fedlab_runner.report.formatting import NONE, difference, probability, times, unit
+from fedlab_runner.report.formatting import NONE, difference, probability, unit
 from fedlab_runner.report.grouping import SeedGroup
 from fedlab_runner.report.stats import MIN_SEEDS, SIGNIFICANCE_LEVEL, Difference, holm, paired
 from fedlab_runner.report.tables import best, by_condition, decimals_of, finished
+from fedlab_runner.utils.counting import counted
 
 
 class Compared(NamedTuple):
@@ -80,6 +81,6 @@ def _too_few(few: Mapping[str, int]) -> list[str]:
         return []
     where = "" if set(few) == {""} else f" under {'; '.join(condition or 'all' for condition in few)}"
     return [
-        f"No difference is tested{where}: methods share at most {times(max(few.values()), 'finished seed')} there, and "
-        f"at least {MIN_SEEDS} are needed. A difference seen on so few may be chance."
+        f"No difference is tested{where}: methods share at most {counted(max(few.values()), 'finished seed')} there, "
+        f"and at least {MIN_SEEDS} are needed. A difference seen on so few may be chance."
     ]

@@ -17,7 +17,6 @@ from fedlab_runner.report.formatting import (
     remarks,
     scale,
     spread,
-    times,
     unit,
 )
 from fedlab_runner.report.grouping import SeedGroup
@@ -77,7 +76,7 @@ def comparison(groups: Sequence[SeedGroup]) -> ReportTable:
         rows.append(row)
     metric = groups[0].runs[0].metric
     header = ["method", *(condition or metric for condition in columns)]
-    over = f"over {times(usual, 'seed') if usual else 'seeds'}" + (
+    over = f"over {counted(usual, 'seed') if usual else 'seeds'}" + (
         "" if seeds_agree(groups, usual) else ", where no other number is given"
     )
     title = f"{metric}: mean {PLUS_MINUS} standard deviation (n - 1) {over}; the best of each column in bold"
@@ -118,7 +117,7 @@ def result(
     if not values:
         word = states.common(run.state for group in groups for run in group.runs)
         return cell(word, *more, *remarks(groups), muted=True)
-    seeds = "" if len(values) == usual else times(len(values), "seed")
+    seeds = "" if len(values) == usual else counted(len(values), "seed")
     words = spread(values, metric, deviation, digits)
     return cell(words, *more, seeds, *remarks(groups), bold=bold, sort=mean(values))
 

@@ -227,7 +227,7 @@ def test_it_is_said_before_the_first_round(tmp_path: Path, caplog: pytest.LogCap
     assert not re.search(r"\b0 s\b", caplog.text), "no promise of no time at all"
     caplog.clear()
     run_in(tmp_path, composed(*overrides, "rounds=3"))
-    assert "1 rounds are left" in caplog.text
+    assert "1 round is left" in caplog.text
 
 
 def test_what_rounds_take_is_said_when_one_has_shown_it(
