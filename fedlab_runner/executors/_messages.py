@@ -46,6 +46,19 @@ def receive(connection: Connection) -> Any:
     return pickle.loads(connection.recv_bytes())
 
 
+class Keep(NamedTuple):
+    """The request to keep an object (clients' data or a model family), which later rounds name by its number."""
+
+    number: int
+    packed: Any
+
+
+class Failed(NamedTuple):
+    """The answer that the training raised an error, which is pickled here."""
+
+    error: bytes
+
+
 class Room:
     """Memory without a name for the models of a cohort, which both processes have by a descriptor."""
 

@@ -81,7 +81,7 @@ def packed_work(work: Work, inner: ChunkedExecutor) -> bytes:
 
 def unpacked_family(content: bytes, device: torch.device) -> ModelFamily:
     """The family on a device."""
-    family: ModelFamily = _Unpickler(content, device, ()).load()
+    family: ModelFamily = _SentUnpickler(content, device, ()).load()
     return family
 
 
@@ -89,7 +89,7 @@ def unpacked_work(
     content: bytes, client_data: ClientData, family: ModelFamily, device: torch.device
 ) -> tuple[ChunkedExecutor, Work]:
     """The inner executor and the work of no clients on a device."""
-    job: tuple[ChunkedExecutor, Work] = _Unpickler(content, device, (client_data, family)).load()
+    job: tuple[ChunkedExecutor, Work] = _SentUnpickler(content, device, (client_data, family)).load()
     return job
 
 
@@ -170,7 +170,7 @@ def _dumped(thing: Any, lasting: Sequence[object]) -> bytes:
             if isinstance(part, Tensor) and type(part) in (Tensor, nn.Parameter):
                 seen = id(part) in tensors
                 number, _ = tensors.setdefault(id(part), (len(tensors), part))
-                return TENSOR, number, None if seen else _Values.of(part)
+                return TENSOR, number, None if seen else _SentValues.of(part)
             return next(((LASTING, i, None) for i, each in enumerate(lasting) if part is each), None)
 
     file = io.BytesIO()
@@ -184,7 +184,7 @@ def _dumped(thing: Any, lasting: Sequence[object]) -> bytes:
     return file.getvalue()
 
 
-class _Unpickler(pickle.Unpickler):
+class _SentUnpickler(pickle.Unpickler):
     """Loads what `_dumped` has made, with its tensors on a device."""
 
     def __init__(self, content: bytes, device: torch.device, lasting: Sequence[object]) -> None:
@@ -202,7 +202,7 @@ class _Unpickler(pickle.Unpickler):
         return self._tensors[number]
 
 
-class _Values(NamedTuple):
+class _SentValues(NamedTuple):
     """A tensor without a device."""
 
     content: bytes
@@ -211,11 +211,11 @@ class _Values(NamedTuple):
     requires_grad: bool | None  # of a parameter; None: it is none
 
     @staticmethod
-    def of(tensor: Tensor) -> "_Values":
+    def of(tensor: Tensor) -> "_SentValues":
         values = tensor.detach().cpu().contiguous()
         content = values.reshape(-1).view(torch.uint8).numpy().tobytes()
         grad = tensor.requires_grad if isinstance(tensor, nn.Parameter) else None
-        return _Values(content, tuple(values.shape), values.dtype, grad)
+        return _SentValues(content, tuple(values.shape), values.dtype, grad)
 
     def on(self, device: torch.device) -> Tensor:
         """The tensor on a device."""

@@ -22,8 +22,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.work import OfOne, Work
 from fedlab_runner.executors._chunks import ChunkedExecutor, new_models
-from fedlab_runner.executors._messages import Room, receive, send, started
-from fedlab_runner.executors._ray.driver import Done, Failed, Gone, Keep, Lost, Ready, Train
+from fedlab_runner.executors._messages import Failed, Keep, Room, receive, send, started
+from fedlab_runner.executors._ray.driver import Done, Gone, Lost, Ready, Train
 from fedlab_runner.executors._shares import (
     divided,
     packed_client_data,

@@ -33,7 +33,7 @@ from fedlab_runner.models.base import Architecture
 from fedlab_runner.partitions.blocks import BlockPartition, with_their_blocks
 from fedlab_runner.topologies.graphs import describe
 from fedlab_runner.topologies.mesh import Mesh
-from fedlab_runner.utils.counting import counted
+from fedlab_runner.utils.counting import count_of
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.system import keep_freed_memory
 
@@ -144,7 +144,7 @@ def prepare(components: Components, folder: Path | None = None) -> Prepared:
         for family, home in zip(families, homes, strict=True)
     )
     where = f"{device}" if threads == 1 else f"{device}, {threads} threads"
-    _log.info("%s, %s values a model, on %s", counted(client_data.num_clients, "client"), sizes, where)
+    _log.info("%s, %s values a model, on %s", count_of(client_data.num_clients, "client"), sizes, where)
     return Prepared(simulation, data, split, parts)
 
 

@@ -9,6 +9,7 @@ from torch import nn
 from fedlab_runner.models._torch import load_weights
 from fedlab_runner.models.base import Architecture
 
+# Where to get weights, for messages.
 HINT = "a run with logger.save_model=true leaves model.safetensors in its folder"
 
 

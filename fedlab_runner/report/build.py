@@ -19,7 +19,7 @@ from fedlab_runner.report.metric_sections import partitions, staleness
 from fedlab_runner.report.runs import Run
 from fedlab_runner.report.stats import MIN_SEEDS, SIGNIFICANCE_LEVEL
 from fedlab_runner.sweep import states
-from fedlab_runner.utils.counting import counted
+from fedlab_runner.utils.counting import count_of
 from fedlab_runner.utils.errors import UserError
 
 # Keys that the overview shows if all runs agree on them. The others are in the runs' config.yaml.
@@ -76,16 +76,16 @@ def report(
             names = ", ".join(dict.fromkeys(each.name for each in members))
             heading = block_title(title, members)
             more = title if title != heading else ""
-            sections.append(Section(heading, [f"{counted(_count(members), 'run')}: {names}.", more]))
+            sections.append(Section(heading, [f"{count_of(_count(members), 'run')}: {names}.", more]))
         sections += _block(members, known, wanted, most, level)
     sections += [failures(groups), _runs(groups), _unreadable(unreadable)]
     done = sum(run.finished for run in runs)
     missing = ", ".join(states.counted([*(run.state for run in runs), *(states.NOT_BEGUN for _ in to_come)]))
     return Report(
         experiment or name or "Report",
-        f"{counted(len(runs) + len(to_come), 'run')}: {done} finished"
+        f"{count_of(len(runs) + len(to_come), 'run')}: {done} finished"
         + (f", {missing}" if missing else "")
-        + (f"; {counted(len(unreadable), 'folder')} that cannot be read" if unreadable else ""),
+        + (f"; {count_of(len(unreadable), 'folder')} that cannot be read" if unreadable else ""),
         [*_date(runs), *headline(blocks, runs, len(to_come))],
         [section for section in sections if section is not None],
     )
@@ -136,7 +136,7 @@ def _overview(groups: Sequence[SeedGroup], runs: Sequence[Run], to_come: Sequenc
     if to_come:
         more = f"; and {len(to_come) - MAX_JOBS_NAMED} more" if len(to_come) > MAX_JOBS_NAMED else ""
         named = "; ".join(to_come[:MAX_JOBS_NAMED]) + more
-        notes.append(f"The sweep has {counted(len(to_come), 'job')} not begun: {named}.")
+        notes.append(f"The sweep has {count_of(len(to_come), 'job')} not begun: {named}.")
     return Section("Overview", notes)
 
 

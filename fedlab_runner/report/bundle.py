@@ -20,7 +20,7 @@ from fedlab_runner.experiment import provenance
 from fedlab_runner.report import build, csv_files, ro_crate
 from fedlab_runner.report.folders import FoundRuns, find, records_of
 from fedlab_runner.utils import untrusted
-from fedlab_runner.utils.counting import counted
+from fedlab_runner.utils.counting import count_of
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.escaping import visible
 from fedlab_runner.utils.files import write_atomically
@@ -105,10 +105,10 @@ def tables(found: FoundRuns, experiment: str | None, targets: Sequence[float]) -
 
 def words(bundle: Bundle) -> str:
     """The message about a written bundle."""
-    lines = [f"{visible(os.path.relpath(bundle.path))}: {counted(bundle.runs, 'run')}, manifest {bundle.manifest}"]
+    lines = [f"{visible(os.path.relpath(bundle.path))}: {count_of(bundle.runs, 'run')}, manifest {bundle.manifest}"]
     if bundle.personal:
         lines.append(
-            f"note: {counted(bundle.personal, 'file')} of the bundle hold the path of your home folder; look at them "
+            f"note: {count_of(bundle.personal, 'file')} of the bundle hold the path of your home folder; look at them "
             "before an anonymous review"
         )
     return "\n".join(lines)

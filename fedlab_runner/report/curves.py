@@ -17,7 +17,7 @@ from fedlab_runner.report.tables import best, by_condition
 from fedlab_runner.sweep import states
 from fedlab_runner.tracking.jsonl import Row
 from fedlab_runner.tracking.metric_direction import lower_is_better
-from fedlab_runner.utils.counting import counted
+from fedlab_runner.utils.counting import count_of
 from fedlab_runner.utils.escaping import file_name
 
 MAX_LINES = 10  # of a panel: nobody can distinguish more
@@ -156,7 +156,7 @@ def _until(sums: Mapping[int, float], round: int) -> float:
 
 
 def _label(curve: Curve) -> str:
-    seeds = counted(curve.seeds, "seed")
+    seeds = count_of(curve.seeds, "seed")
     return f"{curve.name} ({seeds if curve.state == states.FINISHED else f'{seeds}, {curve.state}'})"
 
 

@@ -13,7 +13,7 @@ from fedlab_runner.report.runs import Run
 from fedlab_runner.report.stats import confidence, mean
 from fedlab_runner.report.tables import best, by_condition, decimals_of, finished
 from fedlab_runner.sweep import states
-from fedlab_runner.utils.counting import counted
+from fedlab_runner.utils.counting import count_of
 
 MAX_BLOCKS = 6  # blocks of conditions that the headline names
 TITLE_KEYS = 3  # of a block's title
@@ -39,14 +39,14 @@ def best_of(title: str, groups: Sequence[SeedGroup]) -> str:
             "" if math.isnan(low) else f", 95 % interval {value(low, metric, digits)} to {value(high, metric, digits)}"
         )
         rivals = len([each for each in groups if finished([each])])
-        number, seeds = with_unit(mean(values), metric, digits), f"mean of {counted(len(values), 'seed')}{sure}"
+        number, seeds = with_unit(mean(values), metric, digits), f"mean of {count_of(len(values), 'seed')}{sure}"
         if rivals == 1:
             return f"{where}{top.name} has {number} ({seeds if len(values) > 1 else '1 seed'})."
-        return f"{where}best is {top.name} with {number} ({seeds}; {counted(rivals, 'method')} compared)."
+        return f"{where}best is {top.name} with {number} ({seeds}; {count_of(rivals, 'method')} compared)."
     scores, _ = summaries.scores_of(groups)
     counts = {name: sum(each.name == name for each in tops) for name in dict.fromkeys(each.name for each in tops)}
     most = max(counts, key=lambda name: counts[name])
-    said = f"{most} is best in {counts[most]} of {counted(len(tops), 'condition')}"
+    said = f"{most} is best in {counts[most]} of {count_of(len(tops), 'condition')}"
     if len(scores) >= 2:
         centres = {name: summaries.iqm(samples) for name, samples in scores.items()}
         top_name = (min if less else max)(centres, key=lambda name: centres[name])
@@ -81,7 +81,7 @@ def headline(blocks: Sequence[tuple[str, Sequence[SeedGroup]]], runs: Sequence[R
     if missing:
         said.append(f"Without a result: {', '.join(missing)}.")
     if warned := [run for run in runs if run.warnings]:
-        said.append(f"{counted(len(warned), 'run')} ended with a warning; the list of runs has it.")
+        said.append(f"{count_of(len(warned), 'run')} ended with a warning; the list of runs has it.")
     return said
 
 

@@ -14,7 +14,7 @@ from fedlab_runner.report.significance import against_best
 from fedlab_runner.report.stats import MIN_SEEDS, SIGNIFICANCE_LEVEL, confidence, mean, std
 from fedlab_runner.sweep import states
 from fedlab_runner.sweep.records import natural
-from fedlab_runner.utils.counting import counted
+from fedlab_runner.utils.counting import count_of
 from fedlab_runner.utils.escaping import latex
 
 MAX_COLUMNS = 5  # conditions of a table
@@ -112,7 +112,7 @@ def _caption(title: str, groups: Sequence[SeedGroup], usual: int, interval: bool
     spread = "with its 95\\,\\% confidence interval" if interval else "$\\pm$ standard deviation ($n - 1$)"
     seeds = sorted({str(seed) for group in groups for seed in group.finished}, key=lambda seed: natural([seed]))
     named = f" ({latex(', '.join(seeds))})" if 0 < len(seeds) <= 10 else ""
-    said += f": mean {spread} over {counted(usual, 'seed')}{named}"
+    said += f": mean {spread} over {count_of(usual, 'seed')}{named}"
     if not tables.seeds_agree(groups, usual):
         said += ", or over the number in brackets"
     said += "; best in bold"

@@ -17,7 +17,7 @@ from fedlab_runner.report.runs import Run
 from fedlab_runner.report.stats import mean
 from fedlab_runner.report.tables import by_condition
 from fedlab_runner.utils import untrusted
-from fedlab_runner.utils.counting import counted
+from fedlab_runner.utils.counting import count_of
 from fedlab_runner.utils.escaping import file_name
 
 MAX_PARTITIONS = 8  # pictures of partitions on a page
@@ -169,7 +169,7 @@ def _dots(table: Sequence[Mapping[str, str]], run: Run, condition: str) -> Dots 
     counts = [[number_of(row.get(name)) for name in classes] for row in rows]
     totals = [number_of(row.get("examples")) for row in table]
     largest = [max(row) / sum(row) for row in counts if sum(row) > 0]
-    said = f"{counted(len(table), 'client')} with {amount(min(totals))} to {amount(max(totals))} examples"
+    said = f"{count_of(len(table), 'client')} with {amount(min(totals))} to {amount(max(totals))} examples"
     said += (
         f"; on average {100 * mean(largest):.0f} % of a client's examples are of its largest class" if largest else ""
     )

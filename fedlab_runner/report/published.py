@@ -17,7 +17,7 @@ from fedlab_runner.report.stats import mean, std
 from fedlab_runner.report.tables import finished, result
 from fedlab_runner.tracking.metric_direction import lower_is_better
 from fedlab_runner.tracking.summary import summarise
-from fedlab_runner.utils.counting import counted
+from fedlab_runner.utils.counting import count_of
 from fedlab_runner.utils.errors import UserError
 
 IN_PERCENT = "accuracy in percent"  # part of the unit of a table whose values are percentages
@@ -158,7 +158,7 @@ def _cells(
     bold = bool(ours) and _rank(mean(ours), column, groups) == top
     if ours and "metric" in column:
         words = spread(ours, metric, deviation, digits)
-        mine = cell(words, counted(len(ours), "seed"), *remarks(groups), bold=bold, sort=mean(ours))
+        mine = cell(words, count_of(len(ours), "seed"), *remarks(groups), bold=bold, sort=mean(ours))
     else:
         mine = result(groups, bold=bold, deviation=deviation, digits=digits)
     if theirs is None:

@@ -9,7 +9,7 @@ from fedlab_runner.report.formatting import NONE, difference, probability, unit
 from fedlab_runner.report.grouping import SeedGroup
 from fedlab_runner.report.stats import MIN_SEEDS, SIGNIFICANCE_LEVEL, Difference, holm, paired
 from fedlab_runner.report.tables import best, by_condition, decimals_of, finished
-from fedlab_runner.utils.counting import counted
+from fedlab_runner.utils.counting import count_of
 
 
 class Compared(NamedTuple):
@@ -81,6 +81,6 @@ def _too_few(few: Mapping[str, int]) -> list[str]:
         return []
     where = "" if set(few) == {""} else f" under {'; '.join(condition or 'all' for condition in few)}"
     return [
-        f"No difference is tested{where}: methods share at most {counted(max(few.values()), 'finished seed')} there, "
+        f"No difference is tested{where}: methods share at most {count_of(max(few.values()), 'finished seed')} there, "
         f"and at least {MIN_SEEDS} are needed. A difference seen on so few may be chance."
     ]

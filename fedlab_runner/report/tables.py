@@ -23,6 +23,7 @@ from fedlab_runner.report.grouping import SeedGroup
 from fedlab_runner.report.runs import Run
 from fedlab_runner.report.stats import mean, reached, std, total
 from fedlab_runner.sweep import states
+from fedlab_runner.utils.counting import count_of
 
 SUMS = (  # metrics of which a table shows the sum over the rounds: key, heading, unit
     ("comm/upload_mb", "uploaded", "MB"),
@@ -76,7 +77,7 @@ def comparison(groups: Sequence[SeedGroup]) -> ReportTable:
         rows.append(row)
     metric = groups[0].runs[0].metric
     header = ["method", *(condition or metric for condition in columns)]
-    over = f"over {counted(usual, 'seed') if usual else 'seeds'}" + (
+    over = f"over {count_of(usual, 'seed') if usual else 'seeds'}" + (
         "" if seeds_agree(groups, usual) else ", where no other number is given"
     )
     title = f"{metric}: mean {PLUS_MINUS} standard deviation (n - 1) {over}; the best of each column in bold"
@@ -117,7 +118,7 @@ def result(
     if not values:
         word = states.common(run.state for group in groups for run in group.runs)
         return cell(word, *more, *remarks(groups), muted=True)
-    seeds = "" if len(values) == usual else counted(len(values), "seed")
+    seeds = "" if len(values) == usual else count_of(len(values), "seed")
     words = spread(values, metric, deviation, digits)
     return cell(words, *more, seeds, *remarks(groups), bold=bold, sort=mean(values))
 

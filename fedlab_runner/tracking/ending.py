@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlab_runner.core.metric_names import cell_of, shown
-from fedlab_runner.utils.counting import counted
+from fedlab_runner.utils.counting import count_of
 from fedlab_runner.utils.durations import duration
 from fedlab_runner.utils.escaping import visible
 
@@ -33,7 +33,7 @@ def ending(summary: Mapping[str, Any], folder: Path, seconds: float | None) -> l
     took = "" if seconds is None else f" in {duration(seconds)}"
     judged = judged_by(metric, rule)
     lines = [
-        f"{summary.get('run_id', 'the run')} has finished {counted(summary.get('rounds', 0), 'round')}{took}: "
+        f"{summary.get('run_id', 'the run')} has finished {count_of(summary.get('rounds', 0), 'round')}{took}: "
         f"{shown(summary.get('objective'), metric)}" + (f" ({judged})" if judged else "")
     ]
     values = {key: value for key, value in summary.get("final", {}).items() if key.count("/") < 2}

@@ -1,6 +1,6 @@
 """Numbers of things in words."""
 
 
-def counted(count: int, what: str) -> str:
+def count_of(count: int, what: str) -> str:
     """`1 seed`, `2 seeds`."""
     return f"{count:,} {what}" + ("" if count == 1 else "s")

@@ -17,7 +17,7 @@ from fedlab_runner.tracking.jsonl import clean
 from fedlab_runner.tracking.recorder import SUMMARY
 from fedlab_runner.tracking.summary import summarise
 from fedlab_runner.utils import untrusted
-from fedlab_runner.utils.counting import counted
+from fedlab_runner.utils.counting import count_of
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.verify import configs
 
@@ -82,7 +82,7 @@ def hashes(folder: Path) -> Check:
             faults.append(f"{name} is not as it was when the bundle was made")
     if len(listed) != len(lines):
         faults.append(f"{bundle.MANIFEST} has lines that list no file")
-    return Check("hashes", f"{counted(len(listed), 'file')} as in {bundle.MANIFEST}", faults)
+    return Check("hashes", f"{count_of(len(listed), 'file')} as in {bundle.MANIFEST}", faults)
 
 
 def tables(folder: Path, found: FoundRuns, told: About) -> Check:
@@ -114,7 +114,7 @@ def summaries(found: FoundRuns, told: About) -> Check:
         if run.finished and (run.folder / SUMMARY).is_file():
             checked += 1
             faults += [f"{run.name}: {fault}" for fault in _summary_faults(run)]
-    return Check("summaries", f"{checked} of {counted(len(runs), 'run')} are finished, their results follow", faults)
+    return Check("summaries", f"{checked} of {count_of(len(runs), 'run')} are finished, their results follow", faults)
 
 
 def names(found: FoundRuns) -> Check:
@@ -133,7 +133,7 @@ def names(found: FoundRuns) -> Check:
         if told != name:
             faults.append(f"{run.name}: its config is that of {name}, its summary of {told}")
     more = f"; this version cannot read {_first(unknown)}" if unknown else ""
-    return Check("configs", f"{counted(fine, 'run')} with the summary of their config{more}", faults)
+    return Check("configs", f"{count_of(fine, 'run')} with the summary of their config{more}", faults)
 
 
 def _summary_faults(run: Run) -> Iterator[str]:

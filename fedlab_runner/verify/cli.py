@@ -21,7 +21,7 @@ from fedlab_runner.report.build import select
 from fedlab_runner.report.folders import find
 from fedlab_runner.report.runs import Run
 from fedlab_runner.utils import signals, streams, version
-from fedlab_runner.utils.counting import counted
+from fedlab_runner.utils.counting import count_of
 from fedlab_runner.utils.durations import duration
 from fedlab_runner.utils.errors import Interrupted, UserError
 from fedlab_runner.utils.escaping import visible
@@ -109,7 +109,7 @@ def _verify(folder: Path, out: Path, given: argparse.Namespace) -> bool:
     if not (folder / bundle.OUTPUTS).is_dir():
         raise UserError(f"{given.bundle} holds no runs")
     found = find([folder / bundle.OUTPUTS])
-    _show(f"{given.bundle}: {counted(len(found.runs), 'run')}, made by {told.made}")
+    _show(f"{given.bundle}: {count_of(len(found.runs), 'run')}, made by {told.made}")
     _show(f"{'manifest':<12}{checks.digest_of_manifest(folder)}")
     all_checks = [checks.hashes(folder), checks.tables(folder, found, told), checks.summaries(found, told)]
     fine = [checks.report(check, _show) for check in (*all_checks, checks.names(found))]
@@ -154,7 +154,7 @@ def _size(run: Run, rounds: int | None) -> str:
     """The amount of computation, in words, with the time that it took on the other machine."""
     last = run.done if rounds is None else min(rounds, run.done)
     took = [row.get("time/wall", math.nan) for row in run.timings if row["round"] == last]
-    return counted(last, "round") + (f", which took {duration(took[0])} there" if took and took[0] >= 0 else "")
+    return count_of(last, "round") + (f", which took {duration(took[0])} there" if took and took[0] >= 0 else "")
 
 
 @contextmanager

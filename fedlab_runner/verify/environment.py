@@ -10,7 +10,7 @@ from fedlab_runner.experiment import provenance
 from fedlab_runner.experiment.code_hash import changed, code_of
 from fedlab_runner.report import bundle
 from fedlab_runner.report.runs import Run
-from fedlab_runner.utils.counting import counted
+from fedlab_runner.utils.counting import count_of
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.verify import configs
 
@@ -47,7 +47,7 @@ def differences(runs: Iterable[Run]) -> list[str]:
             each.get(key, _UNKNOWN) for each in theirs if each.get(key, _UNKNOWN) != ours.get(key, _UNKNOWN)
         )
         told = "; ".join(
-            value + (f" ({counted(n, 'run')})" if n < len(runs) else "") for value, n in counts.most_common(3)
+            value + (f" ({count_of(n, 'run')})" if n < len(runs) else "") for value, n in counts.most_common(3)
         )
         if counts:
             lines.append(f"{key}: {told} there, {ours.get(key, _UNKNOWN)} here")
@@ -77,4 +77,4 @@ def _changed_code(runs: Iterable[Run], starts: Mapping[str, Mapping[str, Any]]) 
             continue
         if words := changed({str(name): str(digest) for name, digest in told.items()}, ours):
             found[words] += 1
-    return [f"code: {words} differ ({counted(count, 'run')})" for words, count in found.most_common(3)]
+    return [f"code: {words} differ ({count_of(count, 'run')})" for words, count in found.most_common(3)]

@@ -72,7 +72,7 @@ def test_without_a_learning_rate_controls_stay_what_they_are(option: int) -> Non
 )
 def test_option_2_refuses_what_is_not_plain_sgd(changes: dict[str, Any], remedy: str) -> None:
     fed = federation(training=local(**changes))
-    said = f"^option 2 of algorithm=scaffold reads gradients off the steps of plain SGD: {remedy}, or algorithm.option"
+    said = f"^option 2 of algorithm=scaffold computes gradients from the steps of plain SGD: {remedy}, or algorithm"
     for call in (algorithm("scaffold").check, algorithm("scaffold").init):
         with pytest.raises(UserError, match=said):
             call(fed)

@@ -33,6 +33,7 @@ NEEDED = {
     "dataset/huggingface": ["dataset.path=owner/name"],
     "dataset/image_folder": ["dataset.root=images"],
     "dataset/npz": ["dataset.path=arrays.npz"],
+    "model/pretrained": ["model.weights=model.safetensors"],
 }
 composed = partial(shared.composed, small=False)
 

@@ -286,7 +286,7 @@ def test_others_say_in_one_line_why_they_refuse_it(name: str) -> None:
 
 
 def test_the_refusal_is_one_line_before_anything_is_built() -> None:
-    with pytest.raises(UserError, match=r"^home must be none with algorithm=fedma, which gives neurons [^\n]*$"):
+    with pytest.raises(UserError, match=r"^home must be none with algorithm=fedma, which moves neurons [^\n]*$"):
         build(composed("algorithm=fedma", "home=head"))
     build(composed("algorithm=fedma", "home=none"))
 

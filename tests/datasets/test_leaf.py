@@ -191,7 +191,7 @@ def test_damaged_json(tmp_path, content, reason):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda content: content["user_data"].pop("v"), "lacks the data of 1 of its 2 users, v among them"),
+        (lambda content: content["user_data"].pop("v"), "lacks the data of 1 of its 2 users, such as v"),
         (lambda content: content["users"].pop(), "has data of 2 users, but lists 1"),
         (lambda content: content["users"].append("w"), "has data of 2 users, but lists 3"),
         (lambda content: content.update(users="wv"), "has users that are not a list of names"),

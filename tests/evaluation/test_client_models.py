@@ -154,7 +154,7 @@ def test_what_goes_unused_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     caplog.set_level("INFO")
     run_in(tmp_path / "a", composed("algorithm=dec_fedavg", "rounds=0", "server_data=none"))
     assert "algorithm=dec_fedavg has no server, so that no client is late: the delay is not used" in caplog.text
-    assert "topology: 12 clients, 66 links, 11 of each client" in caplog.text
+    assert "topology: 12 clients, 66 links, 11 at each client" in caplog.text
     run_in(tmp_path / "b", composed("algorithm=fedavg", "rounds=0", "server_data=none", "topology=ring"))
     assert "algorithm=fedavg has a server: the topology is not used" in caplog.text
 

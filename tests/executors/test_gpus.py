@@ -13,7 +13,7 @@ from fedlab_runner.config.build import build
 from fedlab_runner.executors import processes
 from fedlab_runner.executors._chunks import ChunkedExecutor
 from fedlab_runner.executors._gpus.team import GpuTeam
-from fedlab_runner.executors._gpus.worker import Train
+from fedlab_runner.executors._gpus.worker import TrainShare
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.processes import GPUS, Processes
 from fedlab_runner.executors.vectorized import Vectorized
@@ -80,7 +80,7 @@ def test_a_cohort_that_trains_in_one_call_is_divided(shared: Processes, monkeypa
     sent, send = list[Any](), GpuTeam._send
     monkeypatch.setattr(GpuTeam, "_send", staticmethod(lambda worker, what: sent.append(what) or send(worker, what)))
     result, expected = train(federation(executor=shared)), train(federation(executor=whole))
-    theirs_of = [len(each.share.ids) for each in sent if isinstance(each, Train)]
+    theirs_of = [len(each.share.ids) for each in sent if isinstance(each, TrainShare)]
     assert len(theirs_of) == 2 and min(theirs_of) > 0 and sum(theirs_of) < len(result[0])
     for mine, theirs in zip(result, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)

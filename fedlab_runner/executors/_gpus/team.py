@@ -15,8 +15,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from fedlab_runner.core.work import Work
 from fedlab_runner.executors._chunks import ChunkedExecutor, new_models
-from fedlab_runner.executors._gpus.worker import Failed, Keep, Train
-from fedlab_runner.executors._messages import Room, receive, send, started
+from fedlab_runner.executors._gpus.worker import TrainShare
+from fedlab_runner.executors._messages import Failed, Keep, Room, receive, send, started
 from fedlab_runner.executors._shares import (
     ClientShare,
     divided,
@@ -100,7 +100,7 @@ class GpuTeam:
         family = self._kept(work.family, state_of(work.family), lambda: packed_family(work.family))
         job, in_use = packed_work(work, inner), {number for number, _ in self._numbers.values()}
         for worker, share in asked:
-            self._send(worker, Train(job, client_data, family, in_use, share, in_room))
+            self._send(worker, TrainShare(job, client_data, family, in_use, share, in_room))
 
     def _kept(self, lasting: object, state: Any, packed: Callable[[], Any]) -> int:
         """The number of what the workers have; what is new, or has changed, is sent."""

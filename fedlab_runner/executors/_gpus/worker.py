@@ -11,19 +11,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedlab_runner.executors._messages import Room, receive, send
+from fedlab_runner.executors._messages import Failed, Keep, Room, receive, send
 from fedlab_runner.executors._shares import ClientShare, trained, unpacked_family, unpacked_work
 from fedlab_runner.utils.system import die_with_parent
 
 
-class Keep(NamedTuple):
-    """The clients' data or a model family, which later rounds name by a number."""
-
-    number: int
-    packed: Any  # Packed, or the bytes of a family
-
-
-class Train(NamedTuple):
+class TrainShare(NamedTuple):
     """A share of a round's clients. Objects under numbers that are not `in_use` may be dropped."""
 
     job: bytes
@@ -39,12 +32,6 @@ class Trained(NamedTuple):
 
     losses: Any  # ndarray [k]
     models: Any  # ndarray [k, D] or None
-
-
-class Failed(NamedTuple):
-    """The training raised an error, pickled here."""
-
-    error: bytes
 
 
 def serve(connection: Connection, room: Room, device: torch.device) -> None:
@@ -65,7 +52,7 @@ def serve(connection: Connection, room: Room, device: torch.device) -> None:
             send(connection, Failed(_pickled(error)))
 
 
-def _trained(asked: Train, kept: dict[int, Any], room: Room, device: torch.device) -> Trained:
+def _trained(asked: TrainShare, kept: dict[int, Any], room: Room, device: torch.device) -> Trained:
     family = kept[asked.family]
     inner, whole = unpacked_work(asked.job, kept[asked.client_data], family, device)
     y, losses = trained(whole, inner, asked.share)

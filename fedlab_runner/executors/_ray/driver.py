@@ -17,7 +17,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-from fedlab_runner.executors._messages import Room, receive, send
+from fedlab_runner.executors._messages import Failed, Keep, Room, receive, send
 from fedlab_runner.executors._ray.worker import Round, train_share
 from fedlab_runner.executors._shares import ClientShare
 from fedlab_runner.utils.errors import UserError
@@ -26,13 +26,6 @@ from fedlab_runner.utils.system import die_with_parent, usable_cores
 POLL_SECONDS = 2.0  # between two checks of the cluster while no result comes
 HEAD_LOST_SECONDS = 20.0  # without an answer, after which the head is lost; a restarted head may come back before
 MAX_SHARE_LOSSES = 3  # of a share's workers, after which the driver assumes that the share itself kills them
-
-
-class Keep(NamedTuple):
-    """The request to put an object into the object store under a number."""
-
-    number: int
-    thing: Any
 
 
 class Train(NamedTuple):
@@ -69,12 +62,6 @@ class Lost(NamedTuple):
     again: bool
 
 
-class Failed(NamedTuple):
-    """The training raised an error, which is pickled here."""
-
-    error: bytes
-
-
 class Gone(NamedTuple):
     """The driver found no cluster or has lost it."""
 
@@ -97,7 +84,7 @@ class Driver:
         while True:
             send(self._connection, Ready(self._head, self._workers()))
             while isinstance(asked := receive(self._connection), Keep):
-                self._kept[asked.number] = self._ray.put(asked.thing)
+                self._kept[asked.number] = self._ray.put(asked.packed)
             if (reason := self._reason_gone() or self._cohort(asked)) is not None:
                 send(self._connection, Gone(reason))
                 return
