@@ -139,6 +139,7 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     return keys
 
 
+@pytest.mark.slow  # a run of each method
 def test_every_metric_is_documented_and_every_documented_one_is_logged(logged: set[str]) -> None:
     documented = [key for row in markdown.rows((DOCS / "metrics.md").read_text()) for key in code(row[0])]
     cells = f"({'|'.join(MODELS)})/({'|'.join(DATA)})"
