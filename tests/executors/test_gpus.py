@@ -22,7 +22,7 @@ from tests.executors.test_processes import train
 from tests.helpers import pretended
 from tests.helpers.composed import composed
 from tests.helpers.kinds import by_kind
-from tests.helpers.toy import ALGORITHMS, algorithm, asked, federation, home, normed, run, tensors
+from tests.helpers.toy import ALGORITHMS, algorithm, check_homes, federation, normed, run, tensors
 
 CPU, LOOP = torch.device("cpu"), Loop(compile=False)
 
@@ -87,12 +87,7 @@ def test_a_cohort_that_trains_in_one_call_is_divided(shared: Processes, monkeypa
 
 
 def test_what_clients_have_at_home_goes_with_them(shared: Processes) -> None:
-    ours, theirs = (federation(executor=each, build=normed, home=home("norm")) for each in (LOOP, shared))
-    for round in range(2):
-        ours.begin(round, 1.0)
-        theirs.begin(round, 1.0)
-        x = ours.family.init(round)
-        assert torch.equal(asked(theirs, [5, 2, 7]).train(x), asked(ours, [5, 2, 7]).train(x))
+    check_homes(LOOP, shared)
 
 
 @pytest.mark.parametrize("name", by_kind(ALGORITHMS))

@@ -31,7 +31,7 @@ from fedlab_runner.utils.errors import RunFailed, UserError
 from tests.executors.test_processes import train
 from tests.helpers.composed import composed, files
 from tests.helpers.paths import ROOT
-from tests.helpers.toy import ALGORITHMS, RAGGED, algorithm, asked, federation, home, normed, run, tensors
+from tests.helpers.toy import ALGORITHMS, RAGGED, algorithm, check_homes, federation, normed, run, tensors
 
 LOOP = Loop(compile=False)
 
@@ -230,12 +230,7 @@ def test_the_bits_are_the_inner_executors(inner: ChunkedExecutor, shared: Ray, m
 
 
 def test_what_clients_have_at_home_goes_with_them(shared: Ray) -> None:
-    ours, theirs = (federation(executor=each, build=normed, home=home("norm")) for each in (LOOP, shared))
-    for round in range(2):
-        ours.begin(round, 1.0)
-        theirs.begin(round, 1.0)
-        x = ours.family.init(round)
-        assert torch.equal(asked(theirs, [5, 2, 7]).train(x), asked(ours, [5, 2, 7]).train(x))
+    check_homes(LOOP, shared)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -274,3 +274,13 @@ def tensors(value: Any) -> list[torch.Tensor]:
     if isinstance(value, dict):
         return [t for item in value.values() for t in tensors(item)]
     return [t for item in value for t in tensors(item)] if isinstance(value, tuple | list) else []
+
+
+def check_homes(*executors: Any) -> None:
+    """Two executors train clients that have norm layers at home to the same bits, in a second round too."""
+    ours, theirs = (federation(executor=each, build=normed, home=home("norm")) for each in executors)
+    for round in range(2):
+        ours.begin(round, 1.0)
+        theirs.begin(round, 1.0)
+        x = ours.family.init(round)
+        assert torch.equal(asked(theirs, [5, 2, 7]).train(x), asked(ours, [5, 2, 7]).train(x))
