@@ -33,7 +33,6 @@ TINY = (
 MEBIBYTE = 2**20
 NO_PICTURES = """
 from fedlab_runner.experiment import artifacts
-from fedlab_runner.experiment.run import run_in
 for name in ("plot_partition", "plot_curves", "plot_staleness"):
     setattr(artifacts, name, lambda *_: False)
 artifacts.plot_diagnostics = lambda *_: []
@@ -43,6 +42,7 @@ RUNS = """
 import sys
 from pathlib import Path
 from fedlab_runner import compose
+from fedlab_runner.experiment.run import run_in
 cfg = compose(*sys.argv[2:])
 for seed in range(int(sys.argv[1])):
     cfg.seed = seed
@@ -91,7 +91,7 @@ def test_ten_thousand_rounds(logger: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("runs", "pictures"), [(1000, False), (100, True)])
 def test_runs_in_one_process(runs: int, pictures: bool, tmp_path: Path) -> None:
-    code = ("from fedlab_runner import runner" if pictures else NO_PICTURES) + RUNS
+    code = ("" if pictures else NO_PICTURES) + RUNS
     process = start(tmp_path, "-c", code, str(runs), *TINY, "rounds=1", "logger=none")
     seen = watch(process, lambda: len(list((tmp_path / "outputs").glob("fedbuff-*/summary.json"))), 0.5)
     assert process.returncode == 0, (tmp_path / "output.txt").read_text()[-3000:]
