@@ -129,7 +129,7 @@ class JobRecord:
         seconds = before if self._reused else time.monotonic() - self._began
         summary = self._summary()
         if summary.get("rounds") != self._rounds:  # of a longer run, with this job among its rounds
-            summary = {key: summary[key] for key in ("metric", "rule") if key in summary}
+            summary = {key: summary[key] for key in ("metric", "rule") if key in summary} | {"rounds": self._rounds}
         job = self._job(status, objective=objective, error=error, summary=summary, seconds=seconds)
         self._write(sweep, job)
         if (self._output / "config.yaml").is_file():  # the run has begun

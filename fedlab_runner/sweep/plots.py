@@ -2,15 +2,17 @@
 
 import math
 import statistics
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedlab_runner.core.metric_names import is_share
 from fedlab_runner.methods.registry import Line, Method, method_of, method_style, tell_apart
 from fedlab_runner.plots.style import GREY, STYLE, in_percent, new_figure, over_rounds, save, series
-from fedlab_runner.sweep.records import Row, read
+from fedlab_runner.sweep.records import Job, Row, read
 from fedlab_runner.sweep.states import FINISHED
 from fedlab_runner.tracking.ending import judged_by
 from fedlab_runner.utils import untrusted
@@ -46,7 +48,7 @@ def plot_sweep(folder: Path) -> list[Path]:
         drawn = [_against(folder, rows, key) for key in _numbers(rows)]
         metric = next((job.summary["metric"] for row in rows for job in row.jobs if "metric" in job.summary), None)
         for shared, some in _groups(rows) if metric is not None else ():
-            logged = [[_metrics(Path(job.folder)) for job in row.of(FINISHED)] for row in some]
+            logged = [[_metrics(job) for job in row.of(FINISHED)] for row in some]
             curves = [("curves", str(metric), None), *CURVES]
             drawn += [_over_rounds(folder, name, key, band, shared, some, logged) for name, key, band in curves]
     return [path for path in drawn if path is not None]
@@ -228,11 +230,13 @@ def _judged(rows: Sequence[Row]) -> str:
     return judged_by(str(summary.get("metric", "")), str(summary.get("rule", ""))) or "objective"
 
 
-def _metrics(run: Path) -> list[dict[str, Any]]:
-    """The rows of a run; empty if its folder was moved or is on another machine."""
+def _metrics(job: Job) -> list[dict[str, Any]]:
+    """The rows of a job's run up to the job's last round; empty if its folder was moved or is on another machine."""
     from fedlab_runner.tracking.jsonl import decode
 
+    last = job.summary.get("rounds")
+    stop = last + 1 if isinstance(last, int) and 0 <= last < sys.maxsize else None
     try:
-        return [decode(line) for line in untrusted.lines(run / "metrics.jsonl")]
+        return [decode(line) for line in islice(untrusted.lines(Path(job.folder) / "metrics.jsonl"), stop)]
     except (OSError, ValueError):
         return []

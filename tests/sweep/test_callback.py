@@ -135,6 +135,7 @@ def test_a_longer_run_that_is_there_has_its_unit_and_counts_as_before(launch: Sw
     assert code == 0 and "job 1/2 finished before: 50.00 %, outputs/" in out
     (row,) = records.read(max(Path("outputs/sweeps").iterdir(), key=os.path.getmtime))
     assert row.values("best") == [], "the longer run's numbers are not this job's"
+    assert row.values("rounds") == [5, 5]
 
 
 def test_a_damaged_record_of_a_job_does_not_count_and_is_written_anew(

@@ -15,11 +15,19 @@ from fedlab_runner.sweep.records import Job
 from fedlab_runner.sweep.table import show
 from fedlab_runner.utils import checksummed_json
 
-SUMMARY = {"metric": "test/accuracy", "rule": "best"}
+SUMMARY: dict[str, Any] = {"metric": "test/accuracy", "rule": "best"}
 
 
-def job(folder: Path, objective: float | None, *overrides: str, seed: int = 0, status: str = "finished") -> None:
+def job(
+    folder: Path,
+    objective: float | None,
+    *overrides: str,
+    seed: int = 0,
+    status: str = "finished",
+    rounds: int | None = None,
+) -> None:
     """A job's record, and its run's metrics."""
+    summary = SUMMARY | ({} if rounds is None else {"rounds": rounds})
     number = len(list(folder.glob("jobs/*.json")))
     run = folder.parent / f"run{number}"
     run.mkdir(parents=True)
@@ -27,7 +35,7 @@ def job(folder: Path, objective: float | None, *overrides: str, seed: int = 0, s
         {"round": r, "test/accuracy": None if r == 1 else (objective or 0) * r} for r in range(4)
     ]
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    record = Job([*overrides, f"seed={seed}"], seed, status, objective, str(run), SUMMARY)
+    record = Job([*overrides, f"seed={seed}"], seed, status, objective, str(run), summary)
     (folder / "jobs").mkdir(parents=True, exist_ok=True)
     (folder / "jobs" / f"{number}.json").write_text(checksummed_json.text(asdict(record)))
 
@@ -132,6 +140,14 @@ def test_many_settings_get_a_picture_for_each_combination_of_numbers(tmp_path: P
     assert drawn[:2] == ["delay.std", "partition.alpha"]
     assert sorted(drawn[2:]) == [f"curves-delay.std={std}-partition.alpha={a}" for std in (20, 5) for a in (0.1, 0.3)]
     assert [label for label, *_ in lines[-3:]] == ["a", "b", "c"]
+
+
+def test_rounds_of_a_longer_run_than_the_job_asked_for_are_left_out(tmp_path: Path, lines: Any) -> None:
+    folder = tmp_path / "sweep"
+    job(folder, 0.5, "local.lr=1", rounds=3)
+    job(folder, 0.5, "local.lr=2", rounds=2)
+    plot_sweep(folder)
+    assert [x for _, x, _ in lines[1:]] == [[0, 2, 3], [0, 2]]
 
 
 def test_runs_that_have_moved_leave_out_the_curves(tmp_path: Path) -> None:
