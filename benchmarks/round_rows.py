@@ -41,14 +41,15 @@ def rows(cores: int, device: torch.device = CPU, compiled: bool = False) -> Iter
         how = {"compiled": compiled} | how
         return Row(name, partial(of_rounds, shape, build, cores, device, **how))
 
+    growth = partial(row, compiled=False)
     for k in (10, 100, 1000):
-        yield row(f"round by K={k}", Shape(2000, 2, k, 2, side=4))
+        yield growth(f"round by K={k}", Shape(2000, 2, k, 2, side=4))
     for n in (100, 1_000, 10_000, 100_000):
-        yield row(f"round by N={n}", Shape(n, 2, 10, 2, side=4))
+        yield growth(f"round by N={n}", Shape(n, 2, 10, 2, side=4))
     for std in (0.0, 5.0, 50.0):
-        yield row(f"round by staleness={std:.0f}", Shape(1000, 2, 10, 2, side=4), delay=std)
+        yield growth(f"round by staleness={std:.0f}", Shape(1000, 2, 10, 2, side=4), delay=std)
     for build, size in ((workloads.logistic, 7850), (workloads.mlp, 199210), (workloads.cnn, 582026)):
-        yield row(f"round by D={size}", Shape(100, 20, 10, 10), build)
+        yield growth(f"round by D={size}", Shape(100, 20, 10, 10), build)
     for name in ("fedavg", "fedbuff", "ca2fl", "scaffold"):
         yield row(f"round of {name}", Shape(200, 20, 10, 10), workloads.mlp, algorithm=name)
     yield row("round of scaffold, cnn", Shape(200, 20, 10, 10), workloads.cnn, algorithm="scaffold")
