@@ -6,7 +6,7 @@ import io
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import zip_longest
+from itertools import takewhile, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from fedlab_runner.utils.errors import UserError
 from fedlab_runner.verify import configs
 
 MAX_SHOWN = 3  # faults that a check names
+SHOWN_OF_CELL, SHOWN_BEFORE = 80, 20  # characters of a cell of a table: in all, and before the first difference
 ROUNDING = 1e-9  # relative tolerance, because the last digits of a mean depend on the versions of libraries
 _LINE = re.compile(r"([0-9a-f]{64})  (\S.*)")  # a line of the manifest: SHA-256 and name
 
@@ -176,8 +177,16 @@ def _table_faults(theirs: str, ours: str) -> Iterator[str]:
         for i, (one, other) in enumerate(zip_longest(old, new, fillvalue="")):
             if one != other and not _close(one, other):
                 column = header[i] if i < len(header) else str(i + 1)
-                yield f", line {number}, {column}: {one[:80] or 'nothing'} there, {other[:80] or 'nothing'} follows"
+                yield f", line {number}, {column}: {_shown(one, other)} there, {_shown(other, one)} follows"
                 return
+
+
+def _shown(cell: str, other: str) -> str:
+    """The part of a cell in which it first differs from the other; an ellipsis stands for what is left out."""
+    alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(cell, other, strict=False)))
+    begin = max(0, alike - SHOWN_BEFORE) if len(cell) > SHOWN_OF_CELL else 0
+    part = cell[begin : begin + SHOWN_OF_CELL]
+    return ("…" if begin else "") + part + ("…" if begin + len(part) < len(cell) else "") or "nothing"
 
 
 def _close(one: str, other: str) -> bool:
