@@ -1,5 +1,5 @@
-"""A pass for PyTorch's compiler, with which a local step on a CPU updates a linear layer without storing its
-gradient.
+"""Passes for PyTorch's compiler: one mends a fault of it, and with the other a local step on a CPU updates a linear
+layer without storing its gradient.
 """
 
 import torch
@@ -16,6 +16,29 @@ _GRADIENT = CallFunction(aten.mm.default, KeywordArg("a"), KeywordArg("b"))  # t
 # The pattern of weights after a step.
 _MOVED = CallFunction(aten.sub.Tensor, KeywordArg("w"), CallFunction(aten.mul.Tensor, _GRADIENT, KeywordArg("lr")))
 _UPDATE = CallFunction(aten.copy_.default, KeywordArg("w"), _MOVED)  # the pattern that the pass replaces
+
+
+class ExplicitScale(CustomGraphPass):
+    """x + alpha * y in one operation becomes two operations.
+
+    The compiler makes addmm of a product of matrices and a sum, and forgets the sum's alpha (torch 2.14; related:
+    https://github.com/pytorch/pytorch/issues/167313). A gradient with weight decay, g.add(w, alpha=decay), would be
+    g + w.
+    """
+
+    def __call__(self, graph: Graph) -> None:
+        for node in graph.find_nodes(op="call_function", target=aten.add.Tensor):
+            alpha = node.kwargs.get("alpha", 1)
+            if alpha == 1 or not isinstance(node.args[1], Node):
+                continue
+            scaled = node.args[1]
+            with graph.inserting_before(node):
+                product = graph.call_function(aten.mul.Tensor, (scaled, alpha))
+            product.meta["val"] = scaled.meta["val"] * alpha
+            node.args, node.kwargs = (node.args[0], product), {}
+
+    def uuid(self) -> bytes:
+        return get_hash_for_files((__file__,))
 
 
 class UpdateInPlace(CustomGraphPass):

@@ -62,7 +62,7 @@ def graph_of(function: Step, family: ModelFamily, *, layer_by_layer: bool = Fals
     # torch's default, the system's folder for temporary files, is empty after a restart and, on a cluster, for each
     # job.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(user_cache() / "compiled" / machine_type()))
-    from fedlab_runner.executors._compiler_passes import UpdateInPlace  # imports the compiler: a second
+    from fedlab_runner.executors._compiler_passes import ExplicitScale, UpdateInPlace  # imports the compiler: a second
 
     # A process's first gradient decides whether autograd starts threads; a fork of a process with such threads has no
     # autograd. The compiler knows more devices than the machine has, so that it must not compute the first gradient.
@@ -70,11 +70,11 @@ def graph_of(function: Step, family: ModelFamily, *, layer_by_layer: bool = Fals
     torch.autograd.grad(one * 2, one)
     # This logger warns at length that the machine has no GPU.
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"post_grad_custom_pre_pass": ExplicitScale()}
     if layer_by_layer:  # every step has the same tensors as layers
         options["guard_filter_fn"] = torch.compiler.keep_tensor_guards_unsafe
         options["post_grad_custom_post_pass"] = UpdateInPlace()
-    compiled: Step = torch.compile(function, options=options or None)
+    compiled: Step = torch.compile(function, options=options)
 
     def step(*args: Any) -> Any:
         while True:

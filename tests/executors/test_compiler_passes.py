@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch import nn
 from torch._inductor.utils import fresh_cache
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedlab_runner.core.layers import pooling
 from fedlab_runner.core.work import Executor
 from fedlab_runner.executors import _compiler_passes as passes
+from fedlab_runner.executors.compiled import graph_of
 from fedlab_runner.executors.loop import Loop
 from tests.executors.test_contract import COMPILED, train
 from tests.helpers.toy import CLASSES, federation
@@ -21,6 +23,22 @@ def network() -> nn.Module:
         *(nn.Unflatten(1, (1, 5, 1)), nn.Upsample(scale_factor=2), nn.Conv2d(1, 3, 1), nn.MaxPool2d(2), nn.Flatten()),
         *(nn.Linear(15, 8), nn.ReLU(), nn.Linear(8, CLASSES)),
     )
+
+
+def test_a_factor_in_a_sum_is_an_operation_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler would forget it in the sum of a product of matrices and weights; slow tests compile such sums."""
+    a, b, w = (torch.rand(3, 3, dtype=torch.float64) for _ in range(3))
+    graph = make_fx(lambda a, b, w: (a @ b).add(w, alpha=0.01).add(w).add(1.0, alpha=2))(a, b, w)
+    passes.ExplicitScale()(graph.graph)
+    graph.recompile()
+    assert sum(node.target is torch.ops.aten.mul.Tensor for node in graph.graph.nodes) == 1
+    torch.testing.assert_close(graph(a, b, w), a @ b + 1.01 * w + 2, rtol=0, atol=1e-14)
+
+    given: list[Any] = []
+    monkeypatch.setattr(torch, "compile", lambda function, options: given.append(options["post_grad_custom_pre_pass"]))
+    for by_layer in (False, True):
+        graph_of(lambda: None, federation().family, layer_by_layer=by_layer)
+    assert [type(each) for each in given] == [passes.ExplicitScale] * 2
 
 
 @pytest.mark.slow  # minutes of compiling

@@ -30,7 +30,7 @@ EVERYONE = np.arange(len(RAGGED))
 SETTINGS: dict[str, LocalTraining] = {
     "sgd": local(),
     "momentum": local(momentum=0.9, nesterov=True, weight_decay=0.01),
-    "adam": local(optimizer="adam", lr=0.01, eps=1e-2),
+    "adam": local(optimizer="adam", lr=0.01, eps=1e-2, weight_decay=0.01),
     "adamw_steps": local(optimizer="adamw", lr=0.01, epochs=None, steps=5, weight_decay=0.1, eps=1e-2),
     "clipped": local(clip_norm=0.05),
     "tiny_batches": local(batch_size=3),
