@@ -18,11 +18,11 @@ class Contender(NamedTuple):
 
 class Case(NamedTuple):
     """Contenders by name, the first is the measure; and what a call computes, where that is known: products of matrices
-    and convolutions in FLOPs, and pieces of work of which one is to be told.
+    and convolutions in FLOPs, which may be asked for when all is over, and pieces of work of which one is to be told.
     """
 
     contenders: dict[str, Contender]
-    flops: float | None = None
+    flops: float | Callable[[], float] | None = None
     pieces: tuple[int, str] | None = None
 
 

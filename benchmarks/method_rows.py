@@ -81,4 +81,5 @@ def of_method(method: str, build: Callable[[], nn.Module], cores: int, compiled:
         state = built.round(state, fed)
         return built.models(state)
 
-    return Case({"plain": Contender(plain, cores, plain=True), "ours": Contender(ours, cores, note=choice, warm=4)})
+    contenders = {"plain": Contender(plain, cores, plain=True), "ours": Contender(ours, cores, note=choice, warm=4)}
+    return Case(contenders, partial(workloads.counted_flops, fed))

@@ -12,6 +12,7 @@ from benchmarks import plain_matching, plain_penalties, plain_rounds, workloads
 from benchmarks.case import Case, Contender, Row
 from benchmarks.workloads import CPU, FLOAT, Shape
 from fedlab_runner.algorithms.matching.pfnm import Neurons, SquaredDistance, match
+from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.rng import Purpose, generator
 
 PLAIN: dict[str, Callable[..., Callable[[int], torch.Tensor]]] = {
@@ -85,7 +86,7 @@ def of_rounds(
     it others of ours in its place, by what they do, and itself with choices `added`. Ours have `warm`
     rounds in each turn that do not count.
     """
-    own, contenders = own or {}, dict[str, Contender]()
+    own, contenders, feds = own or {}, dict[str, Contender](), list[Federation]()
     on_server = "batch_size" in own
     for name, threads in (("plain", cores), ("plain, one thread", 1))[: 1 + (on_server and cores > 1)]:
         fed = shape.federation(build, device=device, precision=precision)
@@ -96,6 +97,7 @@ def of_rounds(
     def ours(algorithm: str, threads: int, added: str = "") -> Contender:
         executor, choice = workloads.automatic(cores, compiled)
         fed = shape.federation(build, executor, delay, device, precision, **workloads.chosen(added))
+        feds.append(fed)
         built = workloads.algorithm(algorithm, **own)
         state = built.init(fed)
 
@@ -111,7 +113,8 @@ def of_rounds(
     if on_server and cores > 1:
         contenders["ours, one thread"] = ours(algorithm, 1)
     contenders |= {f"ours, {name}": ours(algorithm, cores, name) for name in added}
-    return Case(contenders | {f"ours, {what}": ours(other, cores) for what, other in (beside or {}).items()})
+    contenders |= {f"ours, {what}": ours(other, cores) for what, other in (beside or {}).items()}
+    return Case(contenders, lambda: workloads.counted_flops(feds[0]))
 
 
 def _matching(cores: int) -> Case:

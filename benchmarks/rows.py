@@ -193,9 +193,10 @@ def mutual(
         plain.learn_mutually(work, 0, modules, alpha)
 
     steps = count * -(-shape.examples // shape.batch)
+    flops = partial(workloads.counted_flops, alone)
     if device.type != "cpu":
         contenders = {"plain": Contender(others, plain=True), "ours": Contender(partial(ours, alone))}
-        return Case(contenders, pieces=(steps, "model and minibatch"))
+        return Case(contenders, flops, (steps, "model and minibatch"))
     contenders = {
         "plain": Contender(others, cores, plain=True),
         "plain, one thread": Contender(others, plain=True),
@@ -203,4 +204,4 @@ def mutual(
         "ours, one process": Contender(partial(ours, alone), threads=cores),
         "ours, one thread": Contender(partial(ours, alone)),
     }
-    return Case(contenders, pieces=(steps, "model and minibatch"))
+    return Case(contenders, flops, (steps, "model and minibatch"))

@@ -112,7 +112,8 @@ def measured(case: Case, repeat: int, gflops: float, aside: Aside | None = None)
         if note := contender.note():
             found[name]["note"] = note
         if case.flops is not None:
-            found[name]["limit"] = case.flops / 1e9 / gflops / least
+            flops = case.flops() if callable(case.flops) else case.flops
+            found[name]["limit"] = flops / 1e9 / gflops / least
         if case.pieces is not None:
             number, what = case.pieces
             found[name] |= {"ms_a_piece": 1e3 * least / number, "piece": what}

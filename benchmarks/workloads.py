@@ -75,6 +75,11 @@ def lora_vit() -> nn.Module:
     return _model("vit_lora", name="vit_tiny_patch16_224", image_size=64).build(3, 64, CLASSES)
 
 
+def counted_flops(fed: Federation) -> float:
+    """The operations that the last round of a federation has counted, of clients and server."""
+    return 1e9 * sum(fed.metrics.values.get(f"cost/{who}_gflops", 0.0) for who in ("client", "server"))
+
+
 def _model(choice: str, **changes: Any) -> Any:
     return _built("model", choice, changes)
 

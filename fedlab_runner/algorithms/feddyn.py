@@ -76,10 +76,10 @@ class FedDyn(ServerAlgorithm[FedDynState, Update]):
         deltas, statistics = arrivals.upload
         rows, g_k = fed.row_store(self.store_on, len(state.h)), dict(state.g_k)
         for k, delta in zip(arrivals.ids.tolist(), deltas, strict=True):
-            g = -self.alpha * delta
-            rows.replace(g_k, k, g + rows.get(g_k[k]) if k in g_k else g)
-        h = state.h - self.alpha / fed.population * deltas.sum(0)
-        step = arrivals.mean(deltas, uniform=True) - h / self.alpha
+            rows.add(g_k, k, delta, -self.alpha)
+        mean = arrivals.mean(deltas, uniform=True)
+        h = state.h - self.alpha * len(arrivals) / fed.population * mean
+        step = mean - h / self.alpha
         return FedDynState(stepped(state.params, step, arrivals.mean(statistics, uniform=True)), h, g_k)
 
     def cached(self, state: FedDynState) -> int:

@@ -37,7 +37,7 @@ class FedNova(ServerAlgorithm[Params, FedNovaUpload]):
     mu: float
     weighting: str
 
-    model_copies: ClassVar[int] = 4  # y, and y - x in parts and divided by the work
+    model_copies: ClassVar[int] = 1  # the update is written over the trained model
 
     def __post_init__(self) -> None:
         at_least(0, mu=self.mu)
@@ -56,7 +56,7 @@ class FedNova(ServerAlgorithm[Params, FedNovaUpload]):
         y = cohort.train(x, penalty=Proximal(self.mu) if self.mu else None, common=cohort.near(x))
         a = self._work(cohort).to(x)
         tau = cohort.num_steps.to(x) if self.mu else a  # with a proximal term the authors' code counts steps
-        return FedNovaUpload((x[:p] - y[:, :p]) / a.unsqueeze(1), y[:, p:], tau)
+        return FedNovaUpload(y[:, :p].sub_(x[:p]).div_(-a.unsqueeze(1)), y[:, p:], tau)
 
     def _work(self, cohort: Cohort) -> Tensor:
         """a_j [K], the sum of the weights that a client's gradients have in its change."""

@@ -95,8 +95,9 @@ class SCAFFOLD(ServerAlgorithm[ScaffoldState, ScaffoldUpload]):
         elif cohort.lr == 0:  # models do not move: the control variates stay
             delta_c = torch.zeros_like(delta_y)
         else:
-            delta_c = delta_y / cohort.num_steps.unsqueeze(1)
-            delta_c.div_(cohort.lr).add_(c).neg_()  # (ii)
+            delta_c, minus_c = torch.empty_like(delta_y), -c
+            for out, delta, steps in zip(delta_c, delta_y, cohort.num_steps.tolist(), strict=True):
+                torch.sub(minus_c, delta, alpha=1 / (steps * cohort.lr), out=out)  # (ii)
         return ScaffoldUpload(delta_y, delta_c, statistics)
 
     def server_step(self, state: ScaffoldState, arrivals: Updates[ScaffoldUpload], fed: Federation) -> ScaffoldState:
@@ -114,7 +115,7 @@ class SCAFFOLD(ServerAlgorithm[ScaffoldState, ScaffoldUpload]):
             c = state.c + share * arrivals.mean(delta_c)
         rows, c_i = fed.row_store(self.store_on, len(c)), dict(state.c_i)
         for i, delta in zip(arrivals.ids.tolist(), delta_c, strict=True):
-            rows.replace(c_i, i, rows.get(c_i[i]) + delta if i in c_i else delta)
+            rows.add(c_i, i, delta)
         return ScaffoldState(x, c, c_i)
 
     def operations(self, fed: Federation, local: float) -> float:

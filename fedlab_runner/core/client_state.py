@@ -32,11 +32,11 @@ class RowStore:
         """Each row that stays in memory goes through `in_memory`, which returns it."""
         self._place, self._file, self._device, self._in_memory = place, file, device, in_memory
 
-    def put(self, row: Tensor) -> RowRef:
-        """Keeps a copy of a row [length] and returns the reference for the State."""
+    def put(self, row: Tensor, *, copy: bool = True) -> RowRef:
+        """Keeps a copy of a row [length], or the row itself, and returns the reference for the State."""
         if self._place == "disk":
             return self._file.put(row)
-        return self._in_memory(row.detach().to("cpu" if self._place == "host" else self._device, copy=True))
+        return self._in_memory(row.detach().to("cpu" if self._place == "host" else self._device, copy=copy))
 
     def get(self, ref: RowRef, columns: slice = ALL_COLUMNS) -> Tensor:
         """The row, or consecutive columns of it, on the device. The caller must not write into it.
@@ -59,6 +59,14 @@ class RowStore:
     def replace(self, rows: dict[int, RowRef], client: int, row: Tensor) -> None:
         """Keeps a copy of a client's next row [length], which replaces its last one."""
         self.replace_all(rows, [client], row)
+
+    def add(self, rows: dict[int, RowRef], client: int, change: Tensor, factor: float = 1.0) -> None:
+        """Keeps the sum of a client's last row (zero without one) and `factor` times `change` [length]."""
+        before = rows.get(client)
+        row = change * factor if before is None else torch.add(self.get(before), change, alpha=factor)
+        if before is not None:
+            self.drop(before)
+        rows[client] = self.put(row, copy=False)
 
     def replace_all(self, rows: dict[int, RowRef], clients: Sequence[int], next: Tensor) -> None:
         """As `replace`, for clients whose next rows are `next` [k, length], or one [length] for all of them, which they

@@ -235,3 +235,16 @@ def test_a_table_larger_than_the_memory_that_is_allowed(tmp_path: Path) -> None:
     ended = limited("disk")
     assert ended.returncode == 0, ended.stderr
     assert float(ended.stdout) > 700, "MB, where 400 were allowed"
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_change_is_added_to_the_last_row(place: str, tmp_path: Path) -> None:
+    store = ClientStateStore(tmp_path, CPU)
+    store.begin(0)
+    rows, refs, change = store.rows(place, 3, torch.float32), dict[int, Any](), torch.tensor([1.0, 2.0, 4.0])
+    rows.add(refs, 7, change)
+    first = refs[7]
+    change.zero_().add_(1.0)  # the row is a copy
+    rows.add(refs, 7, change, -0.5)
+    assert rows.get(refs[7]).tolist() == [0.5, 1.5, 3.5]
+    assert isinstance(first, int) or first.tolist() == [1.0, 2.0, 4.0]  # an earlier State keeps its row

@@ -117,6 +117,20 @@ def test_what_takes_no_time_is_not_shared(forked: list[int], monkeypatch: pytest
     assert not forked
 
 
+@pytest.mark.parametrize(("threads", "forks"), [(1, 1), (2, 0)])
+def test_processes_leave_large_models_to_threads(
+    threads: int, forks: int, forked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mutual_learning_module, "MIN_SHARED_FLOPS", 1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        learnt(2)
+    finally:
+        torch.set_num_threads(before)
+    assert len(forked) == forks
+
+
 def test_each_part_reads_what_all_have_written_in_its_step() -> None:
     parts, steps = 3, 200
     seen = torch.zeros(parts, steps, parts).share_memory_()

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedlab_runner.algorithms.shared.pupils import Group, Step, pupils
+from fedlab_runner.algorithms.shared.pupils import MIN_SHARED_FLOPS, Group, Step, pupils
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.losses import losses
 from fedlab_runner.core.model_family import Batch, ModelFamily
@@ -46,13 +46,15 @@ def mutual_learning(
     """The students' models after `epochs` epochs over the examples of `client`; teachers stay as they are.
 
     Each student has an optimiser of its own, of the clients' kind. Every model sees a minibatch once, before any model
-    moves (a Jacobi step). The executor's processes share work of more than `MIN_SHARED_SECONDS`. The key `nonfinite`
-    says what happens to students that are not finite.
+    moves (a Jacobi step). Threads share the models (`shared.pupils`) or, if these are small and there is work of more
+    than `MIN_SHARED_SECONDS`, the executor's processes. The key `nonfinite` says what happens to students that are not
+    finite.
     """
-    groups, operations = [*students, *teachers], _operations(fed, client, students, epochs, teachers)
-    fed.metrics.count_server_flops(sum(operations))
+    groups, costs = [*students, *teachers], _costs(fed, students, teachers)
+    operations = _examples_seen(fed, client, groups, epochs) * sum(costs)
+    fed.metrics.count_server_flops(operations)
     learn = partial(_learn, fed, client, students, epochs, objective, teachers)
-    parts = _parts(fed, groups, operations, sum(len(s.models) for s in students))
+    parts = _parts(fed, groups, costs, operations, sum(len(s.models) for s in students))
     learnt = _shared(fed, students, groups, parts, learn) if len(parts) > 1 else None
     if learnt is None:
         learnt = learn([torch.arange(len(s.models)) for s in groups], lambda rows, logits: logits)
@@ -80,36 +82,41 @@ def _shared(
     return learnt if in_step(len(parts), shape, fed.family.dtype, run) else None
 
 
-def _operations(
-    fed: Federation, client: int, students: Sequence[Learners], epochs: int, teachers: Sequence[Learners]
-) -> list[int]:
-    """The floating-point operations of mutual learning for each model; students come first."""
-    if not epochs:
-        return [0 for s in (*students, *teachers) for _ in s.models]
+def _costs(fed: Federation, students: Sequence[Learners], teachers: Sequence[Learners]) -> list[int]:
+    """The floating-point operations of each model for one example; students come first."""
     example = fed.family.normalize(fed.client_data.inputs[:1], fed.family.dtype)
-    local = replace(fed.local, epochs=epochs, steps=None)
-    drop_single = any(s.family.has_batch_norm for s in (*students, *teachers))
-    seen = int(fed.client_data.examples_seen(np.array([client]), local, drop_single)[0])
-    learning = [seen * s.family.flops(example).step for s in students for _ in s.models]
-    return learning + [seen * s.family.flops(example).forward for s in teachers for _ in s.models]
+    learning = [s.family.flops(example).step for s in students for _ in s.models]
+    return learning + [s.family.flops(example).forward for s in teachers for _ in s.models]
 
 
-def _parts(fed: Federation, groups: Sequence[Learners], operations: Sequence[int], students: int) -> list[Rows]:
-    """The rows of each group that each process takes: even shares of the operations, with at least one student.
+def _examples_seen(fed: Federation, client: int, groups: Sequence[Learners], epochs: int) -> int:
+    """How many examples of a client each model sees, with repetitions."""
+    if not epochs:
+        return 0
+    local, drop_single = replace(fed.local, epochs=epochs, steps=None), any(s.family.has_batch_norm for s in groups)
+    return int(fed.client_data.examples_seen(np.array([client]), local, drop_single)[0])
 
-    One process takes all rows if the work is short, on a GPU, or if dropout draws from one stream.
+
+def _parts(
+    fed: Federation, groups: Sequence[Learners], costs: Sequence[int], operations: int, students: int
+) -> list[Rows]:
+    """The rows of each group that each process takes: even shares of the `costs`, with at least one student.
+
+    One process takes all rows if the work of so many `operations` is short, on a GPU, if dropout draws from one stream,
+    or if its threads share the models, which takes less than processes do.
     """
     count = min(fed.executor.num_processes(), students)
     alone = fed.family.device.type != "cpu" or any(s.family.has_dropout for s in groups)
-    if count < 2 or alone or sum(operations) < MIN_SHARED_SECONDS * FLOPS_A_SECOND:
+    threads = torch.get_num_threads() >= count and fed.local.batch_size * max(costs) >= MIN_SHARED_FLOPS
+    if count < 2 or alone or threads or operations < MIN_SHARED_SECONDS * FLOPS_A_SECOND:
         return [[torch.arange(len(s.models)) for s in groups]]
     places = [(g, row) for g, s in enumerate(groups) for row in range(len(s.models))]
     rows: list[list[list[int]]] = [[[] for _ in groups] for _ in range(count)]
     loads = [0] * count
-    for model in sorted(range(len(places)), key=lambda model: (model >= students, -operations[model])):
+    for model in sorted(range(len(places)), key=lambda model: (model >= students, -costs[model])):
         part, (group, row) = loads.index(min(loads)), places[model]
         rows[part][group].append(row)
-        loads[part] += operations[model]
+        loads[part] += costs[model]
     return [[torch.tensor(sorted(some), dtype=torch.int64) for some in part] for part in rows]
 
 
