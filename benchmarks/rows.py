@@ -24,7 +24,7 @@ from fedlab_runner.executors.processes import Processes
 from fedlab_runner.executors.vectorized import Vectorized
 
 Others = Callable[[Work, Callable[[], nn.Module]], dict[str, Contender]]
-MANY = Shape(1000, 100, 10, 20)  # the clients of the row of the evaluation matrix
+MANY = Shape(100, 100, 10, 20)  # the clients of the row of the evaluation matrix
 MUTUAL = Shape(10, 160, 10, 32, side=32, channels=3)  # DFML's client
 
 
@@ -154,12 +154,12 @@ def matrix(cores: int, shape: Shape = MANY, executor: Executor | None = None) ->
         judge = Matrix(asked, built, fed, test, ClientModels(asked, fed, test))
         return judge.evaluate(state, turn, {})
 
-    contenders = {"plain": Contender(lambda _: plain.accuracy(work, workloads.cnn, 500), plain=True)}
-    contenders |= {cell: Contender(partial(ours, cell)) for cell in ("server/own", "client/own")}
+    passed = Contender(lambda _: plain.accuracy(work, workloads.cnn, 500), plain=True, warm=0)
+    contenders = {"plain": passed}
+    contenders |= {cell: Contender(partial(ours, cell), warm=0) for cell in ("server/own", "client/own")}
     if cores > 1:
-        passed = Contender(lambda _: plain.accuracy(work, workloads.cnn, 500), cores, plain=True)
-        contenders |= {f"plain, {cores} threads": passed}
-        contenders |= {f"client/own, {cores} threads": Contender(partial(ours, "client/own"), cores)}
+        contenders |= {f"plain, {cores} threads": passed._replace(threads=cores)}
+        contenders |= {f"client/own, {cores} threads": Contender(partial(ours, "client/own"), cores, warm=0)}
     examples = len(fed.client_data.inputs)
     return Case(contenders, examples * fed.family.flops(_example(work)).forward, (examples, "example"))
 
