@@ -49,6 +49,7 @@ class FedDyn(ServerAlgorithm[FedDynState, Update]):
     alpha: float
     store_on: str
 
+    averages: ClassVar[bool] = True
     model_copies: ClassVar[int] = 2  # g_k; the update is written over the trained model
 
     def __post_init__(self) -> None:
@@ -78,7 +79,7 @@ class FedDyn(ServerAlgorithm[FedDynState, Update]):
         for k, delta in zip(arrivals.ids.tolist(), deltas, strict=True):
             g = -self.alpha * delta
             rows.replace(g_k, k, g + rows.get(g_k[k]) if k in g_k else g)
-        h = state.h - self.alpha / fed.population * deltas.sum(0)
+        h = state.h - self.alpha / fed.population * arrivals.sum(deltas)
         step = arrivals.mean(deltas, uniform=True) - h / self.alpha
         return FedDynState(stepped(state.params, step, arrivals.mean(statistics, uniform=True)), h, g_k)
 

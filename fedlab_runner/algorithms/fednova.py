@@ -37,6 +37,7 @@ class FedNova(ServerAlgorithm[Params, FedNovaUpload]):
     mu: float
     weighting: str
 
+    averages: ClassVar[bool] = True
     model_copies: ClassVar[int] = 4  # y, and y - x in parts and divided by the work
 
     def __post_init__(self) -> None:
