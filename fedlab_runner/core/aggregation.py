@@ -18,8 +18,10 @@ class Aggregation:
         self._aggregator, self._metrics = aggregator, metrics
 
     def weights(self, shares: Tensor, payload: Sequence[Tensor]) -> Tensor:
-        """The weights [A] that the aggregator gives updates whose vectors are `payload`, each [A, n]."""
-        shares, rule, a = shares.double(), self._aggregator, len(shares)
+        """The weights [A] that the aggregator gives updates whose shares of the mean are `shares` [A] float64, and whose
+        vectors are `payload`, each [A, n].
+        """
+        rule, a = self._aggregator, len(shares)
         distances = shares.new_zeros(a, a)
         if rule.compares:
             distances = squared_distances(payload)

@@ -53,7 +53,7 @@ class Updates(Generic[Upload]):
         weights = torch.ones_like(self.num_examples) if uniform else self.num_examples
         if self._aggregation is not None:
             if uniform not in self._weights:
-                self._weights[uniform] = self._aggregation.weights(weights / weights.sum(), self._compared())
+                self._weights[uniform] = self._aggregation.weights(weights.double() / weights.sum(), self._compared())
             return self._aggregation.combine(rows, self._weights[uniform])
         mean: Tensor = torch.tensordot(weights.to(rows.dtype) / weights.sum(), rows, 1)
         return mean

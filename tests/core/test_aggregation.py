@@ -93,6 +93,11 @@ def test_without_byzantine_updates_the_trimmed_mean_bulyan_and_multi_krum_are_th
     for name in ("trimmed_mean", "bulyan", "multi_krum"):
         found = run(algorithm("fedavg", weighting="uniform"), made("fedavg", aggregator(name, byzantine=0.0)), ROUNDS)
         assert largest_difference(plain, found) < 1e-12
+    by_size, kept = (
+        run(algorithm("fedavg"), made("fedavg", rule), ROUNDS)
+        for rule in (None, aggregator("multi_krum", byzantine=0.0))
+    )
+    assert largest_difference(by_size, kept) < 1e-12
 
 
 @pytest.mark.parametrize("name", ACTING)
