@@ -10,7 +10,7 @@ from fedlab_runner.aggregators.base import Aggregator
 
 
 @dataclass(frozen=True)
-class Median(Aggregator):
+class CoordinateMedian(Aggregator):
     """Each value is the median of the updates' values: the mean of the two in the middle where their number is even.
 
     Updates count alike, whatever the algorithm's `weighting`.

@@ -18,8 +18,8 @@ class Aggregation:
         self._aggregator, self._metrics = aggregator, metrics
 
     def weights(self, shares: Tensor, payload: Sequence[Tensor]) -> Tensor:
-        """The weights [A] that the aggregator gives updates whose shares of the mean are `shares` [A] float64, and whose
-        vectors are `payload`, each [A, n].
+        """The weights [A] that the aggregator gives the updates. `shares` [A] float64 are their weights in the mean,
+        `payload` their vectors, each [A, n].
         """
         rule, a = self._aggregator, len(shares)
         distances = shares.new_zeros(a, a)
