@@ -27,8 +27,8 @@ class ScaffoldUpload(NamedTuple):
 
 
 class ScaffoldState(NamedTuple):
-    """The server model and all control variates, which start at zero. Without late updates c is the mean of the c_i
-    over all clients, weighted as `weighting` says.
+    """The server model and all control variates, which start at zero. Without late updates, and with
+    `aggregator=mean`, c is the mean of the c_i over all clients, weighted as `weighting` says.
     """
 
     params: Tensor  # x    [D]
