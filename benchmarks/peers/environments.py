@@ -17,6 +17,7 @@ PINNED = {
     "fluke": "fluke-fl==0.8.1",
     "flwr-datasets": "flwr-datasets==0.6.1",
     "torchmetrics": "torchmetrics==1.9.0",
+    "byzfl": "byzfl==0.0.11",
 }
 
 

@@ -11,13 +11,22 @@ from fedlab_runner.config.build import conf_dir
 from fedlab_runner.core.algorithm import Algorithm
 
 LEAD = (
-    "A server optimiser, several architectures, feature blocks or a home do the same with every algorithm that has a "
-    "place for them. The run refuses the others before it starts, in one line with the reason. Where there is no "
-    "server nobody is late, and the run says that it does not use `delay`. All that an algorithm accepts works "
-    "together, and resumes to the same bits ([test](../../tests/algorithms/test_choices.py)). Every algorithm takes "
-    "every data set, partition, client split, executor and evaluation, unless its section says otherwise."
+    "An aggregator, a server optimiser, several architectures, feature blocks or a home do the same with every "
+    "algorithm that has a place for them. The run refuses the others before it starts, in one line with the "
+    "reason. Where there is no server nobody is late, and the run says that it does not use `delay`. All that an "
+    "algorithm accepts works together, and resumes to the same bits "
+    "([test](../../tests/algorithms/test_choices.py)). Every algorithm takes every data set, partition, client "
+    "split, executor and evaluation, unless its section says otherwise."
 )
-HEADER = ["algorithm", "late clients", "server optimiser", "several architectures", "feature blocks", "home"]
+HEADER = [
+    "algorithm",
+    "late clients",
+    "aggregator",
+    "server optimiser",
+    "several architectures",
+    "feature blocks",
+    "home",
+]
 
 
 class Cost(NamedTuple):
@@ -75,6 +84,7 @@ def _row(path: Path) -> list[str]:
     method = built(path)
     answers = (
         not method.decentralized,
+        method.takes_aggregator(),
         method.makes_server_steps,
         method.heterogeneous,
         method.holds_blocks,

@@ -68,12 +68,12 @@ largest difference of a value, over {rounds} rounds of {cohort} of {clients} cli
 APFL and FedALA also those of the clients' personal models, and with a `home` what stays there. Oracles that compute \
 in float64 must agree to {float64:.0e}. Where some value on the way is float32, they must agree to {float32:.0e}.
 
-byzfl (robust aggregation, attacks) and dp-accounting (differential privacy) are no oracles: this package has neither. \
-Below each table are the library's methods that this package does not have.
+dp-accounting (differential privacy) is no oracle: this package has none. Below each table are the library's methods \
+that this package does not have. In rows of byzfl two of eight updates are replaced by those of one of its attacks.
 
 Partitions are compared by two-sample tests (Kolmogorov and Smirnov) of {statistics} statistics of the counts of \
 classes. p is the smallest of their p-values, times their number; below {p:.0e} the two part."""
-_ORACLE_NAMES = {"flower": "Flower", "pfl": "pfl-research", "fluke": "fluke", "fedlab": "FedLab"}
+_ORACLE_NAMES = {"flower": "Flower", "pfl": "pfl-research", "fluke": "fluke", "fedlab": "FedLab", "byzfl": "byzfl"}
 
 
 def page() -> str:

@@ -86,6 +86,22 @@ GROUPS = {
         "with `first_classifiers=own`; `analysis=update_cosines` refuses every one. `head` and `body` need a model "
         "that ends in a linear layer, `norm` one with normalising layers, `prefixes` names that it has.",
     ),
+    "aggregator": Group(
+        "Aggregators",
+        "An aggregator says what the server takes for the mean of the updates that arrive, where some of them may be "
+        "Byzantine: sent by clients that fail or lie. It acts in every mean and sum that an algorithm makes of them, "
+        "late ones included: of changes or models, batch norm's statistics, SCAFFOLD's control variates, FedDyn's h. "
+        "`krum`, `multi_krum`, `bulyan` and `geometric_median` decide once in a round, by the distances between whole "
+        "updates: all vectors that a client sends, as one, without single numbers such as FedNova's count of steps. "
+        "Then the decision holds for each vector. `median` and `trimmed_mean` take each value by itself. A server "
+        "optimiser, a home, late clients and `nonfinite` work as without an aggregator, and it keeps nothing from "
+        "round to round. `aggregator.byzantine` is a share, because with late clients the number A of arriving "
+        "updates varies. The run refuses a share that a whole cohort cannot bear (`krum` and `multi_krum` need A >= "
+        "2f + 3, `bulyan` A >= 4f + 3); in a round with fewer arrivals f is the largest that they allow, and "
+        "`aggregator/tolerated` logs it. Comparing costs about A^2 / 2 distances; blocks of values bound the memory. "
+        "[Which algorithms take one](algorithm.md#what-composes-with-what) is in a table: those whose server steps by "
+        "the mean of the arriving updates alone, and FedWalk around them.",
+    ),
     "server_optimizer": Group(
         "Server optimisers",
         "A server optimiser acts on the step that an algorithm makes of the server's model: minus the step is its "
@@ -135,6 +151,7 @@ WITH_SOURCE = (
     "dataset",
     "partition",
     "model",
+    "aggregator",
     "server_optimizer",
     "home",
     "augment",

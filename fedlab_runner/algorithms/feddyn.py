@@ -19,7 +19,7 @@ class FedDynState(NamedTuple):
     """The server's model, and estimates of the gradients of the clients' losses, which start at zero."""
 
     params: Tensor  # theta [D]
-    h: Tensor  # h [P], the mean of g_k over all clients
+    h: Tensor  # h [P], with aggregator=mean the mean of g_k over all clients
     g_k: dict[int, RowRef]  # the gradient of L_k at theta_k, each [P], by client; zero before its first report
 
 
@@ -49,6 +49,7 @@ class FedDyn(ServerAlgorithm[FedDynState, Update]):
     alpha: float
     store_on: str
 
+    averages: ClassVar[bool] = True
     model_copies: ClassVar[int] = 2  # g_k; the update is written over the trained model
 
     def __post_init__(self) -> None:

@@ -33,6 +33,7 @@ class FedExP(ServerAlgorithm[FedExPState, Update]):
     eval_avg_last2: bool
     weighting: str
 
+    averages: ClassVar[bool] = True
     model_copies: ClassVar[int] = 2  # the updates and their squares
 
     def __post_init__(self) -> None:

@@ -30,6 +30,7 @@ class FedFT(ServerDataAlgorithm[Update]):
     late_policy: str
     weighting: str
 
+    averages: ClassVar[bool] = True
     in_domain: ClassVar[bool] = True
     model_copies: ClassVar[int] = 1  # the update is written over the trained model
 

@@ -37,6 +37,7 @@ class FedNova(ServerAlgorithm[Params, FedNovaUpload]):
     mu: float
     weighting: str
 
+    averages: ClassVar[bool] = True
     model_copies: ClassVar[int] = 1  # the update is written over the trained model
 
     def __post_init__(self) -> None:

@@ -169,6 +169,9 @@ class FedWalk(Algorithm[FedWalkState]):
         models: Tensor = self.base.client_models(state.base, fed, ids)
         return models
 
+    def takes_aggregator(self) -> bool:
+        return bool(self.base.takes_aggregator())
+
     def home_fault(self) -> str | None:
         fault: str | None = self.base.home_fault()
         return fault

@@ -27,8 +27,8 @@ class ScaffoldUpload(NamedTuple):
 
 
 class ScaffoldState(NamedTuple):
-    """The server model and all control variates, which start at zero. Without late updates c is the mean of the c_i
-    over all clients, weighted as `weighting` says.
+    """The server model and all control variates, which start at zero. Without late updates, and with
+    `aggregator=mean`, c is the mean of the c_i over all clients, weighted as `weighting` says.
     """
 
     params: Tensor  # x    [D]
@@ -52,6 +52,7 @@ class SCAFFOLD(ServerAlgorithm[ScaffoldState, ScaffoldUpload]):
     server_lr: float
     store_on: str
 
+    averages: ClassVar[bool] = True
     model_copies: ClassVar[int] = 3  # c_i, and the changes of both
     payload_copies: ClassVar[int] = 2
 
@@ -108,7 +109,7 @@ class SCAFFOLD(ServerAlgorithm[ScaffoldState, ScaffoldUpload]):
         step = self.server_lr * arrivals.mean(delta_y, uniform=uniform)
         x = stepped(state.params, step, arrivals.mean(statistics, uniform=uniform))  # line 17
         if uniform:
-            c = state.c + delta_c.sum(0) / fed.population
+            c = state.c + arrivals.sum(delta_c) / fed.population
         else:
             everyone = int(fed.client_data.num_examples[fed.participants].sum())
             share = int(arrivals.num_examples.sum()) / everyone  # of all examples

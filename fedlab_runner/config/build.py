@@ -246,6 +246,13 @@ def _cross_faults(values: Mapping[str, Any], built: Mapping[str, Any], errors: l
                 f"server_optimizer must be none with algorithm={algorithm.name}, where no server makes steps from "
                 "clients' updates"
             )
+    if not _has_fault("aggregator", errors) and not _has_fault("algorithm", errors):
+        algorithm = built["algorithm"]
+        if built["aggregator"].acts and not algorithm.takes_aggregator():
+            faults.append(
+                f"aggregator must be mean with algorithm={algorithm.name}, whose server does not step by the mean of "
+                "clients' updates"
+            )
     if not _has_fault("home", errors) and not _has_fault("algorithm", errors):
         algorithm = built["algorithm"]
         if built["home"].acts and (fault := algorithm.home_fault()) is not None:

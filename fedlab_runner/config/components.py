@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from fedlab_runner.aggregators.base import Aggregator
 from fedlab_runner.analyses.base import Analysis
 from fedlab_runner.augment.base import Augment
 from fedlab_runner.checkpoints.store import Checkpointing
@@ -56,6 +57,7 @@ class Components:
     participation: Participation
     local: LocalTraining
     lr_schedule: LRSchedule
+    aggregator: Aggregator
     server_optimizer: ServerOptimizer
     home: Home
     executor: Executor

@@ -82,6 +82,9 @@ class Algorithm(ABC, Generic[State]):
     the run refuses a server optimiser.
     """
 
+    averages: ClassVar[bool] = False
+    """The server steps by `Updates.mean` and `Updates.sum` alone. Otherwise the run refuses aggregators but `mean`."""
+
     model_copies: ClassVar[int] = 2
     """How many times a round holds the models of a cohort [K, D] at once: the trained models y, and every tensor of
     that size that the algorithm makes of them. 2: y and y - x. 1: the update overwrites y.
@@ -100,15 +103,11 @@ class Algorithm(ABC, Generic[State]):
     def check(self, fed: Federation) -> None:
         """Raises UserError, one line, where the federation lacks what the algorithm needs (server data, an optimiser,
         an architecture); the line names the key to change. A ValueError must begin with the name of a field.
-
-        Default: accepts every federation.
         """
         return
 
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
-        """Peak memory of a round under this load, for the estimate before the run and its refusal of a run that cannot
-        fit. Default: the two class attributes.
-        """
+        """Peak memory of a round under this load, for the estimate and refusal before the run."""
         return Footprint(self.model_copies, self.payload_copies, [])
 
     def operations(self, fed: Federation, local: float) -> float:
@@ -154,6 +153,10 @@ class Algorithm(ABC, Generic[State]):
         assert isinstance(models, Tensor)
         return fed.home.fill(models, ids)
 
+    def takes_aggregator(self) -> bool:
+        """Whether an aggregator other than `mean` can act. Default: `averages`."""
+        return self.averages
+
     def home_fault(self) -> str | None:
         """Why no part of a client's model can stay at home (None: any can): the end of `home must be none ..., `."""
         return "which sends no parts of models"
@@ -197,14 +200,12 @@ class ServerAlgorithm(Algorithm[State], Generic[State, Upload]):
 
     def broadcast(self, state: State) -> Sequence[Tensor]:
         """What each client of the cohort receives, as tensors of any shape. The run counts their values as download.
-
         Default: the server model.
         """
         return (self.server_model(state),)
 
     def cached(self, state: State) -> int:
         """How many values the server keeps besides its model, as the metric `cost/server_cache_mb` counts them.
-
         Default: all tensors of the State. Override it if clients keep some of them, or if rows are on disk.
         """
         return sum(t.numel() for t in tensors_in(state)) - self.models(state).numel()

@@ -10,6 +10,7 @@ from torch import Tensor
 from fedlab_runner.core.additions import Correct, Loss, Penalty, PerStep, Perturb
 from fedlab_runner.core.client_data import ClientData
 from fedlab_runner.core.client_homes import ClientHomes
+from fedlab_runner.core.client_losses import client_losses
 from fedlab_runner.core.client_state import RowStore
 from fedlab_runner.core.gradient_pass import gradient_pass
 from fedlab_runner.core.joined_models import Joined
@@ -148,6 +149,14 @@ class Cohort:
         y, _, _ = self._trainer.train(work, counted=False)
         g = y[:, : self.family.num_params].neg_()
         return g if self.shared is None else g.mul_(self.shared)
+
+    def losses(self, x: Tensor) -> Tensor:
+        """Each client's mean cross entropy [K] float64 over all its examples, in evaluation mode, of the model from
+        which it starts if it receives x [D]. Counts in cost/client_gflops. Must be asked for before `train`.
+        """
+        trainer, family, client_data, ids = self._trainer, self.family, self._client_data, self.client_ids
+        trainer.metrics.count_client_losses(family, client_data, ids)
+        return client_losses(family, client_data, ids, self.starts(x))
 
     def train(
         self,

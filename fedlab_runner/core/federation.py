@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedlab_runner.aggregators.base import Aggregator
+from fedlab_runner.core.aggregation import Aggregation
 from fedlab_runner.core.architectures import ClientGroup, by_architecture, family_of
 from fedlab_runner.core.client_data import ClientData
 from fedlab_runner.core.client_homes import ClientHomes
@@ -51,6 +53,7 @@ class Federation:
         nonfinite: str = "stop",
         server_optimizer: ServerOptimizer | None = None,
         home: Home | None = None,
+        aggregator: Aggregator | None = None,
     ) -> None:
         """Client i trains family i mod A of the A model families in `family`.
 
@@ -64,6 +67,8 @@ class Federation:
         self.server_data, self.auxiliary_data = server_data, auxiliary_data
         self.probe_data, self.blocks, self.topology = probe_data, blocks, topology
         self.metrics = RoundMetrics()
+        acting = aggregator if aggregator is not None and aggregator.acts else None
+        self.aggregation = None if acting is None else Aggregation(acting, self.metrics)
         self.server_steps = ServerSteps(server_optimizer, self.family.num_params, self.family.dtype)
         self.trainer = LocalTrainer(
             client_data, executor, Guard(nonfinite), self.metrics, ClientStateStore(folder, self.family.device), seed
@@ -152,7 +157,7 @@ class Federation:
             pairs = zip(old, upload, strict=True)
             upload = like(upload, (torch.cat([*(row.unsqueeze(0) for row in rows), new]) for rows, new in pairs))
             losses = [f.loss for f in late if f.loss is not None] + losses
-        arrivals = Updates(upload, ids, num_examples, staleness)
+        arrivals = Updates(upload, ids, num_examples, staleness, self.aggregation, known)
         self.arrived_losses += losses
         values = sum(
             self.home.sent(rows) for name, rows in zip(names(upload), upload, strict=True) if name not in known

@@ -4,6 +4,10 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+import numpy as np
+
+from fedlab_runner.core.client_data import ClientData
+from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.training_cost import StepCosts
 from fedlab_runner.core.work import Work
 
@@ -48,9 +52,12 @@ class RoundMetrics:
             return
         flops = self._step_costs.of(work).of(work)
         if losses_reported:
-            example = work.family.normalize(work.client_data.inputs[:1], work.family.dtype)
-            flops += int(work.client_data.num_examples[work.ids].sum()) * work.family.flops(example).forward
+            flops += _flops_of_losses(work.family, work.client_data, work.ids)
         self._add("cost/client_gflops", flops / 1e9)
+
+    def count_client_losses(self, family: ModelFamily, client_data: ClientData, ids: np.ndarray) -> None:
+        """Adds the operations of a pass of clients `ids` over all their examples, without gradients."""
+        self._add("cost/client_gflops", _flops_of_losses(family, client_data, ids) / 1e9)
 
     def record_server_cache(self, values: int) -> None:
         """Sets how many values the server keeps besides its model."""
@@ -71,3 +78,8 @@ class RoundMetrics:
 
     def _add(self, key: str, amount: float) -> None:
         self.values[key] = self.values.get(key, 0) + amount
+
+
+def _flops_of_losses(family: ModelFamily, client_data: ClientData, ids: np.ndarray) -> int:
+    example = family.normalize(client_data.inputs[:1], family.dtype)
+    return int(client_data.num_examples[ids].sum()) * family.flops(example).forward

@@ -1,11 +1,12 @@
 """Updates that arrive at the server, on time or late."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
 
+from fedlab_runner.core.aggregation import Aggregation
 from fedlab_runner.core.metric_names import COUNT_PREFIX
 
 Upload = TypeVar("Upload", bound=tuple[Tensor, ...])
@@ -14,11 +15,24 @@ Upload = TypeVar("Upload", bound=tuple[Tensor, ...])
 class Updates(Generic[Upload]):
     """The A updates that arrive at the server in this round, the oldest first, then in the order of sampling."""
 
-    def __init__(self, upload: Upload, ids: Tensor, num_examples: Tensor, staleness: Tensor) -> None:
+    def __init__(
+        self,
+        upload: Upload,
+        ids: Tensor,
+        num_examples: Tensor,
+        staleness: Tensor,
+        aggregation: Aggregation | None = None,
+        known: Collection[str] = (),
+    ) -> None:
+        """`aggregation` acts in the place of means (None: they are means). It compares the fields of the upload that
+        are not in `known`.
+        """
         self.upload = upload  # each tensor [A, ...]
         self.ids = ids  # [A] clients
         self.num_examples = num_examples  # [A]
         self.staleness = staleness  # [A], server steps between dispatch and arrival
+        self._aggregation, self._known = aggregation, known
+        self._weights: dict[bool, Tensor] = {}  # of the aggregation, by `uniform`
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -26,15 +40,32 @@ class Updates(Generic[Upload]):
     def select(self, rows: Tensor) -> "Updates[Upload]":
         """Some of the updates, by a mask [A] or indices."""
         upload = like(self.upload, (t[rows] for t in self.upload))
-        return Updates(upload, self.ids[rows], self.num_examples[rows], self.staleness[rows])
+        ids, num_examples, staleness = self.ids[rows], self.num_examples[rows], self.staleness[rows]
+        return Updates(upload, ids, num_examples, staleness, self._aggregation, self._known)
 
     def mean(self, rows: Tensor, *, uniform: bool = False) -> Tensor:
-        """The mean of rows [A, ...], weighted by numbers of examples or `uniform`; zero if A is 0."""
+        """The mean of rows [A, ...], weighted by numbers of examples or `uniform`; zero if A is 0.
+
+        The run's aggregator may take something else for the mean. It decides once for all rows of these updates.
+        """
         if not len(self):
             return rows.new_zeros(rows.shape[1:])
         weights = torch.ones_like(self.num_examples) if uniform else self.num_examples
+        if self._aggregation is not None:
+            if uniform not in self._weights:
+                self._weights[uniform] = self._aggregation.weights(weights.double() / weights.sum(), self._compared())
+            return self._aggregation.combine(rows, self._weights[uniform])
         mean: Tensor = torch.tensordot(weights.to(rows.dtype) / weights.sum(), rows, 1)
         return mean
+
+    def sum(self, rows: Tensor) -> Tensor:
+        """The sum of rows [A, ...]: A times their `uniform` mean, which the run's aggregator may replace."""
+        return rows.sum(0) if self._aggregation is None else len(self) * self.mean(rows, uniform=True)
+
+    def _compared(self) -> list[Tensor]:
+        """The vectors that clients have sent, each [A, n]; numbers that they have sent are left out."""
+        fields = zip(names(self.upload), self.upload, strict=True)
+        return [rows for name, rows in fields if name not in self._known and rows.dim() == 2]
 
 
 class PendingUpdate(NamedTuple):

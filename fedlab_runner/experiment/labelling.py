@@ -17,11 +17,11 @@ from fedlab_runner.utils.sweep_job import sweep_folder, sweeps_of
 
 # Groups whose choices become tags, except the choices in `PLAIN`. The first four are part of a setting's name too.
 TAGGED = (
-    *("dataset", "model", "partition", "delay", "server_data", "topology", "home", "server_optimizer"),
+    *("dataset", "model", "partition", "delay", "server_data", "topology", "home", "server_optimizer", "aggregator"),
     *("client_split", "augment", "experiment"),
 )
 NAMED = TAGGED[:4]  # groups whose choices are in a setting's name
-PLAIN = ("none", "mesh", "natural")  # choices that do not become tags
+PLAIN = ("none", "mean", "mesh", "natural")  # choices that do not become tags
 MAX_NAME_CHARACTERS, MAX_TAG_CHARACTERS = 100, 64  # the second is W&B's limit
 
 

@@ -124,11 +124,14 @@ def prepare(components: Components, folder: Path | None = None) -> Prepared:
         validation=validation,
         client_tests=client_tests,
         nonfinite=c.nonfinite,
+        aggregator=c.aggregator,
         server_optimizer=c.server_optimizer,
         home=c.home,
         folder=folder,
         blocks=blocks,
     )
+    with _faults("aggregator", c.aggregator):
+        c.aggregator.check(fed.cohort_size)
     with _faults("algorithm", c.algorithm):
         check_blocks(c.algorithm, fed)
         c.algorithm.check(fed)

@@ -20,7 +20,7 @@ METHODS, REFERENCES = "methods.yaml", "references.bib"
 # Keys of an entry in methods.yaml.
 ENTRY_KEYS = ("name", "colour", "dash", "marker", "cite", "around", "variants", "when")
 MARKERS = "os^DvPX*<>ph"  # filled markers of matplotlib
-PLAIN = ("none", "null", "")  # choices that a name need not mention
+PLAIN = ("none", "null", "", "mean")  # choices that a name need not mention
 _OWN = Path(__file__).parent  # the folder of this package's own entries
 _folders: list[Path] = []
 

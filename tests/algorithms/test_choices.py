@@ -1,4 +1,4 @@
-"""Every algorithm with every home and server optimiser that it accepts, with and without late clients, at once."""
+"""Every algorithm with every home, server optimiser and aggregator that it accepts, with and without late clients."""
 
 from itertools import product
 from typing import Any, NamedTuple
@@ -10,9 +10,11 @@ from fedlab_runner.checkpoints.state_packing import pack, unpack
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.utils.errors import UserError
 from tests.helpers.toy import (
+    AGGREGATORS,
     ALGORITHMS,
     HOMES,
     SERVER_OPTIMIZERS,
+    aggregator,
     algorithm,
     federation,
     few_rounds,
@@ -33,6 +35,7 @@ class Choice(NamedTuple):
 
     home: str
     optimizer: str
+    rule: str
     std: float  # of the delays
 
 
@@ -41,14 +44,14 @@ def accepted(name: str) -> list[Choice]:
     method = algorithm(name)
     homes = HOMES if method.home_fault() is None else ["none"]
     optimizers = SERVER_OPTIMIZERS if method.makes_server_steps else ["none"]
-    return [Choice(*each) for each in product(homes, optimizers, (0.0,) if method.decentralized else (0.0, 2.0))]
+    rules = AGGREGATORS if method.takes_aggregator() else ["mean"]
+    delays = (0.0,) if method.decentralized else (0.0, 2.0)
+    return [Choice(*each) for each in product(homes, optimizers, rules, delays)]
 
 
 def covering() -> list[tuple[str, Choice]]:
-    """One choice of each algorithm, of which all together have every home and server optimiser."""
-    return [
-        (name, choices[(5 * i + 4) % len(choices)]) for i, name in enumerate(ALGORITHMS) if (choices := accepted(name))
-    ]
+    """One choice of each algorithm, of which all together have every home, server optimiser and aggregator."""
+    return [(name, choices[i % len(choices)]) for i, name in enumerate(ALGORITHMS) if (choices := accepted(name))]
 
 
 def made(choice: Choice) -> Federation:
@@ -60,6 +63,7 @@ def made(choice: Choice) -> Federation:
         std=choice.std,
         home=home(choice.home, **keys),
         optimizer=server_optimizer(choice.optimizer),
+        rule=aggregator(choice.rule),
     )
 
 
@@ -89,6 +93,7 @@ def test_the_covering_choices_have_them_all() -> None:
     chosen = [choice for _, choice in covering()]
     assert {each.home for each in chosen} == set(HOMES)
     assert {each.optimizer for each in chosen} == set(SERVER_OPTIMIZERS)
+    assert {each.rule for each in chosen} == set(AGGREGATORS)
     assert {each.std for each in chosen} == {0.0, 2.0}
 
 

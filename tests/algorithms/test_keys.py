@@ -238,6 +238,7 @@ CHANGES: dict[str, dict[str, Change]] = {
         "server_lr": Change(0.5),
         "weighting": Change("size"),
     },
+    "qfedavg": {"q": Change(0.0), "lipschitz": Change(3.0), "weighting": Change("size")},
     "scaffold": {"option": Change(1), "server_lr": Change(0.5), "weighting": Change("size")},
     "standalone": {},
 }

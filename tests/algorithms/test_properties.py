@@ -216,6 +216,7 @@ HALVES_COUNT = {
     "heterofl": COUNT_ALIKE,
     "perfedavg": COUNT_ALIKE,
     "pfedme": COUNT_ALIKE,
+    "qfedavg": COUNT_ALIKE,
     "scaffold": COUNT_ALIKE,
 }
 

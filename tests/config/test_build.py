@@ -61,14 +61,16 @@ def test_keys_of_a_choice_are_the_fields_of_its_class(choice: str) -> None:
 
 @pytest.mark.parametrize("choice", CHOICES)
 def test_every_choice_builds_in_the_default_experiment(choice: str) -> None:
-    """Hydra composes those that have defaults of their own; the others are put where Hydra would put them."""
+    """Hydra composes those that have defaults of their own; the others are put where Hydra would put them. Aggregators
+    are built beside FedAvg.
+    """
     group, _, name = choice.partition("/")
     node = OmegaConf.load(CONF / f"{choice}.yaml")
     target = node["_target_"]
     if "defaults" in node:
         cfg = composed(f"{group}={name}")
     else:
-        cfg = composed()
+        cfg = composed(*(["algorithm=fedavg"] if group == "aggregator" else []))
         cfg[group] = node
     components = build.build(shared.with_values(cfg, *NEEDED.get(choice, [])))
     assert type(getattr(components, group)).__qualname__ == target.rpartition(".")[2]

@@ -19,7 +19,7 @@ CONF = conf_dir()
 EXPERIMENTS = sorted(
     str(path.relative_to(CONF / "experiment").with_suffix("")) for path in (CONF / "experiment").rglob("*.yaml")
 )
-RUNS = ("algorithm", "partition", "client_split", "topology", "home", "server_optimizer")
+RUNS = ("algorithm", "partition", "client_split", "topology", "home", "server_optimizer", "aggregator")
 
 
 @cache
@@ -48,6 +48,7 @@ CHOICES = (
     "topology",
     "loss",
     "server_optimizer",
+    "aggregator",
     "home",
 )
 TINY = ("num_clients=12", "participation.cohort_size=3", "local.epochs=1", "rounds=1", "device=cpu")

@@ -173,6 +173,8 @@ def _fit_together(pick: dict[str, str], draw: random.Random) -> None:
         pick["participation"] = "uniform"
     if not algorithm.makes_server_steps:
         pick["server_optimizer"] = "none"
+    if not algorithm.averages:
+        pick["aggregator"] = "mean"
     if algorithm.heterogeneous:
         pick["analysis"] = "none"
     elif pick["model"] == "mix":

@@ -12,6 +12,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
+from fedlab_runner.aggregators.base import Aggregator
 from fedlab_runner.augment.base import Augment
 from fedlab_runner.config.build import conf_dir
 from fedlab_runner.core.algorithm import Algorithm
@@ -38,6 +39,7 @@ FEATURES, CLASSES = 5, 3
 RAGGED = (1, 2, 7, 8, 9, 20, 13, 40)
 EQUAL = (8, 8, 8, 8)
 CPU = torch.device("cpu")
+AGGREGATORS = sorted(path.stem for path in (conf_dir() / "aggregator").glob("*.yaml"))
 ALGORITHMS = sorted(path.stem for path in (conf_dir() / "algorithm").glob("*.yaml"))
 HOMES = sorted(path.stem for path in (conf_dir() / "home").glob("*.yaml"))
 SERVER_OPTIMIZERS = sorted(path.stem for path in (conf_dir() / "server_optimizer").glob("*.yaml"))
@@ -77,6 +79,13 @@ def few_rounds(name: str, **overrides: Any) -> Algorithm[Any]:
 def algorithm(name: str, **overrides: Any) -> Algorithm[Any]:
     """An algorithm as its YAML defines it; a wrapper's `base` is a name, alone or with overrides: (name, {...})."""
     built: Algorithm[Any] = hydra.utils.instantiate(_node(name, **overrides), _convert_="all")
+    return built
+
+
+def aggregator(name: str, **overrides: Any) -> Aggregator:
+    """An aggregator as its YAML defines it."""
+    node = _choice("aggregator", name)
+    built: Aggregator = hydra.utils.instantiate(OmegaConf.merge(node, overrides), _convert_="all")
     return built
 
 
@@ -195,6 +204,7 @@ def federation(
     device: torch.device = CPU,
     augment: Augment | None = None,
     optimizer: ServerOptimizer | None = None,
+    rule: Aggregator | None = None,
     split: Sequence[np.ndarray] | None = None,
     delay: Delay | None = None,
     home: Home | None = None,
@@ -223,6 +233,7 @@ def federation(
         auxiliary_data=(server_data(70, seed=13, num_classes=4) if leash is None else leash).to(device),
         folder=folder,
         server_optimizer=optimizer,
+        aggregator=rule,
         home=home,
     )
 

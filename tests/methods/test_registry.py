@@ -166,6 +166,8 @@ def test_references_say_what_the_modules_say() -> None:
         ("fedavg", {"home": "none", "server_optimizer": "none"}, "FedAvg"),
         ("fedavg", {"home": "head"}, "FedPer"),
         ("fedavg", {"server_optimizer": "yogi"}, "FedYogi"),
+        ("fedavg", {"aggregator": "mean"}, "FedAvg"),
+        ("fedavg", {"aggregator": "geometric_median"}, "RFA"),
         ("feddle", {"server_data": "none"}, "Feddle"),
         ("feddle", {"server_data": "in_domain"}, "Feddle-ID"),
         ("feddle", {"server_data": "tiny_imagenet"}, "Feddle-OOD"),
@@ -185,7 +187,9 @@ def test_names(algorithm: str, choices: dict[str, str], name: str) -> None:
 def test_a_name_tells_the_choices_that_make_it() -> None:
     assert method_style("feddle", {"server_data": "in_domain"}).told == {"server_data"}
     assert method_style("feddle", {"server_data": "tiny_imagenet"}).told == set()  # there are other domains
-    assert method_style("fedavg", {"home": "head", "server_optimizer": "adam"}).told == {"home"}
+    others = {"server_optimizer": "adam", "aggregator": "krum"}
+    assert method_style("fedavg", {"home": "head"} | others).told == {"home"}
+    assert "aggregator" in method_style("fedavg", {"aggregator": "mean"}).told
     assert "algorithm.base" in method_style("fedwalk", {"algorithm.base": "scaffold"}).told
 
 

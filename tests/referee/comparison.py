@@ -110,19 +110,29 @@ class Row:
     std: float = 0.0  # of the half-normal delays, for oracles that have a server only; 0: nobody is late
     tolerance: float = FLOAT64
     server_optimizer: dict[str, Any] = field(default_factory=dict)  # its `name`, and keys of its config
+    aggregator: dict[str, Any] = field(default_factory=dict)  # its `name`, and keys of its config
+    attack: Callable[[np.ndarray], np.ndarray] | None = None  # from the honest updates [H, P] to one of a liar [P]
+    liars: int = 0  # updates of a round, the last ones, in whose place there is that of the attack
     home: str = ""  # what the clients keep to themselves; empty: what the method's config says
     compared: Compared = server_model
     cause: str = ""  # why the two part; empty: they agree
 
     @property
     def here(self) -> bool:
-        """Whether this package has the method and the server optimiser."""
-        optimizer = self.server_optimizer.get("name")
-        return self.method in ALGORITHMS and (optimizer is None or _server_optimizer(optimizer).exists())
+        """Whether this package has the method, the server optimiser and the aggregator."""
+        chosen = {"server_optimizer": self.server_optimizer, "aggregator": self.aggregator}
+        files = [_choice(group, keys["name"]) for group, keys in chosen.items() if keys]
+        return self.method in ALGORITHMS and all(file.exists() for file in files)
 
 
-def _server_optimizer(name: str) -> Path:
-    return conf_dir() / "server_optimizer" / f"{name}.yaml"
+def _choice(group: str, name: str) -> Path:
+    return conf_dir() / group / f"{name}.yaml"
+
+
+def _chosen(group: str, keys: dict[str, Any]) -> Any:
+    """The component of a group with this `name` and these keys."""
+    changes = {key: value for key, value in keys.items() if key != "name"}
+    return instantiate(OmegaConf.merge(OmegaConf.load(_choice(group, keys["name"])), changes))
 
 
 def loaded(module: nn.Module, vector: Tensor) -> nn.Module:
@@ -158,9 +168,9 @@ def ours(row: Row, rounds: int, **training: Any) -> tuple[list[Tensor], Setting]
     """What is compared of this package after each round, and what an oracle needs for the same."""
     build, more = NETWORKS[row.network], dict[str, Any]()
     if row.server_optimizer:
-        keys = {key: value for key, value in row.server_optimizer.items() if key != "name"}
-        node = OmegaConf.merge(OmegaConf.load(_server_optimizer(row.server_optimizer["name"])), keys)
-        more["optimizer"] = instantiate(node)
+        more["optimizer"] = _chosen("server_optimizer", row.server_optimizer)
+    if row.aggregator:
+        more["rule"] = _chosen("aggregator", row.aggregator)
     more["home"] = home(row.home) if row.home else default_home(row.method)
 
     def fresh() -> Any:
@@ -177,6 +187,10 @@ def ours(row: Row, rounds: int, **training: Any) -> tuple[list[Tensor], Setting]
 
     def collected(*arguments: Any) -> Any:
         arrivals = collect(*arguments)
+        if row.attack is not None:
+            honest = arrivals.upload.rows[: len(arrivals) - row.liars]
+            lie = torch.from_numpy(row.attack(honest.numpy())).expand(row.liars, -1)
+            arrivals.upload = arrivals.upload._replace(rows=torch.cat([honest, lie]))
         arrived.append(_arrived(built.server_model(state), arrivals))
         return arrivals
 

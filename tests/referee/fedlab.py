@@ -55,6 +55,31 @@ def run(
     return theirs
 
 
+def fair(q: float) -> Callable[[Setting], Iterator[Tensor]]:
+    """The same of q-FedAvg, whose trainer has one client."""
+
+    def theirs(setting: Setting) -> Iterator[Tensor]:
+        from fedlab.contrib.algorithm.qfedavg import qFedAvgClientTrainer, qFedAvgServerHandler
+
+        local = setting.draws.local
+        share = len(setting.cohorts[0]) / setting.draws.num_clients
+        served = qFedAvgServerHandler(setting.module(), setting.draws.num_rounds, share)
+        served.num_clients = setting.draws.num_clients
+        for round, cohort in enumerate(setting.cohorts):
+            (x,) = served.downlink_package
+            for client in cohort:
+                trainer = qFedAvgClientTrainer(setting.module())
+                trainer.setup_optim(local.epochs or 1, local.batch_size, local.lr, q)
+                trainer.lr = local.lr  # which it reads and never sets
+                epochs = iter(setting.epochs(client, round))
+                loader: Any = type("Loader", (), {"__iter__": lambda self, epochs=epochs: iter(next(epochs))})()
+                trainer.train(x, loader)
+                served.load(trainer.uplink_package)
+            yield of(setting, served)
+
+    return theirs
+
+
 def asynchronous(**fields: Any) -> Callable[[Setting], Iterator[Tensor]]:
     """The server's model of `AsyncServerHandler` after each round; the clients' models are this package's."""
 
@@ -79,7 +104,7 @@ def of(setting: Setting, served: Any) -> Tensor:
 
 
 UNIFORM: dict[str, Any] = {"weighting": "uniform"}
-NOT_HERE = ("IFCA", "Power-of-choice", "q-FFL")
+NOT_HERE = ("IFCA", "Power-of-choice")
 NOVA = ("fednova", "FedNovaServerHandler", "FedNovaSerialClientTrainer")
 ROWS = [
     Row("fedavg", run("fedavg", "FedAvgServerHandler", "FedAvgSerialClientTrainer"), "uniform weights", UNIFORM),
@@ -103,6 +128,15 @@ ROWS = [
         UNIFORM,
         cause="the paper's weights p_i sum to 1 (section 5); FedLab's default option multiplies the mean over the K "
         "clients of the round by N / K (contrib/algorithm/fednova.py:37)",
+    ),
+    Row("qfedavg", fair(0.0), "q 0", {"q": 0.0}),
+    Row(
+        "qfedavg",
+        fair(1.0),
+        "q 1",
+        {"q": 1.0},
+        cause="F_k is the loss of the received model (Algorithm 2, line 6); FedLab's is the sum of the minibatch "
+        "losses of the last local epoch (contrib/algorithm/qfedavg.py:66)",
     ),
     Row(
         "fedasync",

@@ -4,9 +4,11 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from tests.referee.comparison import SEVERAL, Row, Setting, arrays, from_arrays
+from tests.reference.plain import sgd
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 
@@ -37,7 +39,30 @@ def strategy(name: str, **fields: Any) -> Callable[[Setting], Iterator[Tensor]]:
     return theirs
 
 
-def app(name: str, **fields: Any) -> Callable[[Setting], Iterator[Tensor]]:
+Reply = tuple[int, Tensor, dict[str, Any]]  # a client, its model, and its metrics
+Clients = Callable[[Setting, int, Tensor], list[Reply]]  # (setting, round, x) -> the replies of a round
+
+
+def arrived(setting: Setting, round: int, x: Tensor) -> list[Reply]:
+    """The models that arrive at this package's server."""
+    here = setting.arrived[round]
+    each = zip(here.clients, here.models, here.num_examples, strict=True)
+    return [(client, y, {"num-examples": n}) for client, y, n in each]
+
+
+def trained(setting: Setting, round: int, x: Tensor) -> list[Reply]:
+    """The models that a plain loop trains from x, with the clients' losses at x; this package does not send models."""
+    p, replies = setting.draws, list[Reply]()
+    start = p.net.model(x)
+    for client in setting.cohorts[round]:
+        inputs, targets = setting.examples(client)
+        loss = float(F.cross_entropy(p.net.eval(start.w, start.s, inputs), targets))
+        y = sgd(p, start, client, round).vector
+        replies.append((client, y, {"num-examples": len(targets), "train_loss": loss}))
+    return replies
+
+
+def app(name: str, clients: Clients = arrived, **fields: Any) -> Callable[[Setting], Iterator[Tensor]]:
     """The same of the newer strategies, which aggregate messages (`flwr.serverapp`)."""
 
     def theirs(setting: Setting) -> Iterator[Tensor]:
@@ -55,16 +80,17 @@ def app(name: str, **fields: Any) -> Callable[[Setting], Iterator[Tensor]]:
 
         TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = 1  # as within a run
         built = getattr(flwr.serverapp.strategy, name)(**fields)
-        x = record(setting.draws.x0.vector)
-        for round, arrived in enumerate(setting.arrived, 1):
-            built.current_arrays = x
+        x = setting.draws.x0.vector
+        for round in range(setting.draws.num_rounds):
+            built.current_arrays = record(x)
             replies = []
-            for client, y, n in zip(arrived.clients, arrived.models, arrived.num_examples, strict=True):
+            for client, y, metrics in clients(setting, round, x):
                 asked = Message(RecordDict(), dst_node_id=client + 1, message_type=MessageType.TRAIN)
-                content = RecordDict({"arrays": record(y), "metrics": MetricRecord({"num-examples": n})})
+                content = RecordDict({"arrays": record(y), "metrics": MetricRecord(metrics)})
                 replies.append(Message(content, reply_to=asked))
-            x, _ = built.aggregate_train(round, replies)
-            yield from_arrays(x.to_numpy_ndarrays())
+            aggregated, _ = built.aggregate_train(round + 1, replies)
+            x = from_arrays(aggregated.to_numpy_ndarrays())
+            yield x
 
     return theirs
 
@@ -74,6 +100,10 @@ ADAPTIVE: dict[str, Any] = {"lr": 0.1, "tau": 1e-3, "initial": 0.0}
 OF_PAPER: dict[str, Any] = {"lr": 0.1, "tau": 1e-3}
 THEIRS: dict[str, Any] = {"eta": 0.1, "tau": 1e-3}
 MOMENTS: dict[str, Any] = {"beta1": 0.9, "beta2": 0.99}
+AT_ONCE = (
+    "Krum selects again from what is left after each selection (El Mhamdi et al., section 4); Flower's newer strategy "
+    "takes the best scores of one comparison (serverapp/strategy/bulyan.py:158)"
+)
 # Rows of methods that this package does not have yet are not compared.
 ROWS = [
     Row("fedavg", strategy("FedAvg"), "aggregate_fit"),
@@ -133,10 +163,78 @@ ROWS = [
             ("adagrad", 163, {}, {}),
         )
     ),
-    Row("qfedavg", strategy("QFedAvg", q_param=0.2, qffl_learning_rate=0.1), "QFedAvg"),
-    Row("krum", strategy("Krum", num_malicious_clients=1), "Krum"),
-    Row("multi_krum", strategy("Krum", num_malicious_clients=1, num_clients_to_keep=2), "MultiKrum"),
-    Row("bulyan", strategy("Bulyan"), "Bulyan"),
-    Row("median", strategy("FedMedian"), "FedMedian"),
-    Row("trimmed_mean", strategy("FedTrimmedAvg", beta=0.25), "FedTrimmedAvg"),
+    *(
+        Row("qfedavg", app("QFedAvg", trained, q=q, client_learning_rate=0.1), f"aggregate_train, q {q}", {"q": q})
+        for q in (0.2, 5.0)
+    ),
+    Row(
+        "qfedavg",
+        strategy("QFedAvg", q_param=0.2, qffl_learning_rate=0.1, evaluate_fn=lambda *_: (1.0, {})),
+        "QFedAvg",
+        {"q": 0.2},
+        cause="F_k is client k's own loss at the received model (Algorithm 2, line 6); Flower's older strategy takes "
+        "the loss of the server's `evaluate_fn` for all clients (server/strategy/qfedavg.py:192)",
+    ),
+    *(
+        Row("fedavg", made(name, **more | {keyword: f}), setting, aggregator=rule | {"byzantine": byzantine}, cohort=8)
+        for f, byzantine in ((1, 0.13), (2, 0.25))
+        for made, name, keyword, more, rule, setting in (
+            (strategy, "Krum", "num_malicious_clients", {}, {"name": "krum"}, f"Krum, f {f}"),
+            (
+                *(strategy, "Krum", "num_malicious_clients", {"num_clients_to_keep": 3}),
+                *({"name": "multi_krum", "kept": 3}, f"Krum, num_clients_to_keep 3, f {f}"),
+            ),
+            (app, "Krum", "num_malicious_nodes", {}, {"name": "krum"}, f"Krum, aggregate_train, f {f}"),
+            (
+                *(app, "MultiKrum", "num_malicious_nodes", {"num_nodes_to_select": 3}),
+                *({"name": "multi_krum", "kept": 3}, f"MultiKrum, aggregate_train, f {f}"),
+            ),
+        )
+    ),
+    *(
+        Row(
+            "fedavg",
+            made("Bulyan", **fields),
+            f"Bulyan{what}, f 1",
+            aggregator={"name": "bulyan", "byzantine": 0.13},
+            cohort=8,
+            cause=cause,
+        )
+        for made, fields, what, cause in (
+            (strategy, {"num_malicious_clients": 1, "to_keep": 0}, "", ""),
+            (app, {"num_malicious_nodes": 1}, ", aggregate_train", AT_ONCE),
+        )
+    ),
+    *(
+        Row("fedavg", strategy("FedMedian"), f"FedMedian of {k}", aggregator={"name": "median"}, cohort=k)
+        for k in (7, 8)
+    ),
+    *(
+        Row(
+            "fedavg",
+            strategy("FedTrimmedAvg", beta=beta),
+            f"FedTrimmedAvg, beta {beta}",
+            aggregator={"name": "trimmed_mean", "byzantine": beta},
+            cohort=8,
+        )
+        for beta in (0.25, 0.4)
+    ),
+    Row(
+        "fedavg",
+        strategy("FedMedian"),
+        "FedMedian, batch norm",
+        aggregator={"name": "median"},
+        network="batch_norm",
+        sizes=SEVERAL,
+        cohort=8,
+    ),
+    Row(
+        "fedavg",
+        strategy("Krum", num_malicious_clients=1),
+        "Krum, batch norm, f 1",
+        aggregator={"name": "krum", "byzantine": 0.13},
+        network="batch_norm",
+        sizes=SEVERAL,
+        cohort=8,
+    ),
 ]

@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 
-# The module of this folder that has an oracle's rows. byzfl (robust means, attacks) and dp-accounting have nothing here
-# to be compared with yet: docs/referee.md says so.
+# The module of this folder that has an oracle's rows. dp-accounting has nothing here to be compared with yet:
+# docs/referee.md says so.
 MODULES = {
     "flower": "flower",
     "pfl": "pfl",
     "fluke": "fluke",
     "fedlab": "fedlab",
+    "byzfl": "byzfl",
     "flwr-datasets": "partitioners",
     "torchmetrics": "torchmetrics",
 }

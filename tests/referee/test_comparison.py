@@ -117,6 +117,20 @@ def test_the_clients_own_models_are_compared_too() -> None:
     assert found[1]["round"] == 1 and run.parts(found[1])
 
 
+def test_updates_of_an_attack_take_the_place_of_some_and_aggregators_act() -> None:
+    """The median of eight, of which two lie, is that of the models that arrive; with another rule the two part."""
+
+    def median(setting: Setting) -> Iterator[Tensor]:
+        return (here.models.quantile(0.5, 0) for here in setting.arrived)
+
+    row = Row("fedavg", median, cohort=8, aggregator={"name": "median"}, attack=lambda honest: honest[0] + 9, liars=2)
+    assert measure(row)["rounds"] == ROUNDS
+    _, setting = ours(row, 1)
+    changes = setting.arrived[0].models - setting.draws.x0.vector
+    assert torch.allclose(changes[6:], changes[0] + 9, rtol=0, atol=FLOAT64)
+    assert measure(replace(row, aggregator={"name": "krum", "byzantine": 0.25}))["round"] == 1
+
+
 def test_what_stays_at_home_is_compared_too() -> None:
     loop = of_round(partial(with_home, keep=personal_layers), lambda setting, x: x[~setting.at_home], "home")
 
@@ -136,11 +150,12 @@ def test_a_vector_goes_into_a_module_and_back() -> None:
     assert from_arrays(arrays(module, x)).equal(x)
 
 
-def test_rows_wait_for_their_method_and_their_server_optimizer() -> None:
+def test_rows_wait_for_their_method_their_server_optimizer_and_their_aggregator() -> None:
     assert ROW.here
     assert not replace(ROW, method="not_yet").here
     assert not replace(ROW, server_optimizer={"name": "not_yet"}).here
-    assert {"Krum", "QFedAvg", "FedTrimmedAvg"} < set(not_here("flower")) and "MOON" in not_here("fluke")
+    assert not replace(ROW, aggregator={"name": "not_yet"}).here
+    assert "CAF" in not_here("byzfl") and "MOON" in not_here("fluke")
     assert not set(not_here("flower")) & {row.setting for row in rows("flower")}
 
 

@@ -48,7 +48,17 @@ GROUPS = {
     group: sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
     for group in (
         *("algorithm", "server_data", "partition", "delay", "topology", "model", "loss", "augment"),
-        *("participation", "local", "lr_schedule", "server_optimizer", "executor", "analysis", "pruning", "dataset"),
+        *(
+            "participation",
+            "local",
+            "lr_schedule",
+            "server_optimizer",
+            "aggregator",
+            "executor",
+            "analysis",
+            "pruning",
+            "dataset",
+        ),
     )
 }
 # Of the other data sets nothing is on most machines, and what there is takes long.

@@ -25,6 +25,7 @@ class AveragingServer(ServerAlgorithm[Params, Update]):
     weighting: str
     server_lr: float
 
+    averages: ClassVar[bool] = True
     model_copies: ClassVar[int] = 1  # the update is written over the trained model
 
     def __post_init__(self) -> None:

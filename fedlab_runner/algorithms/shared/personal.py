@@ -48,6 +48,7 @@ class Personal(ServerAlgorithm[PersonalState, PersonalUpdate]):
     server_lr: float
     store_on: str
 
+    averages: ClassVar[bool] = True
     known: ClassVar[tuple[str, ...]] = ("personal",)
     model_copies: ClassVar[int] = 3  # the update, and the personal models before and after training
     payload_copies: ClassVar[int] = 2

@@ -1,0 +1,56 @@
+"""A run's aggregator, applied to the updates of a round."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fedlab_runner.aggregators.base import Aggregator
+from fedlab_runner.core.round_metrics import RoundMetrics
+
+VALUES_PER_CALL = 2**21  # of all updates together, that are compared in float64 at once: a bound on memory
+
+
+class Aggregation:
+    """What stands in the place of the mean of a round's updates, and its metrics."""
+
+    def __init__(self, aggregator: Aggregator, metrics: RoundMetrics) -> None:
+        self._aggregator, self._metrics = aggregator, metrics
+
+    def weights(self, shares: Tensor, payload: Sequence[Tensor]) -> Tensor:
+        """The weights [A] that the aggregator gives the updates. `shares` [A] float64 are their weights in the mean,
+        `payload` their vectors, each [A, n].
+        """
+        rule, a = self._aggregator, len(shares)
+        distances = shares.new_zeros(a, a)
+        if rule.compares:
+            distances = squared_distances(payload)
+            values = sum(t.shape[1] for t in payload)
+            self._metrics.count_server_flops(3 * values * a * (a - 1) // 2)  # subtracts, squares and adds
+        weights = rule.weights(shares, distances)
+        f = rule.tolerated(a)
+        self._metrics.record(
+            {
+                "aggregator/left_out": int((weights == 0).sum()),
+                "aggregator/effective_updates": float(1 / weights.square().sum()),
+                **({} if f is None else {"aggregator/tolerated": f}),
+            }
+        )
+        return weights
+
+    def combine(self, rows: Tensor, weights: Tensor) -> Tensor:
+        """One tensor [...] of the updates' rows [A, ...]."""
+        matrix = rows.unsqueeze(1) if rows.dim() == 1 else rows.flatten(1)
+        return self._aggregator.combine(matrix, weights).view(rows.shape[1:])
+
+
+def squared_distances(payload: Sequence[Tensor]) -> Tensor:
+    """The squared Euclidean distances [A, A] float64 between updates whose vectors are `payload`, each [A, n]."""
+    a = len(payload[0])
+    total = payload[0].new_zeros(a, a, dtype=torch.float64)
+    for rows in payload:
+        for block in torch.split(rows, max(1, VALUES_PER_CALL // a), 1):
+            part = block.double()
+            # Without products of matrices, which lose what is small beside an update that is far away.
+            total += torch.cdist(part, part, compute_mode="donot_use_mm_for_euclid_dist").square()
+    return total
