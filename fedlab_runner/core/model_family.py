@@ -5,7 +5,7 @@ trainable parameters, then B float buffers), T local steps, b examples in a mini
 """
 
 import itertools
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -274,6 +274,14 @@ class ModelFamily:
                 torch.autograd.grad(logits.sum(), params)
                 self._flops[shape] = Flops(forward, counter.total)
         return self._flops[shape]
+
+    @property
+    def active_part(self) -> Hashable:
+        """The part of the network that computes at present, such as the feature blocks that it reads; None: all of it.
+
+        The cost of a step depends on it, and so does a compiled or recorded step.
+        """
+        return getattr(self.module, "active_part", None)
 
     @property
     def classifier(self) -> Classifier | None:

@@ -50,7 +50,7 @@ def _kind(work: Work) -> Hashable:
         *map(_code, (work.loss, work.penalty, work.perturb, work.correct)),
         tuple(t.shape[1:] for t in work.per_client),
         tuple(t.shape for t in work.common),
-        getattr(work.family.module, "cost_kind", None),
+        work.family.active_part,
     )
 
 

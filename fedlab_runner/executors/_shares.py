@@ -93,11 +93,6 @@ def unpacked_work(
     return job
 
 
-def state_of(family: ModelFamily) -> Any:
-    """What may change of a family: the part of its network that is at work."""
-    return getattr(family.module, "cost_kind", None)
-
-
 def shares_of(work: Work, chunks: list[Chunk], count: int) -> list[ClientShare]:
     """The chunks (longest first) divided into `count` shares of nearly equal numbers of local steps."""
     loads, dealt = np.zeros(count), [list[Chunk]() for _ in range(count)]

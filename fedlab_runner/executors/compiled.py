@@ -7,8 +7,9 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -88,6 +89,16 @@ def graph_of(function: Step, family: ModelFamily, *, layer_by_layer: bool = Fals
                 Path(broken[1]).unlink()
 
     return step
+
+
+def kept_graph(family: ModelFamily, key: Hashable, make: Callable[[], Step], *, layer_by_layer: bool = False) -> Step:
+    """The family's graph of this key; `make` gives the function when it is compiled."""
+    if key not in family.compiled:
+        function: Any = make()
+        # The compiler counts its graphs by code object and gives up after eight, so that each has a code object.
+        function.__code__ = function.__code__.replace()
+        family.compiled[key] = graph_of(function, family, layer_by_layer=layer_by_layer)
+    return family.compiled[key]
 
 
 def is_ready(work: Work, clients: int) -> bool:
@@ -212,19 +223,15 @@ def _feed(work: Work, rows: np.ndarray) -> tuple[_Feed, np.ndarray]:
 
 
 def _compiled(work: Work, models: int) -> Step:
-    key = _key(work, models)
-    if key not in work.family.compiled:
-        step = _step(work, stacked=models > 0)
-        # The compiler counts its graphs by code object and gives up after eight, so that each step gets a code object.
-        step.__code__ = step.__code__.replace()
-        work.family.compiled[key] = graph_of(step, work.family, layer_by_layer=True)
-    return work.family.compiled[key]
+    step = partial(_step, work, stacked=models > 0)
+    return kept_graph(work.family, _key(work, models), step, layer_by_layer=True)
 
 
 def _key(work: Work, models: int) -> tuple[Any, ...]:
     added = work.penalty, work.perturb, work.correct
     shapes = tuple(t.shape[1:] for t in work.per_client), tuple(t.shape for t in work.common)
-    return work.make_optimizer(), work.local.batch_size, work.offsets is not None, models, added, shapes
+    how = work.make_optimizer(), work.local.batch_size, work.offsets is not None
+    return *how, models, added, shapes, work.family.active_part
 
 
 def _step(work: Work, *, stacked: bool) -> Step:

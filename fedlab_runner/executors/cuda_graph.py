@@ -62,7 +62,7 @@ class CudaGraph(Vectorized):
         optimizer, models, frozen = work.make_optimizer(), width(len(chunk.rows)), chunk.frozen_norm
         how = optimizer, work.local.batch_size, work.local.clip_norm, work.offsets is not None
         shapes = tuple(t.shape[1:] for t in work.per_client), tuple(t.shape for t in work.common)
-        key = work.family, models, frozen, self.compile, *how, *added, *shapes
+        key = work.family, work.family.active_part, models, frozen, self.compile, *how, *added, *shapes
         if key not in notes:
             gradient = self._of_all(work.select(chunk.rows[:1]))  # one row: a kept step keeps its work in memory
             notes[key] = RecordedStep(work, models, gradient, padded=frozen or not work.family.has_batch_norm)

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +13,7 @@ from fedlab_runner.core.optimizer import SGD, zero_slots
 from fedlab_runner.core.work import Objective, OfOne, Work, gradient_of, one_by_one
 from fedlab_runner.executors._chunks import Chunk, ChunkedExecutor
 from fedlab_runner.executors._fork.buffers import ONE
-from fedlab_runner.executors.compiled import graph_of, in_layers, is_ready, train_client
+from fedlab_runner.executors.compiled import graph_of, in_layers, is_ready, kept_graph, train_client
 
 _BUFFER = "buffer"  # key in a cohort's notes
 Move = Callable[..., Tensor]  # (step, own, inputs, targets, mask) -> the loss, after a step of one client's model
@@ -90,12 +89,8 @@ class Loop(ChunkedExecutor):
             return work.objective()
         if not (lasts(work.loss) and lasts(work.penalty)):
             return graph_of(work.objective(), work.family)
-        compiled: dict[Any, Any] = work.family.compiled
-        key = (work.loss, work.penalty, work.frozen, work.offsets is None)
-        if key not in compiled:
-            compiled[key] = graph_of(work.objective(), work.family)
-        found: Objective = compiled[key]
-        return found
+        key = (work.loss, work.penalty, work.frozen, work.offsets is None, work.family.active_part)
+        return kept_graph(work.family, key, work.objective)
 
 
 def _buffer(work: Work) -> tuple[Tensor, list[Tensor]]:

@@ -30,7 +30,6 @@ from fedlab_runner.executors._shares import (
     packed_family,
     packed_work,
     shares_of,
-    state_of,
 )
 from fedlab_runner.utils.attempt import next_start
 from fedlab_runner.utils.errors import RunFailed, UserError
@@ -139,7 +138,7 @@ class _Session:
             shares = shares_of(work, chunks, min(len(chunks), SHARES_PER_CORE * workers))
         numbers = [
             self._kept(work.client_data, None, lambda: packed_client_data(work.client_data)),
-            self._kept(work.family, state_of(work.family), lambda: packed_family(work.family)),
+            self._kept(work.family, work.family.active_part, lambda: packed_family(work.family)),
         ]
         room = self._room.rows(len(y), y.shape[1], y.dtype)
         shape = None if room is None else (len(y), y.shape[1], y.dtype)

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from fedlab_runner.core.additions import side_by_side
+from fedlab_runner.core.additions import lasts, side_by_side
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.optimizer import zero_slots
 from fedlab_runner.core.work import Gradient, OfOne, Work, gradient_of, one_by_one
 from fedlab_runner.executors._chunks import Chunk, ChunkedExecutor
-from fedlab_runner.executors.compiled import graph_of, in_layers, is_ready, train_clients, width
+from fedlab_runner.executors.compiled import graph_of, in_layers, is_ready, kept_graph, train_clients, width
 from fedlab_runner.utils.validate import at_least
 
 MAX_PLAIN_PARAMS = 2**16  # of a model, up to which autograd outside of vmap is faster
@@ -85,8 +85,17 @@ class Vectorized(ChunkedExecutor):
         small = work.family.num_params <= MAX_PLAIN_PARAMS
         if not self.compile and small and work.family.autocast is None:  # which overlooks vmapped convolutions here
             return work.followed(gradient_of(every(work.objective())), every)
-        step = every(work.followed(grad(work.objective(), has_aux=True)))
-        return graph_of(step, work.family) if self.compile else step
+
+        def step() -> Gradient:
+            return every(work.followed(grad(work.objective(), has_aux=True)))
+
+        if not self.compile:
+            return step()
+        added = work.loss, work.penalty, work.perturb, work.correct
+        if not all(map(lasts, added)):
+            return graph_of(step(), work.family)
+        how = work.frozen, work.offsets is None, work.local.clip_norm, len(work.common), work.family.active_part
+        return kept_graph(work.family, ("side by side", *added, *how), step)
 
 
 def _train_clients(work: Work, chunk: np.ndarray, step: Gradient, full_width: bool) -> tuple[Tensor, Tensor]:

@@ -69,8 +69,8 @@ class BlockNetwork(nn.Module):
         self.read = tuple(range(len(extractors)))  # the blocks that the network reads at present
 
     @property
-    def cost_kind(self) -> Hashable:
-        """The blocks that the network reads at present, on which the cost of a step depends."""
+    def active_part(self) -> Hashable:
+        """The blocks that the network reads at present."""
         return self.read
 
     @property

@@ -75,7 +75,7 @@ def test_every_other_executor_agrees(name: str, executor: str) -> None:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ray]:
     """An executor on a Ray cluster of this machine."""
     pytest.importorskip("ray", reason="the extra `ray` is not installed")
-    executor = Ray(None, Loop(compile=False))
+    executor = Ray(address=None, num_gpus=0, inner=Loop(compile=False))
     yield executor
     if (session := executor.__dict__.get("_session")) is not None:
         session.close()

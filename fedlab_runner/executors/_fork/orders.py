@@ -54,7 +54,7 @@ class Acquaintances:
 
 def _state(thing: Known) -> Any:
     """The part of a family that may change: which part of its network computes."""
-    return getattr(thing.module, "cost_kind", None) if isinstance(thing, ModelFamily) else None
+    return thing.active_part if isinstance(thing, ModelFamily) else None
 
 
 def packed(work: Work, more: Any, known: Acquaintances, arena: Arena) -> bytes:

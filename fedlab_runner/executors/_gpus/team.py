@@ -23,7 +23,6 @@ from fedlab_runner.executors._shares import (
     packed_client_data,
     packed_family,
     packed_work,
-    state_of,
     trained,
 )
 
@@ -97,7 +96,7 @@ class GpuTeam:
         self, inner: ChunkedExecutor, work: Work, asked: Sequence[tuple[Worker, ClientShare]], in_room: int | None
     ) -> None:
         client_data = self._kept(work.client_data, None, lambda: packed_client_data(work.client_data))
-        family = self._kept(work.family, state_of(work.family), lambda: packed_family(work.family))
+        family = self._kept(work.family, work.family.active_part, lambda: packed_family(work.family))
         job, in_use = packed_work(work, inner), {number for number, _ in self._numbers.values()}
         for worker, share in asked:
             self._send(worker, TrainShare(job, client_data, family, in_use, share, in_room))
