@@ -24,7 +24,7 @@ from fedlab_runner.augment.crop_flip import CropFlip
 from fedlab_runner.augment.cutout import Cutout
 from fedlab_runner.augment.none import NoAugment
 from fedlab_runner.core.client_data import ClientData
-from fedlab_runner.core.model_family import Normalize
+from fedlab_runner.core.normalize import Normalize
 from fedlab_runner.core.work import Work
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.vectorized import Vectorized

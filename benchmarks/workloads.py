@@ -16,7 +16,8 @@ from fedlab_runner.core.client_data import ClientData
 from fedlab_runner.core.clock import RoundClock
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.local_training import LocalTraining
-from fedlab_runner.core.model_family import ModelFamily, Normalize
+from fedlab_runner.core.model_family import ModelFamily
+from fedlab_runner.core.normalize import Normalize
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.core.server_data import ServerData
 from fedlab_runner.core.work import Executor, Work

@@ -11,8 +11,9 @@ from fedlab_runner.algorithms.shared.decentralized import (
     shared_rows,
     train,
 )
-from fedlab_runner.core.algorithm import CohortLoad, DecentralizedAlgorithm, Footprint
+from fedlab_runner.core.algorithm import DecentralizedAlgorithm
 from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.footprint import CohortLoad, Footprint
 from fedlab_runner.core.own_models import OwnModels, first_models, updated
 
 

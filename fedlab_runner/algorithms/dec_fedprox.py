@@ -12,8 +12,9 @@ from fedlab_runner.algorithms.shared.decentralized import (
     train,
 )
 from fedlab_runner.core.additions import Proximal
-from fedlab_runner.core.algorithm import CohortLoad, DecentralizedAlgorithm, Footprint
+from fedlab_runner.core.algorithm import DecentralizedAlgorithm
 from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.footprint import CohortLoad, Footprint
 from fedlab_runner.core.own_models import OwnModels, first_models, updated
 from fedlab_runner.utils.validate import at_least
 

@@ -17,8 +17,9 @@ from fedlab_runner.algorithms.shared.decentralized import (
     train,
 )
 from fedlab_runner.algorithms.shared.mutual_learning import Learners, mutual_learning, mutual_losses, teacher_weights
-from fedlab_runner.core.algorithm import CohortLoad, DecentralizedAlgorithm, Footprint, own_rows
+from fedlab_runner.core.algorithm import DecentralizedAlgorithm
 from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.footprint import CohortLoad, Footprint, own_rows
 from fedlab_runner.core.model_family import Batch
 from fedlab_runner.core.own_models import NamedModels, OwnModels, first_models, updated
 from fedlab_runner.core.round_cost import epoch_operations

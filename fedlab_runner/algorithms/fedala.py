@@ -9,9 +9,9 @@ from torch import Tensor
 
 from fedlab_runner.algorithms.shared.averaging import make_update
 from fedlab_runner.algorithms.shared.personal import Personal, PersonalState, PersonalUpdate
-from fedlab_runner.core.algorithm import CohortLoad, Footprint, client_rows
 from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.footprint import CohortLoad, Footprint, client_rows
 from fedlab_runner.core.model_family import Batch, FunctionalModel, ModelFamily
 from fedlab_runner.core.optimizer import SGD, Bounded
 from fedlab_runner.utils.validate import at_least, finite_at_least, within

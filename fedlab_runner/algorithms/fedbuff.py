@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from fedlab_runner.algorithms.shared.averaging import Update, make_update, stepped
-from fedlab_runner.core.algorithm import CohortLoad, Footprint, MemoryItem, ServerAlgorithm
+from fedlab_runner.core.algorithm import ServerAlgorithm
 from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.footprint import CohortLoad, Footprint, MemoryItem
 from fedlab_runner.core.updates import Updates
 from fedlab_runner.utils.validate import above, at_least
 

@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlab_runner.core.algorithm import CohortLoad, Footprint, ServerAlgorithm, client_rows
+from fedlab_runner.core.algorithm import ServerAlgorithm
 from fedlab_runner.core.client_state import PLACES, RowRef, RowStore
 from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.footprint import CohortLoad, Footprint, client_rows
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.core.updates import Updates
 from fedlab_runner.utils.validate import at_least, one_of

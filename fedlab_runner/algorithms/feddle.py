@@ -21,9 +21,10 @@ from fedlab_runner.algorithms.shared.server_training import (
     server_steps,
     training_operations,
 )
-from fedlab_runner.core.algorithm import CohortLoad, Footprint, MemoryItem, ServerAlgorithm
+from fedlab_runner.core.algorithm import ServerAlgorithm
 from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.footprint import CohortLoad, Footprint, MemoryItem
 from fedlab_runner.core.model_family import Batch
 from fedlab_runner.core.optimizer import zero_slots
 from fedlab_runner.core.updates import Updates

@@ -15,7 +15,8 @@ from fedlab_runner.core.algorithm import ServerAlgorithm
 from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.losses import losses
-from fedlab_runner.core.model_family import Batch, Classifier, FunctionalModel, ModelFamily, Normalize
+from fedlab_runner.core.model_family import Batch, Classifier, FunctionalModel, ModelFamily
+from fedlab_runner.core.normalize import Normalize
 from fedlab_runner.core.optimizer import Adam, zero_slots
 from fedlab_runner.core.rng import Purpose, generator, generators, torch_seed
 from fedlab_runner.core.updates import Updates

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from fedlab_runner.algorithms.shared.classifier_head import named_head, new_head, require_body
 from fedlab_runner.algorithms.shared.server_training import server_batches
-from fedlab_runner.core.algorithm import Algorithm, CohortLoad, Footprint, ServerAlgorithm
+from fedlab_runner.core.algorithm import Algorithm, ServerAlgorithm
 from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.footprint import CohortLoad, Footprint
 from fedlab_runner.core.model_family import Batch, FunctionalModel
 from fedlab_runner.core.optimizer import SGD
 from fedlab_runner.core.rng import Purpose, torch_seed

@@ -8,9 +8,10 @@ import torch
 
 from fedlab_runner.algorithms.shared.decentralized import first_aggregator, pick_participants, shared_rows
 from fedlab_runner.algorithms.shared.model_pairs import PairLoss
-from fedlab_runner.core.algorithm import CohortLoad, DecentralizedAlgorithm, Footprint, own_rows
+from fedlab_runner.core.algorithm import DecentralizedAlgorithm
 from fedlab_runner.core.architectures import ClientGroup
 from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.footprint import CohortLoad, Footprint, own_rows
 from fedlab_runner.core.joined_models import Pair
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.own_models import NamedModels, OwnModels, first_models, models_of, updated

@@ -11,9 +11,10 @@ from fedlab_runner.algorithms.matching.graduated_assignment import Graduated, ch
 from fedlab_runner.algorithms.matching.neurons import permute
 from fedlab_runner.algorithms.matching.structure import require_groups
 from fedlab_runner.algorithms.shared.averaging import MODEL_POLICIES, Models, Params, check_averaging, in_time
-from fedlab_runner.core.algorithm import CohortLoad, Footprint, MemoryItem, ServerAlgorithm
+from fedlab_runner.core.algorithm import ServerAlgorithm
 from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.footprint import CohortLoad, Footprint, MemoryItem
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.core.updates import Updates
 

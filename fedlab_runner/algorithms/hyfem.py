@@ -12,11 +12,12 @@ from torch import Tensor
 from fedlab_runner.algorithms.matching.pfnm import PFNM, Gain, Neurons, SquaredDistance, match
 from fedlab_runner.algorithms.shared.averaging import WEIGHTINGS, Models
 from fedlab_runner.algorithms.shared.feature_blocks import Layout, blocks_of, train_on_blocks
-from fedlab_runner.core.algorithm import Algorithm, CohortLoad, Footprint, client_rows
+from fedlab_runner.core.algorithm import Algorithm
 from fedlab_runner.core.architectures import ClientGroup
 from fedlab_runner.core.client_state import PLACES
 from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.footprint import CohortLoad, Footprint, client_rows
 from fedlab_runner.core.own_models import OwnModels, updated
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.core.updates import Updates

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from fedlab_runner.algorithms.shared.averaging import WEIGHTINGS, make_update, stepped
-from fedlab_runner.core.algorithm import CohortLoad, Footprint, ServerAlgorithm, client_rows
+from fedlab_runner.core.algorithm import ServerAlgorithm
 from fedlab_runner.core.client_state import PLACES, RowRef
 from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.footprint import CohortLoad, Footprint, client_rows
 from fedlab_runner.core.optimizer import SGD
 from fedlab_runner.core.updates import Updates
 from fedlab_runner.utils.errors import UserError

@@ -5,10 +5,11 @@ from typing import ClassVar, NamedTuple
 
 from fedlab_runner.algorithms.shared.averaging import Models
 from fedlab_runner.algorithms.shared.feature_blocks import Layout, blocks_of, train_on_blocks
-from fedlab_runner.core.algorithm import Algorithm, CohortLoad, Footprint, own_rows
+from fedlab_runner.core.algorithm import Algorithm
 from fedlab_runner.core.architectures import ClientGroup
 from fedlab_runner.core.client_state import PLACES
 from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.footprint import CohortLoad, Footprint, own_rows
 from fedlab_runner.core.own_models import OwnModels, models_of, updated
 from fedlab_runner.utils.validate import one_of
 

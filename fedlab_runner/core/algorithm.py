@@ -11,7 +11,7 @@ evaluation. A resumed run calls `init` too, and replaces its State by the checkp
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import numpy as np
 from torch import Tensor
@@ -19,6 +19,7 @@ from torch import Tensor
 from fedlab_runner.core.client_state import PLACES
 from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.footprint import CohortLoad, Footprint, own_rows
 from fedlab_runner.core.own_models import NamedModels, OwnModels
 from fedlab_runner.core.updates import Updates, tensors_in
 from fedlab_runner.utils.errors import UserError
@@ -26,35 +27,6 @@ from fedlab_runner.utils.validate import one_of
 
 State = TypeVar("State", bound=tuple[Any, ...])
 Upload = TypeVar("Upload", bound=tuple[Tensor, ...])
-
-
-class MemoryItem(NamedTuple):
-    """Peak memory that an algorithm holds besides the server model and the cohort's models."""
-
-    values: int  # how many values, each of the models' type
-    what: str  # names the item in messages
-    remedy: str  # what the user can do to make it smaller
-    place: str = "device"  # or host (main memory, even if the models are on a GPU), or disk
-    copies: int = 1  # at once: 2 where a round makes the next values while it holds the last ones
-    saved: bool = True  # whether the State, and so each checkpoint, holds the item; an item on disk is no part of it
-    renewed: float = 1.0  # for clients' rows: the share of its own rows that a client replaces when it takes part
-
-
-class CohortLoad(NamedTuple):
-    """The largest numbers of clients that a round of the run will have."""
-
-    starting: int  # K
-    late: int  # updates on their way at the end of a round
-    arriving: int  # A
-    ever: int  # clients that have taken part by the last round
-
-
-class Footprint(NamedTuple):
-    """Peak memory of a round; `model_copies` and `payload_copies` are documented in `Algorithm`."""
-
-    model_copies: int
-    payload_copies: int
-    held: list[MemoryItem]
 
 
 class Algorithm(ABC, Generic[State]):
@@ -103,11 +75,15 @@ class Algorithm(ABC, Generic[State]):
     def check(self, fed: Federation) -> None:
         """Raises UserError, one line, where the federation lacks what the algorithm needs (server data, an optimiser,
         an architecture); the line names the key to change. A ValueError must begin with the name of a field.
+
+        Default: accepts every federation.
         """
         return
 
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
-        """Peak memory of a round under this load, for the estimate and refusal before the run."""
+        """Peak memory of a round under this load, for the estimate before the run and its refusal of a run that cannot
+        fit. Default: the two class attributes.
+        """
         return Footprint(self.model_copies, self.payload_copies, [])
 
     def operations(self, fed: Federation, local: float) -> float:
@@ -200,12 +176,14 @@ class ServerAlgorithm(Algorithm[State], Generic[State, Upload]):
 
     def broadcast(self, state: State) -> Sequence[Tensor]:
         """What each client of the cohort receives, as tensors of any shape. The run counts their values as download.
+
         Default: the server model.
         """
         return (self.server_model(state),)
 
     def cached(self, state: State) -> int:
         """How many values the server keeps besides its model, as the metric `cost/server_cache_mb` counts them.
+
         Default: all tensors of the State. Override it if clients keep some of them, or if rows are on disk.
         """
         return sum(t.numel() for t in tensors_in(state)) - self.models(state).numel()
@@ -284,16 +262,3 @@ class DecentralizedAlgorithm(Algorithm[State], Generic[State]):
     @abstractmethod
     def models(self, state: State) -> OwnModels:
         """What the run evaluates: the models of all clients."""
-
-
-def own_rows(place: str, fed: Federation, load: CohortLoad, sets: int = 1) -> list[MemoryItem]:
-    """The rows of `sets` own models for each client that has taken part, kept at `place` (the field `store_on`)."""
-    return client_rows(place, sets * fed.client_values * load.ever // fed.num_clients)
-
-
-def client_rows(place: str, values: int, node: str = "algorithm", renewed: float = 1.0) -> list[MemoryItem]:
-    """The clients' rows, kept at `place` (the field `store_on` of `node`), and their single copy in checkpoints."""
-    what = f"the clients' rows ({node}.store_on)"
-    on_disk = MemoryItem(values, what, "take a disk with more room (hydra.run.dir)", "disk", renewed=renewed)
-    here = MemoryItem(values, what, f"set {node}.store_on=disk", place, saved=False)
-    return [on_disk] if place == "disk" else [here, on_disk]

@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlab_runner.core.algorithm import Algorithm, CohortLoad, DecentralizedAlgorithm, client_rows
+from fedlab_runner.core.algorithm import Algorithm, DecentralizedAlgorithm
 from fedlab_runner.core.client_state import FOLDER as ROWS
 from fedlab_runner.core.client_state import PLACES
 from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.footprint import CohortLoad, client_rows
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.round_cost import local_operations
 from fedlab_runner.core.work import Work

@@ -14,7 +14,8 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from fedlab_runner.config.build import conf_dir
-from fedlab_runner.core.model_family import Flops, ModelFamily, Normalize
+from fedlab_runner.core.model_family import Flops, ModelFamily
+from fedlab_runner.core.normalize import Normalize
 from fedlab_runner.models._lora import LoRALinear
 from fedlab_runner.models.vit_lora import ViTLoRA
 from tests.helpers.toy import CLASSES, FEATURES, algorithm, federation, local, run, server_data

@@ -7,7 +7,8 @@ from torch.nn import functional as F
 
 from fedlab_runner.core.client_data import ClientData
 from fedlab_runner.core.client_losses import client_losses
-from fedlab_runner.core.model_family import ModelFamily, Normalize
+from fedlab_runner.core.model_family import ModelFamily
+from fedlab_runner.core.normalize import Normalize
 
 CPU = torch.device("cpu")
 

@@ -2,7 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedlab_runner.core.model_family import Batch, FunctionalModel, ModelFamily, Normalize
+from fedlab_runner.core.model_family import Batch, FunctionalModel, ModelFamily
+from fedlab_runner.core.normalize import Normalize
 from tests.helpers.toy import CLASSES, CPU, FEATURES, mlp, model_family, normed
 
 

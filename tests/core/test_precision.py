@@ -9,7 +9,8 @@ from timm.layers import BatchNormAct2d
 from torch import Tensor, nn
 
 from fedlab_runner.core.client_data import ClientData
-from fedlab_runner.core.model_family import ModelFamily, Normalize
+from fedlab_runner.core.model_family import ModelFamily
+from fedlab_runner.core.normalize import Normalize
 from fedlab_runner.core.work import Executor, Work
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.processes import Processes

@@ -11,7 +11,8 @@ from fedlab_runner.algorithms.matching.neurons import permute
 from fedlab_runner.algorithms.matching.structure import neuron_groups
 from fedlab_runner.core.client_data import ClientData
 from fedlab_runner.core.federation import Federation
-from fedlab_runner.core.model_family import ModelFamily, Normalize
+from fedlab_runner.core.model_family import ModelFamily
+from fedlab_runner.core.normalize import Normalize
 from fedlab_runner.models.cnn_small import SmallCNN
 from tests.helpers.toy import CLASSES, CPU, FEATURES, federation
 

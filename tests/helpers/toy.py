@@ -22,7 +22,8 @@ from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.local_training import LocalTraining
 from fedlab_runner.core.losses import LossFunction
-from fedlab_runner.core.model_family import ModelFamily, Normalize
+from fedlab_runner.core.model_family import ModelFamily
+from fedlab_runner.core.normalize import Normalize
 from fedlab_runner.core.server_data import ServerData
 from fedlab_runner.core.work import Executor
 from fedlab_runner.datasets.examples import Examples

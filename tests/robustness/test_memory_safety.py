@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fedlab_runner.core.layers.replacement import prepare
-from fedlab_runner.core.model_family import Normalize
+from fedlab_runner.core.normalize import Normalize
 from tests.core.layers.test_strided import unsafe
 from tests.helpers import memory
 from tests.models.test_models import modules

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from fedlab_runner.core.additions import Penalty
-from fedlab_runner.core.algorithm import CohortLoad, MemoryItem, client_rows
 from fedlab_runner.core.architectures import ClientGroup
 from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.footprint import CohortLoad, MemoryItem, client_rows
 from fedlab_runner.core.own_models import OwnModels, models_of
 from fedlab_runner.core.rng import Purpose, generator
 

@@ -13,7 +13,8 @@ from fedlab_runner.algorithms.matching.graduated_assignment import Graduated, si
 from fedlab_runner.algorithms.matching.neurons import NeuronGroup, permute
 from fedlab_runner.algorithms.matching.pfnm import PFNM, Gain, Neurons, Server, SquaredDistance, match
 from fedlab_runner.algorithms.matching.structure import neuron_groups, require_groups
-from fedlab_runner.core.model_family import ModelFamily, Normalize
+from fedlab_runner.core.model_family import ModelFamily
+from fedlab_runner.core.normalize import Normalize
 from fedlab_runner.models.cnn_feddle import FeddleCNN
 from fedlab_runner.models.cnn_mcmahan import McMahanCNN
 from fedlab_runner.models.cnn_small import SmallCNN

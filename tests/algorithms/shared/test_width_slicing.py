@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from fedlab_runner.algorithms.shared.width_slicing import check_sliceable, places
-from fedlab_runner.core.model_family import ModelFamily, Normalize
+from fedlab_runner.core.model_family import ModelFamily
+from fedlab_runner.core.normalize import Normalize
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.models.dfml_cnn import DFMLCNN
 from fedlab_runner.models.preact_resnet import PreActResNet

@@ -1,0 +1,47 @@
+"""The peak memory of an algorithm's round, for the estimate before a run."""
+
+from typing import NamedTuple
+
+from fedlab_runner.core.federation import Federation
+
+
+class MemoryItem(NamedTuple):
+    """Peak memory that an algorithm holds besides the server model and the cohort's models."""
+
+    values: int  # how many values, each of the models' type
+    what: str  # names the item in messages
+    remedy: str  # what the user can do to make it smaller
+    place: str = "device"  # or host (main memory, even if the models are on a GPU), or disk
+    copies: int = 1  # at once: 2 where a round makes the next values while it holds the last ones
+    saved: bool = True  # whether the State, and so each checkpoint, holds the item; an item on disk is no part of it
+    renewed: float = 1.0  # for clients' rows: the share of its own rows that a client replaces when it takes part
+
+
+class CohortLoad(NamedTuple):
+    """The largest numbers of clients that a round of the run will have."""
+
+    starting: int  # K
+    late: int  # updates on their way at the end of a round
+    arriving: int  # A
+    ever: int  # clients that have taken part by the last round
+
+
+class Footprint(NamedTuple):
+    """Peak memory of a round; `model_copies` and `payload_copies` are documented in `Algorithm`."""
+
+    model_copies: int
+    payload_copies: int
+    held: list[MemoryItem]
+
+
+def own_rows(place: str, fed: Federation, load: CohortLoad, sets: int = 1) -> list[MemoryItem]:
+    """The rows of `sets` own models for each client that has taken part, kept at `place` (the field `store_on`)."""
+    return client_rows(place, sets * fed.client_values * load.ever // fed.num_clients)
+
+
+def client_rows(place: str, values: int, node: str = "algorithm", renewed: float = 1.0) -> list[MemoryItem]:
+    """The clients' rows, kept at `place` (the field `store_on` of `node`), and their single copy in checkpoints."""
+    what = f"the clients' rows ({node}.store_on)"
+    on_disk = MemoryItem(values, what, "take a disk with more room (hydra.run.dir)", "disk", renewed=renewed)
+    here = MemoryItem(values, what, f"set {node}.store_on=disk", place, saved=False)
+    return [on_disk] if place == "disk" else [here, on_disk]
