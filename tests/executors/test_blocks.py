@@ -27,7 +27,7 @@ def _without_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
         met: set[Any] = set()
 
         def step(*args: Any) -> Any:
-            met.add(family.active_part)
+            met.add(family.module.read)
             assert len(met) == 1
             return function(*args)
 
