@@ -146,7 +146,7 @@ def test_the_groups_are_listed(
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == listing.groups()
     assert {"algorithm", "experiment", "hydra/launcher"} <= set(listing.groups())
     code, shown = command("--list", "modle")
-    assert code == 2 and shown.startswith("error: modle is not a group: did you mean model? groups: algorithm, ")
+    assert code == 2 and shown.startswith("error: modle is not a group: did you mean model? groups: aggregator, ")
 
 
 def test_help_names_the_groups_and_what_to_type(tmp_path: Path) -> None:
