@@ -25,7 +25,7 @@ from fedlab_runner.config.build import conf_dir, register_resolvers
 from fedlab_runner.config.explain import explain, is_of_run, unwrapped
 from fedlab_runner.sweep import callback, records, states
 from fedlab_runner.sweep.table import show
-from fedlab_runner.utils import signals, streams, version
+from fedlab_runner.utils import imports, signals, streams, version
 from fedlab_runner.utils.attempt import next_start
 from fedlab_runner.utils.errors import Interrupted, Pruned, UserError
 from fedlab_runner.utils.sweep_job import FOLDER, JOB, NAME
@@ -43,6 +43,7 @@ class JobFailed(BaseException):
 
 
 @streams.protected()
+@imports.kept()
 def main() -> int:
     """Runs the command line and returns the exit code."""
     arguments = sys.argv[1:]
@@ -127,7 +128,8 @@ def _run(cfg: DictConfig) -> float:
     streams.make_optional()
     hydra_record.write(cfg)
     with signals.raised():
-        from fedlab_runner.experiment.run import run  # imports torch: not for --help, not for shell completion
+        with imports.kept():
+            from fedlab_runner.experiment.run import run  # imports torch: not for --help, not for shell completion
 
         return run(cfg)
 

@@ -1,5 +1,6 @@
 """The entry point: what it prints, how it ends, and what it does not import."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from omegaconf import DictConfig
 from fedlab_runner import train
 from fedlab_runner.config import build, listing
 from fedlab_runner.config.explain import explain
-from fedlab_runner.utils import signals
+from fedlab_runner.utils import imports, signals
 from fedlab_runner.utils.errors import Diverged, Interrupted, UserError
 from tests.helpers.crash import TINY
 from tests.helpers.in_process import own_handlers
@@ -314,6 +315,12 @@ def test_a_value_error_of_our_own_code_is_for_the_user_and_one_of_a_library_is_a
     stand_in(lambda cfg: float("x"))
     code, shown = command()
     assert code == 1 and "Traceback" in shown and "could not convert string to float" in shown
+
+
+def test_a_run_has_the_usual_garbage_collector(command: Command, stand_in: Callable[..., None]) -> None:
+    found = []
+    stand_in(lambda cfg: found.append(gc.get_threshold()) or 0.5)
+    assert command()[0] == 0 and found == [gc.get_threshold()] != [imports.SELDOM]
 
 
 def test_a_bug_shows_its_traceback(command: Command, stand_in: Callable[..., None]) -> None:

@@ -23,6 +23,7 @@ from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.processes import Processes
 from fedlab_runner.executors.vectorized import Vectorized
 from tests.helpers.added import ADDED, data
+from tests.helpers.kinds import by_pairs
 from tests.helpers.paths import ROOT
 from tests.helpers.toy import CLASSES, RAGGED, asked, federation, home, local, mlp, normed
 
@@ -108,9 +109,7 @@ def test_the_loop_is_a_plain_pytorch_loop(setting: str, model: str) -> None:
         assert losses[client].item() == pytest.approx(loss, abs=1e-6)
 
 
-@pytest.mark.parametrize("executor", OTHERS)
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize(("setting", "model", "executor"), by_pairs(SETTINGS, MODELS, OTHERS))
 def test_every_executor_equals_the_loop(setting: str, model: str, executor: str) -> None:
     """Ragged clients (1 to 40 examples), partial minibatches, batch norm statistics."""
     reference = train(federation(build=MODELS[model], training=SETTINGS[setting]))
@@ -136,9 +135,10 @@ def test_losses_and_corrections_get_what_belongs_to_each_client(executor: str) -
     torch.testing.assert_close(outcome(OTHERS[executor]), outcome(Loop(compile=False)), rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("setting", ["sgd", "adam", "clipped"])
-@pytest.mark.parametrize("added", ADDED)
-@pytest.mark.parametrize("executor", [name for name in OTHERS if name != "auto"])
+@pytest.mark.parametrize(
+    ("executor", "added", "setting"),
+    by_pairs([name for name in OTHERS if name != "auto"], ADDED, ["sgd", "adam", "clipped"]),
+)
 def test_what_algorithms_add(executor: str, added: str, setting: str) -> None:
     """To steps of the loop, layer by layer or on vectors, and side by side: as on a vmapped objective of one client."""
     found = []

@@ -30,6 +30,7 @@ from fedlab_runner.utils import own_modules
 from fedlab_runner.utils.errors import RunFailed, UserError
 from tests.executors.test_processes import train
 from tests.helpers.composed import composed, files
+from tests.helpers.kinds import by_kind
 from tests.helpers.paths import ROOT
 from tests.helpers.toy import ALGORITHMS, RAGGED, algorithm, check_homes, federation, normed, run, tensors
 
@@ -233,7 +234,7 @@ def test_what_clients_have_at_home_goes_with_them(shared: Ray) -> None:
     check_homes(LOOP, shared)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", by_kind(ALGORITHMS))
 def test_every_algorithm(name: str, shared: Ray) -> None:
     built = algorithm(name)
     expected = tensors(run(built, federation(cohort=4, std=1.0), 3))
@@ -268,6 +269,7 @@ def test_a_cluster_that_is_not_there(tmp_path: Path) -> None:
         ray("127.0.0.1:9").bind_run(tmp_path, 1)
 
 
+@pytest.mark.slow  # starts three clusters
 def test_a_cluster_of_ones_own_is_a_new_one_wherever_another_is_or_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray itself goes to the one that the environment names, or else to the last one of this machine."""
     pytest.importorskip("ray", reason="the extra [ray] is not installed")
@@ -340,6 +342,7 @@ def test_nodes_come_and_go_and_a_head_is_started_again(tmp_path: Path) -> None:
     assert files(folder) == files(tmp_path / "whole")
 
 
+@pytest.mark.slow  # starts clusters of its own
 def test_fractions_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a GPU that the other node says it has: two workers share it, and the cohort is divided among them."""
     monkeypatch.setattr("fedlab_runner.executors.ray.GPU", "cpu")

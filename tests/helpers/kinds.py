@@ -1,10 +1,11 @@
-"""One method of each kind.
+"""Of many cases those that a plain call of pytest runs: one method of each kind, each two choices together.
 
 The contract of algorithms is proved for all of them in every call of pytest. What another layer adds to it, such as
 files of a run or a guard, is proved for one method of each kind, and for the others in the slow tests.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -30,3 +31,13 @@ KINDS = (
 def by_kind(names: Iterable[str]) -> list[Any]:
     """These methods as parameters of a test: the first of each kind plain, the others marked slow."""
     return [name if name in KINDS else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+def by_pairs(*axes: Collection[Any]) -> list[Any]:
+    """All combinations of three axes as parameters: each two values of different axes meet in those not marked slow."""
+    shortest = min(map(len, axes))
+    places = product(*(range(len(axis)) for axis in axes))
+    return [
+        pytest.param(*values, marks=[pytest.mark.slow] * (sum(place) % shortest != 0))
+        for values, place in zip(product(*axes), places, strict=True)
+    ]

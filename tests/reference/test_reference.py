@@ -22,6 +22,13 @@ from tests.reference.plain import Case, Fields, Net, gradient
 CASES = [(case, models) for case in all_cases() for models in case.models]
 NAMES = [f"{case.name}, {'+'.join(models)}" for case, models in CASES]
 FIRST = list({case.method: name for (case, _), name in reversed([*zip(CASES, NAMES, strict=True)])}.values())
+FIRST_CASES = [CASES[NAMES.index(name)][0] for name in FIRST]
+# The first case of each method with all its models; of another the last, which has statistics, where clients are late.
+PLAIN = [
+    name
+    for (case, models), name in zip(CASES, NAMES, strict=True)
+    if case in FIRST_CASES or models == case.models[-1 if case.std > 0 else 0]
+]
 SIDE_BY_SIDE = Vectorized(chunk_size=2, compile=False)
 OTHERS: dict[str, Executor] = {
     "processes": Processes(workers=2, inner=Loop(compile=False)),
@@ -31,6 +38,11 @@ OTHERS: dict[str, Executor] = {
 MATCHING = ["fedma", "gamf", "hyfem"]
 EXECUTOR_ROUNDS = 2  # the first, and one that starts from what it leaves
 SOURCES = sorted(path for path in Path(__file__).parent.glob("*.py") if path.stem not in ("harness", "test_reference"))
+
+
+def slow_without(names: list[str]) -> list[Any]:
+    """All cases as parameters of a test; those without these names are marked slow."""
+    return [name if name in names else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
 
 
 @cache
@@ -50,15 +62,13 @@ def check(name: str, rounds: int | None = None, executor: Executor | None = None
         assert apart < TOLERANCE, f"round {round}: the States differ by {apart:.1e}"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow_without(PLAIN))
 def test_the_state_is_that_of_the_reference_loop_after_every_round(name: str) -> None:
     check(name)
     check_that_it_is_worth_comparing(name)
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in FIRST else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
-)
+@pytest.mark.parametrize("name", slow_without(FIRST))
 def test_clients_side_by_side_agree(name: str) -> None:
     """In the first case of each method; in the slow tests in all."""
     check(name, EXECUTOR_ROUNDS, SIDE_BY_SIDE)
