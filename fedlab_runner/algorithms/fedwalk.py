@@ -19,6 +19,7 @@ from fedlab_runner.core.model_family import Batch, FunctionalModel
 from fedlab_runner.core.optimizer import SGD
 from fedlab_runner.core.rng import Purpose, torch_seed
 from fedlab_runner.core.server_data import ServerData
+from fedlab_runner.core.torch_rng import own_generators
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.validate import at_least, one_of, within
 
@@ -123,8 +124,7 @@ class FedWalk(Algorithm[FedWalkState]):
         family, lr = fed.family, fed.lr if self.lr is None else self.lr
         p = family.num_params
         values, buffers = torch.cat([start[:p], head]), start[p:]
-        with torch.random.fork_rng(devices=[family.device] if family.device.type == "cuda" else []):
-            torch.manual_seed(torch_seed(fed.seed, Purpose.AUXILIARY_BATCHES, fed.round))
+        with own_generators(family.device, torch_seed(fed.seed, Purpose.AUXILIARY_BATCHES, fed.round)):
             for t, batch in enumerate(self._batches(fed, steps)):
                 family.mode(True, frozen_norm=len(batch.mask) == 1)
                 leaf = values.detach().requires_grad_()

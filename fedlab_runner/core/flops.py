@@ -44,11 +44,12 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, formula = kwargs or {}, _FORMULAS.get(func._overloadpacket)
-        if formula is None:
+        if formula is None and func not in _WHOLE:
             with self:
                 parts = func.decompose(*args, **kwargs)
             if parts is not NotImplemented:
                 return parts
+            _WHOLE.add(func)
         out = func(*args, **kwargs)
         if formula is not None:
             self.total += formula(*args, **kwargs, out_val=out)
@@ -77,3 +78,4 @@ _OWN = {torch.ops.aten.convolution_backward: _convolution_backward}  # formulas 
 # Functions from the arguments and results of a kind of call to its operations.
 _SHAPED = {call: shape_wrapper(count) for call, count in _OWN.items()}
 _FORMULAS = flop_registry | _SHAPED
+_WHOLE: set[Any] = set()  # operations that do not consist of others, as far as they were met

@@ -19,6 +19,7 @@ from fedlab_runner.core.layers.replacement import prepare
 from fedlab_runner.core.losses import CE, LossFunction, losses
 from fedlab_runner.core.normalize import Normalize
 from fedlab_runner.core.rng import Purpose, torch_seed
+from fedlab_runner.core.torch_rng import own_generators
 
 
 class Batch(NamedTuple):
@@ -98,7 +99,7 @@ class ModelFamily:
     ) -> None:
         self._build, self.num_classes, self.loss_function = build, num_classes, loss_function or CE()
         self.normalize, self.device, self.dtype, self.autocast = normalize, device, dtype, autocast
-        with torch.random.fork_rng(devices=[]):
+        with own_generators():
             self.module = self._prepared()
         trainable = {k: p for k, p in self.module.named_parameters() if p.requires_grad}
         floats = {k: b for k, b in self.module.named_buffers() if b.is_floating_point()}
@@ -130,8 +131,7 @@ class ModelFamily:
 
     def init(self, seed: int, number: int = 0) -> Tensor:
         """A fresh model [D], a function of (seed, number)."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(torch_seed(seed, Purpose.INIT, client=number))
+        with own_generators(seed=torch_seed(seed, Purpose.INIT, client=number)):
             return self.vector(self._prepared())
 
     def vector(self, module: nn.Module) -> Tensor:

@@ -9,7 +9,8 @@ import torch
 
 from fedlab_runner.core.flops import FlopCounter
 from fedlab_runner.core.model_family import ModelFamily
-from fedlab_runner.core.work import Work, gradient_of, own_generator
+from fedlab_runner.core.torch_rng import own_generators
+from fedlab_runner.core.work import Work, gradient_of
 
 
 class StepCost(NamedTuple):
@@ -71,7 +72,7 @@ def _operations(work: Work, row: np.ndarray, size: int) -> int:
     family, client_data = work.family, work.client_data
     index = torch.from_numpy(client_data.members(int(work.ids[row[0]]))[[0] * size]).to(family.device)
     params, buffers = (part[0] for part in work.start_of(row))
-    with own_generator(work):
+    with own_generators(work.family.device):
         family.mode(True, frozen_norm=True)  # batch norm has no matrix products, and cannot train on one example
         batch = family.batch(*client_data.examples(index), params.new_ones(size))
         own = (*(o[0] for o in work.own(row, 0)), *work.common)

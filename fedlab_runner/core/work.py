@@ -1,7 +1,6 @@
 """The contract of executors: the local work of a cohort, and how an executor carries it out."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +17,7 @@ from fedlab_runner.core.model_family import Batch, FunctionalModel, ModelFamily
 from fedlab_runner.core.optimizer import SGD, Masked, Optimizer
 from fedlab_runner.core.own_values import Own
 from fedlab_runner.core.rng import Purpose, torch_seeds
+from fedlab_runner.core.torch_rng import seed_torch
 
 OfOne = Callable[..., tuple[Tensor, ...]]  # (row of each tensor) -> its results, for `Executor.map_models`
 Objective = Callable[..., tuple[Tensor, tuple[Tensor, Tensor]]]  # see `Work.objective`
@@ -202,11 +202,7 @@ class Work:
 
     def seed_torch(self, row: int) -> None:
         """Seeds torch's global generator (dropout) for the client of this row and those that train in the same call."""
-        seed = self._torch_seeds[row]
-        if self.family.device.type == "cpu":
-            torch.default_generator.manual_seed(seed)  # torch.manual_seed seeds every backend: 0.1 ms
-        else:
-            torch.manual_seed(seed)
+        seed_torch(self.family.device, self._torch_seeds[row])
 
 
 def own_loss(model: FunctionalModel, batch: Batch, *own: Tensor) -> Tensor:
@@ -237,7 +233,7 @@ class Executor(Protocol):
 
     Its result is a function of its arguments. How it groups and orders clients changes a result by rounding at most,
     and two calls with the same arguments give the same bits. It leaves torch's global generators as they were
-    (`own_generator`).
+    (`own_generators`).
     """
 
     def bind_run(self, folder: Path, rounds: int) -> "Executor":
@@ -279,13 +275,6 @@ def one_by_one(function: OfOne, *rows: Tensor) -> list[Tensor]:
     """The results of `function` on each row of tensors [n, ...], one call a row, stacked [n, ...]."""
     results = [function(*row) for row in zip(*(t.unbind() for t in rows), strict=True)]
     return [torch.stack(column) for column in zip(*results, strict=True)]
-
-
-@contextmanager
-def own_generator(work: Work) -> Iterator[None]:
-    """A context that leaves torch's global generators as they were."""
-    with torch.random.fork_rng(devices=[work.family.device] if work.family.device.type == "cuda" else []):
-        yield
 
 
 def clip_rows(g: Tensor, norm: float) -> Tensor:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from fedlab_runner.core.model_family import ModelFamily
-from fedlab_runner.core.work import OfOne, Work, own_generator
+from fedlab_runner.core.torch_rng import own_generators
+from fedlab_runner.core.work import OfOne, Work
 from fedlab_runner.executors._fork.buffers import PRIVATE
 
 
@@ -58,7 +59,7 @@ class ChunkedExecutor(SingleProcessExecutor, ABC):
     def train(self, work: Work) -> tuple[Tensor, Tensor]:
         y = new_models(work)
         losses = y.new_zeros(len(work.ids))
-        with own_generator(work):
+        with own_generators(work.family.device):
             for chunk in self.chunks(work):
                 self.train_chunk(work, chunk, y, losses)
         return y, losses

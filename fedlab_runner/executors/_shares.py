@@ -21,7 +21,8 @@ from fedlab_runner.augment.base import Augment
 from fedlab_runner.core.client_data import ClientData, Streams
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.own_values import Own
-from fedlab_runner.core.work import Work, own_generator
+from fedlab_runner.core.torch_rng import own_generators
+from fedlab_runner.core.work import Work
 from fedlab_runner.executors._chunks import Chunk, ChunkedExecutor
 from fedlab_runner.utils import own_modules
 from fedlab_runner.utils.errors import UserError
@@ -135,7 +136,7 @@ def trained(whole: Work, inner: ChunkedExecutor, share: ClientShare) -> tuple[Te
     )
     y = torch.empty(len(share.ids), family.size, dtype=family.dtype, device=device)
     losses = y.new_zeros(len(share.ids))
-    with own_generator(work):
+    with own_generators(work.family.device):
         for chunk in share.chunks:
             inner.train_chunk(work, chunk, y, losses)
     return y, losses

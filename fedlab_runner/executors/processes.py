@@ -16,7 +16,8 @@ from torch import Tensor
 
 from fedlab_runner.core.client_data import ClientData
 from fedlab_runner.core.model_family import ModelFamily
-from fedlab_runner.core.work import OfOne, Work, own_generator
+from fedlab_runner.core.torch_rng import own_generators
+from fedlab_runner.core.work import OfOne, Work
 from fedlab_runner.executors._chunks import ChunkedExecutor, SingleProcessExecutor
 from fedlab_runner.executors._fork.buffers import SHARED, Arena, ArenaFull, shared_zeros
 from fedlab_runner.executors._fork.orders import Acquaintances, Known, Unsendable, packed, unpacked
@@ -82,7 +83,7 @@ class Processes(SingleProcessExecutor):
         y = SHARED.take(len(work.ids), work.family.size, work.family.dtype)
         if not len(work.ids):
             return y, y.new_zeros(0)
-        with own_generator(work), one_thread():
+        with own_generators(work.family.device), one_thread():
             losses = self._train_waiting(work, y)
             return y, self._train_once(work, y) if losses is None else losses
 

@@ -17,6 +17,7 @@ from fedlab_runner.checkpoints.store import CheckpointStore
 from fedlab_runner.config.build import check
 from fedlab_runner.core.client_state import ClientStateStore
 from fedlab_runner.core.model_family import ModelFamily
+from fedlab_runner.core.torch_rng import own_generators
 from fedlab_runner.datasets.examples import Examples
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.experiment.artifacts import CONFIG
@@ -185,7 +186,7 @@ def _rows(store: CheckpointStore, read: Callable[[], R]) -> R:
 
 def _module(family: ModelFamily, values: Mapping[str, Tensor], folder: Path) -> nn.Module:
     """The network of a family with these values by name, in evaluation mode."""
-    with torch.random.fork_rng(devices=[]):
+    with own_generators():
         module = family.build().to(family.dtype)
     try:
         module.load_state_dict(dict(values))  # fills in batch norm's counters, which no model of a run has

@@ -19,6 +19,7 @@ from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.footprint import CohortLoad, client_rows
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.round_cost import local_operations
+from fedlab_runner.core.torch_rng import own_generators
 from fedlab_runner.core.work import Work
 from fedlab_runner.executors._chunks import wait_for
 from fedlab_runner.executors.loop import Loop
@@ -176,11 +177,10 @@ def _saved_bytes(family: ModelFamily, fed: Federation) -> int:
 
     size = fed.local.batch_size
     inputs, targets = fed.client_data.inputs[:size].clone(), fed.client_data.targets[:size]
-    own = torch.random.fork_rng(devices=[family.device] if family.device.type == "cuda" else [])
     with family.bound(family.init(fed.seed)) as leaves:
         known = {leaf.untyped_storage().data_ptr() for leaf in leaves}
         family.mode(True, frozen_norm=True)
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda saved: saved), own:
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda saved: saved), own_generators(family.device):
             family.bound_loss(family.normalize(inputs, family.dtype), targets, None)
     return sum(size for place, size in seen.items() if place not in known)
 

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-SELDOM = (100_000, 20, 100)  # new objects before a collection of the youngest, and of these before an older generation's
+SELDOM = (100_000, 20, 100)  # new objects before a collection of the youngest, and of these before one of the older
 USUAL = gc.get_threshold()  # Python's own, or the user's
 
 

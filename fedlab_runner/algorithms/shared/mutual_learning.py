@@ -16,6 +16,7 @@ from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.losses import losses
 from fedlab_runner.core.model_family import Batch, ModelFamily
 from fedlab_runner.core.rng import Purpose, torch_seed
+from fedlab_runner.core.torch_rng import own_generators
 from fedlab_runner.executors._autotune.measure import FLOPS_A_SECOND
 from fedlab_runner.executors._fork.buffers import shared_zeros
 from fedlab_runner.executors._fork.lockstep import SharedRows, in_step
@@ -143,15 +144,14 @@ def _learn(
     movable = places[: sum(map(len, own[: len(students)]))]
     families = [group.family for group in chosen]
     step, device = Step(fed.local.make_optimizer(), fed.local.clip_norm, fed.lr), fed.family.device
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(torch_seed(fed.seed, Purpose.DISTILLATION_DROPOUT, fed.round, client))
-        with pupils(chosen, step, fed.executor) as its:
-            for t, batch in enumerate(client_batches(fed, client, epochs, families)):
-                logits = its.logits(batch).requires_grad_()
-                loss = objective(whole(places, logits), batch)[movable]
-                (gradient,) = torch.autograd.grad(loss.sum(), logits, materialize_grads=True)
-                its.step(gradient[: len(movable)], t)
-            return its.learnt()
+    own_dropout = own_generators(device, torch_seed(fed.seed, Purpose.DISTILLATION_DROPOUT, fed.round, client))
+    with own_dropout, pupils(chosen, step, fed.executor) as its:
+        for t, batch in enumerate(client_batches(fed, client, epochs, families)):
+            logits = its.logits(batch).requires_grad_()
+            loss = objective(whole(places, logits), batch)[movable]
+            (gradient,) = torch.autograd.grad(loss.sum(), logits, materialize_grads=True)
+            its.step(gradient[: len(movable)], t)
+        return its.learnt()
 
 
 def client_batches(fed: Federation, client: int, epochs: int, families: Sequence[ModelFamily]) -> Iterator[Batch]:

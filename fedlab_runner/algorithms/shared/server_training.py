@@ -17,6 +17,7 @@ from fedlab_runner.core.model_family import Batch, Flops, ModelFamily
 from fedlab_runner.core.optimizer import Adam, Optimizer, zero_slots
 from fedlab_runner.core.rng import Purpose, generator, torch_seed
 from fedlab_runner.core.server_data import ServerData
+from fedlab_runner.core.torch_rng import own_generators
 from fedlab_runner.core.work import Work, clip_rows
 from fedlab_runner.executors.team import Team, team
 from fedlab_runner.utils.errors import UserError
@@ -172,9 +173,8 @@ def train_on_server(
     w = torch.cat([start.new_zeros(p), start[count:]])
     values = w[:p].copy_(start[:count]) if params_of is None else start[:count].clone()
     slots = zero_slots(optimizer, values) if slots is None else tuple(s.clone() for s in slots)
-    own = torch.random.fork_rng(devices=[family.device] if family.device.type == "cuda" else [])
+    own = own_generators(family.device, torch_seed(fed.seed, Purpose.SERVER_DROPOUT, fed.round))
     with own, team() as its, server_gradient(family, w, its) as gradient:
-        torch.manual_seed(torch_seed(fed.seed, Purpose.SERVER_DROPOUT, fed.round))
         for t, batch in enumerate(batches, first_step):
             if params_of is None:
                 g, _ = gradient(batch, loss)
