@@ -15,21 +15,22 @@ CLIENTS_PER_CALL, EXAMPLES_PER_CALL = 10, 100
 
 @torch.no_grad()
 def client_losses(family: ModelFamily, client_data: ClientData, ids: np.ndarray, models: Tensor) -> Tensor:
-    """Each client's mean cross entropy [K] float64: its model (of `models` [K, D]) on all its examples, in evaluation
-    mode. Zero for a client without examples.
+    """Each client's mean cross entropy [K] float64 on all its examples, in evaluation mode: that of its model (of
+    `models` [K, D]), or of the one model [D] that all have. Zero for a client without examples.
     """
     sizes = client_data.num_examples[ids]
     losses = torch.zeros(len(ids), dtype=torch.float64, device=family.device)
     order = np.argsort(-sizes, kind="stable")  # clients of like size together: little padding
     for chunk in np.split(order, range(CLIENTS_PER_CALL, len(order), CLIENTS_PER_CALL)):
         rows = torch.from_numpy(chunk).to(family.device)
-        losses[rows] = _chunk_losses(family, client_data, ids[chunk], models[rows])
+        losses[rows] = _chunk_losses(family, client_data, ids[chunk], models if models.dim() == 1 else models[rows])
     return losses
 
 
 def _chunk_losses(family: ModelFamily, client_data: ClientData, ids: np.ndarray, models: Tensor) -> Tensor:
     sizes = client_data.num_examples[ids]
-    params, buffers = models[:, : family.num_params], models[:, family.num_params :]
+    own = models.dim() == 2
+    params, buffers = models[..., : family.num_params], models[..., family.num_params :]
 
     def one(params: Tensor, buffers: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(family.evaluate(params, buffers, inputs), targets, reduction="none")
@@ -44,7 +45,9 @@ def _chunk_losses(family: ModelFamily, client_data: ClientData, ids: np.ndarray,
             index[k, : len(part)], mask[k, : len(part)] = part, True
         chosen, counted = torch.from_numpy(index).to(family.device), torch.from_numpy(mask).to(family.device)
         inputs, targets = client_data.examples(chosen)
-        each = vmap(one)(params[:present], buffers[:present], family.normalize(inputs, family.dtype), targets)
+        of_present = (params[:present], buffers[:present]) if own else (params, buffers)
+        many = vmap(one, in_dims=(0, 0, 0, 0) if own else (None, None, 0, 0))  # with one model: an ordinary minibatch
+        each = many(*of_present, family.normalize(inputs, family.dtype), targets)
         # The mean leaves padding out instead of multiplying it by zero: the loss of padding may be infinite.
         total[:present] += each.double().where(counted, 0.0).sum(1)
     return total / torch.from_numpy(sizes).to(family.device).clamp_min(1)

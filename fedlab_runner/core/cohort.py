@@ -156,7 +156,7 @@ class Cohort:
         """
         trainer, family, client_data, ids = self._trainer, self.family, self._client_data, self.client_ids
         trainer.metrics.count_client_losses(family, client_data, ids)
-        return client_losses(family, client_data, ids, self.starts(x))
+        return client_losses(family, client_data, ids, x if self._homes is None else self.starts(x))
 
     def train(
         self,

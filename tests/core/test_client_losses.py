@@ -21,9 +21,12 @@ def test_only_own_examples_count() -> None:
     split = [np.arange(1, 1), np.arange(1, 2), np.arange(2, 10), np.arange(10, 161)]
     family = ModelFamily(lambda: nn.Linear(5, 3), 3, normalize=Normalize(None, None), device=CPU, dtype=torch.float64)
     models = torch.stack([family.init(seed) for seed in range(4)])
-    found = client_losses(family, ClientData(inputs, targets, split, CPU), np.arange(4), models)
+    client_data = ClientData(inputs, targets, split, CPU)
+    found = client_losses(family, client_data, np.arange(4), models)
     expected = [
         F.cross_entropy(family.predict(w, inputs[mine]), targets[mine]) if len(mine) else torch.zeros(())
         for w, mine in zip(models, split, strict=True)
     ]
     torch.testing.assert_close(found, torch.stack(expected).double(), rtol=0, atol=1e-12)
+    of_one, of_copies = (client_losses(family, client_data, np.arange(4), w) for w in (models[0], models[[0] * 4]))
+    torch.testing.assert_close(of_one, of_copies, rtol=0, atol=1e-12)
