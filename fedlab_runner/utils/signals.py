@@ -20,10 +20,11 @@ RERAISE_SECONDS = 0.01  # until a lost exception is raised again
 def raised() -> Iterator[None]:
     """SIGTERM, SIGINT and SIGHUP raise Interrupted in the main thread; a second signal ends the process at once.
 
-    Handlers that another program has set stay: a launcher's, the ignored SIGINT of a background job, the ignored
-    SIGHUP of nohup.
+    An import is completed before: C code of torch imports NumPy, would swallow the exception and go on with the half of
+    NumPy that it has. Handlers that another program has set stay: a launcher's, the ignored SIGINT of a background job,
+    the ignored SIGHUP of nohup.
     """
-    before = {}
+    before, importing = {}, _imports(sys._getframe())
     if threading.current_thread() is threading.main_thread():
         before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
         defaults = (signal.SIG_DFL, signal.default_int_handler)
@@ -35,8 +36,11 @@ def raised() -> Iterator[None]:
 
     def stop(number: int, frame: FrameType | None) -> None:
         restore()
+        if _lost:  # a second signal, while the exception of the first one waits
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
         _asked.append(number)
-        if _calls(frame, hook):  # Python would lose an exception raised in the hook
+        if _calls(frame, hook) or _imports(frame) > importing:  # Python would lose an exception raised in the hook
             _again(Interrupted(number), stop)
         elif not _waiting:
             raise Interrupted(number)
@@ -67,9 +71,18 @@ def _calls(frame: FrameType | None, function: Callable[..., object]) -> bool:
     return frame is not None
 
 
+def _imports(frame: FrameType | None) -> int:
+    """How many calls of the import system are among the callers of a frame."""
+    count = 0
+    while frame is not None:
+        count += frame.f_code.co_filename == "<frozen importlib._bootstrap>"
+        frame = frame.f_back
+    return count
+
+
 def _again(ignored: BaseException | None, handler: Callable[[int, FrameType | None], None]) -> bool:
-    """Raises an Interrupted again that Python is about to print and forget, because a destructor or a weak reference's
-    callback was running. Returns whether the exception is an Interrupted.
+    """Raises an Interrupted in a moment: Python would lose it here, in a destructor, a weak reference's callback or an
+    import. Returns whether the exception is an Interrupted.
     """
     if not isinstance(ignored, Interrupted):
         return False
