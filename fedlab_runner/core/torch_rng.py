@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import torch
 
-CPU = torch.device("cpu")
+CPU = torch.device("cpu")  # where networks are built
 
 
 def seed_torch(device: torch.device, seed: int) -> None:
