@@ -42,14 +42,6 @@ class JobFailed(BaseException):
     """Carries the error of a single run, its cause, through Hydra, which would print its own lines for an Exception."""
 
 
-def command() -> None:
-    """The command `fedlab`: ends the process with the exit code of `main`."""
-    code = main()
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while Python ends prints no traceback
-    sys.exit(code)
-
-
 @streams.protected()
 @imports.kept()
 def main() -> int:
@@ -190,4 +182,5 @@ if __name__ == "__main__":
     # Imported by its name, not run as `__main__`, so that launchers can send `job` to other processes.
     from fedlab_runner import train
 
-    train.command()
+    signals.end_silently()
+    sys.exit(train.main())

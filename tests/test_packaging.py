@@ -37,7 +37,7 @@ def test_a_package_without_its_configs_says_so(tmp_path: Path, monkeypatch: pyte
 
 def test_the_wheel_is_told_to_carry_the_configs() -> None:
     assert PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"] == {"conf": "fedlab_runner/conf"}
-    scripts = {"fedlab": "fedlab_runner.train:command", "fedlab-report": "fedlab_runner.report.cli:main"}
+    scripts = {"fedlab": "fedlab_runner.__main__:command", "fedlab-report": "fedlab_runner.report.cli:main"}
     assert PROJECT["project"]["scripts"] == scripts | {
         "fedlab-dashboard": "fedlab_runner.tracking.wandb_workspace:main",
         "fedlab-verify": "fedlab_runner.verify.cli:main",

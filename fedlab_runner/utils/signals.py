@@ -16,6 +16,15 @@ _lost: list[int] = []  # signals whose exception was lost, until it is raised ag
 RERAISE_SECONDS = 0.01  # until a lost exception is raised again
 
 
+def end_silently() -> None:
+    """Ctrl-C ends this process, which is a command's own, without a traceback where `raised` does not handle it.
+
+    That is while Python starts and ends, and the second time.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @contextmanager
 def raised() -> Iterator[None]:
     """SIGTERM, SIGINT and SIGHUP raise Interrupted in the main thread; a second signal ends the process at once.

@@ -64,3 +64,14 @@ def test_a_second_signal_ends_an_import_too(folder: Path) -> None:
     (folder / "stopped_while_imported.py").write_text(MODULE.format(times=1).replace("time.sleep(0.03)", "pass") * 2)
     ended = subprocess.run([sys.executable, "-c", SWALLOWED], capture_output=True, text=True, cwd=folder, timeout=60)
     assert ended.returncode == -signal.SIGTERM and ended.stdout == "", ended
+
+
+@pytest.mark.parametrize("moment", ["start", "end"])
+def test_a_command_that_starts_or_ends_prints_no_traceback(moment: str, tmp_path: Path) -> None:
+    """Where Python's own handler would raise KeyboardInterrupt: while modules are imported, and at the end."""
+    stop = "import os, signal; os.kill(os.getpid(), signal.SIGINT)"
+    (tmp_path / "hydra.py").write_text(stop if moment == "start" else "raise SystemExit(0)")
+    code = f"import sys; sys.path.insert(0, '.'); import atexit; atexit.register(lambda: exec({stop!r})); "
+    code += "from fedlab_runner.__main__ import command; command()"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    assert ended.returncode == -signal.SIGINT and ended.stderr == "", ended
