@@ -12,6 +12,7 @@ from fedlab_runner import compose
 from fedlab_runner.checkpoints.store import CheckpointStore
 from fedlab_runner.config.build import build, conf_dir, fingerprint
 from fedlab_runner.config.components import Components
+from fedlab_runner.experiment.code_hash import code_of
 from fedlab_runner.experiment.loop import Simulation
 from fedlab_runner.experiment.run import prepare
 from fedlab_runner.tracking.jsonl import Row
@@ -46,7 +47,8 @@ class Run(NamedTuple):
         how: dict[str, Any] = {"run_id": "check", "config": {}, "rounds": c.rounds, "label": Label(), "commit": None}
         with Recorder(self.folder, c.logger, **how) as recorder:
             store = CheckpointStore(self.folder, c.checkpoint.keep)
-            self.simulation.run(recorder, store, c.checkpoint, fingerprint(self.cfg), on_start=lambda: None)
+            named = fingerprint(self.cfg)
+            self.simulation.run(recorder, store, c.checkpoint, named, code_of(named), on_start=lambda: None)
             return recorder.rows()
 
     @property

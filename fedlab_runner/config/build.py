@@ -103,7 +103,7 @@ def _where(group: str, name: str, then: Any, otherwise: Any, *, _root_: DictConf
 def check(cfg: DictConfig) -> Checked:
     """Resolves and checks a config. Raises UserError where that fails, or for a W&B key or a left interpolation."""
     try:
-        values: Any = OmegaConf.to_container(_without_hydra(cfg), resolve=True, throw_on_missing=False)
+        values: Any = {str(key): _resolved(cfg, str(key)) for key in cfg if key != "hydra"}
     except OmegaConfBaseException as error:
         known = next((each for each in (error.__cause__, error.__context__) if isinstance(each, UserError)), error)
         line = str(known).splitlines()[0].removeprefix("UserError raised while resolving interpolation: ")
@@ -116,6 +116,18 @@ def check(cfg: DictConfig) -> Checked:
     errors: list[str] = []
     nodes = schema.convert_fields(values, _hints(), "", errors)
     return Checked(nodes, tuple(errors))
+
+
+def _resolved(cfg: DictConfig, key: str) -> Any:
+    """The value of a top-level key with interpolations resolved. A masked copy of the config would cost three times as
+    much.
+    """
+    if OmegaConf.is_missing(cfg, key):
+        return schema.MISSING
+    value = cfg[key]
+    if OmegaConf.is_config(value):
+        return OmegaConf.to_container(value, resolve=True, throw_on_missing=False)
+    return value
 
 
 def build(cfg: DictConfig) -> "Components":

@@ -24,7 +24,7 @@ from fedlab_runner.datasets.examples import Examples, digest_of
 from fedlab_runner.evaluation.client_models import ClientModels
 from fedlab_runner.evaluation.evaluator import Evaluation
 from fedlab_runner.evaluation.matrix import CellScores, Matrix
-from fedlab_runner.experiment.code_hash import Code, code_of
+from fedlab_runner.experiment.code_hash import Code
 from fedlab_runner.experiment.resource_estimate import check_needs, seconds_a_round
 from fedlab_runner.experiment.resuming import FAILED, STRANGE, check_beginning, understood
 from fedlab_runner.experiment.standstill import foreseen
@@ -67,6 +67,7 @@ class Simulation:
         store: CheckpointStore,
         checkpointing: Checkpointing,
         fingerprint: dict[str, Any],
+        code: Code,
         on_start: Callable[[], None],
         on_round: Callable[[int], None] = lambda round: None,
     ) -> Any:
@@ -76,7 +77,6 @@ class Simulation:
         run. However the run ends, the loop writes a checkpoint of the last whole round. Raises Diverged when a model or
         the training loss is not finite.
         """
-        code = code_of(fingerprint)
         find_damage = partial(self._find_damage, recorder, checkpointing, code)
         saved = store.load(fingerprint, self.fed.family.device, find_damage, also=[stopping(fingerprint)])
         kept = store.keep + 1

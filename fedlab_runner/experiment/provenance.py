@@ -8,11 +8,11 @@ import subprocess
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import get_original_cwd
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from fedlab_runner.config.build import conf_dir
 from fedlab_runner.experiment.code_hash import Code, own_folders
@@ -70,8 +70,8 @@ def command_of(hydra: DictConfig, cfg: DictConfig) -> str:
 
 def _folder_alone(hydra: DictConfig, cfg: DictConfig) -> str:
     """The folder that the run would have outside of a sweep."""
-    directory = OmegaConf.to_container(hydra.run, resolve=False)
-    whole: Any = OmegaConf.create({**cast(dict[str, Any], OmegaConf.to_container(cfg)), "hydra": {"run": directory}})
+    with open_dict(whole := cfg.copy()):
+        whole.hydra = {"run": OmegaConf.to_container(hydra.run, resolve=False)}
     return str(whole.hydra.run.dir)
 
 

@@ -14,7 +14,7 @@ from fedlab_runner.config.build import Checked, check
 from fedlab_runner.config.components import Components
 from fedlab_runner.experiment import provenance
 from fedlab_runner.experiment.artifacts import RunArtifacts
-from fedlab_runner.experiment.code_hash import code_of, digest_of_code
+from fedlab_runner.experiment.code_hash import Code, code_of, digest_of_code
 from fedlab_runner.experiment.finished import CODE_DIGEST, objective_of_finished
 from fedlab_runner.experiment.labelling import label_of
 from fedlab_runner.experiment.lock import RunLock
@@ -59,13 +59,14 @@ def run_in(folder: Path, cfg: DictConfig, command: str | None = None) -> float:
     checked = check(cfg)
     components, name = checked.build(), checked.run_id
     with RunLock(folder) as lock:
-        finished = objective_of_finished(folder, name, components, code_of(checked.fingerprint))
+        code = code_of(checked.fingerprint)
+        finished = objective_of_finished(folder, name, components, code)
         if finished is not None:
             judged = f"{components.evaluation.summary} of {components.evaluation.metric}"
             _log.info("%s is finished already: %s %.4f; delete %s to run it again", name, judged, finished, folder)
             return finished
         with Attempt(folder, CheckpointStore(folder, components.checkpoint.keep).rounds):
-            outcome = _run_locked(folder, lock, name, checked, components, prepare(components, folder), command)
+            outcome = _run_locked(folder, lock, name, checked, components, prepare(components, folder), code, command)
         return float(outcome.summary["objective"])
 
 
@@ -85,8 +86,8 @@ def run_whole(folder: Path, cfg: DictConfig) -> Outcome:
                 "another folder"
             )
         with Attempt(folder, checkpoints):
-            prepared = prepare(components, folder)
-            return _run_locked(folder, lock, name, checked, components, prepared, None, show_summary=False)
+            prepared, code = prepare(components, folder), code_of(checked.fingerprint)
+            return _run_locked(folder, lock, name, checked, components, prepared, code, None, show_summary=False)
 
 
 def _run_locked(
@@ -96,6 +97,7 @@ def _run_locked(
     checked: Checked,
     c: Components,
     prepared: Prepared,
+    code: Code,
     command: str | None,
     show_summary: bool = True,
 ) -> Outcome:
@@ -108,7 +110,6 @@ def _run_locked(
     pruner.start()
     fed = prepared.simulation.fed
     fed.trainer.executor = fed.executor.bind_run(folder, c.rounds)
-    code = code_of(checked.fingerprint)
     record = partial(provenance.record, folder, command, torch.get_num_threads(), code, fed.family.device)
     artifacts = RunArtifacts(folder, name, checked.values, prepared, record, c.logger.draws)
     recorder = Recorder(
@@ -127,7 +128,7 @@ def _run_locked(
         show = partial(artifacts.show_partition, recorder)
         look = partial(pruner.look, recorder.rows)
         state = prepared.simulation.run(
-            recorder, store, c.checkpoint, checked.fingerprint, on_start=show, on_round=look
+            recorder, store, c.checkpoint, checked.fingerprint, code, on_start=show, on_round=look
         )
         artifacts.show_results(recorder, state, c.model.architectures()[0] if c.logger.save_model else None)
         rows, e = recorder.rows(), c.evaluation
