@@ -5,10 +5,9 @@ refused. Hydra's `instantiate` is not used: it resolves a second time, and calls
 """
 
 import os
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -17,19 +16,14 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
 from omegaconf.resolvers import oc
 
-from fedlab_runner.config import schema, secrets
+from fedlab_runner.config import faults, schema, secrets
 from fedlab_runner.config.run_id import run_id_of, without_volatile
 from fedlab_runner.tracking.metric_direction import direction_of
 from fedlab_runner.utils.digest import digest
 from fedlab_runner.utils.errors import UserError
-from fedlab_runner.utils.validate import at_least, one_of, within
 
 if TYPE_CHECKING:  # imports torch: not for --help, not for shell completion
     from fedlab_runner.config.components import Components
-
-PRECISIONS = ("float32", "bfloat16", "float64")  # values of the key `precision`
-MAX_THREADS = max(64, 4 * (os.cpu_count() or 1))  # more threads wait for each other, and the system may refuse them
-NONFINITE = ("stop", "drop", "zero", "clip")  # what `core.update_guard` can do about an update that is not finite
 
 
 @dataclass(frozen=True)
@@ -64,9 +58,9 @@ class Checked:
         errors = [*self.errors]
         if any("_target_" in line for line in errors):
             raise UserError("\n".join(errors))
-        errors += _setting_faults(self.nodes, errors)
+        errors += faults.of_settings(self.nodes, errors)
         built = {key: _built(value, key, errors) for key, value in self.nodes.items()}
-        errors += _cross_faults(self.nodes, built, errors)
+        errors += faults.across(self.nodes, built, errors)
         if errors:
             raise UserError("\n".join(errors))
         return Components(**built)
@@ -110,8 +104,8 @@ def check(cfg: DictConfig) -> Checked:
         if isinstance(error, InterpolationToMissingValueError):
             raise UserError(f"{line.rpartition(' ')[2]} is missing: {error.full_key} takes its value") from error
         raise UserError(secrets.redacted(f"{error.full_key or 'the config'}: {line}")) from error
-    if faults := [*_key_faults(cfg, values), *_escapes(values)]:
-        raise UserError("\n".join(faults))  # no other faults: their lines show values, maybe the key
+    if found := [*_key_faults(cfg, values), *_escapes(values)]:
+        raise UserError("\n".join(found))  # no other faults: their lines show values, maybe the key
     values = _bounded(values, values.pop("debug", None))
     errors: list[str] = []
     nodes = schema.convert_fields(values, _hints(), "", errors)
@@ -182,7 +176,7 @@ def _built(value: Any, path: str, errors: list[str]) -> Any:
     if not isinstance(value, schema.Node):
         return value
     fields = {key: _built(each, schema.join(path, key), errors) for key, each in value.fields.items()}
-    if not _has_fault(path, errors):
+    if not faults.has_fault(path, errors):
         try:
             return value.cls(**fields)
         except ValueError as error:  # any other exception is a bug of a constructor
@@ -210,84 +204,6 @@ def _without_hydra(cfg: DictConfig) -> DictConfig:
     return OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
 
 
-def _setting_faults(values: Mapping[str, Any], errors: list[str]) -> list[str]:
-    """The range faults of the top-level values, for those of the right type."""
-    checks: dict[str, Callable[..., None]] = {
-        "rounds": partial(at_least, 0),
-        "seed": partial(at_least, 0),
-        "num_clients": partial(at_least, 1),
-        "threads": partial(within, f"[1, {MAX_THREADS}]"),
-        "train_fraction": partial(within, "(0, 1]"),
-        "label_noise": partial(within, "[0, 1]"),
-        "nonfinite": partial(one_of, NONFINITE),
-        "precision": partial(one_of, PRECISIONS),
-        "device": _check_device,
-    }
-    faults = []
-    for key, check_value in checks.items():
-        if not _has_fault(key, errors):
-            try:
-                check_value(**{key: values[key]})
-            except ValueError as error:
-                faults.append(str(error))
-    return faults
-
-
-def _check_device(device: str) -> None:
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
-        raise ValueError(f"device must be one of auto, cpu, cuda, cuda:<index>, got {device}")
-
-
-def _cross_faults(values: Mapping[str, Any], built: Mapping[str, Any], errors: list[str]) -> list[str]:
-    """Faults of a value that depend on another value or on the machine."""
-    faults = []
-    if not _has_fault("participation", errors) and not _has_fault("num_clients", errors):
-        try:
-            built["participation"].check(values["num_clients"])
-        except ValueError as error:
-            faults.append(f"participation.{error}")
-    if values.get("nonfinite") == "clip" and not _has_fault("local", errors) and built["local"].update_norm is None:
-        faults.append(
-            "nonfinite must be stop, drop or zero where local.update_norm is null, got clip: the rest of an update "
-            "that is not finite needs a bound"
-        )
-    if not _has_fault("server_optimizer", errors) and not _has_fault("algorithm", errors):
-        algorithm = built["algorithm"]
-        if built["server_optimizer"].acts and not algorithm.makes_server_steps:
-            faults.append(
-                f"server_optimizer must be none with algorithm={algorithm.name}, where no server makes steps from "
-                "clients' updates"
-            )
-    if not _has_fault("aggregator", errors) and not _has_fault("algorithm", errors):
-        algorithm = built["algorithm"]
-        if built["aggregator"].acts and not algorithm.takes_aggregator():
-            faults.append(
-                f"aggregator must be mean with algorithm={algorithm.name}, whose server does not step by the mean of "
-                "clients' updates"
-            )
-    if not _has_fault("home", errors) and not _has_fault("algorithm", errors):
-        algorithm = built["algorithm"]
-        if built["home"].acts and (fault := algorithm.home_fault()) is not None:
-            faults.append(f"home must be none with algorithm={algorithm.name}, {fault}")
-    if not _has_fault("device", errors) and values["device"].startswith("cuda"):
-        faults += _cuda_faults(values["device"])
-    return faults
-
-
-def _has_fault(path: str, errors: list[str]) -> bool:
-    """Whether one of the errors is about this value or something inside it."""
-    return any(error.startswith((f"{path} ", f"{path}.", f"{path}[")) for error in errors)
-
-
-def _cuda_faults(device: str) -> list[str]:
-    import torch
-
-    if not torch.cuda.is_available():
-        return [f"device must be cpu or auto, got {device}: torch finds no CUDA GPU on this machine"]
-    index, count = int(device.partition(":")[2] or 0), torch.cuda.device_count()
-    return [] if index < count else [f"device must be one of cuda:0 to cuda:{count - 1}, got {device}"]
-
-
 def _resolve_run_id(*, _root_: DictConfig) -> str:
     """`${run_id:}`. A faulty config raises, so that no folder is made; in a sweep other jobs continue."""
     try:
@@ -302,6 +218,6 @@ def _resolve_run_id(*, _root_: DictConfig) -> str:
 
 def _resolve_env(key: str, *default: Any) -> Any:
     """`${oc.env:}`, which refuses W&B's key: the config would carry the key into the run's files."""
-    if faults := secrets.faults([(f"${{oc.env:{key}}}", os.environ.get(key))]):
-        raise UserError(faults[0])
+    if found := secrets.faults([(f"${{oc.env:{key}}}", os.environ.get(key))]):
+        raise UserError(found[0])
     return oc.env(key, *default)

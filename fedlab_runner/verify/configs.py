@@ -14,7 +14,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedlab_runner.api import compose
 from fedlab_runner.config import secrets
-from fedlab_runner.config.build import MAX_THREADS, Checked, check, conf_dir
+from fedlab_runner.config.build import Checked, check, conf_dir
+from fedlab_runner.config.faults import MAX_THREADS
 from fedlab_runner.config.run_id import VOLATILE
 from fedlab_runner.report import bundle
 from fedlab_runner.utils import untrusted
