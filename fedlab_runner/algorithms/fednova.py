@@ -63,7 +63,7 @@ class FedNova(ServerAlgorithm[Params, FedNovaUpload]):
         """a_j [K], the sum of the weights that a client's gradients have in its change."""
         optimizer, steps = cohort.local.make_optimizer(), cohort.num_steps.tolist()
         assert isinstance(optimizer, SGD)
-        after = accumulated(optimizer, cohort.lr * self.mu, max(steps, default=0))
+        after = optimizer.distances(max(steps, default=0), shrinkage=cohort.lr * self.mu)
         return torch.tensor([after[n] for n in steps], dtype=torch.float64)
 
     def server_step(self, state: Params, arrivals: Updates[FedNovaUpload], fed: Federation) -> Params:
@@ -72,17 +72,3 @@ class FedNova(ServerAlgorithm[Params, FedNovaUpload]):
         d, statistics, tau_eff = (arrivals.mean(each, uniform=self.weighting == "uniform") for each in arrivals.upload)
         fed.metrics.report(tau_eff=float(tau_eff))
         return Params(stepped(state.params, -tau_eff * d, statistics))
-
-
-def accumulated(optimizer: SGD, shrinkage: float, steps: int) -> list[float]:
-    """The distances, in learning rates, that SGD moves in 0 to `steps` steps along gradients of 1.
-
-    A proximal term pulls each step back by `shrinkage` (learning rate times mu) of the distance so far.
-    """
-    a, velocity, distances = 0.0, 0.0, [0.0]
-    for _ in range(steps):
-        gradient = 1 - shrinkage * a
-        velocity = optimizer.momentum * velocity + gradient
-        a += gradient + optimizer.momentum * velocity if optimizer.nesterov else velocity
-        distances.append(a)
-    return distances

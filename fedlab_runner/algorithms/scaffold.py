@@ -43,9 +43,10 @@ class SCAFFOLD(ServerAlgorithm[ScaffoldState, ScaffoldUpload]):
 
     With `option` 1 a client's next control variate is its gradient at the server model over all its examples, which
     takes one more pass. With `option` 2 it is the mean gradient of its local steps, computed from the distance that the
-    model moved: the local optimiser must be SGD without momentum. `weighting` says how clients count in the means of
-    the models and of the control variates (uniform: the paper's, size). `server_lr` is the paper's eta_g. Clients keep
-    their control variates on the device, the host or disk (`store_on`).
+    model moved: the local optimiser must be SGD. With momentum, on which the paper is silent, the gradients have the
+    weights in this mean that they have in the distance (FedNova's a_i). `weighting` says how clients count in the means
+    of the models and of the control variates (uniform: the paper's, size). `server_lr` is the paper's eta_g. Clients
+    keep their control variates on the device, the host or disk (`store_on`).
     """
 
     option: int
@@ -66,10 +67,9 @@ class SCAFFOLD(ServerAlgorithm[ScaffoldState, ScaffoldUpload]):
     def check(self, fed: Federation) -> None:
         if self.option == 1:
             return
-        wanted = "option 2 of algorithm=scaffold computes gradients from the steps of plain SGD"
-        optimizer = fed.local.make_optimizer()
-        if not isinstance(optimizer, SGD) or optimizer.momentum:
-            raise UserError(f"{wanted}: use local=sgd local.momentum=0, or algorithm.option=1")
+        wanted = "option 2 of algorithm=scaffold computes gradients from the steps of SGD"
+        if not isinstance(fed.local.make_optimizer(), SGD):
+            raise UserError(f"{wanted}: use local=sgd, or algorithm.option=1")
         if fed.local.update_norm is not None:
             raise UserError(f"{wanted}: set local.update_norm=null, or algorithm.option=1")
 
@@ -97,9 +97,12 @@ class SCAFFOLD(ServerAlgorithm[ScaffoldState, ScaffoldUpload]):
         elif cohort.lr == 0:  # models do not move: the control variates stay
             delta_c = torch.zeros_like(delta_y)
         else:
-            delta_c, minus_c = torch.empty_like(delta_y), -c
-            for out, delta, steps in zip(delta_c, delta_y, cohort.num_steps.tolist(), strict=True):
-                torch.sub(minus_c, delta, alpha=1 / (steps * cohort.lr), out=out)  # (ii)
+            delta_c, minus_c, steps = torch.empty_like(delta_y), -c, cohort.num_steps.tolist()
+            optimizer = cohort.local.make_optimizer()
+            assert isinstance(optimizer, SGD)
+            moved = optimizer.distances(max(steps, default=0))  # K; with momentum more
+            for out, delta, count in zip(delta_c, delta_y, steps, strict=True):
+                torch.sub(minus_c, delta, alpha=1 / (moved[count] * cohort.lr), out=out)  # (ii)
         return ScaffoldUpload(delta_y, delta_c, statistics)
 
     def server_step(self, state: ScaffoldState, arrivals: Updates[ScaffoldUpload], fed: Federation) -> ScaffoldState:

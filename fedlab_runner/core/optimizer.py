@@ -37,6 +37,20 @@ class SGD:
     def slots(self) -> int:
         return int(self.momentum != 0)
 
+    def distances(self, steps: int, shrinkage: float = 0.0) -> list[float]:
+        """How far 0 to `steps` steps along gradients of 1 move, in learning rates.
+
+        It is FedNova's |a|_1, the sum of the weights that the gradients have in the change of the model. A proximal term
+        pulls each step back by `shrinkage` (learning rate times mu) of the distance so far.
+        """
+        moved, velocity, distances = 0.0, 0.0, [0.0]
+        for _ in range(steps):
+            gradient = 1 - shrinkage * moved
+            velocity = self.momentum * velocity + gradient
+            moved += gradient + self.momentum * velocity if self.nesterov else velocity
+            distances.append(moved)
+        return distances
+
     def step(self, w: Tensor, g: Tensor, slots: tuple[Tensor, ...], lr: float | Tensor, t: int | Tensor) -> None:
         if self.weight_decay:
             g = g.add(w, alpha=self.weight_decay)

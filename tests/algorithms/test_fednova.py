@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 
-from fedlab_runner.algorithms.fednova import accumulated
 from fedlab_runner.core.optimizer import SGD, zero_slots
 from fedlab_runner.utils.errors import UserError
 from tests.helpers.identities import BUILDS, close, trained
@@ -35,10 +34,10 @@ def test_fednova_with_equal_steps_and_a_proximal_term_goes_as_far_as_its_steps()
 def test_the_work_of_steps_has_closed_forms(steps: int) -> None:
     rho, eta_mu = 0.9, 0.05
     plain, heavy = SGD(0.0, False, 0.0), SGD(rho, False, 0.0)
-    assert accumulated(plain, 0.0, steps)[-1] == steps
+    assert plain.distances(steps)[-1] == steps
     expected = (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
-    assert accumulated(heavy, 0.0, steps)[-1] == pytest.approx(expected, rel=1e-12)
-    assert accumulated(plain, eta_mu, steps)[-1] == pytest.approx((1 - (1 - eta_mu) ** steps) / eta_mu, rel=1e-12)
+    assert heavy.distances(steps)[-1] == pytest.approx(expected, rel=1e-12)
+    assert plain.distances(steps, eta_mu)[-1] == pytest.approx((1 - (1 - eta_mu) ** steps) / eta_mu, rel=1e-12)
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
@@ -51,7 +50,7 @@ def test_the_work_of_steps_is_the_distance_along_gradients_of_one(nesterov: bool
     for t in range(9):
         optimizer.step(w, torch.ones_like(w) + mu * w, slots, lr, t)
         distances.append(float(-w / lr))
-    assert accumulated(optimizer, lr * mu, 9) == pytest.approx(distances, rel=1e-12)
+    assert optimizer.distances(9, lr * mu) == pytest.approx(distances, rel=1e-12)
 
 
 def test_fednova_is_its_update_written_out() -> None:

@@ -411,8 +411,8 @@ def build(*overrides: str) -> Components:
             r"^algorithm@algorithm\.base=feddle needs examples on the server: add server_data=in_domain ",
         ),
         (
-            ["algorithm@algorithm.base=scaffold", "local.momentum=0.9", "server_data@auxiliary_data=in_domain"],
-            r"^option 2 of algorithm@algorithm\.base=scaffold .* local\.momentum=0, or algorithm\.base\.option=1$",
+            ["algorithm@algorithm.base=scaffold", "local=adam", "server_data@auxiliary_data=in_domain"],
+            r"^option 2 of algorithm@algorithm\.base=scaffold .* use local=sgd, or algorithm\.base\.option=1$",
         ),
         (
             [

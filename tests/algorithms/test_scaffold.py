@@ -64,15 +64,14 @@ def test_without_a_learning_rate_controls_stay_what_they_are(option: int) -> Non
 @pytest.mark.parametrize(
     ("changes", "remedy"),
     [
-        ({"optimizer": "adam"}, "use local=sgd local.momentum=0"),
-        ({"optimizer": "adamw"}, "use local=sgd local.momentum=0"),
-        ({"momentum": 0.9}, "use local=sgd local.momentum=0"),
+        ({"optimizer": "adam"}, "use local=sgd"),
+        ({"optimizer": "adamw"}, "use local=sgd"),
         ({"update_norm": 1.0}, "set local.update_norm=null"),
     ],
 )
-def test_option_2_refuses_what_is_not_plain_sgd(changes: dict[str, Any], remedy: str) -> None:
+def test_option_2_refuses_what_is_not_sgd(changes: dict[str, Any], remedy: str) -> None:
     fed = federation(training=local(**changes))
-    said = f"^option 2 of algorithm=scaffold computes gradients from the steps of plain SGD: {remedy}, or algorithm"
+    said = f"^option 2 of algorithm=scaffold computes gradients from the steps of SGD: {remedy}, or algorithm"
     for call in (algorithm("scaffold").check, algorithm("scaffold").init):
         with pytest.raises(UserError, match=said):
             call(fed)

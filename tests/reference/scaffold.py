@@ -35,12 +35,18 @@ def scaffold(
         for k in p.cohort(t):  # lines 4 to 6: sample S, communicate (x, c); on client i in S
             own = c_i.get(k.client, torch.zeros_like(c))
             y, s, steps = *x, p.batches(k.client, t)  # line 7: y_i <- x
+            velocity, gradients = torch.zeros_like(y), []
             for b in steps:  # line 8: for k = 1, ..., K
                 g, s = p.gradient(y, s, b, k.client)  # line 9: g_i(y_i)
-                y = y - p.local.lr * (g - own + c)  # line 10
-            # line 12, option I: c_i+ <- g_i(x), over all examples; option II: c_i+ <- c_i - c + (x - y_i) / (K eta_l)
-            travelled = (x.w - y) / (len(steps) * p.local.lr)
-            plus = full_gradient(p, x, k.client, t) if option == 1 else own - c + travelled
+                velocity = p.local.momentum * velocity + (g - own + c)
+                y = y - p.local.lr * velocity  # line 10, with the momentum of the local optimiser
+                gradients.append(g)
+            # line 12, option I: c_i+ <- g_i(x), over all examples; option II: c_i+ <- c_i - c + (x - y_i) / (K eta_l),
+            # the mean of the gradients; with momentum rho their weights are (1 - rho^(K - k + 1)) / (1 - rho)
+            rho, last = p.local.momentum, len(steps)
+            weights = [(1 - rho ** (last - k)) / (1 - rho) for k in range(last)]
+            option_2 = mean(gradients, weights) if rho else own - c + (x.w - y) / (last * p.local.lr)
+            plus = full_gradient(p, x, k.client, t) if option == 1 else option_2
             sent.append(
                 Upload(k.client, k.due, y - x.w, plus - own, s, len(p.members[k.client]))
             )  # line 13: communicate these
@@ -73,6 +79,7 @@ def full_gradient(p: Problem, x: Model, client: int, t: int) -> Tensor:
 CASES = [
     Case("scaffold option 2", scaffold, {"server_lr": 0.8}, equations="Algorithm 1, option II"),
     Case("scaffold option 1", scaffold, {"option": 1, "server_lr": 0.8}, equations="Algorithm 1, option I"),
+    Case("scaffold momentum", scaffold, {}, {"momentum": 0.6}, equations="Algorithm 1, option II"),
     Case("scaffold by size", scaffold, {"weighting": "size", "server_lr": 0.8}, equations="Algorithm 1, option II"),
     Case("scaffold late", scaffold, {}, std=1.5, equations="Algorithm 1, option II"),
     Case("scaffold option 1, late", scaffold, {"option": 1}, std=1.5, equations="Algorithm 1, option I"),
