@@ -40,8 +40,8 @@ class SGD:
     def distances(self, steps: int, shrinkage: float = 0.0) -> list[float]:
         """How far 0 to `steps` steps along gradients of 1 move, in learning rates.
 
-        It is FedNova's |a|_1, the sum of the weights that the gradients have in the change of the model. A proximal term
-        pulls each step back by `shrinkage` (learning rate times mu) of the distance so far.
+        It is FedNova's |a|_1: the sum of the weights that the gradients have in the change of the model. A proximal
+        term pulls each step back by `shrinkage` (learning rate times mu) of the distance so far.
         """
         moved, velocity, distances = 0.0, 0.0, [0.0]
         for _ in range(steps):
