@@ -49,7 +49,7 @@ def raised() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         _asked.append(number)
-        if _calls(frame, hook) or _imports(frame) > importing:  # Python would lose an exception raised in the hook
+        if _calls(frame, hook) or _imports(frame) > importing:  # an exception raised in there would be lost
             _again(Interrupted(number), stop)
         elif not _waiting:
             raise Interrupted(number)
