@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from importlib.util import find_spec
 from types import MappingProxyType
 
 import numpy as np
@@ -21,6 +22,7 @@ from fedlab_runner.evaluation.client_models import ClientModels
 from fedlab_runner.evaluation.matrix import Matrix
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.processes import Processes
+from fedlab_runner.executors.ray import Ray
 from fedlab_runner.executors.vectorized import Vectorized
 
 Others = Callable[[Work, Callable[[], nn.Module]], dict[str, Contender]]
@@ -62,6 +64,10 @@ def all_rows(cores: int, compiled: bool) -> Iterator[Row]:
     ):
         some = {name: each for name, each in executors(cores, False).items() if name != "cohort"}
         yield Row(f"local training {name}", partial(training, shape, build, some, cores, False))
+    if find_spec("ray"):
+        shared: dict[str, Executor] = {"processes": Processes(cores, Vectorized(chunk_size=10, compile=False))}
+        shared["ray"] = Ray(None, 0, Vectorized(chunk_size=10, compile=False))
+        yield Row("local training W2 mlp, Ray", partial(training, W2, workloads.mlp, shared, cores, False))
     yield Row("evaluation cnn", partial(evaluation, cores))
     yield Row("evaluation matrix cnn", partial(matrix, cores))
     yield from round_rows.rows(cores, compiled=compiled)

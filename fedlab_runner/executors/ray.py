@@ -6,6 +6,7 @@ import pickle
 import re
 import subprocess
 import tempfile
+import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,8 +22,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.work import OfOne, Work
+from fedlab_runner.executors._blocks import Blocks
 from fedlab_runner.executors._chunks import ChunkedExecutor, new_models
-from fedlab_runner.executors._messages import Failed, Keep, Room, receive, send, started
+from fedlab_runner.executors._messages import Failed, Keep, receive, send, started
 from fedlab_runner.executors._ray.driver import Done, Gone, Lost, Ready, Train
 from fedlab_runner.executors._shares import (
     divided,
@@ -38,6 +40,7 @@ from fedlab_runner.utils.validate import at_least
 
 _log = logging.getLogger(__name__)
 SHARES_PER_CORE = 4  # several, so that a slow machine takes fewer and a lost machine loses less
+SHARE_SECONDS = 0.05  # that a share takes at least, if a core has several
 GPU = "cuda"  # the device of a worker with a GPU: Ray shows it no other
 DRIVER_EXIT_SECONDS = 15.0  # for the driver to end, after which it is killed
 
@@ -84,16 +87,14 @@ class Ray:
     def train(self, work: Work) -> tuple[Tensor, Tensor]:
         if work.family.device.type != "cpu" and not self.num_gpus:
             raise UserError(f"executor=ray needs device=cpu or executor.num_gpus, got {work.family.device}")
-        y = new_models(work)
-        losses = y.new_zeros(len(work.ids))
+        if not len(work.ids):
+            return (y := new_models(work)), y.new_zeros(0)
         try:
-            if len(work.ids):
-                self._session.train(work, self.inner, y, losses)
+            return self._session.train(work, self.inner)
         except BaseException:
             if (session := self.__dict__.pop("_session", None)) is not None:  # None: the session could not be opened
                 session.close()  # the driver may be in the middle of a cohort
             raise
-        return y, losses
 
     @cached_property
     def _session(self) -> "_Session":
@@ -107,15 +108,12 @@ class _Session:
         if not importlib.util.find_spec("ray"):
             raise UserError('executor=ray needs an extra: pip install "fedlab-runner[ray]"')
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # the output of the driver and of Ray
-        address, self._num_gpus, self._room = settings.address, settings.num_gpus, Room()
-        self._connection, process = started(
-            "fedlab_runner.executors._ray.driver",
-            *(address or "", str(self._num_gpus)),
-            errors=self._errors,
-            descriptor=self._room.descriptor,
-        )
-        self.close = weakref.finalize(self, _end, self._connection, process, self._errors, self._room)
+        address, self._num_gpus, self._blocks = settings.address, settings.num_gpus, Blocks()
+        words = "fedlab_runner.executors._ray.driver", address or "", str(self._num_gpus)
+        self._connection, process = started(*words, errors=self._errors)
+        self.close = weakref.finalize(self, _end, self._connection, process, self._errors)
         self._numbers: Any = WeakIdKeyDictionary()  # of the objects in Ray's object store
+        self._seconds = 0.0  # that the last cohort took
         self._sent = 0
         answer = self._receive()
         if not isinstance(answer, Ready):
@@ -129,37 +127,48 @@ class _Session:
         self._ready = answer
         _log.info("Ray cluster at %s with room for %d workers", answer.head, answer.workers)
 
-    def train(self, work: Work, inner: ChunkedExecutor, y: Tensor, losses: Tensor) -> None:
-        """Writes models and mean losses of the whole cohort into y [K, D] and losses [K]."""
-        chunks, workers = inner.chunks(work), max(1, self._ready.workers)
+    def train(self, work: Work, inner: ChunkedExecutor) -> tuple[Tensor, Tensor]:
+        """The models [K, D] and mean losses [K] of the whole cohort. Workers of this machine write the models where
+        they stay, if the run is on a CPU.
+        """
+        began, chunks, workers = time.perf_counter(), inner.chunks(work), max(1, self._ready.workers)
         if self._num_gpus:
             shares = divided(inner, work, workers)
         else:
-            shares = shares_of(work, chunks, min(len(chunks), SHARES_PER_CORE * workers))
+            most = max(1, min(SHARES_PER_CORE, round(self._seconds / SHARE_SECONDS)))
+            shares = shares_of(work, chunks, min(len(chunks), most * workers))
         numbers = [
             self._kept(work.client_data, None, lambda: packed_client_data(work.client_data)),
             self._kept(work.family, work.family.active_part, lambda: packed_family(work.family)),
         ]
-        room = self._room.rows(len(y), y.shape[1], y.dtype)
-        shape = None if room is None else (len(y), y.shape[1], y.dtype)
+        made, block = self._blocks.staged(work)
+        y = made if made is not None and work.family.device.type == "cpu" else new_models(work)
+        losses, lost = y.new_zeros(len(work.ids)), False
         in_use = {number for number, _ in self._numbers.values()}
         device = GPU if self._num_gpus else "cpu"
-        self._send(Train(packed_work(work, inner), numbers, in_use, shares, device, shape))
+        self._send(Train(packed_work(work, inner), numbers, in_use, shares, device, block))
         while not isinstance(answer := self._receive(), Ready):
             if isinstance(answer, Done):
                 rows = torch.from_numpy(shares[answer.share].rows)
-                y[rows] = (torch.tensor(answer.models) if room is None else room[rows]).to(y.device)
                 losses[rows] = torch.tensor(answer.losses).to(y.device)
+                if answer.models is not None:
+                    y[rows] = torch.tensor(answer.models).to(y.device)
+                elif made is not None and made is not y:
+                    y[rows] = made[rows].to(y.device)
             elif isinstance(answer, Failed):
                 raise pickle.loads(answer.error)
             elif isinstance(answer, Lost):
                 self._lost(work, len(shares[answer.share].rows), answer)
+                lost = True
             else:
                 raise RunFailed(
                     f"the Ray cluster at {self._ready.head} is lost ({answer.reason}): start it again, or take another "
                     f"executor; {next_start()}"
                 )
-        self._ready = answer
+        self._ready, self._seconds = answer, time.perf_counter() - began
+        if lost:  # a worker that only seems lost may write into the block later
+            y, self._blocks = y.clone(), Blocks()
+        return y, losses
 
     def _kept(self, lasting: object, state: Any, packed: Callable[[], Any]) -> int:
         """The number of an object in the object store; what is new, or has changed, is put there."""
@@ -192,11 +201,10 @@ class _Session:
             return Gone(f"its driver has ended: {last}" if last else "its driver was ended by Ray or the system")
 
 
-def _end(connection: Connection, process: "subprocess.Popen[bytes]", errors: IO[bytes], room: Room) -> None:
+def _end(connection: Connection, process: "subprocess.Popen[bytes]", errors: IO[bytes]) -> None:
     """Ends the driver. It leaves the cluster when its connection closes."""
     connection.close()
     errors.close()
-    room.close()
     try:
         process.wait(DRIVER_EXIT_SECONDS)
     except subprocess.TimeoutExpired:

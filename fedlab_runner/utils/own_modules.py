@@ -1,5 +1,6 @@
 """The user's own modules, which a config names. They lie in folders that other machines may lack."""
 
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -17,14 +18,15 @@ def remember(module: ModuleType) -> None:
 
 def loaded() -> list[ModuleType]:
     """The user's own modules that are imported, by name."""
-    return [module for name, module in sorted(sys.modules.items()) if _is_own(name, module)]
+    if not _folders:  # as usual, and a run asks in every round
+        return []
+    below = tuple(os.path.join(folder, "") for folder in _folders)
+    return [module for name, module in sorted(sys.modules.items()) if _is_own(name, module, below)]
 
 
-def _is_own(name: str, module: ModuleType) -> bool:
+def _is_own(name: str, module: ModuleType, below: tuple[str, ...]) -> bool:
     file = getattr(module, "__file__", None)
     if not file or name != getattr(module, "__name__", None) or name.partition(".")[0] in (_PACKAGE, "__main__"):
         return False
-    path = Path(file).absolute()
-    if {"site-packages", "dist-packages"} & {*path.parts}:
-        return False
-    return any(path.is_relative_to(each) for each in _folders)
+    path = os.path.abspath(file)
+    return path.startswith(below) and not {"site-packages", "dist-packages"} & {*Path(path).parts}

@@ -124,8 +124,8 @@ def test_an_error_in_a_process_is_the_callers(shared: Processes) -> None:
         train(federation(executor=shared), correct=correct)
 
 
-def test_models_that_are_too_large_for_the_room_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedlab_runner.executors._messages.MAX_ROOM_BYTES", 0)
+def test_models_are_sent_where_no_memory_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create")
     monkeypatch.setattr(processes, "gpus", lambda: [CPU] * 2)
     executor = Processes(GPUS, LOOP)
     expected, result = train(federation()), train(federation(executor=executor))
@@ -133,8 +133,10 @@ def test_models_that_are_too_large_for_the_room_are_sent(monkeypatch: pytest.Mon
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(result, expected, strict=True))
 
 
-def test_the_runs_own_gpu_keeps_its_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("most", [0, 2**30])
+def test_the_runs_own_gpu_keeps_its_tensors(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     """The run is on a pretended GPU; no tensor of it gets to another device but by a copy to the host."""
+    monkeypatch.setattr("fedlab_runner.executors._blocks.MAX_STAGED_BYTES", most)
     expected = train(federation(build=normed))
     with pretended.gpu() as device:
         monkeypatch.setattr(processes, "gpus", lambda: [device, CPU])

@@ -20,7 +20,9 @@ import torch
 
 from fedlab_runner.config.build import build
 from fedlab_runner.core.work import Work
+from fedlab_runner.executors._blocks import Blocks
 from fedlab_runner.executors._chunks import Chunk, ChunkedExecutor
+from fedlab_runner.executors._ray.driver import Done
 from fedlab_runner.executors._shares import packed_client_data, packed_family, packed_work, shares_of
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.processes import Processes
@@ -125,7 +127,7 @@ class Ref:
 job, client_data, family, share = pickle.load(sys.stdin.buffer)
 from fedlab_runner.executors._ray.worker import Round, train_share
 
-round = Round(Ref("job", job), [Ref("client_data", client_data), Ref("family", family)])
+round = Round(Ref("job", job), [Ref("client_data", client_data), Ref("family", family)], None)
 pickle.dump(train_share(round, share), sys.stdout.buffer)
 """
 
@@ -240,6 +242,38 @@ def test_every_algorithm(name: str, shared: Ray) -> None:
     expected = tensors(run(built, federation(cohort=4, std=1.0), 3))
     result = tensors(run(built, federation(cohort=4, std=1.0, executor=shared), 3))
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(result, expected, strict=True))
+
+
+def test_models_that_workers_cannot_write_into_the_runs_memory(shared: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of other machines, which the driver writes there, and all where the system shows no descriptors."""
+    expected, answers = train(federation(), correct=lambda g: g), list[Done]()
+
+    def received(self: Any, real: Any = shared._session._receive) -> Any:
+        answer = real()
+        if isinstance(answer, Done):
+            answers.append(answer)
+        return answer
+
+    monkeypatch.setattr(type(shared._session), "_receive", received)
+
+    def elsewhere(g: torch.Tensor) -> torch.Tensor:
+        from fedlab_runner.executors import _blocks
+
+        if os.getpid() != here:
+            _blocks._attached = lambda holder, target: None  # type: ignore[assignment]
+        return g
+
+    def same(g: torch.Tensor) -> torch.Tensor:
+        return g
+
+    here = os.getpid()
+    for correct, sent in ((same, False), (elsewhere, False), (same, True)):
+        if sent:
+            monkeypatch.setattr(Blocks, "staged", lambda self, work: (None, None))
+        result = train(federation(executor=shared), correct=correct)
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(result, expected, strict=True))
+        assert answers and all((answer.models is not None) == sent for answer in answers)
+        answers.clear()
 
 
 def test_an_error_in_a_worker_is_the_callers(shared: Ray) -> None:

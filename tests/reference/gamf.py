@@ -33,7 +33,7 @@ def gamf(
 
     def assignments(w: list[dict[str, Tensor]], rng: np.random.Generator) -> list[list[Tensor]]:
         """X_{l,i} [n, n] of each layer l and model i: neurons of the model (rows) to neurons of the first (columns)."""
-        models = range(len(w))
+        models, w = range(len(w)), [{name: v.double() for name, v in each.items()} for each in w]
         X = [first_assignments(layer.size, len(w), rng) for layer in layers]
         older, temperature, rested, sharp = X, tau, 0, False
         for _ in range(max_iterations if len(w) > 1 else 0):
@@ -70,6 +70,7 @@ def gamf(
             w = [{name: v.clone() for name, v in p.net.parts(u.y).items()} for u in here]
             for layer, of_layer in zip(layers, assignments(w, p.rng("ALGORITHM", t)), strict=True):
                 for each, X in zip(w, of_layer, strict=True):
+                    X = X.to(x.w.dtype)
                     for name in layer.rows + layer.statistics:
                         each[name] = torch.tensordot(X.T, each[name], 1)  # X^T W
                     each[layer.columns] = each[layer.columns] @ X  # W X

@@ -47,18 +47,26 @@ class Buffer:
         fitting = [n for n in free if len(self._blocks[n]) >= size]
         spare = [n for n in free if n not in fitting[:1]]
         for n in spare[:-MAX_SPARE_BLOCKS] if fitting else spare:  # the smallest, or all before a larger one
-            del self._blocks[n]
+            self._forget(n)
         if fitting:
             self.last = fitting[0]
         else:
             self.last = next(self._numbers)
-            self._blocks[self.last] = mmap.mmap(-1, size, flags=self._flags)
+            self._blocks[self.last] = self._mapped(self.last, size)
             self._unused = sys.getrefcount(self._blocks[self.last])
         return self.again(self.last, rows, columns, dtype)
 
     def again(self, number: int, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
         """A block as a tensor of these sizes, whether it is in use or not."""
         return torch.frombuffer(self._blocks[number], dtype=dtype, count=rows * columns).view(rows, columns)
+
+    def _mapped(self, number: int, size: int) -> mmap.mmap:
+        """The memory of a new block."""
+        return mmap.mmap(-1, size, flags=self._flags)
+
+    def _forget(self, number: int) -> None:
+        """Gives a block back."""
+        del self._blocks[number]
 
 
 # For a cohort's models in one process, for a cohort's models in several processes, and for a single model.

@@ -14,9 +14,10 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fedlab_runner.core.work import Work
+from fedlab_runner.executors._blocks import Block, Blocks
 from fedlab_runner.executors._chunks import ChunkedExecutor, new_models
 from fedlab_runner.executors._gpus.worker import TrainShare
-from fedlab_runner.executors._messages import Failed, Keep, Room, receive, send, started
+from fedlab_runner.executors._messages import Failed, Keep, receive, send, started
 from fedlab_runner.executors._shares import (
     ClientShare,
     divided,
@@ -47,8 +48,8 @@ class GpuTeam:
     """Trains a cohort on several GPUs, of which the run's own is one."""
 
     def __init__(self, others: Sequence[torch.device]) -> None:
-        self._room, self._workers = Room(), list[Worker]()
-        self.close = weakref.finalize(self, _end, self._workers, self._room)
+        self._blocks, self._workers = Blocks(), list[Worker]()
+        self.close = weakref.finalize(self, _end, self._workers)
         self._others = others
         self._numbers: Any = WeakIdKeyDictionary()  # of what the workers have
         self._sent = 0
@@ -62,9 +63,9 @@ class GpuTeam:
         mine, *theirs = divided(inner, work, 1 + len(self._workers))
         whole = work.select(np.empty(0, np.int64))
         asked = list(zip(self._workers, theirs, strict=False))
-        models = self._room.rows(len(work.ids), work.family.size, work.family.dtype)
+        models, block = self._blocks.staged(work) if asked else (None, None)
         if asked:
-            self._ask(inner, work, asked, None if models is None else len(work.ids))
+            self._ask(inner, work, asked, block)
         y[mine.rows], losses[mine.rows] = trained(whole, inner, mine)
         for worker, share in asked:
             try:
@@ -75,7 +76,7 @@ class GpuTeam:
                 continue
             if isinstance(answer, Failed):
                 raise pickle.loads(answer.error)
-            made = torch.from_numpy(answer.models) if models is None else models[share.rows]
+            made = models[share.rows] if models is not None and answer.models is None else torch.tensor(answer.models)
             y[share.rows] = made.to(y.device)
             losses[share.rows] = torch.from_numpy(answer.losses).to(y.device)
         return y, losses
@@ -87,19 +88,19 @@ class GpuTeam:
             missing.remove(device)
         name = "fedlab_runner.executors._gpus.worker"
         for device in missing:
-            made = started(name, str(device), errors=None, descriptor=self._room.descriptor)
+            made = started(name, str(device), errors=None)
             self._workers.append(Worker(device, *made))
         self._numbers.clear()  # a new process has nothing
         _log.info("%d processes train on GPUs of their own", 1 + len(self._workers))
 
     def _ask(
-        self, inner: ChunkedExecutor, work: Work, asked: Sequence[tuple[Worker, ClientShare]], in_room: int | None
+        self, inner: ChunkedExecutor, work: Work, asked: Sequence[tuple[Worker, ClientShare]], block: Block | None
     ) -> None:
         client_data = self._kept(work.client_data, None, lambda: packed_client_data(work.client_data))
         family = self._kept(work.family, work.family.active_part, lambda: packed_family(work.family))
         job, in_use = packed_work(work, inner), {number for number, _ in self._numbers.values()}
         for worker, share in asked:
-            self._send(worker, TrainShare(job, client_data, family, in_use, share, in_room))
+            self._send(worker, TrainShare(job, client_data, family, in_use, share, block))
 
     def _kept(self, lasting: object, state: Any, packed: Callable[[], Any]) -> int:
         """The number of what the workers have; what is new, or has changed, is sent."""
@@ -131,7 +132,7 @@ class GpuTeam:
         )
 
 
-def _end(workers: list[Worker], room: Room) -> None:
+def _end(workers: list[Worker]) -> None:
     """Ends the processes, which end when their connections are closed."""
     for worker in workers:
         worker.connection.close()
@@ -142,4 +143,3 @@ def _end(workers: list[Worker], room: Room) -> None:
             worker.process.kill()
             worker.process.wait()
     workers.clear()
-    room.close()

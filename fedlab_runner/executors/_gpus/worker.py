@@ -1,6 +1,6 @@
 """A process that trains a share of each cohort on a GPU of its own.
 
-python -m fedlab_runner.executors._gpus.worker <connection> <memory> <process of the run> <device>
+python -m fedlab_runner.executors._gpus.worker <connection> <process of the run> <device>
 """
 
 import pickle
@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedlab_runner.executors._messages import Failed, Keep, Room, receive, send
+from fedlab_runner.executors._blocks import Block
+from fedlab_runner.executors._messages import Failed, Keep, receive, send
 from fedlab_runner.executors._shares import ClientShare, trained, unpacked_family, unpacked_work
 from fedlab_runner.utils.system import die_with_parent
 
@@ -24,17 +25,17 @@ class TrainShare(NamedTuple):
     family: int
     in_use: set[int]
     share: ClientShare
-    in_room: int | None  # K, where the models of the cohort have room in the shared memory
+    block: Block | None  # the models of the cohort in the run's memory
 
 
 class Trained(NamedTuple):
-    """The losses of a share's clients; their models, where the memory does not have them."""
+    """The losses and models of a share's clients."""
 
     losses: Any  # ndarray [k]
-    models: Any  # ndarray [k, D] or None
+    models: Any  # ndarray [k, D]; None: the block has them
 
 
-def serve(connection: Connection, room: Room, device: torch.device) -> None:
+def serve(connection: Connection, device: torch.device) -> None:
     """Trains what is asked for until the connection is closed."""
     kept: dict[int, Any] = {}
     while True:
@@ -47,20 +48,18 @@ def serve(connection: Connection, room: Room, device: torch.device) -> None:
             continue
         kept = {number: thing for number, thing in kept.items() if number in asked.in_use}
         try:
-            send(connection, _trained(asked, kept, room, device))
+            send(connection, _trained(asked, kept, device))
         except Exception as error:
             send(connection, Failed(_pickled(error)))
 
 
-def _trained(asked: TrainShare, kept: dict[int, Any], room: Room, device: torch.device) -> Trained:
+def _trained(asked: TrainShare, kept: dict[int, Any], device: torch.device) -> Trained:
     family = kept[asked.family]
     inner, whole = unpacked_work(asked.job, kept[asked.client_data], family, device)
     y, losses = trained(whole, inner, asked.share)
-    if asked.in_room is None:
+    if asked.block is None or (models := asked.block.models()) is None:
         return Trained(losses.cpu().numpy(), y.cpu().numpy())
-    rows = room.rows(asked.in_room, family.size, family.dtype)
-    assert rows is not None  # the run has made room
-    rows[asked.share.rows] = y.cpu()
+    models[asked.share.rows] = y.cpu()
     return Trained(losses.cpu().numpy(), None)
 
 
@@ -74,13 +73,13 @@ def _pickled(error: Exception) -> bytes:
 
 def main() -> None:
     """Serves a run until it ends."""
-    connection, memory, parent, device = sys.argv[1:]
+    connection, parent, device = sys.argv[1:]
     die_with_parent(int(parent))
     torch.set_num_threads(1)
     if device.startswith("cuda"):
         torch.cuda.set_device(device)
     with suppress(EOFError, OSError):  # the run has ended
-        serve(Connection(int(connection)), Room(int(memory)), torch.device(device))
+        serve(Connection(int(connection)), torch.device(device))
 
 
 if __name__ == "__main__":

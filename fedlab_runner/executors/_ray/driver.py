@@ -2,8 +2,7 @@
 
 Ray kills a driver whose head or node dies. The run itself must survive to write its checkpoint.
 
-    python -m fedlab_runner.executors._ray.driver <connection> <memory> <process of the run> <address or ""> <GPUs of a
-        worker>
+    python -m fedlab_runner.executors._ray.driver <connection> <process of the run> <address or ""> <GPUs of a worker>
 """
 
 import importlib
@@ -17,7 +16,8 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-from fedlab_runner.executors._messages import Failed, Keep, Room, receive, send
+from fedlab_runner.executors._blocks import Block
+from fedlab_runner.executors._messages import Failed, Keep, receive, send
 from fedlab_runner.executors._ray.worker import Round, train_share
 from fedlab_runner.executors._shares import ClientShare
 from fedlab_runner.utils.errors import UserError
@@ -36,7 +36,7 @@ class Train(NamedTuple):
     in_use: set[int]
     shares: list[ClientShare]
     device: str  # of the workers
-    room: tuple[int, int, Any] | None  # rows, columns and type of the models in the shared memory
+    block: Block | None  # the models of the cohort, where this process can write them
 
 
 class Ready(NamedTuple):
@@ -50,7 +50,7 @@ class Done(NamedTuple):
     """The models and mean losses of a share's clients."""
 
     share: int
-    models: Any  # ndarray [k, D]; None: they are in the shared memory
+    models: Any  # ndarray [k, D]; None: the block has them
     losses: Any  # ndarray [k]
 
 
@@ -71,8 +71,8 @@ class Gone(NamedTuple):
 class Driver:
     """Carries out, with Ray, the requests that come over a connection."""
 
-    def __init__(self, ray: Any, connection: Connection, room: Room, num_gpus: float) -> None:
-        self._ray, self._connection, self._room, self._num_gpus = ray, connection, room, num_gpus
+    def __init__(self, ray: Any, connection: Connection, num_gpus: float) -> None:
+        self._ray, self._connection, self._num_gpus = ray, connection, num_gpus
         context = ray.get_runtime_context()
         self._head, self._node = context.gcs_address, context.get_node_id()
         self._kept: dict[int, Any] = {}
@@ -100,9 +100,9 @@ class Driver:
         """Trains a cohort and sends each share's result as it comes; returns the reason if the cluster is lost."""
         ray, errors = self._ray, self._ray.exceptions
         self._kept = {number: ref for number, ref in self._kept.items() if number in asked.in_use}
-        round = Round(ray.put(asked.job), [self._kept[number] for number in asked.lasting])
+        round = Round(ray.put(asked.job), [self._kept[number] for number in asked.lasting], asked.block)
         losses = [0] * len(asked.shares)
-        models = None if asked.room is None else self._room.rows(*asked.room)
+        models = None if asked.block is None else asked.block.models()
         waiting = {self._train.remote(round, share, asked.device): i for i, share in enumerate(asked.shares)}
         while waiting:
             done, _ = ray.wait(list(waiting), timeout=POLL_SECONDS)
@@ -114,9 +114,9 @@ class Driver:
                 i = waiting.pop(ref)
                 try:
                     y, losses_of = ray.get(ref)
-                    if models is not None:
-                        models.numpy()[asked.shares[i].rows] = y
-                    send(self._connection, Done(i, y if models is None else None, losses_of))
+                    if y is not None and models is not None:  # of another machine
+                        models.numpy()[asked.shares[i].rows], y = y, None
+                    send(self._connection, Done(i, y, losses_of))
                 except errors.RayTaskError as error:
                     for other in waiting:
                         ray.cancel(other, force=True)
@@ -166,9 +166,9 @@ def answers(address: str) -> bool:
 
 def main() -> None:
     """Connects to the cluster and serves the run."""
-    descriptor, memory, parent, address, num_gpus = sys.argv[1:]
+    descriptor, parent, address, num_gpus = sys.argv[1:]
     die_with_parent(int(parent))
-    connection, room = Connection(int(descriptor)), Room(int(memory))
+    connection = Connection(int(descriptor))
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray: Any = importlib.import_module("ray")
     # "local", not None, which means the cluster that RAY_ADDRESS names, or the last cluster on this machine.
@@ -183,7 +183,7 @@ def main() -> None:
             send(connection, Gone(str(error).partition("\n")[0]))
             return
         try:
-            Driver(ray, connection, room, float(num_gpus)).run()
+            Driver(ray, connection, float(num_gpus)).run()
         except ray.exceptions.RayError as error:
             send(connection, Gone(str(error).partition("\n")[0]))
 

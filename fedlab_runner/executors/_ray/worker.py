@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from fedlab_runner.executors._blocks import Block
 from fedlab_runner.executors._shares import ClientShare, trained, unpacked_family, unpacked_work
 from fedlab_runner.utils.system import keep_freed_memory
 
@@ -20,10 +21,11 @@ class Round(NamedTuple):
 
     job: Ref  # the inner executor and the Work of no clients, pickled, with references to the lasting objects
     lasting: list[Ref]  # the clients' data, the model family
+    block: Block | None  # the cohort's models in the memory of the run's machine
 
 
-def train_share(round: Round, share: ClientShare, device: str = "cpu") -> tuple[np.ndarray, np.ndarray]:
-    """Trains a share in a worker process: models [k, D] and mean losses [k] of its clients."""
+def train_share(round: Round, share: ClientShare, device: str = "cpu") -> tuple[np.ndarray | None, np.ndarray]:
+    """Trains a share in a worker process: models [k, D], or None if the block has them, and mean losses [k]."""
     torch.set_num_threads(1)
     keep_freed_memory()
     at = torch.device(device)
@@ -33,7 +35,10 @@ def train_share(round: Round, share: ClientShare, device: str = "cpu") -> tuple[
     )
     inner, whole = _received(round.job, lambda content: unpacked_work(content, client_data, family, at))
     y, losses = trained(whole, inner, share)
-    return y.cpu().numpy(), losses.cpu().numpy()
+    if round.block is None or (models := round.block.models()) is None:
+        return y.cpu().numpy(), losses.cpu().numpy()
+    models[share.rows] = y.cpu()
+    return None, losses.cpu().numpy()
 
 
 _kept: OrderedDict[str, Any] = OrderedDict()  # by reference: the objects that this worker process keeps
