@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import hydra
 from hydra._internal.utils import get_args_parser
@@ -25,6 +26,7 @@ from fedlab_runner.config.build import conf_dir, register_resolvers
 from fedlab_runner.config.explain import explain, is_of_run, unwrapped
 from fedlab_runner.sweep import callback, records, states
 from fedlab_runner.sweep.table import show
+from fedlab_runner.tracking.metric_direction import check_direction
 from fedlab_runner.utils import imports, signals, streams, version
 from fedlab_runner.utils.attempt import next_start
 from fedlab_runner.utils.errors import Interrupted, Pruned, UserError
@@ -127,7 +129,13 @@ def _requeued(error: Exception) -> bool:
 def _run(cfg: DictConfig) -> float:
     streams.make_optional()
     hydra_record.write(cfg)
+    of_hydra: Any = HydraConfig.get()
+    check_direction(of_hydra, str(cfg.evaluation.metric))
     with signals.raised():
+        from fedlab_runner.experiment.finished import objective_of_same  # takes longer than --help
+
+        if (objective := objective_of_same(Path(of_hydra.runtime.output_dir), cfg)) is not None:
+            return objective
         with imports.kept():
             from fedlab_runner.experiment.run import run  # imports torch: not for --help, not for shell completion
 

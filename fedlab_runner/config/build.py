@@ -96,6 +96,13 @@ def _where(group: str, name: str, then: Any, otherwise: Any, *, _root_: DictConf
 
 def check(cfg: DictConfig) -> Checked:
     """Resolves and checks a config. Raises UserError where that fails, or for a W&B key or a left interpolation."""
+    errors: list[str] = []
+    nodes = schema.convert_fields(resolved(cfg), _hints(), "", errors)
+    return Checked(nodes, tuple(errors))
+
+
+def resolved(cfg: DictConfig) -> dict[str, Any]:
+    """The values of a config, whose types and ranges are not checked yet. Raises UserError as `check` does."""
     try:
         values: Any = {str(key): _resolved(cfg, str(key)) for key in cfg if key != "hydra"}
     except OmegaConfBaseException as error:
@@ -106,10 +113,8 @@ def check(cfg: DictConfig) -> Checked:
         raise UserError(secrets.redacted(f"{error.full_key or 'the config'}: {line}")) from error
     if found := [*_key_faults(cfg, values), *_escapes(values)]:
         raise UserError("\n".join(found))  # no other faults: their lines show values, maybe the key
-    values = _bounded(values, values.pop("debug", None))
-    errors: list[str] = []
-    nodes = schema.convert_fields(values, _hints(), "", errors)
-    return Checked(nodes, tuple(errors))
+    bounded: dict[str, Any] = _bounded(values, values.pop("debug", None))
+    return bounded
 
 
 def _resolved(cfg: DictConfig, key: str) -> Any:

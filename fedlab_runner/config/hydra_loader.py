@@ -15,6 +15,7 @@ from unittest import mock
 from hydra._internal import defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.object_type import ObjectType
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from fedlab_runner.config import secrets
@@ -53,9 +54,10 @@ class Loader(ConfigLoaderImpl):
         super().__init__(*args, **kwargs)
         self._read: tuple[tuple[str | None, list[str]], Any] | None = None
         self._composed: dict[tuple[str, ...], DictConfig] = {}
+        self._first: tuple[tuple[str | None, list[str]], DictConfig] | None = None
 
     def __getstate__(self) -> dict[str, Any]:  # a launcher sends the loader to other processes with every job
-        return self.__dict__ | {"_read": None, "_composed": {}}
+        return self.__dict__ | {"_read": None, "_composed": {}, "_first": None}
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
         """The config of a job. Hydra composes all jobs before the first one starts, and each job again when it starts:
@@ -69,16 +71,39 @@ class Loader(ConfigLoaderImpl):
         return cfg
 
     def _parse_overrides_and_create_caching_repo(self, config_name: str | None, overrides: list[str]) -> Any:
-        """Hydra composes a command's config twice, and asks for the choices of each group separately. The loader reads
-        the files and folders of one command line once.
+        """Hydra asks for the choices of each group separately. The loader reads the files and folders of one command
+        line once.
         """
         if self._read is None or self._read[0] != (config_name, overrides):
             found = super()._parse_overrides_and_create_caching_repo(config_name, overrides)
             self._read = (config_name, list(overrides)), found
         return self._read[1]
 
-    def load_configuration(self, *args: Any, **kwargs: Any) -> DictConfig:
-        cfg = super().load_configuration(*args, **kwargs)
+    def load_configuration(
+        self,
+        config_name: str | None,
+        overrides: list[str],
+        run_mode: RunMode,
+        from_shell: bool = True,
+        validate_sweep_overrides: bool = True,
+    ) -> DictConfig:
+        """Hydra composes the config of a command first without a look at sweeps, to read `hydra.mode`, and then as that
+        of a run, which is the same: the loader composes it once.
+        """
+        asked = config_name, [*overrides]
+        if run_mode == RunMode.RUN and self._first is not None and self._first[0] == asked:
+            (_, cfg), self._first = self._first, None
+            parsed, _ = self._parse_overrides_and_create_caching_repo(config_name, overrides)
+            self.validate_sweep_overrides_legal(parsed, run_mode, from_shell)
+            return cfg
+        if not validate_sweep_overrides:
+            with contextlib.suppress(Exception):  # choices may be missing that the jobs of a sweep have
+                self._first = asked, self._checked(config_name, overrides, RunMode.RUN, from_shell, False)
+                return self._first[1]
+        return self._checked(config_name, overrides, run_mode, from_shell, validate_sweep_overrides)
+
+    def _checked(self, *asked: Any) -> DictConfig:
+        cfg = super().load_configuration(*asked)
         if found := [*faults(cfg), *ambiguous_choices(cfg)]:
             raise UserError("\n".join(found))
         return cfg
@@ -133,7 +158,8 @@ def ambiguous_choices(cfg: DictConfig) -> Iterator[str]:
     runtime = OmegaConf.select(cfg, "hydra.runtime")
     sources = runtime.config_sources if runtime else ()
     folders = list(dict.fromkeys(Path(each.path).resolve() for each in sources if each.schema == "file"))
-    for group, choice in runtime.choices.items() if len(folders) > 1 else ():
+    choices: Any = OmegaConf.to_container(runtime.choices) if len(folders) > 1 else {}  # `???`: each job has its own
+    for group, choice in choices.items():
         files = [folder / group.partition("@")[0] / f"{choice}.yaml" for folder in folders]
         if len(found := [str(path) for path in files if path.is_file()]) > 1:
             yield f"{group}={choice} is in several places, rename all but one: {', '.join(found)}"

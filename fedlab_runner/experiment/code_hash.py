@@ -29,8 +29,9 @@ class _Source(NamedTuple):
     imports: frozenset[tuple[str, tuple[str, ...]]]  # modules, and the names that it imports from them
 
 
-def code_of(config: Mapping[str, Any]) -> Code:
-    """The modules of all classes that a resolved config names, and of their bases, with digests.
+def code_of(config: Mapping[str, Any], bases: bool = True) -> Code:
+    """The modules of all classes that a resolved config names, and of their bases, with digests. Without `bases` it
+    imports none of them, and misses the module of a base that no module imports by its name.
 
     Modules that these import count too if they belong to the same package or to the user's own files. A digest covers a
     module's statements: comments, docstrings and layout do not matter.
@@ -38,7 +39,9 @@ def code_of(config: Mapping[str, Any]) -> Code:
     targets = set(_targets(config))
     packages = {target.partition(".")[0] for target in targets}
     homes = [path for package in packages - {PACKAGE} for path in _home(package)]
-    ahead = {base.__module__ for target in targets for base in get_class(target).__mro__}
+    ahead = {target.rpartition(".")[0] for target in targets}
+    if bases:
+        ahead |= {base.__module__ for target in targets for base in get_class(target).__mro__}
     found: Code = {}
     while ahead:
         name = ahead.pop()

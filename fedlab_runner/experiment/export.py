@@ -11,7 +11,6 @@ from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.files import write_atomically, write_text_atomically
 
-MODEL_FILE = "model.safetensors"  # in the run's folder
 DESCRIPTION_FILE = "config.json"  # which the library of the architecture reads besides the weights
 
 

@@ -2,13 +2,20 @@
 
 import hashlib
 import logging
+from collections.abc import Mapping
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
-from fedlab_runner.config.components import Components
+from omegaconf import DictConfig
+
+from fedlab_runner.config.build import resolved
+from fedlab_runner.config.run_id import run_id_of, without_volatile
 from fedlab_runner.experiment import provenance
-from fedlab_runner.experiment.code_hash import Code, changed, digest_of_code
-from fedlab_runner.experiment.export import MODEL_FILE
+from fedlab_runner.experiment.code_hash import Code, changed, code_of, digest_of_code
+from fedlab_runner.experiment.files import CONFIG, MODEL_FILE
+from fedlab_runner.experiment.lock import RunLock
 from fedlab_runner.tracking.ending import CURVES
 from fedlab_runner.tracking.jsonl import decode
 from fedlab_runner.tracking.recorder import DIGEST, METRICS, SUMMARY, with_digest, write_summary
@@ -20,13 +27,33 @@ _log = logging.getLogger("fedlab_runner")
 CODE_DIGEST = "code_sha256"  # key of a summary: the digest of the code that computed its numbers
 
 
-def objective_of_finished(folder: Path, name: str, c: Components, code: Code) -> float | None:
-    """The objective after c.rounds rounds, if the folder holds a finished, undamaged run of this config that is at
+def objective_of_same(folder: Path, cfg: DictConfig) -> float | None:
+    """The objective of a finished run of exactly this config and code; None: `objective_of_finished` has to look.
+
+    The config was checked when the run began, so that no class is needed: nothing here imports torch.
+    """
+    try:
+        config = untrusted.read_yaml(folder / CONFIG)
+    except (OSError, untrusted.Unreadable):
+        return None
+    if not _same(resolved(cfg), config):
+        return None
+    faults = OSError, LookupError, TypeError, ValueError, AttributeError  # the check of the config names what is wrong
+    with RunLock(folder), suppress(*faults):
+        fingerprint = without_volatile(config)
+        code = code_of(fingerprint, bases=False)
+        if untrusted.read_json(folder / SUMMARY)[CODE_DIGEST] == digest_of_code(code):
+            return objective_of_finished(folder, run_id_of(fingerprint), config, code)
+    return None
+
+
+def objective_of_finished(folder: Path, name: str, config: Mapping[str, Any], code: Code) -> float | None:
+    """The objective after the config's rounds, if the folder holds a finished, undamaged run of this config that is at
     least as long; else None. Writes a summary again that does not fit the rows.
 
     Raises UserError where other code made the rows, unless `checkpoint.same_code` is false.
     """
-    e = c.evaluation
+    e, logger, rounds = config["evaluation"], config["logger"], config["rounds"]
     try:
         summary = untrusted.read_json(folder / SUMMARY)
         lines = list(islice(untrusted.lines(folder / METRICS), summary["rounds"] + 1))
@@ -37,21 +64,34 @@ def objective_of_finished(folder: Path, name: str, c: Components, code: Code) ->
     complete = len(rows) == summary["rounds"] + 1 and [row["round"] for row in rows] == list(range(len(rows)))
     if summary.get("run_id") != name or not complete:
         return None
-    asked = [folder / MODEL_FILE] * c.logger.save_model + [folder / CURVES] * bool(c.logger.pictures)
-    if len(rows) <= c.rounds or (len(rows) == c.rounds + 1 and not all(path.exists() for path in asked)):
+    asked = [folder / MODEL_FILE] * logger["save_model"] + [folder / CURVES] * bool(logger["pictures"])
+    if len(rows) <= rounds or (len(rows) == rounds + 1 and not all(path.exists() for path in asked)):
         return None  # the run continues from its last checkpoint and writes the missing weights or pictures
-    whole = {"run_id": name, **summarise(rows, e.metric, e.summary, e.last, e.every, summary["rounds"], e.target)}
+    rule = e["metric"], e["summary"], e["last"], e["every"]
+    whole = {"run_id": name, **summarise(rows, *rule, summary["rounds"], e["target"])}
     whole[CODE_DIGEST] = code_digest = _recorded(code_digest, folder, code)
     now = with_digest(whole, hashlib.sha256(b"".join(lines)).hexdigest())
     if rows_digest != now[DIGEST]:
         _log.warning("%s is not as the finished run left it: the run continues from a checkpoint", folder / METRICS)
         return None
     if code_digest != digest_of_code(code):
-        _report_other_code(folder, code_digest, code, c.checkpoint.same_code)
+        _report_other_code(folder, code_digest, code, config["checkpoint"]["same_code"])
     if summary != now:
         _log.info("%s is written again from %s", folder / SUMMARY, METRICS)
         write_summary(folder, now)
-    return float(summarise(rows[: c.rounds + 1], e.metric, e.summary, e.last, e.every, c.rounds)["objective"])
+    objective = float(summarise(rows[: rounds + 1], *rule, rounds)["objective"])
+    judged = f"{e['summary']} of {e['metric']}"
+    _log.info("%s is finished already: %s %.4f; delete %s to run it again", name, judged, objective, folder)
+    return objective
+
+
+def _same(value: Any, other: Any) -> bool:
+    """Whether two plain values are equal; true is not 1."""
+    if isinstance(value, dict) and isinstance(other, dict):
+        return value.keys() == other.keys() and all(_same(each, other[key]) for key, each in value.items())
+    if isinstance(value, list | tuple) and isinstance(other, list | tuple):
+        return len(value) == len(other) and all(map(_same, value, other))
+    return isinstance(value, bool) == isinstance(other, bool) and bool(value == other)
 
 
 def _recorded(code_digest: str, folder: Path, code: Code) -> str:

@@ -20,8 +20,8 @@ from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.torch_rng import own_generators
 from fedlab_runner.datasets.examples import Examples
 from fedlab_runner.executors.loop import Loop
-from fedlab_runner.experiment.artifacts import CONFIG
-from fedlab_runner.experiment.export import MODEL_FILE, read_models, saved_round
+from fedlab_runner.experiment.export import read_models, saved_round
+from fedlab_runner.experiment.files import CONFIG, MODEL_FILE
 from fedlab_runner.experiment.loop import Simulation
 from fedlab_runner.experiment.resuming import STRANGE, understood
 from fedlab_runner.experiment.setup import prepare

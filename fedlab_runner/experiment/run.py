@@ -22,7 +22,6 @@ from fedlab_runner.experiment.loop import Simulation
 from fedlab_runner.experiment.pruner import Pruner
 from fedlab_runner.experiment.setup import Prepared, prepare
 from fedlab_runner.tracking.jsonl import Row
-from fedlab_runner.tracking.metric_direction import check_direction
 from fedlab_runner.tracking.recorder import Recorder
 from fedlab_runner.tracking.summary import summarise
 from fedlab_runner.utils.attempt import Attempt
@@ -46,7 +45,6 @@ class Outcome(NamedTuple):
 def run(cfg: DictConfig) -> float:
     """Runs or continues the experiment in Hydra's run folder, or reads a finished one; returns the objective."""
     hydra: Any = HydraConfig.get()
-    check_direction(hydra, str(cfg.evaluation.metric))
     return run_in(Path(hydra.runtime.output_dir), cfg, provenance.command_of(hydra, cfg))
 
 
@@ -60,10 +58,8 @@ def run_in(folder: Path, cfg: DictConfig, command: str | None = None) -> float:
     components, name = checked.build(), checked.run_id
     with RunLock(folder) as lock:
         code = code_of(checked.fingerprint)
-        finished = objective_of_finished(folder, name, components, code)
+        finished = objective_of_finished(folder, name, checked.values, code)
         if finished is not None:
-            judged = f"{components.evaluation.summary} of {components.evaluation.metric}"
-            _log.info("%s is finished already: %s %.4f; delete %s to run it again", name, judged, finished, folder)
             return finished
         with Attempt(folder, CheckpointStore(folder, components.checkpoint.keep).rounds):
             outcome = _run_locked(folder, lock, name, checked, components, prepare(components, folder), code, command)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import create_config_search_path
+from hydra.errors import ConfigCompositionException
 from hydra.types import RunMode
 
 from fedlab_runner.config import config_files, hydra_loader
@@ -48,6 +49,46 @@ def test_a_job_is_composed_once(composed: list[list[str]]) -> None:
     assert one.load_sweep_config(master, jobs[0]).seed == 0
     other = pickle.loads(pickle.dumps(one))
     assert not other._composed and other._read is None, "no job is sent to other processes with the loader"
+
+
+def test_a_command_is_composed_once(composed: list[list[str]]) -> None:
+    """Hydra asks for its mode first; what the run gets is what Hydra's own loader composes for it."""
+    one, words = loader(), ["seed=7", "algorithm=scaffold"]
+    seen = one.load_configuration("train", words, RunMode.MULTIRUN, validate_sweep_overrides=False)
+    assert seen.hydra.mode is None
+    cfg = one.load_configuration("train", words, RunMode.RUN)
+    assert composed == [words] and cfg is seen
+    assert cfg == ConfigLoaderImpl(create_config_search_path(str(conf_dir()))).load_configuration(
+        "train", words, RunMode.RUN
+    )
+    assert one.load_configuration("train", words, RunMode.RUN) is not cfg, "a third one is its own"
+
+
+def test_a_command_with_several_values_is_refused_as_ever(composed: list[list[str]]) -> None:
+    one, words = loader(), ["seed=1,2"]
+    one.load_configuration("train", words, RunMode.MULTIRUN, validate_sweep_overrides=False)
+    with pytest.raises(ConfigCompositionException, match=r"Ambiguous value for argument 'seed=1,2'"):
+        one.load_configuration("train", words, RunMode.RUN)
+
+
+def test_choices_that_only_the_jobs_of_a_sweep_have(tmp_path: Path) -> None:
+    """`hydra.mode` is found although a choice is missing, and so are the jobs' configs."""
+    (tmp_path / "own.yaml").write_text(
+        "defaults:\n  - train\n  - delay@late: ???\n  - _self_\nhydra:\n  mode: MULTIRUN\n"
+    )
+    path = create_config_search_path(str(conf_dir()))
+    path.prepend("test", f"file://{tmp_path}")
+    config_files.register()
+    one = Loader(path)
+    cfg = one.load_configuration("own", [], RunMode.MULTIRUN, validate_sweep_overrides=False)
+    assert cfg.hydra.mode == RunMode.MULTIRUN
+    master = one.load_configuration("own", [], RunMode.MULTIRUN)
+    assert (
+        one.load_sweep_config(master, ["delay@late=none"]).late
+        == one.load_sweep_config(master, ["delay@late=none", "delay=none"]).delay
+    )
+    with pytest.raises(ConfigCompositionException, match="You must specify 'delay@late'"):
+        one.load_configuration("own", [], RunMode.RUN)
 
 
 def test_choices_are_gathered_for_a_file_whose_defaults_hold_an_interpolation(

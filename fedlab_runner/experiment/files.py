@@ -1,0 +1,4 @@
+"""The names of files in a run's folder."""
+
+CONFIG = "config.yaml"
+MODEL_FILE = "model.safetensors"

@@ -1,0 +1,96 @@
+"""A finished run whose command is given again is read before torch is imported, or else looked at in full."""
+
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from omegaconf import OmegaConf
+
+from fedlab_runner.experiment.finished import objective_of_same
+from fedlab_runner.experiment.lock import RunLock
+from fedlab_runner.experiment.run import run_in
+from fedlab_runner.utils.errors import UserError
+from tests.helpers.composed import composed
+from tests.helpers.paths import ROOT
+
+WORDS = ("rounds=2", "evaluation.every=1")
+AGAIN = """
+import sys
+from fedlab_runner import train
+
+sys.argv[0] = "fedlab"
+code = train.main()
+assert "torch" not in sys.modules
+sys.exit(code)
+"""
+
+
+def change(folder: Path, name: str, **values: Any) -> None:
+    """Sets top-level values of a YAML or JSON file."""
+    path = folder / name
+    kept = yaml.safe_load(path.read_text()) | values
+    path.write_text(json.dumps(kept))
+
+
+def test_the_same_command_reads_a_finished_run_without_torch(tmp_path: Path) -> None:
+    words = [*WORDS, "logger=none", "device=cpu", "local.lr=1e-3", f"hydra.run.dir={tmp_path}/run"]
+    first = subprocess.run([sys.executable, "-m", "fedlab_runner", *words], cwd=ROOT, capture_output=True, text=True)
+    assert not first.returncode, first.stderr
+    again = subprocess.run([sys.executable, "-c", AGAIN, *words], cwd=ROOT, capture_output=True, text=True)
+    assert not again.returncode, again.stderr
+    assert "is finished already: best_of_last of test/accuracy 0." in again.stdout + again.stderr
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedcda", "dfml"])
+def test_it_is_what_the_run_gave(tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    cfg = composed(*WORDS, f"algorithm={name}")
+    first = run_in(tmp_path, cfg)
+    with caplog.at_level(logging.INFO):
+        assert objective_of_same(tmp_path, cfg) == first and "finished already" in caplog.text
+
+
+def nothing(folder: Path) -> None:
+    """Leaves a run as it is."""
+
+
+OTHERS: dict[str, tuple[Callable[[Path], object], dict[str, Any]]] = {
+    "fewer rounds": (nothing, {"rounds": 1}),
+    "another value": (nothing, {"local.lr": 0.01}),
+    "a value of another type": (nothing, {"seed": False}),
+    "a file that is gone": (lambda folder: (folder / "config.yaml").unlink(), {}),
+    "a file that is no YAML": (lambda folder: (folder / "config.yaml").write_text("a: [\x00"), {}),
+    "a file that is no config": (lambda folder: (folder / "config.yaml").write_text("7"), {}),
+    "other code": (lambda folder: change(folder, "summary.json", code_sha256="0" * 16), {}),
+    "no summary": (lambda folder: (folder / "summary.json").unlink(), {}),
+    "a damaged summary": (lambda folder: (folder / "summary.json").write_text("[]"), {}),
+    "changed rows": (lambda folder: (folder / "metrics.jsonl").write_text('{"round": 0}\n' * 3), {}),
+    "rounds that are no number": (lambda folder: change(folder, "config.yaml", rounds="many"), {"rounds": "many"}),
+    "a class that is none": (
+        lambda folder: change(folder, "config.yaml", algorithm={"_target_": 5}),
+        {"algorithm": {"_target_": 5}},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_anything_else_is_looked_at_in_full(tmp_path: Path, case: str) -> None:
+    run_in(tmp_path, composed(*WORDS))
+    disturb, values = OTHERS[case]
+    disturb(tmp_path)
+    cfg = composed(*WORDS)
+    for key, value in values.items():
+        OmegaConf.update(cfg, key, value, merge=False)
+    assert objective_of_same(tmp_path, cfg) is None
+
+
+def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
+    cfg = composed(*WORDS)
+    run_in(tmp_path, cfg)
+    with RunLock(tmp_path), pytest.raises(UserError, match=r"is in use by process \d+ on"):
+        objective_of_same(tmp_path, cfg)
