@@ -88,7 +88,8 @@ class Ray:
         if work.family.device.type != "cpu" and not self.num_gpus:
             raise UserError(f"executor=ray needs device=cpu or executor.num_gpus, got {work.family.device}")
         if not len(work.ids):
-            return (y := new_models(work)), y.new_zeros(0)
+            none = new_models(work)
+            return none, none.new_zeros(0)
         try:
             return self._session.train(work, self.inner)
         except BaseException:
