@@ -1,4 +1,4 @@
 """The names of files in a run's folder."""
 
-CONFIG = "config.yaml"
-MODEL_FILE = "model.safetensors"
+CONFIG = "config.yaml"  # the resolved config
+MODEL_FILE = "model.safetensors"  # the final weights
