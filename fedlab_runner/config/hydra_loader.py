@@ -15,6 +15,7 @@ from unittest import mock
 from hydra._internal import defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.object_type import ObjectType
+from hydra.errors import ConfigCompositionException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
@@ -97,9 +98,12 @@ class Loader(ConfigLoaderImpl):
             self.validate_sweep_overrides_legal(parsed, run_mode, from_shell)
             return cfg
         if not validate_sweep_overrides:
-            with contextlib.suppress(Exception):  # choices may be missing that the jobs of a sweep have
+            try:
                 self._first = asked, self._checked(config_name, overrides, RunMode.RUN, from_shell, False)
                 return self._first[1]
+            except ConfigCompositionException as error:  # choices may be missing that the jobs of a sweep have
+                if "You must specify" not in str(error):
+                    raise
         return self._checked(config_name, overrides, run_mode, from_shell, validate_sweep_overrides)
 
     def _checked(self, *asked: Any) -> DictConfig:

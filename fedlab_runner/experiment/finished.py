@@ -43,13 +43,15 @@ def objective_of_same(folder: Path, cfg: DictConfig) -> float | None:
         fingerprint = without_volatile(config)
         code = code_of(fingerprint, bases=False)
         if untrusted.read_json(folder / SUMMARY)[CODE_DIGEST] == digest_of_code(code):
-            return objective_of_finished(folder, run_id_of(fingerprint), config, code)
+            return objective_of_finished(folder, run_id_of(fingerprint), config, code, logging.DEBUG)
     return None
 
 
-def objective_of_finished(folder: Path, name: str, config: Mapping[str, Any], code: Code) -> float | None:
+def objective_of_finished(
+    folder: Path, name: str, config: Mapping[str, Any], code: Code, level: int = logging.WARNING
+) -> float | None:
     """The objective after the config's rounds, if the folder holds a finished, undamaged run of this config that is at
-    least as long; else None. Writes a summary again that does not fit the rows.
+    least as long; else None. Writes a summary again that does not fit the rows, and logs damage with this level.
 
     Raises UserError where other code made the rows, unless `checkpoint.same_code` is false.
     """
@@ -72,7 +74,7 @@ def objective_of_finished(folder: Path, name: str, config: Mapping[str, Any], co
     whole[CODE_DIGEST] = code_digest = _recorded(code_digest, folder, code)
     now = with_digest(whole, hashlib.sha256(b"".join(lines)).hexdigest())
     if rows_digest != now[DIGEST]:
-        _log.warning("%s is not as the finished run left it: the run continues from a checkpoint", folder / METRICS)
+        _log.log(level, "%s is not as the finished run left it: the run continues from a checkpoint", folder / METRICS)
         return None
     if code_digest != digest_of_code(code):
         _report_other_code(folder, code_digest, code, config["checkpoint"]["same_code"])

@@ -79,14 +79,16 @@ OTHERS: dict[str, tuple[Callable[[Path], object], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", OTHERS)
-def test_anything_else_is_looked_at_in_full(tmp_path: Path, case: str) -> None:
+def test_anything_else_is_looked_at_in_full(tmp_path: Path, case: str, caplog: pytest.LogCaptureFixture) -> None:
+    """And the look in full tells of it, once."""
     run_in(tmp_path, composed(*WORDS))
     disturb, values = OTHERS[case]
     disturb(tmp_path)
     cfg = composed(*WORDS)
     for key, value in values.items():
         OmegaConf.update(cfg, key, value, merge=False)
-    assert objective_of_same(tmp_path, cfg) is None
+    caplog.clear()
+    assert objective_of_same(tmp_path, cfg) is None and not caplog.records
 
 
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
