@@ -17,6 +17,7 @@ from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseExce
 from omegaconf.resolvers import oc
 
 from fedlab_runner.config import faults, schema, secrets
+from fedlab_runner.config.recorded import same_config
 from fedlab_runner.config.run_id import run_id_of, without_volatile
 from fedlab_runner.tracking.metric_direction import direction_of
 from fedlab_runner.utils.digest import digest
@@ -212,6 +213,8 @@ def _without_hydra(cfg: DictConfig) -> DictConfig:
 def _resolve_run_id(*, _root_: DictConfig) -> str:
     """`${run_id:}`. A faulty config raises, so that no folder is made; in a sweep other jobs continue."""
     try:
+        if (name := _recorded(_root_)) is not None:
+            return name
         checked = check(_root_)
         checked.build()
         return checked.run_id
@@ -219,6 +222,23 @@ def _resolve_run_id(*, _root_: DictConfig) -> str:
         if OmegaConf.select(_root_, "hydra.mode") != RunMode.MULTIRUN:
             raise
         return f"invalid-{digest(OmegaConf.to_container(_without_hydra(_root_)))}"
+
+
+def _recorded(cfg: DictConfig) -> str | None:
+    """The id of a run whose folder exists and has this config: it was checked before, so that torch is not imported.
+
+    None where the config has to be checked.
+    """
+    hydra: Any = OmegaConf.to_container(cfg.hydra, resolve=False)
+    run, sweep = hydra.get("run", {}), hydra.get("sweep", {})
+    several = OmegaConf.select(cfg, "hydra.mode") == RunMode.MULTIRUN
+    folder = f"{sweep.get('dir')}/{sweep.get('subdir')}" if several else str(run.get("dir"))
+    values = resolved(cfg)
+    try:
+        name = run_id_of(without_volatile(values))
+    except (LookupError, TypeError, ValueError, AttributeError):  # the check names what is wrong
+        return None
+    return name if same_config(Path(folder.replace("${run_id:}", name)), values) else None
 
 
 def _resolve_env(key: str, *default: Any) -> Any:

@@ -12,7 +12,6 @@ from fedlab_runner.evaluation.evaluator import CLASS_PREFIX
 from fedlab_runner.evaluation.matrix import CellScores
 from fedlab_runner.experiment import provenance
 from fedlab_runner.experiment.export import save_description, save_models
-from fedlab_runner.experiment.files import CONFIG, MODEL_FILE
 from fedlab_runner.experiment.setup import Prepared
 from fedlab_runner.models.base import Architecture
 from fedlab_runner.plots.blocks import block_table, plot_blocks
@@ -24,6 +23,7 @@ from fedlab_runner.plots.topology import plot_topology
 from fedlab_runner.tracking.jsonl import Row
 from fedlab_runner.tracking.recorder import Recorder
 from fedlab_runner.utils.files import write_text_atomically
+from fedlab_runner.utils.run_files import CONFIG, MODEL_FILE
 
 _log = logging.getLogger("fedlab_runner")
 LOGGED_CLIENTS = 1000  # rows of the partition table that go to W&B at most

@@ -11,10 +11,10 @@ from typing import Any
 from omegaconf import DictConfig
 
 from fedlab_runner.config.build import resolved
+from fedlab_runner.config.recorded import same_config
 from fedlab_runner.config.run_id import run_id_of, without_volatile
 from fedlab_runner.experiment import provenance
 from fedlab_runner.experiment.code_hash import Code, changed, code_of, digest_of_code
-from fedlab_runner.experiment.files import CONFIG, MODEL_FILE
 from fedlab_runner.experiment.lock import RunLock
 from fedlab_runner.tracking.ending import CURVES
 from fedlab_runner.tracking.jsonl import decode
@@ -22,6 +22,7 @@ from fedlab_runner.tracking.recorder import DIGEST, METRICS, SUMMARY, with_diges
 from fedlab_runner.tracking.summary import summarise
 from fedlab_runner.utils import untrusted
 from fedlab_runner.utils.errors import UserError
+from fedlab_runner.utils.run_files import MODEL_FILE
 
 _log = logging.getLogger("fedlab_runner")
 CODE_DIGEST = "code_sha256"  # key of a summary: the digest of the code that computed its numbers
@@ -32,11 +33,7 @@ def objective_of_same(folder: Path, cfg: DictConfig) -> float | None:
 
     The config was checked when the run began, so that no class is needed: nothing here imports torch.
     """
-    try:
-        config = untrusted.read_yaml(folder / CONFIG)
-    except (OSError, untrusted.Unreadable):
-        return None
-    if not _same(resolved(cfg), config):
+    if (config := same_config(folder, resolved(cfg))) is None:
         return None
     faults = OSError, LookupError, TypeError, ValueError, AttributeError  # the check of the config names what is wrong
     with RunLock(folder), suppress(*faults):
@@ -85,15 +82,6 @@ def objective_of_finished(
     judged = f"{e['summary']} of {e['metric']}"
     _log.info("%s is finished already: %s %.4f; delete %s to run it again", name, judged, objective, folder)
     return objective
-
-
-def _same(value: Any, other: Any) -> bool:
-    """Whether two plain values are equal; true is not 1."""
-    if isinstance(value, dict) and isinstance(other, dict):
-        return value.keys() == other.keys() and all(_same(each, other[key]) for key, each in value.items())
-    if isinstance(value, list | tuple) and isinstance(other, list | tuple):
-        return len(value) == len(other) and all(map(_same, value, other))
-    return isinstance(value, bool) == isinstance(other, bool) and bool(value == other)
 
 
 def _recorded(code_digest: str, folder: Path, code: Code) -> str:

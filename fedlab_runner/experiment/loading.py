@@ -21,7 +21,6 @@ from fedlab_runner.core.torch_rng import own_generators
 from fedlab_runner.datasets.examples import Examples
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.experiment.export import read_models, saved_round
-from fedlab_runner.experiment.files import CONFIG, MODEL_FILE
 from fedlab_runner.experiment.loop import Simulation
 from fedlab_runner.experiment.resuming import STRANGE, understood
 from fedlab_runner.experiment.setup import prepare
@@ -29,6 +28,7 @@ from fedlab_runner.tracking.jsonl import Row, decode
 from fedlab_runner.tracking.recorder import METRICS
 from fedlab_runner.utils import untrusted
 from fedlab_runner.utils.errors import RunFailed, UserError
+from fedlab_runner.utils.run_files import CONFIG, MODEL_FILE
 
 _log = logging.getLogger("fedlab_runner")
 R = TypeVar("R")

@@ -24,13 +24,14 @@ from fedlab_runner.utils.counting import count_of
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.escaping import visible
 from fedlab_runner.utils.files import write_atomically
+from fedlab_runner.utils.run_files import CONFIG
 from fedlab_runner.utils.version import __version__
 
 FORMAT = 1  # version of the bundle's format
 OUTPUTS, SWEEPS, TABLES = "outputs", "sweeps", "tables"  # folders of a bundle; sweeps lie in outputs
 ABOUT, MANIFEST, CRATE = "bundle.json", "manifest-sha256.txt", "ro-crate-metadata.json"
 README, REQUIREMENTS = "README.md", "requirements.txt"
-CONFIG, COMPOSED, CHOICES = "config.yaml", ".hydra/config.yaml", ".hydra/hydra.yaml"
+COMPOSED, CHOICES = ".hydra/config.yaml", ".hydra/hydra.yaml"
 # The files of a run, with their descriptions.
 RUN_FILES = {
     CONFIG: "the resolved config of the run",

@@ -17,9 +17,9 @@ from fedlab_runner.config import secrets
 from fedlab_runner.config.build import Checked, check, conf_dir
 from fedlab_runner.config.faults import MAX_THREADS
 from fedlab_runner.config.run_id import VOLATILE
-from fedlab_runner.report import bundle
 from fedlab_runner.utils import untrusted
 from fedlab_runner.utils.errors import UserError
+from fedlab_runner.utils.run_files import CONFIG
 
 EXECUTORS = "fedlab_runner.executors"  # the package whose executors a bundle may name
 # The keys of VOLATILE, by who sets them.
@@ -32,20 +32,20 @@ assert {*_HERE, *_COMPUTED, *_DATA, *_KEPT} == {*VOLATILE}, "each key that is no
 
 def read(folder: Path) -> dict[str, Any]:
     """The config in the folder of a bundle's run. Raises UserError unless it is a resolved config."""
-    path = folder / bundle.CONFIG
+    path = folder / CONFIG
     try:
         values = untrusted.read_yaml(path)
     except FileNotFoundError:
-        raise UserError(f"it has no {bundle.CONFIG}: the run had not begun") from None
+        raise UserError(f"it has no {CONFIG}: the run had not begun") from None
     except untrusted.Unreadable as fault:
-        raise UserError(f"{bundle.CONFIG} {fault}") from None
+        raise UserError(f"{CONFIG} {fault}") from None
     if not isinstance(values, dict):
-        raise UserError(f"{bundle.CONFIG} holds no config")
+        raise UserError(f"{CONFIG} holds no config")
     if "hydra" in values:
-        raise UserError(f"{bundle.CONFIG} holds settings of Hydra, which no run writes there")
+        raise UserError(f"{CONFIG} holds settings of Hydra, which no run writes there")
     # An interpolation could carry this machine's environment into numbers and files.
     if found := next((name for name, value in secrets.leaves(values, "") if "${" in f"{name}{value}"), None):
-        raise UserError(f"{bundle.CONFIG}: {found} holds an interpolation, which no run writes there")
+        raise UserError(f"{CONFIG}: {found} holds an interpolation, which no run writes there")
     return values
 
 
@@ -56,7 +56,7 @@ def checked(values: Mapping[str, Any]) -> Checked:
     except UserError:
         raise
     except Exception as error:  # a named module may need an extra, and a stranger's values may be odd
-        raise UserError(f"{bundle.CONFIG}: {error!r}") from error
+        raise UserError(f"{CONFIG}: {error!r}") from error
     if result.errors:
         raise UserError("; ".join(result.errors[:3]))
     return result

@@ -17,7 +17,6 @@ from fedlab_runner.experiment.lock import RunLock
 from fedlab_runner.experiment.run import run_in
 from fedlab_runner.utils.errors import UserError
 from tests.helpers.composed import composed
-from tests.helpers.paths import ROOT
 
 WORDS = ("rounds=2", "evaluation.every=1")
 AGAIN = """
@@ -38,13 +37,18 @@ def change(folder: Path, name: str, **values: Any) -> None:
     path.write_text(json.dumps(kept))
 
 
-def test_the_same_command_reads_a_finished_run_without_torch(tmp_path: Path) -> None:
-    words = [*WORDS, "logger=none", "device=cpu", "local.lr=1e-3", f"hydra.run.dir={tmp_path}/run"]
-    first = subprocess.run([sys.executable, "-m", "fedlab_runner", *words], cwd=ROOT, capture_output=True, text=True)
-    assert not first.returncode, first.stderr
-    again = subprocess.run([sys.executable, "-c", AGAIN, *words], cwd=ROOT, capture_output=True, text=True)
-    assert not again.returncode, again.stderr
-    assert "is finished already: best_of_last of test/accuracy 0." in again.stdout + again.stderr
+def test_a_finished_run_is_read_without_torch(tmp_path: Path) -> None:
+    """By the same command and by a sweep that has it as a job."""
+    words = [*WORDS, "logger=none", "logger.pictures=false", "device=cpu", "local.lr=1e-3"]
+
+    def ended(*command: str) -> str:
+        done = subprocess.run([sys.executable, *command, *words], cwd=tmp_path, capture_output=True, text=True)
+        assert not done.returncode, done.stderr
+        return done.stdout
+
+    ended("-m", "fedlab_runner")
+    assert "is finished already: best_of_last of test/accuracy 0." in ended("-c", AGAIN)
+    assert "job 1/1 finished before: " in ended("-c", AGAIN, "-m")
 
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedcda", "dfml"])

@@ -10,10 +10,10 @@ from torch.utils.data import DataLoader
 
 from fedlab_runner import load
 from fedlab_runner.experiment.export import save_models
-from fedlab_runner.experiment.files import MODEL_FILE
 from fedlab_runner.experiment.loading import Loaded
 from fedlab_runner.experiment.run import run_in, run_whole
 from fedlab_runner.utils.errors import UserError
+from fedlab_runner.utils.run_files import MODEL_FILE
 from tests.helpers import pictures
 from tests.helpers.composed import composed
 
