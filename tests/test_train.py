@@ -8,10 +8,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.utils import create_config_search_path
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import MissingConfigException
-from omegaconf import DictConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
 
 from fedlab_runner import train
 from fedlab_runner.config import build, listing
@@ -48,6 +53,28 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[DictConfig]
 
 def folders() -> list[str]:
     return sorted(path.name for path in Path("outputs").glob("*") if path.is_dir())
+
+
+def test_hydra_composes_a_command_once(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the config is the one that Hydra's own loader would compose."""
+    asked: list[list[str]] = []
+    real, words = ConfigLoaderImpl.load_configuration, ("seed=7", "algorithm=scaffold")
+
+    def counted(self: Any, name: str | None, overrides: list[str], *args: Any) -> DictConfig:
+        asked.append([*overrides])
+        return real(self, name, overrides, *args)
+
+    def same(cfg: DictConfig) -> float:
+        loader = ConfigLoaderImpl(create_config_search_path(str(build.conf_dir())))
+        fresh: Any = OmegaConf.to_container(real(loader, "train", [*words, "hydra.mode=RUN"], RunMode.RUN))
+        hydra: Any = OmegaConf.to_container(OmegaConf.structured(HydraConfig.get()))
+        hydra["runtime"]["output_dir"] = "???"
+        assert {**dict(OmegaConf.to_container(cfg)), "hydra": hydra} == fresh  # type: ignore[arg-type]
+        return 0.0
+
+    monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", counted)
+    monkeypatch.setattr(train, "_run", same)
+    assert command(*words) == (0, "") and asked == [[*words]]
 
 
 # The parts that must stay light.

@@ -88,23 +88,36 @@ class Loader(ConfigLoaderImpl):
         from_shell: bool = True,
         validate_sweep_overrides: bool = True,
     ) -> DictConfig:
-        """Hydra composes the config of a command first without a look at sweeps, to read `hydra.mode`, and then as that
-        of a run, which is the same: the loader composes it once.
+        """Hydra composes the config of a command first without a look at sweeps, to read `hydra.mode`. Then it composes
+        the same config with the mode among the overrides: the loader adds the mode to the first one.
         """
-        asked = config_name, [*overrides]
-        if run_mode == RunMode.RUN and self._first is not None and self._first[0] == asked:
-            (_, cfg), self._first = self._first, None
+        if validate_sweep_overrides and (cfg := self._take_first(config_name, overrides, run_mode)) is not None:
             parsed, _ = self._parse_overrides_and_create_caching_repo(config_name, overrides)
             self.validate_sweep_overrides_legal(parsed, run_mode, from_shell)
             return cfg
         if not validate_sweep_overrides:
             try:
-                self._first = asked, self._checked(config_name, overrides, RunMode.RUN, from_shell, False)
-                return self._first[1]
+                cfg = self._checked(config_name, overrides, RunMode.RUN, from_shell, False)
+                self._first = (config_name, [*overrides]), cfg
+                return cfg
             except ConfigCompositionException as error:  # choices may be missing that the jobs of a sweep have
                 if "You must specify" not in str(error):
                     raise
         return self._checked(config_name, overrides, run_mode, from_shell, validate_sweep_overrides)
+
+    def _take_first(self, config_name: str | None, overrides: list[str], run_mode: RunMode) -> DictConfig | None:
+        """The config that was composed first, with its mode; None where this command is another one."""
+        if self._first is None:
+            return None
+        (name, words), cfg = self._first
+        mode = f"hydra.mode={run_mode.name}"
+        if name != config_name or overrides not in (words, [*words, mode]):
+            return None
+        self._first = None
+        if overrides != words:
+            cfg.hydra.mode = run_mode
+            cfg.hydra.overrides.hydra.append(mode)
+        return cfg
 
     def _checked(self, *asked: Any) -> DictConfig:
         cfg = super().load_configuration(*asked)

@@ -51,24 +51,31 @@ def test_a_job_is_composed_once(composed: list[list[str]]) -> None:
     assert not other._composed and other._read is None, "no job is sent to other processes with the loader"
 
 
-def test_a_command_is_composed_once(composed: list[list[str]]) -> None:
-    """Hydra asks for its mode first; what the run gets is what Hydra's own loader composes for it."""
-    one, words = loader(), ["seed=7", "algorithm=scaffold"]
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [
+        (RunMode.RUN, ["seed=7", "algorithm=scaffold"]),
+        (RunMode.MULTIRUN, ["seed=7,8", "algorithm=scaffold,fedavg", "experiment=feddle/table7"]),
+    ],
+)
+def test_a_command_is_composed_once(composed: list[list[str]], mode: RunMode, words: list[str]) -> None:
+    """Hydra asks for its mode first; what the run or the sweep gets is what Hydra's own loader composes for it."""
+    one = loader()
     seen = one.load_configuration("train", words, RunMode.MULTIRUN, validate_sweep_overrides=False)
     assert seen.hydra.mode is None
-    cfg = one.load_configuration("train", words, RunMode.RUN)
+    with_mode = [*words, f"hydra.mode={mode.name}"]
+    cfg = one.load_configuration("train", with_mode, mode)
     assert composed == [words] and cfg is seen
-    assert cfg == ConfigLoaderImpl(create_config_search_path(str(conf_dir()))).load_configuration(
-        "train", words, RunMode.RUN
-    )
-    assert one.load_configuration("train", words, RunMode.RUN) is not cfg, "a third one is its own"
+    own = ConfigLoaderImpl(create_config_search_path(str(conf_dir()))).load_configuration("train", with_mode, mode)
+    assert cfg == own
+    assert one.load_configuration("train", with_mode, mode) is not cfg, "a third one is its own"
 
 
 def test_a_command_with_several_values_is_refused_as_ever(composed: list[list[str]]) -> None:
     one, words = loader(), ["seed=1,2"]
     one.load_configuration("train", words, RunMode.MULTIRUN, validate_sweep_overrides=False)
     with pytest.raises(ConfigCompositionException, match=r"Ambiguous value for argument 'seed=1,2'"):
-        one.load_configuration("train", words, RunMode.RUN)
+        one.load_configuration("train", [*words, "hydra.mode=RUN"], RunMode.RUN)
 
 
 def test_choices_that_only_the_jobs_of_a_sweep_have(tmp_path: Path) -> None:
@@ -88,7 +95,7 @@ def test_choices_that_only_the_jobs_of_a_sweep_have(tmp_path: Path) -> None:
         == one.load_sweep_config(master, ["delay@late=none", "delay=none"]).delay
     )
     with pytest.raises(ConfigCompositionException, match="You must specify 'delay@late'"):
-        one.load_configuration("own", [], RunMode.RUN)
+        one.load_configuration("own", ["hydra.mode=RUN"], RunMode.RUN)
 
 
 def test_choices_are_gathered_for_a_file_whose_defaults_hold_an_interpolation(
