@@ -26,6 +26,8 @@ from fedlab_runner.utils.errors import UserError
 if TYPE_CHECKING:  # imports torch: not for --help, not for shell completion
     from fedlab_runner.config.components import Components
 
+RUN_ID = "${run_id:}"  # in the names of folders
+
 
 @dataclass(frozen=True)
 class Checked:
@@ -97,8 +99,12 @@ def _where(group: str, name: str, then: Any, otherwise: Any, *, _root_: DictConf
 
 def check(cfg: DictConfig) -> Checked:
     """Resolves and checks a config. Raises UserError where that fails, or for a W&B key or a left interpolation."""
+    return _checked(resolved(cfg))
+
+
+def _checked(values: dict[str, Any]) -> Checked:
     errors: list[str] = []
-    nodes = schema.convert_fields(resolved(cfg), _hints(), "", errors)
+    nodes = schema.convert_fields(values, _hints(), "", errors)
     return Checked(nodes, tuple(errors))
 
 
@@ -213,9 +219,10 @@ def _without_hydra(cfg: DictConfig) -> DictConfig:
 def _resolve_run_id(*, _root_: DictConfig) -> str:
     """`${run_id:}`. A faulty config raises, so that no folder is made; in a sweep other jobs continue."""
     try:
-        if (name := _recorded(_root_)) is not None:
+        values = resolved(_root_)
+        if (name := _recorded(_root_, values)) is not None:
             return name
-        checked = check(_root_)
+        checked = _checked(values)
         checked.build()
         return checked.run_id
     except UserError:
@@ -224,8 +231,8 @@ def _resolve_run_id(*, _root_: DictConfig) -> str:
         return f"invalid-{digest(OmegaConf.to_container(_without_hydra(_root_)))}"
 
 
-def _recorded(cfg: DictConfig) -> str | None:
-    """The id of a run whose folder exists and has this config: it was checked before, so that torch is not imported.
+def _recorded(cfg: DictConfig, values: dict[str, Any]) -> str | None:
+    """The id of a run whose folder has a config of these values: it was checked before, so that torch is not imported.
 
     None where the config has to be checked.
     """
@@ -233,12 +240,11 @@ def _recorded(cfg: DictConfig) -> str | None:
     run, sweep = hydra.get("run", {}), hydra.get("sweep", {})
     several = OmegaConf.select(cfg, "hydra.mode") == RunMode.MULTIRUN
     folder = f"{sweep.get('dir')}/{sweep.get('subdir')}" if several else str(run.get("dir"))
-    values = resolved(cfg)
     try:
         name = run_id_of(without_volatile(values))
     except (LookupError, TypeError, ValueError, AttributeError):  # the check names what is wrong
         return None
-    return name if same_config(Path(folder.replace("${run_id:}", name)), values) else None
+    return name if same_config(Path(folder.replace(RUN_ID, name)), values) else None
 
 
 def _resolve_env(key: str, *default: Any) -> Any:

@@ -8,13 +8,13 @@ import subprocess
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import get_original_cwd
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 
-from fedlab_runner.config.build import conf_dir
+from fedlab_runner.config.build import RUN_ID, conf_dir
 from fedlab_runner.experiment.code_hash import Code, own_folders
 from fedlab_runner.utils.files import append_line
 from fedlab_runner.utils.system import processor
@@ -49,8 +49,10 @@ def codes(folder: Path) -> list[Code]:
     return found
 
 
-def command_of(hydra: DictConfig, cfg: DictConfig) -> str:
-    """The command that starts Hydra's run, or a job of a sweep by itself, from the folder where the user typed it."""
+def command_of(hydra: DictConfig, name: str) -> str:
+    """The command that starts Hydra's run of this id, or a job of a sweep by itself, from the folder where the user
+    typed it.
+    """
     parts = ["fedlab"]
     for source in hydra.runtime.config_sources:
         if source.provider == "main" and Path(source.path) != conf_dir():
@@ -61,18 +63,12 @@ def command_of(hydra: DictConfig, cfg: DictConfig) -> str:
         parts += ["--config-name", hydra.job.config_name]
     parts += [each for each in hydra.overrides.hydra if not each.startswith("hydra.mode=")]
     place, cwd = Path(hydra.runtime.output_dir), Path(hydra.runtime.cwd)
-    if cwd / _folder_alone(hydra, cfg) != place:
-        name = str(place.relative_to(cwd) if place.is_relative_to(cwd) else place)
+    alone: Any = OmegaConf.to_container(hydra.run, resolve=False)
+    if cwd / str(alone["dir"]).replace(RUN_ID, name) != place:
+        folder = str(place.relative_to(cwd) if place.is_relative_to(cwd) else place)
         parts = [each for each in parts if not each.startswith("hydra.run.dir=")]
-        parts.append("hydra.run.dir=" + (name if re.fullmatch(r"[\w./-]+", name) else _quoted(name)))
+        parts.append("hydra.run.dir=" + (folder if re.fullmatch(r"[\w./-]+", folder) else _quoted(folder)))
     return shlex.join([*parts, *hydra.overrides.task])
-
-
-def _folder_alone(hydra: DictConfig, cfg: DictConfig) -> str:
-    """The folder that the run would have outside of a sweep."""
-    with open_dict(whole := cfg.copy()):
-        whole.hydra = {"run": OmegaConf.to_container(hydra.run, resolve=False)}
-    return str(whole.hydra.run.dir)
 
 
 def _quoted(text: str) -> str:

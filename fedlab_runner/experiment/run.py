@@ -1,6 +1,7 @@
 """Runs one experiment, from a composed config to its objective; continues a stopped run and reads a finished one."""
 
 import logging
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,14 +46,14 @@ class Outcome(NamedTuple):
 def run(cfg: DictConfig) -> float:
     """Runs or continues the experiment in Hydra's run folder, or reads a finished one; returns the objective."""
     hydra: Any = HydraConfig.get()
-    return run_in(Path(hydra.runtime.output_dir), cfg, provenance.command_of(hydra, cfg))
+    return run_in(Path(hydra.runtime.output_dir), cfg, partial(provenance.command_of, hydra))
 
 
-def run_in(folder: Path, cfg: DictConfig, command: str | None = None) -> float:
+def run_in(folder: Path, cfg: DictConfig, command_of: Callable[[str], str] | None = None) -> float:
     """Runs or continues the experiment in a folder, or reads a finished one; returns the objective.
 
-    The folder gets a note of `command`, a command line that does the same. Raises UserError if config, data or folder
-    do not allow the run.
+    The folder gets a note of a command line that does the same; `command_of` makes it from the run's id. Raises
+    UserError if config, data or folder do not allow the run.
     """
     checked = check(cfg)
     components, name = checked.build(), checked.run_id
@@ -61,6 +62,7 @@ def run_in(folder: Path, cfg: DictConfig, command: str | None = None) -> float:
         finished = objective_of_finished(folder, name, checked.values, code)
         if finished is not None:
             return finished
+        command = None if command_of is None else command_of(name)
         with Attempt(folder, CheckpointStore(folder, components.checkpoint.keep).rounds):
             outcome = _run_locked(folder, lock, name, checked, components, prepare(components, folder), code, command)
         return float(outcome.summary["objective"])

@@ -47,7 +47,7 @@ def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Type]:
 
     def stand_in(cfg: DictConfig) -> float:
         hydra = HydraConfig.get()
-        command = provenance.command_of(hydra, cfg)
+        command = provenance.command_of(hydra, build.run_id(cfg))
         seen.append(Seen(Path(hydra.runtime.output_dir), build.fingerprint(cfg), command, hydra))
         return 0.5
 
