@@ -22,7 +22,7 @@ METHODS = sorted(path.stem for path in (conf_dir() / "algorithm").glob("*.yaml")
 # Methods and models without a row: HyFEM needs networks of feature blocks (its matching has a row of its own), and the
 # reference loops of neuron matching know linear layers alone.
 WITHOUT = {("hyfem", "mlp"), ("hyfem", "cnn"), ("gamf", "cnn"), ("fedma", "cnn")}
-SHAPE = Shape(200, 20, 10, 10)
+SHAPE, WARM = Shape(20, 20, 10, 10), 4  # by then nearly every client has trained and has its rows
 MODELS: dict[str, Callable[[], nn.Module]] = {"mlp": workloads.mlp, "cnn": workloads.cnn}
 ROUNDS = 24  # of a reference loop, which keeps all updates that were ever sent, until it begins anew
 # Keys that are not the default. Where a server trains or models teach each other, a round has one epoch of it, which
@@ -81,5 +81,8 @@ def of_method(method: str, build: Callable[[], nn.Module], cores: int, compiled:
         state = built.round(state, fed)
         return built.models(state)
 
-    contenders = {"plain": Contender(plain, cores, plain=True), "ours": Contender(ours, cores, note=choice, warm=4)}
+    contenders = {
+        "plain": Contender(plain, cores, plain=True, warm=WARM),
+        "ours": Contender(ours, cores, note=choice, warm=WARM),
+    }
     return Case(contenders, partial(workloads.counted_flops, fed))

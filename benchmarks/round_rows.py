@@ -51,11 +51,12 @@ def rows(cores: int, device: torch.device = CPU, compiled: bool = False) -> Iter
         yield growth(f"round by staleness={std:.0f}", Shape(1000, 2, 10, 2, side=4), delay=std)
     for build, size in ((workloads.logistic, 7850), (workloads.mlp, 199210), (workloads.cnn, 582026)):
         yield growth(f"round by D={size}", Shape(100, 20, 10, 10), build)
+    few, known = Shape(20, 20, 10, 10), {"warm": 8}  # by then nearly every client has trained and has its rows
     for name in ("fedavg", "fedbuff", "ca2fl", "scaffold"):
-        yield row(f"round of {name}", Shape(200, 20, 10, 10), workloads.mlp, algorithm=name)
-    yield row("round of scaffold, cnn", Shape(200, 20, 10, 10), workloads.cnn, algorithm="scaffold")
+        yield row(f"round of {name}", few, workloads.mlp, algorithm=name, **known)
+    yield row("round of scaffold, cnn", few, workloads.cnn, algorithm="scaffold", **known)
     for name, own in PENALTIES.items():
-        yield row(f"round of {name}", Shape(200, 20, 10, 10), workloads.mlp, algorithm=name, own=own)
+        yield row(f"round of {name}", few, workloads.mlp, algorithm=name, own=own, **known)
     yield row("round of fedcda", Shape(20, 20, 10, 10), workloads.mlp, algorithm="fedcda", own={"warmup": 2})
     optimizers = tuple(f"server_optimizer={name}" for name in ("sgd", "adam", "yogi"))
     yield row("round with a server optimiser", Shape(100, 20, 10, 10), workloads.cnn, added=optimizers)
@@ -83,8 +84,8 @@ def of_rounds(
     compiled: bool = False,
 ) -> Case:
     """An algorithm, with settings of its `own`, as plain PyTorch has it and as a run has it without a choice; `beside`
-    it others of ours in its place, by what they do, and itself with choices `added`. Ours have `warm`
-    rounds in each turn that do not count.
+    it others of ours in its place, by what they do, and itself with choices `added`. `warm` rounds in each turn do not
+    count.
     """
     own, contenders, feds = own or {}, dict[str, Contender](), list[Federation]()
     on_server = "batch_size" in own
@@ -92,7 +93,7 @@ def of_rounds(
         fed = shape.federation(build, device=device, precision=precision)
         clients = plain_rounds.Clients(fed, build, shape.delays(delay))
         made = PLAIN[algorithm](clients, fed, **own) if on_server else PLAIN[algorithm](clients, **own)
-        contenders[name] = Contender(made, threads, plain=True)
+        contenders[name] = Contender(made, threads, plain=True, warm=warm)
 
     def ours(algorithm: str, threads: int, added: str = "") -> Contender:
         executor, choice = workloads.automatic(cores, compiled)
