@@ -30,7 +30,7 @@ smoke: $(VENV)/.installed-test ## run random combinations of all choices; more: 
 	@$(BIN)/python -m tests.helpers.smoke $(ARGS)
 
 bench: $(VENV)/.installed ## time the package beside a plain PyTorch loop; more: make bench ARGS="--only W2 --out bench.json"
-	@OMP_NUM_THREADS=1 GOMP_SPINCOUNT=1000 $(BIN)/python -m benchmarks.run $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.run $(ARGS)
 
 bench-peers: $(VENV)/.installed ## time Flower, pfl and FedLab beside it (package index); more: make bench-peers ARGS="--only W1"
 	@$(BIN)/python -m benchmarks.peers.run --folder $(VENV)/peers $(ARGS)
