@@ -242,9 +242,9 @@ def _recorded(cfg: DictConfig, values: dict[str, Any]) -> str | None:
     folder = f"{sweep.get('dir')}/{sweep.get('subdir')}" if several else str(run.get("dir"))
     try:
         name = run_id_of(without_volatile(values))
+        return name if same_config(Path(folder.replace(RUN_ID, name)), values) else None
     except (LookupError, TypeError, ValueError, AttributeError):  # the check names what is wrong
         return None
-    return name if same_config(Path(folder.replace(RUN_ID, name)), values) else None
 
 
 def _resolve_env(key: str, *default: Any) -> Any:
