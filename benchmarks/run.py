@@ -10,6 +10,8 @@ The plain loop may use a thread for each core. Rows that FILE has from the same 
 again: a run that was stopped continues.
 """
 
+import fedlab_runner  # noqa: F401  # isort: skip  # before torch, as in a run: it sets how OpenMP's threads wait
+
 import argparse
 import json
 import os

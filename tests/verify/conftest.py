@@ -21,8 +21,9 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pictures.leave_out(patch.setattr)
         for algorithm in ("fedavg", "fedprox"):
             for seed in (0, 1):
-                cfg = composed(f"algorithm={algorithm}", f"seed={seed}", *SHORT)
-                run_in(place / run_id(cfg), cfg, f"fedlab algorithm={algorithm} seed={seed}")
+                words = f"algorithm={algorithm}", f"seed={seed}"
+                cfg = composed(*words, *SHORT)
+                run_in(place / run_id(cfg), cfg, lambda _, words=words: " ".join(("fedlab", *words)))
     return place
 
 
