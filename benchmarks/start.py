@@ -31,7 +31,7 @@ def turn(folder: Path) -> dict[str, float]:
     times = {
         "a run of two rounds": cpu_seconds(run, folder),
         "a finished run": cpu_seconds(run, folder),
-        "two rounds with `logger.pictures=false`": cpu_seconds([*TWO_ROUNDS, "seed=2", "logger.pictures=false"], folder),
+        "two rounds, `logger.pictures=false`": cpu_seconds([*TWO_ROUNDS, "seed=2", "logger.pictures=false"], folder),
     }
     seeds = [",".join(str(10 * jobs + job) for job in range(jobs)) for jobs in (1, JOBS)]
     one, more = (cpu_seconds(["-m", *TWO_ROUNDS, f"seed={each}"], folder) for each in seeds)
