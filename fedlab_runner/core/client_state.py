@@ -21,16 +21,23 @@ PLACES = ("device", "host", "disk")  # the values of an algorithm's field `store
 FOLDER = "client_state"  # in the run folder
 RowRef = Tensor | int  # a row in memory, or its slot in a file
 ALL_COLUMNS = slice(None)  # of a row
+Empty = Callable[..., Tensor]  # (rows, columns, dtype=, device=) -> an uninitialised tensor [rows, columns]
 
 
 class RowStore:
     """An algorithm's rows of one length: on the `device`, on the `host`, or on `disk`."""
 
     def __init__(
-        self, place: str, file: RowFile, device: torch.device, in_memory: Callable[[Tensor], Tensor] = lambda row: row
+        self,
+        place: str,
+        file: RowFile,
+        device: torch.device,
+        in_memory: Callable[[Tensor], Tensor] = lambda row: row,
+        empty: Empty = torch.empty,
     ) -> None:
-        """Each row that stays in memory goes through `in_memory`, which returns it."""
-        self._place, self._file, self._device, self._in_memory = place, file, device, in_memory
+        """Each row that stays in memory goes through `in_memory`, which returns it. `empty` gives memory for stacks."""
+        self._place, self._file, self._device = place, file, device
+        self._in_memory, self._empty = in_memory, empty
 
     def put(self, row: Tensor, *, copy: bool = True) -> RowRef:
         """Keeps a copy of a row [length], or the row itself, and returns the reference for the State."""
@@ -51,7 +58,7 @@ class RowStore:
         """The rows [k, length] of clients, by their references; `otherwise` [length] for a client without a reference
         (None: each has one).
         """
-        found = torch.empty(len(clients), self._file.length, dtype=self._file.dtype, device=self._device)
+        found = self._empty(len(clients), self._file.length, dtype=self._file.dtype, device=self._device)
         for own, client in zip(found, clients, strict=True):
             own.copy_(otherwise if otherwise is not None and client not in rows else self.get(rows[client]))
         return found
@@ -105,10 +112,10 @@ class ClientStateStore:
         self._in_memory = SavedRows(self._file, device)
         self._round, self._retained = 0, frozenset[int]()
 
-    def rows(self, place: str, length: int, dtype: torch.dtype) -> RowStore:
-        """The store of rows of this length and type at `place`, one of `PLACES`."""
+    def rows(self, place: str, length: int, dtype: torch.dtype, empty: Empty = torch.empty) -> RowStore:
+        """The store of rows of this length and type at `place`, one of `PLACES`; `empty` gives memory for stacks."""
         name = f"{length}_{str(dtype).removeprefix('torch.')}"
-        return RowStore(place, self._file(name), self._device, lambda row: self._in_memory.add(row, name))
+        return RowStore(place, self._file(name), self._device, lambda row: self._in_memory.add(row, name), empty)
 
     def begin(self, round: int) -> None:
         """Starts a round, from the State after `round` rounds."""

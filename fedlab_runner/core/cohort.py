@@ -70,8 +70,10 @@ class Cohort:
         return len(self.client_ids)
 
     def row_store(self, place: str, length: int) -> RowStore:
-        """The store of an algorithm's rows [length], as in `Federation.row_store`."""
-        return self._trainer.client_state.rows(place, length, self.family.dtype)
+        """The store of an algorithm's rows [length], as in `Federation.row_store`. Their stacks are in memory that the
+        executor need not copy.
+        """
+        return self._trainer.client_state.rows(place, length, self.family.dtype, self._trainer.executor.empty)
 
     @property
     def label_counts(self) -> Tensor:

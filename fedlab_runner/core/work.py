@@ -251,6 +251,10 @@ class Executor(Protocol):
         """How many processes may share work other than local training, such as mutual learning; 1: only this one."""
         ...
 
+    def empty(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """An uninitialised tensor [rows, columns], for `start` or `per_client`: memory that `train` need not copy."""
+        ...
+
     def train(self, work: Work) -> tuple[Tensor, Tensor]:
         """The models after local training [K, D], and each client's mean minibatch loss over its last epoch [K].
 

@@ -30,6 +30,9 @@ class SingleProcessExecutor:
     def num_processes(self) -> int:
         return 1
 
+    def empty(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(rows, columns, dtype=dtype, device=device)
+
 
 class ChunkedExecutor(SingleProcessExecutor, ABC):
     """An executor that divides a cohort into chunks, whose clients train together."""

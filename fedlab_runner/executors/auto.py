@@ -16,6 +16,7 @@ from fedlab_runner.executors._autotune.memory import kind_of
 from fedlab_runner.executors._autotune.timed import fastest
 from fedlab_runner.executors._autotune.ways import REFERENCE, SIDE_BY_SIDE, WAYS, Way, fitting
 from fedlab_runner.executors._chunks import SingleProcessExecutor
+from fedlab_runner.executors._fork.buffers import SHARED
 from fedlab_runner.executors._run_notes import mapping_at, note, noted, noted_anywhere, noted_count
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.vectorized import DEFAULT_CHUNK_SIZE, Vectorized
@@ -73,6 +74,9 @@ class Auto:
     def num_processes(self) -> int:
         return self.workers or usable_cores()
 
+    def empty(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return SHARED.empty(rows, columns, dtype, device)  # the choice may be processes
+
     def train(self, work: Work) -> tuple[Tensor, Tensor]:
         """Trains outside of a run."""
         return _Choosing(self, None, work.round + 1).train(work)
@@ -109,6 +113,9 @@ class _Choosing(SingleProcessExecutor):
 
     def num_processes(self) -> int:
         return self._processes
+
+    def empty(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return self._settings.empty(rows, columns, dtype, device)
 
     def _choose(self, work: Work, kind: str) -> Executor:
         rounds = max(1, self._rounds - work.round)

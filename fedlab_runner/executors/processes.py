@@ -69,6 +69,9 @@ class Processes(SingleProcessExecutor):
     def num_processes(self) -> int:
         return 1 if self.workers == GPUS else self.workers or usable_cores()
 
+    def empty(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return SHARED.empty(rows, columns, dtype, device)
+
     def map_models(self, family: ModelFamily, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
         return self.inner.map_models(family, function, *rows, fill=fill)
 
@@ -163,7 +166,7 @@ class WaitingWorkers:
             self._arena.room((len(work.ids),), dtype) for dtype in (y.dtype, torch.uint8)
         )
         more = inner, SHARED.last, at_losses, at_done
-        order = packed(work, more, self.known, self._arena)
+        order = packed(work, more, self.known, self._arena, SHARED, self._blocks)
         if len(order) > MAX_ORDER_BYTES - 8:
             raise ArenaFull
         losses.zero_()
@@ -189,8 +192,8 @@ class WaitingWorkers:
         """In a worker: the work of the present order."""
         length = int(self._order[:8].view(torch.int64)[0])
         content = self._order[8 : 8 + length].numpy().tobytes()
-        work, (inner, block, at_losses, at_done) = unpacked(content, self.known, self._arena)
-        y = SHARED.again(block, len(work.ids), work.family.size, work.family.dtype)
+        work, (inner, block, at_losses, at_done) = unpacked(content, self.known, self._arena, SHARED)
+        y = SHARED.again(block, (len(work.ids), work.family.size), work.family.dtype)
         losses, done = (
             self._arena.at(place, (len(work.ids),), dtype)
             for place, dtype in ((at_losses, y.dtype), (at_done, torch.uint8))

@@ -40,6 +40,15 @@ def test_what_is_held_keeps_its_values(hold: object) -> None:
     assert bool((torch.as_tensor(held) == 7).all())
 
 
+def test_a_block_is_found_by_what_begins_it() -> None:
+    buffer, cpu = Buffer(shared=True), torch.device("cpu")
+    first, second = (buffer.empty(3, 2, torch.float64, cpu) for _ in range(2))
+    assert [buffer.block_of(each) for each in (first, second)] == [0, 1]
+    assert buffer.block_of(first[0]) == 0 and torch.equal(buffer.again(0, (2,), torch.float64), first[0])
+    assert all(buffer.block_of(each) is None for each in (first[1], first.T, first.clone(), first[:0], torch.ones(1)))
+    assert buffer.empty(3, 2, torch.float64, torch.device("meta")).device.type == "meta"
+
+
 WRITE = """
 import pickle, sys
 block = pickle.load(sys.stdin.buffer)

@@ -16,18 +16,19 @@ import torch
 from torch import Tensor, nn
 
 from fedlab_runner.config.build import build
+from fedlab_runner.core.client_state import RowRef
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.work import Executor
 from fedlab_runner.executors import processes
 from fedlab_runner.executors._chunks import ChunkedExecutor
 from fedlab_runner.executors._fork import pool
 from fedlab_runner.executors._fork import processes as fork_processes
-from fedlab_runner.executors._fork.buffers import Buffer
+from fedlab_runner.executors._fork.buffers import Arena, Buffer
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.processes import Processes
 from fedlab_runner.executors.vectorized import Vectorized
 from fedlab_runner.utils.errors import UserError
-from tests.helpers.added import ADDED, data, draws, scaled
+from tests.helpers.added import ADDED, corrected, data, draws, scaled
 from tests.helpers.composed import composed
 from tests.helpers.paths import ROOT
 from tests.helpers.toy import RAGGED, asked, federation, home, mlp, normed
@@ -149,6 +150,36 @@ def test_workers_stay_for_what_algorithms_add(inner: ChunkedExecutor, forked: li
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
     assert len(forked) == 4, "two, and two more who know the second block of memory"
     assert nobody_is_left(forked)
+
+
+def test_workers_read_stacked_rows_where_they_lie(monkeypatch: pytest.MonkeyPatch, forked: list[int]) -> None:
+    """No copy of the clients' own rows is made for them, nor of models that they have trained."""
+    sent = list[tuple[int, ...]]()
+    room = Arena.room
+
+    def noted(self: Arena, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[int, Tensor]:
+        sent.append(shape)
+        return room(self, shape, dtype)
+
+    monkeypatch.setattr(Arena, "room", noted)
+
+    def several(executor: Executor) -> list[Tensor]:
+        fed, found, rows = federation(executor=executor), list[Tensor](), dict[int, RowRef]()
+        x = fed.family.init(0)
+        for round, ids in enumerate(COHORTS[:3]):
+            fed.begin(round, 1.0)
+            cohort = asked(fed, ids)
+            store = cohort.row_store("device", len(x))
+            own = store.stacked(rows, ids, x)
+            y = cohort.train(own, correct=corrected, per_client=(own,), common=(x, x.new_tensor(0.1)))
+            found += [y.clone(), cohort.train(y).clone()]
+            store.replace_all(rows, ids, y)
+            del own, y  # the memory is used again
+        return found
+
+    expected = several(LOOP)
+    assert all(map(torch.equal, several(Processes(3, LOOP)), expected))
+    assert sent and all(len(shape) < 2 for shape in sent) and nobody_is_left(forked)
 
 
 def test_workers_get_what_they_do_not_know_when_it_comes_again(forked: list[int]) -> None:

@@ -54,11 +54,24 @@ class Buffer:
             self.last = next(self._numbers)
             self._blocks[self.last] = self._mapped(self.last, size)
             self._unused = sys.getrefcount(self._blocks[self.last])
-        return self.again(self.last, rows, columns, dtype)
+        return self.again(self.last, (rows, columns), dtype)
 
-    def again(self, number: int, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
-        """A block as a tensor of these sizes, whether it is in use or not."""
-        return torch.frombuffer(self._blocks[number], dtype=dtype, count=rows * columns).view(rows, columns)
+    def empty(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """An uninitialised tensor [rows, columns] on the device, on the CPU in a block."""
+        if device.type == "cpu":
+            return self.take(rows, columns, dtype)
+        return torch.empty(rows, columns, dtype=dtype, device=device)
+
+    def again(self, number: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """A block as a tensor of this shape, whether it is in use or not."""
+        return torch.frombuffer(self._blocks[number], dtype=dtype, count=torch.Size(shape).numel()).view(shape)
+
+    def block_of(self, tensor: Tensor) -> int | None:
+        """The number of the block that begins with this contiguous tensor; None if there is none."""
+        if tensor.device.type != "cpu" or not tensor.is_contiguous():
+            return None
+        begin = tensor.data_ptr()
+        return next((n for n in self._blocks if self.again(n, (1,), torch.uint8).data_ptr() == begin), None)
 
     def _mapped(self, number: int, size: int) -> mmap.mmap:
         """The memory of a new block."""

@@ -5,7 +5,7 @@ copies of tensors in shared memory, and the rest pickled.
 import io
 import pickle
 import weakref
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import fields
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from fedlab_runner.core.client_data import ClientData
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.work import Work
-from fedlab_runner.executors._fork.buffers import Arena
+from fedlab_runner.executors._fork.buffers import Arena, Buffer
 
 Known = ModelFamily | ClientData
 
@@ -57,8 +57,9 @@ def _state(thing: Known) -> Any:
     return thing.active_part if isinstance(thing, ModelFamily) else None
 
 
-def packed(work: Work, more: Any, known: Acquaintances, arena: Arena) -> bytes:
-    """The work and `more`, in the form that `unpacked` reads. Raises Unsendable, and ArenaFull for too small an
+def packed(work: Work, more: Any, known: Acquaintances, arena: Arena, shared: Buffer, blocks: Collection[int]) -> bytes:
+    """The work and `more`, in the form that `unpacked` reads. A tensor stays where it is in `shared` if the processes
+    have its block, one of `blocks`; others are copied into the arena. Raises Unsendable, and ArenaFull for too small an
     arena.
     """
 
@@ -67,9 +68,12 @@ def packed(work: Work, more: Any, known: Acquaintances, arena: Arena) -> bytes:
             if isinstance(thing, ModelFamily | ClientData):
                 return known.number(thing)
             if isinstance(thing, Tensor):
-                place, room = arena.room(tuple(thing.shape), thing.dtype)
+                form = tuple(thing.shape), thing.dtype
+                if (block := shared.block_of(thing)) in blocks:
+                    return block, None, *form
+                place, room = arena.room(*form)
                 room.copy_(thing.detach())
-                return place, tuple(thing.shape), thing.dtype
+                return None, place, *form
             return None
 
     file = io.BytesIO()
@@ -80,12 +84,15 @@ def packed(work: Work, more: Any, known: Acquaintances, arena: Arena) -> bytes:
     return file.getvalue()
 
 
-def unpacked(content: bytes, known: Acquaintances, arena: Arena) -> tuple[Work, Any]:
-    """In a waiting process: the work, whose tensors lie in the arena, and `more`."""
+def unpacked(content: bytes, known: Acquaintances, arena: Arena, shared: Buffer) -> tuple[Work, Any]:
+    """In a waiting process: the work, whose tensors lie in the arena or in `shared`, and `more`."""
 
     class OrderUnpickler(pickle.Unpickler):
-        def persistent_load(self, place: Any) -> Any:
-            return known[place] if isinstance(place, int) else arena.at(*place)
+        def persistent_load(self, told: Any) -> Any:
+            if isinstance(told, int):
+                return known[told]
+            block, place, *form = told
+            return arena.at(place, *form) if block is None else shared.again(block, *form)
 
     terms, more = OrderUnpickler(io.BytesIO(content)).load()
     return Work(**terms), more
