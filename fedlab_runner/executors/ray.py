@@ -82,7 +82,7 @@ class Ray:
         return usable_cores()
 
     def empty(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        return torch.empty(rows, columns, dtype=dtype, device=device)
+        return self.inner.empty(rows, columns, dtype, device)
 
     def map_models(self, family: ModelFamily, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
         return self.inner.map_models(family, function, *rows, fill=fill)
