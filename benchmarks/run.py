@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -156,7 +157,9 @@ def matrix_rate(side: int, device: torch.device, precision: torch.dtype = FLOAT)
 
 
 def commit() -> str:
-    """Of the code at hand; nothing outside of a repository."""
+    """Of the code at hand; nothing outside of a repository or without git."""
+    if shutil.which("git") is None:
+        return ""
     return subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
 
 

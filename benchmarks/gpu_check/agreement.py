@@ -71,10 +71,17 @@ def _pytest(*words: str) -> Iterator[Finding]:
 def executors(setting: Setting) -> Iterator[tuple[str, Case]]:
     """Each beside the loop on the same device, in float64, and the loop there beside the loop on the CPU."""
     yield "loop", partial(_as_the_loop, setting, Loop(compile=False), CPU)
-    for name, executor in gpu.executors(compiled=not setting.tiny).items():
+    for name, executor in gpu.executors(compiled=False).items():
         if name != "loop":
             yield name, partial(_as_the_loop, setting, executor, setting.device)
     yield "auto", partial(_as_the_loop, setting, workloads.automatic(1, compile=False)[0], setting.device)
+
+
+def compiled(setting: Setting) -> Iterator[tuple[str, Case]]:
+    """Compiled steps of each executor beside the loop's without, in float64."""
+    for name, executor in gpu.executors(compiled=True).items():
+        if name.endswith(" compiled"):
+            yield name, partial(_as_the_loop, setting, executor, setting.device)
 
 
 def _as_the_loop(setting: Setting, executor: Executor, reference: torch.device) -> Iterator[Finding]:

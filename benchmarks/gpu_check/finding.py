@@ -37,12 +37,15 @@ Case = Callable[[], Iterable[Finding]]
 
 
 class Part(NamedTuple):
-    """Cases by name; all of them may take so many seconds, and each so many of them."""
+    """Cases by name; all of them may take so many seconds, and each so many of them. Those `alone` time something: no
+    other part runs beside them.
+    """
 
     name: str
     cases: Callable[[Setting], Iterator[tuple[str, Case]]]
     seconds: float
     seconds_a_case: float
+    alone: bool = False
 
 
 def farthest(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[float, str]:

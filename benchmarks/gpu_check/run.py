@@ -1,7 +1,7 @@
 """`make gpu-check`: proves this package on a GPU, in ten minutes at most, with what the repository has.
 
     python -m benchmarks.gpu_check [--only REGEX] [--minutes 10] [--out outputs/gpu-check]
-Each part is a process of its own and may fail, crash or hang; the next continues. What is found is in one JSON and one
+Each part is a process of its own and may fail, crash or hang; the others continue. What is found is in one JSON and one
 Markdown file after each finding. Exit code 0: all that was claimed holds, or was not come to in time; 1: something does
 not hold; 2: there is no GPU, or the command is wrong.
 """
@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,19 +40,43 @@ class Check:
     """What is found, in two files as it comes."""
 
     def __init__(self, folder: Path, results: dict[str, Any], options: argparse.Namespace) -> None:
-        self.results, self._folder, self._options = results, folder, options
+        self.results, self._folder, self._options, self._lock = results, folder, options, threading.Lock()
         self._until = time.monotonic() + 60 * options.minutes
         self._over = f"the {options.minutes:g} minutes were over"
 
     def save(self) -> None:
-        """Whole at any time."""
+        """Whole at any time, whichever part asks for it."""
+        with self._lock:
+            self._write()
+
+    def _write(self) -> None:
         write_text_atomically(self._folder / "gpu-check.json", json.dumps(self.results, indent=1) + "\n")
         write_text_atomically(self._folder / "gpu-check.md", table(self.results) + "\n")
 
+    def carry_out_all(self, parts: Sequence[Part]) -> None:
+        """Those that time nothing side by side, one for each core at most, and then the others one after another."""
+        places = threading.BoundedSemaphore(usable_cores())
+
+        def one(part: Part) -> None:
+            with places:
+                self.carry_out(part)
+
+        for part in parts:
+            self.results["parts"][part.name] = {"state": "waits", "seconds": 0.0, "findings": []}
+        # An interrupted check does not wait for these threads, and their processes end with it.
+        threads = [threading.Thread(target=one, args=[part], daemon=True) for part in parts if not part.alone]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for part in parts:
+            if part.alone:
+                self.carry_out(part)
+
     def carry_out(self, part: Part) -> None:
         """All cases of a part; where its process dies, those that are left are carried out in another."""
-        record: dict[str, Any] = {"state": "running", "seconds": 0.0, "findings": []}
-        self.results["parts"][part.name] = record
+        record: dict[str, Any] = self.results["parts"][part.name]
+        record["state"] = "running"
         began, done = time.monotonic(), list[str]()
         if self._until - began < WORTH_BEGINNING:
             record["state"] = f"skipped: {self._over}"
@@ -162,9 +187,8 @@ def main(words: Sequence[str] | None = None) -> int:
     parts: tuple[Part, ...] = importlib.import_module(options.parts).PARTS
     with tempfile.TemporaryDirectory(prefix="fedlab-gpu-check-") as cache:
         os.environ["XDG_CACHE_HOME"] = cache  # executor=auto measures now, and what it finds is not kept
-        for part in parts:
-            if selected(part, options.only, setting):
-                check.carry_out(part)
+        check.carry_out_all([part for part in parts if selected(part, options.only, setting)])
     print(table(results))
     print(counted(results), file=sys.stderr)
-    return int(any(each["holds"] is False for part in results["parts"].values() for each in part["findings"]))
+    found = results["parts"].values()  # a part that still runs has raised here
+    return int(any(part["state"] == "running" or any(f["holds"] is False for f in part["findings"]) for part in found))
