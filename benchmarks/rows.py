@@ -126,7 +126,11 @@ def evaluation(
     """The server's model on all examples, 10,000 of them; `prepared` are other ways to call it in plain PyTorch."""
     fed = shape.federation(workloads.cnn, device=device, precision=precision)
     work = workloads.work_of(fed)
-    ours = lambda _: [fed.family.predict(work.start, part) for part in fed.client_data.inputs.split(500)]  # noqa: E731
+
+    def ours(_: int) -> object:
+        with fed.family.predicting(work.start) as predict:
+            return [predict(part) for part in fed.client_data.inputs.split(500)]
+
     contenders = {
         "plain": Contender(lambda _: plain.accuracy(work, workloads.cnn, 500), plain=True),
         **{f"plain, {name}": Contender(partial(_accuracy, work, way), plain=True) for name, way in prepared.items()},

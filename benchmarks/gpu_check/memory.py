@@ -50,15 +50,16 @@ def _of_run(setting: Setting, algorithm: str) -> Iterator[Finding]:
 
 
 def _compared(setting: Setting, expected: float, carry_out: Callable[[], object]) -> Finding:
-    """An estimate of what comes on top of what is there, and the peak, both with what is there."""
+    """An estimate of what comes on top of what is there, and the peak above it."""
     if not setting.on_gpu:
         carry_out()
         return Finding("", f"{expected / 1e6:.1f} MB expected; a CPU does not tell its peak", None)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(setting.device)
-    expected += torch.cuda.memory_allocated(setting.device)
+    before = torch.cuda.memory_allocated(setting.device)
     carry_out()
-    peak = torch.cuda.max_memory_allocated(setting.device)
+    peak = torch.cuda.max_memory_allocated(setting.device) - before
     words = f"{expected / 1e6:.1f} MB expected, {peak / 1e6:.1f} MB at the peak: x {peak / expected:.2f}"
+    words += f" ({before / 1e6:.1f} MB before)"
     holds = LEAST * expected <= peak <= MOST * expected + SPACE
-    return Finding("", words, holds, {"expected": expected, "peak": peak, "ratio": peak / expected})
+    return Finding("", words, holds, {"expected": expected, "peak": peak, "ratio": peak / expected, "before": before})

@@ -14,11 +14,14 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks import gpu, plain, round_rows, rows, workloads
+from benchmarks.case import Case as BenchCase
 from benchmarks.case import Contender, Row
 from benchmarks.gpu_check.finding import Case, Finding, Setting
 from benchmarks.run import matrix_rate, measured
 from benchmarks.workloads import FLOAT, W1, Shape
+from fedlab_runner.core.work import Executor
 from fedlab_runner.executors._chunks import wait_for
+from fedlab_runner.utils.determinism import repeat_exactly
 
 TURNS = 3
 SMALL_CLIENTS = Shape(500, 20, 50, 10)  # 50 in a round
@@ -63,12 +66,38 @@ def compiled(setting: Setting) -> Iterator[tuple[str, Case]]:
             yield f"{row.name}, {name}", partial(_compared, setting, precision, row)
 
 
+def exactly(setting: Setting) -> Iterator[tuple[str, Case]]:
+    """What equal bits in each run cost: executors with PyTorch's deterministic kernels beside the same without."""
+    for name in ("W1 cnn", "W2 mlp", "resnet18", "lora vit"):
+        yield name, partial(_compared, setting, PRECISIONS["float32"], Row(name, partial(_both_ways, setting, name)))
+
+
+def _both_ways(setting: Setting, name: str) -> BenchCase:
+    (build, shape), contenders = gpu.LOCAL[name], dict[str, Contender]()
+
+    def contender(executor: Executor, on: bool) -> Contender:
+        work = workloads.work_of(sized(setting, shape).federation(build, device=setting.device))
+
+        def call(turn: int) -> object:
+            repeat_exactly(on)
+            return executor.train(workloads.of_round(work, turn))
+
+        return Contender(call)
+
+    for label, executor in _without_compiler(setting).items():
+        contenders[label] = contender(executor, on=False)
+        contenders[f"{label}, deterministic"] = contender(executor, on=True)
+    return BenchCase(contenders)
+
+
+def _without_compiler(setting: Setting) -> dict[str, Executor]:
+    some = {name: each for name, each in gpu.executors(compiled=False).items() if name != "vectorized"}
+    return some if setting.on_gpu else {name: each for name, each in some.items() if "graph" not in name}
+
+
 def all_rows(setting: Setting, precision: torch.dtype) -> Iterator[Row]:
     """Local training without the compiler, evaluation, whole rounds, the server's search and mutual learning."""
-    device = setting.device
-    some = {name: each for name, each in gpu.executors(compiled=False).items() if name != "vectorized"}
-    if not setting.on_gpu:
-        some = {name: each for name, each in some.items() if "graph" not in name}
+    device, some = setting.device, _without_compiler(setting)
     for name in ("W2 cnn", "W1 cnn", "resnet18", "lora vit", "W2 mlp", "W2 logistic"):
         build, shape = gpu.LOCAL[name]
         how: tuple[Any, ...] = 1, False, device, gpu.without_compiler, precision

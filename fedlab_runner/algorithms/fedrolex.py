@@ -51,7 +51,8 @@ class FedRolex(DecentralizedAlgorithm[FedRolexState]):
         return "whose models are cut from the widest one and put back as wholes"
 
     def init(self, fed: Federation) -> FedRolexState:
-        return FedRolexState(first_models(fed), first_aggregator(fed), torch.zeros(fed.num_clients, dtype=torch.int64))
+        cut = torch.zeros(fed.num_clients, dtype=torch.int64, device=fed.family.device)
+        return FedRolexState(first_models(fed), first_aggregator(fed), cut)
 
     def round(self, state: FedRolexState, fed: Federation) -> FedRolexState:
         def window(start: int) -> Choose:
@@ -67,7 +68,8 @@ class FedRolex(DecentralizedAlgorithm[FedRolexState]):
         clients = partial_training(
             self, clients, meeting, fed, lambda client: window(fed.round), alike=True, cut_from=last
         )
-        return FedRolexState(*clients, state.cut.index_fill(0, torch.from_numpy(meeting.participants), fed.round))
+        taken = torch.from_numpy(meeting.participants).to(state.cut.device)
+        return FedRolexState(*clients, state.cut.index_fill(0, taken, fed.round))
 
     def models(self, state: FedRolexState) -> OwnModels:
         return state.models

@@ -37,6 +37,7 @@ class Components:
     device: str
     num_clients: int
     precision: str
+    deterministic: bool
     threads: int | None
     train_fraction: float
     label_noise: float

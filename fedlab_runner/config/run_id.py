@@ -9,7 +9,17 @@ from fedlab_runner.utils.digest import digest
 SERVER_DATA = ("server_data", "probe_data", "auxiliary_data")  # the nodes of the group `server_data`
 # Keys that may change when a run is continued: how far, how fast and where it runs, and what it writes.
 VOLATILE = (
-    *("rounds", "executor", "logger", "device", "threads", "checkpoint", "pruning", "evaluation.target"),
+    *(
+        "rounds",
+        "executor",
+        "logger",
+        "device",
+        "deterministic",
+        "threads",
+        "checkpoint",
+        "pruning",
+        "evaluation.target",
+    ),
     *(f"{node}.{key}" for node in ("dataset", *SERVER_DATA) for key in ("root", "cache", "download")),
     *(f"{node}.dataset.{key}" for node in SERVER_DATA for key in ("root", "cache", "download")),
 )

@@ -6,7 +6,7 @@ trainable parameters, then B float buffers), T local steps, b examples in a mini
 
 import itertools
 from collections.abc import Callable, Collection, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -182,9 +182,13 @@ class ModelFamily:
         module = self.module if module is None else module
         if self.autocast is None:
             return _call(module, values, inputs)
-        with torch.autocast(self.device.type, self.autocast):
+        with self._lowered():
             logits = _call(module, values, inputs)
         return logits.to(self.dtype)
+
+    def _lowered(self) -> AbstractContextManager[None]:
+        """A context in the precision of autocast, if there is one."""
+        return nullcontext() if self.autocast is None else torch.autocast(self.device.type, self.autocast)
 
     @contextmanager
     def bound(self, w: Tensor) -> Iterator[list[Tensor]]:
@@ -222,10 +226,21 @@ class ModelFamily:
             return F.cross_entropy(logits, targets, reduction="none").mean()
         return losses(logits, targets, offsets).mean()
 
-    @torch.no_grad()
     def predict(self, w: Tensor, inputs: Tensor) -> Tensor:
         """Logits [b, C] of a model [D] on stored inputs, in evaluation mode."""
-        return self.evaluate(w[: self.num_params], w[self.num_params :], self.normalize(inputs, self.dtype))
+        with self.predicting(w) as predict:
+            return predict(inputs)
+
+    @contextmanager
+    def predicting(self, w: Tensor) -> Iterator[Callable[[Tensor], Tensor]]:
+        """A context for the predictions of one model [D]: yields the function of stored inputs that gives its logits
+        [b, C] in evaluation mode.
+
+        All calls share what autocast makes of the model's values.
+        """
+        with torch.no_grad(), self.bound(w), self._lowered():
+            self.mode(False)
+            yield lambda inputs: self.forward(None, self.normalize(inputs, self.dtype))
 
     def evaluate(
         self, params: Tensor, buffers: Tensor, inputs: Tensor, instead: dict[str, Tensor] | None = None

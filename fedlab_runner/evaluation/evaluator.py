@@ -70,11 +70,12 @@ class Evaluation:
         """The metrics of one model [D] on the test set."""
         correct = torch.empty(len(test.targets), dtype=torch.float64, device=family.device)
         loss = torch.empty_like(correct)
-        for begin in range(0, len(test.targets), self.batch_size):
-            part = slice(begin, begin + self.batch_size)
-            logits = family.predict(w, test.inputs[part])
-            correct[part] = (logits.argmax(-1) == test.targets[part]).double()
-            loss[part] = losses(logits, test.targets[part], None).double()
+        with family.predicting(w) as predict:
+            for begin in range(0, len(test.targets), self.batch_size):
+                part = slice(begin, begin + self.batch_size)
+                logits = predict(test.inputs[part])
+                correct[part] = (logits.argmax(-1) == test.targets[part]).double()
+                loss[part] = losses(logits, test.targets[part], None).double()
         metrics = {"test/accuracy": float(correct.mean()), "test/loss": float(loss.mean())}
         return metrics | (per_class(correct, test.targets, family.num_classes) if self.per_class else {})
 

@@ -62,12 +62,13 @@ def of_one(family: ModelFamily, w: Tensor, client_data: ClientData, ids: np.ndar
     sizes = client_data.num_examples[ids]
     members = np.concatenate([client_data.members(i) for i in ids.tolist()])
     correct, loss = np.empty(len(members)), np.empty(len(members))
-    for begin in range(0, len(members), batch_size):
-        part = slice(begin, begin + batch_size)
-        inputs, targets = client_data.examples(torch.from_numpy(members[part]).to(family.device))
-        logits = family.predict(w, inputs)
-        correct[part] = (logits.argmax(-1) == targets).cpu().numpy()
-        loss[part] = losses(logits, targets, None).double().cpu().numpy()
+    with family.predicting(w) as predict:
+        for begin in range(0, len(members), batch_size):
+            part = slice(begin, begin + batch_size)
+            inputs, targets = client_data.examples(torch.from_numpy(members[part]).to(family.device))
+            logits = predict(inputs)
+            correct[part] = (logits.argmax(-1) == targets).cpu().numpy()
+            loss[part] = losses(logits, targets, None).double().cpu().numpy()
     starts = np.concatenate([[0], sizes.cumsum()[:-1]])
     return OnClients(*(np.add.reduceat(each, starts) / sizes for each in (correct, loss)))
 

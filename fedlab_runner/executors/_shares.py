@@ -25,6 +25,7 @@ from fedlab_runner.core.torch_rng import own_generators
 from fedlab_runner.core.work import Work
 from fedlab_runner.executors._chunks import Chunk, ChunkedExecutor
 from fedlab_runner.utils import own_modules
+from fedlab_runner.utils.determinism import repeat_exactly, repeats_exactly
 from fedlab_runner.utils.errors import UserError
 
 DEVICE, TENSOR, LASTING = "device", "tensor", "lasting"  # what a reference in pickled work stands for
@@ -71,8 +72,10 @@ def packed_client_data(client_data: ClientData) -> Packed:
 
 
 def packed_family(family: ModelFamily) -> bytes:
-    """A model family, to be sent: without what executors have compiled for it."""
-    return _dumped(family, ())
+    """A model family, to be sent: without what executors have compiled for it. Its process computes as this one does,
+    the same bits each time or not.
+    """
+    return _dumped((family, repeats_exactly()), ())
 
 
 def packed_work(work: Work, inner: ChunkedExecutor) -> bytes:
@@ -82,7 +85,9 @@ def packed_work(work: Work, inner: ChunkedExecutor) -> bytes:
 
 def unpacked_family(content: bytes, device: torch.device) -> ModelFamily:
     """The family on a device."""
-    family: ModelFamily = _SentUnpickler(content, device, ()).load()
+    family, exactly = _SentUnpickler(content, device, ()).load()
+    repeat_exactly(exactly)
+    assert isinstance(family, ModelFamily)
     return family
 
 

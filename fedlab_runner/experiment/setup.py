@@ -35,6 +35,7 @@ from fedlab_runner.partitions.blocks import BlockPartition, with_their_blocks
 from fedlab_runner.topologies.graphs import describe
 from fedlab_runner.topologies.mesh import Mesh
 from fedlab_runner.utils.counting import count_of
+from fedlab_runner.utils.determinism import repeat_exactly
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.system import keep_freed_memory
 
@@ -91,6 +92,8 @@ def prepare(components: Components, folder: Path | None = None) -> Prepared:
         _log.warning("%d of %d clients got no examples and do not take part (drop_empty)", empty, len(split))
         split = [part for part in split if len(part)]
     device = device_of(c.device)
+    if device.type != "cpu":
+        repeat_exactly(c.deterministic)
     with _faults("model", c.model):
         families = model_families(c, data, device, len(split))
     if any(family.has_batch_norm for family in families) and c.local.batch_size == 1:

@@ -16,6 +16,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
+from fedlab_runner.utils.determinism import repeat_exactly
+
 GPU, HOST = torch.device("cuda", 0), torch.device("cpu")
 aten = torch.ops.aten
 COPIES = {aten.copy_.default, aten._to_copy.default}
@@ -180,4 +182,7 @@ def gpu() -> Iterator[torch.device]:
             patch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
         patch.setattr(torch, "load", loaded)
         patch.setattr(torch.random, "fork_rng", lambda devices=(), **how: fork_rng(devices=[], **how))
-        yield GPU
+        try:
+            yield GPU
+        finally:
+            repeat_exactly(False)

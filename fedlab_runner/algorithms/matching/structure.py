@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 
 from fedlab_runner.algorithms.matching.neurons import NeuronGroup, NeuronSlice, permute
 from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.layers.norms import BATCH_NORMS
 from fedlab_runner.core.layers.pooling import Pooling
 from fedlab_runner.core.layers.replacement import CONVOLUTIONS, OURS
 from fedlab_runner.core.model_family import ModelFamily
@@ -29,7 +30,6 @@ _POOLING: set[Any] = {nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn
 _POOLING |= {nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d}
 _POOLING |= {Pooling, F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d, F.adaptive_max_pool2d}
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *CONVOLUTIONS)
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 # Cached by family, because each round asks for the groups.
@@ -186,7 +186,7 @@ class _Finder:
         if type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
             return (True, _flattened(value)) if not value.last or self._ranks[name] == 2 else (False, None)
         first = not value.last or self._ranks[name] == 2  # the channels are axis 1
-        if type(module) in _BATCH_NORMS and first:
+        if type(module) in BATCH_NORMS and first:
             return self._norm(name, module, value, ("weight", "bias", "running_mean", "running_var"))
         alike = type(module) is nn.GroupNorm and module.num_groups in (1, module.num_channels) and first
         if alike or (type(module) is nn.LayerNorm and len(module.normalized_shape) == 1 and value.last):

@@ -89,13 +89,14 @@ class HeadLogits:
         layer = family.module.get_submodule(self._classifier.name)
         hook = layer.register_forward_hook(lambda module, inputs, output: seen.append((inputs[0], output)))
         try:
-            for index in torch.split(torch.arange(len(self._data), device=self._data.inputs.device), batch_size):
-                seen.clear()
-                logits = family.predict(self._w, self._data.inputs.index_select(0, index).to(family.device))
-                self.examples += len(index)
-                if len(seen) != 1 or not torch.equal(seen[0][1].to(family.dtype), logits):
-                    return None
-                parts.append(seen[0][0])
+            with family.predicting(self._w) as predict:
+                for index in torch.split(torch.arange(len(self._data), device=self._data.inputs.device), batch_size):
+                    seen.clear()
+                    logits = predict(self._data.inputs.index_select(0, index).to(family.device))
+                    self.examples += len(index)
+                    if len(seen) != 1 or not torch.equal(seen[0][1].to(family.dtype), logits):
+                        return None
+                    parts.append(seen[0][0])
         finally:
             hook.remove()
         return torch.cat(parts)

@@ -3,6 +3,7 @@
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
+from fedlab_runner.core.layers.norms import BATCH_NORMS
 from fedlab_runner.core.layers.pooling import Pooling
 from fedlab_runner.core.layers.strided import (
     Guarded,
@@ -15,7 +16,7 @@ from fedlab_runner.core.layers.strided import (
 )
 
 CONVOLUTIONS = (StridedConv1d, StridedConv2d, StridedConv3d)  # this package's strided convolutions
-OURS = (Pooling, *CONVOLUTIONS)  # all layers of this package
+OURS = (Pooling, *CONVOLUTIONS, *BATCH_NORMS)  # all layers of this package
 
 
 def prepare(module: nn.Module) -> nn.Module:
