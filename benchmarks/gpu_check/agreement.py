@@ -157,9 +157,6 @@ def models(setting: Setting) -> Iterator[tuple[str, Case]]:
 def _model(setting: Setting, model: str) -> Iterator[Finding]:
     torch.backends.cudnn.allow_tf32 = False  # a CPU has none
     words = "algorithm=fedavg", "rounds=1", f"model={model}", *FEW
-    words += ("partition=random_blocks", "partition.num_blocks=2", "partition.blocks_per_client=2") * model.startswith(
-        "blocks"
-    )
     words += ("model.name=vit_tiny_patch16_224",) * (model == "vit_lora")
     with tempfile.TemporaryDirectory() as folder:
 
