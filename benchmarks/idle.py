@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fedlab_runner.core.model_family import ModelFamily
-from fedlab_runner.core.work import OfOne, Work
+from fedlab_runner.core.work import OfOne, Parallel, Work
 from fedlab_runner.executors._chunks import SingleProcessExecutor, new_models
 from fedlab_runner.executors.vectorized import Vectorized
 
@@ -26,8 +26,8 @@ MARKS: list[tuple[Mark, Mark]] = []  # the begin and the end of local training i
 class Idle(SingleProcessExecutor):
     """Works out the minibatches and hands back the models that clients started from."""
 
-    def max_parallel_clients(self, clients: int) -> int:
-        return min(1, clients)
+    def parallel(self, clients: int) -> Parallel:
+        return Parallel(min(1, clients), 0)
 
     def map_models(self, family: ModelFamily, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
         return Vectorized(chunk_size=None, compile=False).map_models(family, function, *rows, fill=fill)

@@ -33,6 +33,7 @@ class APFL(Personal):
     adaptive: bool
 
     model_copies: ClassVar[int] = 5  # pairs before and after training, and v
+    step_copies: ClassVar[int] = 6  # the second model, its gradient and its parts; the mixture with the same
 
     def __post_init__(self) -> None:
         within("[0, 1]", alpha=self.alpha)

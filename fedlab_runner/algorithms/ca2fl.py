@@ -4,7 +4,7 @@ https://openreview.net/forum?id=4aywmeb97I
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -45,6 +45,8 @@ class CA2FL(ServerAlgorithm[CA2FLState, Update]):
     server_lr: float
     store_on: str
 
+    model_copies: ClassVar[int] = 1  # the update is written over the trained model
+
     def __post_init__(self) -> None:
         at_least(1, buffer_size=self.buffer_size)
         above(0, server_lr=self.server_lr)
@@ -52,7 +54,7 @@ class CA2FL(ServerAlgorithm[CA2FLState, Update]):
 
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
         held = client_rows(self.store_on, load.ever * fed.family.num_params)
-        return Footprint(self.model_copies, self.payload_copies, held)
+        return self.holding(held)
 
     def init(self, fed: Federation) -> CA2FLState:
         x = fed.family.init(fed.seed)

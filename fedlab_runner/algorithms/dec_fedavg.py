@@ -24,7 +24,7 @@ class DecFedAvg(DecentralizedAlgorithm[Clients]):
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
         values, groups = fed.client_values // fed.num_clients, len(fed.families)
         held = shared_rows(self.store_on, fed, load, values, groups)
-        return Footprint(self.model_copies, self.payload_copies, held)
+        return self.holding(held)
 
     def init(self, fed: Federation) -> Clients:
         return Clients(first_models(fed), first_aggregator(fed))

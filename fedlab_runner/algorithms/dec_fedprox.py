@@ -1,6 +1,7 @@
 """Decentralised FedProx (Khalil et al., TMLR 2024, DFML), Algorithm 2. https://arxiv.org/abs/2402.01863"""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fedlab_runner.algorithms.shared.decentralized import (
     Clients,
@@ -27,6 +28,8 @@ class DecFedProx(DecentralizedAlgorithm[Clients]):
 
     mu: float
 
+    step_copies: ClassVar[int] = 4  # the starts, the distances from them, the penalty's gradient and the sum
+
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(0, mu=self.mu)
@@ -34,7 +37,7 @@ class DecFedProx(DecentralizedAlgorithm[Clients]):
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
         values, groups = fed.client_values // fed.num_clients, len(fed.families)
         held = shared_rows(self.store_on, fed, load, values, groups)
-        return Footprint(self.model_copies, self.payload_copies, held)
+        return self.holding(held)
 
     def init(self, fed: Federation) -> Clients:
         return Clients(first_models(fed), first_aggregator(fed))

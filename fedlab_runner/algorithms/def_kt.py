@@ -28,7 +28,8 @@ class DefKT(DecentralizedAlgorithm[Clients]):
 
     epochs: int
 
-    model_copies: ClassVar[int] = 4  # before, trained, taught and joined in pairs
+    model_copies: ClassVar[int] = 8  # of sender and receiver: before, trained, taught and joined in pairs
+    step_copies: ClassVar[int] = 5  # the second model, its gradient and its parts
 
     def __post_init__(self) -> None:
         super().__post_init__()

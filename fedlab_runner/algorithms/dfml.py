@@ -114,7 +114,7 @@ class DFML(DecentralizedAlgorithm[DFMLState]):
             )
 
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
-        return Footprint(self.model_copies, self.payload_copies, own_rows(self.store_on, fed, load, sets=2))
+        return self.holding(own_rows(self.store_on, fed, load, sets=2))
 
     def init(self, fed: Federation) -> DFMLState:
         models = first_models(fed)

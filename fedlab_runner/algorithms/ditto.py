@@ -1,6 +1,7 @@
 """Ditto (Li et al., ICML 2021), Algorithm 1. https://arxiv.org/abs/2012.04221"""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fedlab_runner.algorithms.shared.averaging import make_update
 from fedlab_runner.algorithms.shared.personal import Personal, PersonalState, PersonalUpdate
@@ -19,6 +20,8 @@ class Ditto(Personal):
     """
 
     lam: float
+
+    model_copies: ClassVar[int] = 2  # the update and the personal models
 
     def __post_init__(self) -> None:
         at_least(0, lam=self.lam)

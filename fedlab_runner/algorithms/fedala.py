@@ -39,7 +39,8 @@ class FedALA(Personal):
     window: int
     max_epochs: int
 
-    model_copies: ClassVar[int] = 6  # what is sent, what clients keep before and after, W, theta_i and the start
+    model_copies: ClassVar[int] = 4  # what is sent, what clients keep before and after, and the start
+    step_copies: ClassVar[int] = 5  # the server's model, the client's, W and W's gradient in parts
 
     def __post_init__(self) -> None:
         within("(0, 1]", share=self.share)
@@ -50,7 +51,8 @@ class FedALA(Personal):
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
         size, mixed = fed.family.size, int(self._mixed(fed.family).sum())
         held = client_rows(self.store_on, load.ever * (size + mixed + 1))
-        return Footprint(self.model_copies, self.payload_copies + round(mixed / size), held)
+        found = self.holding(held)
+        return found._replace(payload_copies=found.payload_copies + round(mixed / size))
 
     def init(self, fed: Federation) -> PersonalState:
         """Each client keeps its model [D], its weights on the mixed layers, and its stage."""

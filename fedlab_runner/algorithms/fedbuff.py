@@ -48,7 +48,7 @@ class FedBuff(ServerAlgorithm[FedBuffState, Update]):
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
         values = self.buffer_size * fed.family.size
         held = MemoryItem(values, "the buffer", "lower algorithm.buffer_size", copies=2)
-        return Footprint(self.model_copies, self.payload_copies, [held])
+        return self.holding([held])
 
     def init(self, fed: Federation) -> FedBuffState:
         x = fed.family.init(fed.seed)

@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -75,6 +75,8 @@ class FedCDA(ServerAlgorithm[FedCDAState, FedCDAUpload]):
     strategy: str
     store_on: str
 
+    model_copies: ClassVar[int] = 4  # the trained models, and those among which a batch of clients chooses
+
     def __post_init__(self) -> None:
         at_least(1, memory=self.memory, batches=self.batches)
         at_least(0, warmup=self.warmup, smoothness=self.smoothness)
@@ -102,7 +104,7 @@ class FedCDA(ServerAlgorithm[FedCDAState, FedCDAUpload]):
 
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
         held = client_rows(self.store_on, self.memory * load.ever * fed.family.size, renewed=1 / self.memory)
-        return Footprint(self.model_copies, self.payload_copies, held)
+        return self.holding(held)
 
     def init(self, fed: Federation) -> FedCDAState:
         x = fed.family.init(fed.seed)

@@ -136,7 +136,7 @@ class Feddle(ServerAlgorithm[FeddleState, FeddleUpload]):
         if data is not None and not data.in_domain and layer is not None and self._features_kept(fed):
             values, remedy = len(data) * layer.num_features, "lower server_data.max_images or algorithm.epochs"
             items.append(MemoryItem(values, "the features of the server's examples", remedy, copies=2, saved=False))
-        return Footprint(self.model_copies, self.payload_copies, items)
+        return self.holding(items)
 
     def _size(self, fed: Federation) -> int:
         return self.atlas_size or 2 * fed.cohort_size

@@ -51,7 +51,8 @@ class FedDyn(ServerAlgorithm[FedDynState, Update]):
     store_on: str
 
     averages: ClassVar[bool] = True
-    model_copies: ClassVar[int] = 2  # g_k; the update is written over the trained model
+    model_copies: ClassVar[int] = 1  # the update is written over the trained model
+    step_copies: ClassVar[int] = 5  # g_k, the distances from x, the gradients of both terms and the sum
 
     def __post_init__(self) -> None:
         finite_above(0, alpha=self.alpha)
@@ -59,7 +60,7 @@ class FedDyn(ServerAlgorithm[FedDynState, Update]):
 
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
         held = client_rows(self.store_on, load.ever * fed.family.num_params)
-        return Footprint(self.model_copies, self.payload_copies, held)
+        return self.holding(held)
 
     def init(self, fed: Federation) -> FedDynState:
         x = fed.family.init(fed.seed)

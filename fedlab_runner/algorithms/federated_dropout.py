@@ -18,7 +18,7 @@ from fedlab_runner.core.rng import Purpose, generator
 class FederatedDropout(DecentralizedAlgorithm[Clients]):
     """HeteroFL with random channels: each round draws them for each client and layer, in ascending order."""
 
-    model_copies: ClassVar[int] = 4  # the models, their parts, the trained models and the means
+    model_copies: ClassVar[int] = 5  # the models, their parts, the trained models and the means
 
     def check(self, fed: Federation) -> None:
         super().check(fed)

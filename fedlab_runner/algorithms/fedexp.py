@@ -34,7 +34,7 @@ class FedExP(ServerAlgorithm[FedExPState, Update]):
     weighting: str
 
     averages: ClassVar[bool] = True
-    model_copies: ClassVar[int] = 2  # the updates and their squares
+    model_copies: ClassVar[int] = 1  # the update is written over the trained model
 
     def __post_init__(self) -> None:
         at_least(0, eps=self.eps)

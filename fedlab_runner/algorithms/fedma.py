@@ -106,7 +106,7 @@ class FedMA(ServerAlgorithm[FedMAState, Models]):
         kept = MemoryItem(
             load.starting * fed.family.size, "the models in the last matching", "set algorithm.layerwise=false"
         )
-        return Footprint(self.model_copies, self.payload_copies, [kept] if self.layerwise else [])
+        return self.holding([kept] if self.layerwise else [])
 
     @property
     def _keeps_models(self) -> bool:

@@ -1,6 +1,7 @@
 """FedProx (Li et al., MLSys 2020), Algorithm 2. https://arxiv.org/abs/1812.06127"""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fedlab_runner.algorithms.shared.averaging import Params, Update, make_update
 from fedlab_runner.algorithms.shared.averaging_server import AveragingServer
@@ -17,6 +18,8 @@ class FedProx(AveragingServer):
     """
 
     mu: float
+
+    step_copies: ClassVar[int] = 2  # the penalty's gradient, and the sum
 
     def __post_init__(self) -> None:
         at_least(0, mu=self.mu)

@@ -37,7 +37,7 @@ class FedRolex(DecentralizedAlgorithm[FedRolexState]):
 
     order: str
 
-    model_copies: ClassVar[int] = 3  # the models, their parts and the trained models
+    model_copies: ClassVar[int] = 4  # the models, their parts, the trained models and the means
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,6 +1,7 @@
 """FedSAM (Qu et al., ICML 2022): FedAvg with sharpness-aware clients. https://arxiv.org/abs/2206.02618"""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -32,6 +33,8 @@ class FedSAM(AveragingServer):
     """
 
     rho: float
+
+    step_copies: ClassVar[int] = 2  # the model at which the second gradient is taken, and that gradient
 
     def __post_init__(self) -> None:
         at_least(0, rho=self.rho)

@@ -86,8 +86,7 @@ class FedWalk(Algorithm[FedWalkState]):
         found: Footprint = self.base.footprint(fed, load)
         names = [(h.what.replace("algorithm.", BASE), h.remedy.replace("algorithm.", BASE)) for h in found.held]
         held = [h._replace(what=what, remedy=way) for h, (what, way) in zip(found.held, names, strict=True)]
-        # The clients' losses are computed on their models.
-        return found._replace(model_copies=found.model_copies + 1, held=held)
+        return found._replace(held=held)
 
     def init(self, fed: Federation) -> FedWalkState:
         classes, layer = _auxiliary_data(fed).num_classes, require_body("algorithm=fedwalk", fed.family)

@@ -40,7 +40,8 @@ class FML(DecentralizedAlgorithm[FMLState]):
     beta: float
     meme: Architecture | None
 
-    model_copies: ClassVar[int] = 5  # both models before and after training, and the memes of the mean
+    model_copies: ClassVar[int] = 7  # both models before and after training, joined in pairs, and the memes of the mean
+    step_copies: ClassVar[int] = 5  # the second model, its gradient and its parts
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,7 +52,7 @@ class FML(DecentralizedAlgorithm[FMLState]):
 
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
         memes = shared_rows(self.store_on, fed, load, self._meme(fed).size)
-        return Footprint(self.model_copies, self.payload_copies, [*own_rows(self.store_on, fed, load), *memes])
+        return self.holding([*own_rows(self.store_on, fed, load), *memes])
 
     def init(self, fed: Federation) -> FMLState:
         meme = self._meme(fed).init(fed.seed)

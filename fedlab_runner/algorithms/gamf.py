@@ -18,7 +18,7 @@ from fedlab_runner.core.footprint import CohortLoad, Footprint, MemoryItem
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.core.updates import Updates
 
-VALUES_PER_PAIR = 2  # in memory at once for each pair of neurons of a layer, counted over all models together
+VALUES_PER_PAIR = 2.5  # in memory at once for each pair of neurons of a layer, counted over all models together
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,7 @@ class GAMF(ServerAlgorithm[Params, Models]):
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
         pairs = max((load.arriving * group.size) ** 2 for group in require_groups(self, fed))
         fewer = "lower participation.cohort_size or take a narrower model"
-        return Footprint(
-            self.model_copies,
-            self.payload_copies,
-            [MemoryItem(VALUES_PER_PAIR * pairs, "comparing their neurons", fewer, saved=False)],
-        )
+        return self.holding([MemoryItem(int(VALUES_PER_PAIR * pairs), "comparing their neurons", fewer, saved=False)])
 
     def init(self, fed: Federation) -> Params:
         self.check(fed)

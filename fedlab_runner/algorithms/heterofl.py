@@ -20,7 +20,7 @@ class HeteroFL(DecentralizedAlgorithm[Clients]):
     As in DFML's comparison, it lacks HeteroFL's scaling of activations, static batch norm and masked classifier.
     """
 
-    model_copies: ClassVar[int] = 3  # the models, their parts and the trained models
+    model_copies: ClassVar[int] = 4  # the models, their parts, the trained models and the means
 
     def check(self, fed: Federation) -> None:
         super().check(fed)

@@ -29,7 +29,7 @@ class HFCL(ServerDataAlgorithm[Update]):
     weighting: str
 
     in_domain: ClassVar[bool] = True
-    model_copies: ClassVar[int] = 2  # y and y - x
+    model_copies: ClassVar[int] = 1  # the update is written over the trained model
 
     def __post_init__(self) -> None:
         check_averaging(self.late_policy, self.weighting, server_lr=1.0)

@@ -66,6 +66,8 @@ class HyFEM(Algorithm[HyFEMState]):
     """
 
     holds_blocks: ClassVar[bool] = True
+    model_copies: ClassVar[int] = 1  # clients send the trained models
+    step_copies: ClassVar[int] = 6  # the masks of a client's blocks, what they leave, the penalty and the sum
 
     mu1: float
     mu2: float
@@ -117,7 +119,7 @@ class HyFEM(Algorithm[HyFEMState]):
 
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
         held = client_rows(self.store_on, load.ever * fed.family.size) if self.keep_own else []
-        return Footprint(self.model_copies, self.payload_copies, held)
+        return self.holding(held)
 
     def init(self, fed: Federation) -> HyFEMState:
         layout, x = Layout.of(fed.family), fed.family.init(fed.seed)

@@ -1,6 +1,7 @@
 """Per-FedAvg (Fallah, Mokhtari and Ozdaglar, NeurIPS 2020), Algorithm 1. https://arxiv.org/abs/2002.07948"""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -74,6 +75,8 @@ class PerFedAvg(AveragingServer):
     inner_lr: float
     variant: str
     delta: float | None
+
+    step_copies: ClassVar[int] = 1  # the model after the inner step
 
     def __post_init__(self) -> None:
         finite_at_least(0, inner_lr=self.inner_lr)

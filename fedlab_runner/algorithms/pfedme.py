@@ -51,7 +51,8 @@ class PFedMe(Personal):
     inner_lr: float
     warm_start: bool
 
-    model_copies: ClassVar[int] = 6  # w and theta before and after training, the update, and the kept theta
+    model_copies: ClassVar[int] = 4  # w and theta after training, the update, and the kept theta
+    step_copies: ClassVar[int] = 5  # theta, its gradient and the parts of it, the penalty's and the sum
 
     def __post_init__(self) -> None:
         above(0, lam=self.lam, inner_lr=self.inner_lr)

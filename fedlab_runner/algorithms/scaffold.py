@@ -75,7 +75,7 @@ class SCAFFOLD(ServerAlgorithm[ScaffoldState, ScaffoldUpload]):
 
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
         held = client_rows(self.store_on, load.ever * fed.family.num_params)
-        return Footprint(self.model_copies, self.payload_copies, held)
+        return self.holding(held)
 
     def init(self, fed: Federation) -> ScaffoldState:
         self.check(fed)

@@ -37,7 +37,7 @@ class Standalone(Algorithm[StandaloneState]):
         one_of(PLACES, store_on=self.store_on)
 
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
-        return Footprint(self.model_copies, self.payload_copies, own_rows(self.store_on, fed, load))
+        return self.holding(own_rows(self.store_on, fed, load))
 
     def init(self, fed: Federation) -> StandaloneState:
         layout, x = Layout.of(fed.family), fed.family.init(fed.seed)

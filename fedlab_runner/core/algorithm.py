@@ -19,7 +19,7 @@ from torch import Tensor
 from fedlab_runner.core.client_state import PLACES
 from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.federation import Federation
-from fedlab_runner.core.footprint import CohortLoad, Footprint, own_rows
+from fedlab_runner.core.footprint import CohortLoad, Footprint, MemoryItem, own_rows
 from fedlab_runner.core.own_models import NamedModels, OwnModels
 from fedlab_runner.core.updates import Updates, tensors_in
 from fedlab_runner.utils.errors import UserError
@@ -67,6 +67,11 @@ class Algorithm(ABC, Generic[State]):
     control variate.
     """
 
+    step_copies: ClassVar[int] = 0
+    """How many more models [D] a client's local step holds than plain SGD's model, gradient and its parts: the gradient
+    of a penalty, a second model that is trained along.
+    """
+
     @property
     def name(self) -> str:
         """The name on the command line: that of the algorithm's module."""
@@ -82,9 +87,13 @@ class Algorithm(ABC, Generic[State]):
 
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
         """Peak memory of a round under this load, for the estimate before the run and its refusal of a run that cannot
-        fit. Default: the two class attributes.
+        fit. Default: the class attributes.
         """
-        return Footprint(self.model_copies, self.payload_copies, [])
+        return self.holding([])
+
+    def holding(self, held: list[MemoryItem]) -> Footprint:
+        """The footprint by the class attributes, with these items."""
+        return Footprint(self.model_copies, self.payload_copies, self.step_copies, held)
 
     def operations(self, fed: Federation, local: float) -> float:
         """Floating-point operations of a round, for the estimate of the run's time; a factor of two off is near enough.
@@ -238,7 +247,7 @@ class DecentralizedAlgorithm(Algorithm[State], Generic[State]):
 
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
         """Default: the class attributes, and a row for each client that has taken part."""
-        return Footprint(self.model_copies, self.payload_copies, own_rows(self.store_on, fed, load))
+        return self.holding(own_rows(self.store_on, fed, load))
 
     def changing(self, fed: Federation) -> int:
         """The largest number of clients whose models a round changes. Default: the senders and the aggregator."""

@@ -17,6 +17,14 @@ class MemoryItem(NamedTuple):
     renewed: float = 1.0  # for clients' rows: the share of its own rows that a client replaces when it takes part
 
 
+class RoundLoad(NamedTuple):
+    """The numbers of clients in a round."""
+
+    starting: int  # K
+    late: int  # updates on their way when it begins
+    arriving: int  # A
+
+
 class CohortLoad(NamedTuple):
     """The largest numbers of clients that a round of the run will have."""
 
@@ -27,10 +35,11 @@ class CohortLoad(NamedTuple):
 
 
 class Footprint(NamedTuple):
-    """Peak memory of a round; `model_copies` and `payload_copies` are documented in `Algorithm`."""
+    """Peak memory of a round; the numbers of copies are documented in `Algorithm`."""
 
     model_copies: int
     payload_copies: int
+    step_copies: int
     held: list[MemoryItem]
 
 

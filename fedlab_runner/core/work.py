@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -228,6 +228,18 @@ def gradient_of(objective: Objective) -> Gradient:
     return gradient
 
 
+class Parallel(NamedTuple):
+    """What local training has in memory at once on one machine."""
+
+    clients: int  # that train
+    activations: int  # how many times those of one minibatch
+
+    def times(self, processes: int, clients: int) -> "Parallel":
+        """The same in so many processes, which have `clients` clients together."""
+        shared = min(clients, processes * self.clients)
+        return Parallel(shared, -(-self.activations * shared // max(1, self.clients)))
+
+
 class Executor(Protocol):
     """An executor trains the cohort: one client after another, vmapped, in worker processes, or as CUDA graphs.
 
@@ -243,7 +255,7 @@ class Executor(Protocol):
         """
         ...
 
-    def max_parallel_clients(self, clients: int) -> int:
+    def parallel(self, clients: int) -> Parallel:
         """How many of `clients` clients train at the same time on this machine, for the estimate of memory."""
         ...
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.torch_rng import own_generators
-from fedlab_runner.core.work import OfOne, Work
+from fedlab_runner.core.work import OfOne, Parallel, Work
 from fedlab_runner.executors._fork.buffers import PRIVATE
 
 
@@ -40,7 +40,7 @@ class ChunkedExecutor(SingleProcessExecutor, ABC):
     compile: bool  # whether to compile the local step with torch.compile; a field of every subclass
 
     @abstractmethod
-    def max_parallel_clients(self, clients: int) -> int:
+    def parallel(self, clients: int) -> Parallel:
         """See `Executor`."""
 
     @abstractmethod

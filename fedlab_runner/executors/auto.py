@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedlab_runner.core.model_family import ModelFamily
-from fedlab_runner.core.work import Executor, OfOne, Work
+from fedlab_runner.core.work import Executor, OfOne, Parallel, Work
 from fedlab_runner.executors._autotune import rule
 from fedlab_runner.executors._autotune.measure import agrees, expected_seconds, sample
 from fedlab_runner.executors._autotune.memory import kind_of
@@ -68,8 +68,8 @@ class Auto:
         if here:
             note(folder, **{EXECUTORS: here})
 
-    def max_parallel_clients(self, clients: int) -> int:
-        return min(clients, DEFAULT_CHUNK_SIZE)
+    def parallel(self, clients: int) -> Parallel:
+        return Vectorized(chunk_size=DEFAULT_CHUNK_SIZE, compile=False).parallel(clients)
 
     def num_processes(self) -> int:
         return self.workers or usable_cores()
@@ -108,8 +108,8 @@ class _Choosing(SingleProcessExecutor):
     def map_models(self, family: ModelFamily, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
         return self._settings.map_models(family, function, *rows, fill=fill)
 
-    def max_parallel_clients(self, clients: int) -> int:
-        return self._settings.max_parallel_clients(clients)
+    def parallel(self, clients: int) -> Parallel:
+        return self._settings.parallel(clients)
 
     def num_processes(self) -> int:
         return self._processes

@@ -3,6 +3,7 @@
 A small model's step has some hundred kernels of a few microseconds. Launching a kernel takes as long as running it.
 """
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -170,16 +171,23 @@ class RecordedStep:
 def record(launch: Callable[[], None], device: torch.device) -> Callable[[], Any]:
     """Records the GPU work of `launch` and returns a function that repeats this work in one launch."""
     with torch.cuda.device(device):
-        here, graph = torch.cuda.current_stream(), torch.cuda.CUDAGraph()
-        aside: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch has no types for it
+        here, aside, graph = torch.cuda.current_stream(), _aside(torch.cuda.current_device()), torch.cuda.CUDAGraph()
         aside.wait_stream(here)
         with torch.cuda.stream(aside):
             for _ in range(WARM_UP_STEPS):
                 launch()
         here.wait_stream(aside)
-        with refusing(), torch.cuda.graph(graph):
+        with refusing(), torch.cuda.graph(graph, stream=aside):
             launch()
     return graph.replay
+
+
+@functools.cache
+def _aside(gpu: int) -> torch.cuda.Stream:
+    """The stream of a GPU on which all steps are recorded. cuBLAS keeps a workspace, of 32 MiB on a Hopper, for each
+    stream that it has ever seen.
+    """
+    return torch.cuda.Stream(gpu)  # type: ignore[no-untyped-call]  # torch has no types for it
 
 
 @contextmanager

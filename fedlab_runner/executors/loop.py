@@ -10,7 +10,7 @@ from torch import Tensor
 from fedlab_runner.core.additions import lasts, parted
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.optimizer import SGD, zero_slots
-from fedlab_runner.core.work import Objective, OfOne, Work, gradient_of, one_by_one
+from fedlab_runner.core.work import Objective, OfOne, Parallel, Work, gradient_of, one_by_one
 from fedlab_runner.executors._chunks import Chunk, ChunkedExecutor
 from fedlab_runner.executors._fork.buffers import ONE
 from fedlab_runner.executors.compiled import graph_of, in_layers, is_ready, kept_graph, train_client
@@ -25,8 +25,8 @@ class Loop(ChunkedExecutor):
 
     compile: bool
 
-    def max_parallel_clients(self, clients: int) -> int:
-        return min(1, clients)
+    def parallel(self, clients: int) -> Parallel:
+        return Parallel(min(1, clients), min(1, clients))
 
     def chunks(self, work: Work) -> list[Chunk]:
         return [Chunk(rows[k : k + 1], frozen) for frozen, rows in work.groups() for k in range(len(rows))]

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedlab_runner.core.client_data import ClientData
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.torch_rng import own_generators
-from fedlab_runner.core.work import OfOne, Work
+from fedlab_runner.core.work import OfOne, Parallel, Work
 from fedlab_runner.executors._chunks import ChunkedExecutor, SingleProcessExecutor
 from fedlab_runner.executors._fork.buffers import SHARED, Arena, ArenaFull, shared_zeros
 from fedlab_runner.executors._fork.orders import Acquaintances, Known, Unsendable, packed, unpacked
@@ -61,10 +61,10 @@ class Processes(SingleProcessExecutor):
         if not isinstance(self.inner, ChunkedExecutor):
             raise ValueError(f"inner must be loop or vectorized, got {type(self.inner).__name__.lower()}")
 
-    def max_parallel_clients(self, clients: int) -> int:
+    def parallel(self, clients: int) -> Parallel:
         if self.workers == GPUS:  # of those on one GPU
-            return self.inner.max_parallel_clients(-(-clients // max(1, len(gpus()))))
-        return min(clients, self.num_processes() * self.inner.max_parallel_clients(clients))
+            return self.inner.parallel(-(-clients // max(1, len(gpus()))))
+        return self.inner.parallel(clients).times(self.num_processes(), clients)
 
     def num_processes(self) -> int:
         return 1 if self.workers == GPUS else self.workers or usable_cores()

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fedlab_runner.core.model_family import ModelFamily
-from fedlab_runner.core.work import OfOne, Work
+from fedlab_runner.core.work import OfOne, Parallel, Work
 from fedlab_runner.executors._blocks import Blocks
 from fedlab_runner.executors._chunks import ChunkedExecutor, new_models
 from fedlab_runner.executors._messages import Failed, Keep, receive, send, started
@@ -75,8 +75,8 @@ class Ray:
         _ = self._session
         return self
 
-    def max_parallel_clients(self, clients: int) -> int:
-        return min(clients, usable_cores() * self.inner.max_parallel_clients(clients))
+    def parallel(self, clients: int) -> Parallel:
+        return self.inner.parallel(clients).times(usable_cores(), clients)
 
     def num_processes(self) -> int:
         return usable_cores()

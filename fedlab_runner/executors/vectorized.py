@@ -12,7 +12,7 @@ from torch.func import grad, vmap
 from fedlab_runner.core.additions import lasts, side_by_side
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.optimizer import zero_slots
-from fedlab_runner.core.work import Gradient, OfOne, Work, gradient_of, one_by_one
+from fedlab_runner.core.work import Gradient, OfOne, Parallel, Work, gradient_of, one_by_one
 from fedlab_runner.executors._chunks import Chunk, ChunkedExecutor
 from fedlab_runner.executors.compiled import graph_of, in_layers, is_ready, kept_graph, train_clients, width
 from fedlab_runner.utils.validate import at_least
@@ -37,8 +37,9 @@ class Vectorized(ChunkedExecutor):
     def __post_init__(self) -> None:
         at_least(1, chunk_size=self.chunk_size)
 
-    def max_parallel_clients(self, clients: int) -> int:
-        return min(self.chunk_size or clients, clients)
+    def parallel(self, clients: int) -> Parallel:
+        side = min(self.chunk_size or clients, clients)
+        return Parallel(side, 2 * side)  # vmap keeps activations and their gradients until the step ends
 
     def chunks(self, work: Work) -> list[Chunk]:
         return [

@@ -16,7 +16,7 @@ from fedlab_runner.core.algorithm import Algorithm, DecentralizedAlgorithm
 from fedlab_runner.core.client_state import FOLDER as ROWS
 from fedlab_runner.core.client_state import PLACES
 from fedlab_runner.core.federation import Federation
-from fedlab_runner.core.footprint import CohortLoad, client_rows
+from fedlab_runner.core.footprint import CohortLoad, RoundLoad, client_rows
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.round_cost import local_operations
 from fedlab_runner.core.torch_rng import own_generators
@@ -33,6 +33,8 @@ HOST_OVERHEAD_BYTES = 2e8  # pictures, buffers of files and other needs after th
 GPU_OVERHEAD_BYTES = 5e8  # the workspaces of the GPU's libraries
 MIN_REFUSED_BYTES = 2**28  # of need, below which no run is refused
 MIN_REPORTED_DISK_BYTES = 2**28  # of a run's files, below which the log does not mention them
+FEWER = "lower participation.cohort_size"  # a remedy
+SMALLER_CHUNK = "lower executor.chunk_size or workers"  # another one
 
 
 class Need(NamedTuple):
@@ -107,30 +109,25 @@ def expected_bytes(algorithm: Algorithm[Any], fed: Federation, rounds: int) -> f
 
 
 def _needs(algorithm: Algorithm[Any], fed: Federation, rounds: int) -> list[Need]:
+    """What a run holds throughout, and what it holds besides in the largest part of a round."""
     family = max(fed.families, key=lambda family: family.size)
-    load = _load(algorithm, fed, rounds)
-    copies, sent, held = algorithm.footprint(fed, load)
+    load, each_round = _load(algorithm, fed, rounds), _rounds_ahead(algorithm, fed, rounds)
+    _, sent, _, held = algorithm.footprint(fed, load)
     value, model = family.dtype.itemsize, family.size * family.dtype.itemsize
-    side, slots = fed.executor.max_parallel_clients(load.starting), fed.local.make_optimizer().slots
-    fewer = "lower participation.cohort_size"
-    # The run holds arriving late updates twice: separately, and joined with the updates that are not late.
-    late = (load.late + 2 * load.arriving) * sent if load.late else 0
-    flying = load.late * sent * model
+    # Minibatches have one size, so that their activations do not depend on the round.
+    minibatch = _saved_bytes(family, fed) if load.starting else 0
+    parts = [_part(algorithm, fed, load, now, model, minibatch) for now in each_round]
     needs = [
-        Need(copies * load.starting * model, f"the models of {load.starting} clients", fewer),
-        Need(late * model, f"{load.late} late updates", f"{fewer} or the delay", saved=flying),
-        # Each client in training: model, gradient in parts and as a vector, update, and the optimiser's slots.
-        Need((4 + slots) * side * model, f"{side} clients in training", "lower executor.chunk_size or workers"),
-        Need(side * _saved_bytes(family, fed), "their activations", "lower local.batch_size or executor.chunk_size"),
+        Need(model, "the server's model", "take a smaller model"),
+        *max((needs for each in parts for needs in each), key=_total, default=[]),
     ]
-    if fed.server_data is not None:  # model, optimiser's slots and update, and each thread's gradient
-        threads = torch.get_num_threads() if fed.family.device.type == "cpu" else 1
-        needs.append(Need((6 + threads) * model, "training on the server", "lower threads or take a smaller model"))
     moments = fed.server_steps.held * value  # a step makes new moments while it holds the old ones
     needs.append(Need(2 * moments, "the server optimiser's moments", "set server_optimizer=none", saved=moments))
+    if load.late:  # the checkpoints' copies
+        needs.append(Need(0.0, f"{load.late} late updates", "lower the delay", saved=load.late * sent * model))
     if fed.home.acts and not algorithm.decentralized:
         # Each client's start, and the trained models besides the models that leave the clients.
-        needs.append(Need(2 * load.starting * model, "the parts of their models that stay at home", fewer))
+        needs.append(Need(2 * load.starting * model, "the parts of their models that stay at home", FEWER))
         held = [*held, *client_rows(fed.home.place, load.ever * fed.home.size, "home")]
     for each in held:
         size = each.values * value
@@ -139,6 +136,35 @@ def _needs(algorithm: Algorithm[Any], fed: Federation, rounds: int) -> list[Need
         needs.append(Need(size * each.copies, each.what, each.remedy, each.place, saved, renewed))
     on_gpu = fed.family.device.type != "cpu"
     return needs if on_gpu else [n._replace(place="host") if n.place == "device" else n for n in needs]
+
+
+def _part(
+    algorithm: Algorithm[Any], fed: Federation, load: CohortLoad, now: RoundLoad, model: int, minibatch: int
+) -> list[list[Need]]:
+    """What a round holds while clients train, while it merges their updates, and while the server trains."""
+    copies, sent, more, _ = algorithm.footprint(fed, load)
+    (side, activations), slots = fed.executor.parallel(now.starting), fed.local.make_optimizer().slots
+    flying = Need(now.late * sent * model, f"{now.late} late updates", f"{FEWER} or the delay")
+    named = f"the models of {now.starting} clients"
+    # Of what an algorithm makes for each client, training sees what clients start from or keep, and trained models.
+    training = Need(min(copies, 2) * now.starting * model, named, FEWER)
+    a_step = Need((3 + slots + more) * side * model, f"{side} clients in training", SMALLER_CHUNK)
+    batches = Need(activations * minibatch, "their activations", "lower local.batch_size or executor.chunk_size")
+    # Late updates that arrive are held twice: separately, and joined with the updates that are not late.
+    joined = now.arriving * (sent + 1) if load.late else 0
+    merging = Need(copies * now.starting * model, named, FEWER)
+    arrived = Need(joined * model, f"{now.arriving} updates that are merged", FEWER)
+    found = [[flying, training, a_step, batches], [flying, merging, arrived]] if copies else []
+    if fed.server_data is not None and algorithm.operations(fed, 0.0):
+        # Model, the optimiser's slots and the update, and each thread's gradient.
+        threads = torch.get_num_threads() if fed.family.device.type == "cpu" else 1
+        remedy = "lower threads or take a smaller model"
+        found.append([flying, Need((7 + threads) * model, "training on the server", remedy)])
+    return found
+
+
+def _total(needs: Sequence[Need]) -> float:
+    return sum(need.bytes for need in needs)
 
 
 def _renewed(algorithm: Algorithm[Any], fed: Federation, rounds: int, between: int) -> float:
@@ -150,20 +176,24 @@ def _renewed(algorithm: Algorithm[Any], fed: Federation, rounds: int, between: i
 
 def _load(algorithm: Algorithm[Any], fed: Federation, rounds: int) -> CohortLoad:
     """The largest numbers of clients in a round of a run of `rounds` rounds."""
-    if isinstance(algorithm, DecentralizedAlgorithm):  # no client is late
+    if isinstance(algorithm, DecentralizedAlgorithm):
         return CohortLoad(fed.cohort_size, 0, 0, min(fed.num_clients, rounds * algorithm.changing(fed)))
-    return _most_at_once(fed, rounds)
-
-
-def _most_at_once(fed: Federation, rounds: int) -> CohortLoad:
-    """The largest numbers of starting clients, late updates and arriving updates in the next rounds."""
-    starting = late = arriving = 0
-    due = np.empty(0, np.int64)
-    for round, starts in enumerate(fed.ahead(min(ROUNDS_AHEAD, rounds)), fed.round):
-        due = np.concatenate([due[due >= round], starts.due])
-        now = int((due == round).sum())
-        starting, late, arriving = max(starting, len(starts.ids)), max(late, len(due) - now), max(arriving, now)
+    each = _rounds_ahead(algorithm, fed, rounds)
+    starting, arriving = (max(column, default=0) for column in ([r.starting for r in each], [r.arriving for r in each]))
+    late = max((r.late + r.starting - r.arriving for r in each), default=0)
     return CohortLoad(starting, late, arriving, min(fed.num_clients, rounds * starting))
+
+
+def _rounds_ahead(algorithm: Algorithm[Any], fed: Federation, rounds: int) -> list[RoundLoad]:
+    """The numbers of clients in each of the next rounds."""
+    if isinstance(algorithm, DecentralizedAlgorithm):  # no client is late
+        return [RoundLoad(fed.cohort_size, 0, 0)]
+    due, found = np.empty(0, np.int64), []
+    for round, starts in enumerate(fed.ahead(min(ROUNDS_AHEAD, rounds)), fed.round):
+        late, due = len(due), np.concatenate([due, starts.due])
+        found.append(RoundLoad(len(starts.ids), late, int((due == round).sum())))
+        due = due[due > round]
+    return found
 
 
 def _saved_bytes(family: ModelFamily, fed: Federation) -> int:
@@ -178,7 +208,8 @@ def _saved_bytes(family: ModelFamily, fed: Federation) -> int:
     size = fed.local.batch_size
     inputs, targets = fed.client_data.inputs[:size].clone(), fed.client_data.targets[:size]
     with family.bound(family.init(fed.seed)) as leaves:
-        known = {leaf.untyped_storage().data_ptr() for leaf in leaves}
+        lasting = [*leaves, *family.module.parameters(), *family.module.buffers()]
+        known = {value.untyped_storage().data_ptr() for value in lasting}
         family.mode(True, frozen_norm=True)
         with torch.autograd.graph.saved_tensors_hooks(note, lambda saved: saved), own_generators(family.device):
             family.bound_loss(family.normalize(inputs, family.dtype), targets, None)

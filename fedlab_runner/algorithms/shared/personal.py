@@ -60,7 +60,7 @@ class Personal(ServerAlgorithm[PersonalState, PersonalUpdate]):
 
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
         held = client_rows(self.store_on, load.ever * fed.family.size)
-        return Footprint(self.model_copies, self.payload_copies, held)
+        return self.holding(held)
 
     def init(self, fed: Federation) -> PersonalState:
         x = fed.family.init(fed.seed)

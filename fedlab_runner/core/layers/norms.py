@@ -1,8 +1,8 @@
 """Prepares normalisation layers: as parts of a model's vector, for vmap, and with the precision of their values.
 
 Batch norm never goes through cuDNN. Its kernels read four values at once and stop the program (misaligned address) if a
-layer's statistics, which are views of a model's vector, do not begin at a multiple of 16 bytes. Under vmap and
-torch.compile PyTorch cannot differentiate them.
+layer's statistics, which are views of a model's vector, do not begin at a multiple of 16 bytes:
+https://github.com/pytorch/pytorch/issues/195186. Under vmap and torch.compile PyTorch cannot differentiate them.
 """
 
 from typing import Any
@@ -24,7 +24,8 @@ class Native(_BatchNorm):
         kept = not self.training or self.track_running_stats
         statistics = (self.running_mean, self.running_var) if kept else (None, None)
         how = self.weight, self.bias, *statistics, batch, self.momentum, self.eps
-        return torch.batch_norm(input, *how, cudnn_enabled=False)  # type: ignore[arg-type]  # it takes None too
+        # torch.batch_norm(..., cudnn_enabled=False) takes cuDNN's all the same.
+        return torch.native_batch_norm(input, *how)[0]  # type: ignore[arg-type]  # it takes None too
 
 
 class BatchNorm1d(Native, nn.BatchNorm1d):
