@@ -3,6 +3,7 @@
 Gathering the gradient into a vector and updating a whole vector would cost as much as a small model's layer.
 """
 
+import itertools
 import logging
 import os
 import re
@@ -31,6 +32,7 @@ _log = logging.getLogger(__name__)
 
 Layers = list[Tensor]  # the parameters of one model, or of A models [A, ...]
 Step = Callable[..., Any]  # (layers, slots, lr, t, inputs, targets, mask, *own) -> the loss, a scalar or [A]
+_numbers = itertools.count()  # of the graphs of this process
 _FEED = "feed"  # key in a cohort's notes
 _BROKEN_LIBRARY = re.compile(r"ImportError: (\S+\.so): ")  # in an error of the compiler
 MAX_GATHERED_BYTES = 2**19  # of examples that one call gathers for several steps
@@ -95,8 +97,10 @@ def kept_graph(family: ModelFamily, key: Hashable, make: Callable[[], Step], *, 
     """The family's graph of this key; `make` gives the function when it is compiled."""
     if key not in family.compiled:
         function: Any = make()
-        # The compiler counts its graphs by code object and gives up after eight, so that each has a code object.
-        function.__code__ = function.__code__.replace()
+        # The compiler counts its graphs by code object and gives up after eight, so that each has a code object. And it
+        # remembers shapes by the name of the code: those of another model would make sizes of this one variable.
+        code = function.__code__
+        function.__code__ = code.replace(co_name=f"{code.co_name}_{next(_numbers)}")
         family.compiled[key] = graph_of(function, family, layer_by_layer=layer_by_layer)
     return family.compiled[key]
 

@@ -126,8 +126,6 @@ def _needs(algorithm: Algorithm[Any], fed: Federation, rounds: int) -> list[Need
     if load.late:  # the checkpoints' copies
         needs.append(Need(0.0, f"{load.late} late updates", "lower the delay", saved=load.late * sent * model))
     if fed.home.acts and not algorithm.decentralized:
-        # Each client's start, and the trained models besides the models that leave the clients.
-        needs.append(Need(2 * load.starting * model, "the parts of their models that stay at home", FEWER))
         held = [*held, *client_rows(fed.home.place, load.ever * fed.home.size, "home")]
     for each in held:
         size = each.values * value
@@ -154,7 +152,10 @@ def _part(
     joined = now.arriving * (sent + 1) if load.late else 0
     merging = Need(copies * now.starting * model, named, FEWER)
     arrived = Need(joined * model, f"{now.arriving} updates that are merged", FEWER)
-    found = [[flying, training, a_step, batches], [flying, merging, arrived]] if copies else []
+    # Each client's start, and the trained models besides the models that leave the clients.
+    apart = 2 * now.starting if fed.home.acts and not algorithm.decentralized else 0
+    at_home = Need(apart * model, "the parts of their models that stay at home", FEWER)
+    found = [[flying, training, a_step, batches], [flying, merging, arrived, at_home]] if copies else []
     if fed.server_data is not None and algorithm.operations(fed, 0.0):
         # Model, the optimiser's slots and the update, and each thread's gradient.
         threads = torch.get_num_threads() if fed.family.device.type == "cpu" else 1

@@ -11,6 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fedlab_runner.core.layers import pooling
 from fedlab_runner.core.work import Executor
 from fedlab_runner.executors import _compiler_passes as passes
+from fedlab_runner.executors import compiled
 from fedlab_runner.executors.compiled import graph_of
 from fedlab_runner.executors.loop import Loop
 from tests.executors.test_contract import COMPILED, train
@@ -62,3 +63,14 @@ def test_compiled_steps_that_pool_and_update_in_place_equal_eager_ones(
                 torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-9)
     one_by_one = isinstance(executor, Loop) or executor is COMPILED[-1]
     assert len(updates) == one_by_one and poolings
+
+
+def test_graphs_of_two_models_have_code_of_two_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By which the compiler remembers shapes: a second model's sizes would become variable, and slower or refused."""
+    monkeypatch.setattr(compiled, "graph_of", lambda function, family, **_: function)
+
+    def make() -> Any:
+        return lambda: None
+
+    names = [compiled.kept_graph(federation().family, "a kind", make).__code__.co_name for _ in range(2)]  # type: ignore[attr-defined]
+    assert len(set(names)) == 2

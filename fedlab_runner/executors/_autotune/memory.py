@@ -15,6 +15,7 @@ from fedlab_runner.core.work import Work
 from fedlab_runner.executors._autotune.measure import Cost
 from fedlab_runner.executors._run_notes import machine_type, read_notes
 from fedlab_runner.utils import checksummed_json
+from fedlab_runner.utils.determinism import repeats_exactly
 from fedlab_runner.utils.digest import digest
 from fedlab_runner.utils.files import user_cache, write_text_atomically, write_text_once
 
@@ -63,6 +64,8 @@ def kind_of(work: Work) -> str:
     examples, device = work.client_data, family.device
     inputs = [list(examples.inputs.shape[1:]), str(examples.inputs.dtype), str(family.dtype), str(examples.augment)]
     place = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    if device.type == "cuda":  # how it multiplies, and with which kernels
+        place += f" {torch.get_float32_matmul_precision()} {torch.backends.cudnn.allow_tf32} {repeats_exactly()}"
     return digest(
         [own, sizes, layers, inputs, str(family.autocast), work.frozen, local.batch_size, local.optimizer, place]
     )
