@@ -1,6 +1,6 @@
 """The clients' examples on the device, and the minibatches that each client's key draws."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from typing import Any, NamedTuple
 
@@ -56,22 +56,33 @@ class ClientData:
         self.augment = augment
         self.num_views = 1 if augment is None else augment.num_views(self.inputs.shape[1:])
         self.notes: dict[Any, Any] = {}  # what executors keep as long as these examples
+        self.part_of: ClientData | None = None  # those that `part` has taken these from
+        self.chosen: Mapping[int, np.ndarray] = {}  # what it took
 
     def with_streams(self, streams: Streams) -> "ClientData":
         """The same examples, in the same memory, with other random streams."""
         twin = copy(self)
-        twin.streams, twin.notes = streams, {}
+        twin.streams, twin.notes, twin.part_of = streams, {}, None
         return twin
 
     def drawn(self, ids: np.ndarray, share: float, rngs: Iterable[np.random.Generator]) -> "ClientData":
         """The same memory, in which each client of `ids` [k] has floor(share n) of its n examples, but at least one,
         drawn by its stream. All other clients have none.
         """
-        lists = [self._members[:0]] * self.num_clients
+        chosen = {}
         for client, rng in zip(ids.tolist(), rngs, strict=True):
             mine = self.members(client)
-            lists[client] = rng.permutation(mine)[: max(1, int(share * len(mine)))]
-        return ClientData(self.inputs, self.targets, lists, self.inputs.device, self.streams, self.augment)
+            chosen[client] = rng.permutation(mine)[: max(1, int(share * len(mine)))]
+        return self.part(chosen)
+
+    def part(self, chosen: Mapping[int, np.ndarray]) -> "ClientData":
+        """The same memory, in which each client has the examples with these indices [n_i]. All other clients have
+        none.
+        """
+        lists = [chosen.get(client, self._members[:0]) for client in range(self.num_clients)]
+        part = ClientData(self.inputs, self.targets, lists, self.inputs.device, self.streams, self.augment)
+        part.part_of, part.chosen = self, chosen
+        return part
 
     def members(self, client: int) -> np.ndarray:
         """The example indices of one client [n_i] int64."""

@@ -211,13 +211,14 @@ def _replaced(workers: int, work: Work, *more: Known) -> bool:
     """Replaces the waiting workers by new ones that know more objects, if the memory allows it."""
     if (resident_bytes() or 0) >= MAX_KEPT_BYTES:
         return False
-    before, new = _waiting[0].known.alive() if _waiting else [], (work.family, work.client_data, *more)
+    data = work.client_data.part_of or work.client_data
+    before, new = _waiting[0].known.alive() if _waiting else [], (work.family, data, *more)
     dismiss()
     _waiting.append(WaitingWorkers(workers, dict.fromkeys((*before, *new))))
     _met.update(new)
-    if work.client_data not in _watched:
-        _watched.add(work.client_data)
-        weakref.finalize(work.client_data, _after_run)
+    if data not in _watched:
+        _watched.add(data)
+        weakref.finalize(data, _after_run)
     return True
 
 

@@ -183,7 +183,9 @@ def test_workers_read_stacked_rows_where_they_lie(monkeypatch: pytest.MonkeyPatc
 
 
 def test_workers_get_what_they_do_not_know_when_it_comes_again(forked: list[int]) -> None:
-    """The clients' data of a second training is new to them; data that is drawn again in each round stays so."""
+    """The clients' data of a second training is new to them; of data that is drawn again in each round they get the
+    numbers of the examples.
+    """
     fed = federation(executor=Processes(2, LOOP))
     x, counts = fed.family.init(0), []
     for round in range(4):
@@ -196,8 +198,10 @@ def test_workers_get_what_they_do_not_know_when_it_comes_again(forked: list[int]
         cohort.again(fed.local).train(x)
         counts.append(len(forked))
     assert counts == [2, 3, 3, 3], "workers, some for the unknown, and such as know both"
-    cohort.again(fed.local, 0.5).train(x)
-    assert len(forked) == 4 and nobody_is_left(forked)
+    alone = federation()
+    alone.begin(3, 1.0)
+    some, expected = (asked(each, [1, 2, 3]).again(each.local, 0.5).train(x) for each in (fed, alone))
+    assert torch.equal(some, expected) and len(forked) == 3 and nobody_is_left(forked)
 
 
 def test_what_is_too_large_to_be_sent_is_forked(monkeypatch: pytest.MonkeyPatch, forked: list[int]) -> None:

@@ -17,6 +17,7 @@ from fedlab_runner.core.work import Work
 from fedlab_runner.executors._fork.buffers import Arena, Buffer
 
 Known = ModelFamily | ClientData
+PART = "part"  # stands before the number of the clients' data of which a round draws some
 
 
 class Unsendable(Exception):
@@ -65,6 +66,8 @@ def packed(work: Work, more: Any, known: Acquaintances, arena: Arena, shared: Bu
 
     class OrderPickler(pickle.Pickler):
         def persistent_id(self, thing: object) -> Any:
+            if isinstance(thing, ClientData) and thing.part_of is not None:
+                return PART, known.number(thing.part_of), thing.chosen
             if isinstance(thing, ModelFamily | ClientData):
                 return known.number(thing)
             if isinstance(thing, Tensor):
@@ -91,6 +94,10 @@ def unpacked(content: bytes, known: Acquaintances, arena: Arena, shared: Buffer)
         def persistent_load(self, told: Any) -> Any:
             if isinstance(told, int):
                 return known[told]
+            if told[0] == PART:
+                whole = known[told[1]]
+                assert isinstance(whole, ClientData)
+                return whole.part(told[2])
             block, place, *form = told
             return arena.at(place, *form) if block is None else shared.again(block, *form)
 
