@@ -20,8 +20,9 @@ from fedlab_runner.core.federation import Federation
 
 METHODS = sorted(path.stem for path in (conf_dir() / "algorithm").glob("*.yaml"))
 # Methods and models without a row: HyFEM needs networks of feature blocks (its matching has a row of its own), and the
-# reference loops of neuron matching know linear layers alone.
-WITHOUT = {("hyfem", "mlp"), ("hyfem", "cnn"), ("gamf", "cnn"), ("fedma", "cnn")}
+# reference loops of neuron matching and of models cut in width know linear layers alone.
+LINEAR = "gamf", "fedma", "federated_dropout", "fedrolex", "heterofl"
+WITHOUT = {("hyfem", "mlp"), ("hyfem", "cnn"), *((method, "cnn") for method in LINEAR)}
 SHAPE, WARM = Shape(20, 20, 10, 10), 4  # by then nearly every client has trained and has its rows
 MODELS: dict[str, Callable[[], nn.Module]] = {"mlp": workloads.mlp, "cnn": workloads.cnn}
 ROUNDS = 24  # of a reference loop, which keeps all updates that were ever sent, until it begins anew
