@@ -77,7 +77,7 @@ class APFL(Personal):
 def _loss(model: FunctionalModel, batch: Batch, alpha: Tensor) -> Tensor:
     """The losses of w and of the mixture, for pairs of w and v."""
     w, v = model.params.chunk(2)
-    both = FunctionalModel(model.family, torch.cat([w, alpha * v + (1 - alpha) * w.detach()]), model.buffers)
+    both = FunctionalModel(model.family, torch.cat([w, torch.lerp(w.detach(), v, alpha)]), model.buffers)
     of_w, of_mixture = (batch.mean(losses(z, batch.targets, batch.offsets)) for z in both(batch.inputs))
     model.buffers = both.buffers
     return of_w + (of_mixture - of_mixture.detach())  # the value, which train/loss shows, is that of w

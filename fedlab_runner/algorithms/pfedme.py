@@ -30,7 +30,8 @@ class _Envelope:
         theta = model.buffers[-p:] if self.warm_start else w
         for _ in range(self.inner_steps):
             g, value, model.buffers = gradient(model, theta, batch)
-            theta = theta - self.inner_lr * (g + self.lam * (theta - w))
+            # theta - inner_lr (g + lam (theta - w)), in two passes over the parameters
+            theta = torch.lerp(theta, w, self.inner_lr * self.lam).sub_(g, alpha=self.inner_lr)
         model.buffers = torch.cat([model.buffers[:-p], theta])
         return along(model, self.lam * (w - theta), value)
 
