@@ -3,11 +3,13 @@
 Those parts have processes of their own, which take seconds to begin: their tests are slow.
 """
 
+import argparse
 import json
 import math
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +19,7 @@ import pytest
 import torch
 
 from benchmarks.gpu_check import child, goals, run
-from benchmarks.gpu_check.finding import Setting, farthest
+from benchmarks.gpu_check.finding import Part, Setting, farthest
 from benchmarks.gpu_check.parts import PARTS
 from benchmarks.gpu_check.runs import algorithms
 from benchmarks.gpu_check.table import table
@@ -107,7 +109,7 @@ def test_a_killed_check_leaves_what_was_found_and_no_process(tmp_path: Path) -> 
     words = [*ON_CPU, "--out", str(tmp_path), "--parts", "tests.helpers.bad_parts", "--only", "good|endless"]
     process = subprocess.Popen([sys.executable, "-m", "benchmarks.gpu_check", *words], cwd=ROOT)
     path, until = tmp_path / "gpu-check.json", time.monotonic() + 120
-    while not (path.exists() and "endless" in json.loads(path.read_text())["parts"]):
+    while not (path.exists() and json.loads(path.read_text())["parts"]["endless"]["state"] == "running"):
         assert time.monotonic() < until and process.poll() is None
         time.sleep(0.1)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
@@ -126,6 +128,27 @@ def _lives(pid: str) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_parts_that_time_something_run_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the others, which run side by side."""
+    running, seen = set[str](), list[set[str]]()
+    together = threading.Barrier(2, timeout=60)
+
+    def carry_out(check: run.Check, part: Part) -> None:
+        running.add(part.name)
+        if not part.alone:
+            together.wait()
+        seen.append(set(running))
+        if not part.alone:
+            together.wait()
+        running.discard(part.name)
+
+    monkeypatch.setattr(run.Check, "carry_out", carry_out)
+    monkeypatch.setattr(run, "usable_cores", lambda: 2)
+    parts = [Part(name, lambda setting: iter(()), 1, 1, alone=name > "b") for name in "cabd"]
+    run.Check(tmp_path, {"parts": {}}, argparse.Namespace(minutes=1)).carry_out_all(parts)
+    assert seen == [{"a", "b"}, {"a", "b"}, {"c"}, {"d"}]
 
 
 def test_a_selection_and_a_folder_of_ones_own(tmp_path: Path) -> None:
