@@ -77,7 +77,9 @@ class APFL(Personal):
 def _loss(model: FunctionalModel, batch: Batch, alpha: Tensor) -> Tensor:
     """The losses of w and of the mixture, for pairs of w and v."""
     w, v = model.params.chunk(2)
-    both = FunctionalModel(model.family, torch.cat([w, torch.lerp(w.detach(), v, alpha)]), model.buffers)
-    of_w, of_mixture = (batch.mean(losses(z, batch.targets, batch.offsets)) for z in both(batch.inputs))
-    model.buffers = both.buffers
+    layout = model.family.layout.items()
+    second = {name: shape for name, (start, shape) in layout if len(w) <= start < len(model.params)}
+    parts = torch.split(torch.lerp(w.detach(), v, alpha), [shape.numel() for shape in second.values()])
+    mixture = {name: part.view(shape) for (name, shape), part in zip(second.items(), parts, strict=True)}
+    of_w, of_mixture = (batch.mean(losses(z, batch.targets, batch.offsets)) for z in model(batch.inputs, mixture))
     return of_w + (of_mixture - of_mixture.detach())  # the value, which train/loss shows, is that of w

@@ -68,6 +68,7 @@ class Pair:
 
 class _Values(nn.Module):
     values: Tensor
+    carried = True  # the network neither reads nor writes them
 
     def __init__(self, count: int) -> None:
         super().__init__()

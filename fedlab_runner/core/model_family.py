@@ -67,7 +67,7 @@ class FunctionalModel:
         """Logits [b, C] of normalised inputs [b, ...]; `instead` replaces parameters by name."""
         family, values = self.family, self.family.views(self.params)
         values |= {k: values[k].detach() for k in self.frozen if k in values} | (instead or {})
-        if not family.num_buffers:
+        if not family.writes_buffers:
             return family.forward(values, inputs)
         # Batch norm writes into its statistics. Each needs memory of its own: vmap silently loses a write into a
         # strided view.
@@ -109,6 +109,8 @@ class ModelFamily:
         self.num_params = sum(n for *_, n in self._params)
         self.num_buffers = sum(n for *_, n in self._buffers)
         self.size = self.num_params + self.num_buffers
+        owners = [m for m in self.module.modules() if any(b.is_floating_point() for b in m.buffers(recurse=False))]
+        self.writes_buffers = not all(getattr(m, "carried", False) for m in owners)  # a network may
         self.models = [self.num_params]  # the parameters of each model that a vector holds (`core.joined_models`)
         variances = [torch.full((n,), k.endswith("running_var")) for k, _, n in self._buffers]
         self._variances = torch.cat([*variances, torch.empty(0, dtype=torch.bool)]).to(device)  # [B]

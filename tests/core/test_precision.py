@@ -1,12 +1,15 @@
 """precision=bfloat16: whatever layers a model has, all executors train it, and to the same model but for rounding."""
 
+from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from timm.layers import BatchNormAct2d
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedlab_runner.core.client_data import ClientData
 from fedlab_runner.core.model_family import ModelFamily
@@ -97,3 +100,26 @@ def test_a_norm_gives_as_many_digits_as_it_is_given(given: torch.dtype) -> None:
         lambda: nn.BatchNorm1d(3), 3, normalize=Normalize(None, None), device=CPU, autocast=torch.bfloat16
     )
     assert family.module(torch.randn(4, 3, dtype=given)).dtype == given
+
+
+class _Conversions(TorchDispatchMode):
+    """Counts the tensors of each shape that are converted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: Counter[tuple[int, ...]] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._to_copy.default:
+            self.shapes[tuple(args[0].shape)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_an_evaluation_lowers_the_weights_once() -> None:
+    build = lambda: nn.Sequential(nn.Linear(7, 4), nn.ReLU(), nn.Linear(4, CLASSES))  # noqa: E731
+    family = ModelFamily(build, CLASSES, normalize=Normalize(None, None), device=CPU, autocast=torch.bfloat16)
+    w, batches = family.init(0), torch.randn(3, 2, 7).unbind()
+    with _Conversions() as conversions, family.predicting(w) as predict:
+        together = [predict(batch) for batch in batches]
+    assert conversions.shapes[4, 7] == conversions.shapes[CLASSES, 4] == 1
+    assert all(torch.equal(mine, family.predict(w, batch)) for mine, batch in zip(together, batches, strict=True))
