@@ -26,7 +26,7 @@ EXECUTORS = "fedlab_runner.executors"  # the package whose executors a bundle ma
 _HERE = ("logger", "checkpoint", "pruning")  # set by this module
 _COMPUTED = ("device", "threads", "executor")  # set by the person who verifies, else by the run's notes
 _DATA = tuple(key for key in VOLATILE if key.endswith((".root", ".cache", ".download")))
-_KEPT = ("rounds", "evaluation.target")  # harmless numbers of the bundle
+_KEPT = ("rounds", "deterministic", "evaluation.target")  # harmless values of the bundle
 assert {*_HERE, *_COMPUTED, *_DATA, *_KEPT} == {*VOLATILE}, "each key that is not part of a run's id has its place"
 
 
