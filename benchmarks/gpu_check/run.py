@@ -47,11 +47,8 @@ class Check:
     def save(self) -> None:
         """Whole at any time, whichever part asks for it."""
         with self._lock:
-            self._write()
-
-    def _write(self) -> None:
-        write_text_atomically(self._folder / "gpu-check.json", json.dumps(self.results, indent=1) + "\n")
-        write_text_atomically(self._folder / "gpu-check.md", table(self.results) + "\n")
+            write_text_atomically(self._folder / "gpu-check.json", json.dumps(self.results, indent=1) + "\n")
+            write_text_atomically(self._folder / "gpu-check.md", table(self.results) + "\n")
 
     def carry_out_all(self, parts: Sequence[Part]) -> None:
         """Those that time nothing side by side, one for each core at most, and then the others one after another."""

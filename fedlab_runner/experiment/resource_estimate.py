@@ -16,7 +16,7 @@ from fedlab_runner.core.algorithm import Algorithm, DecentralizedAlgorithm
 from fedlab_runner.core.client_state import FOLDER as ROWS
 from fedlab_runner.core.client_state import PLACES
 from fedlab_runner.core.federation import Federation
-from fedlab_runner.core.footprint import CohortLoad, RoundLoad, client_rows
+from fedlab_runner.core.footprint import CohortLoad, Footprint, RoundLoad, client_rows
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.round_cost import local_operations
 from fedlab_runner.core.torch_rng import own_generators
@@ -111,21 +111,22 @@ def expected_bytes(algorithm: Algorithm[Any], fed: Federation, rounds: int) -> f
 def _needs(algorithm: Algorithm[Any], fed: Federation, rounds: int) -> list[Need]:
     """What a run holds throughout, and what it holds besides in the largest part of a round."""
     family = max(fed.families, key=lambda family: family.size)
-    load, each_round = _load(algorithm, fed, rounds), _rounds_ahead(algorithm, fed, rounds)
-    _, sent, _, held = algorithm.footprint(fed, load)
+    each_round = _rounds_ahead(algorithm, fed, rounds)
+    load = _load(algorithm, fed, rounds, each_round)
+    footprint = algorithm.footprint(fed, load)
+    sent, held = footprint.payload_copies, footprint.held
     value, model = family.dtype.itemsize, family.size * family.dtype.itemsize
     # Minibatches have one size, so that their activations do not depend on the round.
     minibatch = _saved_bytes(family, fed) if load.starting else 0
-    parts = [_part(algorithm, fed, load, now, model, minibatch) for now in each_round]
-    needs = [
-        Need(model, "the server's model", "take a smaller model"),
-        *max((needs for each in parts for needs in each), key=_total, default=[]),
-    ]
+    trains = fed.server_data is not None and algorithm.operations(fed, 0.0) > 0
+    apart = fed.home.acts and not algorithm.decentralized
+    parts = (part for now in each_round for part in _parts(footprint, fed, now, model, minibatch, apart, trains))
+    needs = [Need(model, "the server's model", "take a smaller model"), *max(parts, key=_total, default=[])]
     moments = fed.server_steps.held * value  # a step makes new moments while it holds the old ones
     needs.append(Need(2 * moments, "the server optimiser's moments", "set server_optimizer=none", saved=moments))
     if load.late:  # the checkpoints' copies
         needs.append(Need(0.0, f"{load.late} late updates", "lower the delay", saved=load.late * sent * model))
-    if fed.home.acts and not algorithm.decentralized:
+    if apart:
         held = [*held, *client_rows(fed.home.place, load.ever * fed.home.size, "home")]
     for each in held:
         size = each.values * value
@@ -136,11 +137,15 @@ def _needs(algorithm: Algorithm[Any], fed: Federation, rounds: int) -> list[Need
     return needs if on_gpu else [n._replace(place="host") if n.place == "device" else n for n in needs]
 
 
-def _part(
-    algorithm: Algorithm[Any], fed: Federation, load: CohortLoad, now: RoundLoad, model: int, minibatch: int
+def _parts(
+    footprint: Footprint, fed: Federation, now: RoundLoad, model: int, minibatch: int, apart: bool, trains: bool
 ) -> list[list[Need]]:
-    """What a round holds while clients train, while it merges their updates, and while the server trains."""
-    copies, sent, more, _ = algorithm.footprint(fed, load)
+    """What a round holds while clients train, while it merges their updates, and while the server trains (`trains`).
+
+    `model` and `minibatch` are the bytes of a model and of the activations of a minibatch. `apart`: a part of each
+    client's model stays at home.
+    """
+    copies, sent, more, _ = footprint
     (side, activations), slots = fed.executor.parallel(now.starting), fed.local.make_optimizer().slots
     flying = Need(now.late * sent * model, f"{now.late} late updates", f"{FEWER} or the delay")
     named = f"the models of {now.starting} clients"
@@ -149,15 +154,13 @@ def _part(
     a_step = Need((3 + slots + more) * side * model, f"{side} clients in training", SMALLER_CHUNK)
     batches = Need(activations * minibatch, "their activations", "lower local.batch_size or executor.chunk_size")
     # Late updates that arrive are held twice: separately, and joined with the updates that are not late.
-    joined = now.arriving * (sent + 1) if load.late else 0
+    joined = now.arriving * (sent + 1) if now.late else 0
     merging = Need(copies * now.starting * model, named, FEWER)
     arrived = Need(joined * model, f"{now.arriving} updates that are merged", FEWER)
     # Each client's start, and the trained models besides the models that leave the clients.
-    apart = 2 * now.starting if fed.home.acts and not algorithm.decentralized else 0
-    at_home = Need(apart * model, "the parts of their models that stay at home", FEWER)
+    at_home = Need(2 * apart * now.starting * model, "the parts of their models that stay at home", FEWER)
     found = [[flying, training, a_step, batches], [flying, merging, arrived, at_home]] if copies else []
-    if fed.server_data is not None and algorithm.operations(fed, 0.0):
-        # Model, the optimiser's slots and the update, and each thread's gradient.
+    if trains:  # model, the optimiser's slots and the update, and each thread's gradient
         threads = torch.get_num_threads() if fed.family.device.type == "cpu" else 1
         remedy = "lower threads or take a smaller model"
         found.append([flying, Need((7 + threads) * model, "training on the server", remedy)])
@@ -175,11 +178,13 @@ def _renewed(algorithm: Algorithm[Any], fed: Federation, rounds: int, between: i
     return 1 - (1 - min(1.0, a_round / load.ever)) ** between if load.ever else 0.0
 
 
-def _load(algorithm: Algorithm[Any], fed: Federation, rounds: int) -> CohortLoad:
-    """The largest numbers of clients in a round of a run of `rounds` rounds."""
+def _load(
+    algorithm: Algorithm[Any], fed: Federation, rounds: int, each: Sequence[RoundLoad] | None = None
+) -> CohortLoad:
+    """The largest numbers of clients in a round of a run of `rounds` rounds; `each`: the next rounds, if known."""
     if isinstance(algorithm, DecentralizedAlgorithm):
         return CohortLoad(fed.cohort_size, 0, 0, min(fed.num_clients, rounds * algorithm.changing(fed)))
-    each = _rounds_ahead(algorithm, fed, rounds)
+    each = each or _rounds_ahead(algorithm, fed, rounds)
     starting, arriving = (max(column, default=0) for column in ([r.starting for r in each], [r.arriving for r in each]))
     late = max((r.late + r.starting - r.arriving for r in each), default=0)
     return CohortLoad(starting, late, arriving, min(fed.num_clients, rounds * starting))

@@ -19,7 +19,7 @@ from fedlab_runner.core.update_guard import Guard
 from fedlab_runner.core.work import Work
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.vectorized import Vectorized
-from fedlab_runner.experiment.resource_estimate import expected_bytes
+from fedlab_runner.experiment.resource_estimate import _needs
 from fedlab_runner.utils.errors import UserError
 from tests.helpers.composed import composed
 from tests.helpers.kinds import by_kind
@@ -272,15 +272,13 @@ def test_places_give_the_same_bits(tmp_path: Path) -> None:
 
 
 def test_memory_is_part_of_the_estimate() -> None:
-    def extra(place: str) -> float:
-        fed, plain = (federation(EQUAL, home=each) for each in (home("head", store_on=place), None))
-        return expected_bytes(algorithm("fedavg"), fed, 3) - expected_bytes(algorithm("fedavg"), plain, 3)
+    def needed(place: str) -> dict[str, float]:
+        fed = federation(EQUAL, home=home("head", store_on=place))
+        return {need.what: need.bytes for need in _needs(algorithm("fedavg"), fed, 3) if need.place == "host"}
 
     d, h = federation().family.size, federation(home=home("head")).home.size
-    assert 0 < extra("disk") < 8 * 2 * 4 * d, (
-        "two models a client while the server merges, which needs more than training"
-    )
-    assert extra("device") == extra("disk") + 8 * 4 * h
+    assert needed("disk")["the parts of their models that stay at home"] == 8 * 2 * 4 * d
+    assert sum(needed("device").values()) - sum(needed("disk").values()) == 8 * 4 * h
 
 
 @pytest.mark.parametrize("name", REFUSING)
