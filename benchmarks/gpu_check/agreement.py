@@ -170,7 +170,7 @@ def _model(setting: Setting, model: str) -> Iterator[Finding]:
         except UserError as error:
             yield Finding("", f"needs more than its name ({error})", None)
             return
-        here, same_masks = losses(reference), not reference.simulation.fed.family.has_dropout
+        here, same_masks = losses(reference), not reference.simulation.fed.family.draws
         for executor in ("loop", "vectorized"):
             far, key = farthest(losses(run(executor, setting.device)), here)
             holds = far <= LOSS_TOLERANCE if same_masks else None

@@ -15,11 +15,11 @@ from fedlab_runner.algorithms.shared.server_training import server_batches
 from fedlab_runner.core.algorithm import Algorithm, ServerAlgorithm
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.footprint import CohortLoad, Footprint
+from fedlab_runner.core.global_rng import own_generators
 from fedlab_runner.core.model_family import Batch, FunctionalModel
 from fedlab_runner.core.optimizer import SGD
 from fedlab_runner.core.rng import Purpose, torch_seed
 from fedlab_runner.core.server_data import ServerData
-from fedlab_runner.core.torch_rng import own_generators
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.validate import at_least, one_of, within
 

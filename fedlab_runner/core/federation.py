@@ -16,6 +16,7 @@ from fedlab_runner.core.client_homes import ClientHomes
 from fedlab_runner.core.client_state import ClientStateStore, RowStore
 from fedlab_runner.core.clock import RoundClock, Starts
 from fedlab_runner.core.cohort import Cohort
+from fedlab_runner.core.global_rng import seed_globals
 from fedlab_runner.core.local_training import LocalTraining
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.round_metrics import RoundMetrics
@@ -87,6 +88,7 @@ class Federation:
 
     def begin(self, round: int, lr_factor: float) -> None:
         """Starts a round (counted from 0)."""
+        seed_globals(self.family.device, self.seed, round)
         self.round, self.lr = round, self.local.lr * lr_factor
         self.arrived_losses = []
         self.server_steps.taken = False

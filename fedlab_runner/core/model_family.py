@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedlab_runner.core.flops import FlopCounter
+from fedlab_runner.core.global_rng import own_generators, seeded
 from fedlab_runner.core.layers.norms import prepare_norms
 from fedlab_runner.core.layers.replacement import prepare
 from fedlab_runner.core.losses import CE, LossFunction, losses
 from fedlab_runner.core.normalize import Normalize
 from fedlab_runner.core.rng import Purpose, torch_seed
-from fedlab_runner.core.torch_rng import own_generators
 
 
 class Batch(NamedTuple):
@@ -120,7 +120,8 @@ class ModelFamily:
         self._flops: dict[torch.Size, Flops] = {}
         self.compiled: dict[Any, Callable[..., Tensor]] = {}  # an executor's compiled functions of this family
         self.has_convolution = any(isinstance(m, nn.modules.conv._ConvNd) for m in self.module.modules())
-        self.has_dropout = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in self.module.modules())
+        # Whether training draws random numbers, as dropout does; `core.network_trial` finds it where no layer tells.
+        self.draws = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in self.module.modules())
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what executors have compiled, which is of one process."""
@@ -133,8 +134,7 @@ class ModelFamily:
 
     def init(self, seed: int, number: int = 0) -> Tensor:
         """A fresh model [D], a function of (seed, number)."""
-        with own_generators(seed=torch_seed(seed, Purpose.INIT, client=number)):
-            return self.vector(self._prepared())
+        return seeded(lambda: self.vector(self._prepared()), torch_seed(seed, Purpose.INIT, client=number), "build()")
 
     def vector(self, module: nn.Module) -> Tensor:
         """The vector [D] of a module of this family."""
@@ -215,7 +215,9 @@ class ModelFamily:
     def like(self, build: Callable[[], nn.Module]) -> "ModelFamily":
         """The family of another architecture with this one's classes, normalisation, precision and loss function."""
         kept = ("normalize", "device", "dtype", "autocast", "loss_function")
-        return ModelFamily(build, self.num_classes, **{name: getattr(self, name) for name in kept})
+        found = ModelFamily(build, self.num_classes, **{name: getattr(self, name) for name in kept})
+        found.draws |= self.draws
+        return found
 
     def build(self) -> nn.Module:
         """A new network, as the architecture initialises it."""

@@ -40,6 +40,7 @@ class Purpose(IntEnum):
     PERSONAL_DROPOUT = 45
     INNER_BATCHES = 46
     HESSIAN_BATCHES = 47
+    GLOBALS = 48
 
 
 def _key(seed: int, purpose: Purpose, round: int, client: int) -> tuple[int, int]:

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from fedlab_runner.core.flops import FlopCounter
+from fedlab_runner.core.global_rng import own_generators
 from fedlab_runner.core.model_family import ModelFamily
-from fedlab_runner.core.torch_rng import own_generators
 from fedlab_runner.core.work import Work, gradient_of
 
 

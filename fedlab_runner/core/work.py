@@ -12,12 +12,12 @@ from torch import Tensor
 
 from fedlab_runner.core.additions import Correct, Loss, Penalty, PerStep, Perturb
 from fedlab_runner.core.client_data import ClientData, Plan
+from fedlab_runner.core.global_rng import seed_torch
 from fedlab_runner.core.local_training import LocalTraining
 from fedlab_runner.core.model_family import Batch, FunctionalModel, ModelFamily
 from fedlab_runner.core.optimizer import SGD, Masked, Optimizer
 from fedlab_runner.core.own_values import Own
 from fedlab_runner.core.rng import Purpose, torch_seeds
-from fedlab_runner.core.torch_rng import seed_torch
 
 OfOne = Callable[..., tuple[Tensor, ...]]  # (row of each tensor) -> its results, for `Executor.map_models`
 Objective = Callable[..., tuple[Tensor, tuple[Tensor, Tensor]]]  # see `Work.objective`

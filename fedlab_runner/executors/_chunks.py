@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedlab_runner.core.global_rng import own_generators
 from fedlab_runner.core.model_family import ModelFamily
-from fedlab_runner.core.torch_rng import own_generators
 from fedlab_runner.core.work import OfOne, Parallel, Work
 from fedlab_runner.executors._fork.buffers import PRIVATE
 

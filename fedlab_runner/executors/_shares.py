@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from fedlab_runner.augment.base import Augment
 from fedlab_runner.core.client_data import ClientData, Streams
+from fedlab_runner.core.global_rng import own_generators
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.own_values import Own
-from fedlab_runner.core.torch_rng import own_generators
 from fedlab_runner.core.work import Work
 from fedlab_runner.executors._chunks import Chunk, ChunkedExecutor
 from fedlab_runner.utils import own_modules

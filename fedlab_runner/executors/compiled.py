@@ -47,7 +47,7 @@ def in_layers(work: Work) -> bool:
     if any(each is not None for each in (work.loss, work.per_step, work.local.clip_norm)) or work.frozen:
         return False
     same = all(map(lasts, (work.penalty, work.perturb, work.correct)))
-    return same and not work.family.num_buffers and not work.family.has_dropout
+    return same and not work.family.num_buffers and not work.family.draws
 
 
 def has_compiler() -> bool:

@@ -47,7 +47,7 @@ class CudaGraph(Vectorized):
         return [0] if self.compile else []
 
     def train_chunk(self, work: Work, chunk: Chunk, y: Tensor, losses: Tensor) -> None:
-        if work.family.has_dropout or not work.num_steps[chunk.rows].any():
+        if work.family.draws or not work.num_steps[chunk.rows].any():
             super().train_chunk(work, chunk, y, losses)
             return
         work.family.mode(True, frozen_norm=chunk.frozen_norm)

@@ -42,11 +42,11 @@ class Loop(ChunkedExecutor):
         family.mode(True, frozen_norm=chunk.frozen_norm)
         w, layers = _buffer(work)  # not the row of y, whose alignment, and so the last bits, would depend on the row
         work.begin(w, row)
+        work.seed_torch(row)
         if self.compile and in_layers(work):
-            losses[row] = train_client(work, row, layers)  # the step draws no random numbers
+            losses[row] = train_client(work, row, layers)
             y[row] = w
             return
-        work.seed_torch(row)
         plan, weighted_loss, seen = work.plan(chunk.rows), w.new_zeros(()), 0
         own: tuple[Tensor, ...] | None = None
         with ExitStack() as stack:

@@ -16,8 +16,8 @@ from torch.utils.data import Dataset
 from fedlab_runner.checkpoints.store import CheckpointStore
 from fedlab_runner.config.build import check
 from fedlab_runner.core.client_state import ClientStateStore
+from fedlab_runner.core.global_rng import kept_globals, own_generators
 from fedlab_runner.core.model_family import ModelFamily
-from fedlab_runner.core.torch_rng import own_generators
 from fedlab_runner.datasets.examples import Examples
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.experiment.export import read_models, saved_round
@@ -85,6 +85,7 @@ class Loaded:
         return self._client_module(client)
 
 
+@kept_globals()
 def load(folder: str | Path, *overrides: str) -> Loaded:
     """Loads the run in a folder, finished or not, and writes nothing. `overrides` set keys that differ on this machine,
     such as "dataset.root=/data".

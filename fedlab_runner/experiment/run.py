@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 from fedlab_runner.checkpoints.store import CheckpointStore
 from fedlab_runner.config.build import Checked, check
 from fedlab_runner.config.components import Components
+from fedlab_runner.core.global_rng import kept_globals
 from fedlab_runner.experiment import provenance
 from fedlab_runner.experiment.artifacts import RunArtifacts
 from fedlab_runner.experiment.code_hash import Code, code_of, digest_of_code
@@ -49,6 +50,7 @@ def run(cfg: DictConfig) -> float:
     return run_in(Path(hydra.runtime.output_dir), cfg, partial(provenance.command_of, hydra))
 
 
+@kept_globals()
 def run_in(folder: Path, cfg: DictConfig, command_of: Callable[[str], str] | None = None) -> float:
     """Runs or continues the experiment in a folder, or reads a finished one; returns the objective.
 
@@ -68,6 +70,7 @@ def run_in(folder: Path, cfg: DictConfig, command_of: Callable[[str], str] | Non
         return float(outcome.summary["objective"])
 
 
+@kept_globals()
 def run_whole(folder: Path, cfg: DictConfig) -> Outcome:
     """Runs or continues the experiment in a folder, or loads a finished one from its last checkpoint.
 

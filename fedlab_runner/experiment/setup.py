@@ -20,7 +20,9 @@ from fedlab_runner.core.architectures import shape_of
 from fedlab_runner.core.client_data import ClientData
 from fedlab_runner.core.clock import RoundClock
 from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.global_rng import CPU, seed_globals
 from fedlab_runner.core.model_family import ModelFamily
+from fedlab_runner.core.network_trial import try_network
 from fedlab_runner.core.normalize import Normalize
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.core.server_data import ServerData
@@ -69,6 +71,7 @@ def prepare(components: Components, folder: Path | None = None) -> Prepared:
     Raises UserError if the config does not fit the data.
     """
     c = components
+    seed_globals(CPU, c.seed)
     keep_freed_memory()
     threads = set_threads(c.threads, folder)
     with _faults("dataset", c.dataset):
@@ -104,6 +107,9 @@ def prepare(components: Components, folder: Path | None = None) -> Prepared:
     with _faults("augment", c.augment):
         client_data = ClientData(train.inputs, train.targets, parts.train, device, augment=c.augment)
     inputs, targets = client_data.inputs, client_data.targets
+    for family in families if len(inputs) else []:
+        with _faults("model", c.model):
+            try_network(family, inputs)
     validation = ClientData(inputs, targets, parts.validation, device) if any(map(len, parts.validation)) else None
     client_tests = None
     if parts.test is not None:  # labels without noise

@@ -238,6 +238,20 @@ def test_dropout_is_a_function_of_the_key(executor: Executor) -> None:
     assert torch.equal(first, again) and not torch.allclose(first[7], train(fed)[0][7])
 
 
+def with_noise(g: Tensor) -> Tensor:
+    return g + 0.01 * torch.randn_like(g)
+
+
+@pytest.mark.slow  # compiles
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.filterwarnings("ignore")
+def test_noise_in_a_step_is_a_function_of_the_key(compile: bool) -> None:
+    fed = federation(executor=Loop(compile=compile))
+    first, again = train(fed, correct=with_noise)[0], train(fed, correct=with_noise)[0]
+    fed.begin(1, 1.0)
+    assert torch.equal(first, again) and not torch.allclose(first[7], train(fed, correct=with_noise)[0][7])
+
+
 COMPILED: list[Executor] = [
     Loop(compile=True),
     Vectorized(chunk_size=None, compile=True),

@@ -4,6 +4,7 @@ import hashlib
 import json
 import logging
 import os
+import random
 import shutil
 import signal
 import threading
@@ -13,10 +14,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from fedlab_runner.algorithms import center
+from fedlab_runner.algorithms.fedavg import FedAvg
+from fedlab_runner.algorithms.shared.averaging import Params
 from fedlab_runner.algorithms.shared.server_training import server_batches
 from fedlab_runner.checkpoints.store import CheckpointStore
 from fedlab_runner.config import build as config_build
@@ -154,6 +158,27 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(name: str, tmp_path: Path, monk
     assert final(tmp_path / "stopped", *overrides)[0] == 3, "the last whole round is checkpointed"
     run_in(tmp_path / "stopped", composed(*overrides))
     assert_same_run(tmp_path / "whole", tmp_path / "stopped", *overrides)
+
+
+def test_what_draws_from_global_generators_goes_on_to_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a user's server step may. The generators of the caller are not moved."""
+    step = FedAvg.server_step
+
+    def drawing(self: FedAvg, state: Params, arrivals: Any, fed: Federation) -> Params:
+        noise = torch.randn(()) + np.random.normal() + random.gauss(0, 1)
+        return Params(step(self, state, arrivals, fed).params + 0.01 * noise)
+
+    monkeypatch.setattr(FedAvg, "server_step", drawing)
+    how = ("algorithm=fedavg", "server_data=none", EVERY)
+    before = torch.random.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # type: ignore[index]
+    run_in(tmp_path / "whole", composed(*how, "rounds=4"))
+    for rounds in (2, 4):
+        run_in(tmp_path / "parts", composed(*how, f"rounds={rounds}"))
+    assert files(tmp_path / "whole") == files(tmp_path / "parts")
+    numpys, pythons = np.random.get_state()[1].tolist(), random.getstate()  # type: ignore[index]
+    assert torch.equal(before[0], torch.random.get_rng_state()) and before[1:] == (numpys, pythons)
 
 
 def test_a_run_that_is_stopped_before_its_first_evaluation_has_nothing_to_save(

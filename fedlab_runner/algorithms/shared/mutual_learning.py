@@ -13,10 +13,10 @@ from torch import Tensor
 
 from fedlab_runner.algorithms.shared.pupils import MIN_SHARED_FLOPS, Group, Step, pupils
 from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.global_rng import own_generators
 from fedlab_runner.core.losses import losses
 from fedlab_runner.core.model_family import Batch, ModelFamily
 from fedlab_runner.core.rng import Purpose, torch_seed
-from fedlab_runner.core.torch_rng import own_generators
 from fedlab_runner.executors._autotune.measure import FLOPS_A_SECOND
 from fedlab_runner.executors._fork.buffers import shared_zeros
 from fedlab_runner.executors._fork.lockstep import SharedRows, in_step
@@ -107,7 +107,7 @@ def _parts(
     or if its threads share the models, which takes less than processes do.
     """
     count = min(fed.executor.num_processes(), students)
-    alone = fed.family.device.type != "cpu" or any(s.family.has_dropout for s in groups)
+    alone = fed.family.device.type != "cpu" or any(s.family.draws for s in groups)
     threads = torch.get_num_threads() >= count and fed.local.batch_size * max(costs) >= MIN_SHARED_FLOPS
     if count < 2 or alone or threads or operations < MIN_SHARED_SECONDS * FLOPS_A_SECOND:
         return [[torch.arange(len(s.models)) for s in groups]]

@@ -145,7 +145,7 @@ class _Networks:
         # them; dropout draws from one stream.
         if small := max(costs) < MIN_SHARED_FLOPS:
             self._team.alone()
-        alone = small or any(family.has_dropout for family in self._families)
+        alone = small or any(family.draws for family in self._families)
         parts: list[list[int]] = [[] for _ in range(1 if alone else min(self._team.size, len(costs)))]
         loads = [0] * len(parts)
         for i in sorted(range(len(costs)), key=lambda i: -costs[i]):

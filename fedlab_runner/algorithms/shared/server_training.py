@@ -13,11 +13,11 @@ from fedlab_runner.core.additions import Loss
 from fedlab_runner.core.algorithm import ServerAlgorithm, Upload
 from fedlab_runner.core.client_data import ClientData, Streams
 from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.global_rng import own_generators
 from fedlab_runner.core.model_family import Batch, Flops, ModelFamily
 from fedlab_runner.core.optimizer import Adam, Optimizer, zero_slots
 from fedlab_runner.core.rng import Purpose, generator, torch_seed
 from fedlab_runner.core.server_data import ServerData
-from fedlab_runner.core.torch_rng import own_generators
 from fedlab_runner.core.work import Work, clip_rows
 from fedlab_runner.executors.team import Team, team
 from fedlab_runner.utils.errors import UserError
