@@ -10,17 +10,24 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from torch import Tensor
 
+from fedlab_runner.utils.errors import UserError
+
 
 def pack(value: Any, named: Callable[[Tensor], Any] = lambda tensor: tensor) -> Any:
-    """The value as nested dicts and lists of tensors and plain values; `named(tensor)` replaces each tensor."""
+    """The value as nested dicts and lists of tensors and plain values; `named(tensor)` replaces each tensor.
+
+    Raises UserError for a value that no State may hold.
+    """
     if isinstance(value, Tensor):
         return named(value)
     if isinstance(value, tuple | list):
         return [pack(item, named) for item in value]
     if isinstance(value, dict):
         return {key: pack(item, named) for key, item in value.items()}
-    assert value is None or isinstance(value, bool | int | float | str), f"{type(value)} in a State"
-    return value
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    raise UserError(f"a State holds tensors, numbers, texts, and tuples, lists or dicts of them, not {kind}")
 
 
 def unpack(packed: Any, *, like: Any) -> Any:

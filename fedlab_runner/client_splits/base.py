@@ -11,6 +11,8 @@ import numpy as np
 
 from fedlab_runner.core.rng import Purpose, generators
 from fedlab_runner.datasets.examples import Examples
+from fedlab_runner.partitions.base import first_broken
+from fedlab_runner.utils.contract import require
 
 Lists = list[np.ndarray]  # N ascending int64 arrays of indices
 
@@ -36,6 +38,21 @@ class ClientSplit(Protocol):
         divide the test set, on all clients' examples. Raises ValueError, named after the field, or UserError, if the
         examples do not allow this split.
         """
+
+
+def checked_split(rule: ClientSplit, owned: Sequence[np.ndarray], train: Examples, test: Examples, seed: int) -> Parts:
+    """The parts of each client. Raises UserError where they break the contract of `ClientSplit.split`."""
+    parts = rule.split(owned, train, test, seed)
+    sizes = {"train": len(train.targets), "validation": len(train.targets)}
+    if parts.test is not None:
+        sizes["test"] = len((test if parts.from_test_set else train).targets)
+    for name, size in sizes.items():
+        lists = getattr(parts, name)
+        words = f"as {name} a list of {len(owned)} ascending int64 arrays of the indices of {size} examples"
+        require(len(lists) == len(owned), rule, "split", words, lists)
+        broken = first_broken(lists, size)
+        require(broken is None, rule, "split", words, None if broken is None else lists[broken])
+    return parts
 
 
 def set_aside(owned: Sequence[np.ndarray], sizes: np.ndarray, seed: int, purpose: Purpose) -> tuple[Lists, Lists]:

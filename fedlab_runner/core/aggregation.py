@@ -7,7 +7,9 @@ from torch import Tensor
 
 from fedlab_runner.aggregators.base import Aggregator
 from fedlab_runner.core.round_metrics import RoundMetrics
+from fedlab_runner.utils.contract import require
 
+TOLERANCE = 1e-6  # of the sum of an aggregator's weights
 VALUES_PER_CALL = 2**21  # of all updates together, that are compared in float64 at once: a bound on memory
 
 
@@ -28,6 +30,8 @@ class Aggregation:
             values = sum(t.shape[1] for t in payload)
             self._metrics.count_server_flops(3 * values * a * (a - 1) // 2)  # subtracts, squares and adds
         weights = rule.weights(shares, distances)
+        right = weights.shape == shares.shape and abs(float(weights.sum()) - 1) < TOLERANCE  # False for NaN
+        require(right, rule, "weights", f"weights [{a}] that add up to 1", weights)
         f = rule.tolerated(a)
         self._metrics.record(
             {

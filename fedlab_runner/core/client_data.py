@@ -12,6 +12,7 @@ from fedlab_runner.augment.base import Augment
 from fedlab_runner.core.local_training import LocalTraining
 from fedlab_runner.core.losses import LossFunction
 from fedlab_runner.core.rng import Purpose, generators
+from fedlab_runner.utils.contract import require
 
 
 class Plan(NamedTuple):
@@ -191,5 +192,7 @@ class ClientData:
     def _draw_views(self, augment: Augment, rows: np.ndarray, rng: np.random.Generator) -> None:
         """Replaces a client's examples [t, b] by their views, in place. No step's views depend on later steps."""
         views = augment.views(rng.random((rows.size, augment.numbers)), self.inputs.shape[1:])
+        right = views.shape == (rows.size,) and bool(((views >= 0) & (views < self.num_views)).all())
+        require(right, augment, "views", f"views [{rows.size}] from 0 to {self.num_views - 1}", views)
         rows *= self.num_views
         rows += views.reshape(rows.shape)

@@ -13,6 +13,7 @@ from fedlab_runner.core.joined_models import Joined
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.own_values import Columns, Own
 from fedlab_runner.homes.base import Home, Keeping
+from fedlab_runner.utils.contract import require
 
 
 class ClientHomes:
@@ -183,5 +184,6 @@ def _mask(rule: Keeping | None, family: ModelFamily) -> Tensor:
         return torch.zeros(family.size, dtype=torch.bool, device=family.device)
     head, layout = family.classifier, family.layout
     kept = set(rule.keeps(family.module, None if head is None else head.name, list(layout)))
+    require(kept <= layout.keys(), rule, "keeps", "some of the names that it is given", sorted(kept - layout.keys()))
     parts = [torch.full((shape.numel(),), name in kept) for name, (_, shape) in layout.items()]
     return torch.cat(parts).to(family.device)

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from fedlab_runner.core.rng import Purpose, generator
-from fedlab_runner.delays.base import Delay
-from fedlab_runner.participation.base import Participation
+from fedlab_runner.delays.base import Delay, drawn_delays
+from fedlab_runner.participation.base import Participation, asked_clients, reporting_clients
 
 
 class Starts(NamedTuple):
@@ -37,19 +37,22 @@ class RoundClock:
         self.held_out = participation.held_out(generator(seed, Purpose.HELD_OUT_CLIENTS), num_clients)
         self._due[self.held_out] = np.iinfo(np.int64).max
         self._delays = (
-            delay.sample(generator(seed, Purpose.DELAY), np.arange(num_clients)) if delay.draw == "client" else None
+            drawn_delays(delay, generator(seed, Purpose.DELAY), np.arange(num_clients))
+            if delay.draw == "client"
+            else None
         )
 
     def start(self, round: int) -> Starts:
         """Samples this round's clients and fixes when they report."""
         num_clients = len(self._due)
         idle = np.flatnonzero(self._due < round)
-        asked = self._participation.sample(generator(self._seed, Purpose.COHORT, round), idle, num_clients)
+        policy = self._participation
+        asked = asked_clients(policy, generator(self._seed, Purpose.COHORT, round), idle, num_clients)
         if self._delays is None:
-            delays = self._delay.sample(generator(self._seed, Purpose.DELAY, round), asked)
+            delays = drawn_delays(self._delay, generator(self._seed, Purpose.DELAY, round), asked)
         else:
             delays = self._delays[asked]
-        ids, delays = self._participation.reporting(asked, delays)
+        ids, delays = reporting_clients(policy, asked, delays)
         self._due[ids] = round + delays
         return Starts(ids, round + delays, len(asked))
 
@@ -62,8 +65,8 @@ class RoundClock:
     def sample(self, round: int, clients: np.ndarray) -> np.ndarray:
         """The clients of `clients` that take part in a round without late clients."""
         rng = generator(self._seed, Purpose.COHORT, round)
-        ids = self._participation.sample(rng, clients, len(self._due))
-        return self._participation.reporting(ids, np.zeros(len(ids), np.int64))[0]
+        ids = asked_clients(self._participation, rng, clients, len(self._due))
+        return reporting_clients(self._participation, ids, np.zeros(len(ids), np.int64))[0]
 
     @property
     def cohort_size(self) -> int:

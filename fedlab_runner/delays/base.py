@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from fedlab_runner.utils.contract import require
 from fedlab_runner.utils.validate import one_of
 
 MAX_ROUNDS = 2**40  # of a delay: beyond the end of any run, and small enough for additions
@@ -41,6 +42,17 @@ class Delay(ABC):
         round. The i-th draw belongs to the i-th id, so that more clients do not change another client's delay. Raises
         UserError for a file that is missing or wrong.
         """
+
+
+def drawn_delays(delay: Delay, rng: np.random.Generator, clients: np.ndarray) -> np.ndarray:
+    """The delays that a rule draws for clients [n]. Raises UserError where they break the contract of `Delay.sample`:
+    no update would arrive after half a round, or before it starts.
+    """
+    drawn = delay.sample(rng, clients)
+    whole = isinstance(drawn, np.ndarray) and drawn.dtype == np.int64 and drawn.shape == clients.shape
+    in_time = whole and bool(((drawn >= 0) & (drawn <= MAX_ROUNDS)).all())
+    require(in_time, delay, "sample", f"whole rounds from 0 to 2^40, int64 [{len(clients)}]", drawn)
+    return drawn
 
 
 def whole_rounds(delays: np.ndarray) -> np.ndarray:

@@ -28,7 +28,8 @@ from fedlab_runner.experiment.code_hash import Code
 from fedlab_runner.experiment.resource_estimate import check_needs, seconds_a_round
 from fedlab_runner.experiment.resuming import FAILED, STRANGE, check_beginning, understood
 from fedlab_runner.experiment.standstill import foreseen
-from fedlab_runner.lr_schedules.base import LRSchedule
+from fedlab_runner.experiment.untouched import Overwritten, untouched
+from fedlab_runner.lr_schedules.base import LRSchedule, factor_of
 from fedlab_runner.tracking.recorder import Recorder
 from fedlab_runner.utils import attempt, signals
 from fedlab_runner.utils.durations import duration
@@ -143,6 +144,8 @@ class Simulation:
                     save()
                 signals.check()
                 on_round(now.round)
+        except Overwritten:
+            raise
         except BaseException:
             try:
                 save()
@@ -178,19 +181,22 @@ class Simulation:
             _log.info("round %d took %s: %s for the %d that are left", done, took, all_of_them, len(rounds))
 
     def _initial(self) -> Snapshot:
-        return Snapshot(0, self.algorithm.init(self.fed), self.fed.state_dict(), self.analysis.init())
+        state = self.algorithm.init(self.fed)
+        pack(state)  # or fails before the first round
+        return Snapshot(0, state, self.fed.state_dict(), self.analysis.init())
 
     def _analyse(self, now: Snapshot) -> tuple[Any, dict[str, float]]:
         """The state of the analysis after it has observed the round that begins now, and its metrics."""
-        self.fed.begin(now.round, self.lr_schedule.factor(now.round))
+        self.fed.begin(now.round, factor_of(self.lr_schedule, now.round))
         return self.analysis.observe(now.analysis, now.state, self.algorithm, self.fed)
 
     def _round(self, now: Snapshot) -> tuple[Any, dict[str, float]]:
         """One round from a snapshot: the next State and the round's metrics."""
         fed = self.fed
-        fed.begin(now.round, self.lr_schedule.factor(now.round))
+        fed.begin(now.round, factor_of(self.lr_schedule, now.round))
         attempt.at("algorithm", now.round + 1)
-        state = self.algorithm.round(now.state, fed)
+        with untouched(now.state, self.algorithm):
+            state = self.algorithm.round(now.state, fed)
         metrics = {**fed.collect(), "local/lr": fed.lr}
         loss = metrics.get("train/loss", 0.0)
         diagnosis = f"the run diverged in round {now.round + 1} (train/loss {loss:.3g}"

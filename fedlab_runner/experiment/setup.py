@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from fedlab_runner.algorithms.shared.feature_blocks import check_blocks
-from fedlab_runner.client_splits.base import Parts
+from fedlab_runner.client_splits.base import Parts, checked_split
 from fedlab_runner.config.components import Components
 from fedlab_runner.config.run_id import SERVER_DATA
 from fedlab_runner.core.architectures import shape_of
@@ -26,14 +26,19 @@ from fedlab_runner.core.network_trial import try_network
 from fedlab_runner.core.normalize import Normalize
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.core.server_data import ServerData
+from fedlab_runner.datasets.checks import loaded
 from fedlab_runner.datasets.examples import Data, Examples, digest_of
 from fedlab_runner.datasets.label_noise import add_label_noise
+from fedlab_runner.delays.base import drawn_delays
 from fedlab_runner.evaluation.matrix import check_matrix
 from fedlab_runner.executors.threads import set_threads
 from fedlab_runner.experiment.loop import Simulation
 from fedlab_runner.experiment.placement import device_of
 from fedlab_runner.models.base import Architecture
+from fedlab_runner.partitions.base import dealt
 from fedlab_runner.partitions.blocks import BlockPartition, with_their_blocks
+from fedlab_runner.server_data.checks import reserved
+from fedlab_runner.topologies.base import drawn_links
 from fedlab_runner.topologies.graphs import describe
 from fedlab_runner.topologies.mesh import Mesh
 from fedlab_runner.utils.counting import count_of
@@ -75,7 +80,7 @@ def prepare(components: Components, folder: Path | None = None) -> Prepared:
     keep_freed_memory()
     threads = set_threads(c.threads, folder)
     with _faults("dataset", c.dataset):
-        data: Data = c.dataset.load(c.seed).thinned(c.train_fraction, c.seed)
+        data = loaded(c.dataset, c.seed).thinned(c.train_fraction, c.seed)
     with _faults("model", c.model):
         data = data.fit(c.model.channels, c.model.image_size)
     server_data, rest = _server_data(c, data)
@@ -86,7 +91,7 @@ def prepare(components: Components, folder: Path | None = None) -> Prepared:
     with _faults("partition", c.partition):
         users = None if train.users is None else train.users.numpy()
         strata = train.strata.numpy()
-        split = c.partition.split(strata, users, c.num_clients, generator(c.seed, Purpose.PARTITION))
+        split = dealt(c.partition, strata, users, c.num_clients, generator(c.seed, Purpose.PARTITION))
         blocks = None
         if isinstance(c.partition, BlockPartition):
             blocks = c.partition.owned(strata, c.num_clients, generator(c.seed, Purpose.PARTITION))
@@ -103,7 +108,7 @@ def prepare(components: Components, folder: Path | None = None) -> Prepared:
         raise UserError("local.batch_size must be > 1 for a model with batch norm, got 1")
     test = data.test._replace(inputs=data.test.inputs.to(device), targets=data.test.targets.to(device))
     with _faults("client_split", c.client_split):
-        parts = c.client_split.split(split, data.train, data.test, c.seed)
+        parts = checked_split(c.client_split, split, data.train, data.test, c.seed)
     with _faults("augment", c.augment):
         client_data = ClientData(train.inputs, train.targets, parts.train, device, augment=c.augment)
     inputs, targets = client_data.inputs, client_data.targets
@@ -168,7 +173,7 @@ def _server_data(c: Components, data: Data) -> tuple[dict[str, ServerData | None
         source = getattr(c, node)
         try:
             with _faults(node, source):
-                found[node], data = source.reserve(data, c.seed)
+                found[node], data = reserved(source, data, c.seed)
         except UserError as error:  # the source names the usual config node, not this one
             raise UserError(re.sub(r"\bserver_data\b", node, str(error))) from error
     return found, data
@@ -229,9 +234,9 @@ def draw_topology(c: Components, num_clients: int) -> np.ndarray | None:
         if not isinstance(c.topology, Mesh):
             _log.warning("algorithm=%s has a server: the topology is not used", name)
         return None
-    if c.delay.sample(generator(c.seed, Purpose.DELAY), np.arange(num_clients)).any():
+    if drawn_delays(c.delay, generator(c.seed, Purpose.DELAY), np.arange(num_clients)).any():
         _log.warning("algorithm=%s has no server, so that no client is late: the delay is not used", name)
-    linked: np.ndarray = c.topology.draw(generator(c.seed, Purpose.TOPOLOGY), num_clients)
+    linked = drawn_links(c.topology, generator(c.seed, Purpose.TOPOLOGY), num_clients)
     _log.info("topology: %s", describe(linked))
     return linked
 

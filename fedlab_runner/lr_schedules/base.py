@@ -3,8 +3,11 @@
 Each choice is a frozen dataclass in a file of this folder, with conf/lr_schedule/<file>.yaml.
 """
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+
+from fedlab_runner.utils.contract import require
 
 
 @dataclass(frozen=True)
@@ -18,3 +21,11 @@ class LRSchedule(ABC):
         A pure function of the fields and the round. The run calls it once in each round; a resumed run begins with a
         later round.
         """
+
+
+def factor_of(schedule: LRSchedule, round: int) -> float:
+    """The factor of a round. Raises UserError where it breaks the contract of `LRSchedule.factor`."""
+    factor = schedule.factor(round)
+    right = isinstance(factor, float | int) and 0 <= factor < math.inf
+    require(right, schedule, "factor", f"a finite number >= 0 for round {round}", factor)
+    return float(factor)

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from fedlab_runner.utils.contract import require
 from fedlab_runner.utils.validate import at_least, within
 
 HeldOut = int | float  # a number of clients, or with a decimal point a share of all clients
@@ -52,6 +53,34 @@ class Participation(Protocol):
         `ids` [n] are the clients that the server asked, with their `delays` [n] in rounds. Default: all of them.
         """
         return ids, delays
+
+
+def asked_clients(policy: Participation, rng: np.random.Generator, idle: np.ndarray, num_clients: int) -> np.ndarray:
+    """The clients that a policy asks. Raises UserError where they break the contract of `Participation.sample`."""
+    ids = policy.sample(rng, idle, num_clients)
+    require(_some_of(idle, ids), policy, "sample", f"distinct ids, int64 [n], of the {len(idle)} idle clients", ids)
+    return ids
+
+
+def reporting_clients(policy: Participation, asked: np.ndarray, delays: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The clients, of those that a policy has asked, whose update the server uses, and their delays. Raises UserError
+    where they break the contract of `Participation.reporting`.
+    """
+    ids, late = policy.reporting(asked, delays)
+    require(_some_of(np.sort(asked), ids), policy, "reporting", f"distinct ids of the {len(asked)} asked clients", ids)
+    right = late.shape == ids.shape and late.dtype == np.int64 and bool((late >= 0).all())
+    require(right, policy, "reporting", f"delays >= 0, int64 [{len(ids)}]", late)
+    return ids, late
+
+
+def _some_of(known: np.ndarray, ids: np.ndarray) -> bool:
+    """Whether `ids` are different ones of the ascending ids `known`; sorting a million of these would take longer."""
+    if not (isinstance(ids, np.ndarray) and ids.dtype == np.int64 and ids.ndim == 1):
+        return False
+    places = known.searchsorted(ids)
+    if not len(ids):
+        return True
+    return int(places.max()) < len(known) and np.array_equal(known[places], ids) and len(np.unique(ids)) == len(ids)
 
 
 def number_of(held_out_clients: HeldOut, num_clients: int) -> int:

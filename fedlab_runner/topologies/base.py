@@ -8,6 +8,9 @@ from typing import Protocol
 
 import numpy as np
 
+from fedlab_runner.topologies.graphs import unreachable
+from fedlab_runner.utils.contract import require
+
 
 class Topology(Protocol):
     """A rule that links clients. With an algorithm without a server the run draws a topology once, before round 0."""
@@ -20,3 +23,13 @@ class Topology(Protocol):
         Raises ValueError, named after the field, if the field does not allow a graph of these clients, and UserError
         for a file that is missing or wrong.
         """
+
+
+def drawn_links(topology: Topology, rng: np.random.Generator, num_clients: int) -> np.ndarray:
+    """The adjacency that a topology draws. Raises UserError where it breaks the contract of `Topology.draw`."""
+    linked = topology.draw(rng, num_clients)
+    right = isinstance(linked, np.ndarray) and linked.dtype == bool and linked.shape == (num_clients, num_clients)
+    right = right and not linked.diagonal().any() and np.array_equal(linked, linked.T) and not len(unreachable(linked))
+    words = f"links [{num_clients}, {num_clients}] bool: symmetric, without a client's link to itself, and connected"
+    require(right, topology, "draw", words, linked)
+    return linked

@@ -12,7 +12,7 @@ import time
 import weakref
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -343,6 +343,33 @@ def test_a_diverged_run_names_its_round_and_keeps_the_last_good_one(tmp_path: Pa
     assert len(rows(tmp_path)) == round + 1
     assert all(torch.isfinite(t).all() for t in tensors(payload["state"]))
     assert not (tmp_path / "summary.json").exists()
+
+
+def test_an_algorithm_that_writes_into_its_state_leaves_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = FedAvg.server_step
+
+    def writing(self: FedAvg, state: Params, arrivals: Any, fed: Federation) -> Params:
+        state.params[:2].copy_(step(self, state, arrivals, fed).params[:2])  # through a view
+        return state
+
+    monkeypatch.setattr(FedAvg, "server_step", writing)
+    with pytest.raises(UserError, match=r"^FedAvg writes into its State"):
+        run_in(tmp_path, composed("algorithm=fedavg", "server_data=none", "rounds=2"))
+    assert not CheckpointStore(tmp_path, 2).rounds()
+
+
+def test_a_state_that_no_checkpoint_can_hold_is_refused_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Counted(NamedTuple):
+        params: torch.Tensor
+        counts: np.ndarray
+
+    monkeypatch.setattr(FedAvg, "init", lambda self, fed: Counted(fed.family.init(fed.seed), np.zeros(3)))
+    with pytest.raises(UserError, match=r"a State holds tensors, .* not numpy\.ndarray"):
+        run_in(tmp_path, composed("algorithm=fedavg", "server_data=none", "rounds=2"))
 
 
 def test_label_noise_and_precision_reach_the_run(tmp_path: Path) -> None:

@@ -182,6 +182,7 @@ def gpu() -> Iterator[torch.device]:
             patch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
         patch.setattr(torch, "load", loaded)
         patch.setattr(torch.random, "fork_rng", lambda devices=(), **how: fork_rng(devices=[], **how))
+        patch.setattr(torch.cuda, "get_rng_state", lambda device: torch.get_rng_state())
         try:
             yield GPU
         finally:

@@ -1,0 +1,24 @@
+"""Holds what an own class gives against its contract, so that a breach is one line and not a wrong number."""
+
+from collections.abc import Sized
+from typing import Any
+
+from fedlab_runner.utils.errors import UserError
+
+
+def require(holds: bool, component: object, method: str, contract: str, given: Any) -> None:
+    """Raises UserError, which names the class, its method, the contract and what it has `given`, unless it holds."""
+    if not holds:
+        raise UserError(f"{type(component).__name__}.{method} must give {contract}, got {in_words(given)}")
+
+
+def in_words(given: Any) -> str:
+    """A value in a few words: of an array or a tensor the type, the shape and the range."""
+    if (shape := getattr(given, "shape", None)) is None:
+        words = isinstance(given, list) and all(isinstance(each, str) for each in given)
+        if words or isinstance(given, bool | int | float | str | None):
+            return repr(given)
+        return f"a {type(given).__name__}" + (f" of {len(given)}" if isinstance(given, Sized) else "")
+    kind = str(given.dtype).removeprefix("torch.")
+    ends = f" from {given.min().item():g} to {given.max().item():g}" if 0 not in shape else ""
+    return f"{kind} {list(shape)}{ends}"

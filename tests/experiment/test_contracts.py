@@ -1,0 +1,216 @@
+"""An own class that breaks its contract is named in one line, where its result would be a wrong number."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedlab_runner.client_splits.base import Parts, checked_split
+from fedlab_runner.core.aggregation import Aggregation
+from fedlab_runner.core.client_data import ClientData
+from fedlab_runner.core.client_homes import ClientHomes
+from fedlab_runner.core.client_state import ClientStateStore
+from fedlab_runner.core.rng import Purpose, generator
+from fedlab_runner.core.server_data import ServerData
+from fedlab_runner.datasets.checks import loaded
+from fedlab_runner.datasets.examples import Data, Examples
+from fedlab_runner.delays.base import drawn_delays
+from fedlab_runner.homes.base import Keeping
+from fedlab_runner.lr_schedules.base import factor_of
+from fedlab_runner.participation.base import asked_clients, reporting_clients
+from fedlab_runner.partitions.base import dealt
+from fedlab_runner.server_data.checks import reserved
+from fedlab_runner.topologies.base import drawn_links
+from fedlab_runner.utils.errors import UserError
+from tests.helpers.toy import CPU, local, model_family
+
+IDS, NAN = np.arange(3), float("nan")
+RIGHT = [np.array([0, 2]), np.array([1]), np.array([], np.int64)]  # of three clients and three examples
+IMAGES = Examples(torch.zeros(3, 1, 4, 4, dtype=torch.uint8), torch.tensor([0, 1, 1]), torch.tensor([0, 1, 1]), None)
+PICTURES = Data(IMAGES, IMAGES, ("a", "b"), (0.5,), (0.5,))
+FLOATS = IMAGES._replace(inputs=torch.zeros(3, 1, 4, 4))
+FEATURES = IMAGES._replace(inputs=torch.tensor([[0.0], [1.0], [NAN]]))
+NUMBERS = IMAGES._replace(inputs=torch.zeros(3, 1))
+NO_CLASS, TWO_USERS = IMAGES._replace(targets=torch.tensor([0, -100, 1])), IMAGES._replace(users=torch.tensor([0, 1]))
+CHAIN = np.array([[0, 1, 0], [1, 0, 1], [0, 1, 0]], bool)  # 0 - 1 - 2
+
+
+class Mine:
+    """An own component, one method of which gives `result`."""
+
+    compares = num_views = False
+
+    def __init__(self, method: str, result: Any) -> None:
+        setattr(self, method, lambda *_: result)
+
+
+def rng() -> np.random.Generator:
+    return generator(0, Purpose.ALGORITHM)
+
+
+def delays(mine: Any) -> Any:
+    return drawn_delays(mine, rng(), IDS)
+
+
+def asked(mine: Any) -> Any:
+    return asked_clients(mine, rng(), np.array([1, 4, 7]), 9)
+
+
+def reporting(mine: Any) -> Any:
+    return reporting_clients(mine, np.array([7, 1]), np.array([0, 3]))
+
+
+def partition(mine: Any) -> Any:
+    return dealt(mine, np.zeros(3, np.int64), None, 3, rng())
+
+
+def split(mine: Any) -> Any:
+    return checked_split(mine, RIGHT, IMAGES, IMAGES, 0)
+
+
+def links(mine: Any) -> Any:
+    return drawn_links(mine, rng(), 3)
+
+
+def factor(mine: Any) -> Any:
+    return factor_of(mine, 0)
+
+
+def data(mine: Any) -> Any:
+    return loaded(mine, 0)
+
+
+def server_data(mine: Any) -> Any:
+    return reserved(mine, PICTURES, 0)
+
+
+def weights(mine: Any) -> Any:
+    mine.tolerated = lambda arrived: None
+    return Aggregation(mine, Any).weights(torch.full((2,), 0.5, dtype=torch.float64), [torch.zeros(2, 4)])  # type: ignore[arg-type]
+
+
+def views(mine: Any) -> Any:
+    mine.numbers, mine.num_views = 1, lambda shape: 2
+    clients = ClientData(IMAGES.inputs, IMAGES.targets, [IDS], CPU, augment=mine)
+    return clients.plan(np.array([0]), local(epochs=1, batch_size=3), seed=0, round=0, drop_single=False)
+
+
+def home(mine: Any) -> Any:
+    class Own(Keeping):
+        def keeps(self, *_: Any) -> Any:
+            return mine.keeps()
+
+    return ClientHomes(Own("host"), [model_family()], ClientStateStore(None, CPU), 0)
+
+
+def served(**changes: Any) -> tuple[ServerData, Data]:
+    fields = {"inputs": IMAGES.inputs, "targets": IMAGES.targets, "num_classes": 2, "in_domain": True}
+    return ServerData(**(fields | changes)), PICTURES  # type: ignore[arg-type]
+
+
+def marked(row: int, column: int, value: bool) -> np.ndarray:
+    changed = CHAIN.copy()
+    changed[row, column] = value
+    return changed
+
+
+BREACHES: list[tuple[Callable[[Any], Any], str, Any, str]] = [
+    (
+        delays,
+        "sample",
+        np.array([0.0, 1.5, 2.0]),
+        "whole rounds from 0 to 2^40, int64 [3], got float64 [3] from",
+    ),
+    (delays, "sample", np.array([0, -1, 2]), "got int64 [3] from -1 to 2"),
+    (delays, "sample", np.array([0, 1]), "got int64 [2]"),
+    (delays, "sample", [0, 1, 2], "got a list of 3"),
+    (asked, "sample", np.array([1, 1]), "distinct ids, int64 [n], of the 3 idle clients, got int64 [2] from 1 to 1"),
+    (asked, "sample", np.array([1, 5]), "got int64 [2] from 1 to 5"),
+    (asked, "sample", np.array([8]), "got int64 [1] from 8 to 8"),
+    (asked, "sample", np.array([1.0]), "got float64 [1]"),
+    (reporting, "reporting", (np.array([4]), np.array([0])), "distinct ids of the 2 asked clients, got int64 [1]"),
+    (reporting, "reporting", (np.array([7, 1]), np.array([0])), "delays >= 0, int64 [2], got int64 [1]"),
+    (partition, "split", RIGHT[:2], "a list of 3 ascending int64 arrays of the indices of 3 examples, got a list of 2"),
+    (partition, "split", [np.array([1, 0]), *RIGHT[1:]], "got int64 [2] from 0 to 1"),
+    (partition, "split", [*RIGHT[:2], np.array([2, 3])], "got int64 [2] from 2 to 3"),
+    (partition, "split", [*RIGHT[:2], np.array([-1])], "got int64 [1] from -1 to -1"),
+    (partition, "split", [*RIGHT[:2], np.array([0.0])], "got float64 [1] from 0 to 0"),
+    (split, "split", Parts(RIGHT, RIGHT[:1], None), "as validation a list of 3 ascending int64 arrays"),
+    (split, "split", Parts(RIGHT, RIGHT, [*RIGHT[:2], np.array([3])]), "as test a list of 3 ascending int64 arrays"),
+    (
+        links,
+        "draw",
+        CHAIN.astype(int),
+        "links [3, 3] bool: symmetric, without a client's link to itself",
+    ),
+    (links, "draw", marked(0, 0, True), "got bool [3, 3]"),
+    (links, "draw", marked(0, 2, True), "got bool [3, 3]"),
+    (links, "draw", np.zeros((3, 3), bool), "got bool [3, 3]"),
+    (factor, "factor", -0.5, "a finite number >= 0 for round 0, got -0.5"),
+    (factor, "factor", NAN, "got nan"),
+    (factor, "factor", None, "got None"),
+    (data, "load", (IMAGES, IMAGES), "a Data, got a tuple of 2"),
+    (data, "load", replace(PICTURES, train=FLOATS), "train.inputs, uint8 [n, channels, side, side] or float32"),
+    (data, "load", replace(PICTURES, test=FLOATS), "test.inputs, uint8"),
+    (data, "load", replace(PICTURES, train=FEATURES), "finite train.inputs, got float32 [3, 1]"),
+    (
+        data,
+        "load",
+        replace(PICTURES, test=FEATURES._replace(inputs=torch.zeros(3, 1))),
+        "of the shape and type of train",
+    ),
+    (data, "load", replace(PICTURES, class_names=("a",)), "train.targets, int64 [3] from 0 to 0, got int64 [3] from 0"),
+    (
+        data,
+        "load",
+        replace(PICTURES, test=NO_CLASS),
+        "got int64 [3] from -100",
+    ),
+    (
+        data,
+        "load",
+        replace(PICTURES, train=TWO_USERS),
+        "train.users, int64 [3]",
+    ),
+    (data, "load", replace(PICTURES, mean=None), "as mean a number for each channel, or None for features, got None"),
+    (server_data, "reserve", served(inputs=torch.zeros(3, 1, 4, 4)), "as the clients', uint8 [3, 1, 4, 4]"),
+    (server_data, "reserve", served(num_classes=1), "targets, int64 [3] from 0 to 0, got int64 [3] from 0 to 1"),
+    (weights, "weights", torch.tensor([0.5, 0.4]), "weights [2] that add up to 1, got float32 [2] from 0.4 to 0.5"),
+    (weights, "weights", torch.tensor([NAN, 1.0]), "weights [2] that add up to 1"),
+    (views, "views", np.array([0, 2, 1]), "views [3] from 0 to 1, got int64 [3] from 0 to 2"),
+    (home, "keeps", ["0.weight", "head"], "some of the names that it is given, got ['head']"),
+]
+
+
+@pytest.mark.parametrize(("use", "method", "given", "words"), BREACHES)
+def test_a_breach_is_one_line(use: Callable[[Any], Any], method: str, given: Any, words: str) -> None:
+    with pytest.raises(UserError) as raised:
+        use(Mine(method, given))
+    line = str(raised.value)
+    assert ("Own" if use is home else "Mine") + f".{method} must give " in line and words in line and "\n" not in line
+
+
+@pytest.mark.parametrize(
+    ("use", "method", "given"),
+    [
+        (delays, "sample", np.array([0, 5, 2])),
+        (asked, "sample", np.array([7, 1])),
+        (asked, "sample", np.array([], np.int64)),
+        (reporting, "reporting", (np.array([1]), np.array([3]))),
+        (partition, "split", RIGHT),
+        (partition, "split", [np.array([0, 1]), np.array([0, 1]), np.array([1])]),  # clients may share examples
+        (split, "split", Parts(RIGHT, RIGHT, None)),
+        (links, "draw", CHAIN),
+        (factor, "factor", 0),
+        (data, "load", PICTURES),
+        (server_data, "reserve", served()),
+        (server_data, "reserve", (None, PICTURES)),
+        (views, "views", np.array([0, 1, 1])),
+        (home, "keeps", ["0.weight"]),
+    ],
+)
+def test_what_keeps_its_contract_passes(use: Callable[[Any], Any], method: str, given: Any) -> None:
+    use(Mine(method, given))
