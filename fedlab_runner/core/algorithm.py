@@ -21,7 +21,8 @@ from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.footprint import CohortLoad, Footprint, MemoryItem, own_rows
 from fedlab_runner.core.own_models import NamedModels, OwnModels
-from fedlab_runner.core.updates import Updates, tensors_in
+from fedlab_runner.core.updates import Updates, sent, tensors_in
+from fedlab_runner.utils.contract import require
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.validate import one_of
 
@@ -219,8 +220,9 @@ class ServerAlgorithm(Algorithm[State], Generic[State, Upload]):
 
     def round(self, state: State, fed: Federation) -> State:
         cohort = fed.start_cohort(self.broadcast(state))
-        before, upload = self.server_model(state), self.client_update(state, cohort)
-        state = self.server_step(state, fed.collect_updates(cohort, upload, self.known), fed)
+        before, upload = self.server_model(state), sent(self, self.client_update(state, cohort), len(cohort))
+        kind, state = type(state), self.server_step(state, fed.collect_updates(cohort, upload, self.known), fed)
+        require(isinstance(state, kind), self, "server_step", f"a {kind.__name__}", state)
         if not fed.server_steps.taken:  # the algorithm itself has not called `optimized`
             after = self.server_model(state)
             if (moved := fed.optimized(before, after)) is not after:

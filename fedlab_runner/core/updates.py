@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fedlab_runner.core.aggregation import Aggregation
 from fedlab_runner.core.metric_names import COUNT_PREFIX
+from fedlab_runner.utils.contract import require
 
 Upload = TypeVar("Upload", bound=tuple[Tensor, ...])
 
@@ -96,6 +97,13 @@ def staleness_metrics(staleness: Tensor) -> dict[str, float]:
         "late/staleness_max": int(staleness.max()),
         **{f"{COUNT_PREFIX}{age}": count for age, count in counts if count},
     }
+
+
+def sent(algorithm: object, upload: Any, clients: int) -> Any:
+    """What clients send. Raises UserError where it breaks the contract of `ServerAlgorithm.client_update`."""
+    right = isinstance(upload, tuple) and all(isinstance(t, Tensor) and t.shape[:1] == (clients,) for t in upload)
+    require(right, algorithm, "client_update", f"a NamedTuple of tensors [{clients}, ...]", upload)
+    return upload
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:

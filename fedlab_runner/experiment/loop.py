@@ -25,10 +25,10 @@ from fedlab_runner.evaluation.client_models import ClientModels
 from fedlab_runner.evaluation.evaluator import Evaluation
 from fedlab_runner.evaluation.matrix import CellScores, Matrix
 from fedlab_runner.experiment.code_hash import Code
+from fedlab_runner.experiment.first_round import Overwritten, first_round
 from fedlab_runner.experiment.resource_estimate import check_needs, seconds_a_round
 from fedlab_runner.experiment.resuming import FAILED, STRANGE, check_beginning, understood
 from fedlab_runner.experiment.standstill import foreseen
-from fedlab_runner.experiment.untouched import Overwritten, untouched
 from fedlab_runner.lr_schedules.base import LRSchedule, factor_of
 from fedlab_runner.tracking.recorder import Recorder
 from fedlab_runner.utils import attempt, signals
@@ -127,7 +127,7 @@ class Simulation:
                 started = time.monotonic()
                 memory, seen = self._analyse(now)
                 with understood(first, FAILED) if saved and saved_round == first else nullcontext():
-                    state, metrics = self._round(now)
+                    state, metrics = self._round(now, begins=now.round == first)
                 trained = time.monotonic()
                 metrics |= seen | self._evaluate(state, now.round + 1)
                 done = time.monotonic()
@@ -190,13 +190,13 @@ class Simulation:
         self.fed.begin(now.round, factor_of(self.lr_schedule, now.round))
         return self.analysis.observe(now.analysis, now.state, self.algorithm, self.fed)
 
-    def _round(self, now: Snapshot) -> tuple[Any, dict[str, float]]:
-        """One round from a snapshot: the next State and the round's metrics."""
+    def _round(self, now: Snapshot, begins: bool) -> tuple[Any, dict[str, float]]:
+        """One round from a snapshot, the first one of this process or not: the next State and the round's metrics."""
         fed = self.fed
         fed.begin(now.round, factor_of(self.lr_schedule, now.round))
         attempt.at("algorithm", now.round + 1)
-        with untouched(now.state, self.algorithm):
-            state = self.algorithm.round(now.state, fed)
+        a_round = partial(first_round, self.algorithm) if begins else self.algorithm.round
+        state = a_round(now.state, fed)
         metrics = {**fed.collect(), "local/lr": fed.lr}
         loss = metrics.get("train/loss", 0.0)
         diagnosis = f"the run diverged in round {now.round + 1} (train/loss {loss:.3g}"

@@ -360,6 +360,37 @@ def test_an_algorithm_that_writes_into_its_state_leaves_no_checkpoint(
     assert not CheckpointStore(tmp_path, 2).rounds()
 
 
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (lambda x: x.double(), "a State with the fields, types and sizes"),
+        (lambda x: x[:-1], "a State with the fields, types and sizes"),
+        (lambda x: Params(x), "a State with the fields, types and sizes"),
+        (lambda x: None, "a State with the fields, types and sizes"),
+        (lambda x: x.clone().requires_grad_() * 2, "a State of tensors without a gradient's history"),
+    ],
+    ids=["type", "size", "nested", "none", "gradient"],
+)
+def test_a_state_that_no_run_could_continue_from_ends_the_first_round(
+    changed: Any, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = FedAvg.server_step
+    changing = lambda self, *how: Params(changed(step(self, *how).params))  # noqa: E731
+    monkeypatch.setattr(FedAvg, "server_step", changing)
+    monkeypatch.setattr(FedAvg, "cached", lambda self, state: 0)
+    monkeypatch.setattr(Federation, "optimized", lambda self, before, after: after)
+    with pytest.raises(UserError, match=rf"^FedAvg.round must give {words}"):
+        run_in(tmp_path, composed("algorithm=fedavg", "server_data=none", "rounds=2"))
+
+
+@pytest.mark.parametrize("given", [lambda rows: rows, lambda rows: {"rows": rows}, lambda rows: (rows[:1],)])
+def test_what_clients_send_has_a_row_for_each(given: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    update = FedAvg.client_update
+    monkeypatch.setattr(FedAvg, "client_update", lambda self, *how: given(update(self, *how)[0]))
+    with pytest.raises(UserError, match=r"^FedAvg.client_update must give a NamedTuple of tensors \[\d+, ...\], got"):
+        run_in(tmp_path, composed("algorithm=fedavg", "server_data=none", "rounds=2"))
+
+
 def test_a_state_that_no_checkpoint_can_hold_is_refused_before_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,38 @@
+"""Holds the first round of a process against the contract of an algorithm."""
+
+from typing import Any
+
+from fedlab_runner.checkpoints.state_packing import differs, fits, layout, pack
+from fedlab_runner.core.algorithm import Algorithm
+from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.updates import tensors_in
+from fedlab_runner.utils.contract import require
+from fedlab_runner.utils.errors import UserError
+
+
+class Overwritten(UserError):
+    """An algorithm has written into its State, which must no longer be saved."""
+
+
+def first_round(algorithm: Algorithm[Any], state: Any, fed: Federation) -> Any:
+    """The State after a round. Raises Overwritten if the round writes into the State that it reads, as a checkpoint of
+    it may be made at any time, and UserError if no run could continue from a checkpoint of the new State.
+    """
+    before = _versions(state)
+    after = algorithm.round(state, fed)
+    if _versions(state) != before:
+        raise Overwritten(
+            f"{type(algorithm).__name__} writes into its State, of which a checkpoint may be made at any time: make "
+            "new tensors, as x + y in place of x.add_(y)"
+        )
+    packed = pack(after)
+    alike = fits(packed, layout(after), like=state) and not differs(packed, like=state)
+    require(alike, algorithm, "round", "a State with the fields, types and sizes of the one before", after)
+    free = not any(tensor.requires_grad for tensor in tensors_in(after))
+    require(free, algorithm, "round", "a State of tensors without a gradient's history (x.detach())", after)
+    return after
+
+
+def _versions(state: Any) -> list[int]:
+    """How often each tensor, or the one that it is a view of, was written into."""
+    return [0 if tensor.is_inference() else tensor._version for tensor in tensors_in(state)]
