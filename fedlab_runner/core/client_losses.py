@@ -21,7 +21,8 @@ def client_losses(family: ModelFamily, client_data: ClientData, ids: np.ndarray,
     sizes = client_data.num_examples[ids]
     losses = torch.zeros(len(ids), dtype=torch.float64, device=family.device)
     order = np.argsort(-sizes, kind="stable")  # clients of like size together: little padding
-    for chunk in np.split(order, range(CLIENTS_PER_CALL, len(order), CLIENTS_PER_CALL)):
+    at_once = 1 if family.alone else CLIENTS_PER_CALL
+    for chunk in np.split(order, range(at_once, len(order), at_once)):
         rows = torch.from_numpy(chunk).to(family.device)
         losses[rows] = _chunk_losses(family, client_data, ids[chunk], models if models.dim() == 1 else models[rows])
     return losses
@@ -45,9 +46,14 @@ def _chunk_losses(family: ModelFamily, client_data: ClientData, ids: np.ndarray,
             index[k, : len(part)], mask[k, : len(part)] = part, True
         chosen, counted = torch.from_numpy(index).to(family.device), torch.from_numpy(mask).to(family.device)
         inputs, targets = client_data.examples(chosen)
-        of_present = (params[:present], buffers[:present]) if own else (params, buffers)
-        many = vmap(one, in_dims=(0, 0, 0, 0) if own else (None, None, 0, 0))  # with one model: an ordinary minibatch
-        each = many(*of_present, family.normalize(inputs, family.dtype), targets)
+        inputs = family.normalize(inputs, family.dtype)
+        if family.alone:  # a single client, without padding
+            model = (params[0], buffers[0]) if own else (params, buffers)
+            each = one(*model, inputs[0], targets[0]).unsqueeze(0)
+        else:
+            of_present = (params[:present], buffers[:present]) if own else (params, buffers)
+            many = vmap(one, in_dims=(0, 0, 0, 0) if own else (None, None, 0, 0))  # one model: an ordinary minibatch
+            each = many(*of_present, inputs, targets)
         # The mean leaves padding out instead of multiplying it by zero: the loss of padding may be infinite.
         total[:present] += each.double().where(counted, 0.0).sum(1)
     return total / torch.from_numpy(sizes).to(family.device).clamp_min(1)

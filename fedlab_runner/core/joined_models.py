@@ -53,6 +53,7 @@ class Pair:
         self.family = first.like(partial(_both, first, second))
         self.family.models = [*first.models, *second.models]
         self.family.draws |= second.draws
+        self.family.alone = first.alone or second.alone
 
     def join(self, first: Tensor, second: Tensor) -> Tensor:
         """Models [k, D1] and [k, D2] as pairs [k, D1 + D2], with the parameters first, as in every vector."""

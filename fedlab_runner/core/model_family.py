@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from fedlab_runner.core.flops import FlopCounter
 from fedlab_runner.core.global_rng import own_generators, seeded
+from fedlab_runner.core.layers.kinds import batch_norms, drops_out, has_convolution, keeps_statistics
 from fedlab_runner.core.layers.norms import prepare_norms
 from fedlab_runner.core.layers.replacement import prepare
 from fedlab_runner.core.losses import CE, LossFunction, losses
@@ -114,14 +115,14 @@ class ModelFamily:
         self.models = [self.num_params]  # the parameters of each model that a vector holds (`core.joined_models`)
         variances = [torch.full((n,), k.endswith("running_var")) for k, _, n in self._buffers]
         self._variances = torch.cat([*variances, torch.empty(0, dtype=torch.bool)]).to(device)  # [B]
-        self._norms = [m for m in self.module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-        self.has_batch_norm = bool(self._norms)
+        self.has_batch_norm = bool(batch_norms(self.module))
+        self.keeps_statistics = keeps_statistics(self.module)  # which an example that pads a minibatch would change
         self._mode: tuple[bool, bool] | None = None  # the last arguments of `mode`
         self._flops: dict[torch.Size, Flops] = {}
         self.compiled: dict[Any, Callable[..., Tensor]] = {}  # an executor's compiled functions of this family
-        self.has_convolution = any(isinstance(m, nn.modules.conv._ConvNd) for m in self.module.modules())
-        # Whether training draws random numbers, as dropout does; `core.network_trial` finds it where no layer tells.
-        self.draws = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in self.module.modules())
+        self.has_convolution = has_convolution(self.module)
+        self.draws = drops_out(self.module)  # whether training draws random numbers
+        self.alone: str | None = None  # why models cannot compute side by side; `core.network_trial` finds both
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what executors have compiled, which is of one process."""
@@ -175,9 +176,8 @@ class ModelFamily:
             return
         self._mode = (training, frozen_norm)
         self.module.train(training)
-        if training and frozen_norm:
-            for norm in self._norms:
-                norm.eval()
+        for norm in batch_norms(self.module) if training and frozen_norm else []:
+            norm.eval()
 
     def forward(self, values: dict[str, Tensor] | None, inputs: Tensor, module: nn.Module | None = None) -> Tensor:
         """Logits [b, C] of a module (None: the family's) with these values by name (None: its own values)."""
@@ -216,7 +216,7 @@ class ModelFamily:
         """The family of another architecture with this one's classes, normalisation, precision and loss function."""
         kept = ("normalize", "device", "dtype", "autocast", "loss_function")
         found = ModelFamily(build, self.num_classes, **{name: getattr(self, name) for name in kept})
-        found.draws |= self.draws
+        found.draws, found.alone = found.draws or self.draws, self.alone
         return found
 
     def build(self) -> nn.Module:

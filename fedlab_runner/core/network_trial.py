@@ -1,21 +1,35 @@
-"""Tries a network before a run, so that one whose results nobody could repeat is refused."""
+"""Tries a network before a run, so that one whose results nobody could repeat is refused, and one that cannot compute
+side by side with others is known.
+"""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.func import vmap
 
-from fedlab_runner.core.global_rng import seeded
-from fedlab_runner.core.model_family import ModelFamily
+from fedlab_runner.core.global_rng import own_generators, seeded
+from fedlab_runner.core.losses import losses
+from fedlab_runner.core.model_family import FunctionalModel, ModelFamily
+
+MAX_STEP_FLOPS = 5e8  # of an example, up to which models are tried side by side
+MAX_SHOWN = 120  # characters of torch's reason
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-2}  # see `tolerance_of`
+AUTOCAST_TOLERANCE = 0.2
+LEAST_STEP = 1e-3  # length of a gradient, below which it is rounding
 
 
 def try_network(family: ModelFamily, inputs: Tensor) -> None:
     """Applies a family's network to two of the stored inputs [n, ...], in evaluation and in training mode. Notes in
-    `family.draws` whether it draws random numbers in training.
+    `family.draws` whether it draws random numbers in training, and in `family.alone` why its models cannot compute side
+    by side.
 
-    Raises ValueError if the network does not give logits, writes into its inputs, or draws random numbers in
-    evaluation, and UserError if it takes them from elsewhere than torch.
+    Raises ValueError if the network has nothing to train, does not give logits, writes into its inputs, or draws random
+    numbers in evaluation, and UserError if it takes them from elsewhere than torch.
     """
+    if not family.num_params:
+        raise ValueError("the model has no parameter to train")
     two = inputs[[0, -1]].to(family.device)
     if _draws(family, two, training=False):
         raise ValueError(
@@ -23,6 +37,11 @@ def try_network(family: ModelFamily, inputs: Tensor) -> None:
             "alone, as F.dropout(x, p, training=self.training) does"
         )
     family.draws |= _draws(family, two, training=True)
+    example = family.normalize(two, family.dtype)
+    example = example + torch.linspace(-0.1, 0.1, example.numel()).view(example.shape).to(example)  # may be one twice
+    if family.flops(example).step <= MAX_STEP_FLOPS:
+        with own_generators(family.device):
+            family.alone = _obstacle(family, example)
 
 
 def _draws(family: ModelFamily, inputs: Tensor, training: bool) -> bool:
@@ -46,6 +65,40 @@ def _draws(family: ModelFamily, inputs: Tensor, training: bool) -> bool:
 
     seeded(logits, 0, "forward()", family.device)
     return states[0] != states[1]
+
+
+def _obstacle(family: ModelFamily, inputs: Tensor) -> str | None:
+    """Why two models of the family cannot take a step side by side, in a few words; None if they can, and find what
+    each of them finds alone.
+    """
+    w = family.vector(family.module)
+    start, targets = torch.stack([w, 0.9 * w]), torch.zeros(len(inputs), dtype=torch.int64, device=family.device)
+    family.mode(True)
+
+    def one(params: Tensor, buffers: Tensor) -> tuple[Tensor, Tensor]:
+        model = FunctionalModel(family, params, buffers)
+        return losses(model(inputs), targets, None).mean(), model.buffers
+
+    def moved(step: Callable[..., tuple[Tensor, Tensor]], models: Tensor) -> tuple[Tensor, Tensor]:
+        leaf, buffers = models[..., : family.num_params].detach().requires_grad_(), models[..., family.num_params :]
+        loss, after = step(leaf, buffers.clone())
+        return torch.autograd.grad(loss.sum(), leaf)[0], after.detach() - buffers
+
+    alone = [torch.stack(parts) for parts in zip(*(moved(one, each) for each in start), strict=True)]
+    try:
+        together = moved(vmap(one, randomness="different"), start)
+    except Exception as error:
+        return " ".join(str(error).split())[:MAX_SHOWN]
+    same = family.draws or all(
+        bool((a - b).norm() <= tolerance_of(family) * b.norm().clamp_min(LEAST_STEP))
+        for a, b in zip(together, alone, strict=True)
+    )
+    return None if same else "side by side they give other numbers than alone"
+
+
+def tolerance_of(family: ModelFamily) -> float:
+    """How far two ways of computing a step may be apart, relative to the step, and be the same but for rounding."""
+    return TOLERANCE[family.dtype] if family.autocast is None else AUTOCAST_TOLERANCE
 
 
 def _checked(found: Any, shape: list[int]) -> Tensor:

@@ -19,7 +19,8 @@ class SeparateModule:
         found: dict[int, Any] = {id(value): value for value in own.values()}
         self.leaves: list[nn.Parameter] = []  # the trainable parameters, in the order of the vector
         for name, (begin, shape) in family.layout.items():
-            value: Tensor = w[begin : begin + shape.numel()].view(shape)
+            # Views of w itself would share one count of writes, so that a statistic's update would spoil a gradient.
+            value: Tensor = w.data[begin : begin + shape.numel()].view(shape)
             if begin < family.num_params:
                 self.leaves.append(value := nn.Parameter(value))
             found[id(own[name])] = value

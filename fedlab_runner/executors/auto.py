@@ -154,4 +154,4 @@ class _Choosing(SingleProcessExecutor):
             found = fastest(work, fitting(work, compile=self._settings.compile), rounds)
             if found is not None:
                 return found
-        return REFERENCE if work.family.draws else SIDE_BY_SIDE
+        return REFERENCE if work.family.draws or work.family.alone else SIDE_BY_SIDE

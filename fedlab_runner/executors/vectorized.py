@@ -15,6 +15,7 @@ from fedlab_runner.core.optimizer import zero_slots
 from fedlab_runner.core.work import Gradient, OfOne, Parallel, Work, gradient_of, one_by_one
 from fedlab_runner.executors._chunks import Chunk, ChunkedExecutor
 from fedlab_runner.executors.compiled import graph_of, in_layers, is_ready, kept_graph, train_clients, width
+from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.validate import at_least
 
 MAX_PLAIN_PARAMS = 2**16  # of a model, up to which autograd outside of vmap is faster
@@ -42,6 +43,8 @@ class Vectorized(ChunkedExecutor):
         return Parallel(side, 2 * side)  # vmap keeps activations and their gradients until the step ends
 
     def chunks(self, work: Work) -> list[Chunk]:
+        if work.family.alone:
+            raise UserError(f"models of this kind cannot train side by side ({work.family.alone}): take executor=loop")
         return [
             Chunk(chunk, frozen)
             for frozen, rows in work.groups()
@@ -68,7 +71,8 @@ class Vectorized(ChunkedExecutor):
         return list(first.values())
 
     def map_models(self, family: ModelFamily, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
-        if family.device.type == "cpu" and family.has_convolution:  # vmap makes grouped convolutions, 1.6 times as slow
+        grouped = family.device.type == "cpu" and family.has_convolution  # vmap's convolutions: 1.6 times as slow
+        if grouped or family.alone:
             return one_by_one(function, *rows)
         n = len(rows[0])
         size = self.chunk_size or (DEFAULT_CHUNK_SIZE if fill else n)
@@ -110,8 +114,8 @@ def _train_clients(work: Work, chunk: np.ndarray, step: Gradient, full_width: bo
     places = torch.arange(work.local.batch_size, device=family.device)
     fixed = work.own(chunk, 0) if work.per_step is None else None
     for t in range(plan.sizes.shape[1]):
-        for rows, most in blocks(plan.sizes[:, t], family.has_batch_norm):
-            if full_width and not family.has_batch_norm:  # constant shapes spare the compiler
+        for rows, most in blocks(plan.sizes[:, t], family.keeps_statistics):
+            if full_width and not family.keeps_statistics:  # constant shapes spare the compiler
                 most = work.local.batch_size
             index = plan.indices[rows, t, :most]
             mask = (places[:most] < sizes[rows, t, None]).to(family.dtype)

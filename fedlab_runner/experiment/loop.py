@@ -190,7 +190,7 @@ class Simulation:
         self.fed.begin(now.round, factor_of(self.lr_schedule, now.round))
         return self.analysis.observe(now.analysis, now.state, self.algorithm, self.fed)
 
-    def _round(self, now: Snapshot, begins: bool) -> tuple[Any, dict[str, float]]:
+    def _round(self, now: Snapshot, begins: bool = False) -> tuple[Any, dict[str, float]]:
         """One round from a snapshot, the first one of this process or not: the next State and the round's metrics."""
         fed = self.fed
         fed.begin(now.round, factor_of(self.lr_schedule, now.round))

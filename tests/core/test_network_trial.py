@@ -9,9 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedlab_runner.core.client_losses import client_losses
 from fedlab_runner.core.joined_models import Pair
 from fedlab_runner.core.network_trial import try_network
-from tests.helpers.toy import CLASSES, FEATURES, mlp, model_family, normed
+from fedlab_runner.executors._autotune.ways import fitting
+from fedlab_runner.executors.auto import Auto
+from fedlab_runner.executors.loop import Loop
+from fedlab_runner.executors.vectorized import Vectorized
+from fedlab_runner.utils.errors import UserError
+from tests.helpers.toy import CLASSES, FEATURES, federation, mlp, model_family, normed
+from tests.helpers.work import work_of
 
 INPUTS = torch.ones(1, FEATURES)
 
@@ -57,6 +64,71 @@ def test_what_no_run_could_use_is_one_line(name: str) -> None:
     change, message = REFUSED[name]
     with pytest.raises(ValueError, match=message):
         try_network(model_family(lambda: Changed(change)), INPUTS)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.LSTM(1, 4, batch_first=True), nn.Linear(4, CLASSES)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        out: Tensor = self.head(self.inner(inputs.unsqueeze(2))[0][:, -1])
+        return out
+
+
+def branching(logits: Tensor, training: bool) -> Tensor:
+    return logits * 2 if logits.mean() > 0 else logits
+
+
+@pytest.mark.parametrize("build", [Recurrent, lambda: Changed(branching)])
+def test_what_torch_cannot_compute_side_by_side_trains_alone(build: Callable[[], nn.Module]) -> None:
+    fed = federation((9, 20, 5), build=build)
+    try_network(fed.family, INPUTS)
+    assert fed.family.alone and fed.family.like(mlp).alone and Pair(model_family(), fed.family).family.alone
+    work = work_of(fed)
+    assert all(way.chunk_size == 1 for way in fitting(work, compile=True))
+    y, _ = Auto(seconds=1e9, workers=1, compile=False).train(work)
+    torch.testing.assert_close(y, Loop(compile=False).train(work)[0], rtol=0, atol=1e-9)
+    with pytest.raises(UserError, match=r"cannot train side by side \(.*take executor=loop"):
+        Vectorized(chunk_size=None, compile=False).train(work)
+    ids = np.arange(3)
+    for models in (y, y[0]):
+        found = client_losses(fed.family, fed.client_data, ids, models)
+        for client, w in enumerate(models.expand(3, -1)):
+            inputs, targets = fed.client_data.examples(torch.from_numpy(fed.client_data.members(client)))
+            expected = F.cross_entropy(fed.family.predict(w, inputs), targets).item()
+            assert found[client].item() == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("build", [mlp, normed])
+def test_what_can_is_known(build: Callable[[], nn.Module]) -> None:
+    family = model_family(build)
+    try_network(family, INPUTS)
+    assert family.alone is None
+
+
+def test_other_numbers_side_by_side_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedlab_runner.core.network_trial.vmap", lambda one, **_: lambda *rows: wrong(one, *rows))
+
+    def wrong(one: Callable[..., Any], *rows: Tensor) -> Any:
+        found = [one(*row) for row in zip(*rows, strict=True)]
+        return tuple(1.05 * torch.stack(part) for part in zip(*found, strict=True))
+
+    family = model_family()
+    try_network(family, INPUTS)
+    assert family.alone == "side by side they give other numbers than alone"
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda: nn.Sequential(nn.LazyLinear(4), nn.LazyLinear(CLASSES)), "no sizes, such as LazyLinear"),
+        (lambda: mlp().requires_grad_(False), "the model has no parameter to train"),
+    ],
+)
+def test_what_cannot_be_a_vector_is_refused(build: Callable[[], nn.Module], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        try_network(model_family(build), INPUTS)
 
 
 def test_inputs_must_stay() -> None:

@@ -25,7 +25,7 @@ from fedlab_runner.executors.vectorized import Vectorized
 from tests.helpers.added import ADDED, data
 from tests.helpers.kinds import by_pairs
 from tests.helpers.paths import ROOT
-from tests.helpers.toy import CLASSES, RAGGED, asked, federation, home, local, mlp, normed
+from tests.helpers.toy import CLASSES, FEATURES, RAGGED, asked, federation, home, local, mlp, normed
 
 EVERYONE = np.arange(len(RAGGED))
 SETTINGS: dict[str, LocalTraining] = {
@@ -57,7 +57,18 @@ def convolutional() -> nn.Module:
     )
 
 
-MODELS: dict[str, Callable[[], nn.Module]] = {"mlp": mlp, "normed": normed, "convolutional": convolutional}
+def by_instance() -> nn.Module:
+    """Running statistics of all examples of a minibatch, as in batch norm, but also of a single one."""
+    norm = nn.InstanceNorm1d(2, affine=True, track_running_stats=True)
+    return nn.Sequential(nn.Linear(FEATURES, 8), nn.Unflatten(1, (2, 4)), norm, nn.Flatten(), nn.Linear(8, CLASSES))
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "mlp": mlp,
+    "normed": normed,
+    "by_instance": by_instance,
+    "convolutional": convolutional,
+}
 
 
 def train(fed: Federation, ids: np.ndarray = EVERYONE, **how: Any) -> tuple[Tensor, Tensor]:

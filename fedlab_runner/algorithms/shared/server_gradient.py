@@ -42,7 +42,7 @@ class ServerGradient:
         self._leaves = [(begin, shape.numel(), leaf) for (k, (begin, shape)), leaf in named if k not in instead]
         self._rows = w.new_zeros(0, family.num_params)
         # Batch norm in training needs the whole minibatch, and dropout draws from one stream.
-        whole = training and (family.has_batch_norm or family.draws)
+        whole = training and (family.keeps_statistics or family.draws)
         self._most = 1 if whole or family.device.type != "cpu" else of.size
 
     def __call__(self, batch: Batch, loss: Loss | None = None) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.parameter import UninitializedParameter
 
 from fedlab_runner.core.layers.norms import BATCH_NORMS
 from fedlab_runner.core.layers.pooling import Pooling
@@ -20,7 +21,12 @@ OURS = (Pooling, *CONVOLUTIONS, *BATCH_NORMS)  # all layers of this package
 
 
 def prepare(module: nn.Module) -> nn.Module:
-    """Replaces, in place, the module's max poolings by `Pooling` and its strided convolutions of kernel 1."""
+    """Replaces, in place, the module's max poolings by `Pooling` and its strided convolutions of kernel 1.
+
+    Raises ValueError if the module has layers that still have no sizes.
+    """
+    if any(isinstance(p, UninitializedParameter) for p in module.parameters()):
+        raise ValueError("the model has layers that still have no sizes, such as LazyLinear: give them sizes")
     for part in module.modules():
         if type(part) is nn.MaxPool2d:
             part.__class__ = Pooling

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedlab_runner.core.network_trial import tolerance_of
 from fedlab_runner.core.work import Executor, Work
 from fedlab_runner.executors._chunks import wait_for
 from fedlab_runner.utils.system import busy_cores
@@ -21,9 +22,6 @@ OTHERS_BYTES = 2**30  # of a GPU's memory that other processes hold, above which
 SAMPLE_SECONDS = 1.0  # expected time of the sample
 MAX_SAMPLE_STEPS = 8  # local steps of a client in the sample
 REPETITIONS = 2  # of each measurement; the fastest counts
-# The largest distance to the reference's models, relative to the distance by which training moved the models.
-TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-2}
-AUTOCAST_TOLERANCE = 0.2
 
 
 def expected_seconds(work: Work) -> float:
@@ -126,7 +124,7 @@ def _agree(work: Work, y: Tensor, reference: Tensor) -> bool:
     """
     if torch.equal(y, reference):
         return True
-    tolerance = TOLERANCE[work.family.dtype] if work.family.autocast is None else AUTOCAST_TOLERANCE
+    tolerance = tolerance_of(work.family)
     moved = torch.linalg.vector_norm(reference - work.starts(), dim=-1)
     apart = torch.linalg.vector_norm(y - reference, dim=-1) / moved.clamp_min(torch.finfo(y.dtype).tiny)
     return bool(apart.median() <= tolerance)

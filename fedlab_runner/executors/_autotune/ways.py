@@ -72,7 +72,7 @@ def fitting(work: Work, *, compile: bool) -> list[Way]:
     slower in one call than one after another, and a large cohort does not fit into the caches.
     """
     family, clients = work.family, len(work.ids)
-    on_cpu, side_by_side = family.device.type == "cpu", not family.draws
+    on_cpu, side_by_side = family.device.type == "cpu", not (family.draws or family.alone)
     if on_cpu:
         side_by_side &= clients > 1 and not family.has_convolution
         whole = clients * family.size <= MAX_WHOLE_VALUES
