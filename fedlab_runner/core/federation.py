@@ -19,6 +19,7 @@ from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.global_rng import seed_globals
 from fedlab_runner.core.local_training import LocalTraining
 from fedlab_runner.core.model_family import ModelFamily
+from fedlab_runner.core.network_trial import try_network
 from fedlab_runner.core.round_metrics import RoundMetrics
 from fedlab_runner.core.server_data import ServerData
 from fedlab_runner.core.server_steps import ServerSteps
@@ -123,6 +124,8 @@ class Federation:
             if architecture == known:
                 return family
         family = family_of(architecture, self.family, self.client_data.inputs)
+        if len(self.client_data.inputs):
+            try_network(family, self.client_data.inputs)
         self._known_families.append((architecture, family))
         return family
 

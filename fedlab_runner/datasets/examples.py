@@ -21,7 +21,7 @@ CHUNK_BYTES = 2**26  # of images that are converted at a time, so that only the 
 class Examples(NamedTuple):
     """n labelled examples."""
 
-    inputs: Tensor  # [n, channels, height, width] uint8 (images) or [n, features] float32
+    inputs: Tensor  # [n, channels, side, side] uint8 (images) or [n, features] finite float32
     targets: Tensor  # [n] int64, class indices: what models learn
     strata: Tensor  # [n] int64, the classes that partitions see: the targets, or finer labels of the data set
     users: Tensor | None  # [n] int64, the natural client of each example
