@@ -16,7 +16,7 @@ from fedlab_runner.core.model_family import FunctionalModel, ModelFamily
 MAX_STEP_FLOPS = 5e8  # of an example, up to which models are tried side by side
 MAX_SHOWN = 120  # characters of torch's reason
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-2}  # see `tolerance_of`
-AUTOCAST_TOLERANCE = 0.2
+AUTOCAST_TOLERANCE = 0.2  # the same with autocast
 LEAST_STEP = 1e-3  # length of a gradient, below which it is rounding
 
 
