@@ -61,13 +61,17 @@ def without_compiler(work: Work, build: Callable[[], nn.Module]) -> dict[str, Co
 
 def with_compiler(work: Work, build: Callable[[], nn.Module]) -> dict[str, Contender]:
     """And torch.compile; of one module, so that nothing is compiled again in a later round."""
-    module = build().to(work.family.device)
-    forward = torch.compile(module)
-    return {
-        "plain, lean, compiled": Contender(
-            lambda _: plain.train_cohort_lean(work, lambda: module, lambda _: forward), plain=True
-        )
-    }
+
+    def contender(prepared: Callable[[nn.Module], plain.Call]) -> Contender:
+        module = build().to(work.family.device)
+        forward = prepared(module)
+        return Contender(lambda _: plain.train_cohort_lean(work, lambda: module, lambda _: forward), plain=True)
+
+    some = {"plain, lean, compiled": contender(torch.compile)}
+    if work.family.has_convolution:
+        laid_out = contender(lambda module: plain.channels_last(torch.compile(module)))
+        some["plain, lean, compiled, channels last"] = laid_out
+    return some
 
 
 def _profiled(work: Work, build: Callable[[], nn.Module]) -> dict[str, Contender]:

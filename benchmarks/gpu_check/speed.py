@@ -117,8 +117,9 @@ def all_rows(setting: Setting, precision: torch.dtype) -> Iterator[Row]:
 
 
 def compiled_rows(setting: Setting, precision: torch.dtype) -> Iterator[Row]:
-    """Compiled steps beside each other."""
-    some = {name: each for name, each in gpu.executors(compiled=True).items() if name.endswith("compiled")}
+    """Compiled steps beside each other, of one client and of the whole cohort."""
+    every, names = gpu.executors(compiled=True), ("loop", "cohort", *("graph", "cohort graph") * setting.on_gpu)
+    some = {f"{name} compiled": every[f"{name} compiled"] for name in names}
     for name in COMPILED:
         build, shape = gpu.LOCAL[name]
         how: tuple[Any, ...] = 1, False, setting.device, gpu.with_compiler, precision

@@ -103,8 +103,8 @@ class FedCDA(ServerAlgorithm[FedCDAState, FedCDAUpload]):
             )
 
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
-        held = client_rows(self.store_on, self.memory * load.ever * fed.family.size, renewed=1 / self.memory)
-        return self.holding(held)
+        models = min(self.memory * load.ever, load.trained)
+        return self.holding(client_rows(self.store_on, models * fed.family.size, renewed=1 / self.memory))
 
     def init(self, fed: Federation) -> FedCDAState:
         x = fed.family.init(fed.seed)

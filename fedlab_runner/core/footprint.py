@@ -32,6 +32,7 @@ class CohortLoad(NamedTuple):
     late: int  # updates on their way at the end of a round
     arriving: int  # A
     ever: int  # clients that have taken part by the last round
+    trained: int  # models that clients have trained by the last round
 
 
 class Footprint(NamedTuple):

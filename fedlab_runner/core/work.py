@@ -255,6 +255,10 @@ class Executor(Protocol):
         """
         ...
 
+    def check(self, family: ModelFamily) -> None:
+        """Raises UserError, before a run, if models of this family cannot be trained on the family's device."""
+        ...
+
     def parallel(self, clients: int) -> Parallel:
         """How many of `clients` clients train at the same time on this machine, for the estimate of memory."""
         ...
@@ -285,12 +289,6 @@ class Executor(Protocol):
         the number of rows in a call.
         """
         ...
-
-
-def one_by_one(function: OfOne, *rows: Tensor) -> list[Tensor]:
-    """The results of `function` on each row of tensors [n, ...], one call a row, stacked [n, ...]."""
-    results = [function(*row) for row in zip(*(t.unbind() for t in rows), strict=True)]
-    return [torch.stack(column) for column in zip(*results, strict=True)]
 
 
 def clip_rows(g: Tensor, norm: float) -> Tensor:

@@ -27,6 +27,9 @@ class SingleProcessExecutor:
     def bind_run(self, folder: Path, rounds: int) -> Self:
         return self
 
+    def check(self, family: ModelFamily) -> None:
+        """See `Executor`; this base refuses nothing."""
+
     def num_processes(self) -> int:
         return 1
 
@@ -60,6 +63,7 @@ class ChunkedExecutor(SingleProcessExecutor, ABC):
         """Trains a chunk, and writes its clients' models and mean losses into their rows of y [K, D] and losses [K]."""
 
     def train(self, work: Work) -> tuple[Tensor, Tensor]:
+        self.check(work.family)
         y = new_models(work)
         losses = y.new_zeros(len(work.ids))
         with own_generators(work.family.device):
@@ -74,6 +78,12 @@ def new_models(work: Work) -> Tensor:
     if family.device.type == "cpu":
         return PRIVATE.take(count, family.size, family.dtype)
     return torch.empty(count, family.size, device=family.device, dtype=family.dtype)
+
+
+def one_by_one(function: OfOne, *rows: Tensor) -> list[Tensor]:
+    """The results of `function` on each row of tensors [n, ...], one call a row, stacked [n, ...]."""
+    results = [function(*row) for row in zip(*(t.unbind() for t in rows), strict=True)]
+    return [torch.stack(column) for column in zip(*results, strict=True)]
 
 
 def wait_for(device: torch.device) -> None:

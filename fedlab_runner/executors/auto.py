@@ -68,6 +68,9 @@ class Auto:
         if here:
             note(folder, **{EXECUTORS: here})
 
+    def check(self, family: ModelFamily) -> None:
+        """See `Executor`; there is always one that can."""
+
     def parallel(self, clients: int) -> Parallel:
         return Vectorized(chunk_size=DEFAULT_CHUNK_SIZE, compile=False).parallel(clients)
 

@@ -55,8 +55,8 @@ def has_compiler() -> bool:
     return any(map(shutil.which, ("c++", "g++", "clang++")))
 
 
-def graph_of(function: Step, family: ModelFamily, *, layer_by_layer: bool = False) -> Step:
-    """Compiles a step of a family's models with torch.compile in such a way that the process can still fork.
+def graph_of(function: Any, *, layer_by_layer: bool = False) -> Step:
+    """Compiles a step, a Python function, with torch.compile in such a way that the process can still fork.
 
     The user's cache folder keeps compiled code for later runs, by type of machine. The environment variable
     TORCHINDUCTOR_CACHE_DIR names another folder. If a library in the cache cannot be loaded, because a killed process
@@ -77,6 +77,10 @@ def graph_of(function: Step, family: ModelFamily, *, layer_by_layer: bool = Fals
     if layer_by_layer:  # every step has the same tensors as layers
         options["guard_filter_fn"] = torch.compiler.keep_tensor_guards_unsafe
         options["post_grad_custom_post_pass"] = UpdateInPlace()
+    # The compiler counts its graphs by code object and gives up after eight, so that each has a code object. And it
+    # remembers shapes by the name of the code: those of another model would make sizes of this one variable.
+    code = function.__code__
+    function.__code__ = code.replace(co_name=f"{code.co_name}_{next(_numbers)}")
     compiled: Step = torch.compile(function, options=options)
 
     def step(*args: Any) -> Any:
@@ -96,12 +100,7 @@ def graph_of(function: Step, family: ModelFamily, *, layer_by_layer: bool = Fals
 def kept_graph(family: ModelFamily, key: Hashable, make: Callable[[], Step], *, layer_by_layer: bool = False) -> Step:
     """The family's graph of this key; `make` gives the function when it is compiled."""
     if key not in family.compiled:
-        function: Any = make()
-        # The compiler counts its graphs by code object and gives up after eight, so that each has a code object. And it
-        # remembers shapes by the name of the code: those of another model would make sizes of this one variable.
-        code = function.__code__
-        function.__code__ = code.replace(co_name=f"{code.co_name}_{next(_numbers)}")
-        family.compiled[key] = graph_of(function, family, layer_by_layer=layer_by_layer)
+        family.compiled[key] = graph_of(make(), layer_by_layer=layer_by_layer)
     return family.compiled[key]
 
 

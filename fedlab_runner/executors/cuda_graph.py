@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.func import grad
 
 from fedlab_runner.core.additions import lasts, side_by_side
+from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.optimizer import Optimizer, zero_slots
 from fedlab_runner.core.work import Gradient, Work
 from fedlab_runner.executors._chunks import Chunk
@@ -35,13 +36,13 @@ class CudaGraph(Vectorized):
     model with dropout as `vectorized` does.
     """
 
-    def chunks(self, work: Work) -> list[Chunk]:
-        if work.family.device.type != "cuda":
+    def check(self, family: ModelFamily) -> None:
+        super().check(family)
+        if family.device.type != "cuda":
             raise UserError(
-                f"executor=cuda_graph needs a GPU (device=cuda), got {work.family.device}: take loop, vectorized or "
+                f"executor=cuda_graph needs a GPU (device=cuda), got {family.device}: take loop, vectorized or "
                 "processes"
             )
-        return super().chunks(work)
 
     def compiling_chunks(self, work: Work) -> list[int]:
         return [0] if self.compile else []
@@ -73,7 +74,7 @@ class CudaGraph(Vectorized):
     def _of_all(self, work: Work) -> Gradient:
         one = work.followed(grad(work.objective(), has_aux=True))
         step = side_by_side(one, len(work.common), randomness="error")
-        return graph_of(step, work.family) if self.compile else step
+        return graph_of(step) if self.compile else step
 
 
 class RecordedStep:

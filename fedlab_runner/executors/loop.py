@@ -10,8 +10,8 @@ from torch import Tensor
 from fedlab_runner.core.additions import lasts, parted
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.optimizer import SGD, zero_slots
-from fedlab_runner.core.work import Objective, OfOne, Parallel, Work, gradient_of, one_by_one
-from fedlab_runner.executors._chunks import Chunk, ChunkedExecutor
+from fedlab_runner.core.work import Objective, OfOne, Parallel, Work, gradient_of
+from fedlab_runner.executors._chunks import Chunk, ChunkedExecutor, one_by_one
 from fedlab_runner.executors._fork.buffers import ONE
 from fedlab_runner.executors.compiled import graph_of, in_layers, is_ready, kept_graph, train_client
 
@@ -88,7 +88,7 @@ class Loop(ChunkedExecutor):
         if not self.compile:
             return work.objective()
         if not (lasts(work.loss) and lasts(work.penalty)):
-            return graph_of(work.objective(), work.family)
+            return graph_of(work.objective())
         key = (work.loss, work.penalty, work.frozen, work.offsets is None, work.family.active_part)
         return kept_graph(work.family, key, work.objective)
 

@@ -61,6 +61,17 @@ class Processes(SingleProcessExecutor):
         if not isinstance(self.inner, ChunkedExecutor):
             raise ValueError(f"inner must be loop or vectorized, got {type(self.inner).__name__.lower()}")
 
+    def check(self, family: ModelFamily) -> None:
+        self.inner.check(family)
+        device = _numbered(family.device)
+        if self.workers == GPUS and device not in gpus():
+            raise UserError(f"executor.workers=gpus needs device=cuda, got {device}")
+        if self.workers != GPUS and device.type != "cpu":
+            raise UserError(
+                f"executor=processes needs device=cpu, got {family.device}: take executor.workers=gpus, or loop or "
+                "vectorized"
+            )
+
     def parallel(self, clients: int) -> Parallel:
         if self.workers == GPUS:  # of those on one GPU
             return self.inner.parallel(-(-clients // max(1, len(gpus()))))
@@ -76,13 +87,9 @@ class Processes(SingleProcessExecutor):
         return self.inner.map_models(family, function, *rows, fill=fill)
 
     def train(self, work: Work) -> tuple[Tensor, Tensor]:
+        self.check(work.family)
         if self.workers == GPUS:
             return self._on_gpus(work)
-        if work.family.device.type != "cpu":
-            raise UserError(
-                f"executor=processes needs device=cpu, got {work.family.device}: take executor.workers=gpus, or loop "
-                "or vectorized"
-            )
         y = SHARED.take(len(work.ids), work.family.size, work.family.dtype)
         if not len(work.ids):
             return y, y.new_zeros(0)
@@ -91,12 +98,8 @@ class Processes(SingleProcessExecutor):
             return y, self._train_once(work, y) if losses is None else losses
 
     def _on_gpus(self, work: Work) -> tuple[Tensor, Tensor]:
-        mine, others = work.family.device, gpus()
-        if str(mine) == "cuda":
-            mine = torch.device("cuda", torch.cuda.current_device())
-        if mine not in others:
-            raise UserError(f"executor.workers=gpus needs device=cuda, got {mine}")
-        others.remove(mine)
+        others = gpus()
+        others.remove(_numbered(work.family.device))
         if not len(work.ids):
             return self.inner.train(work)
         if "_gpu_team" not in self.__dict__:
@@ -139,6 +142,11 @@ class Processes(SingleProcessExecutor):
         pool.dismiss()
         _finish(share, done, work)
         return losses
+
+
+def _numbered(device: torch.device) -> torch.device:
+    """A GPU with its number, which "cuda" does not name."""
+    return torch.device("cuda", torch.cuda.current_device()) if str(device) == "cuda" else device
 
 
 class WaitingWorkers:

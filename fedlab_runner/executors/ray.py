@@ -75,6 +75,11 @@ class Ray:
         _ = self._session
         return self
 
+    def check(self, family: ModelFamily) -> None:
+        self.inner.check(family)
+        if family.device.type != "cpu" and not self.num_gpus:
+            raise UserError(f"executor=ray needs device=cpu or executor.num_gpus, got {family.device}")
+
     def parallel(self, clients: int) -> Parallel:
         return self.inner.parallel(clients).times(usable_cores(), clients)
 
@@ -88,8 +93,7 @@ class Ray:
         return self.inner.map_models(family, function, *rows, fill=fill)
 
     def train(self, work: Work) -> tuple[Tensor, Tensor]:
-        if work.family.device.type != "cpu" and not self.num_gpus:
-            raise UserError(f"executor=ray needs device=cpu or executor.num_gpus, got {work.family.device}")
+        self.check(work.family)
         if not len(work.ids):
             none = new_models(work)
             return none, none.new_zeros(0)

@@ -12,8 +12,8 @@ from torch.func import grad, vmap
 from fedlab_runner.core.additions import lasts, side_by_side
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.optimizer import zero_slots
-from fedlab_runner.core.work import Gradient, OfOne, Parallel, Work, gradient_of, one_by_one
-from fedlab_runner.executors._chunks import Chunk, ChunkedExecutor
+from fedlab_runner.core.work import Gradient, OfOne, Parallel, Work, gradient_of
+from fedlab_runner.executors._chunks import Chunk, ChunkedExecutor, one_by_one
 from fedlab_runner.executors.compiled import graph_of, in_layers, is_ready, kept_graph, train_clients, width
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.validate import at_least
@@ -38,13 +38,15 @@ class Vectorized(ChunkedExecutor):
     def __post_init__(self) -> None:
         at_least(1, chunk_size=self.chunk_size)
 
+    def check(self, family: ModelFamily) -> None:
+        if family.alone:
+            raise UserError(f"models of this kind cannot train side by side ({family.alone}): take executor=loop")
+
     def parallel(self, clients: int) -> Parallel:
         side = min(self.chunk_size or clients, clients)
         return Parallel(side, 2 * side)  # vmap keeps activations and their gradients until the step ends
 
     def chunks(self, work: Work) -> list[Chunk]:
-        if work.family.alone:
-            raise UserError(f"models of this kind cannot train side by side ({work.family.alone}): take executor=loop")
         return [
             Chunk(chunk, frozen)
             for frozen, rows in work.groups()
@@ -98,7 +100,7 @@ class Vectorized(ChunkedExecutor):
             return step()
         added = work.loss, work.penalty, work.perturb, work.correct
         if not all(map(lasts, added)):
-            return graph_of(step(), work.family)
+            return graph_of(step())
         how = work.frozen, work.offsets is None, work.local.clip_norm, len(work.common), work.family.active_part
         return kept_graph(work.family, ("side by side", *added, *how), step)
 

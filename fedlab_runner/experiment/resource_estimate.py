@@ -183,11 +183,13 @@ def _load(
 ) -> CohortLoad:
     """The largest numbers of clients in a round of a run of `rounds` rounds; `each`: the next rounds, if known."""
     if isinstance(algorithm, DecentralizedAlgorithm):
-        return CohortLoad(fed.cohort_size, 0, 0, min(fed.num_clients, rounds * algorithm.changing(fed)))
+        trained = rounds * algorithm.changing(fed)
+        return CohortLoad(fed.cohort_size, 0, 0, min(fed.num_clients, trained), trained)
     each = each or _rounds_ahead(algorithm, fed, rounds)
     starting, arriving = (max(column, default=0) for column in ([r.starting for r in each], [r.arriving for r in each]))
     late = max((r.late + r.starting - r.arriving for r in each), default=0)
-    return CohortLoad(starting, late, arriving, min(fed.num_clients, rounds * starting))
+    trained = rounds * starting
+    return CohortLoad(starting, late, arriving, min(fed.num_clients, trained), trained)
 
 
 def _rounds_ahead(algorithm: Algorithm[Any], fed: Federation, rounds: int) -> list[RoundLoad]:

@@ -115,6 +115,9 @@ def prepare(components: Components, folder: Path | None = None) -> Prepared:
     for family in families if len(inputs) else []:
         with _faults("model", c.model):
             try_network(family, inputs)
+    for family in families:
+        with _faults("executor", c.executor):
+            c.executor.check(family)
     validation = ClientData(inputs, targets, parts.validation, device) if any(map(len, parts.validation)) else None
     client_tests = None
     if parts.test is not None:  # labels without noise

@@ -90,7 +90,7 @@ def test_what_torch_cannot_compute_side_by_side_trains_alone(build: Callable[[],
     y, _ = Auto(seconds=1e9, workers=1, compile=False).train(work)
     torch.testing.assert_close(y, Loop(compile=False).train(work)[0], rtol=0, atol=1e-9)
     with pytest.raises(UserError, match=r"cannot train side by side \(.*take executor=loop"):
-        Vectorized(chunk_size=None, compile=False).train(work)
+        Vectorized(chunk_size=None, compile=False).check(fed.family)
     ids = np.arange(3)
     for models in (y, y[0]):
         found = client_losses(fed.family, fed.client_data, ids, models)

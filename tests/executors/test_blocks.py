@@ -19,15 +19,18 @@ from tests.helpers.toy import federation, local
 from tests.reference.harness import blocks
 
 
-@pytest.fixture(autouse=True)
-def _without_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A graph is the function, which must meet no other blocks than at its first call, as a compiled one would."""
+@pytest.fixture
+def compiling(monkeypatch: pytest.MonkeyPatch) -> list[ModelFamily]:
+    """Where the family goes whose graphs are functions that must meet no other blocks than at their first call, as a
+    compiled one would.
+    """
+    families: list[ModelFamily] = []
 
-    def graph_of(function: Callable[..., Any], family: ModelFamily, **_: Any) -> Callable[..., Any]:
+    def graph_of(function: Callable[..., Any], **_: Any) -> Callable[..., Any]:
         met: set[Any] = set()
 
         def step(*args: Any) -> Any:
-            met.add(family.module.read)
+            met.add(families[0].module.read)
             assert len(met) == 1
             return function(*args)
 
@@ -35,12 +38,13 @@ def _without_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(compiled, "graph_of", graph_of)
     monkeypatch.setattr(cuda_graph, "record", tape.record)
+    return families
 
 
 class Here(CudaGraph):
     """The same on a CPU."""
 
-    chunks = Vectorized.chunks
+    check = Vectorized.check
 
 
 EXECUTORS: list[Executor] = [
@@ -52,9 +56,12 @@ EXECUTORS: list[Executor] = [
 
 @pytest.mark.parametrize("clip_norm", [None, 0.05])  # with a bound no step is compiled layer by layer
 @pytest.mark.parametrize("executor", EXECUTORS, ids=lambda each: type(each).__name__)
-def test_other_blocks_have_steps_of_their_own(executor: Executor, clip_norm: float | None) -> None:
+def test_other_blocks_have_steps_of_their_own(
+    executor: Executor, clip_norm: float | None, compiling: list[ModelFamily]
+) -> None:
     how: dict[str, Any] = {"build": blocks, "training": local(clip_norm=clip_norm)}
     fed, plain = federation(executor=executor, **how), federation(**how)
+    compiling.append(fed.family)
     for read in ((0, 1), (2,), (0, 1)):
         models = []
         for each in (fed, plain):

@@ -11,7 +11,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fedlab_runner.core.layers import pooling
 from fedlab_runner.core.work import Executor
 from fedlab_runner.executors import _compiler_passes as passes
-from fedlab_runner.executors import compiled
 from fedlab_runner.executors.compiled import graph_of
 from fedlab_runner.executors.loop import Loop
 from tests.executors.test_contract import COMPILED, train
@@ -38,7 +37,7 @@ def test_a_factor_in_a_sum_is_an_operation_of_its_own(monkeypatch: pytest.Monkey
     given: list[Any] = []
     monkeypatch.setattr(torch, "compile", lambda function, options: given.append(options["post_grad_custom_pre_pass"]))
     for by_layer in (False, True):
-        graph_of(lambda: None, federation().family, layer_by_layer=by_layer)
+        graph_of(lambda: None, layer_by_layer=by_layer)
     assert [type(each) for each in given] == [passes.ExplicitScale] * 2
 
 
@@ -65,12 +64,10 @@ def test_compiled_steps_that_pool_and_update_in_place_equal_eager_ones(
     assert len(updates) == one_by_one and poolings
 
 
-def test_graphs_of_two_models_have_code_of_two_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_graphs_have_code_of_two_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """By which the compiler remembers shapes: a second model's sizes would become variable, and slower or refused."""
-    monkeypatch.setattr(compiled, "graph_of", lambda function, family, **_: function)
-
-    def make() -> Any:
-        return lambda: None
-
-    names = [compiled.kept_graph(federation().family, "a kind", make).__code__.co_name for _ in range(2)]  # type: ignore[attr-defined]
-    assert len(set(names)) == 2
+    given: list[str] = []
+    monkeypatch.setattr(torch, "compile", lambda function, options: given.append(function.__code__.co_name))
+    for _ in range(2):
+        graph_of(lambda: None)
+    assert len(set(given)) == 2

@@ -11,7 +11,6 @@ from fedlab_runner.augment.base import Augment
 from fedlab_runner.core.losses import WSM
 from fedlab_runner.core.work import Work
 from fedlab_runner.executors import cuda_graph
-from fedlab_runner.executors._chunks import Chunk
 from fedlab_runner.executors.cuda_graph import CudaGraph
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.vectorized import Vectorized
@@ -27,8 +26,7 @@ from tests.helpers.toy import ALGORITHMS, RAGGED, algorithm, federation, local, 
 class Here(CudaGraph):
     """The same on a CPU."""
 
-    def chunks(self, work: Work) -> list[Chunk]:
-        return Vectorized.chunks(self, work)
+    check = Vectorized.check
 
 
 WHOLE = Here(chunk_size=None, compile=False)

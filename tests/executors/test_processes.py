@@ -372,12 +372,12 @@ def test_bad_values() -> None:
 
 
 def test_a_gpu_is_refused_in_one_line() -> None:
-    work: Any = SimpleNamespace(family=SimpleNamespace(device=torch.device("cuda")))
+    family: Any = SimpleNamespace(device=torch.device("cuda:0"))
     with pytest.raises(
         UserError,
-        match=r"^executor=processes needs device=cpu, got cuda: take executor.workers=gpus, or loop or vectorized$",
+        match=r"^executor=processes needs device=cpu, got cuda:0: take executor.workers=gpus, or loop or vectorized$",
     ):
-        Processes(2, LOOP).train(work)
+        Processes(2, LOOP).check(family)
 
 
 def test_the_command_line_chooses_what_workers_do() -> None:

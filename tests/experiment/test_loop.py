@@ -443,6 +443,7 @@ def test_methods_with_and_without_server_data_can_share_a_test_set() -> None:
     [
         (["model=resnet18", "local.batch_size=1"], r"^local\.batch_size must be > 1 for a model with batch norm"),
         (["num_clients=5000"], r"^num_clients"),
+        (["executor=cuda_graph"], r"^executor=cuda_graph needs a GPU"),
         (["partition=natural"], r"^partition=natural needs"),
         (["dataset=fashion_mnist", "dataset.root=/nowhere"], r"/nowhere"),
         (["dataset=synthetic", "dataset.features=6", "model=cnn_small"], r"^model\."),

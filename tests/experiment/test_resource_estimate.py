@@ -58,6 +58,7 @@ def test_client_rows_count_where_they_lie_in_memory() -> None:
         assert needs(name)["the clients' rows (algorithm.store_on)"] == N * values * 8
         assert "the clients' rows (algorithm.store_on)" not in needs(name, **{field: "disk"})
     assert needs("ca2fl", {"cohort": 2}, rounds=3)["the clients' rows (algorithm.store_on)"] == 3 * 2 * family.size * 8
+    assert needs("fedcda", {"cohort": 2}, rounds=3)["the clients' rows (algorithm.store_on)"] == 3 * 2 * family.size * 8
     assert needs("fedcda")["the clients' rows (algorithm.store_on)"] == algorithm("fedcda").memory * N * family.size * 8  # type: ignore[attr-defined]
 
 

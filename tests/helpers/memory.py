@@ -119,7 +119,7 @@ def compare(
         (gradients,) = torch.autograd.grad(values.sum(), leaf)  # as vectorized steps of small models take them
         found["side by side, by autograd"] = list(zip(gradients, logits, strict=True))
     if compiled:
-        found["compiled"] = [graph_of(one, family)(params, x[0], targets[0])]
+        found["compiled"] = [graph_of(one)(params, x[0], targets[0])]
     faults = []
     for how, pairs in found.items():
         for (gradient, logits), (its_logits, its_gradient) in zip(pairs, expected, strict=False):
