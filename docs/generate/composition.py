@@ -77,7 +77,8 @@ def composition() -> list[str]:
 
 def _costs(name: str, cost: Cost) -> list[str]:
     method = built(conf_dir() / "algorithm" / f"{name}.yaml")
-    return [f"[`{name}`](#{name})", *cost, str(method.model_copies), str(method.payload_copies)]
+    copies = max(method.model_copies, method.training_copies or 0)
+    return [f"[`{name}`](#{name})", *cost, str(copies), str(method.payload_copies)]
 
 
 def _row(path: Path) -> list[str]:

@@ -32,7 +32,8 @@ class APFL(Personal):
     alpha: float
     adaptive: bool
 
-    model_copies: ClassVar[int] = 5  # pairs before and after training, and v
+    model_copies: ClassVar[int] = 3  # pairs after training, and v with alpha
+    training_copies: ClassVar[int] = 5  # v before, and pairs before and after training
     step_copies: ClassVar[int] = 6  # the second model, its gradient and its parts; the mixture with the same
 
     def __post_init__(self) -> None:

@@ -29,6 +29,7 @@ class DefKT(DecentralizedAlgorithm[Clients]):
     epochs: int
 
     model_copies: ClassVar[int] = 8  # of sender and receiver: before, trained, taught and joined in pairs
+    training_copies: ClassVar[int] = 5  # what the senders trained, and pairs before and after training
     step_copies: ClassVar[int] = 5  # the second model, its gradient and its parts
 
     def __post_init__(self) -> None:

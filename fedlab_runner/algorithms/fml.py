@@ -41,6 +41,7 @@ class FML(DecentralizedAlgorithm[FMLState]):
     meme: Architecture | None
 
     model_copies: ClassVar[int] = 7  # both models before and after training, joined in pairs, and the memes of the mean
+    training_copies: ClassVar[int] = 5  # the memes, and pairs before and after training
     step_copies: ClassVar[int] = 5  # the second model, its gradient and its parts
 
     def __post_init__(self) -> None:

@@ -18,7 +18,9 @@ from fedlab_runner.core.footprint import CohortLoad, Footprint, MemoryItem
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.core.updates import Updates
 
-VALUES_PER_PAIR = 2.5  # in memory at once for each pair of neurons of a layer, counted over all models together
+# Values in memory at once: for each weight of a layer that is compared, for each value of a model that is compared, for
+# each value of the assignments of all layers, and for each value of those that are solved, in float64.
+POWERS, MOVED, ASSIGNMENTS, SOLVED = 3, 2, 3, 6
 
 
 @dataclass(frozen=True)
@@ -54,9 +56,14 @@ class GAMF(ServerAlgorithm[Params, Models]):
         return "which moves neurons to new places, so that the parts at home would no longer fit them"
 
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
-        pairs = max((load.arriving * group.size) ** 2 for group in require_groups(self, fed))
-        fewer = "lower participation.cohort_size or take a narrower model"
-        return self.holding([MemoryItem(int(VALUES_PER_PAIR * pairs), "comparing their neurons", fewer, saved=False)])
+        groups, model = require_groups(self, fed), torch.empty(fed.family.size)
+        squares = [group.size**2 for group in groups]
+        kernels = 1 if self.pairwise else -(-load.arriving // 2)  # of a model: with the first, or with all before it
+        weights = max(max(g.incoming(model).numel(), g.outgoing(model).numel()) for g in groups)
+        largest = max(POWERS * weights, MOVED * fed.family.size, SOLVED * max(squares))  # one after another
+        values = largest + (kernels + ASSIGNMENTS) * sum(squares)
+        of_all, fewer = load.arriving * values, "lower participation.cohort_size or take a narrower model"
+        return self.holding([MemoryItem(of_all, "comparing their neurons", fewer, merging=True, saved=False)])
 
     def init(self, fed: Federation) -> Params:
         self.check(fed)

@@ -63,6 +63,11 @@ class Algorithm(ABC, Generic[State]):
     that size that the algorithm makes of them. 2: y and y - x. 1: the update overwrites y.
     """
 
+    training_copies: ClassVar[int | None] = None
+    """How many there are while clients train: what they start from or keep, and the trained models. None: 2, and no
+    more than `model_copies`.
+    """
+
     payload_copies: ClassVar[int] = 1
     """How many values a late update holds until it arrives, in models [D]. 2: the update and a second model or a
     control variate.
@@ -94,7 +99,8 @@ class Algorithm(ABC, Generic[State]):
 
     def holding(self, held: list[MemoryItem]) -> Footprint:
         """The footprint by the class attributes, with these items."""
-        return Footprint(self.model_copies, self.payload_copies, self.step_copies, held)
+        training = self.training_copies or min(self.model_copies, 2)
+        return Footprint(self.model_copies, training, self.payload_copies, self.step_copies, held)
 
     def operations(self, fed: Federation, local: float) -> float:
         """Floating-point operations of a round, for the estimate of the run's time; a factor of two off is near enough.

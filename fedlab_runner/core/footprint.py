@@ -13,6 +13,7 @@ class MemoryItem(NamedTuple):
     remedy: str  # what the user can do to make it smaller
     place: str = "device"  # or host (main memory, even if the models are on a GPU), or disk
     copies: int = 1  # at once: 2 where a round makes the next values while it holds the last ones
+    merging: bool = False  # whether the server holds the item while it merges updates, and nobody while clients train
     saved: bool = True  # whether the State, and so each checkpoint, holds the item; an item on disk is no part of it
     renewed: float = 1.0  # for clients' rows: the share of its own rows that a client replaces when it takes part
 
@@ -39,6 +40,7 @@ class Footprint(NamedTuple):
     """Peak memory of a round; the numbers of copies are documented in `Algorithm`."""
 
     model_copies: int
+    training_copies: int
     payload_copies: int
     step_copies: int
     held: list[MemoryItem]

@@ -16,7 +16,7 @@ from fedlab_runner.core.algorithm import Algorithm, DecentralizedAlgorithm
 from fedlab_runner.core.client_state import FOLDER as ROWS
 from fedlab_runner.core.client_state import PLACES
 from fedlab_runner.core.federation import Federation
-from fedlab_runner.core.footprint import CohortLoad, Footprint, RoundLoad, client_rows
+from fedlab_runner.core.footprint import CohortLoad, Footprint, MemoryItem, RoundLoad, client_rows
 from fedlab_runner.core.global_rng import own_generators
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.round_cost import local_operations
@@ -128,13 +128,17 @@ def _needs(algorithm: Algorithm[Any], fed: Federation, rounds: int) -> list[Need
         needs.append(Need(0.0, f"{load.late} late updates", "lower the delay", saved=load.late * sent * model))
     if apart:
         held = [*held, *client_rows(fed.home.place, load.ever * fed.home.size, "home")]
-    for each in held:
-        size = each.values * value
-        saved = size if each.saved and each.place != "disk" else 0.0
-        renewed = each.renewed if each.place == "disk" else 0.0
-        needs.append(Need(size * each.copies, each.what, each.remedy, each.place, saved, renewed))
+    needs += [_of_item(each, value) for each in held if not each.merging]
     on_gpu = fed.family.device.type != "cpu"
     return needs if on_gpu else [n._replace(place="host") if n.place == "device" else n for n in needs]
+
+
+def _of_item(item: MemoryItem, value: int) -> Need:
+    """What an algorithm holds, in values of `value` bytes."""
+    size = item.values * value
+    saved = size if item.saved and item.place != "disk" else 0.0
+    renewed = item.renewed if item.place == "disk" else 0.0
+    return Need(size * item.copies, item.what, item.remedy, item.place, saved, renewed)
 
 
 def _parts(
@@ -145,13 +149,12 @@ def _parts(
     `model` and `minibatch` are the bytes of a model and of the activations of a minibatch. `apart`: a part of each
     client's model stays at home.
     """
-    copies, sent, more, _ = footprint
+    copies, sent = footprint.model_copies, footprint.payload_copies
     (side, activations), slots = fed.executor.parallel(now.starting), fed.local.make_optimizer().slots
     flying = Need(now.late * sent * model, f"{now.late} late updates", f"{FEWER} or the delay")
     named = f"the models of {now.starting} clients"
-    # Of what an algorithm makes for each client, training sees what clients start from or keep, and trained models.
-    training = Need(min(copies, 2) * now.starting * model, named, FEWER)
-    a_step = Need((3 + slots + more) * side * model, f"{side} clients in training", SMALLER_CHUNK)
+    training = Need(footprint.training_copies * now.starting * model, named, FEWER)
+    a_step = Need((3 + slots + footprint.step_copies) * side * model, f"{side} clients in training", SMALLER_CHUNK)
     batches = Need(activations * minibatch, "their activations", "lower local.batch_size or executor.chunk_size")
     # Late updates that arrive are held twice: separately, and joined with the updates that are not late.
     joined = now.arriving * (sent + 1) if now.late else 0
@@ -159,7 +162,8 @@ def _parts(
     arrived = Need(joined * model, f"{now.arriving} updates that are merged", FEWER)
     # Each client's start, and the trained models besides the models that leave the clients.
     at_home = Need(2 * apart * now.starting * model, "the parts of their models that stay at home", FEWER)
-    found = [[flying, training, a_step, batches], [flying, merging, arrived, at_home]] if copies else []
+    own = [_of_item(each, fed.family.dtype.itemsize) for each in footprint.held if each.merging]
+    found = [[flying, training, a_step, batches], [flying, merging, arrived, at_home, *own]] if copies else []
     if trains:  # model, the optimiser's slots and the update, and each thread's gradient
         threads = torch.get_num_threads() if fed.family.device.type == "cpu" else 1
         remedy = "lower threads or take a smaller model"

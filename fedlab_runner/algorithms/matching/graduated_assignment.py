@@ -140,12 +140,9 @@ class _Compared:
     """
 
     def __init__(self, features: Tensor, first_alone: bool) -> None:
-        self._n, self._first_alone, flat = features.shape[1], first_alone, features.flatten(0, 1)
-        square = flat**2
-        cube, self._fourth = square * flat, square.square().sum(1)
-        # (a - b)^4 = a^4 + b^4 + 6 a^2 b^2 - 4 a^3 b - 4 a b^3: the last three are one matrix product
-        self._left = torch.cat([6 * square, -4 * cube, -4 * flat], 1)
-        self._right = torch.cat([square, flat, cube], 1)
+        self._n, self._first_alone, self._flat = features.shape[1], first_alone, features.flatten(0, 1)
+        self._square = self._flat**2
+        self._cube, self._fourth = self._square * self._flat, self._square.square().sum(1)
 
     def kernel(self, i: int) -> Tensor:
         """exp(-||a - b||_4 / 2) for neurons a of model i and b of l models before it [n, l n], over its mean in each
@@ -154,7 +151,10 @@ class _Compared:
         n, before = self._n, 1 if self._first_alone else i
         mine, theirs = slice(i * n, (i + 1) * n), slice(before * n)
         power = self._fourth[mine].unsqueeze(1) + self._fourth[theirs]
-        power.addmm_(self._left[mine], self._right[theirs].T).clamp_min_(0)
+        # (a - b)^4 = a^4 + b^4 + 6 a^2 b^2 - 4 a^3 b - 4 a b^3: the last three are matrix products
+        power.addmm_(self._square[mine], self._square[theirs].T, alpha=6)
+        power.addmm_(self._cube[mine], self._flat[theirs].T, alpha=-4)
+        power.addmm_(self._flat[mine], self._cube[theirs].T, alpha=-4).clamp_min_(0)
         kernel = power.sqrt_().sqrt_().mul_(-0.5).exp_().view(n, before, n)
         return kernel.div_(kernel.mean((0, 2)).unsqueeze(1)).view(n, before * n)
 
