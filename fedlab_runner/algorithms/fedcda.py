@@ -26,7 +26,9 @@ _log = logging.getLogger(__name__)
 STRATEGIES = ("approximate", "optimal", "newest", "random")  # values of the field `strategy`
 MAX_COMBINATIONS = 2**20  # of a batch: 8 MB of objectives, some milliseconds for each client of the batch
 TIE_TOLERANCE = 1e-12  # share of the terms' size: objectives closer than this differ by rounding alone
-BLOCK_VALUES = 2**23  # values, in float64, of the models in memory at a time during the comparison
+# Values, in float64, of the models that are compared at a time: as many as a CPU's cache holds, and on a GPU more, as
+# each block is launched model by model.
+BLOCK_VALUES = {"cpu": 2**20, "cuda": 2**23}
 
 
 class FedCDAUpload(NamedTuple):
@@ -170,7 +172,8 @@ class FedCDA(ServerAlgorithm[FedCDAState, FedCDAUpload]):
         """Puts the arrived models in front of their clients' caches, and drops the oldest models beyond K."""
         sent = (fed.round - arrivals.staleness).tolist()
         for n, w, loss, round in zip(arrivals.ids.tolist(), *arrivals.upload, sent, strict=True):
-            square = float(w[: fed.family.num_params].double().square().sum())
+            params = w[: fed.family.num_params].double()
+            square = float(torch.dot(params, params))
             caches[n] = [CachedModel(rows.put(w), float(loss), square, round), *caches.get(n, ())]
             for entry in caches[n][self.memory :]:
                 rows.drop(entry.model)
@@ -219,7 +222,8 @@ class FedCDA(ServerAlgorithm[FedCDAState, FedCDAUpload]):
     ) -> float:
         """J of the models in use: mean F + L/2 mean ||w_n - w||^2 (Eq 5)."""
         used = [caches[n][place] for n, place in chosen.items()]
-        square = float((total[:num_params] / len(used)).square().sum())
+        mean = total[:num_params] / len(used)
+        square = float(torch.dot(mean, mean))
         divergence = sum(e.square for e in used) / len(used) - square
         return sum(e.loss for e in used) / len(used) + self.smoothness / 2 * max(divergence, 0.0)
 
@@ -283,11 +287,15 @@ def _products(
     """
     m = len(models)
     gram, cross = torch.zeros(m, m, dtype=torch.float64), torch.zeros(m, dtype=torch.float64)
-    step = max(1, BLOCK_VALUES // m)
+    step = min(num_params, max(1, BLOCK_VALUES[x.device.type] // m))
+    space = total.new_empty(m, step)
     for begin in range(0, num_params, step):
         block = slice(begin, min(begin + step, num_params))
         origin = x[block].double()
-        u = torch.stack([rows.get(model, block).double() for model in models]) - origin
+        u = space[:, : len(origin)]
+        for row, model in zip(u, models, strict=True):
+            row.copy_(rows.get(model, block))
+        u -= origin
         gram += (u @ u.T).cpu()
         cross += (u @ (total[block] - fixed * origin)).cpu()
     return gram.numpy(), cross.numpy()
