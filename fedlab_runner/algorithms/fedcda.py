@@ -77,7 +77,7 @@ class FedCDA(ServerAlgorithm[FedCDAState, FedCDAUpload]):
     strategy: str
     store_on: str
 
-    model_copies: ClassVar[int] = 4  # the trained models, and those among which a batch of clients chooses
+    model_copies: ClassVar[int] = 1  # clients send the trained models
 
     def __post_init__(self) -> None:
         at_least(1, memory=self.memory, batches=self.batches)
