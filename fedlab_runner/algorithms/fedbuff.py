@@ -60,16 +60,19 @@ class FedBuff(ServerAlgorithm[FedBuffState, Update]):
         return make_update(cohort.family, x, cohort.train(x), "delta")
 
     def server_step(self, state: FedBuffState, arrivals: Updates[Update], fed: Federation) -> FedBuffState:
-        x, m = state.params, self.buffer_size
+        x, rows, new_statistics = state.params, arrivals.upload.rows, arrivals.upload.statistics
         weights = (1 + arrivals.staleness.to(x.dtype)) ** -self.staleness_exp
-        buffer = torch.cat([state.buffer, weights.unsqueeze(1) * arrivals.upload.rows])  # line 8
-        statistics = torch.cat([state.statistics, arrivals.upload.statistics])
-        while len(buffer) >= m:
-            step = self.server_lr * buffer[:m].mean(0)
-            x = fed.optimized(x, stepped(x, step, statistics[:m].mean(0)))  # lines 11 to 13
-            buffer, statistics = buffer[m:], statistics[m:]
+        buffer, statistics = state.buffer, state.statistics
+        while len(buffer) + len(rows) >= self.buffer_size:
+            taken = self.buffer_size - len(buffer)  # they need no copy in the buffer
+            step = (buffer.sum(0) + weights[:taken] @ rows[:taken]) * (self.server_lr / self.buffer_size)
+            mean = (statistics.sum(0) + new_statistics[:taken].sum(0)) / self.buffer_size
+            x = fed.optimized(x, stepped(x, step, mean))  # lines 11 to 13
+            buffer, statistics = buffer[:0], statistics[:0]
+            weights, rows, new_statistics = weights[taken:], rows[taken:], new_statistics[taken:]
+        buffer = torch.cat([buffer, weights.unsqueeze(1) * rows])  # line 8
         fed.metrics.report(buffered=len(buffer))
-        return FedBuffState(x, buffer.clone(), statistics.clone())
+        return FedBuffState(x, buffer, torch.cat([statistics, new_statistics]))
 
     def cached(self, state: FedBuffState) -> int:
         return self.buffer_size * state.params.numel()  # the buffer when it is full
