@@ -56,7 +56,7 @@ class GAMF(ServerAlgorithm[Params, Models]):
         return "which moves neurons to new places, so that the parts at home would no longer fit them"
 
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
-        groups, model = require_groups(self, fed), torch.empty(fed.family.size)
+        groups, model = require_groups(self, fed), torch.empty(fed.family.size, device="meta")
         squares = [group.size**2 for group in groups]
         kernels = 1 if self.pairwise else -(-load.arriving // 2)  # of a model: with the first, or with all before it
         weights = max(max(g.incoming(model).numel(), g.outgoing(model).numel()) for g in groups)
