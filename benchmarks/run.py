@@ -38,7 +38,9 @@ from benchmarks.workloads import CPU, FLOAT
 from fedlab_runner.utils.files import write_text_atomically
 from fedlab_runner.utils.system import keep_freed_memory, processor, usable_cores
 
-LIBGOMPS_SPINCOUNT = "300000"  # how long threads wait awake where nothing is set; a run sets less
+# For plain contenders: torch's threads wait awake as long as where nothing is set, when a run sets less. Numpy's would
+# keep a core from the next contender for 25 ms, and have to sleep at once.
+PLAIN_THREADS = {"GOMP_SPINCOUNT": "300000", "OPENBLAS_THREAD_TIMEOUT": "4"}
 LEAST, MOST = 0.1, 20  # seconds and rounds of a turn that count
 
 
@@ -70,8 +72,8 @@ class Aside:
     def __init__(self, row: str, options: argparse.Namespace) -> None:
         words = [sys.executable, "-m", "benchmarks.run", "--cores", str(options.cores), "--device", options.device]
         words += ["--aside", row, *["--compiled"] * options.compiled, *["--methods"] * options.methods]
-        plain = os.environ | {"GOMP_SPINCOUNT": LIBGOMPS_SPINCOUNT}
-        self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=plain)
+        own = os.environ | PLAIN_THREADS
+        self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=own)
 
     def of_a_turn(self, name: str) -> float:
         """Seconds of a round of the contender."""
