@@ -5,11 +5,11 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
+from fedlab_runner.algorithms.shared.server_batches import server_batches
 from fedlab_runner.algorithms.shared.server_training import (
     ADAM,
     check_server_training,
     require_server_data,
-    server_batches,
     train_on_server,
     training_operations,
 )

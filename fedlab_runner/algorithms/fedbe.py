@@ -17,13 +17,12 @@ from fedlab_runner.algorithms.shared.averaging import (
     in_time,
     make_update,
 )
+from fedlab_runner.algorithms.shared.server_batches import server_batches, server_steps
 from fedlab_runner.algorithms.shared.server_training import (
     ServerDataAlgorithm,
     answering_operations,
     check_server_training,
     mean_answers,
-    server_batches,
-    server_steps,
     train_on_server,
     training_operations,
 )
@@ -94,7 +93,7 @@ class FedBE(ServerDataAlgorithm[ModelUpdate]):
             return Params(x)
         rng, y = generator(fed.seed, Purpose.ALGORITHM, fed.round), arrivals.upload.models
         teachers = [*y, x, *self._samples(fed.family, state.params, y, x, rng)]
-        p = mean_answers(fed, teachers, self.batch_size, lambda logits: F.softmax(logits, -1))
+        p = mean_answers(fed, teachers, lambda logits: F.softmax(logits, -1))
         p = p ** (1 / self.temperature)
         return Params(self._taught(fed, x, p / p.sum(-1, keepdim=True)))
 

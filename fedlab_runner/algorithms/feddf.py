@@ -1,8 +1,8 @@
 """FedDF (Lin, Kong, Stich and Jaggi, NeurIPS 2020), Algorithm 1. https://arxiv.org/abs/2006.07242"""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch.nn.functional as F
@@ -16,6 +16,7 @@ from fedlab_runner.algorithms.shared.averaging import (
     in_time,
     make_update,
 )
+from fedlab_runner.algorithms.shared.server_batches import server_batches, server_steps
 from fedlab_runner.algorithms.shared.server_training import (
     ServerDataAlgorithm,
     answering_operations,
@@ -23,8 +24,6 @@ from fedlab_runner.algorithms.shared.server_training import (
     mean_answer,
     mean_answers,
     require_server_data,
-    server_batches,
-    server_steps,
     train_on_server,
     training_operations,
 )
@@ -33,6 +32,17 @@ from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.model_family import Batch, FunctionalModel
 from fedlab_runner.core.updates import Updates
 from fedlab_runner.utils.validate import above
+
+
+@dataclass(frozen=True)
+class _FromTeachers:
+    """KL(teachers || student) at a temperature; the targets are the teachers' mean logits."""
+
+    temperature: float
+
+    def __call__(self, model: FunctionalModel, batch: Batch) -> Tensor:
+        student = F.log_softmax(model(batch.inputs) / self.temperature, dim=-1)
+        return F.kl_div(student, F.softmax(batch.targets / self.temperature, dim=-1), reduction="batchmean")
 
 
 @dataclass(frozen=True)
@@ -75,30 +85,18 @@ class FedDF(ServerDataAlgorithm[ModelUpdate]):
             return state
         teachers = arrivals.upload.models
         x = average(state.params, arrivals, self.late_policy, self.weighting, server_lr=1.0)
-        steps, size = (
-            server_steps(fed, self.epochs, self.batch_size, self.max_steps),
-            len(require_server_data(self, fed)),
-        )
+        settings = self.epochs, self.batch_size, self.max_steps
+        steps, size = server_steps(fed, *settings), len(require_server_data(self, fed))
 
         def lr(t: int) -> float:
             return self.lr * (0.5 * (1 + math.cos(math.pi * t / steps)) if self.cosine else 1.0)
 
-        def loss(model: FunctionalModel, batch: Batch) -> Tensor:
-            """KL(teachers || student); the targets are the teachers' mean logits."""
-            student = F.log_softmax(model(batch.inputs) / self.temperature, dim=-1)
-            return F.kl_div(student, F.softmax(batch.targets / self.temperature, dim=-1), reduction="batchmean")
-
-        batches = self._taught(fed, teachers, cached=self.cache_teachers and steps * self.batch_size > size)
+        if self.cache_teachers and steps * self.batch_size >= size:
+            batches = server_batches(fed, *settings, targets=mean_answers(fed, teachers))
+        else:
+            batches = server_batches(fed, *settings).taught(partial(mean_answer, fed, teachers))
+        loss = _FromTeachers(self.temperature)
         return Params(train_on_server(fed, x, batches, lr, loss=loss, clip_norm=self.clip_norm).model)
-
-    def _taught(self, fed: Federation, teachers: Tensor, cached: bool) -> Iterator[Batch]:
-        """Minibatches whose targets are the mean logits of the teachers [A, D]."""
-        if cached:
-            logits = mean_answers(fed, teachers, self.batch_size)
-            yield from server_batches(fed, self.epochs, self.batch_size, self.max_steps, targets=logits)
-            return
-        for batch in server_batches(fed, self.epochs, self.batch_size, self.max_steps):
-            yield batch._replace(targets=mean_answer(fed, teachers, batch.inputs))
 
     def operations(self, fed: Federation, local: float) -> float:
         data, steps = require_server_data(self, fed), server_steps(fed, self.epochs, self.batch_size, self.max_steps)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -10,15 +10,13 @@ from torch import Tensor
 
 from fedlab_runner.algorithms.shared.atlas import Atlas, AtlasReader, moving
 from fedlab_runner.algorithms.shared.classifier_head import HeadLogits, head_size, named_head, require_body
+from fedlab_runner.algorithms.shared.server_batches import server_batches, server_steps
 from fedlab_runner.algorithms.shared.server_gradient import cross_entropy, server_gradient
 from fedlab_runner.algorithms.shared.server_training import (
     ADAM,
     check_server_training,
     example_flops,
     require_server_data,
-    server_batches,
-    server_indices,
-    server_steps,
     training_operations,
 )
 from fedlab_runner.core.algorithm import ServerAlgorithm
@@ -213,7 +211,9 @@ class Feddle(ServerAlgorithm[FeddleState, FeddleUpload]):
         lam = self.lam if self.lam is not None else (0.01 if len(head) else 0.0)
         cost, instead = 4 * len(fallback) * size, named_head(family, head)
 
-        with server_gradient(family, space.model, space.team, training=False, instead=instead) as of_model:
+        batches = server_batches(fed, self.epochs, self.batch_size, self.max_steps, stage=SEARCH, training=False)
+        how: dict[str, Any] = {"steps": len(batches), "training": False, "instead": instead}
+        with server_gradient(fed, space.model, space.team, **how) as of_model:
 
             def gradient(c: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
                 space.at(c)  # Eq 15: anchors are outside the graph
@@ -221,7 +221,6 @@ class Feddle(ServerAlgorithm[FeddleState, FeddleUpload]):
                 fed.metrics.count_server_flops(len(batch.mask) * family.flops(batch.inputs).step + cost)
                 return loss, space.coefficients(g) + lam * (c - fallback)  # Eq 16
 
-            batches = server_batches(fed, self.epochs, self.batch_size, self.max_steps, stage=SEARCH, training=False)
             found = self._minimise(fallback, batches, gradient)
         fed.metrics.report(search_loss_first=found.first_loss, search_loss_last=found.last_loss)
         return found.value
@@ -241,7 +240,7 @@ class Feddle(ServerAlgorithm[FeddleState, FeddleUpload]):
         directions = []
         for batches, instead in ((mine, named_head(family, head)), (theirs, {})):
             total = torch.zeros_like(space.base)
-            with server_gradient(family, space.model, space.team, training=False, instead=instead) as of_model:
+            with server_gradient(fed, space.model, space.team, training=False, instead=instead) as of_model:
                 for batch in batches:
                     total += len(batch.mask) * of_model(batch, cross_entropy)[0]
             directions.append(space.coefficients(total))
@@ -260,7 +259,8 @@ class Feddle(ServerAlgorithm[FeddleState, FeddleUpload]):
             return loss, g
 
         settings = self.epochs, self.batch_size, self.max_steps
-        found = self._minimise(head, server_indices(fed, data, *settings, HEAD, training=False), gradient)
+        batches = server_batches(fed, *settings, stage=HEAD, training=False)
+        found = self._minimise(head, batches.indices(), gradient)
         fed.metrics.count_server_flops(logits.examples * example_flops(fed).forward)
         fed.metrics.report(head_loss_first=found.first_loss, head_loss_last=found.last_loss)
         return found.value

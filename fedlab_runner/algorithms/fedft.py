@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedlab_runner.algorithms.shared.averaging import Params, Update, average, check_averaging, make_update
+from fedlab_runner.algorithms.shared.server_batches import server_batches
 from fedlab_runner.algorithms.shared.server_training import (
     ServerDataAlgorithm,
     check_server_training,
-    server_batches,
     train_on_server,
     training_operations,
 )

@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 
 from fedlab_runner.algorithms.shared.averaging import Params, Update, make_update
+from fedlab_runner.algorithms.shared.server_batches import server_batches, server_steps
 from fedlab_runner.algorithms.shared.server_training import (
     ServerDataAlgorithm,
     check_server_training,
-    server_batches,
-    server_steps,
     train_on_server,
     training_operations,
 )

@@ -1,7 +1,6 @@
 """FedWalk (Zhai, Gao, Ma, Zou, Ye and Jiang, 2024), Algorithm 1: classes of the server's own as a leash for clients."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -11,12 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedlab_runner.algorithms.shared.classifier_head import named_head, new_head, require_body
-from fedlab_runner.algorithms.shared.server_training import server_batches
+from fedlab_runner.algorithms.shared.server_batches import ServerBatches, server_batches
 from fedlab_runner.core.algorithm import Algorithm, ServerAlgorithm
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.footprint import CohortLoad, Footprint
 from fedlab_runner.core.global_rng import own_generators
-from fedlab_runner.core.model_family import Batch, FunctionalModel
+from fedlab_runner.core.model_family import FunctionalModel
 from fedlab_runner.core.optimizer import SGD
 from fedlab_runner.core.rng import Purpose, torch_seed
 from fedlab_runner.core.server_data import ServerData
@@ -135,7 +134,7 @@ class FedWalk(Algorithm[FedWalkState]):
                 fed.metrics.count_server_flops(len(batch.mask) * family.flops(batch.inputs).step)
         return torch.cat([values[:p], buffers if self.move_statistics else start[p:]]), values[p:].clone()
 
-    def _batches(self, fed: Federation, steps: int) -> Iterator[Batch]:
+    def _batches(self, fed: Federation, steps: int) -> ServerBatches:
         most = steps if self.unit == "step" else None  # an epoch has at least one minibatch
         how: dict[str, Any] = {"data": _auxiliary_data(fed), "purpose": Purpose.AUXILIARY_BATCHES}
         return server_batches(fed, steps, self.batch_size, most, **how)

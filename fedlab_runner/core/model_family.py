@@ -119,7 +119,7 @@ class ModelFamily:
         self.keeps_statistics = keeps_statistics(self.module)  # which an example that pads a minibatch would change
         self._mode: tuple[bool, bool] | None = None  # the last arguments of `mode`
         self._flops: dict[torch.Size, Flops] = {}
-        self.compiled: dict[Any, Callable[..., Tensor]] = {}  # an executor's compiled functions of this family
+        self.compiled: dict[Any, Any] = {}  # compiled functions of this family, None where that failed
         self.has_convolution = has_convolution(self.module)
         self.draws = drops_out(self.module)  # whether training draws random numbers
         self.alone: str | None = None  # why models cannot compute side by side; `core.network_trial` finds both

@@ -201,7 +201,7 @@ class Work:
         return list(torch_seeds(self.seed, self.client_data.streams.dropout, self.round, self.ids))
 
     def seed_torch(self, row: int) -> None:
-        """Seeds torch's global generator (dropout) for the client of this row and those that train in the same call."""
+        """Seeds torch's global generator for this row's client and those that train in the same call."""
         seed_torch(self.family.device, self._torch_seeds[row])
 
 
@@ -267,6 +267,10 @@ class Executor(Protocol):
         """How many processes may share work other than local training, such as mutual learning; 1: only this one."""
         ...
 
+    def compiles(self, family: ModelFamily, kind: str, operations: float, round: int) -> bool:
+        """Whether the server's steps of this kind, of so many operations a round, are compiled, for the whole run."""
+        ...
+
     def empty(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """An uninitialised tensor [rows, columns], for `start` or `per_client`: memory that `train` need not copy."""
         ...
@@ -293,5 +297,5 @@ class Executor(Protocol):
 
 def clip_rows(g: Tensor, norm: float) -> Tensor:
     """Scales rows of g [.., P] down to at most the Euclidean norm `norm`."""
-    lengths: Tensor = torch.linalg.vector_norm(g, dim=-1, keepdim=True)
-    return g * (norm / lengths.clamp_min(norm))
+    clipped: Tensor = g * (norm / torch.linalg.vector_norm(g, dim=-1, keepdim=True).clamp_min(norm))
+    return clipped

@@ -33,6 +33,9 @@ class SingleProcessExecutor:
     def num_processes(self) -> int:
         return 1
 
+    def compiles(self, family: ModelFamily, kind: str, operations: float, round: int) -> bool:
+        return False
+
     def empty(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(rows, columns, dtype=dtype, device=device)
 
@@ -45,6 +48,9 @@ class ChunkedExecutor(SingleProcessExecutor, ABC):
     @abstractmethod
     def parallel(self, clients: int) -> Parallel:
         """See `Executor`."""
+
+    def compiles(self, family: ModelFamily, kind: str, operations: float, round: int) -> bool:
+        return self.compile
 
     @abstractmethod
     def chunks(self, work: Work) -> list[Chunk]:

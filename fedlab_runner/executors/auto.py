@@ -18,6 +18,7 @@ from fedlab_runner.executors._autotune.ways import REFERENCE, SIDE_BY_SIDE, WAYS
 from fedlab_runner.executors._chunks import SingleProcessExecutor
 from fedlab_runner.executors._fork.buffers import SHARED
 from fedlab_runner.executors._run_notes import mapping_at, note, noted, noted_anywhere, noted_count
+from fedlab_runner.executors.graphs import has_compiler
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.vectorized import DEFAULT_CHUNK_SIZE, Vectorized
 from fedlab_runner.utils.durations import duration
@@ -25,7 +26,8 @@ from fedlab_runner.utils.system import usable_cores
 from fedlab_runner.utils.validate import at_least
 
 _log = logging.getLogger(__name__)
-EXECUTORS, PROCESSES = "executors", "processes"  # keys of the run's notes
+EXECUTORS, PROCESSES, SERVER = "executors", "processes", "server"  # keys of the run's notes
+COMPILED, PLAIN = "compiled", "not compiled"  # notes of the server's steps
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,8 @@ class Auto:
     On a CPU it takes the executor with the least expected time by a rule, a function of model, cohort, rounds, cores
     and threads. Compiled steps count if the rest of the run pays for the compiler. It times nothing, so that a run
     gives the same bits whatever else the machine does. If it expects `seconds` or more of local training, or compiles
-    steps, it first compares models with those of `loop`, and refuses an executor that does not agree.
+    steps, it first compares models with those of `loop`, and refuses an executor that does not agree. By the same rule
+    it compiles the gradient of the server's large minibatches, which it first compares too.
 
     On a GPU, whose sums can come in another order anyway, a run of `seconds` or more times the executors on a sample of
     its own work, unless other processes use the machine. The user's cache folder keeps the measurements by type of
@@ -67,6 +70,8 @@ class Auto:
         here = {kind: words for kind, words in told.items() if words in WAYS and WAYS[words].runs_here()}
         if here:
             note(folder, **{EXECUTORS: here})
+        if (steps := noted_anywhere(notes, SERVER)) and (has_compiler() or COMPILED not in steps.values()):
+            note(folder, **{SERVER: steps})
 
     def check(self, family: ModelFamily) -> None:
         """See `Executor`; there is always one that can."""
@@ -76,6 +81,9 @@ class Auto:
 
     def num_processes(self) -> int:
         return self.workers or usable_cores()
+
+    def compiles(self, family: ModelFamily, kind: str, operations: float, round: int) -> bool:
+        return _Choosing(self, None, round + 1).compiles(family, kind, operations, round)
 
     def empty(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         return SHARED.empty(rows, columns, dtype, device)  # the choice may be processes
@@ -116,6 +124,19 @@ class _Choosing(SingleProcessExecutor):
 
     def num_processes(self) -> int:
         return self._processes
+
+    def compiles(self, family: ModelFamily, kind: str, operations: float, round: int) -> bool:
+        noted_steps = {} if self._folder is None else mapping_at(noted(self._folder), SERVER)
+        if kind not in noted_steps:
+            fits = self._settings.compile and has_compiler() and family.device.type == "cpu"
+            rounds = max(1, self._rounds - round)
+            pays = fits and rule.compiling_pays(family, operations, rounds, torch.get_num_threads())
+            noted_steps |= {kind: COMPILED if pays else PLAIN}
+            if self._folder is not None:
+                note(self._folder, **{SERVER: noted_steps})
+            if pays:
+                _log.info("executor=auto compiles the server's steps, which can take a minute")
+        return bool(noted_steps[kind] == COMPILED)
 
     def empty(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         return self._settings.empty(rows, columns, dtype, device)

@@ -3,15 +3,9 @@
 Gathering the gradient into a vector and updating a whole vector would cost as much as a small model's layer.
 """
 
-import itertools
-import logging
-import os
-import re
-import shutil
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,87 +15,28 @@ from torch.func import grad_and_value
 
 from fedlab_runner.core.additions import lasts, parted, side_by_side
 from fedlab_runner.core.client_data import Plan
-from fedlab_runner.core.losses import losses
+from fedlab_runner.core.layered_model import LayeredModel
 from fedlab_runner.core.model_family import Batch, ModelFamily
+from fedlab_runner.core.optimizer import Masked, Optimizer
 from fedlab_runner.core.work import Work
-from fedlab_runner.executors._run_notes import machine_type
-from fedlab_runner.utils.files import user_cache
+from fedlab_runner.executors.graphs import kept_graph
 from fedlab_runner.utils.signals import deferred
 
-_log = logging.getLogger(__name__)
-
 Layers = list[Tensor]  # the parameters of one model, or of A models [A, ...]
-Step = Callable[..., Any]  # (layers, slots, lr, t, inputs, targets, mask, *own) -> the loss, a scalar or [A]
-_numbers = itertools.count()  # of the graphs of this process
+# (layers, carried, slots, lr, t, inputs, targets, mask, *own) -> the loss, a scalar or [A]
+Step = Callable[..., Any]
 _FEED = "feed"  # key in a cohort's notes
-_BROKEN_LIBRARY = re.compile(r"ImportError: (\S+\.so): ")  # in an error of the compiler
 MAX_GATHERED_BYTES = 2**19  # of examples that one call gathers for several steps
 
 
 def in_layers(work: Work) -> bool:
-    """Whether the work follows the gradient of the model family's own loss, with additions of an algorithm.
+    """Whether a compiled step can move the work's models layer by layer.
 
-    Another loss, or a bound on the gradient's norm, needs parameters or gradient as one vector. A function that each
-    round makes would be compiled in each round. Dropout would draw other masks.
+    A function that each round makes would be compiled in each round. Dropout would draw other masks, and batch norm
+    would see the examples that fill up a minibatch.
     """
-    if any(each is not None for each in (work.loss, work.per_step, work.local.clip_norm)) or work.frozen:
-        return False
-    same = all(map(lasts, (work.penalty, work.perturb, work.correct)))
-    return same and not work.family.num_buffers and not work.family.draws
-
-
-def has_compiler() -> bool:
-    """Whether this machine has a C++ compiler."""
-    return any(map(shutil.which, ("c++", "g++", "clang++")))
-
-
-def graph_of(function: Any, *, layer_by_layer: bool = False) -> Step:
-    """Compiles a step, a Python function, with torch.compile in such a way that the process can still fork.
-
-    The user's cache folder keeps compiled code for later runs, by type of machine. The environment variable
-    TORCHINDUCTOR_CACHE_DIR names another folder. If a library in the cache cannot be loaded, because a killed process
-    has left it half-written, this compiles it again.
-    """
-    # torch's default, the system's folder for temporary files, is empty after a restart and, on a cluster, for each
-    # job.
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(user_cache() / "compiled" / machine_type()))
-    from fedlab_runner.executors._compiler_passes import ExplicitScale, UpdateInPlace  # imports the compiler: a second
-
-    # A process's first gradient decides whether autograd starts threads; a fork of a process with such threads has no
-    # autograd. The compiler knows more devices than the machine has, so that it must not compute the first gradient.
-    one = torch.ones((), requires_grad=True)
-    torch.autograd.grad(one * 2, one)
-    # This logger warns at length that the machine has no GPU.
-    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
-    options: dict[str, Any] = {"post_grad_custom_pre_pass": ExplicitScale()}
-    if layer_by_layer:  # every step has the same tensors as layers
-        options["guard_filter_fn"] = torch.compiler.keep_tensor_guards_unsafe
-        options["post_grad_custom_post_pass"] = UpdateInPlace()
-    # The compiler counts its graphs by code object and gives up after eight, so that each has a code object. And it
-    # remembers shapes by the name of the code: those of another model would make sizes of this one variable.
-    code = function.__code__
-    function.__code__ = code.replace(co_name=f"{code.co_name}_{next(_numbers)}")
-    compiled: Step = torch.compile(function, options=options)
-
-    def step(*args: Any) -> Any:
-        while True:
-            try:
-                return compiled(*args)
-            except RuntimeError as error:  # the compiler's error, which holds the import's
-                broken = _BROKEN_LIBRARY.search(str(error))
-                if broken is None or not Path(broken[1]).exists():
-                    raise
-                _log.warning("%s in the compiler's cache is damaged: it is compiled again", broken[1])
-                Path(broken[1]).unlink()
-
-    return step
-
-
-def kept_graph(family: ModelFamily, key: Hashable, make: Callable[[], Step], *, layer_by_layer: bool = False) -> Step:
-    """The family's graph of this key; `make` gives the function when it is compiled."""
-    if key not in family.compiled:
-        family.compiled[key] = graph_of(make(), layer_by_layer=layer_by_layer)
-    return family.compiled[key]
+    same = all(map(lasts, (work.loss, work.penalty, work.perturb, work.correct, work.per_step)))
+    return same and not work.family.writes_buffers and not work.family.draws
 
 
 def is_ready(work: Work, clients: int) -> bool:
@@ -115,44 +50,44 @@ def width(clients: int) -> int:
     return -(-clients // step) * step
 
 
-def train_client(work: Work, row: int, layers: Layers) -> Tensor:
-    """Trains a client's model in place and returns its mean loss in the last epoch."""
+def train_client(work: Work, row: int, layers: Layers, carried: Tensor) -> Tensor:
+    """Trains a client's model in place and returns its mean loss in the last epoch; `carried` are its buffers [B]."""
     feed, (at,) = _feed(work, np.array([row]))
     steps, first = int(feed.steps[at]), int(feed.last_epoch[at])
     if not steps:
         return feed.lr.new_zeros(())
-    own = (*(each[0] for each in work.own(np.array([row]), 0)), *work.common)
-    losses = list(_moved(work, 0, layers, feed, feed.indices[at, :steps], feed.masks[at, :steps], own))
+    chosen = feed.indices[at, :steps], feed.masks[at, :steps]
+    losses = list(_moved(work, np.array([row]), 0, layers, carried, feed, *chosen))
     weights = feed.weights[at, first:steps]
     return torch.dot(torch.stack(losses[first:]), weights) / weights.sum()
 
 
 def train_clients(work: Work, rows: np.ndarray, y: Tensor, values: Tensor) -> None:
-    """Trains clients, most steps first. Writes models and mean losses of the last epoch into y [K, P] and values [K].
+    """Trains clients, most steps first. Writes models and mean losses of the last epoch into y [K, D] and values [K].
 
     All clients take as many steps as the first one. Steps beyond a client's own number do not count.
     """
     doubles = width(len(rows)) - len(rows)
     rows = np.concatenate([rows[:1].repeat(doubles), rows])
-    start = work.starts(rows)
+    start, carried = work.start_of(rows)
     layers = [
         start[:, begin : begin + shape.numel()].reshape(-1, *shape).clone(memory_format=torch.contiguous_format)
-        for begin, shape in work.family.layout.values()
+        for begin, shape in _layout(work.family).values()
     ]
     feed, at = _feed(work, rows)
     most, places = int(feed.steps[at[0]]), torch.from_numpy(at).to(work.family.device)
     indices, masks, weights = (part[places, :most] for part in (feed.indices, feed.masks, feed.weights))
-    own = (*work.own(rows, 0), *work.common)
     active = (feed.steps[at, None] > np.arange(most + 1)).sum(0).tolist()  # clients with more than 0, 1, ... steps
 
     def keep(first: int, end: int) -> None:
         """Copies the models of clients that have done all their steps into y."""
         if (first := max(first, doubles)) < end:
-            done = torch.cat([layer[first:end].flatten(1) for layer in layers], 1)
+            done = torch.cat([*(layer[first:end].flatten(1) for layer in layers), carried[first:end]], 1)
             y.index_copy_(0, torch.from_numpy(rows[first:end]).to(y.device), done)
 
     keep(active[0], len(rows))
-    steps = _moved(work, len(rows), layers, feed, indices.transpose(0, 1), masks.transpose(0, 1), own)
+    chosen = indices.transpose(0, 1), masks.transpose(0, 1)
+    steps = _moved(work, rows, len(rows), layers, carried, feed, *chosen)
     losses = [weights.new_zeros(len(rows))]
     for t, loss in enumerate(steps):
         losses.append(loss)
@@ -162,18 +97,29 @@ def train_clients(work: Work, rows: np.ndarray, y: Tensor, values: Tensor) -> No
 
 
 def _moved(
-    work: Work, models: int, layers: Layers, feed: "_Feed", indices: Tensor, masks: Tensor, own: tuple[Tensor, ...]
+    work: Work,
+    rows: np.ndarray,
+    models: int,
+    layers: Layers,
+    carried: Tensor,
+    feed: "_Feed",
+    indices: Tensor,
+    masks: Tensor,
 ) -> Iterator[Tensor]:
-    """Takes local steps of the layers of `clients` models side by side (0: of one) and yields each step's loss.
+    """Takes local steps of `models` models side by side (0: of one) and yields each step's loss.
 
     Masked examples fill up a short minibatch, so that all have one shape and need one graph. `indices` and `masks` are
-    [T, b] or [T, A, b]. `own` holds the clients' own tensors for every step, and the common ones.
+    [T, b] or [T, A, b].
     """
-    optimizer, ready, step = work.make_optimizer(), is_ready(work, models), _compiled(work, models)
+    optimizer, ready, step = _optimizer(work), is_ready(work, models), _compiled(work, models)
     slots = [[torch.zeros_like(layer) for layer in layers] for _ in range(optimizer.slots)]
+    own: tuple[Tensor, ...] = ()
     for t, batch in enumerate(_batches(work, indices, masks)):
+        if not t or work.per_step is not None:
+            each = work.own(rows, t)
+            own = (*(each if models else (o[0] for o in each)), *work.common)
         with nullcontext() if ready or t else deferred():
-            loss = step(layers, slots, feed.lr, feed.times[t], *batch, *own)
+            loss = step(layers, carried, slots, feed.lr, feed.times[t], *batch, *own)
         yield loss
 
 
@@ -231,57 +177,87 @@ def _compiled(work: Work, models: int) -> Step:
 
 
 def _key(work: Work, models: int) -> tuple[Any, ...]:
-    added = work.penalty, work.perturb, work.correct
+    added = work.loss, work.penalty, work.perturb, work.correct, work.per_step
     shapes = tuple(t.shape[1:] for t in work.per_client), tuple(t.shape for t in work.common)
-    how = work.make_optimizer(), work.local.batch_size, work.offsets is not None
+    how = _optimizer(work), work.local.batch_size, work.local.clip_norm, work.frozen, work.offsets is not None
     return *how, models, added, shapes, work.family.active_part
+
+
+def _optimizer(work: Work) -> Optimizer:
+    """That of the layers that move: no step is taken of the others."""
+    made = work.make_optimizer()
+    return made.inner if isinstance(made, Masked) else made
 
 
 def _step(work: Work, *, stacked: bool) -> Step:
     """The step of this kind of work, for one model or for several side by side. It keeps no reference to the work."""
-    gradient, optimizer, common = _gradient(work), work.make_optimizer(), len(work.common)
+    gradient, optimizer, moving, common = _gradient(work), _optimizer(work), work.moving, len(work.common)
+    carries = work.family.num_buffers > 0
     if stacked:
         gradient = side_by_side(gradient, common, randomness="error")
 
-    def step(layers: Layers, slots: list[Layers], lr: Tensor, t: Tensor, *batch: Tensor) -> Tensor:
+    def step(layers: Layers, carried: Tensor, slots: list[Layers], lr: Tensor, t: Tensor, *batch: Tensor) -> Tensor:
         value: Tensor
-        gradients, value = gradient(layers, *batch)
+        gradients, value, after = gradient(layers, carried, *batch)
         for i, (layer, g) in enumerate(zip(layers, gradients, strict=True)):
-            optimizer.step(layer, g, tuple(slot[i] for slot in slots), lr, t)
+            if moving[i]:
+                optimizer.step(layer, g, tuple(slot[i] for slot in slots), lr, t)
+        if carries:
+            carried.copy_(after)
         return value
 
     return step
 
 
+def _layout(family: ModelFamily) -> dict[str, tuple[int, torch.Size]]:
+    """That of the parameters alone."""
+    return {name: (start, shape) for name, (start, shape) in family.layout.items() if start < family.num_params}
+
+
+def _clipped(gradients: Layers, models: list[int], norm: float) -> Layers:
+    """Gradients of layers, scaled down to at most the Euclidean norm `norm` for each model of so many parameters."""
+    ends, models_ends = np.cumsum([g.numel() for g in gradients]), np.cumsum(models)
+    owners = np.searchsorted(models_ends, ends).tolist()
+    lengths = [torch.linalg.vector_norm(g) for g in gradients]
+    of_models = [
+        torch.linalg.vector_norm(torch.stack([length for length, o in zip(lengths, owners, strict=True) if o == owner]))
+        for owner in range(len(models))
+    ]
+    return [g * (norm / of_models[o].clamp_min(norm)) for g, o in zip(gradients, owners, strict=True)]
+
+
 def _gradient(work: Work) -> Callable[..., Any]:
-    """A function (layers, inputs, targets, mask, *own) -> the gradients that one model's layers follow, and the
-    loss.
+    """A function (layers, carried, inputs, targets, mask, *own) -> the gradients that one model's layers follow, the
+    loss and the buffers after it.
     """
-    family, penalty, perturb, correct = work.family, work.penalty, work.perturb, work.correct
-    names, first = list(family.layout), int(work.offsets is not None)
-    sizes = [shape.numel() for _, shape in family.layout.values()]
+    family, of_model, penalty, perturb, correct = work.family, work.loss, work.penalty, work.perturb, work.correct
+    layout, first, frozen, clip = _layout(family), int(work.offsets is not None), work.frozen, work.local.clip_norm
+    sizes = [shape.numel() for _, shape in layout.values()]
 
-    def loss(layers: Layers, inputs: Tensor, targets: Tensor, mask: Tensor, *own: Tensor) -> Tensor:
-        batch = Batch(inputs, targets, mask, *own[:first])
-        logits = family.forward(dict(zip(names, layers, strict=True)), inputs)
-        value = batch.mean(losses(logits, targets, batch.offsets))
+    def objective(layers: Layers, carried: Tensor, *batch: Tensor) -> tuple[Tensor, Tensor]:
+        own = batch[3 + first :]
+        minibatch = Batch(*batch[: 3 + first])
+        model = LayeredModel(family, dict(zip(layout, layers, strict=True)), carried, frozen)
+        value = family.loss(model, minibatch) if of_model is None else of_model(model, minibatch, *own)
         if penalty is not None:
-            for layer, mine in zip(layers, parted(own[first:], sizes), strict=True):
+            for layer, mine in zip(layers, parted(own, sizes), strict=True):
                 value = value + penalty(layer.reshape(-1), *mine)
-        return value
+        return value, model.buffers
 
-    of_layers = grad_and_value(loss)
+    of_layers = grad_and_value(objective, has_aux=True)
 
-    def gradient(layers: Layers, *batch: Tensor) -> tuple[Layers, Tensor]:
-        gradients, value = of_layers(layers, *batch)
+    def gradient(layers: Layers, carried: Tensor, *batch: Tensor) -> tuple[Layers, Tensor, Tensor]:
+        gradients, (value, after) = of_layers(layers, carried, *batch)
         own = batch[3 + first :]
         if perturb is not None:
             moves = torch.split(perturb(torch.cat([g.reshape(-1) for g in gradients]), *own), sizes)
             there = [layer + move.view(layer.shape) for layer, move in zip(layers, moves, strict=True)]
-            gradients, _ = of_layers(there, *batch)
+            gradients, _ = of_layers(there, carried, *batch)
+        if clip is not None:
+            gradients = _clipped(gradients, family.models, clip)
         if correct is not None:
             pairs = zip(gradients, parted(own, sizes), strict=True)
             gradients = [correct(g.reshape(-1), *mine).view(g.shape) for g, mine in pairs]
-        return gradients, value
+        return gradients, value, after
 
     return gradient

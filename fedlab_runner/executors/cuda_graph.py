@@ -19,7 +19,8 @@ from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.optimizer import Optimizer, zero_slots
 from fedlab_runner.core.work import Gradient, Work
 from fedlab_runner.executors._chunks import Chunk
-from fedlab_runner.executors.compiled import graph_of, width
+from fedlab_runner.executors.compiled import width
+from fedlab_runner.executors.graphs import graph_of
 from fedlab_runner.executors.vectorized import Vectorized, blocks
 from fedlab_runner.utils.errors import UserError
 

@@ -6,14 +6,16 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.func import grad
 
 from fedlab_runner.core.additions import lasts, parted
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.optimizer import SGD, zero_slots
-from fedlab_runner.core.work import Objective, OfOne, Parallel, Work, gradient_of
+from fedlab_runner.core.work import Gradient, OfOne, Parallel, Work, gradient_of
 from fedlab_runner.executors._chunks import Chunk, ChunkedExecutor, one_by_one
 from fedlab_runner.executors._fork.buffers import ONE
-from fedlab_runner.executors.compiled import graph_of, in_layers, is_ready, kept_graph, train_client
+from fedlab_runner.executors.compiled import in_layers, is_ready, train_client
+from fedlab_runner.executors.graphs import graph_of, kept_graph
 
 _BUFFER = "buffer"  # key in a cohort's notes
 Move = Callable[..., Tensor]  # (step, own, inputs, targets, mask) -> the loss, after a step of one client's model
@@ -44,7 +46,7 @@ class Loop(ChunkedExecutor):
         work.begin(w, row)
         work.seed_torch(row)
         if self.compile and in_layers(work):
-            losses[row] = train_client(work, row, layers)
+            losses[row] = train_client(work, row, layers, w[family.num_params :])
             y[row] = w
             return
         plan, weighted_loss, seen = work.plan(chunk.rows), w.new_zeros(()), 0
@@ -73,7 +75,7 @@ class Loop(ChunkedExecutor):
                 return _by_layers(work, module)
             gradient = work.followed(module.gradient)
         else:
-            gradient = work.followed(gradient_of(self._objective(work)))
+            gradient = work.followed(self._gradient(work))
 
         def move(t: int, own: tuple[Tensor, ...], *batch: Tensor) -> Tensor:
             g, (loss, updated) = gradient(params, buffers, *batch, *own)
@@ -84,13 +86,24 @@ class Loop(ChunkedExecutor):
 
         return move
 
-    def _objective(self, work: Work) -> Objective:
+    def _gradient(self, work: Work) -> Gradient:
+        """The gradient of one client's objective; a compiled one is a single graph."""
         if not self.compile:
-            return work.objective()
+            return gradient_of(work.objective())
+
+        def made() -> Gradient:
+            of = grad(work.objective(), has_aux=True)
+
+            def gradient(*args: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:  # the compiler passes torch's code by
+                found: tuple[Tensor, tuple[Tensor, Tensor]] = of(*args)
+                return found
+
+            return gradient
+
         if not (lasts(work.loss) and lasts(work.penalty)):
-            return graph_of(work.objective())
-        key = (work.loss, work.penalty, work.frozen, work.offsets is None, work.family.active_part)
-        return kept_graph(work.family, key, work.objective)
+            return graph_of(made())
+        key = ("alone", work.loss, work.penalty, work.frozen, work.offsets is None, work.family.active_part)
+        return kept_graph(work.family, key, made)
 
 
 def _buffer(work: Work) -> tuple[Tensor, list[Tensor]]:

@@ -14,7 +14,8 @@ from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.optimizer import zero_slots
 from fedlab_runner.core.work import Gradient, OfOne, Parallel, Work, gradient_of
 from fedlab_runner.executors._chunks import Chunk, ChunkedExecutor, one_by_one
-from fedlab_runner.executors.compiled import graph_of, in_layers, is_ready, kept_graph, train_clients, width
+from fedlab_runner.executors.compiled import in_layers, is_ready, train_clients, width
+from fedlab_runner.executors.graphs import graph_of, kept_graph
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.validate import at_least
 

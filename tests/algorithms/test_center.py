@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from fedlab_runner.algorithms.shared.server_training import server_batches, train_on_server
+from fedlab_runner.algorithms.shared.server_batches import server_batches
+from fedlab_runner.algorithms.shared.server_training import train_on_server
 from tests.helpers.identities import close
 from tests.helpers.toy import algorithm, federation, run, server_data
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedlab_runner.algorithms import fedbe
 from fedlab_runner.algorithms.shared.averaging import LATE_POLICIES
-from fedlab_runner.algorithms.shared.server_training import server_batches
+from fedlab_runner.algorithms.shared.server_batches import server_batches
 from tests.helpers.identities import BUILDS, LATE, OUT_OF_DOMAIN, close, trained
 from tests.helpers.toy import algorithm, federation, mlp, normed, server_data
 

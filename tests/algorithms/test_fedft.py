@@ -3,7 +3,8 @@
 import pytest
 
 from fedlab_runner.algorithms.shared.averaging import LATE_POLICIES
-from fedlab_runner.algorithms.shared.server_training import server_batches, train_on_server
+from fedlab_runner.algorithms.shared.server_batches import server_batches
+from fedlab_runner.algorithms.shared.server_training import train_on_server
 from tests.helpers.identities import LATE, close, evaluated
 from tests.helpers.toy import algorithm, federation, normed, run
 

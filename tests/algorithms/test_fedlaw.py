@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedlab_runner.algorithms.shared.server_training import server_batches
+from fedlab_runner.algorithms.shared.server_batches import server_batches
 from fedlab_runner.core.model_family import FunctionalModel
 from fedlab_runner.utils.errors import UserError
 from tests.helpers.identities import BUILDS, LATE, OUT_OF_DOMAIN, close, trained

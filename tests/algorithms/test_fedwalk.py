@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedlab_runner.algorithms.fedwalk import FedWalk, log_ratio
 from fedlab_runner.algorithms.shared.classifier_head import named_head
-from fedlab_runner.algorithms.shared.server_training import server_batches
+from fedlab_runner.algorithms.shared.server_batches import server_batches
 from fedlab_runner.checkpoints.state_packing import pack, unpack
 from fedlab_runner.config import build as config_build
 from fedlab_runner.config.components import Components

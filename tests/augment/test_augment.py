@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from fedlab_runner.algorithms.shared.feature_blocks import check_blocks
 from fedlab_runner.algorithms.shared.mutual_learning import client_batches
-from fedlab_runner.algorithms.shared.server_training import server_batches, train_as_client
+from fedlab_runner.algorithms.shared.server_batches import server_batches
+from fedlab_runner.algorithms.shared.server_training import train_as_client
 from fedlab_runner.augment.base import Augment
 from fedlab_runner.augment.crop_flip import CropFlip
 from fedlab_runner.augment.cutout import Cutout

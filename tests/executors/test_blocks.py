@@ -9,7 +9,7 @@ import torch
 from fedlab_runner.algorithms.shared.feature_blocks import reading
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.work import Executor
-from fedlab_runner.executors import compiled, cuda_graph
+from fedlab_runner.executors import cuda_graph, graphs
 from fedlab_runner.executors.cuda_graph import CudaGraph
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.vectorized import Vectorized
@@ -36,7 +36,7 @@ def compiling(monkeypatch: pytest.MonkeyPatch) -> list[ModelFamily]:
 
         return step
 
-    monkeypatch.setattr(compiled, "graph_of", graph_of)
+    monkeypatch.setattr(graphs, "graph_of", graph_of)
     monkeypatch.setattr(cuda_graph, "record", tape.record)
     return families
 
@@ -54,7 +54,7 @@ EXECUTORS: list[Executor] = [
 ]
 
 
-@pytest.mark.parametrize("clip_norm", [None, 0.05])  # with a bound no step is compiled layer by layer
+@pytest.mark.parametrize("clip_norm", [None, 0.05])
 @pytest.mark.parametrize("executor", EXECUTORS, ids=lambda each: type(each).__name__)
 def test_other_blocks_have_steps_of_their_own(
     executor: Executor, clip_norm: float | None, compiling: list[ModelFamily]

@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fedlab_runner.core.layers import pooling
 from fedlab_runner.core.work import Executor
 from fedlab_runner.executors import _compiler_passes as passes
-from fedlab_runner.executors.compiled import graph_of
+from fedlab_runner.executors.graphs import graph_of
 from fedlab_runner.executors.loop import Loop
 from tests.executors.test_contract import COMPILED, train
 from tests.helpers.toy import CLASSES, federation
@@ -35,7 +35,9 @@ def test_a_factor_in_a_sum_is_an_operation_of_its_own(monkeypatch: pytest.Monkey
     torch.testing.assert_close(graph(a, b, w), a @ b + 1.01 * w + 2, rtol=0, atol=1e-14)
 
     given: list[Any] = []
-    monkeypatch.setattr(torch, "compile", lambda function, options: given.append(options["post_grad_custom_pre_pass"]))
+    monkeypatch.setattr(
+        torch, "compile", lambda function, options, **_: given.append(options["post_grad_custom_pre_pass"])
+    )
     for by_layer in (False, True):
         graph_of(lambda: None, layer_by_layer=by_layer)
     assert [type(each) for each in given] == [passes.ExplicitScale] * 2
@@ -67,7 +69,7 @@ def test_compiled_steps_that_pool_and_update_in_place_equal_eager_ones(
 def test_two_graphs_have_code_of_two_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """By which the compiler remembers shapes: a second model's sizes would become variable, and slower or refused."""
     given: list[str] = []
-    monkeypatch.setattr(torch, "compile", lambda function, options: given.append(function.__code__.co_name))
+    monkeypatch.setattr(torch, "compile", lambda function, **_: given.append(function.__code__.co_name))
     for _ in range(2):
         graph_of(lambda: None)
     assert len(set(given)) == 2

@@ -290,7 +290,7 @@ def test_compiled_equals_eager(executor: Executor, setting: str) -> None:
 @pytest.mark.parametrize("model", MODELS)
 def test_what_is_compiled_side_by_side_is_the_loops_step(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before it is compiled: padding spares the compiler a graph, and must not reach batch norm."""
-    monkeypatch.setattr("fedlab_runner.executors.compiled.graph_of", lambda step, **_: step)
+    monkeypatch.setattr("fedlab_runner.executors.graphs.graph_of", lambda step, **_: step)
     monkeypatch.setattr("fedlab_runner.executors.vectorized.in_layers", lambda work: False)
     reference = train(federation(build=MODELS[model]))
     compiled = train(federation(build=MODELS[model], executor=Vectorized(chunk_size=3, compile=True)))

@@ -21,7 +21,7 @@ import torch
 from fedlab_runner.algorithms import center
 from fedlab_runner.algorithms.fedavg import FedAvg
 from fedlab_runner.algorithms.shared.averaging import Params
-from fedlab_runner.algorithms.shared.server_training import server_batches
+from fedlab_runner.algorithms.shared.server_batches import server_batches
 from fedlab_runner.checkpoints.store import CheckpointStore
 from fedlab_runner.config import build as config_build
 from fedlab_runner.config.build import build, fingerprint

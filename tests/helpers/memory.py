@@ -19,7 +19,7 @@ from torch.func import grad, vmap
 
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.normalize import Normalize
-from fedlab_runner.executors.compiled import graph_of
+from fedlab_runner.executors.graphs import graph_of
 from fedlab_runner.models.base import Architecture
 from fedlab_runner.models.preact_resnet import PreActResNet
 from fedlab_runner.models.vit_lora import ViTLoRA

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedlab_runner.algorithms.shared.server_training import SERVER_STREAMS, server_batches
+from fedlab_runner.algorithms.shared.server_batches import server_batches
+from fedlab_runner.algorithms.shared.server_training import SERVER_STREAMS
 from fedlab_runner.core.algorithm import Algorithm
 from fedlab_runner.core.client_data import ClientData
 from fedlab_runner.core.federation import Federation

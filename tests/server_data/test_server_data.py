@@ -9,12 +9,8 @@ import torch
 from omegaconf import OmegaConf
 from PIL import Image
 
-from fedlab_runner.algorithms.shared.server_training import (
-    server_batches,
-    server_steps,
-    train_as_client,
-    train_on_server,
-)
+from fedlab_runner.algorithms.shared.server_batches import server_batches, server_steps
+from fedlab_runner.algorithms.shared.server_training import train_as_client, train_on_server
 from fedlab_runner.config.build import conf_dir
 from fedlab_runner.core.server_data import ServerData
 from fedlab_runner.datasets import image_cache
@@ -507,7 +503,7 @@ def test_batches_are_a_function_of_seed_round_and_stage() -> None:
     def first(seed: int, round: int, stage: int) -> torch.Tensor:
         fed = federation(seed=seed)
         fed.begin(round, 1.0)
-        return next(server_batches(fed, 1, 64, stage=stage)).inputs
+        return next(iter(server_batches(fed, 1, 64, stage=stage))).inputs
 
     base = first(0, 0, 0)
     assert torch.equal(base, first(0, 0, 0))
@@ -576,7 +572,7 @@ def test_server_work_is_counted() -> None:
     fed = federation(server=server_data(21))
     fed.begin(0, 1.0)
     x = fed.family.init(0)
-    counted = fed.family.flops(next(server_batches(fed, 1, 8)).inputs)
+    counted = fed.family.flops(next(iter(server_batches(fed, 1, 8))).inputs)
     assert counted == (2 * 48, 2 * 48 + 2 * 48 + 2 * 18)
     train_on_server(fed, x, server_batches(fed, 2, 8), 0.01)
     assert fed.collect()["cost/server_gflops"] == pytest.approx(42 * counted.step / 1e9)

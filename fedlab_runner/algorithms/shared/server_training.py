@@ -1,6 +1,6 @@
 """Training of the server model on the server's own examples, and the models' logits on these examples."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Generic, NamedTuple
 
 import numpy as np
@@ -8,15 +8,16 @@ import torch
 from torch import Tensor
 
 from fedlab_runner.algorithms.shared.averaging import Params
-from fedlab_runner.algorithms.shared.server_gradient import parts_of, server_gradient
+from fedlab_runner.algorithms.shared.server_batches import server_steps
+from fedlab_runner.algorithms.shared.server_gradient import Batches, parts_of, server_gradient
 from fedlab_runner.core.additions import Loss
 from fedlab_runner.core.algorithm import ServerAlgorithm, Upload
 from fedlab_runner.core.client_data import ClientData, Streams
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.global_rng import own_generators
-from fedlab_runner.core.model_family import Batch, Flops, ModelFamily
+from fedlab_runner.core.model_family import Flops, ModelFamily
 from fedlab_runner.core.optimizer import Adam, Optimizer, zero_slots
-from fedlab_runner.core.rng import Purpose, generator, torch_seed
+from fedlab_runner.core.rng import Purpose, torch_seed
 from fedlab_runner.core.server_data import ServerData
 from fedlab_runner.core.work import Work, clip_rows
 from fedlab_runner.executors.team import Team, team
@@ -24,6 +25,7 @@ from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.validate import above, at_least
 
 SERVER_STREAMS = Streams(Purpose.SERVER_BATCHES, Purpose.SERVER_DROPOUT)  # the random numbers of training on the server
+ANSWERED_AT_ONCE = 512  # examples: a bound on memory
 ADAM = Adam(0.9, 0.999, 1e-8, 0.0, decoupled=False)  # the server's optimiser (Feddle, appendix D)
 
 
@@ -66,65 +68,6 @@ def require_server_data(algorithm: Any, fed: Federation, *, in_domain: bool = Fa
     return data
 
 
-def server_batches(
-    fed: Federation,
-    epochs: int,
-    batch_size: int,
-    max_steps: int | None = None,
-    *,
-    targets: Tensor | None = None,
-    stage: int = 0,
-    training: bool = True,
-    data: ServerData | None = None,
-    purpose: Purpose = Purpose.SERVER_BATCHES,
-) -> Iterator[Batch]:
-    """Minibatches of the server's examples, or of other `data`, reshuffled in each epoch.
-
-    Their order is a function of (seed, `purpose`, round, `stage`). An algorithm has a stage for each use of the data in
-    a round. `targets` [n, ...] replace the labels. The last partial minibatch counts. With `training` it does not if it
-    has a single example, on which batch norm would train.
-    """
-    data = fed.server_data if data is None else data
-    assert data is not None
-    labels, device = data.targets if targets is None else targets, fed.family.device
-    for index in server_indices(fed, data, epochs, batch_size, max_steps, stage, training, purpose):
-        ones = torch.ones(len(index), dtype=fed.family.dtype, device=device)
-        yield fed.family.batch(data.inputs.index_select(0, index).to(device), labels[index].to(device), ones)
-
-
-def server_indices(
-    fed: Federation,
-    data: ServerData,
-    epochs: int,
-    batch_size: int,
-    max_steps: int | None,
-    stage: int,
-    training: bool,
-    purpose: Purpose = Purpose.SERVER_BATCHES,
-) -> Iterator[Tensor]:
-    """The examples of each minibatch of `server_batches` [b] int64."""
-    rng, n, steps = generator(fed.seed, purpose, fed.round, stage), len(data), 0
-    drop_single = training and fed.family.has_batch_norm and n > 1
-    for _ in range(epochs):
-        order = torch.from_numpy(rng.permutation(n)).to(data.inputs.device)
-        for index in torch.split(order, batch_size):
-            if (drop_single and len(index) == 1) or not len(index):
-                continue
-            if max_steps is not None and steps >= max_steps:
-                return
-            steps += 1
-            yield index
-
-
-def server_steps(fed: Federation, epochs: int, batch_size: int, max_steps: int | None) -> int:
-    """The number of minibatches that `server_batches` gives for training."""
-    n = 0 if fed.server_data is None else len(fed.server_data)
-    whole, rest = divmod(n, batch_size)
-    single = fed.family.has_batch_norm and rest == 1 and n > 1
-    steps = epochs * (whole + (rest > 0 and not single))
-    return steps if max_steps is None else min(steps, max_steps)
-
-
 def training_operations(fed: Federation, epochs: int, batch_size: int, max_steps: int | None) -> float:
     """Floating-point operations of a step on each minibatch that `server_batches` gives for training."""
     return _seen(fed, epochs, batch_size, max_steps) * example_flops(fed).step
@@ -150,7 +93,7 @@ def example_flops(fed: Federation) -> Flops:
 def train_on_server(
     fed: Federation,
     start: Tensor,
-    batches: Iterable[Batch],
+    batches: Batches,
     lr: float | Callable[[int], float],
     *,
     optimizer: Optimizer = ADAM,
@@ -174,7 +117,7 @@ def train_on_server(
     values = w[:p].copy_(start[:count]) if params_of is None else start[:count].clone()
     slots = zero_slots(optimizer, values) if slots is None else tuple(s.clone() for s in slots)
     own = own_generators(family.device, torch_seed(fed.seed, Purpose.SERVER_DROPOUT, fed.round))
-    with own, team() as its, server_gradient(family, w, its) as gradient:
+    with own, team() as its, server_gradient(fed, w, its, len(batches)) as gradient:
         for t, batch in enumerate(batches, first_step):
             if params_of is None:
                 g, _ = gradient(batch, loss)
@@ -226,13 +169,12 @@ def _logits(family: ModelFamily, w: Tensor, inputs: Tensor, its: Team) -> Tensor
 def mean_answers(
     fed: Federation,
     teachers: Tensor | Sequence[Tensor],
-    batch_size: int,
     answer: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """The `mean_answer` on all of the server's examples [n, C], in their order."""
     data, family = fed.server_data, fed.family
     assert data is not None
-    parts = (part.to(family.device) for part in torch.split(data.inputs, batch_size))
+    parts = (part.to(family.device) for part in torch.split(data.inputs, ANSWERED_AT_ONCE))
     return torch.cat([mean_answer(fed, teachers, family.normalize(part, family.dtype), answer) for part in parts])
 
 

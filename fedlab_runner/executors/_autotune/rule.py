@@ -9,8 +9,9 @@ import math
 from collections.abc import Sequence
 
 from fedlab_runner.core.additions import lasts
+from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.work import Work
-from fedlab_runner.executors._autotune.measure import operation_seconds
+from fedlab_runner.executors._autotune.measure import FLOPS_A_SECOND, operation_seconds
 from fedlab_runner.executors._autotune.ways import Way
 
 # Seconds of a local step besides its operations: of a client alone; of a call for several, and of each client in it.
@@ -28,14 +29,24 @@ COMPILING_SECONDS, COMPILING_A_MODULE = 15.0, 0.2  # seconds of a graph and of e
 
 def best(work: Work, ways: Sequence[Way], rounds: int, workers: int, threads: int) -> tuple[Way, int]:
     """The way, and the number of processes, with the least expected time for `rounds` rounds; the first of equals."""
-    modules = sum(1 for _ in work.family.module.modules())
+    compiler = _compiling_seconds(work.family)
 
     def total(choice: tuple[Way, int]) -> float:
-        compiling = COMPILING_SECONDS + COMPILING_A_MODULE * modules if choice[0].compile else 0.0
+        compiling = compiler if choice[0].compile else 0.0
         return compiling + rounds * seconds_a_round(work, *choice, threads)
 
     counts = {way: (1, workers) if way.processes else (1,) for way in ways}
     return min(((way, count) for way, several in counts.items() for count in several), key=total)
+
+
+def compiling_pays(family: ModelFamily, operations: float, rounds: int, threads: int) -> bool:
+    """Whether compiled steps save more than the compiler takes, where threads share `operations` of each round."""
+    seconds = rounds * operations / FLOPS_A_SECOND / _faster(threads, THREADS_POWER)
+    return (1 - COMPILED_OPERATIONS) * seconds > _compiling_seconds(family)
+
+
+def _compiling_seconds(family: ModelFamily) -> float:
+    return COMPILING_SECONDS + COMPILING_A_MODULE * sum(1 for _ in family.module.modules())
 
 
 def seconds_a_round(work: Work, way: Way, workers: int, threads: int) -> float:

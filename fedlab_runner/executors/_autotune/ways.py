@@ -6,8 +6,9 @@ import torch
 
 from fedlab_runner.core.work import Executor, Work
 from fedlab_runner.executors._chunks import ChunkedExecutor
-from fedlab_runner.executors.compiled import has_compiler, in_layers
+from fedlab_runner.executors.compiled import in_layers
 from fedlab_runner.executors.cuda_graph import CudaGraph
+from fedlab_runner.executors.graphs import has_compiler
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.processes import Processes
 from fedlab_runner.executors.vectorized import DEFAULT_CHUNK_SIZE, Vectorized

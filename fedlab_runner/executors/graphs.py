@@ -1,0 +1,77 @@
+"""Graphs of torch.compile, and where a model family keeps them."""
+
+import itertools
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable, Hashable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedlab_runner.core.model_family import ModelFamily
+from fedlab_runner.executors._run_notes import machine_type
+from fedlab_runner.utils.files import user_cache
+
+_log = logging.getLogger(__name__)
+Graph = Callable[..., Any]  # a compiled function
+_numbers = itertools.count()  # of the graphs of this process
+_BROKEN_LIBRARY = re.compile(r"ImportError: (\S+\.so): ")  # in an error of the compiler
+
+
+def has_compiler() -> bool:
+    """Whether this machine has a C++ compiler."""
+    return any(map(shutil.which, ("c++", "g++", "clang++")))
+
+
+def graph_of(function: Any, *, layer_by_layer: bool = False, whole: bool = False) -> Graph:
+    """Compiles a Python function with torch.compile in such a way that the process can still fork.
+
+    The user's cache folder keeps compiled code for later runs, by type of machine. The environment variable
+    TORCHINDUCTOR_CACHE_DIR names another folder. If a library in the cache cannot be loaded, because a killed process
+    has left it half-written, this compiles it again. With `whole` nothing of the function stays Python, so that several
+    threads may call it.
+    """
+    # torch's default, the system's folder for temporary files, is empty after a restart and, on a cluster, for each
+    # job.
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(user_cache() / "compiled" / machine_type()))
+    from fedlab_runner.executors._compiler_passes import ExplicitScale, UpdateInPlace  # imports the compiler: a second
+
+    # A process's first gradient decides whether autograd starts threads; a fork of a process with such threads has no
+    # autograd. The compiler knows more devices than the machine has, so that it must not compute the first gradient.
+    one = torch.ones((), requires_grad=True)
+    torch.autograd.grad(one * 2, one)
+    # This logger warns at length that the machine has no GPU.
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
+    options: dict[str, Any] = {"post_grad_custom_pre_pass": ExplicitScale()}
+    if layer_by_layer:  # every step has the same tensors as layers
+        options["guard_filter_fn"] = torch.compiler.keep_tensor_guards_unsafe
+        options["post_grad_custom_post_pass"] = UpdateInPlace()
+    # The compiler counts its graphs by code object and gives up after eight, so that each has a code object. And it
+    # remembers shapes by the name of the code: those of another model would make sizes of this one variable.
+    code = function.__code__
+    function.__code__ = code.replace(co_name=f"{code.co_name}_{next(_numbers)}")
+    compiled: Graph = torch.compile(function, fullgraph=whole, options=options)
+
+    def step(*args: Any) -> Any:
+        while True:
+            try:
+                return compiled(*args)
+            except RuntimeError as error:  # the compiler's error, which holds the import's
+                broken = _BROKEN_LIBRARY.search(str(error))
+                if broken is None or not Path(broken[1]).exists():
+                    raise
+                _log.warning("%s in the compiler's cache is damaged: it is compiled again", broken[1])
+                Path(broken[1]).unlink()
+
+    return step
+
+
+def kept_graph(family: ModelFamily, key: Hashable, make: Callable[[], Graph], *, layer_by_layer: bool = False) -> Graph:
+    """The family's graph of this key; `make` gives the function when it is compiled."""
+    if key not in family.compiled:
+        family.compiled[key] = graph_of(make(), layer_by_layer=layer_by_layer)
+    found: Graph = family.compiled[key]
+    return found
