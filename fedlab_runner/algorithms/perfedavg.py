@@ -55,8 +55,12 @@ class _Minibatches:
         family, client_data, places = work.family, work.client_data, torch.from_numpy(rows).to(work.family.device)
         if self not in work.notes:
             work.notes[self] = [work.drawn_plan(work.ids, purpose).indices for purpose in self.purposes]
-        found = (client_data.minibatch(indices[places, step]) for indices in work.notes[self])
-        return tuple(t for x, y in found for t in (family.normalize(x, family.dtype), y))
+        one, found = len(rows) == 1, list[Tensor]()
+        for indices in work.notes[self]:
+            index = indices[places, step]
+            x, y = client_data.minibatch(index[0] if one else index)  # one client's images get their layout
+            found += (t[None] if one else t for t in (family.normalize(x, family.dtype), y))
+        return tuple(found)
 
 
 @dataclass(frozen=True)

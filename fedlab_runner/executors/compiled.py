@@ -194,7 +194,7 @@ def _step(work: Work, *, stacked: bool) -> Step:
     gradient, optimizer, moving, common = _gradient(work), _optimizer(work), work.moving, len(work.common)
     carries = work.family.num_buffers > 0
     if stacked:
-        gradient = side_by_side(gradient, common, randomness="error")
+        gradient = side_by_side(gradient, common)
 
     def step(layers: Layers, carried: Tensor, slots: list[Layers], lr: Tensor, t: Tensor, *batch: Tensor) -> Tensor:
         value: Tensor

@@ -56,10 +56,10 @@ class Vectorized(ChunkedExecutor):
 
     def train_chunk(self, work: Work, chunk: Chunk, y: Tensor, losses: Tensor) -> None:
         work.family.mode(True, frozen_norm=chunk.frozen_norm)
+        work.seed_torch(int(chunk.rows[0]))
         if self.compile and in_layers(work):
-            train_clients(work, chunk.rows, y, losses)  # the step draws no random numbers
+            train_clients(work, chunk.rows, y, losses)
         else:
-            work.seed_torch(int(chunk.rows[0]))
             y[chunk.rows], losses[chunk.rows] = _train_clients(work, chunk.rows, self._step(work), self.compile)
 
     def compiling_chunks(self, work: Work) -> list[int]:

@@ -113,3 +113,16 @@ def test_what_moves_as_a_vector_is_one_graph(build: Callable[[], nn.Module]) -> 
     for mine, theirs in zip(train(one), train(other), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-9)
     assert counters["stats"]["unique_graphs"] >= 1 and not counters["graph_break"]
+
+
+def noisy(model: FunctionalModel, batch: Batch) -> Tensor:
+    return model.family.loss(model, batch) * (1 + torch.rand((), dtype=torch.float64))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("executor", OF_COMPILED)
+def test_a_loss_that_draws_is_repeated(executor: str) -> None:
+    (y, losses), (again, _) = (train(federation(executor=OF_COMPILED[executor]), loss=noisy) for _ in range(2))
+    _, plain = train(federation())
+    assert torch.equal(y, again) and len((losses / plain)[plain > 0].unique()) > 1
