@@ -32,10 +32,20 @@ PerStep = Callable[[Any, np.ndarray, int], tuple[Tensor, ...]]
 
 
 def lasts(function: Callable[..., Any] | None) -> bool:
-    """Whether a function is the same object in every round: not a closure that each round makes."""
+    """Whether a function is the same in every round, and known by its hash: not a closure that each round makes."""
     if not isinstance(function, FunctionType):
-        return function is None or getattr(type(function), "__hash__", None) not in (None, object.__hash__)
+        return function is None or (
+            getattr(type(function), "__hash__", None) is not object.__hash__ and _has_hash(function)
+        )
     return function.__closure__ is None and "<locals>" not in function.__qualname__
+
+
+def _has_hash(function: Callable[..., Any]) -> bool:
+    try:
+        hash(function)
+    except TypeError:  # a field is a list, say
+        return False
+    return True
 
 
 def parted(own: Sequence[Tensor], sizes: Sequence[int]) -> list[tuple[Tensor, ...]]:

@@ -1,12 +1,14 @@
 """The floating-point operations of local training, counted on real local steps."""
 
 from collections.abc import Callable, Hashable
+from types import FunctionType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 
+from fedlab_runner.core.additions import lasts
 from fedlab_runner.core.flops import FlopCounter
 from fedlab_runner.core.global_rng import own_generators
 from fedlab_runner.core.model_family import ModelFamily
@@ -55,9 +57,11 @@ def _kind(work: Work) -> Hashable:
     )
 
 
-def _code(function: Callable[..., Any] | None) -> Hashable:
-    """A key that is equal for the closures that an algorithm makes of one function in different rounds."""
-    return getattr(function, "__code__", function)
+def _code(function: Callable[..., Any] | None) -> Any:
+    """A key that is equal for what an algorithm makes of one function, or of one class, in different rounds."""
+    if isinstance(function, FunctionType):
+        return function.__code__
+    return function if lasts(function) else type(function)
 
 
 def _counted(work: Work) -> StepCost:

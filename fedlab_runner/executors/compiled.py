@@ -69,7 +69,8 @@ def train_clients(work: Work, rows: np.ndarray, y: Tensor, values: Tensor) -> No
     """
     doubles = width(len(rows)) - len(rows)
     rows = np.concatenate([rows[:1].repeat(doubles), rows])
-    start, carried = work.start_of(rows)
+    start = work.starts(rows)
+    carried = start[:, work.family.num_params :].clone()
     layers = [
         start[:, begin : begin + shape.numel()].reshape(-1, *shape).clone(memory_format=torch.contiguous_format)
         for begin, shape in _layout(work.family).values()
@@ -214,16 +215,15 @@ def _layout(family: ModelFamily) -> dict[str, tuple[int, torch.Size]]:
     return {name: (start, shape) for name, (start, shape) in family.layout.items() if start < family.num_params}
 
 
-def _clipped(gradients: Layers, models: list[int], norm: float) -> Layers:
-    """Gradients of layers, scaled down to at most the Euclidean norm `norm` for each model of so many parameters."""
-    ends, models_ends = np.cumsum([g.numel() for g in gradients]), np.cumsum(models)
-    owners = np.searchsorted(models_ends, ends).tolist()
-    lengths = [torch.linalg.vector_norm(g) for g in gradients]
-    of_models = [
-        torch.linalg.vector_norm(torch.stack([length for length, o in zip(lengths, owners, strict=True) if o == owner]))
-        for owner in range(len(models))
-    ]
-    return [g * (norm / of_models[o].clamp_min(norm)) for g, o in zip(gradients, owners, strict=True)]
+def _clipped(gradients: Layers, owners: list[int], norm: float) -> Layers:
+    """Gradients of layers, scaled down to at most the Euclidean norm `norm` for each model; `owners` are the layers'
+    models.
+    """
+    lengths: list[Layers] = [[] for _ in range(max(owners) + 1)]
+    for g, owner in zip(gradients, owners, strict=True):
+        lengths[owner].append(torch.linalg.vector_norm(g))
+    scales = [norm / torch.linalg.vector_norm(torch.stack(each)).clamp_min(norm) for each in lengths]
+    return [g * scales[owner] for g, owner in zip(gradients, owners, strict=True)]
 
 
 def _gradient(work: Work) -> Callable[..., Any]:
@@ -233,6 +233,7 @@ def _gradient(work: Work) -> Callable[..., Any]:
     family, of_model, penalty, perturb, correct = work.family, work.loss, work.penalty, work.perturb, work.correct
     layout, first, frozen, clip = _layout(family), int(work.offsets is not None), work.frozen, work.local.clip_norm
     sizes = [shape.numel() for _, shape in layout.values()]
+    owners = np.searchsorted(np.cumsum(family.models), np.cumsum(sizes)).tolist()  # the number of each layer's model
 
     def objective(layers: Layers, carried: Tensor, *batch: Tensor) -> tuple[Tensor, Tensor]:
         own = batch[3 + first :]
@@ -254,7 +255,7 @@ def _gradient(work: Work) -> Callable[..., Any]:
             there = [layer + move.view(layer.shape) for layer, move in zip(layers, moves, strict=True)]
             gradients, _ = of_layers(there, carried, *batch)
         if clip is not None:
-            gradients = _clipped(gradients, family.models, clip)
+            gradients = _clipped(gradients, owners, clip)
         if correct is not None:
             pairs = zip(gradients, parted(own, sizes), strict=True)
             gradients = [correct(g.reshape(-1), *mine).view(g.shape) for g, mine in pairs]

@@ -1,16 +1,18 @@
 """What a compiled step computes, before the compiler has it: layer by layer, it is the loop's step on vectors."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from fedlab_runner.core.additions import lasts
 from fedlab_runner.core.joined_models import Carrying, Pair
 from fedlab_runner.core.model_family import Batch, FunctionalModel
 from fedlab_runner.core.work import Executor
-from fedlab_runner.executors import graphs
+from fedlab_runner.executors import graphs, loop, vectorized
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.vectorized import Vectorized
 from tests.executors.test_contract import EVERYONE, SETTINGS, train
@@ -60,7 +62,8 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         kinds.append(layer_by_layer)
         return function
 
-    monkeypatch.setattr(graphs, "graph_of", graph_of)
+    for module in (graphs, loop, vectorized):
+        monkeypatch.setattr(module, "graph_of", graph_of)
     return kinds
 
 
@@ -76,6 +79,26 @@ def test_layers_move_as_vectors(executor: str, setting: str, how: str, compiled:
     for mine, theirs in zip(*found, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-10)
     assert compiled and all(compiled)
+
+
+@dataclass(frozen=True)
+class Listed:
+    factors: list[float]
+
+    def __call__(self, model: FunctionalModel, batch: Batch) -> Tensor:
+        value: Tensor = sum(self.factors) * model.family.loss(model, batch)
+        return value
+
+
+def test_a_loss_without_a_hash_is_a_loss(compiled: list[bool]) -> None:
+    """A field is a list: nobody can say whether the next round's is the same."""
+    loss = Listed([0.5, 0.25])
+    assert not lasts(loss) and lasts(steady) and lasts(None) and not lasts(lambda model, batch: steady(model, batch))
+    reference, _ = train(federation(), loss=loss)
+    for executor in OF_COMPILED.values():
+        y, _ = train(federation(executor=executor), loss=loss)
+        torch.testing.assert_close(y, reference, rtol=0, atol=1e-10)
+    assert compiled and not any(compiled)
 
 
 @pytest.mark.parametrize("kind", ["pairs", "carrying"])
