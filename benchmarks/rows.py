@@ -210,8 +210,7 @@ def mutual(
     contenders = {
         "plain": Contender(others, cores, plain=True),
         "plain, one thread": Contender(others, plain=True),
-        "ours": Contender(partial(ours, shared)),  # as executor=auto does it too
-        "ours, one process": Contender(partial(ours, alone), threads=cores),
+        "ours": Contender(partial(ours, shared), cores),
         "ours, one thread": Contender(partial(ours, alone)),
     }
     return Case(contenders, flops, (steps, "model and minibatch"))

@@ -103,6 +103,7 @@ class _Choosing(SingleProcessExecutor):
     def __init__(self, settings: Auto, folder: Path | None, rounds: int) -> None:
         self._settings, self._folder, self._rounds = settings, folder, rounds
         self._chosen: dict[str, Executor] = {}
+        self._server: dict[str, str] = {} if folder is None else mapping_at(noted(folder), SERVER)
         kept = None if folder is None or settings.workers else noted_count(folder, PROCESSES)
         self._processes = kept or settings.num_processes()
         if folder is not None:
@@ -126,17 +127,16 @@ class _Choosing(SingleProcessExecutor):
         return self._processes
 
     def compiles(self, family: ModelFamily, kind: str, operations: float, round: int) -> bool:
-        noted_steps = {} if self._folder is None else mapping_at(noted(self._folder), SERVER)
-        if kind not in noted_steps:
+        if kind not in self._server:
             fits = self._settings.compile and has_compiler() and family.device.type == "cpu"
             rounds = max(1, self._rounds - round)
             pays = fits and rule.compiling_pays(family, operations, rounds, torch.get_num_threads())
-            noted_steps |= {kind: COMPILED if pays else PLAIN}
+            self._server[kind] = COMPILED if pays else PLAIN
             if self._folder is not None:
-                note(self._folder, **{SERVER: noted_steps})
+                note(self._folder, **{SERVER: self._server})
             if pays:
                 _log.info("executor=auto compiles the server's steps, which can take a minute")
-        return bool(noted_steps[kind] == COMPILED)
+        return self._server[kind] == COMPILED
 
     def empty(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         return self._settings.empty(rows, columns, dtype, device)

@@ -8,6 +8,8 @@ from typing import TypeVar
 import torch
 
 T = TypeVar("T")
+MIN_SHARED_VALUES = 2**17  # of an element-wise step, from which on threads share it
+ALIGNED_VALUES = 64  # each range of values begins at a multiple
 
 
 class Team:
@@ -39,6 +41,21 @@ class Team:
         finally:
             wait(others)
         return [first, *(other.result() for other in others)]
+
+    def ranges(self, values: int) -> list[slice]:
+        """`values` numbers in equal ranges, one for each thread."""
+        width = -(-values // (self.size * ALIGNED_VALUES)) * ALIGNED_VALUES
+        return [slice(first, min(first + width, values)) for first in range(0, values, width)]
+
+    def each_range(self, function: Callable[[slice], None], values: int) -> None:
+        """Calls `function` for ranges of `values` numbers, if other threads have had parts and so would wait for this
+        one; otherwise for all numbers at once.
+        """
+        ranges = self.ranges(values) if self._pool is not None and values >= MIN_SHARED_VALUES else []
+        if len(ranges) > 1:
+            self.each(lambda part: function(ranges[part]), len(ranges))
+        else:
+            function(slice(None))
 
     def alone(self) -> None:
         """Gives torch one thread until the team ends: for steps so small that to wake another takes longer."""

@@ -11,7 +11,6 @@ from torch import Tensor
 from fedlab_runner.executors.team import Team
 
 MIN_SHARED_VALUES = 2**21  # of the anchors, from which on several threads read parts of them
-ALIGNED_VALUES = 64  # each part begins at a multiple
 
 
 class Atlas(NamedTuple):
@@ -84,10 +83,8 @@ class AtlasReader:
     def __init__(self, anchors: Tensor, chunk_size: int | None, device: torch.device, team: Team) -> None:
         """`device` is that of the vectors x and the gradients."""
         self._anchors, self._chunk_size, self._team = anchors, chunk_size, team
-        size, shared = anchors.shape[1], device.type == "cpu" and anchors.numel() >= MIN_SHARED_VALUES
-        parts = team.size if shared else 1
-        width = -(-size // (parts * ALIGNED_VALUES)) * ALIGNED_VALUES
-        self._columns = [slice(first, min(first + width, size)) for first in range(0, size, width)]
+        shared = device.type == "cpu" and anchors.numel() >= MIN_SHARED_VALUES
+        self._columns = team.ranges(anchors.shape[1]) if shared else [slice(None)]
 
     def combine(self, x: Tensor, weights: Tensor, out: Tensor) -> Tensor:
         """Writes x + sum_m weights_m a_m (Eq 15) into out [P], and returns it."""

@@ -99,7 +99,13 @@ class ServerGradient:
         values = self._team.each(of_part, parts)
         if parts == 1:
             return self._rows[0], values[0]
-        return self._rows[:parts].sum(0), torch.stack(values).sum()
+
+        def add(its: slice) -> None:
+            for row in self._rows[1:parts]:
+                self._rows[0, its] += row[its]
+
+        self._team.each_range(add, self._rows.shape[1])
+        return self._rows[0], torch.stack(values).sum()
 
     def _of_module(self, of_one: Loss, its: Batch, share: float) -> tuple[Tensor, Gradients]:
         """`share` times the loss of a part, and its gradient by each leaf."""

@@ -1,6 +1,7 @@
 """Training of the server model on the server's own examples, and the models' logits on these examples."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar, Generic, NamedTuple
 
 import numpy as np
@@ -127,11 +128,16 @@ def train_on_server(
                 (g,) = torch.autograd.grad(params, leaf, gradient(batch, loss)[0])
             if clip_norm is not None:
                 g = clip_rows(g, clip_norm)
-            optimizer.step(values, g, slots, lr(t) if callable(lr) else lr, t)
+            its.each_range(partial(_move, optimizer, values, g, slots, lr(t) if callable(lr) else lr, t), count)
             fed.metrics.count_server_flops(len(batch.mask) * family.flops(batch.inputs).step)
             if watch is not None and watch(t + 1, torch.cat([values, w[p:]])):
                 break
     return TrainedModel(w if params_of is None else torch.cat([values, w[p:]]), slots)
+
+
+def _move(optimizer: Optimizer, w: Tensor, g: Tensor, slots: tuple[Tensor, ...], lr: float, t: int, its: slice) -> None:
+    """An element-wise optimiser's step for some of the parameters."""
+    optimizer.step(w[its], g[its], tuple(slot[its] for slot in slots), lr, t)
 
 
 @torch.no_grad()

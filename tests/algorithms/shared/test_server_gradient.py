@@ -17,6 +17,7 @@ from fedlab_runner.algorithms.shared.server_batches import server_batches
 from fedlab_runner.algorithms.shared.server_gradient import server_gradient
 from fedlab_runner.algorithms.shared.server_training import mean_answers, train_on_server
 from fedlab_runner.core.model_family import Batch, FunctionalModel
+from fedlab_runner.executors import team as team_module
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.team import Team, team
 from tests.helpers.toy import algorithm as built_algorithm
@@ -95,6 +96,18 @@ def test_a_small_rest_is_not_shared(shared: list[int]) -> None:
     fed = federation(server=server_data(75))
     train_on_server(fed, fed.family.init(0), server_batches(fed, 1, 33), 0.01)
     assert shared == [4, 4, 1]  # of 33, 33 and 9 examples
+
+
+def test_threads_share_the_step_to_the_bit(shared: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(team_module, "ALIGNED_VALUES", 16)
+    torch.set_num_threads(2)
+    fed, found = federation(server=server_data(66)), []
+    for least in (10**6, 0):
+        monkeypatch.setattr(team_module, "MIN_SHARED_VALUES", least)
+        found.append(train_on_server(fed, fed.family.init(0), server_batches(fed, 2, 33), 0.01))
+    assert torch.equal(found[0].model, found[1].model)
+    assert all(map(torch.equal, found[0].slots, found[1].slots))
+    assert shared == [2] * 4 + [2, 2, 2] * 4  # the gradient; then its sum and the step too
 
 
 def test_dropout_draws_from_one_stream(shared: list[int]) -> None:
