@@ -3,7 +3,7 @@
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from benchmarks.gpu_check.finding import Case, Finding, Setting, farthest
 from benchmarks.gpu_check.runs import Run, algorithms, prepared
 from benchmarks.workloads import CPU, Shape
 from fedlab_runner.config.build import conf_dir
+from fedlab_runner.core.model_family import Batch, FunctionalModel
 from fedlab_runner.core.network_trial import TOLERANCE
 from fedlab_runner.core.work import Executor, Work
 from fedlab_runner.executors.cuda_graph import CudaGraph
@@ -33,11 +34,31 @@ FEW = (
     *("participation.cohort_size=2", "local.epochs=1", "local.batch_size=10", "local.lr=0.001"),
 )
 SMALL = Shape(clients=12, examples=11, cohort=6, batch=4, side=8)  # the last minibatch is not full
-LOCAL: dict[str, dict[str, Any]] = {
-    "sgd": {},
-    "momentum": {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
-    "adam": {"optimizer": "adam", "lr": 0.01, "momentum": None, "nesterov": None, "betas": [0.9, 0.999], "eps": 1e-2},
-    "clipped": {"clip_norm": 0.05},
+ADAM = {"optimizer": "adam", "lr": 0.01, "momentum": None, "nesterov": None, "betas": [0.9, 0.999], "eps": 1e-2}
+
+
+def decayed(model: FunctionalModel, batch: Batch) -> Tensor:
+    """A loss that reads the parameters as a vector too."""
+    return model.family.loss(model, batch) + 0.01 * model.params.square().sum()
+
+
+def halved(gradient: Tensor) -> Tensor:
+    """A move to the parameters at which the gradient is taken."""
+    return 0.5 * gradient
+
+
+def _local(**changes: Any) -> Callable[[Work], Work]:
+    return lambda work: replace(work, local=replace(work.local, **changes))
+
+
+STEPS: dict[str, Callable[[Work], Work]] = {  # what is changed of local training by plain SGD
+    "sgd": _local(),
+    "momentum": _local(momentum=0.9, nesterov=True, weight_decay=0.01),
+    "adam": _local(**ADAM),
+    "clipped": _local(clip_norm=0.05),
+    "loss": lambda work: replace(work, loss=decayed),
+    "moved": lambda work: replace(work, perturb=halved),
+    "frozen": lambda work: replace(work, frozen=tuple(work.family.layout)[:1]),
 }
 
 
@@ -96,17 +117,16 @@ def _as_the_loop(setting: Setting, executor: Executor, reference: torch.device) 
         return
     for build in (plain, normed):
         far: dict[str, float] = {}
-        for name, changes in LOCAL.items():
-            mine, theirs = _work(build, changes, setting.device), _work(build, changes, reference)
+        for name, changed in STEPS.items():
+            mine, theirs = (changed(_work(build, device)) for device in (setting.device, reference))
             far[name] = _apart(mine, executor.train(mine)[0], Loop(compile=False).train(theirs)[0])
         worst = max(far, key=lambda name: far[name])
         words = f"at most {far[worst]:.1e} of the way apart ({worst})"
         yield Finding(build.__name__, words, far[worst] <= TOLERANCE[torch.float64], {"apart": far})
 
 
-def _work(build: Callable[[], nn.Module], changes: Mapping[str, Any], device: torch.device) -> Work:
-    work = workloads.work_of(SMALL.federation(build, device=device, precision=torch.float64))
-    return replace(work, local=replace(work.local, **changes))
+def _work(build: Callable[[], nn.Module], device: torch.device) -> Work:
+    return workloads.work_of(SMALL.federation(build, device=device, precision=torch.float64))
 
 
 def _apart(work: Work, mine: Tensor, theirs: Tensor) -> float:

@@ -8,7 +8,7 @@ from benchmarks.gpu_check.finding import Part
 PARTS = (
     Part("tests", agreement.tests, 120, 120),
     Part("executors", agreement.executors, 300, 90),
-    Part("compiled executors", agreement.compiled, 240, 150),
+    Part("compiled executors", agreement.compiled, 360, 240),
     Part("algorithms", agreement.on_both, 300, 60),
     Part("models", agreement.models, 300, 60),
     Part("resume", agreement.resume, 300, 60),
