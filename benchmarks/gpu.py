@@ -10,7 +10,8 @@ from benchmarks import plain, round_rows, workloads
 from benchmarks.case import Contender, Row
 from benchmarks.rows import evaluation, training
 from benchmarks.workloads import W1, W2, Shape
-from fedlab_runner.core.work import Executor, Work
+from fedlab_runner.core.executor import Executor
+from fedlab_runner.core.work import Work
 from fedlab_runner.executors.cuda_graph import CudaGraph
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.vectorized import Vectorized

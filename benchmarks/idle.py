@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from fedlab_runner.core.executor import OfOne, Parallel
 from fedlab_runner.core.model_family import ModelFamily
-from fedlab_runner.core.work import OfOne, Parallel, Work
+from fedlab_runner.core.work import Work
 from fedlab_runner.executors._chunks import SingleProcessExecutor, new_models
 from fedlab_runner.executors.vectorized import Vectorized
 

@@ -15,8 +15,9 @@ from benchmarks.workloads import CPU, FLOAT, W1, W2, Shape
 from fedlab_runner.algorithms.fedavg import FedAvg
 from fedlab_runner.algorithms.shared.averaging import Params
 from fedlab_runner.algorithms.shared.mutual_learning import Learners, mutual_learning, mutual_losses, teacher_weights
+from fedlab_runner.core.executor import Executor
 from fedlab_runner.core.federation import Federation
-from fedlab_runner.core.work import Executor, Work
+from fedlab_runner.core.work import Work
 from fedlab_runner.datasets.examples import Examples
 from fedlab_runner.evaluation.client_models import ClientModels
 from fedlab_runner.evaluation.matrix import Matrix

@@ -14,13 +14,14 @@ from torch import nn
 
 from fedlab_runner.core.client_data import ClientData
 from fedlab_runner.core.clock import RoundClock
+from fedlab_runner.core.executor import Executor
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.local_training import LocalTraining
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.normalize import Normalize
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.core.server_data import ServerData
-from fedlab_runner.core.work import Executor, Work
+from fedlab_runner.core.work import Work
 from fedlab_runner.delays.half_normal import HalfNormalDelay
 from fedlab_runner.executors._run_notes import noted
 from fedlab_runner.executors.auto import EXECUTORS, Auto

@@ -18,9 +18,10 @@ from benchmarks.gpu_check.finding import Case, Finding, Setting, farthest
 from benchmarks.gpu_check.runs import Run, algorithms, prepared
 from benchmarks.workloads import CPU, Shape
 from fedlab_runner.config.build import conf_dir
+from fedlab_runner.core.executor import Executor
 from fedlab_runner.core.model_family import Batch, FunctionalModel
 from fedlab_runner.core.network_trial import TOLERANCE
-from fedlab_runner.core.work import Executor, Work
+from fedlab_runner.core.work import Work
 from fedlab_runner.executors.cuda_graph import CudaGraph
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.utils.errors import UserError

@@ -11,7 +11,7 @@ from benchmarks import gpu, workloads
 from benchmarks.gpu_check.finding import Case, Finding, Setting
 from benchmarks.gpu_check.runs import algorithms, prepared
 from benchmarks.gpu_check.speed import sized
-from fedlab_runner.core.work import Executor
+from fedlab_runner.core.executor import Executor
 from fedlab_runner.executors.cuda_graph import CudaGraph
 from fedlab_runner.experiment.resource_estimate import expected_bytes
 

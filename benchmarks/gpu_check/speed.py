@@ -19,7 +19,7 @@ from benchmarks.case import Contender, Row
 from benchmarks.gpu_check.finding import Case, Finding, Setting
 from benchmarks.run import matrix_rate, measured
 from benchmarks.workloads import FLOAT, W1, Shape
-from fedlab_runner.core.work import Executor
+from fedlab_runner.core.executor import Executor
 from fedlab_runner.executors._chunks import wait_for
 from fedlab_runner.utils.determinism import repeat_exactly
 

@@ -9,9 +9,9 @@ from fedlab_runner.augment.base import Augment
 from fedlab_runner.checkpoints.store import Checkpointing
 from fedlab_runner.client_splits.base import ClientSplit
 from fedlab_runner.core.algorithm import Algorithm
+from fedlab_runner.core.executor import Executor
 from fedlab_runner.core.local_training import LocalTraining
 from fedlab_runner.core.losses import LossFunction
-from fedlab_runner.core.work import Executor
 from fedlab_runner.datasets.base import Dataset
 from fedlab_runner.delays.base import Delay
 from fedlab_runner.evaluation.evaluator import Evaluation

@@ -16,6 +16,7 @@ from fedlab_runner.core.client_homes import ClientHomes
 from fedlab_runner.core.client_state import ClientStateStore, RowStore
 from fedlab_runner.core.clock import RoundClock, Starts
 from fedlab_runner.core.cohort import Cohort
+from fedlab_runner.core.executor import Executor
 from fedlab_runner.core.global_rng import seed_globals
 from fedlab_runner.core.local_training import LocalTraining
 from fedlab_runner.core.model_family import ModelFamily
@@ -26,7 +27,6 @@ from fedlab_runner.core.server_steps import ServerSteps
 from fedlab_runner.core.trainer import LocalTrainer
 from fedlab_runner.core.update_guard import Guard
 from fedlab_runner.core.updates import PendingUpdate, Updates, Upload, like, names, staleness_metrics
-from fedlab_runner.core.work import Executor
 from fedlab_runner.homes.base import Home
 from fedlab_runner.models.base import Architecture
 from fedlab_runner.server_optimizers.base import ServerOptimizer

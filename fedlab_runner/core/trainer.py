@@ -13,11 +13,12 @@ from fedlab_runner.core.client_data import PERSONAL_STREAMS, ClientData
 from fedlab_runner.core.client_homes import ClientHomes
 from fedlab_runner.core.client_losses import client_losses
 from fedlab_runner.core.client_state import ClientStateStore
+from fedlab_runner.core.executor import Executor
 from fedlab_runner.core.joined_models import Joined
 from fedlab_runner.core.memory_check import check_cohort_memory
 from fedlab_runner.core.round_metrics import RoundMetrics
 from fedlab_runner.core.update_guard import Guard
-from fedlab_runner.core.work import Executor, Work
+from fedlab_runner.core.work import Work
 from fedlab_runner.utils import attempt
 
 J = TypeVar("J", bound=Joined)

@@ -1,10 +1,9 @@
-"""The contract of executors: the local work of a cohort, and how an executor carries it out."""
+"""The local work of a cohort."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +18,6 @@ from fedlab_runner.core.optimizer import SGD, Masked, Optimizer
 from fedlab_runner.core.own_values import Own
 from fedlab_runner.core.rng import Purpose, torch_seeds
 
-OfOne = Callable[..., tuple[Tensor, ...]]  # (row of each tensor) -> its results, for `Executor.map_models`
 Objective = Callable[..., tuple[Tensor, tuple[Tensor, Tensor]]]  # see `Work.objective`
 Gradient = Callable[..., tuple[Tensor, tuple[Tensor, Tensor]]]  # an objective's gradient [P], with the same second part
 MAX_PLANNED_EXAMPLES = 2**20  # of a cohort, up to which the minibatches of all its clients are drawn at once
@@ -201,7 +199,7 @@ class Work:
         return list(torch_seeds(self.seed, self.client_data.streams.dropout, self.round, self.ids))
 
     def seed_torch(self, row: int) -> None:
-        """Seeds torch's global generator for this row's client and those that train in the same call."""
+        """Seeds torch's global generator (dropout) for the client of this row and those that train in the same call."""
         seed_torch(self.family.device, self._torch_seeds[row])
 
 
@@ -226,73 +224,6 @@ def gradient_of(objective: Objective) -> Gradient:
         return g, (loss, buffers.detach())
 
     return gradient
-
-
-class Parallel(NamedTuple):
-    """What local training has in memory at once on one machine."""
-
-    clients: int  # that train
-    activations: int  # how many times those of one minibatch
-
-    def times(self, processes: int, clients: int) -> "Parallel":
-        """The same in so many processes, which have `clients` clients together."""
-        shared = min(clients, processes * self.clients)
-        return Parallel(shared, -(-self.activations * shared // max(1, self.clients)))
-
-
-class Executor(Protocol):
-    """An executor trains the cohort: one client after another, vmapped, in worker processes, or as CUDA graphs.
-
-    Its result is a function of its arguments. How it groups and orders clients changes a result by rounding at most,
-    and two calls with the same arguments give the same bits. It leaves torch's global generators as they were
-    (`own_generators`).
-    """
-
-    def bind_run(self, folder: Path, rounds: int) -> "Executor":
-        """The executor of a run of `rounds` rounds, which may write its own files into the run folder.
-
-        The run calls this once, before the first round, and trains with the returned executor.
-        """
-        ...
-
-    def check(self, family: ModelFamily) -> None:
-        """Raises UserError, before a run, if models of this family cannot be trained on the family's device."""
-        ...
-
-    def parallel(self, clients: int) -> Parallel:
-        """How many of `clients` clients train at the same time on this machine, for the estimate of memory."""
-        ...
-
-    def num_processes(self) -> int:
-        """How many processes may share work other than local training, such as mutual learning; 1: only this one."""
-        ...
-
-    def compiles(self, family: ModelFamily, kind: str, operations: float, round: int) -> bool:
-        """Whether the server's steps of this kind, of so many operations a round, are compiled, for the whole run."""
-        ...
-
-    def empty(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """An uninitialised tensor [rows, columns], for `start` or `per_client`: memory that `train` need not copy."""
-        ...
-
-    def train(self, work: Work) -> tuple[Tensor, Tensor]:
-        """The models after local training [K, D], and each client's mean minibatch loss over its last epoch [K].
-
-        K may be 0. A client without steps keeps its start, and its loss is 0. Both tensors are on the family's device.
-        The caller may write into the models; the executor reuses their memory when nobody holds them any more. Models
-        that are not finite come back as they are. Raises UserError if the device or the platform cannot carry out this
-        kind of work, and whatever `loss`, `perturb`, `correct` and `per_step` raise.
-        """
-        ...
-
-    def map_models(self, family: ModelFamily, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
-        """Applies `function`, written for one model of the family, to each row of tensors [n, ...], and stacks the
-        results [n, ...].
-
-        With `fill=True` the executor may pad calls to one size. The caller promises that a row's bits do not depend on
-        the number of rows in a call.
-        """
-        ...
 
 
 def clip_rows(g: Tensor, norm: float) -> Tensor:

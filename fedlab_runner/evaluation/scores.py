@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from fedlab_runner.core.client_data import ClientData
+from fedlab_runner.core.executor import Executor
 from fedlab_runner.core.losses import losses
 from fedlab_runner.core.model_family import ModelFamily
-from fedlab_runner.core.work import Executor
 
 MAX_VALUES = 2**25  # values of models in memory at once: 128 MiB in float32
 Items = TypeVar("Items", list[Any], np.ndarray)

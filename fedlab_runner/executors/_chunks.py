@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedlab_runner.core.executor import OfOne, Parallel
 from fedlab_runner.core.global_rng import own_generators
 from fedlab_runner.core.model_family import ModelFamily
-from fedlab_runner.core.work import OfOne, Parallel, Work
+from fedlab_runner.core.work import Work
 from fedlab_runner.executors._fork.buffers import PRIVATE
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fedlab_runner.core.executor import Executor, OfOne, Parallel
 from fedlab_runner.core.model_family import ModelFamily
-from fedlab_runner.core.work import Executor, OfOne, Parallel, Work
+from fedlab_runner.core.work import Work
 from fedlab_runner.executors._autotune import rule
 from fedlab_runner.executors._autotune.measure import agrees, expected_seconds, sample
 from fedlab_runner.executors._autotune.memory import kind_of

@@ -9,9 +9,10 @@ from torch import Tensor
 from torch.func import grad
 
 from fedlab_runner.core.additions import lasts, parted
+from fedlab_runner.core.executor import OfOne, Parallel
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.optimizer import SGD, zero_slots
-from fedlab_runner.core.work import Gradient, OfOne, Parallel, Work, gradient_of
+from fedlab_runner.core.work import Gradient, Work, gradient_of
 from fedlab_runner.executors._chunks import Chunk, ChunkedExecutor, one_by_one
 from fedlab_runner.executors._fork.buffers import ONE
 from fedlab_runner.executors.compiled import in_layers, is_ready, train_client

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from fedlab_runner.core.client_data import ClientData
+from fedlab_runner.core.executor import OfOne, Parallel
 from fedlab_runner.core.global_rng import own_generators
 from fedlab_runner.core.model_family import ModelFamily
-from fedlab_runner.core.work import OfOne, Parallel, Work
+from fedlab_runner.core.work import Work
 from fedlab_runner.executors._chunks import ChunkedExecutor, SingleProcessExecutor
 from fedlab_runner.executors._fork.buffers import SHARED, Arena, ArenaFull, shared_zeros
 from fedlab_runner.executors._fork.orders import Acquaintances, Known, Unsendable, packed, unpacked

@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from fedlab_runner.core.executor import OfOne, Parallel
 from fedlab_runner.core.model_family import ModelFamily
-from fedlab_runner.core.work import OfOne, Parallel, Work
+from fedlab_runner.core.work import Work
 from fedlab_runner.executors._blocks import Blocks
 from fedlab_runner.executors._chunks import ChunkedExecutor, new_models
 from fedlab_runner.executors._messages import Failed, Keep, receive, send, started

@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from fedlab_runner.core.additions import lasts, side_by_side
+from fedlab_runner.core.executor import OfOne, Parallel
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.optimizer import zero_slots
-from fedlab_runner.core.work import Gradient, OfOne, Parallel, Work, gradient_of
+from fedlab_runner.core.work import Gradient, Work, gradient_of
 from fedlab_runner.executors._chunks import Chunk, ChunkedExecutor, one_by_one
 from fedlab_runner.executors.compiled import in_layers, is_ready, train_clients, width
 from fedlab_runner.executors.graphs import graph_of, kept_graph

@@ -19,12 +19,12 @@ from fedlab_runner.algorithms.shared.mutual_learning import (
     teacher_weights,
 )
 from fedlab_runner.algorithms.shared.pupils import Group, Step, _Networks, _Stacks
+from fedlab_runner.core.executor import Executor
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.losses import WSM
 from fedlab_runner.core.model_family import Batch
 from fedlab_runner.core.optimizer import Adam
 from fedlab_runner.core.own_models import models_of
-from fedlab_runner.core.work import Executor
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.team import Team
 from fedlab_runner.executors.vectorized import Vectorized

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedlab_runner.core.executor import Executor
 from fedlab_runner.core.rng import Purpose, generator, generators
-from fedlab_runner.core.work import Executor
 from fedlab_runner.utils.errors import UserError
 from tests.helpers.identities import BUILDS, EXECUTORS, close, trained
 from tests.helpers.toy import CLASSES, algorithm, federation, local, run

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedlab_runner.core.executor import Executor
 from fedlab_runner.core.model_family import Batch, FunctionalModel
-from fedlab_runner.core.work import Executor
 from tests.helpers.identities import BUILDS, EXECUTORS, close, trained
 from tests.helpers.toy import algorithm, federation, local, normed, run
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from fedlab_runner.algorithms import fedgen
 from fedlab_runner.algorithms.shared.averaging import LATE_POLICIES
 from fedlab_runner.core import cohort, rng
+from fedlab_runner.core.executor import Executor
 from fedlab_runner.core.rng import Purpose, generators
-from fedlab_runner.core.work import Executor
 from fedlab_runner.delays.base import Delay
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.processes import Processes

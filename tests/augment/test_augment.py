@@ -27,10 +27,10 @@ from fedlab_runner.config.build import build
 from fedlab_runner.core.algorithm import Algorithm
 from fedlab_runner.core.client_data import ClientData, Plan
 from fedlab_runner.core.client_losses import client_losses
+from fedlab_runner.core.executor import Executor
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.local_training import LocalTraining
 from fedlab_runner.core.rng import Purpose
-from fedlab_runner.core.work import Executor
 from fedlab_runner.executors._shares import packed_client_data
 from fedlab_runner.executors.auto import Auto
 from fedlab_runner.executors.loop import Loop

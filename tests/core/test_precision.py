@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedlab_runner.core.client_data import ClientData
+from fedlab_runner.core.executor import Executor
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.normalize import Normalize
-from fedlab_runner.core.work import Executor, Work
+from fedlab_runner.core.work import Work
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.processes import Processes
 from fedlab_runner.executors.vectorized import Vectorized

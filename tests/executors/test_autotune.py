@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from fedlab_runner.core.work import Executor, Work
+from fedlab_runner.core.executor import Executor
+from fedlab_runner.core.work import Work
 from fedlab_runner.executors import auto
 from fedlab_runner.executors._autotune import measure as measuring
 from fedlab_runner.executors._autotune import memory, timed

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from fedlab_runner.algorithms.shared.feature_blocks import reading
+from fedlab_runner.core.executor import Executor
 from fedlab_runner.core.model_family import ModelFamily
-from fedlab_runner.core.work import Executor
 from fedlab_runner.executors import cuda_graph, graphs
 from fedlab_runner.executors.cuda_graph import CudaGraph
 from fedlab_runner.executors.loop import Loop

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from fedlab_runner.core.additions import lasts
+from fedlab_runner.core.executor import Executor
 from fedlab_runner.core.joined_models import Carrying, Pair
 from fedlab_runner.core.model_family import Batch, FunctionalModel
-from fedlab_runner.core.work import Executor
 from fedlab_runner.executors import graphs, loop, vectorized
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.vectorized import Vectorized

@@ -8,8 +8,8 @@ from torch import nn
 from torch._inductor.utils import fresh_cache
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from fedlab_runner.core.executor import Executor
 from fedlab_runner.core.layers import pooling
-from fedlab_runner.core.work import Executor
 from fedlab_runner.executors import _compiler_passes as passes
 from fedlab_runner.executors.graphs import graph_of
 from fedlab_runner.executors.loop import Loop

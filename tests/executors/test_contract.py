@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedlab_runner.core.executor import Executor
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.local_training import LocalTraining
 from fedlab_runner.core.losses import WSM
-from fedlab_runner.core.work import Executor
 from fedlab_runner.executors.auto import Auto
 from fedlab_runner.executors.compiled import width
 from fedlab_runner.executors.loop import Loop

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map
 
+from fedlab_runner.core.executor import Executor
 from fedlab_runner.core.losses import WSM
-from fedlab_runner.core.work import Executor
 from fedlab_runner.executors import cuda_graph
 from fedlab_runner.executors.cuda_graph import CudaGraph
 from fedlab_runner.executors.loop import Loop

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from fedlab_runner.config.build import build
 from fedlab_runner.core.client_state import RowRef
+from fedlab_runner.core.executor import Executor
 from fedlab_runner.core.federation import Federation
-from fedlab_runner.core.work import Executor
 from fedlab_runner.executors import processes
 from fedlab_runner.executors._chunks import ChunkedExecutor
 from fedlab_runner.executors._fork import pool

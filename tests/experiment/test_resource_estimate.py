@@ -16,8 +16,8 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from fedlab_runner.algorithms.fedavg import FedAvg
+from fedlab_runner.core.executor import Executor
 from fedlab_runner.core.round_cost import local_operations
-from fedlab_runner.core.work import Executor
 from fedlab_runner.executors._fork import buffers
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.processes import Processes

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from fedlab_runner.algorithms.shared.averaging import Update
+from fedlab_runner.core.executor import Executor
 from fedlab_runner.core.updates import Updates
-from fedlab_runner.core.work import Executor
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.vectorized import Vectorized
 from tests.helpers.mixed import sliceable

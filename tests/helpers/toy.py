@@ -19,13 +19,13 @@ from fedlab_runner.core.algorithm import Algorithm
 from fedlab_runner.core.client_data import ClientData
 from fedlab_runner.core.clock import Participation, RoundClock
 from fedlab_runner.core.cohort import Cohort
+from fedlab_runner.core.executor import Executor
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.local_training import LocalTraining
 from fedlab_runner.core.losses import LossFunction
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.normalize import Normalize
 from fedlab_runner.core.server_data import ServerData
-from fedlab_runner.core.work import Executor
 from fedlab_runner.datasets.examples import Examples
 from fedlab_runner.delays.base import Delay
 from fedlab_runner.delays.half_normal import HalfNormalDelay

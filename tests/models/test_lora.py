@@ -12,10 +12,10 @@ from torch.utils._pytree import tree_leaves
 
 from fedlab_runner.core.client_data import ClientData
 from fedlab_runner.core.clock import RoundClock
+from fedlab_runner.core.executor import Executor
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.normalize import Normalize
-from fedlab_runner.core.work import Executor
 from fedlab_runner.delays.none import NoDelay
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.vectorized import Vectorized

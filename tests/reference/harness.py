@@ -19,11 +19,11 @@ from fedlab_runner.algorithms.shared.server_batches import server_batches
 from fedlab_runner.algorithms.shared.server_training import SERVER_STREAMS
 from fedlab_runner.core.algorithm import Algorithm
 from fedlab_runner.core.client_data import ClientData
+from fedlab_runner.core.executor import Executor
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.losses import CE, WSM
 from fedlab_runner.core.rng import Purpose, generator, generators, torch_seed
 from fedlab_runner.core.server_data import ServerData
-from fedlab_runner.core.work import Executor
 from fedlab_runner.models._blocks import BlockNetwork
 from fedlab_runner.models.base import Architecture
 from fedlab_runner.models.blocks_mlp import BlocksMLP

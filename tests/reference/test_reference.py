@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedlab_runner.core.work import Executor
+from fedlab_runner.core.executor import Executor
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.processes import Processes
 from fedlab_runner.executors.ray import Ray

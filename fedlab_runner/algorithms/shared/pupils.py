@@ -10,10 +10,11 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from fedlab_runner.core.executor import Executor
 from fedlab_runner.core.model_family import Batch, FunctionalModel, ModelFamily
 from fedlab_runner.core.optimizer import Optimizer, zero_slots
 from fedlab_runner.core.separate_module import SeparateModule
-from fedlab_runner.core.work import Executor, clip_rows
+from fedlab_runner.core.work import clip_rows
 from fedlab_runner.executors.team import Team, team
 
 MIN_SHARED_FLOPS = 5e7  # floating-point operations of a model's step, from which on threads share the models

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedlab_runner.core.executor import Executor
 from fedlab_runner.core.network_trial import tolerance_of
-from fedlab_runner.core.work import Executor, Work
+from fedlab_runner.core.work import Work
 from fedlab_runner.executors._chunks import wait_for
 from fedlab_runner.utils.system import busy_cores
 

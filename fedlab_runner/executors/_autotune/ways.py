@@ -4,7 +4,8 @@ from typing import NamedTuple
 
 import torch
 
-from fedlab_runner.core.work import Executor, Work
+from fedlab_runner.core.executor import Executor
+from fedlab_runner.core.work import Work
 from fedlab_runner.executors._chunks import ChunkedExecutor
 from fedlab_runner.executors.compiled import in_layers
 from fedlab_runner.executors.cuda_graph import CudaGraph
