@@ -11,7 +11,7 @@ from fedlab_runner.algorithms.shared.averaging import make_update
 from fedlab_runner.algorithms.shared.personal import Personal, PersonalState, PersonalUpdate
 from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.federation import Federation
-from fedlab_runner.core.footprint import CohortLoad, Footprint, client_rows
+from fedlab_runner.core.footprint import CohortLoad, Footprint, rows_of_each
 from fedlab_runner.core.model_family import Batch, FunctionalModel, ModelFamily
 from fedlab_runner.core.optimizer import SGD, Bounded
 from fedlab_runner.utils.validate import at_least, finite_at_least, within
@@ -50,7 +50,7 @@ class FedALA(Personal):
 
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
         size, mixed = fed.family.size, int(self._mixed(fed.family).sum())
-        held = client_rows(self.store_on, load.ever * (size + mixed + 1))
+        held = rows_of_each(self.store_on, load, size + mixed + 1)
         found = self.holding(held)
         return found._replace(payload_copies=found.payload_copies + round(mixed / size))
 

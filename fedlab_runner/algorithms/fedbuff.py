@@ -46,9 +46,8 @@ class FedBuff(ServerAlgorithm[FedBuffState, Update]):
         at_least(0, staleness_exp=self.staleness_exp)
 
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
-        values = self.buffer_size * fed.family.size
-        held = MemoryItem(values, "the buffer", "lower algorithm.buffer_size", copies=2)
-        return self.holding([held])
+        values, anew = ((min(n, self.buffer_size) - 1) * fed.family.size for n in (load.trained, load.arriving))
+        return self.holding([MemoryItem(values, "the buffer", "lower algorithm.buffer_size", anew=max(0, anew))])
 
     def init(self, fed: Federation) -> FedBuffState:
         x = fed.family.init(fed.seed)

@@ -102,8 +102,9 @@ class FedCDA(ServerAlgorithm[FedCDAState, FedCDAUpload]):
             )
 
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
-        models = min(self.memory * load.ever, load.trained)
-        return self.holding(client_rows(self.store_on, models * fed.family.size, renewed=1 / self.memory))
+        models, size = min(self.memory * load.ever, load.trained), fed.family.size
+        held = client_rows(self.store_on, models * size, load.starting * size, renewed=1 / self.memory)
+        return self.holding(held)
 
     def init(self, fed: Federation) -> FedCDAState:
         x = fed.family.init(fed.seed)

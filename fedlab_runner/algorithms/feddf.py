@@ -56,6 +56,7 @@ class FedDF(ServerDataAlgorithm[ModelUpdate]):
     """
 
     known: ClassVar[tuple[str, ...]] = ("models",)
+    training_copies: ClassVar[int] = 1  # the trained models
     payload_copies: ClassVar[int] = 2
 
     lr: float

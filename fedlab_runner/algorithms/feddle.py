@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedlab_runner.algorithms.shared.atlas import Atlas, AtlasReader, moving
+from fedlab_runner.algorithms.shared.atlas import Atlas, AtlasReader, cosine, moving
 from fedlab_runner.algorithms.shared.classifier_head import HeadLogits, head_size, named_head, require_body
 from fedlab_runner.algorithms.shared.server_batches import server_batches, server_steps
 from fedlab_runner.algorithms.shared.server_gradient import cross_entropy, server_gradient
@@ -129,11 +129,11 @@ class Feddle(ServerAlgorithm[FeddleState, FeddleUpload]):
 
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
         anchors = self._size(fed) * fed.family.num_params
-        held = MemoryItem(anchors, "the atlas", "lower algorithm.atlas_size", self.store_on, copies=2)
+        held = MemoryItem(anchors, "the atlas", "lower algorithm.atlas_size", self.store_on, anew=anchors)
         items, data, layer = [held], fed.server_data, fed.family.classifier
         if data is not None and not data.in_domain and layer is not None and self._features_kept(fed):
             values, remedy = len(data) * layer.num_features, "lower server_data.max_images or algorithm.epochs"
-            items.append(MemoryItem(values, "the features of the server's examples", remedy, copies=2, saved=False))
+            items.append(MemoryItem(values, "the features of the server's examples", remedy, anew=values, saved=False))
         return self.holding(items)
 
     def _size(self, fed: Federation) -> int:
@@ -245,7 +245,7 @@ class Feddle(ServerAlgorithm[FeddleState, FeddleUpload]):
                     total += len(batch.mask) * of_model(batch, cross_entropy)[0]
             directions.append(space.coefficients(total))
         one, other = directions
-        return float(F.cosine_similarity(one.double(), other.double(), dim=0))
+        return cosine(one, other)
 
     def _train_head(self, fed: Federation, w: Tensor, head: Tensor) -> Tensor:
         """theta after training on the features of the fixed body w [D] (Eq 8)."""
@@ -290,7 +290,7 @@ class Feddle(ServerAlgorithm[FeddleState, FeddleUpload]):
             coefficients_min=float(c.min()),
             coefficients_max=float(c.max()),
             **{f"coefficients_q{int(100 * q)}": float(c.quantile(q)) for q in QUARTILES},
-            fallback_cosine=float(F.cosine_similarity(step.double(), fallback.double(), dim=0)),  # 0: no fallback
+            fallback_cosine=cosine(step, fallback),  # 0: no fallback
         )
 
     def operations(self, fed: Federation, local: float) -> float:

@@ -11,7 +11,7 @@ from fedlab_runner.core.algorithm import ServerAlgorithm
 from fedlab_runner.core.client_state import PLACES, RowRef
 from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.federation import Federation
-from fedlab_runner.core.footprint import CohortLoad, Footprint, client_rows
+from fedlab_runner.core.footprint import CohortLoad, Footprint, rows_of_each
 from fedlab_runner.core.updates import Updates
 from fedlab_runner.utils.validate import finite_above, one_of
 
@@ -59,7 +59,7 @@ class FedDyn(ServerAlgorithm[FedDynState, Update]):
         one_of(PLACES, store_on=self.store_on)
 
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
-        held = client_rows(self.store_on, load.ever * fed.family.num_params)
+        held = rows_of_each(self.store_on, load, fed.family.num_params)
         return self.holding(held)
 
     def init(self, fed: Federation) -> FedDynState:

@@ -10,6 +10,7 @@ from fedlab_runner.algorithms.shared.decentralized import Clients, first_aggrega
 from fedlab_runner.algorithms.shared.width_slicing import Choose, check_sliceable, partial_training
 from fedlab_runner.core.algorithm import DecentralizedAlgorithm
 from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.footprint import FEWER, CohortLoad, Footprint, MemoryItem, own_rows
 from fedlab_runner.core.own_models import OwnModels, first_models
 from fedlab_runner.core.rng import Purpose, generator
 
@@ -18,11 +19,16 @@ from fedlab_runner.core.rng import Purpose, generator
 class FederatedDropout(DecentralizedAlgorithm[Clients]):
     """HeteroFL with random channels: each round draws them for each client and layer, in ascending order."""
 
-    model_copies: ClassVar[int] = 5  # the models, their parts, the trained models and the means
+    model_copies: ClassVar[int] = 4  # the models, their parts, the trained models and the means
 
     def check(self, fed: Federation) -> None:
         super().check(fed)
         check_sliceable(self, fed)
+
+    def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
+        values = (load.starting + 1) * fed.family.size * torch.int64.itemsize // fed.family.dtype.itemsize
+        places = MemoryItem(values, "the places of the clients' channels", FEWER, merging=True, saved=False)
+        return self.holding([*own_rows(self.store_on, fed, load), places])
 
     def home_fault(self) -> str | None:
         return "whose models are cut from the widest one and put back as wholes"

@@ -72,7 +72,7 @@ class FedMA(ServerAlgorithm[FedMAState, Models]):
     late_policy: str
     weighting: str
 
-    model_copies: ClassVar[int] = 4  # y, and the models before and after a layer is reordered
+    model_copies: ClassVar[int] = 3  # y, the same in order, and what is compared of a layer
 
     def __post_init__(self) -> None:
         at_least(0, sweeps=self.sweeps)
@@ -161,7 +161,7 @@ class FedMA(ServerAlgorithm[FedMAState, Models]):
 
         Layer after layer: the inputs of a layer must be in order before its neurons are compared.
         """
-        models = arrivals.upload.models
+        models = arrivals.upload.models.clone()
         order = torch.argsort(arrivals.num_examples, descending=True, stable=True).tolist()  # largest first
         moved = total = 0
         for layer, group in enumerate(groups):
@@ -179,7 +179,8 @@ class FedMA(ServerAlgorithm[FedMAState, Models]):
             fed.metrics.count_server_flops(matching.flops)
             inverse = [np.argsort(a) for a in matching.assignments]
             back = np.argsort(order)
-            models = torch.stack([permute(y, group, inverse[k]) for y, k in zip(models, back, strict=True)])
+            for y, k in zip(models, back, strict=True):
+                y.copy_(permute(y, group, inverse[k]))
             moved += sum(int((a != np.arange(group.size)).sum()) for a in matching.assignments)
             total += len(models) * group.size
         return models, moved / max(total, 1)

@@ -17,7 +17,7 @@ from fedlab_runner.core.architectures import ClientGroup
 from fedlab_runner.core.client_state import PLACES
 from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.federation import Federation
-from fedlab_runner.core.footprint import CohortLoad, Footprint, client_rows
+from fedlab_runner.core.footprint import CohortLoad, Footprint, MemoryItem, rows_of_each
 from fedlab_runner.core.own_models import OwnModels, updated
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.core.updates import Updates
@@ -118,8 +118,10 @@ class HyFEM(Algorithm[HyFEMState]):
         return None
 
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
-        held = client_rows(self.store_on, load.ever * fed.family.size) if self.keep_own else []
-        return self.holding(held)
+        held = rows_of_each(self.store_on, load, fed.family.size) if self.keep_own else []
+        others = (fed.num_clients - load.arriving) * fed.family.size
+        what, remedy = "the models of the clients that do not report", "lower num_clients"
+        return self.holding([*held, MemoryItem(others, what, remedy, merging=True, saved=False)])
 
     def init(self, fed: Federation) -> HyFEMState:
         layout, x = Layout.of(fed.family), fed.family.init(fed.seed)
@@ -147,6 +149,7 @@ class HyFEM(Algorithm[HyFEMState]):
         asked = self._server_size(state, fed) if self.send_all else sizes[cohort.client_ids]
         fed.metrics.count_payload(download=int(np.sum(np.broadcast_to(asked, len(cohort)) + state.places.shape[1])))
         arrivals = fed.collect_updates(cohort, Models(rows), known=("models",))
+        del rows  # if updates are late, those that arrive are others
         sent = int(sizes[arrivals.ids.cpu().numpy()].sum())
         fed.metrics.count_payload(upload=sent)
         fed.metrics.count_server_flops(2 * sent)

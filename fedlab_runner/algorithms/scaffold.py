@@ -12,7 +12,7 @@ from fedlab_runner.core.algorithm import ServerAlgorithm
 from fedlab_runner.core.client_state import PLACES, RowRef
 from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.federation import Federation
-from fedlab_runner.core.footprint import CohortLoad, Footprint, client_rows
+from fedlab_runner.core.footprint import CohortLoad, Footprint, rows_of_each
 from fedlab_runner.core.optimizer import SGD
 from fedlab_runner.core.updates import Updates
 from fedlab_runner.utils.errors import UserError
@@ -57,6 +57,7 @@ class SCAFFOLD(ServerAlgorithm[ScaffoldState, ScaffoldUpload]):
     averages: ClassVar[bool] = True
     model_copies: ClassVar[int] = 3  # c_i, and the changes of both
     payload_copies: ClassVar[int] = 2
+    step_copies: ClassVar[int] = 1  # c_i
 
     def __post_init__(self) -> None:
         one_of((1, 2), option=self.option)
@@ -74,7 +75,7 @@ class SCAFFOLD(ServerAlgorithm[ScaffoldState, ScaffoldUpload]):
             raise UserError(f"{wanted}: set local.update_norm=null, or algorithm.option=1")
 
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
-        held = client_rows(self.store_on, load.ever * fed.family.num_params)
+        held = rows_of_each(self.store_on, load, fed.family.num_params)
         return self.holding(held)
 
     def init(self, fed: Federation) -> ScaffoldState:

@@ -31,7 +31,7 @@ class Standalone(Algorithm[StandaloneState]):
     store_on: str
 
     holds_blocks: ClassVar[bool] = True
-    model_copies: ClassVar[int] = 1
+    model_copies: ClassVar[int] = 2  # before and after training
 
     def __post_init__(self) -> None:
         one_of(PLACES, store_on=self.store_on)

@@ -227,7 +227,9 @@ class ServerAlgorithm(Algorithm[State], Generic[State, Upload]):
     def round(self, state: State, fed: Federation) -> State:
         cohort = fed.start_cohort(self.broadcast(state))
         before, upload = self.server_model(state), sent(self, self.client_update(state, cohort), len(cohort))
-        kind, state = type(state), self.server_step(state, fed.collect_updates(cohort, upload, self.known), fed)
+        arrivals = fed.collect_updates(cohort, upload, self.known)
+        del upload  # if updates are late, those that arrive are others
+        kind, state = type(state), self.server_step(state, arrivals, fed)
         require(isinstance(state, kind), self, "server_step", f"a {kind.__name__}", state)
         if not fed.server_steps.taken:  # the algorithm itself has not called `optimized`
             after = self.server_model(state)

@@ -4,6 +4,8 @@ from typing import NamedTuple
 
 from fedlab_runner.core.federation import Federation
 
+FEWER = "lower participation.cohort_size"  # a remedy
+
 
 class MemoryItem(NamedTuple):
     """Peak memory that an algorithm holds besides the server model and the cohort's models."""
@@ -12,7 +14,7 @@ class MemoryItem(NamedTuple):
     what: str  # names the item in messages
     remedy: str  # what the user can do to make it smaller
     place: str = "device"  # or host (main memory, even if the models are on a GPU), or disk
-    copies: int = 1  # at once: 2 where a round makes the next values while it holds the last ones
+    anew: int = 0  # of the values, that a round makes while it holds the last ones
     merging: bool = False  # whether the server holds the item while it merges updates, and nobody while clients train
     saved: bool = True  # whether the State, and so each checkpoint, holds the item; an item on disk is no part of it
     renewed: float = 1.0  # for clients' rows: the share of its own rows that a client replaces when it takes part
@@ -24,6 +26,8 @@ class RoundLoad(NamedTuple):
     starting: int  # K
     late: int  # updates on their way when it begins
     arriving: int  # A
+    on_time: int  # of the K
+    first: int  # of the K that take part for the first time
 
 
 class CohortLoad(NamedTuple):
@@ -48,12 +52,21 @@ class Footprint(NamedTuple):
 
 def own_rows(place: str, fed: Federation, load: CohortLoad, sets: int = 1) -> list[MemoryItem]:
     """The rows of `sets` own models for each client that has taken part, kept at `place` (the field `store_on`)."""
-    return client_rows(place, sets * fed.client_values * load.ever // fed.num_clients)
+    return rows_of_each(place, load, sets * fed.client_values // fed.num_clients)
 
 
-def client_rows(place: str, values: int, node: str = "algorithm", renewed: float = 1.0) -> list[MemoryItem]:
-    """The clients' rows, kept at `place` (the field `store_on` of `node`), and their single copy in checkpoints."""
+def rows_of_each(place: str, load: CohortLoad, values: int, node: str = "algorithm") -> list[MemoryItem]:
+    """The rows of `values` values of clients that have taken part. A round replaces those of its cohort, or of the
+    clients whose updates arrive.
+    """
+    return client_rows(place, load.ever * values, max(load.starting, load.arriving) * values, node)
+
+
+def client_rows(place: str, values: int, anew: int, node: str = "algorithm", renewed: float = 1.0) -> list[MemoryItem]:
+    """The clients' rows, kept at `place` (the field `store_on` of `node`), and their single copy in checkpoints. A
+    round makes `anew` of the values.
+    """
     what = f"the clients' rows ({node}.store_on)"
     on_disk = MemoryItem(values, what, "take a disk with more room (hydra.run.dir)", "disk", renewed=renewed)
-    here = MemoryItem(values, what, f"set {node}.store_on=disk", place, saved=False)
+    here = MemoryItem(values, what, f"set {node}.store_on=disk", place, anew=anew, saved=False)
     return [on_disk] if place == "disk" else [here, on_disk]

@@ -75,6 +75,7 @@ def train_clients(work: Work, rows: np.ndarray, y: Tensor, values: Tensor) -> No
         start[:, begin : begin + shape.numel()].reshape(-1, *shape).clone(memory_format=torch.contiguous_format)
         for begin, shape in _layout(work.family).values()
     ]
+    del start
     feed, at = _feed(work, rows)
     most, places = int(feed.steps[at[0]]), torch.from_numpy(at).to(work.family.device)
     indices, masks, weights = (part[places, :most] for part in (feed.indices, feed.masks, feed.weights))

@@ -135,6 +135,7 @@ def _train_clients(work: Work, chunk: np.ndarray, step: Gradient, full_width: bo
                     s[rows] = moved
             buffers[rows] = updated
             weighted_loss[rows] += loss * weights[rows, t]
+            del g, updated  # before the next step makes others
     return torch.cat([params, buffers], 1), weighted_loss / weights.sum(1).clamp_min(1)
 
 

@@ -4,7 +4,7 @@ round; and its disk space, from the clients' rows on disk and from the checkpoin
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from fedlab_runner.core.algorithm import Algorithm, DecentralizedAlgorithm
 from fedlab_runner.core.client_state import FOLDER as ROWS
 from fedlab_runner.core.client_state import PLACES
 from fedlab_runner.core.federation import Federation
-from fedlab_runner.core.footprint import CohortLoad, Footprint, MemoryItem, RoundLoad, client_rows
+from fedlab_runner.core.footprint import FEWER, CohortLoad, Footprint, MemoryItem, RoundLoad, rows_of_each
 from fedlab_runner.core.global_rng import own_generators
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.round_cost import local_operations
@@ -33,7 +33,6 @@ HOST_OVERHEAD_BYTES = 2e8  # pictures, buffers of files and other needs after th
 GPU_OVERHEAD_BYTES = 5e8  # the workspaces of the GPU's libraries
 MIN_REFUSED_BYTES = 2**28  # of need, below which no run is refused
 MIN_REPORTED_DISK_BYTES = 2**28  # of a run's files, below which the log does not mention them
-FEWER = "lower participation.cohort_size"  # a remedy
 SMALLER_CHUNK = "lower executor.chunk_size or workers"  # another one
 
 
@@ -113,24 +112,26 @@ def _needs(algorithm: Algorithm[Any], fed: Federation, rounds: int) -> list[Need
     family = max(fed.families, key=lambda family: family.size)
     each_round = _rounds_ahead(algorithm, fed, rounds)
     load = _load(algorithm, fed, rounds, each_round)
-    footprint = algorithm.footprint(fed, load)
-    sent, held = footprint.payload_copies, footprint.held
+    footprint, at_home = algorithm.footprint(fed, load), 0 if algorithm.decentralized else fed.home.size
+    if at_home:
+        footprint.held.extend(rows_of_each(fed.home.place, load, at_home, "home"))
     value, model = family.dtype.itemsize, family.size * family.dtype.itemsize
     # Minibatches have one size, so that their activations do not depend on the round.
     minibatch = _saved_bytes(family, fed) if load.starting else 0
     trains = fed.server_data is not None and algorithm.operations(fed, 0.0) > 0
-    apart = fed.home.acts and not algorithm.decentralized
-    parts = (part for now in each_round for part in _parts(footprint, fed, now, model, minibatch, apart, trains))
-    needs = [Need(model, "the server's model", "take a smaller model"), *max(parts, key=_total, default=[])]
+    parts = [part for now in each_round for part in _parts(footprint, fed, now, model, minibatch, at_home, trains)]
+    needs = [Need(model, "the server's model", "take a smaller model")]
+    needs += [_of_item(each, value) for each in footprint.held if not each.merging]
     moments = fed.server_steps.held * value  # a step makes new moments while it holds the old ones
     needs.append(Need(2 * moments, "the server optimiser's moments", "set server_optimizer=none", saved=moments))
     if load.late:  # the checkpoints' copies
-        needs.append(Need(0.0, f"{load.late} late updates", "lower the delay", saved=load.late * sent * model))
-    if apart:
-        held = [*held, *client_rows(fed.home.place, load.ever * fed.home.size, "home")]
-    needs += [_of_item(each, value) for each in held if not each.merging]
-    on_gpu = fed.family.device.type != "cpu"
-    return needs if on_gpu else [n._replace(place="host") if n.place == "device" else n for n in needs]
+        late = load.late * footprint.payload_copies * model
+        needs.append(Need(0.0, f"{load.late} late updates", "lower the delay", saved=late))
+    if fed.family.device.type == "cpu":
+        needs, *parts = ([n._replace(place="host") if n.place == "device" else n for n in p] for p in (needs, *parts))
+    for place in PLACES:
+        needs += max(([need for need in part if need.place == place] for part in parts), key=_total, default=[])
+    return needs
 
 
 def _of_item(item: MemoryItem, value: int) -> Need:
@@ -138,40 +139,53 @@ def _of_item(item: MemoryItem, value: int) -> Need:
     size = item.values * value
     saved = size if item.saved and item.place != "disk" else 0.0
     renewed = item.renewed if item.place == "disk" else 0.0
-    return Need(size * item.copies, item.what, item.remedy, item.place, saved, renewed)
+    return Need(size, item.what, item.remedy, item.place, saved, renewed)
 
 
 def _parts(
-    footprint: Footprint, fed: Federation, now: RoundLoad, model: int, minibatch: int, apart: bool, trains: bool
+    footprint: Footprint, fed: Federation, now: RoundLoad, model: int, minibatch: int, at_home: int, trains: bool
 ) -> list[list[Need]]:
-    """What a round holds while clients train, while it merges their updates, and while the server trains (`trains`).
+    """What a round holds while clients train, when they make their updates, when these arrive, while the server merges
+    them, and while it trains (`trains`).
 
-    `model` and `minibatch` are the bytes of a model and of the activations of a minibatch. `apart`: a part of each
-    client's model stays at home.
+    `model` and `minibatch` are the bytes of a model and of the activations of a minibatch. `at_home`: values of each
+    client's model that stay at home.
     """
-    copies, sent = footprint.model_copies, footprint.payload_copies
+    copies, sent, value = footprint.model_copies, footprint.payload_copies, fed.family.dtype.itemsize
     (side, activations), slots = fed.executor.parallel(now.starting), fed.local.make_optimizer().slots
-    flying = Need(now.late * sent * model, f"{now.late} late updates", f"{FEWER} or the delay")
     named = f"the models of {now.starting} clients"
     training = Need(footprint.training_copies * now.starting * model, named, FEWER)
     a_step = Need((3 + slots + footprint.step_copies) * side * model, f"{side} clients in training", SMALLER_CHUNK)
+    apart = Need(now.starting * at_home * value, "the parts of their models that stay at home", FEWER)
     batches = Need(activations * minibatch, "their activations", "lower local.batch_size or executor.chunk_size")
-    # Late updates that arrive are held twice: separately, and joined with the updates that are not late.
-    joined = now.arriving * (sent + 1) if now.late else 0
-    merging = Need(copies * now.starting * model, named, FEWER)
-    arrived = Need(joined * model, f"{now.arriving} updates that are merged", FEWER)
-    # Each client's start, and the trained models besides the models that leave the clients.
-    at_home = Need(2 * apart * now.starting * model, "the parts of their models that stay at home", FEWER)
-    own = [_of_item(each, fed.family.dtype.itemsize) for each in footprint.held if each.merging]
-    found = [[flying, training, a_step, batches], [flying, merging, arrived, at_home, *own]] if copies else []
+    new, old = now.starting - now.on_time, now.arriving - now.on_time  # late updates
+    before, between, after = (
+        Need(late * sent * model, f"{late} late updates", f"{FEWER} or the delay")
+        for late in (now.late, now.late + new, now.late + new - old)
+    )
+    made = Need(copies * now.starting * model, named, FEWER)
+    # Updates that are not late are selected from the cohort's, and joined with late ones that arrive.
+    chosen = now.starting + now.on_time * bool(new) + now.arriving * bool(old)
+    arrived = f"{now.arriving} updates that are merged"
+    collected = Need(chosen * sent * model, arrived, FEWER)
+    merged = Need(max(copies, sent) * now.arriving * model, arrived, FEWER)
+    own = [_of_item(each, value) for each in footprint.held if each.merging]
+    anew = [
+        _of_item(each._replace(values=each.anew, what=f"new values of {each.what}", saved=False), value)
+        for each in footprint.held
+    ]
+    found = []
+    if copies:
+        found = [[before, training, a_step, batches, apart], [before, made], [between, collected]]
+        found.append([after, merged, *own, *anew])
     if trains:  # model, the optimiser's slots and the update, and each thread's gradient
         threads = torch.get_num_threads() if fed.family.device.type == "cpu" else 1
         remedy = "lower threads or take a smaller model"
-        found.append([flying, Need((7 + threads) * model, "training on the server", remedy)])
+        found.append([after, Need((7 + threads) * model, "training on the server", remedy), *anew])
     return found
 
 
-def _total(needs: Sequence[Need]) -> float:
+def _total(needs: Iterable[Need]) -> float:
     return sum(need.bytes for need in needs)
 
 
@@ -192,18 +206,21 @@ def _load(
     each = each or _rounds_ahead(algorithm, fed, rounds)
     starting, arriving = (max(column, default=0) for column in ([r.starting for r in each], [r.arriving for r in each]))
     late = max((r.late + r.starting - r.arriving for r in each), default=0)
-    trained = rounds * starting
-    return CohortLoad(starting, late, arriving, min(fed.num_clients, trained), trained)
+    ever = sum(r.first for r in each) + max(0, rounds - len(each)) * starting
+    return CohortLoad(starting, late, arriving, min(fed.num_clients, ever), rounds * starting)
 
 
 def _rounds_ahead(algorithm: Algorithm[Any], fed: Federation, rounds: int) -> list[RoundLoad]:
     """The numbers of clients in each of the next rounds."""
     if isinstance(algorithm, DecentralizedAlgorithm):  # no client is late
-        return [RoundLoad(fed.cohort_size, 0, 0)]
-    due, found = np.empty(0, np.int64), []
+        return [RoundLoad(fed.cohort_size, 0, fed.cohort_size, fed.cohort_size, fed.cohort_size)]
+    due, known, found = np.empty(0, np.int64), set[int](), []
     for round, starts in enumerate(fed.ahead(min(ROUNDS_AHEAD, rounds)), fed.round):
         late, due = len(due), np.concatenate([due, starts.due])
-        found.append(RoundLoad(len(starts.ids), late, int((due == round).sum())))
+        before = len(known)
+        known.update(starts.ids.tolist())
+        arriving, on_time = (int((each == round).sum()) for each in (due, starts.due))
+        found.append(RoundLoad(len(starts.ids), late, arriving, on_time, len(known) - before))
         due = due[due > round]
     return found
 

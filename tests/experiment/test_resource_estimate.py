@@ -117,7 +117,7 @@ def test_a_round_takes_what_was_estimated(name: str, executor: Executor, monkeyp
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
     events.sort(key=lambda event: event.start_ns())
     held = np.cumsum([event.nbytes() for event in events]).max() / model
-    assert 0.8 * estimated < held < 1.2 * estimated, f"{held:.1f} models, estimated {estimated:.1f}"
+    assert 0.85 * estimated < held < 1.15 * estimated, f"{held:.1f} models, estimated {estimated:.1f}"
 
 
 def test_own_models_count_once_clients_have_taken_part() -> None:
@@ -160,7 +160,7 @@ def test_a_gpu_has_its_own_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
         place: sum(n.bytes for n in resource_estimate._needs(each, fed, 10) if n.place == "host")
         for place, each in found.items()
     }
-    assert on_host == {"device": 0, "host": table}
+    assert on_host == {"device": 0, "host": 2 * table}, "a round makes all rows anew"
     monkeypatch.setattr(resource_estimate, "gpu_bytes", lambda device: (10**9, 1000))
     with pytest.raises(UserError, match=r"^the run needs 0\.0 GB more of the GPU \(.*, and 0\.0 GB are free: "):
         resource_estimate.check_needs(found["device"], fed, 10, Path(), 3)

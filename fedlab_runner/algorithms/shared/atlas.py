@@ -3,6 +3,7 @@
 There are M anchors of P values each. They may lie in host memory: `combine` and `project` read them in chunks.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from fedlab_runner.executors.team import Team
 
+COSINE_BLOCK = 2**20  # values
 MIN_SHARED_VALUES = 2**21  # of the anchors, from which on several threads read parts of them
 
 
@@ -75,6 +77,16 @@ def moving(deltas: Tensor) -> Tensor:
     for row in (~found).nonzero().flatten().tolist():
         found[row] = deltas[row].any()  # values whose squares are zero
     return found
+
+
+def cosine(one: Tensor, other: Tensor) -> float:
+    """Of two vectors [n], in float64; 0 where one is 0. It makes no float64 copy of a whole vector."""
+    sums = torch.zeros(3, dtype=torch.float64, device=one.device)
+    for pair in zip(torch.split(one, COSINE_BLOCK), torch.split(other, COSINE_BLOCK), strict=True):
+        a, b = (part.double() for part in pair)
+        sums += torch.stack([a @ b, a @ a, b @ b])
+    dot, first, second = sums.tolist()
+    return dot / math.sqrt(first * second) if first and second else 0.0
 
 
 class AtlasReader:

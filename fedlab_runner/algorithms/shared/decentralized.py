@@ -74,7 +74,7 @@ def shared_rows(place: str, fed: Federation, load: CohortLoad, values: int, grou
     """
     m = max(1, (fed.cohort_size + 1) // groups)
     share = 1.0 if place == "disk" else sum(1 / i for i in range(1, m + 1)) / m
-    return client_rows(place, int(share * load.ever * values))
+    return client_rows(place, int(share * load.ever * values), groups * values)
 
 
 def record_exchange(fed: Federation, groups: Iterable[ClientGroup], aggregator: int) -> None:
