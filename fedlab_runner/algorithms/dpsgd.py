@@ -44,7 +44,7 @@ class DPSGD(DecentralizedAlgorithm[DPSGDState]):
 
     order: str
 
-    model_copies: ClassVar[int] = 5  # before and after training, side by side, joined and averaged
+    model_copies: ClassVar[int] = 4  # before and after training, side by side, and averaged
 
     def __post_init__(self) -> None:
         super().__post_init__()

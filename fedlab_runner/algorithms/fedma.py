@@ -106,7 +106,8 @@ class FedMA(ServerAlgorithm[FedMAState, Models]):
         kept = MemoryItem(
             load.starting * fed.family.size, "the models in the last matching", "set algorithm.layerwise=false"
         )
-        return self.holding([kept] if self.layerwise else [])
+        found = self.holding([kept] if self.layerwise else [])
+        return found._replace(training_copies=1 + self._keeps_models)  # starts of their own, and the trained models
 
     @property
     def _keeps_models(self) -> bool:

@@ -156,7 +156,9 @@ def _parts(
     named = f"the models of {now.starting} clients"
     training = Need(footprint.training_copies * now.starting * model, named, FEWER)
     a_step = Need((3 + slots + footprint.step_copies) * side * model, f"{side} clients in training", SMALLER_CHUNK)
+    # Parts at home are read from elsewhere for training, or are on the device, where training makes new ones.
     apart = Need(now.starting * at_home * value, "the parts of their models that stay at home", FEWER)
+    read, written = ([], [apart]) if fed.home.place == "device" else ([apart], [])
     batches = Need(activations * minibatch, "their activations", "lower local.batch_size or executor.chunk_size")
     new, old = now.starting - now.on_time, now.arriving - now.on_time  # late updates
     before, between, after = (
@@ -176,7 +178,9 @@ def _parts(
     ]
     found = []
     if copies:
-        found = [[before, training, a_step, batches, apart], [before, made], [between, collected]]
+        found.append([before, training, a_step, batches, *read])
+        found.append([before, made, *written])
+        found.append([between, collected, *written])
         found.append([after, merged, *own, *anew])
     if trains:  # model, the optimiser's slots and the update, and each thread's gradient
         threads = torch.get_num_threads() if fed.family.device.type == "cpu" else 1
