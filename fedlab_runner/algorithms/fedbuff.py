@@ -46,8 +46,9 @@ class FedBuff(ServerAlgorithm[FedBuffState, Update]):
         at_least(0, staleness_exp=self.staleness_exp)
 
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
-        values, anew = ((min(n, self.buffer_size) - 1) * fed.family.size for n in (load.trained, load.arriving))
-        return self.holding([MemoryItem(values, "the buffer", "lower algorithm.buffer_size", anew=max(0, anew))])
+        at_most = (max(0, min(n, self.buffer_size) - 1) for n in (load.trained, load.arriving))  # a full one is empty
+        values, anew = (n * fed.family.size for n in at_most)
+        return self.holding([MemoryItem(values, "the buffer", "lower algorithm.buffer_size", anew=anew)])
 
     def init(self, fed: Federation) -> FedBuffState:
         x = fed.family.init(fed.seed)

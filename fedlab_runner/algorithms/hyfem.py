@@ -119,7 +119,7 @@ class HyFEM(Algorithm[HyFEMState]):
 
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
         held = rows_of_each(self.store_on, load, fed.family.size) if self.keep_own else []
-        others = (fed.num_clients - load.arriving) * fed.family.size
+        others = max(0, fed.num_clients - load.arriving) * fed.family.size
         what, remedy = "the models of the clients that do not report", "lower num_clients"
         return self.holding([*held, MemoryItem(others, what, remedy, merging=True, saved=False)])
 
