@@ -28,7 +28,7 @@ class Idle(SingleProcessExecutor):
     """Works out the minibatches and hands back the models that clients started from."""
 
     def parallel(self, clients: int) -> Parallel:
-        return Parallel(min(1, clients), 0)
+        return Parallel(min(1, clients), 0, 0)
 
     def map_models(self, family: ModelFamily, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
         return Vectorized(chunk_size=None, compile=False).map_models(family, function, *rows, fill=fill)

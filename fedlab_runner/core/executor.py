@@ -18,11 +18,13 @@ class Parallel(NamedTuple):
 
     clients: int  # that train
     activations: int  # how many times those of one minibatch
+    apart: int  # of the clients, whose models train outside of the cohort's tensor
 
     def times(self, processes: int, clients: int) -> "Parallel":
         """The same in so many processes, which have `clients` clients together."""
         shared = min(clients, processes * self.clients)
-        return Parallel(shared, -(-self.activations * shared // max(1, self.clients)))
+        activations, apart = (-(-n * shared // max(1, self.clients)) for n in (self.activations, self.apart))
+        return Parallel(shared, activations, apart)
 
 
 class Executor(Protocol):

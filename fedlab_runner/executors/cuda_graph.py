@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.func import grad
 
 from fedlab_runner.core.additions import lasts, side_by_side
+from fedlab_runner.core.executor import Parallel
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.optimizer import Optimizer, zero_slots
 from fedlab_runner.core.work import Gradient, Work
@@ -44,6 +45,10 @@ class CudaGraph(Vectorized):
                 f"executor=cuda_graph needs a GPU (device=cuda), got {family.device}: take loop, vectorized or "
                 "processes"
             )
+
+    def parallel(self, clients: int) -> Parallel:
+        found = super().parallel(clients)
+        return found._replace(apart=found.clients)
 
     def compiling_chunks(self, work: Work) -> list[int]:
         return [0] if self.compile else []

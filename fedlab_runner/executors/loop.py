@@ -29,7 +29,7 @@ class Loop(ChunkedExecutor):
     compile: bool
 
     def parallel(self, clients: int) -> Parallel:
-        return Parallel(min(1, clients), min(1, clients))
+        return Parallel(min(1, clients), min(1, clients), min(1, clients))
 
     def chunks(self, work: Work) -> list[Chunk]:
         return [Chunk(rows[k : k + 1], frozen) for frozen, rows in work.groups() for k in range(len(rows))]

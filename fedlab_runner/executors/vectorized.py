@@ -46,7 +46,8 @@ class Vectorized(ChunkedExecutor):
 
     def parallel(self, clients: int) -> Parallel:
         side = min(self.chunk_size or clients, clients)
-        return Parallel(side, 2 * side)  # vmap keeps activations and their gradients until the step ends
+        apart = side if self.compile or side < clients else 0
+        return Parallel(side, 2 * side, apart)  # vmap keeps activations and their gradients until the step ends
 
     def chunks(self, work: Work) -> list[Chunk]:
         return [
@@ -61,7 +62,12 @@ class Vectorized(ChunkedExecutor):
         if self.compile and in_layers(work):
             train_clients(work, chunk.rows, y, losses)
         else:
-            y[chunk.rows], losses[chunk.rows] = _train_clients(work, chunk.rows, self._step(work), self.compile)
+            place, step, count = _place(chunk.rows), self._step(work), len(chunk.rows)
+            # The models of the whole cohort train in y, in the order of the chunk.
+            models = y[place] if place else y if count == len(y) else y.new_empty(count, y.shape[1])
+            losses[chunk.rows] = _train_clients(work, chunk.rows, models, step, self.compile)
+            if place is None:
+                y[chunk.rows] = models.clone() if models is y else models
 
     def compiling_chunks(self, work: Work) -> list[int]:
         if not self.compile:
@@ -107,10 +113,18 @@ class Vectorized(ChunkedExecutor):
         return kept_graph(work.family, ("side by side", *added, *how), step)
 
 
-def _train_clients(work: Work, chunk: np.ndarray, step: Gradient, full_width: bool) -> tuple[Tensor, Tensor]:
+def _place(rows: np.ndarray) -> slice | None:
+    """The rows as a slice, if they follow one another."""
+    first = int(rows[0])
+    return slice(first, first + len(rows)) if (rows == np.arange(first, first + len(rows))).all() else None
+
+
+def _train_clients(work: Work, chunk: np.ndarray, models: Tensor, step: Gradient, full_width: bool) -> Tensor:
+    """Writes the clients' models into `models` [k, D], and gives their mean losses of the last epoch [k]."""
     family, client_data = work.family, work.client_data
     plan, optimizer = work.plan(chunk), work.make_optimizer()
-    params, buffers = work.start_of(chunk)
+    models.copy_(work.starts(chunk))
+    params, buffers = models[:, : family.num_params], models[:, family.num_params :]
     slots, weighted_loss = zero_slots(optimizer, params), params.new_zeros(len(chunk))
     in_last_epoch = np.arange(plan.sizes.shape[1]) >= plan.last_epoch[:, None]
     sizes = torch.from_numpy(plan.sizes).to(family.device)
@@ -136,7 +150,7 @@ def _train_clients(work: Work, chunk: np.ndarray, step: Gradient, full_width: bo
             buffers[rows] = updated
             weighted_loss[rows] += loss * weights[rows, t]
             del g, updated  # before the next step makes others
-    return torch.cat([params, buffers], 1), weighted_loss / weights.sum(1).clamp_min(1)
+    return weighted_loss / weights.sum(1).clamp_min(1)
 
 
 def blocks(sizes: np.ndarray, by_size: bool) -> Iterator[tuple[slice | np.ndarray, int]]:

@@ -152,10 +152,11 @@ def _parts(
     client's model that stay at home.
     """
     copies, sent, value = footprint.model_copies, footprint.payload_copies, fed.family.dtype.itemsize
-    (side, activations), slots = fed.executor.parallel(now.starting), fed.local.make_optimizer().slots
+    (side, activations, outside), slots = fed.executor.parallel(now.starting), fed.local.make_optimizer().slots
     named = f"the models of {now.starting} clients"
     training = Need(footprint.training_copies * now.starting * model, named, FEWER)
-    a_step = Need((3 + slots + footprint.step_copies) * side * model, f"{side} clients in training", SMALLER_CHUNK)
+    a_step = (2 + slots + footprint.step_copies) * side + outside  # the gradient and its parts; their models
+    steps = Need(a_step * model, f"{side} clients in training", SMALLER_CHUNK)
     # Parts at home are read from elsewhere for training, or are on the device, where training makes new ones.
     apart = Need(now.starting * at_home * value, "the parts of their models that stay at home", FEWER)
     read, written = ([], [apart]) if fed.home.place == "device" else ([apart], [])
@@ -178,7 +179,7 @@ def _parts(
     ]
     found = []
     if copies:
-        found.append([before, training, a_step, batches, *read])
+        found.append([before, training, steps, batches, *read])
         found.append([before, made, *written])
         found.append([between, collected, *written])
         found.append([after, merged, *own, *anew])

@@ -53,8 +53,8 @@ def test_the_key() -> None:
 
 def test_the_estimate_counts_the_clients_of_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "gpus", lambda: [CPU] * 3)
-    assert Processes(GPUS, Vectorized(None, compile=False)).parallel(10) == (4, 8)
-    assert Processes(GPUS, LOOP).parallel(10) == (1, 1) and Processes(GPUS, LOOP).num_processes() == 1
+    assert Processes(GPUS, Vectorized(None, compile=False)).parallel(10) == (4, 8, 0)
+    assert Processes(GPUS, LOOP).parallel(10) == (1, 1, 1) and Processes(GPUS, LOOP).num_processes() == 1
 
 
 @pytest.mark.parametrize("inner", [LOOP, Vectorized(chunk_size=3, compile=False)], ids=["loop", "vectorized"])
