@@ -62,12 +62,15 @@ class Vectorized(ChunkedExecutor):
         if self.compile and in_layers(work):
             train_clients(work, chunk.rows, y, losses)
         else:
-            place, step, count = _place(chunk.rows), self._step(work), len(chunk.rows)
-            # The models of the whole cohort train in y, in the order of the chunk.
-            models = y[place] if place else y if count == len(y) else y.new_empty(count, y.shape[1])
-            losses[chunk.rows] = _train_clients(work, chunk.rows, models, step, self.compile)
-            if place is None:
-                y[chunk.rows] = models.clone() if models is y else models
+            # The whole cohort trains in y, in the order of the chunk. Others do not: the alignment of a row of y, and
+            # so the last bits, would depend on the row.
+            count = len(chunk.rows)
+            models = y if count == len(y) else y.new_empty(count, y.shape[1])
+            losses[chunk.rows] = _train_clients(work, chunk.rows, models, self._step(work), self.compile)
+            if models is not y:
+                y[chunk.rows] = models
+            elif (chunk.rows != np.arange(count)).any():
+                y[chunk.rows] = models.clone()
 
     def compiling_chunks(self, work: Work) -> list[int]:
         if not self.compile:
@@ -113,18 +116,12 @@ class Vectorized(ChunkedExecutor):
         return kept_graph(work.family, ("side by side", *added, *how), step)
 
 
-def _place(rows: np.ndarray) -> slice | None:
-    """The rows as a slice, if they follow one another."""
-    first = int(rows[0])
-    return slice(first, first + len(rows)) if (rows == np.arange(first, first + len(rows))).all() else None
-
-
 def _train_clients(work: Work, chunk: np.ndarray, models: Tensor, step: Gradient, full_width: bool) -> Tensor:
     """Writes the clients' models into `models` [k, D], and gives their mean losses of the last epoch [k]."""
     family, client_data = work.family, work.client_data
     plan, optimizer = work.plan(chunk), work.make_optimizer()
     models.copy_(work.starts(chunk))
-    params, buffers = models[:, : family.num_params], models[:, family.num_params :]
+    params, buffers = models[:, : family.num_params], models[:, family.num_params :].clone()
     slots, weighted_loss = zero_slots(optimizer, params), params.new_zeros(len(chunk))
     in_last_epoch = np.arange(plan.sizes.shape[1]) >= plan.last_epoch[:, None]
     sizes = torch.from_numpy(plan.sizes).to(family.device)
@@ -150,6 +147,7 @@ def _train_clients(work: Work, chunk: np.ndarray, models: Tensor, step: Gradient
             buffers[rows] = updated
             weighted_loss[rows] += loss * weights[rows, t]
             del g, updated  # before the next step makes others
+    models[:, family.num_params :] = buffers
     return weighted_loss / weights.sum(1).clamp_min(1)
 
 
