@@ -191,8 +191,9 @@ class Work:
         """The tensors [k, ...] of some of the clients at one local step, with the offsets first, without `common`."""
         always = self.per_client if self.offsets is None else (self.offsets, *self.per_client)
         fresh = () if self.per_step is None else self.per_step(self, rows, step)
-        one = slice(int(rows[0]), int(rows[0]) + 1) if len(rows) == 1 else None  # a view
-        return tuple(t[rows] if one is None else t[one] for t in always) + fresh
+        viewed = len(rows) == 1 or bool((rows == np.arange(len(rows))).all())  # one row, or the first ones
+        at = slice(int(rows[0]), int(rows[0]) + len(rows)) if viewed and len(rows) else rows
+        return tuple(t[at] for t in always) + fresh
 
     @cached_property
     def _torch_seeds(self) -> list[int]:

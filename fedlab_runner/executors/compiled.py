@@ -76,6 +76,7 @@ def train_clients(work: Work, rows: np.ndarray, y: Tensor, values: Tensor) -> No
         for begin, shape in _layout(work.family).values()
     ]
     del start
+    begins = [*(begin for begin, _ in _layout(work.family).values()), work.family.num_params]
     feed, at = _feed(work, rows)
     most, places = int(feed.steps[at[0]]), torch.from_numpy(at).to(work.family.device)
     indices, masks, weights = (part[places, :most] for part in (feed.indices, feed.masks, feed.weights))
@@ -84,8 +85,10 @@ def train_clients(work: Work, rows: np.ndarray, y: Tensor, values: Tensor) -> No
     def keep(first: int, end: int) -> None:
         """Copies the models of clients that have done all their steps into y."""
         if (first := max(first, doubles)) < end:
-            done = torch.cat([*(layer[first:end].flatten(1) for layer in layers), carried[first:end]], 1)
-            y.index_copy_(0, torch.from_numpy(rows[first:end]).to(y.device), done)
+            index = torch.from_numpy(rows[first:end]).to(y.device)
+            for begin, layer in zip(begins, (*layers, carried), strict=True):
+                done = layer[first:end].flatten(1)
+                y[:, begin : begin + done.shape[1]].index_copy_(0, index, done)
 
     keep(active[0], len(rows))
     chosen = indices.transpose(0, 1), masks.transpose(0, 1)
