@@ -28,7 +28,7 @@ class DecFedProx(DecentralizedAlgorithm[Clients]):
 
     mu: float
 
-    step_copies: ClassVar[int] = 4  # the starts, the distances from them, the penalty's gradient and the sum
+    step_copies: ClassVar[int] = 3  # the starts, in the order of the chunk too, and the penalty's gradient
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -23,7 +23,7 @@ class Ditto(Personal):
 
     model_copies: ClassVar[int] = 2  # the update and the personal models
     training_copies: ClassVar[int] = 3  # the update, and the personal models before and after training
-    step_copies: ClassVar[int] = 2  # the penalty's gradient, and the sum
+    step_copies: ClassVar[int] = 1  # the penalty's gradient
 
     def __post_init__(self) -> None:
         at_least(0, lam=self.lam)

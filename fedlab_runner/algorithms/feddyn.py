@@ -52,7 +52,7 @@ class FedDyn(ServerAlgorithm[FedDynState, Update]):
 
     averages: ClassVar[bool] = True
     model_copies: ClassVar[int] = 1  # the update is written over the trained model
-    step_copies: ClassVar[int] = 5  # g_k, the distances from x, the gradients of both terms and the sum
+    step_copies: ClassVar[int] = 3  # g_k, in the order of the chunk too, and the penalty's gradient
 
     def __post_init__(self) -> None:
         finite_above(0, alpha=self.alpha)

@@ -19,7 +19,7 @@ class FedProx(AveragingServer):
 
     mu: float
 
-    step_copies: ClassVar[int] = 2  # the penalty's gradient, and the sum
+    step_copies: ClassVar[int] = 1  # the penalty's gradient
 
     def __post_init__(self) -> None:
         at_least(0, mu=self.mu)

@@ -67,7 +67,9 @@ class HyFEM(Algorithm[HyFEMState]):
 
     holds_blocks: ClassVar[bool] = True
     model_copies: ClassVar[int] = 1  # clients send the trained models
-    step_copies: ClassVar[int] = 6  # the masks of a client's blocks, what they leave, the penalty and the sum
+    step_copies: ClassVar[int] = (
+        4  # the received model, in the order of the chunk too, and the penalty's gradient and value
+    )
 
     mu1: float
     mu2: float
@@ -165,7 +167,7 @@ class HyFEM(Algorithm[HyFEMState]):
         mu = torch.full_like(x, self.mu1).masked_fill_(layout.in_classifier(x), self.mu2)
         mu = mu.masked_fill_(fed.home.mask(fed.family), 0)[:p]
         begin = self._own(state, fed, cohort.client_ids) if self.keep_own else start
-        y = train_on_blocks(cohort, fed.blocks, begin, per_client=(start[:, :p],), penalty=_pull, common=(mu,))
+        y = train_on_blocks(cohort, fed.blocks, begin, per_client=(start[:, :p],), penalty=_Pull(), common=(mu,))
         for row, m in zip(y, cohort.client_ids.tolist(), strict=True):
             row[~layout.own(x, blocks[m])] = 0  # batch norm has statistics of parts that the client lacks
         return y
@@ -293,6 +295,12 @@ class HyFEM(Algorithm[HyFEMState]):
         return 0  # the clients know their places
 
 
-def _pull(w: Tensor, anchor: Tensor, mu: Tensor) -> Tensor:
+@dataclass(frozen=True)
+class _Pull:
     """mu1/2 ||Theta - P_m Theta_0||^2 + mu2/2 ||w - Pi_m w_0||^2 (Eq 8), with mu1 or mu2 for each value."""
-    return (mu / 2 * (w - anchor).square()).sum()
+
+    def __call__(self, w: Tensor, anchor: Tensor, mu: Tensor) -> Tensor:
+        return (mu / 2 * (w - anchor).square()).sum()
+
+    def gradient(self, w: Tensor, anchor: Tensor, mu: Tensor) -> Tensor:
+        return (w - anchor).mul_(mu)

@@ -6,7 +6,7 @@ worker processes, and compiled or recorded steps, serve all rounds. A closure wo
 forks in each round.
 
 A penalty may be an instance with a method `gradient(parameters, *own)` [n] that equals autograd's gradient to the bit.
-The loop then needs no graph of the penalty, which costs half of a small model's step.
+Then no step needs a graph of the penalty, which costs half of a small model's step.
 
 `own` holds a client's rows of `per_client`, then those of `per_step`, then `common`.
 """

@@ -149,10 +149,10 @@ class Work:
             return y
         return torch.where(self._frozen, self.starts(), y)
 
-    def objective(self) -> Objective:
+    def objective(self, *, penalized: bool = True) -> Objective:
         """One client's objective: (params, buffers, inputs, targets, mask, *own) -> loss, (its value, new buffers)."""
         family, loss, has_offsets = self.family, self.loss or own_loss, self.offsets is not None
-        frozen, penalty = self.frozen, self.penalty
+        frozen, penalty = self.frozen, self.penalty if penalized else None
 
         def objective(
             params: Tensor, buffers: Tensor, inputs: Tensor, targets: Tensor, mask: Tensor, *own: Tensor
@@ -164,6 +164,20 @@ class Work:
             return value, (value.detach(), model.buffers)
 
         return objective
+
+    def gradient(self, of: Callable[[Objective], Gradient]) -> Gradient:
+        """`of(objective)`. If the penalty has its gradient by hand, that of the rest and the penalty's are added."""
+        penalty = self.penalty
+        if penalty is None or (pull := getattr(penalty, "gradient", None)) is None:
+            return of(self.objective())
+        of_rest, first = of(self.objective(penalized=False)), int(self.offsets is not None)
+
+        def gradient(params: Tensor, *batch: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+            g, (loss, buffers) = of_rest(params, *batch)
+            own = batch[4 + first :]  # behind buffers, inputs, targets and mask
+            return g.add_(pull(params, *own)), (loss + penalty(params, *own), buffers)
+
+        return gradient
 
     def followed(self, gradient: Gradient, each: Callable[..., Any] = lambda of_one: of_one) -> Gradient:
         """The gradient that the optimiser follows: taken at the perturbed parameters, then clipped, then corrected.

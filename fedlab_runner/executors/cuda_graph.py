@@ -78,7 +78,7 @@ class CudaGraph(Vectorized):
         return recorded
 
     def _of_all(self, work: Work) -> Gradient:
-        one = work.followed(grad(work.objective(), has_aux=True))
+        one = work.followed(work.gradient(functools.partial(grad, has_aux=True)))
         step = side_by_side(one, len(work.common), randomness="error")
         return graph_of(step) if self.compile else step
 

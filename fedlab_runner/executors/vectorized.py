@@ -105,7 +105,7 @@ class Vectorized(ChunkedExecutor):
             return work.followed(gradient_of(every(work.objective())), every)
 
         def step() -> Gradient:
-            return every(work.followed(grad(work.objective(), has_aux=True)))
+            return every(work.followed(work.gradient(partial(grad, has_aux=True))))
 
         if not self.compile:
             return step()

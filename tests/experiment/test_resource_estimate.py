@@ -94,7 +94,7 @@ def test_activations_are_counted_from_one_minibatch() -> None:
 
 
 def wide() -> nn.Module:
-    width = 120
+    width = 260  # a model of more than vectorized.MAX_PLAIN_PARAMS
     return nn.Sequential(nn.Linear(FEATURES, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 3))
 
 
