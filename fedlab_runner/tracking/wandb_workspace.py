@@ -13,6 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from fedlab_runner.tracking.reachability import REQUEST_TIMEOUT_SECONDS, Reach
+from fedlab_runner.tracking.wandb_service import server
 from fedlab_runner.utils import checksummed_json, streams
 
 # Sections: name, open or not, and panels with title and metrics.
@@ -188,6 +190,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     import wandb
 
     try:
+        reach = Reach(server())
+        if not reach.answers(REQUEST_TIMEOUT_SECONDS):  # W&B itself would try for up to minutes
+            raise ConnectionError(reach.reason)
         entity = given.entity or str(wandb.Api().default_entity)
         saved = workspace(entity, given.project, given.sweep).save()
     except Exception as error:  # W&B raises any error of its transport
