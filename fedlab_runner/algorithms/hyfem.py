@@ -12,6 +12,7 @@ from torch import Tensor
 from fedlab_runner.algorithms.matching.pfnm import PFNM, Gain, Neurons, SquaredDistance, match
 from fedlab_runner.algorithms.shared.averaging import WEIGHTINGS, Models
 from fedlab_runner.algorithms.shared.feature_blocks import Layout, blocks_of, train_on_blocks
+from fedlab_runner.core.additions import Pull
 from fedlab_runner.core.algorithm import Algorithm
 from fedlab_runner.core.architectures import ClientGroup
 from fedlab_runner.core.client_state import PLACES
@@ -29,6 +30,7 @@ _log = logging.getLogger("fedlab_runner")
 COSTS = ("pfnm", "l2")
 UNIT = 1.0  # sigma, sigma0 and gamma of PFNM, where the fields are null
 FIRST_CLASSIFIERS = ("same", "own")
+SUMS = 8  # models that the server holds while it adds up those of clients
 
 
 class HyFEMState(NamedTuple):
@@ -67,9 +69,8 @@ class HyFEM(Algorithm[HyFEMState]):
 
     holds_blocks: ClassVar[bool] = True
     model_copies: ClassVar[int] = 1  # clients send the trained models
-    step_copies: ClassVar[int] = (
-        4  # the received model, in the order of the chunk too, and the penalty's gradient and value
-    )
+    training_copies: ClassVar[int] = 2  # received and trained models
+    step_copies: ClassVar[int] = 2  # the received model in the order of the chunk, and the penalty's gradient
 
     mu1: float
     mu2: float
@@ -121,7 +122,7 @@ class HyFEM(Algorithm[HyFEMState]):
 
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
         held = rows_of_each(self.store_on, load, fed.family.size) if self.keep_own else []
-        others = max(0, fed.num_clients - load.arriving) * fed.family.size
+        others = (max(0, fed.num_clients - load.arriving) + SUMS) * fed.family.size
         what, remedy = "the models of the clients that do not report", "lower num_clients"
         return self.holding([*held, MemoryItem(others, what, remedy, merging=True, saved=False)])
 
@@ -162,12 +163,14 @@ class HyFEM(Algorithm[HyFEMState]):
         """Algorithm 2, lines 1 to 7: the clients' models after local training [K, D]."""
         layout, x, p = Layout.of(fed.family), state.params, fed.family.num_params
         blocks = blocks_of(fed)
-        parts = [layout.take(x, blocks[m], state.places[m]) for m in cohort.client_ids.tolist()]
-        start = torch.stack(parts) if parts else x.new_zeros(0, len(x))
+        start = x.new_empty(len(cohort), len(x))
+        for row, m in zip(start, cohort.client_ids.tolist(), strict=True):
+            row.copy_(layout.take(x, blocks[m], state.places[m]))
         mu = torch.full_like(x, self.mu1).masked_fill_(layout.in_classifier(x), self.mu2)
         mu = mu.masked_fill_(fed.home.mask(fed.family), 0)[:p]
         begin = self._own(state, fed, cohort.client_ids) if self.keep_own else start
-        y = train_on_blocks(cohort, fed.blocks, begin, per_client=(start[:, :p],), penalty=_Pull(), common=(mu,))
+        # Eq 8, with mu1 or mu2 for each value.
+        y = train_on_blocks(cohort, fed.blocks, begin, per_client=(start[:, :p],), penalty=Pull(), common=(mu,))
         for row, m in zip(y, cohort.client_ids.tolist(), strict=True):
             row[~layout.own(x, blocks[m])] = 0  # batch norm has statistics of parts that the client lacks
         return y
@@ -293,14 +296,3 @@ class HyFEM(Algorithm[HyFEMState]):
 
     def cached(self, state: HyFEMState) -> int:
         return 0  # the clients know their places
-
-
-@dataclass(frozen=True)
-class _Pull:
-    """mu1/2 ||Theta - P_m Theta_0||^2 + mu2/2 ||w - Pi_m w_0||^2 (Eq 8), with mu1 or mu2 for each value."""
-
-    def __call__(self, w: Tensor, anchor: Tensor, mu: Tensor) -> Tensor:
-        return (mu / 2 * (w - anchor).square()).sum()
-
-    def gradient(self, w: Tensor, anchor: Tensor, mu: Tensor) -> Tensor:
-        return (w - anchor).mul_(mu)

@@ -83,3 +83,14 @@ class Proximal:
     def _away(self, w: Tensor, anchor: Tensor, shared: Tensor | None) -> Tensor:
         away = w - anchor
         return away if shared is None else away * shared
+
+
+@dataclass(frozen=True)
+class Pull:
+    """The penalty sum_i mu_i/2 (w_i - anchor_i)^2."""
+
+    def __call__(self, w: Tensor, anchor: Tensor, mu: Tensor) -> Tensor:
+        return (mu / 2 * (w - anchor).square()).sum()
+
+    def gradient(self, w: Tensor, anchor: Tensor, mu: Tensor) -> Tensor:
+        return (w - anchor).mul_(mu)

@@ -26,7 +26,7 @@ from fedlab_runner.core.server_data import ServerData
 from fedlab_runner.core.server_steps import ServerSteps
 from fedlab_runner.core.trainer import LocalTrainer
 from fedlab_runner.core.update_guard import Guard
-from fedlab_runner.core.updates import PendingUpdate, Updates, Upload, like, names, staleness_metrics
+from fedlab_runner.core.updates import PendingUpdate, Updates, Upload, gathered, like, names, staleness_metrics
 from fedlab_runner.homes.base import Home
 from fedlab_runner.models.base import Architecture
 from fedlab_runner.server_optimizers.base import ServerOptimizer
@@ -151,16 +151,15 @@ class Federation:
         now = torch.from_numpy(answered & (cohort.due == self.round)).to(self.family.device)
         ids, num_examples, staleness = cohort.ids[now], cohort.num_examples[now], torch.zeros_like(cohort.ids[now])
         losses = [] if cohort.final_loss is None else cohort.final_loss[now].tolist()
-        if not bool(now.all()):
-            upload = like(upload, (rows[now] for rows in upload))
-        if late := self._in_flight.pop(self.round, []):
+        late = self._in_flight.pop(self.round, [])
+        if late or not bool(now.all()):
+            index = now.nonzero().flatten()
+            upload = like(upload, (gathered([f.upload[i] for f in late], rows, index) for i, rows in enumerate(upload)))
+        if late:
             self.home.arrive(f.client for f in late)
             ids = self._behind([f.client for f in late], ids)
             num_examples = self._behind([f.num_examples for f in late], num_examples)
             staleness = self._behind([self.round - f.dispatched for f in late], staleness)
-            old = zip(*(f.upload for f in late), strict=True)
-            pairs = zip(old, upload, strict=True)
-            upload = like(upload, (torch.cat([*(row.unsqueeze(0) for row in rows), new]) for rows, new in pairs))
             losses = [f.loss for f in late if f.loss is not None] + losses
         arrivals = Updates(upload, ids, num_examples, staleness, self.aggregation, known)
         self.arrived_losses += losses

@@ -1,6 +1,6 @@
 """Updates that arrive at the server, on time or late."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import torch
@@ -82,6 +82,15 @@ class PendingUpdate(NamedTuple):
 def like(upload: Upload, tensors: Iterable[Tensor]) -> Upload:
     """An upload of the same class with other tensors."""
     return cast(Upload, cast(Any, type(upload))(*tensors))
+
+
+def gathered(first: Sequence[Tensor], rows: Tensor, index: Tensor) -> Tensor:
+    """Tensors [...] and behind them the rows [K, ...] of an index [k], in one copy."""
+    found = rows.new_empty(len(first) + len(index), *rows.shape[1:])
+    if first:
+        torch.stack(tuple(first), out=found[: len(first)])
+    torch.index_select(rows, 0, index, out=found[len(first) :])
+    return found
 
 
 def names(upload: tuple[Tensor, ...]) -> tuple[str, ...]:

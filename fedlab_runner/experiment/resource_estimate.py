@@ -118,7 +118,8 @@ def _needs(algorithm: Algorithm[Any], fed: Federation, rounds: int) -> list[Need
     value, model = family.dtype.itemsize, family.size * family.dtype.itemsize
     # Minibatches have one size, so that their activations do not depend on the round.
     minibatch = _saved_bytes(family, fed) if load.starting else 0
-    trains = fed.server_data is not None and algorithm.operations(fed, 0.0) > 0
+    serves = fed.server_data is not None and not algorithm.decentralized
+    trains = serves and algorithm.operations(fed, 0.0) > 0
     parts = [part for now in each_round for part in _parts(footprint, fed, now, model, minibatch, at_home, trains)]
     needs = [Need(model, "the server's model", "take a smaller model")]
     needs += [_of_item(each, value) for each in footprint.held if not each.merging]
@@ -167,8 +168,7 @@ def _parts(
         for late in (now.late, now.late + new, now.late + new - old)
     )
     made = Need(copies * now.starting * model, named, FEWER)
-    # Updates that are not late are selected from the cohort's, and joined with late ones that arrive.
-    chosen = now.starting + now.on_time * bool(new) + now.arriving * bool(old)
+    chosen = now.starting + now.arriving * bool(new or old)  # all, and copies of those that arrive
     arrived = f"{now.arriving} updates that are merged"
     collected = Need(chosen * sent * model, arrived, FEWER)
     merged = Need(max(copies, sent) * now.arriving * model, arrived, FEWER)
@@ -186,7 +186,7 @@ def _parts(
     if trains:  # model, the optimiser's slots and the update, and each thread's gradient
         threads = torch.get_num_threads() if fed.family.device.type == "cpu" else 1
         remedy = "lower threads or take a smaller model"
-        found.append([after, Need((7 + threads) * model, "training on the server", remedy), *anew])
+        found.append([after, Need((7 + threads) * model, "training on the server", remedy), merged, *anew])
     return found
 
 

@@ -66,7 +66,7 @@ def test_client_rows_count_where_they_lie_in_memory() -> None:
 def test_cohorts_late_updates_and_clients_in_training() -> None:
     model = federation().family.size * 8
     assert needs("fedavg")[f"the models of {N} clients"] == N * model
-    assert needs("fedbe")[f"the models of {N} clients"] == 4 * N * model, "while it merges"
+    assert needs("fedbe")[f"{N} updates that are merged"] == 4 * N * model, "while the server trains"
     late = needs("fedavg", {"std": 3.0})
     (flying,) = (int(what.split()[0]) for what, size in late.items() if "late updates" in what)
     assert 0 < flying <= N and late[f"{flying} late updates"] == flying * model
@@ -82,7 +82,9 @@ def test_only_the_largest_part_of_a_round_counts() -> None:
     """What training needs is gone when the server trains or merges."""
     training, serving = "1 clients in training", "training on the server"
     assert serving in needs("center") and training not in needs("center")
-    assert serving not in needs("fedft") and training in needs("fedft")
+    assert serving in needs("fedft") and training not in needs("fedft")
+    together = needs("fedft", {"executor": SIDE_BY_SIDE})
+    assert serving not in together and f"{N} clients in training" in together
     assert "comparing their neurons" in needs("gamf") and training not in needs("gamf")
 
 
