@@ -82,7 +82,8 @@ class Aside:
         return float(self._process.stdout.readline())
 
     def end(self) -> None:
-        """It ends with its input."""
+        """It has nothing left to do. Its input may not end: workers that were forked since then have it too."""
+        self._process.kill()
         self._process.communicate()
 
 
