@@ -69,14 +69,14 @@ def train_clients(work: Work, rows: np.ndarray, y: Tensor, values: Tensor) -> No
     """
     doubles = width(len(rows)) - len(rows)
     rows = np.concatenate([rows[:1].repeat(doubles), rows])
-    start = work.starts(rows)
+    start, layout = work.starts(rows), list(_layout(work.family).values())
     carried = start[:, work.family.num_params :].clone()
     layers = [
         start[:, begin : begin + shape.numel()].reshape(-1, *shape).clone(memory_format=torch.contiguous_format)
-        for begin, shape in _layout(work.family).values()
+        for begin, shape in layout
     ]
     del start
-    begins = [*(begin for begin, _ in _layout(work.family).values()), work.family.num_params]
+    begins = [*(begin for begin, _ in layout), work.family.num_params]
     feed, at = _feed(work, rows)
     most, places = int(feed.steps[at[0]]), torch.from_numpy(at).to(work.family.device)
     indices, masks, weights = (part[places, :most] for part in (feed.indices, feed.masks, feed.weights))

@@ -114,7 +114,8 @@ def _needs(algorithm: Algorithm[Any], fed: Federation, rounds: int) -> list[Need
     load = _load(algorithm, fed, rounds, each_round)
     footprint, at_home = algorithm.footprint(fed, load), 0 if algorithm.decentralized else fed.home.size
     if at_home:
-        footprint.held.extend(rows_of_each(fed.home.place, load, at_home, "home"))
+        rows = rows_of_each(fed.home.place, load, at_home, "home")
+        footprint = footprint._replace(held=[*footprint.held, *rows])
     value, model = family.dtype.itemsize, family.size * family.dtype.itemsize
     # Minibatches have one size, so that their activations do not depend on the round.
     minibatch = _saved_bytes(family, fed) if load.starting else 0
