@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fedlab_runner.core.layers.linear import has_onednn
+
 
 def _formulas() -> tuple[Any, Any]:
     """PyTorch's formulas. Their module would import Triton, a compiler for GPUs, which takes 0.2 s."""
@@ -74,7 +76,15 @@ def _convolution_backward(
     return 2 * positions * int(prod(weight)) * (bool(wanted[0]) + bool(wanted[1]))
 
 
-_OWN = {torch.ops.aten.convolution_backward: _convolution_backward}  # formulas that replace PyTorch's
+def _linear(x: Any, weight: Any, *_rest: Any, **_: Any) -> int:
+    """The count for a product by oneDNN (`core.layers.linear`), which has no formula in PyTorch."""
+    return 2 * int(prod(x)) * int(weight[0])
+
+
+# Formulas that replace PyTorch's, or that it lacks.
+_OWN: dict[Any, Any] = {torch.ops.aten.convolution_backward: _convolution_backward}
+if has_onednn():
+    _OWN[torch.ops.mkldnn._linear_pointwise] = _linear
 # Functions from the arguments and results of a kind of call to its operations.
 _SHAPED = {call: shape_wrapper(count) for call, count in _OWN.items()}
 _FORMULAS = flop_registry | _SHAPED

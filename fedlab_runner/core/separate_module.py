@@ -2,10 +2,15 @@
 
 import copy
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
 from fedlab_runner.core.model_family import ModelFamily
+
+_Copy = tuple[nn.Module, list[Any]]  # a network, and those of its values that a vector holds, in the vector's order
+# Networks that were given back: to make one takes as long as two steps of a small model.
+_spare: "WeakKeyDictionary[ModelFamily, list[_Copy]]" = WeakKeyDictionary()
 
 
 class SeparateModule:
@@ -15,16 +20,14 @@ class SeparateModule:
     """
 
     def __init__(self, family: ModelFamily, w: Tensor) -> None:
-        own: dict[str, Tensor] = dict(family.module.named_parameters()) | dict(family.module.named_buffers())
-        found: dict[int, Any] = {id(value): value for value in own.values()}
-        self.leaves: list[nn.Parameter] = []  # the trainable parameters, in the order of the vector
-        for name, (begin, shape) in family.layout.items():
+        self._family, spare = family, _spare.setdefault(family, [])
+        self._module, self._values = spare.pop() if spare else _copy(family)
+        for value, (begin, shape) in zip(self._values, family.layout.values(), strict=True):
             # Views of w itself would share one count of writes, so that a statistic's update would spoil a gradient.
-            value: Tensor = w.data[begin : begin + shape.numel()].view(shape)
-            if begin < family.num_params:
-                self.leaves.append(value := nn.Parameter(value))
-            found[id(own[name])] = value
-        self._family, self._module = family, copy.deepcopy(family.module, found)
+            value.data = w.data[begin : begin + shape.numel()].view(shape)
+        trained = [begin < family.num_params for begin, _ in family.layout.values()]
+        # The trainable parameters, in the order of the vector.
+        self.leaves: list[nn.Parameter] = self._values[: sum(trained)]
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Logits [b, C] of normalised inputs, in the family's mode at the last `follow_mode`."""
@@ -34,3 +37,18 @@ class SeparateModule:
         """Takes over the family's mode: training, evaluation, or batch norm on stored statistics."""
         for mine, its in zip(self._module.modules(), self._family.module.modules(), strict=True):
             mine.training = its.training
+
+    def give_back(self) -> None:
+        """Leaves the network to the next model, which may be any of the family. This one computes no more."""
+        for value in self._values:
+            value.data = value.data.new_empty(0)
+        _spare[self._family].append((self._module, self._values))
+        self._values = self.leaves = []
+
+
+def _copy(family: ModelFamily) -> _Copy:
+    own: dict[str, Tensor] = dict(family.module.named_parameters()) | dict(family.module.named_buffers())
+    found: dict[int, Any] = {id(value): value for value in own.values()}
+    values = [nn.Parameter(own[k].data) if own[k].requires_grad else own[k].data for k in family.layout]
+    found |= {id(own[k]): value for k, value in zip(family.layout, values, strict=True)}
+    return copy.deepcopy(family.module, found), values

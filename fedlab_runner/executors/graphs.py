@@ -37,7 +37,7 @@ def graph_of(function: Any, *, layer_by_layer: bool = False, whole: bool = False
     # torch's default, the system's folder for temporary files, is empty after a restart and, on a cluster, for each
     # job.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(user_cache() / "compiled" / machine_type()))
-    from fedlab_runner.executors._compiler_passes import ExplicitScale, UpdateInPlace  # imports the compiler: a second
+    from fedlab_runner.executors import _compiler_passes as passes  # imports the compiler: a second
 
     # A process's first gradient decides whether autograd starts threads; a fork of a process with such threads has no
     # autograd. The compiler knows more devices than the machine has, so that it must not compute the first gradient.
@@ -45,10 +45,13 @@ def graph_of(function: Any, *, layer_by_layer: bool = False, whole: bool = False
     torch.autograd.grad(one * 2, one)
     # This logger warns at length that the machine has no GPU.
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
-    options: dict[str, Any] = {"post_grad_custom_pre_pass": ExplicitScale()}
+    products = [passes.UpdateInPlace()] if layer_by_layer else []
+    options: dict[str, Any] = {
+        "post_grad_custom_pre_pass": passes.ExplicitScale(),
+        "post_grad_custom_post_pass": passes.InTurn([*products, passes.FastProducts()]),
+    }
     if layer_by_layer:  # every step has the same tensors as layers
         options["guard_filter_fn"] = torch.compiler.keep_tensor_guards_unsafe
-        options["post_grad_custom_post_pass"] = UpdateInPlace()
     # The compiler counts its graphs by code object and gives up after eight, so that each has a code object. And it
     # remembers shapes by the name of the code: those of another model would make sizes of this one variable.
     code = function.__code__

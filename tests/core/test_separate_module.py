@@ -54,3 +54,23 @@ def test_networks_share_what_no_vector_holds() -> None:
     assert module[0].weight is family.module[0].weight  # type: ignore[index]
     assert module[2].weight is module[1].weight is network.leaves[0]  # type: ignore[index]
     assert network.leaves[0].data_ptr() == w.data_ptr()
+
+
+@pytest.mark.parametrize("build", [mlp, normed])
+def test_a_network_that_is_given_back_serves_another_model(build: object) -> None:
+    family, kept = model_family(build), []
+    inputs = family.normalize(federation(build=build).client_data.inputs[:7], family.dtype)
+    family.mode(True)
+    models = [family.init(seed) for seed in range(2)]
+    for w in models:
+        network = SeparateModule(family, w)
+        network.follow_mode()
+        with family.bound(w.clone()):
+            assert torch.equal(network(inputs), family.forward(None, inputs))
+        kept.append(network._module)
+        before = w.clone()
+        network.give_back()
+        assert torch.equal(w, before)
+    assert kept[0] is kept[1]
+    others = [SeparateModule(family, w)._module for w in models]
+    assert others[0] is kept[0] and others[1] is not kept[0]

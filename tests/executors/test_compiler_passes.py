@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._inductor.utils import fresh_cache
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedlab_runner.core.executor import Executor
-from fedlab_runner.core.layers import pooling
+from fedlab_runner.core.layers import linear, pooling
 from fedlab_runner.executors import _compiler_passes as passes
 from fedlab_runner.executors.graphs import graph_of
 from fedlab_runner.executors.loop import Loop
@@ -41,6 +41,69 @@ def test_a_factor_in_a_sum_is_an_operation_of_its_own(monkeypatch: pytest.Monkey
     for by_layer in (False, True):
         graph_of(lambda: None, layer_by_layer=by_layer)
     assert [type(each) for each in given] == [passes.ExplicitScale] * 2
+
+
+@pytest.fixture
+def fast_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """oneDNN takes products of any size, on every machine that has it."""
+    if not linear.has_onednn():
+        pytest.skip("this build of PyTorch has no oneDNN")
+    monkeypatch.setattr(linear, "pays", lambda: True)
+    monkeypatch.setattr(linear, "MIN_PRODUCT", 4 * 3 * 2)
+
+
+@pytest.mark.usefixtures("fast_products")
+def test_large_products_become_onednns(monkeypatch: pytest.MonkeyPatch) -> None:
+    def products(x: Tensor, w: Tensor, bias: Tensor, y: Tensor) -> list[Tensor]:
+        plain = torch.addmm(bias, x, w), x @ w, torch.addmm(y, x, w), torch.addmm(bias, x, w, alpha=2.0)
+        return [*plain, x[:3] @ w, x[:, :2] @ w[:2], x.double() @ w.double()]
+
+    given = torch.randn(4, 3), torch.randn(3, 2), torch.randn(2), torch.randn(4, 2)
+    traced = make_fx(products)(*given)
+    passes.FastProducts()(traced.graph)
+    traced.recompile()
+    fast = [node for node in traced.graph.nodes if node.target is torch.ops.fedlab.product.default]
+    assert len(fast) == 2 and all(node.meta["val"].shape == (4, 2) for node in fast)
+    for mine, theirs in zip(traced(*given), products(*given), strict=True):
+        torch.testing.assert_close(mine, theirs)
+    key = passes.FastProducts().uuid()
+    monkeypatch.setattr(linear, "pays", lambda: False)
+    assert passes.FastProducts().uuid() != key  # another machine may share the compiler's cache
+    traced = make_fx(products)(*given)
+    passes.FastProducts()(traced.graph)
+    assert not any(node.target is torch.ops.fedlab.product.default for node in traced.graph.nodes)
+
+
+@pytest.mark.slow  # a minute of compiling
+@pytest.mark.usefixtures("fast_products")
+@pytest.mark.filterwarnings("ignore")  # what torch's compiler warns about is not ours
+@pytest.mark.parametrize("most", [1, 10**9], ids=["the gradient by oneDNN", "the update in place"])
+def test_compiled_products_by_onednn_equal_eager_ones(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes, "MIN_VALUES", 1)
+    monkeypatch.setattr(passes, "MAX_UPDATE", most)
+    calls: list[torch.Size] = []
+    native = passes._onednn
+    monkeypatch.setattr(passes, "_onednn", lambda a, *rest: (calls.append(a.get_size()), native(a, *rest))[1])
+    layer, x = nn.Linear(7, 5), torch.randn(6, 7)
+
+    def step(weight: Tensor, bias: Tensor, x: Tensor) -> Tensor:
+        def loss(values: tuple[Tensor, Tensor]) -> Tensor:
+            return torch.nn.functional.linear(torch.nn.functional.linear(x, *values).tanh(), values[0].t()).pow(2).sum()
+
+        value: Tensor
+        (g_weight, g_bias), value = torch.func.grad_and_value(loss)((weight, bias))
+        weight.sub_(0.01 * g_weight)
+        bias.sub_(0.01 * g_bias)
+        return value
+
+    found = []
+    with fresh_cache():  # a graph of before would not be gone through again
+        for of in (graph_of(step, layer_by_layer=True), step):
+            values = [p.detach().clone() for p in (layer.weight, layer.bias)]
+            found.append([of(*values, x) for _ in range(3)] + values)
+    for pair in zip(*found, strict=True):
+        torch.testing.assert_close(*pair)
+    assert len(calls) >= 4
 
 
 @pytest.mark.slow  # minutes of compiling

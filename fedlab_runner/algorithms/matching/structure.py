@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 
 from fedlab_runner.algorithms.matching.neurons import NeuronGroup, NeuronSlice, permute
 from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.layers.linear import Linear
 from fedlab_runner.core.layers.norms import BATCH_NORMS
 from fedlab_runner.core.layers.pooling import Pooling
 from fedlab_runner.core.layers.replacement import CONVOLUTIONS, OURS
@@ -179,7 +180,7 @@ class _Finder:
             return True, value
         if self._ranks.get(name, 0) == 0:  # not called exactly once: its parameters have several uses or none
             return False, None
-        if type(module) in (nn.Linear, *_CONVOLUTIONS):
+        if type(module) in (nn.Linear, Linear, *_CONVOLUTIONS):
             return self._layer(name, module, value)
         if value is None:
             return False, None

@@ -6,10 +6,8 @@ import torch
 from torch import Tensor
 
 from fedlab_runner.core.model_family import Batch, FunctionalModel
+from fedlab_runner.core.transforms import computes_plainly
 from fedlab_runner.core.work import gradient_of
-
-# Torch's own function that gives the innermost transform, such as vmap; None where a version of torch lacks it.
-_transform = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", None)
 
 
 class Gradient(NamedTuple):
@@ -28,8 +26,8 @@ def gradient(model: FunctionalModel, params: Tensor, batch: Batch) -> Gradient:
         value = model.family.loss(there, batch)
         return value, (value, there.buffers)
 
-    plain = _transform is not None and not torch.compiler.is_compiling() and _transform() is None
-    of = gradient_of(objective) if plain else torch.func.grad(objective, has_aux=True)  # autograd knows no transforms
+    plain = computes_plainly()  # autograd knows no transforms
+    of = gradient_of(objective) if plain else torch.func.grad(objective, has_aux=True)
     g, (loss, buffers) = of(params.detach())
     return Gradient(g, loss.detach(), buffers.detach())
 

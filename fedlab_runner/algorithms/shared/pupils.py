@@ -59,7 +59,9 @@ def pupils(groups: Sequence[Group], step: Step, executor: Executor) -> Iterator[
         yield _Stacks(groups, step, executor)
         return
     with team() as its:
-        yield _Networks(groups, step, its)
+        networks = _Networks(groups, step, its)
+        yield networks
+        networks.give_back()
 
 
 class _Network:
@@ -124,6 +126,11 @@ class _Networks:
 
     def learnt(self) -> list[Tensor]:
         return self._students
+
+    def give_back(self) -> None:
+        """Ends their work: the next pupils take over the modules."""
+        for network in self._networks:
+            network.module.give_back()
 
     def _begin(self, frozen_norm: bool) -> None:
         """Sets all networks to training, batch norm on stored statistics where it would see a single example."""

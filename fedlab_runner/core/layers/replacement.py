@@ -4,6 +4,7 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import UninitializedParameter
 
+from fedlab_runner.core.layers import linear
 from fedlab_runner.core.layers.norms import BATCH_NORMS
 from fedlab_runner.core.layers.pooling import Pooling
 from fedlab_runner.core.layers.strided import (
@@ -17,11 +18,12 @@ from fedlab_runner.core.layers.strided import (
 )
 
 CONVOLUTIONS = (StridedConv1d, StridedConv2d, StridedConv3d)  # this package's strided convolutions
-OURS = (Pooling, *CONVOLUTIONS, *BATCH_NORMS)  # all layers of this package
+OURS = (Pooling, linear.Linear, *CONVOLUTIONS, *BATCH_NORMS)  # all layers of this package
 
 
 def prepare(module: nn.Module) -> nn.Module:
-    """Replaces, in place, the module's max poolings by `Pooling` and its strided convolutions of kernel 1.
+    """Replaces, in place, the module's max poolings by `Pooling`, its strided convolutions of kernel 1, and its linear
+    layers by `Linear` where that pays.
 
     Raises ValueError if the module has layers that still have no sizes.
     """
@@ -30,6 +32,8 @@ def prepare(module: nn.Module) -> nn.Module:
     for part in module.modules():
         if type(part) is nn.MaxPool2d:
             part.__class__ = Pooling
+        elif type(part) is nn.Linear and linear.pays():
+            part.__class__ = linear.Linear
         elif isinstance(part, _ConvNd):
             part.__class__ = taking_pixels(part)
         elif not isinstance(part, Guarded) and calls_convolutions(type(part)):
