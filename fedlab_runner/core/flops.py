@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedlab_runner.core.layers.linear import has_onednn
+from fedlab_runner.core.products import has_onednn
 
 
 def _formulas() -> tuple[Any, Any]:
@@ -77,7 +77,7 @@ def _convolution_backward(
 
 
 def _linear(x: Any, weight: Any, *_rest: Any, **_: Any) -> int:
-    """The count for a product by oneDNN (`core.layers.linear`), which has no formula in PyTorch."""
+    """The count for a product by oneDNN (`core.products`), which has no formula in PyTorch."""
     return 2 * int(prod(x)) * int(weight[0])
 
 

@@ -13,7 +13,7 @@ from torch._inductor.pattern_matcher import CallFunction, KeywordArg, Match
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
-from fedlab_runner.core.layers import linear
+from fedlab_runner.core import products
 
 aten = torch.ops.aten
 MIN_VALUES = 2**17  # of a layer: a smaller layer stays in a core's cache, so that the pass gains nothing
@@ -80,10 +80,10 @@ class UpdateInPlace(CustomGraphPass):
 
 
 class FastProducts(CustomGraphPass):
-    """Products of matrices become oneDNN's where it gains (`core.layers.linear`)."""
+    """Products of matrices become oneDNN's where it gains (`core.products`)."""
 
     def __call__(self, graph: Graph) -> None:
-        if not linear.pays():
+        if not products.pays():
             return
         for target in (aten.mm.default, aten.addmm.default):
             for node in graph.find_nodes(op="call_function", target=target):
@@ -96,7 +96,7 @@ class FastProducts(CustomGraphPass):
                     graph.erase_node(node)
 
     def uuid(self) -> bytes:
-        return get_hash_for_files((__file__, linear.__file__)) + bytes([linear.pays()])
+        return get_hash_for_files((__file__, products.__file__)) + bytes([products.pays()])
 
 
 class InTurn(CustomGraphPass):
@@ -115,14 +115,14 @@ class InTurn(CustomGraphPass):
 
 def _updates(w: Tensor, a: Tensor) -> bool:
     """Whether the weights w [n, m] are updated without their gradient a [n, b] @ [b, m]."""
-    fast = linear.pays() and w.dtype == torch.float32 and a.numel() * w.shape[1] >= MAX_UPDATE
+    fast = products.pays() and w.dtype == torch.float32 and a.numel() * w.shape[1] >= MAX_UPDATE
     return w.device.type == "cpu" and w.numel() >= MIN_VALUES and not fast
 
 
 def _multiplies_fast(a: Tensor, b: Tensor, bias: Tensor | None = None) -> bool:
     sizes = *a.shape, b.shape[1]
     known = all(isinstance(n, int) for n in sizes) and a.dtype == torch.float32 and a.device.type == "cpu"
-    return known and (bias is None or bias.dim() == 1) and linear.gains(*sizes)
+    return known and (bias is None or bias.dim() == 1) and products.gains(*sizes)
 
 
 def _replace(match: Match, w: Node, a: Node, b: Node, lr: Node) -> None:

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from torch._inductor.utils import fresh_cache
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from fedlab_runner.core import products
 from fedlab_runner.core.executor import Executor
-from fedlab_runner.core.layers import linear, pooling
+from fedlab_runner.core.layers import pooling
 from fedlab_runner.executors import _compiler_passes as passes
 from fedlab_runner.executors.graphs import graph_of
 from fedlab_runner.executors.loop import Loop
@@ -46,30 +47,30 @@ def test_a_factor_in_a_sum_is_an_operation_of_its_own(monkeypatch: pytest.Monkey
 @pytest.fixture
 def fast_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """oneDNN takes products of any size, on every machine that has it."""
-    if not linear.has_onednn():
+    if not products.has_onednn():
         pytest.skip("this build of PyTorch has no oneDNN")
-    monkeypatch.setattr(linear, "pays", lambda: True)
-    monkeypatch.setattr(linear, "MIN_PRODUCT", 4 * 3 * 2)
+    monkeypatch.setattr(products, "pays", lambda: True)
+    monkeypatch.setattr(products, "MIN_PRODUCT", 4 * 3 * 2)
 
 
 @pytest.mark.usefixtures("fast_products")
 def test_large_products_become_onednns(monkeypatch: pytest.MonkeyPatch) -> None:
-    def products(x: Tensor, w: Tensor, bias: Tensor, y: Tensor) -> list[Tensor]:
+    def several(x: Tensor, w: Tensor, bias: Tensor, y: Tensor) -> list[Tensor]:
         plain = torch.addmm(bias, x, w), x @ w, torch.addmm(y, x, w), torch.addmm(bias, x, w, alpha=2.0)
         return [*plain, x[:3] @ w, x[:, :2] @ w[:2], x.double() @ w.double()]
 
     given = torch.randn(4, 3), torch.randn(3, 2), torch.randn(2), torch.randn(4, 2)
-    traced = make_fx(products)(*given)
+    traced = make_fx(several)(*given)
     passes.FastProducts()(traced.graph)
     traced.recompile()
     fast = [node for node in traced.graph.nodes if node.target is torch.ops.fedlab.product.default]
     assert len(fast) == 2 and all(node.meta["val"].shape == (4, 2) for node in fast)
-    for mine, theirs in zip(traced(*given), products(*given), strict=True):
+    for mine, theirs in zip(traced(*given), several(*given), strict=True):
         torch.testing.assert_close(mine, theirs)
     key = passes.FastProducts().uuid()
-    monkeypatch.setattr(linear, "pays", lambda: False)
+    monkeypatch.setattr(products, "pays", lambda: False)
     assert passes.FastProducts().uuid() != key  # another machine may share the compiler's cache
-    traced = make_fx(products)(*given)
+    traced = make_fx(several)(*given)
     passes.FastProducts()(traced.graph)
     assert not any(node.target is torch.ops.fedlab.product.default for node in traced.graph.nodes)
 

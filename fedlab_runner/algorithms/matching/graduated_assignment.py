@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedlab_runner.algorithms.matching.assignment import hungarian
 from fedlab_runner.algorithms.matching.neurons import NeuronGroup, NeuronSlice
+from fedlab_runner.core.products import add_product
 from fedlab_runner.utils.validate import at_least, finite_above, within
 
 MAX_ITERATIONS_PER_TEMPERATURE = 50  # the authors' code
@@ -106,9 +107,9 @@ class Graduated:
                 for each in compared:
                     both = each.kernel(i).add_(both)
                 before = both.shape[1] // n
-                affinity[i].addmm_(both, of_group[:before].reshape(-1, n))
+                add_product(affinity[i], both, of_group[:before].reshape(-1, n))
                 if not self.pairwise:  # for the models before it the transposed kernels
-                    affinity[:before] += (both.T @ of_group[i]).view(-1, n, n)
+                    add_product(affinity[:before].view(-1, n), both.T, of_group[i])
             affinities.append(affinity[1:])
         return affinities
 
@@ -152,9 +153,9 @@ class _Compared:
         mine, theirs = slice(i * n, (i + 1) * n), slice(before * n)
         power = self._fourth[mine].unsqueeze(1) + self._fourth[theirs]
         # (a - b)^4 = a^4 + b^4 + 6 a^2 b^2 - 4 a^3 b - 4 a b^3: the last three are matrix products
-        power.addmm_(self._square[mine], self._square[theirs].T, alpha=6)
-        power.addmm_(self._cube[mine], self._flat[theirs].T, alpha=-4)
-        power.addmm_(self._flat[mine], self._cube[theirs].T, alpha=-4).clamp_min_(0)
+        add_product(power, self._square[mine], self._square[theirs].T, 6)
+        add_product(power, self._cube[mine], self._flat[theirs].T, -4)
+        add_product(power, self._flat[mine], self._cube[theirs].T, -4).clamp_min_(0)
         kernel = power.sqrt_().sqrt_().mul_(-0.5).exp_().view(n, before, n)
         return kernel.div_(kernel.mean((0, 2)).unsqueeze(1)).view(n, before * n)
 

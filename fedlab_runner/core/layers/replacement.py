@@ -4,7 +4,8 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import UninitializedParameter
 
-from fedlab_runner.core.layers import linear
+from fedlab_runner.core import products
+from fedlab_runner.core.layers.linear import Linear
 from fedlab_runner.core.layers.norms import BATCH_NORMS
 from fedlab_runner.core.layers.pooling import Pooling
 from fedlab_runner.core.layers.strided import (
@@ -18,7 +19,7 @@ from fedlab_runner.core.layers.strided import (
 )
 
 CONVOLUTIONS = (StridedConv1d, StridedConv2d, StridedConv3d)  # this package's strided convolutions
-OURS = (Pooling, linear.Linear, *CONVOLUTIONS, *BATCH_NORMS)  # all layers of this package
+OURS = (Pooling, Linear, *CONVOLUTIONS, *BATCH_NORMS)  # all layers of this package
 
 
 def prepare(module: nn.Module) -> nn.Module:
@@ -32,8 +33,8 @@ def prepare(module: nn.Module) -> nn.Module:
     for part in module.modules():
         if type(part) is nn.MaxPool2d:
             part.__class__ = Pooling
-        elif type(part) is nn.Linear and linear.pays():
-            part.__class__ = linear.Linear
+        elif type(part) is nn.Linear and products.pays():
+            part.__class__ = Linear
         elif isinstance(part, _ConvNd):
             part.__class__ = taking_pixels(part)
         elif not isinstance(part, Guarded) and calls_convolutions(type(part)):

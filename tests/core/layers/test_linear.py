@@ -7,20 +7,21 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
+from fedlab_runner.core import products
 from fedlab_runner.core.flops import FlopCounter
 from fedlab_runner.core.layers import linear
 from fedlab_runner.core.layers.linear import Linear
 from fedlab_runner.core.layers.replacement import prepare
 
-pytestmark = pytest.mark.skipif(not linear.has_onednn(), reason="this build of PyTorch has no oneDNN")
+pytestmark = pytest.mark.skipif(not products.has_onednn(), reason="this build of PyTorch has no oneDNN")
 
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[torch.Size]]:
     """The inputs that oneDNN has taken; it takes small products too, on every machine."""
-    seen, forward = list[torch.Size](), linear._forward
-    monkeypatch.setattr(linear, "_forward", lambda x, w, b: (seen.append(x.shape), forward(x, w, b))[1])
-    monkeypatch.setattr(linear, "pays", lambda: True)
+    seen = list[torch.Size]()
+    monkeypatch.setattr(linear, "by_onednn", lambda a, *rest: (seen.append(a.shape), products.by_onednn(a, *rest))[1])
+    monkeypatch.setattr(products, "pays", lambda: True)
     for bound in ("MIN_PRODUCT", "MIN_TRAINED"):
         monkeypatch.setattr(linear, bound, 1)
     yield seen
@@ -100,7 +101,7 @@ def test_what_it_cannot_take_is_left_to_pytorch(calls: list[torch.Size]) -> None
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(ours(x), theirs(x))
     assert torch.equal(ours(x[0]), theirs(x[0]))
-    assert torch.equal(ours(x[: linear.MIN_ROWS - 1]), theirs(x[: linear.MIN_ROWS - 1]))
+    assert torch.equal(ours(x[: products.MIN_ROWS - 1]), theirs(x[: products.MIN_ROWS - 1]))
     assert torch.equal(ours(x[:0]), theirs(x[:0]))
     assert torch.equal(ours.double()(x.double()), theirs.double()(x.double()))
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
@@ -125,7 +126,7 @@ def test_models_have_such_layers_where_they_pay(monkeypatch: pytest.MonkeyPatch)
         """Of a user, who may compute anything."""
 
     for pays in (True, False):
-        monkeypatch.setattr(linear, "pays", lambda pays=pays: pays)
+        monkeypatch.setattr(products, "pays", lambda pays=pays: pays)
         network = prepare(nn.Sequential(nn.Linear(3, 3), Own(3, 3)))
         assert [type(each) for each in network] == [Linear if pays else nn.Linear, Own]
 
