@@ -52,6 +52,18 @@ class SGD:
         return distances
 
     def step(self, w: Tensor, g: Tensor, slots: tuple[Tensor, ...], lr: float | Tensor, t: int | Tensor) -> None:
+        if (slots or self.weight_decay) and isinstance(lr, float) and _in_one_pass(w, g, *slots):
+            torch._fused_sgd_(
+                *([w], [g.contiguous()], [*slots]),
+                lr=lr,
+                momentum=self.momentum,
+                nesterov=self.nesterov,
+                weight_decay=self.weight_decay,
+                dampening=0.0,
+                maximize=False,
+                is_first_step=False,
+            )
+            return
         if self.weight_decay:
             g = g.add(w, alpha=self.weight_decay)
         if self.momentum:
@@ -80,6 +92,19 @@ class Adam:
 
     def step(self, w: Tensor, g: Tensor, slots: tuple[Tensor, ...], lr: float | Tensor, t: int | Tensor) -> None:
         m, v = slots
+        if isinstance(lr, float) and isinstance(t, int) and _in_one_pass(w, g, m, v):
+            fused = torch._fused_adamw_ if self.decoupled else torch._fused_adam_
+            fused(
+                *([w], [g.contiguous()], [m], [v], [], [torch.tensor(t + 1.0)]),
+                lr=lr,
+                beta1=self.beta1,
+                beta2=self.beta2,
+                eps=self.eps,
+                weight_decay=self.weight_decay,
+                amsgrad=False,
+                maximize=False,
+            )
+            return
         if self.weight_decay and self.decoupled:
             w.mul_(1 - lr * self.weight_decay)
         elif self.weight_decay:
@@ -130,6 +155,16 @@ class Bounded:
     def step(self, w: Tensor, g: Tensor, slots: tuple[Tensor, ...], lr: float | Tensor, t: int | Tensor) -> None:
         self.inner.step(w, g, slots, lr, t)
         w.clamp_(self.low, self.high)
+
+
+def _in_one_pass(w: Tensor, g: Tensor, *slots: Tensor) -> bool:
+    """Whether PyTorch's fused step takes these tensors: on a CPU, alike, and each value in its place in memory.
+
+    It reads and writes each value once, which takes a third of the time of one operation after another. On a GPU the
+    operations of a step are few beside those of the network.
+    """
+    alike = g.shape == w.shape and g.dtype == w.dtype and g.device == w.device
+    return alike and all(x.device.type == "cpu" and x.is_contiguous() for x in (w, *slots))
 
 
 def zero_slots(optimizer: Optimizer, w: Tensor) -> tuple[Tensor, ...]:

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from fedlab_runner.core.products import MIN_PRODUCT, MIN_ROWS, by_onednn
 from fedlab_runner.core.transforms import computes_plainly
 
-MIN_TRAINED = 5_000_000  # multiplications of a layer whose gradient is taken, which costs calls of Python
+# Multiplications for each thread of a layer whose gradient is taken, which costs calls of Python.
+MIN_TRAINED = 5_000_000
 
 
 class Linear(nn.Linear):
@@ -16,7 +17,8 @@ class Linear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         trained = torch.is_grad_enabled()
-        if input.numel() * self.out_features < (MIN_TRAINED if trained else MIN_PRODUCT) or not _takes(self, input):
+        work, least = input.numel() * self.out_features, MIN_TRAINED if trained else MIN_PRODUCT
+        if work < least or work < least * torch.get_num_threads() or not _takes(self, input):
             return super().forward(input)
         if not trained:
             return by_onednn(input, self.weight.t(), self.bias)

@@ -22,6 +22,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[torch.Size]]:
     seen = list[torch.Size]()
     monkeypatch.setattr(linear, "by_onednn", lambda a, *rest: (seen.append(a.shape), products.by_onednn(a, *rest))[1])
     monkeypatch.setattr(products, "pays", lambda: True)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     for bound in ("MIN_PRODUCT", "MIN_TRAINED"):
         monkeypatch.setattr(linear, bound, 1)
     yield seen
@@ -116,9 +117,11 @@ def test_small_products_are_pytorchs(calls: list[torch.Size], monkeypatch: pytes
     with torch.no_grad():
         close(ours(x), theirs(x))
     assert len(calls) == 1
-    monkeypatch.setattr(linear, "MIN_PRODUCT", 6 * 7 * 5 + 1)
-    with torch.no_grad():
-        assert torch.equal(ours(x), theirs(x)) and len(calls) == 1
+    for threads, bound in ((1, 6 * 7 * 5 + 1), (2, 6 * 7 * 5)):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        monkeypatch.setattr(linear, "MIN_PRODUCT", bound)
+        with torch.no_grad():
+            assert torch.equal(ours(x), theirs(x)) and len(calls) == 1
 
 
 def test_models_have_such_layers_where_they_pay(monkeypatch: pytest.MonkeyPatch) -> None:
