@@ -16,6 +16,8 @@ class Linear(nn.Linear):
     """PyTorch's linear layer, with the same values and gradients up to rounding."""
 
     def forward(self, input: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():  # the compiler's passes choose
+            return super().forward(input)
         trained = torch.is_grad_enabled()
         work, least = input.numel() * self.out_features, MIN_TRAINED if trained else MIN_PRODUCT
         if work < least or work < least * torch.get_num_threads() or not _takes(self, input):
