@@ -53,6 +53,7 @@ class Pair:
         self.family = first.like(partial(_both, first, second))
         self.family.models = [*first.models, *second.models]
         self.family.draws |= second.draws
+        self.family.mixes |= first.mixes or second.mixes
         self.family.alone = first.alone or second.alone
 
     def join(self, first: Tensor, second: Tensor) -> Tensor:

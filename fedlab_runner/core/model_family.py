@@ -116,13 +116,13 @@ class ModelFamily:
         variances = [torch.full((n,), k.endswith("running_var")) for k, _, n in self._buffers]
         self._variances = torch.cat([*variances, torch.empty(0, dtype=torch.bool)]).to(device)  # [B]
         self.has_batch_norm = bool(batch_norms(self.module))
-        self.keeps_statistics = keeps_statistics(self.module)  # which an example that pads a minibatch would change
+        self.mixes = keeps_statistics(self.module)  # whether, in training, an example changes another's logits
         self._mode: tuple[bool, bool] | None = None  # the last arguments of `mode`
         self._flops: dict[torch.Size, Flops] = {}
         self.compiled: dict[Any, Any] = {}  # compiled functions of this family, None where that failed
         self.has_convolution = has_convolution(self.module)
         self.draws = drops_out(self.module)  # whether training draws random numbers
-        self.alone: str | None = None  # why models cannot compute side by side; `core.network_trial` finds both
+        self.alone: str | None = None  # why models cannot compute side by side; `core.network_trial` finds all three
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what executors have compiled, which is of one process."""
@@ -216,7 +216,8 @@ class ModelFamily:
         """The family of another architecture with this one's classes, normalisation, precision and loss function."""
         kept = ("normalize", "device", "dtype", "autocast", "loss_function")
         found = ModelFamily(build, self.num_classes, **{name: getattr(self, name) for name in kept})
-        found.draws, found.alone = found.draws or self.draws, self.alone
+        found.draws, found.mixes = found.draws or self.draws, found.mixes or self.mixes
+        found.alone = self.alone
         return found
 
     def build(self) -> nn.Module:

@@ -17,16 +17,17 @@ MAX_STEP_FLOPS = 5e8  # of an example, up to which models are tried side by side
 MAX_SHOWN = 120  # characters of torch's reason
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-2}  # see `tolerance_of`
 AUTOCAST_TOLERANCE = 0.2  # the same with autocast
+MIXED = 1e-3  # by what share of their length logits differ, above which it is no rounding
 LEAST_STEP = 1e-3  # length of a gradient, below which it is rounding
 
 
 def try_network(family: ModelFamily, inputs: Tensor) -> None:
     """Applies a family's network to two of the stored inputs [n, ...], in evaluation and in training mode. Notes in
-    `family.draws` whether it draws random numbers in training, and in `family.alone` why its models cannot compute side
-    by side.
+    `family.draws` whether it draws random numbers in training, in `family.mixes` whether it mixes the examples of a
+    minibatch, and in `family.alone` why its models cannot compute side by side.
 
-    Raises ValueError if the network has nothing to train, does not give logits, writes into its inputs, or draws random
-    numbers in evaluation, and UserError if it takes them from elsewhere than torch.
+    Raises ValueError if the network has nothing to train, does not give logits, writes into its inputs, or in
+    evaluation draws random numbers or mixes examples, and UserError if it takes numbers from elsewhere than torch.
     """
     if not family.num_params:
         raise ValueError("the model has no parameter to train")
@@ -37,8 +38,15 @@ def try_network(family: ModelFamily, inputs: Tensor) -> None:
             "alone, as F.dropout(x, p, training=self.training) does"
         )
     family.draws |= _draws(family, two, training=True)
-    example = family.normalize(two, family.dtype)
-    example = example + torch.linspace(-0.1, 0.1, example.numel()).view(example.shape).to(example)  # may be one twice
+    three = family.normalize(inputs[[0, -1, len(inputs) // 2]].to(family.device), family.dtype)
+    three = three + torch.linspace(-0.1, 0.1, three.numel()).view(three.shape).to(three)  # may be one three times
+    example = three[:2]
+    if _mixes(family, three, training=False):
+        raise ValueError(
+            "the model's logits for an example depend in evaluation on the other examples of its batch, so that no "
+            "metric would be of the model: a batch norm needs track_running_stats=True, a mean over examples has to go"
+        )
+    family.mixes |= not family.draws and _mixes(family, three, training=True)
     if family.flops(example).step <= MAX_STEP_FLOPS:
         with own_generators(family.device):
             family.alone = _obstacle(family, example)
@@ -65,6 +73,19 @@ def _draws(family: ModelFamily, inputs: Tensor, training: bool) -> bool:
 
     seeded(logits, 0, "forward()", family.device)
     return states[0] != states[1]
+
+
+def _mixes(family: ModelFamily, three: Tensor, training: bool) -> bool:
+    """Whether the last of three examples changes the logits of the others."""
+
+    def logits(inputs: Tensor) -> Tensor:
+        with torch.no_grad(), own_generators(family.device), family.bound(family.vector(family.module)):
+            family.mode(training)
+            found: Tensor = family.module(inputs)[:2]
+        return found
+
+    alone, beside = logits(three[:2]), logits(three)
+    return bool((alone - beside).norm() > MIXED * alone.norm())  # false for what is not a number
 
 
 def _obstacle(family: ModelFamily, inputs: Tensor) -> str | None:

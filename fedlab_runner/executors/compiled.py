@@ -32,11 +32,11 @@ MAX_GATHERED_BYTES = 2**19  # of examples that one call gathers for several step
 def in_layers(work: Work) -> bool:
     """Whether a compiled step can move the work's models layer by layer.
 
-    A function that each round makes would be compiled in each round. Dropout would draw other masks, and batch norm
-    would see the examples that fill up a minibatch.
+    A function that each round makes would be compiled in each round. Dropout would draw other masks, and what mixes
+    examples would see those that fill up a minibatch.
     """
-    same = all(map(lasts, (work.loss, work.penalty, work.perturb, work.correct, work.per_step)))
-    return same and not work.family.writes_buffers and not work.family.draws
+    family, same = work.family, all(map(lasts, (work.loss, work.penalty, work.perturb, work.correct, work.per_step)))
+    return same and not (family.writes_buffers or family.draws or family.mixes or family.alone)
 
 
 def is_ready(work: Work, clients: int) -> bool:

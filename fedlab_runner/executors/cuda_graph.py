@@ -73,7 +73,7 @@ class CudaGraph(Vectorized):
         key = work.family, work.family.active_part, models, frozen, self.compile, *how, *added, *shapes
         if key not in notes:
             gradient = self._of_all(work.select(chunk.rows[:1]))  # one row: a kept step keeps its work in memory
-            notes[key] = RecordedStep(work, models, gradient, padded=not work.family.keeps_statistics)
+            notes[key] = RecordedStep(work, models, gradient, padded=not work.family.mixes)
         recorded: RecordedStep = notes[key]
         return recorded
 

@@ -5,7 +5,9 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from fedlab_runner.utils.files import user_cache
 _log = logging.getLogger(__name__)
 Graph = Callable[..., Any]  # a compiled function
 _numbers = itertools.count()  # of the graphs of this process
+_whole_only: ContextVar[bool] = ContextVar("whole_only", default=False)  # see `whole_graphs`
 _BROKEN_LIBRARY = re.compile(r"ImportError: (\S+\.so): ")  # in an error of the compiler
 
 
@@ -26,18 +29,31 @@ def has_compiler() -> bool:
     return any(map(shutil.which, ("c++", "g++", "clang++")))
 
 
+@contextmanager
+def whole_graphs() -> Iterator[None]:
+    """A context in which a function that the compiler cannot read whole is an error."""
+    token = _whole_only.set(True)
+    try:
+        yield
+    finally:
+        _whole_only.reset(token)
+
+
 def graph_of(function: Any, *, layer_by_layer: bool = False, whole: bool = False) -> Graph:
     """Compiles a Python function with torch.compile in such a way that the process can still fork.
 
     The user's cache folder keeps compiled code for later runs, by type of machine. The environment variable
     TORCHINDUCTOR_CACHE_DIR names another folder. If a library in the cache cannot be loaded, because a killed process
-    has left it half-written, this compiles it again. With `whole` nothing of the function stays Python, so that several
-    threads may call it.
+    has left it half-written, this compiles it again. If the compiler cannot read the whole function, parts of it stay
+    Python, which can be slower than no compiler; the log says so. With `whole`, as several threads need it, that is an
+    error.
     """
     # torch's default, the system's folder for temporary files, is empty after a restart and, on a cluster, for each
     # job.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(user_cache() / "compiled" / machine_type()))
-    from fedlab_runner.executors import _compiler_passes as passes  # imports the compiler: a second
+    from torch._dynamo.exc import Unsupported  # imports the compiler: a second
+
+    from fedlab_runner.executors import _compiler_passes as passes
 
     # A process's first gradient decides whether autograd starts threads; a fork of a process with such threads has no
     # autograd. The compiler knows more devices than the machine has, so that it must not compute the first gradient.
@@ -56,12 +72,19 @@ def graph_of(function: Any, *, layer_by_layer: bool = False, whole: bool = False
     # remembers shapes by the name of the code: those of another model would make sizes of this one variable.
     code = function.__code__
     function.__code__ = code.replace(co_name=f"{code.co_name}_{next(_numbers)}")
-    compiled: Graph = torch.compile(function, fullgraph=whole, options=options)
+    compiled: Graph = torch.compile(function, fullgraph=True, options=options)
 
     def step(*args: Any) -> Any:
+        nonlocal compiled
         while True:
             try:
                 return compiled(*args)
+            except Unsupported as error:
+                if whole or _whole_only.get():
+                    raise
+                reason = (str(error).splitlines() or [repr(error)])[0]
+                _log.warning("the compiler cannot read the whole step, so that compile=false may be faster: %s", reason)
+                compiled = torch.compile(function, options=options)
             except RuntimeError as error:  # the compiler's error, which holds the import's
                 broken = _BROKEN_LIBRARY.search(str(error))
                 if broken is None or not Path(broken[1]).exists():

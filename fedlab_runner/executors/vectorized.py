@@ -129,8 +129,8 @@ def _train_clients(work: Work, chunk: np.ndarray, models: Tensor, step: Gradient
     places = torch.arange(work.local.batch_size, device=family.device)
     fixed = work.own(chunk, 0) if work.per_step is None else None
     for t in range(plan.sizes.shape[1]):
-        for rows, most in blocks(plan.sizes[:, t], family.keeps_statistics):
-            if full_width and not family.keeps_statistics:  # constant shapes spare the compiler
+        for rows, most in blocks(plan.sizes[:, t], family.mixes):
+            if full_width and not family.mixes:  # constant shapes spare the compiler
                 most = work.local.batch_size
             index = plan.indices[rows, t, :most]
             mask = (places[:most] < sizes[rows, t, None]).to(family.dtype)

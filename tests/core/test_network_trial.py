@@ -14,6 +14,7 @@ from fedlab_runner.core.joined_models import Pair
 from fedlab_runner.core.network_trial import try_network
 from fedlab_runner.executors._autotune.ways import fitting
 from fedlab_runner.executors.auto import Auto
+from fedlab_runner.executors.compiled import in_layers
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.vectorized import Vectorized
 from fedlab_runner.utils.errors import UserError
@@ -46,6 +47,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
         rf"logits .*here \[2, {CLASSES}\], got \[2, 2\] of torch.float64",
     ),
     "no numbers": (lambda logits, training: logits > 0, "of torch.bool"),
+    "mixes": (lambda logits, training: logits - logits.mean(0), "depend in evaluation on the other examples"),
     "more in training": (lambda logits, training: (logits, logits) if training else logits, "got a tuple"),
 }
 
@@ -57,6 +59,29 @@ def test_training_that_draws_is_noted(name: str) -> None:
     assert not family.draws
     try_network(family, INPUTS)
     assert family.draws and family.like(mlp).draws and Pair(still, family).family.draws
+
+
+MIXING: dict[str, Change] = {
+    "mean": lambda logits, training: logits - logits.mean(0) if training else logits,
+    "scale": lambda logits, training: logits / logits.square().mean() if training else logits,
+}
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_training_that_mixes_examples_is_noted(name: str) -> None:
+    """No layer tells it. Examples that fill up a minibatch would be seen."""
+    fed, still = federation((9, 20, 5), build=lambda: Changed(MIXING[name])), model_family()
+    family = fed.family
+    assert not family.mixes
+    try_network(family, INPUTS)
+    assert family.mixes and family.like(mlp).mixes
+    assert Pair(still, family).family.mixes and Pair(family, still).family.mixes
+    work = work_of(fed)
+    assert not in_layers(work)
+    expected, _ = Loop(compile=False).train(work)
+    for chunk_size in (2, None):
+        y, _ = Vectorized(chunk_size=chunk_size, compile=False).train(work)
+        torch.testing.assert_close(y, expected, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -77,7 +102,7 @@ class Recurrent(nn.Module):
 
 
 def branching(logits: Tensor, training: bool) -> Tensor:
-    return logits * 2 if logits.mean() > 0 else logits
+    return logits * 2 if training and logits.mean() > 0 else logits
 
 
 @pytest.mark.parametrize("build", [Recurrent, lambda: Changed(branching)])
@@ -104,7 +129,7 @@ def test_what_torch_cannot_compute_side_by_side_trains_alone(build: Callable[[],
 def test_what_can_is_known(build: Callable[[], nn.Module]) -> None:
     family = model_family(build)
     try_network(family, INPUTS)
-    assert family.alone is None
+    assert family.alone is None and family.mixes == (build is normed)
 
 
 def test_other_numbers_side_by_side_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,8 +67,8 @@ class ServerGradient:
         replaced = {k: leaf.detach() for (k, _), leaf in named if k in instead}
         self._values = replaced | ({} if training else family.buffer_views(buffers))  # that have no gradient
         self._rows = w.new_zeros(0, family.num_params)
-        # Batch norm in training needs the whole minibatch, and dropout draws from one stream.
-        whole = training and (family.keeps_statistics or family.draws)
+        # What mixes examples, as batch norm does, needs the whole minibatch, and dropout draws from one stream.
+        whole = training and (family.mixes or family.draws)
         self._most = 1 if whole or family.device.type != "cpu" else of.size
         # The shape and the loss of the first minibatch, and whether minibatches like it are compiled.
         self._compiled: tuple[torch.Size, Loss | None, bool] | None = None

@@ -14,6 +14,7 @@ from fedlab_runner.core.executor import Executor
 from fedlab_runner.core.network_trial import tolerance_of
 from fedlab_runner.core.work import Work
 from fedlab_runner.executors._chunks import wait_for
+from fedlab_runner.executors.graphs import whole_graphs
 from fedlab_runner.utils.system import busy_cores
 
 _log = logging.getLogger(__name__)
@@ -99,7 +100,8 @@ def _tried(work: Work, executors: Mapping[str, Executor], once: dict[str, float]
     for name, executor in executors.items():
         began = time.perf_counter()
         try:
-            models[name] = _trained(executor, work)
+            with whole_graphs():
+                models[name] = _trained(executor, work)
         except Exception as error:  # the compiler failed, or memory is too small: other executors remain
             _log.warning(
                 "executor=%s cannot carry out this work: %s", name, (str(error).splitlines() or [repr(error)])[0]

@@ -1,0 +1,72 @@
+"""A step that the compiler cannot read whole is told of, and executor=auto does not take it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedlab_runner.executors._autotune.measure import agrees
+from fedlab_runner.executors.graphs import graph_of, whole_graphs
+from fedlab_runner.executors.loop import Loop
+from tests.helpers.toy import CLASSES, federation
+from tests.helpers.work import work_of
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # what torch's compiler warns about is not ours
+
+
+class Broken(nn.Module):
+    """Its second layer is in another graph than its first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 4), nn.Linear(4, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x).relu()
+        torch._dynamo.graph_break()
+        result: Tensor = self.second(hidden)
+        return result
+
+
+@pytest.fixture(autouse=True)
+def _read_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Functions are read by the compiler and run as they are: it writes no code."""
+    compile = torch.compile
+
+    def read(function: Callable[..., Any], fullgraph: bool = False, options: Any = None) -> Callable[..., Any]:
+        return compile(function, fullgraph=fullgraph, backend="eager")
+
+    monkeypatch.setattr(torch, "compile", read)
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The lines of this package; the compiler has a log of its own."""
+    return [record.getMessage() for record in caplog.records if record.name.startswith("fedlab_runner")]
+
+
+def test_the_log_tells_it_once(caplog: pytest.LogCaptureFixture) -> None:
+    def function(x: Tensor) -> Tensor:
+        y = x + 1
+        torch._dynamo.graph_break()
+        return 2 * y
+
+    graph, x = graph_of(function), torch.ones(2)
+    for _ in range(2):
+        assert torch.equal(graph(x), 2 * (x + 1))
+    (line,) = told(caplog)
+    assert line.startswith("the compiler cannot read the whole step, so that compile=false may be faster: ")
+    assert "\n" not in line
+    with pytest.raises(RuntimeError, match="graph_break"):
+        graph_of(function, whole=True)(x)
+    with whole_graphs(), pytest.raises(RuntimeError, match="graph_break"):
+        graph_of(function)(x)
+
+
+@pytest.mark.parametrize("build", [Broken, None])
+def test_a_trial_refuses_it(build: Callable[[], nn.Module] | None, caplog: pytest.LogCaptureFixture) -> None:
+    fed = federation(**({} if build is None else {"build": build}))
+    agreed = agrees(work_of(fed), "loop compiled", Loop(compile=True), Loop(compile=False))
+    assert agreed == (build is None)
+    assert any("cannot carry out this work" in line for line in told(caplog)) == (build is Broken)
