@@ -35,12 +35,11 @@ def _product(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     return a @ b if bias is None else torch.addmm(bias, a, b)
 
 
-_onednn = fallback_handler(torch.ops.mkldnn._linear_pointwise.default, add_to_fallback_set=False)  # type: ignore[no-untyped-call]
-
-
 @register_lowering(torch.ops.fedlab.product.default, type_promotion_kind=None)
 def _called(a: Any, b: Any, bias: Any) -> Any:
-    return _onednn(a, permute(b, [1, 0]), bias, "none", [], "")
+    native = torch.ops.mkldnn._linear_pointwise.default  # which builds without oneDNN lack
+    call = fallback_handler(native, add_to_fallback_set=False)  # type: ignore[no-untyped-call]
+    return call(a, permute(b, [1, 0]), bias, "none", [], "")
 
 
 class ExplicitScale(CustomGraphPass):
