@@ -17,7 +17,6 @@ MAX_STEP_FLOPS = 5e8  # of an example, up to which models are tried side by side
 MAX_SHOWN = 120  # characters of torch's reason
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-2}  # see `tolerance_of`
 AUTOCAST_TOLERANCE = 0.2  # the same with autocast
-MIXED = 1e-3  # by what share of their length logits differ, above which it is no rounding
 LEAST_STEP = 1e-3  # length of a gradient, below which it is rounding
 
 
@@ -85,7 +84,8 @@ def _mixes(family: ModelFamily, three: Tensor, training: bool) -> bool:
         return found
 
     alone, beside = logits(three[:2]), logits(three)
-    return bool((alone - beside).norm() > MIXED * alone.norm())  # false for what is not a number
+    # Without autocast. False for what is not a number.
+    return bool((alone - beside).norm() > TOLERANCE[family.dtype] * alone.norm())
 
 
 def _obstacle(family: ModelFamily, inputs: Tensor) -> str | None:
