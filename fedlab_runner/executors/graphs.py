@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -51,7 +52,7 @@ def graph_of(function: Any, *, layer_by_layer: bool = False, whole: bool = False
     # torch's default, the system's folder for temporary files, is empty after a restart and, on a cluster, for each
     # job.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(user_cache() / "compiled" / machine_type()))
-    from torch._dynamo.exc import Unsupported  # imports the compiler: a second
+    from torch._dynamo.utils import counters  # imports the compiler: a second
 
     from fedlab_runner.executors import _compiler_passes as passes
 
@@ -72,19 +73,23 @@ def graph_of(function: Any, *, layer_by_layer: bool = False, whole: bool = False
     # remembers shapes by the name of the code: those of another model would make sizes of this one variable.
     code = function.__code__
     function.__code__ = code.replace(co_name=f"{code.co_name}_{next(_numbers)}")
-    compiled: Graph = torch.compile(function, fullgraph=True, options=options)
+    compiled: Graph = torch.compile(function, fullgraph=whole, options=options)
+    known = False  # whether the compiler has read the function
 
     def step(*args: Any) -> Any:
-        nonlocal compiled
+        nonlocal known
+        if known:
+            return call(*args)
+        before = Counter(counters["graph_break"])
+        found = call(*args)
+        known = True
+        _tell(list(counters["graph_break"] - before))
+        return found
+
+    def call(*args: Any) -> Any:
         while True:
             try:
                 return compiled(*args)
-            except Unsupported as error:
-                if whole or _whole_only.get():
-                    raise
-                reason = (str(error).splitlines() or [repr(error)])[0]
-                _log.warning("the compiler cannot read the whole step, so that compile=false may be faster: %s", reason)
-                compiled = torch.compile(function, options=options)
             except RuntimeError as error:  # the compiler's error, which holds the import's
                 broken = _BROKEN_LIBRARY.search(str(error))
                 if broken is None or not Path(broken[1]).exists():
@@ -93,6 +98,17 @@ def graph_of(function: Any, *, layer_by_layer: bool = False, whole: bool = False
                 Path(broken[1]).unlink()
 
     return step
+
+
+def _tell(breaks: list[str]) -> None:
+    """Says where the compiler left a step to Python, or raises RuntimeError in the context of `whole_graphs`."""
+    if not breaks:
+        return
+    reason = breaks[0].partition("\n")[0]
+    line = f"the compiler cannot read the whole step, so that compile=false may be faster: {reason}"
+    if _whole_only.get():
+        raise RuntimeError(line)
+    _log.warning(line)
 
 
 def kept_graph(family: ModelFamily, key: Hashable, make: Callable[[], Graph], *, layer_by_layer: bool = False) -> Graph:

@@ -60,8 +60,19 @@ def test_the_log_tells_it_once(caplog: pytest.LogCaptureFixture) -> None:
     assert "\n" not in line
     with pytest.raises(RuntimeError, match="graph_break"):
         graph_of(function, whole=True)(x)
-    with whole_graphs(), pytest.raises(RuntimeError, match="graph_break"):
+    with whole_graphs(), pytest.raises(RuntimeError, match="cannot read the whole step"):
         graph_of(function)(x)
+
+
+def test_many_shapes_are_no_fault(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler gives up after some of them, and leaves the others as they are."""
+    monkeypatch.setattr("torch._dynamo.config.recompile_limit", 2)
+    graph = graph_of(lambda x, n: x.view(n, -1).sum(1))
+    with whole_graphs():
+        for n in range(1, 12):
+            x = torch.ones(n, n)
+            assert torch.equal(graph(x, n), x.sum(1))
+    assert not told(caplog)
 
 
 @pytest.mark.parametrize("build", [Broken, None])
