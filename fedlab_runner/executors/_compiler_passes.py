@@ -38,7 +38,7 @@ def _product(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
 @register_lowering(torch.ops.fedlab.product.default, type_promotion_kind=None)
 def _called(a: Any, b: Any, bias: Any) -> Any:
     native = torch.ops.mkldnn._linear_pointwise.default  # which builds without oneDNN lack
-    call = fallback_handler(native, add_to_fallback_set=False)  # type: ignore[no-untyped-call]
+    call = fallback_handler(native, add_to_fallback_set=False)  # type: ignore[no-untyped-call]  # torch has no types
     return call(a, permute(b, [1, 0]), bias, "none", [], "")
 
 

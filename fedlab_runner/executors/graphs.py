@@ -62,10 +62,10 @@ def graph_of(function: Any, *, layer_by_layer: bool = False, whole: bool = False
     torch.autograd.grad(one * 2, one)
     # This logger warns at length that the machine has no GPU.
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
-    products = [passes.UpdateInPlace()] if layer_by_layer else []
+    updates = [passes.UpdateInPlace()] if layer_by_layer else []
     options: dict[str, Any] = {
         "post_grad_custom_pre_pass": passes.ExplicitScale(),
-        "post_grad_custom_post_pass": passes.InTurn([*products, passes.FastProducts()]),
+        "post_grad_custom_post_pass": passes.InTurn([*updates, passes.FastProducts()]),
     }
     if layer_by_layer:  # every step has the same tensors as layers
         options["guard_filter_fn"] = torch.compiler.keep_tensor_guards_unsafe

@@ -19,8 +19,8 @@ class Linear(nn.Linear):
         if torch.compiler.is_compiling():  # the compiler's passes choose
             return super().forward(input)
         trained = torch.is_grad_enabled()
-        work, least = input.numel() * self.out_features, MIN_TRAINED if trained else MIN_PRODUCT
-        if work < least or work < least * torch.get_num_threads() or not _takes(self, input):
+        least = (MIN_TRAINED if trained else MIN_PRODUCT) * torch.get_num_threads()
+        if input.numel() * self.out_features < least or not _takes(self, input):
             return super().forward(input)
         if not trained:
             return by_onednn(input, self.weight.t(), self.bias)
