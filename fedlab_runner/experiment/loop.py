@@ -134,8 +134,9 @@ class Simulation:
                 timings = {"round": trained - started, "evaluation": done - trained, "wall": done - began}
                 timings = self.fed.metrics.timings | {f"time/{key}": value for key, value in timings.items()}
                 attempt.at("records")
-                recorder.log(now.round + 1, metrics, timings)
-                now = Snapshot(now.round + 1, state, self.fed.state_dict(), memory)
+                with signals.deferred():  # so that the checkpoint of a stopped run has the round of the last row
+                    recorder.log(now.round + 1, metrics, timings)
+                    now = Snapshot(now.round + 1, state, self.fed.state_dict(), memory)
                 if self.evaluation.due(now.round, self.rounds):
                     evaluation = done - trained
                 if now.round in (first + 1, first + WARM_ROUND):

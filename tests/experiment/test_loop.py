@@ -31,7 +31,7 @@ from fedlab_runner.executors.loop import Loop
 from fedlab_runner.experiment.loop import Simulation
 from fedlab_runner.experiment.run import run_in
 from fedlab_runner.experiment.setup import prepare
-from fedlab_runner.tracking.recorder import with_digest, write_summary
+from fedlab_runner.tracking.recorder import Recorder, with_digest, write_summary
 from fedlab_runner.utils import signals
 from fedlab_runner.utils.errors import Diverged, Interrupted, UserError
 from tests.helpers.composed import composed, files
@@ -217,6 +217,23 @@ def test_a_signal_whose_exception_is_lost_stops_the_run_after_its_round(
     assert final(tmp_path, *overrides)[0] == 5, "the round in which it came was whole"
     run_in(tmp_path, composed(*overrides))
     assert len(rows(tmp_path)) == 10, "a signal of before does not stop the next run"
+
+
+def test_a_signal_that_comes_with_a_row_leaves_the_checkpoint_of_that_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = ("algorithm=fedavg", "rounds=9", EVERY, "executor=loop")
+    log = Recorder.log
+
+    def signalled(self: Recorder, round: int, *more: Any) -> None:
+        log(self, round, *more)
+        if round == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch, signals.raised(), pytest.raises(Interrupted):
+        patch.setattr(Recorder, "log", signalled)
+        run_in(tmp_path, composed(*overrides))
+    assert final(tmp_path, *overrides)[0] == 4 == len(rows(tmp_path)) - 1
 
 
 class Dying:
