@@ -15,7 +15,7 @@ from fedlab_runner.algorithms.shared.averaging import MODEL_POLICIES, Models, ch
 from fedlab_runner.core.algorithm import ServerAlgorithm
 from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.federation import Federation
-from fedlab_runner.core.footprint import CohortLoad, Footprint, MemoryItem
+from fedlab_runner.core.footprint import FEWER, CohortLoad, Footprint, MemoryItem
 from fedlab_runner.core.model_family import Batch, FunctionalModel
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.core.updates import Updates
@@ -24,6 +24,7 @@ from fedlab_runner.utils.validate import at_least, one_of, unused
 
 FIRST_MODELS = ("same", "own")  # values of the field `first_models`
 SWEEPS = 5  # where the field is null
+COMPARED = 3  # rows of a layer that the matching holds besides the clients': the server's sums, and parts of the gain
 
 
 class FedMAState(NamedTuple):
@@ -72,7 +73,7 @@ class FedMA(ServerAlgorithm[FedMAState, Models]):
     late_policy: str
     weighting: str
 
-    model_copies: ClassVar[int] = 3  # y, the same in order, and what is compared of a layer
+    model_copies: ClassVar[int] = 2  # y, and the same in order
 
     def __post_init__(self) -> None:
         at_least(0, sweeps=self.sweeps)
@@ -103,10 +104,16 @@ class FedMA(ServerAlgorithm[FedMAState, Models]):
         return "which moves neurons to new places, so that the parts at home would no longer fit them"
 
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
-        kept = MemoryItem(
-            load.starting * fed.family.size, "the models in the last matching", "set algorithm.layerwise=false"
-        )
-        found = self.holding([kept] if self.layerwise else [])
+        held: list[MemoryItem] = []
+        if self.layerwise:
+            kept = load.starting * fed.family.size
+            held = [MemoryItem(kept, "the models in the last matching", "set algorithm.layerwise=false")]
+        if self.matched:
+            model = torch.empty(fed.family.size, device="meta")
+            largest = max(group.incoming(model).numel() for group in require_groups(self, fed))
+            values = (load.arriving + COMPARED) * largest
+            held.append(MemoryItem(values, "comparing their neurons", FEWER, merging=True, saved=False))
+        found = self.holding(held)
         return found._replace(training_copies=1 + self._keeps_models)  # starts of their own, and the trained models
 
     @property

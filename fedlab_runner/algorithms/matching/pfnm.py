@@ -89,9 +89,13 @@ class PFNM:
         p, p0, mu0 = self.sigma**-2, self.sigma0**-2, self.mu0[columns]
         precision, natural = p0 + p * server.mass, p0 * mu0 + p * server.total  # s and g [L, e]
         inverse = 1 / (p + precision)
-        own = square.unsqueeze(1) * inverse.T if inverse.shape[1] == 1 else v.square() @ inverse.T
-        gain = (v @ (natural * inverse).T).mul_(2 * p).add_(own, alpha=p * p)
-        gain += (natural.square() * (inverse - 1 / precision)).sum(1)
+        if inverse.shape[1] == 1:  # all columns alike
+            own, common = square.unsqueeze(1) * inverse.T, (v @ natural.T).mul_(inverse.T)
+            length = _squares(natural) * (inverse - 1 / precision).squeeze(1)
+        else:
+            own, common = v.square() @ inverse.T, v @ (natural * inverse).T
+            length = (natural.square() * (inverse - 1 / precision)).sum(1)
+        gain = common.mul_(2 * p).add_(own, alpha=p * p).add_(length)
         count = server.holders.clamp(1, MAX_POPULARITY).to(v.dtype)
         gain += (count / (num_clients - count).clamp_min(1)).log()
         if server.covered is None:
