@@ -17,6 +17,7 @@ from hydra.utils import get_class
 from fedlab_runner.utils import checksummed_json
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.files import user_cache, write_text_atomically
+from fedlab_runner.utils.own_modules import is_installed
 
 Code = dict[str, str]  # digests by module
 MAX_MODULES_SHOWN = 4  # that a message names
@@ -48,7 +49,7 @@ def code_of(config: Mapping[str, Any], bases: bool = True) -> Code:
         path = _path(name)
         if name in found or path is None:
             continue
-        beside = any(path.is_relative_to(home) for home in homes) and not _is_installed(path)
+        beside = any(path.is_relative_to(home) for home in homes) and not is_installed(path)
         if not (beside or name.partition(".")[0] in packages):
             continue
         source = _source(name, path)
@@ -97,11 +98,7 @@ def _home(package: str) -> list[Path]:
     spec = _spec(package)
     places = [] if spec is None else [*(spec.submodule_search_locations or ()), spec.origin]
     homes = [Path(place).parent for place in places[:1] if place and Path(place).exists()]
-    return [home for home in homes if not _is_installed(home)]
-
-
-def _is_installed(path: Path) -> bool:
-    return not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
+    return [home for home in homes if not is_installed(home)]
 
 
 def _path(name: str) -> Path | None:

@@ -11,10 +11,12 @@ from rich import get_console
 from rich.text import Text
 
 from fedlab_runner.utils.files import open_own
+from fedlab_runner.utils.own_modules import is_installed
 from fedlab_runner.utils.streams import Forgiving, text_of
 from fedlab_runner.utils.sweep_job import NAME
 
 FILE_ONLY = {"file_only": True}  # the `extra` of a record that the terminal does not show
+SHOWN = "fedlab_runner", "hydra", "hydra_plugins"  # installed packages whose lines below a warning it shows
 
 
 class LineHandler(logging.Handler):
@@ -23,10 +25,13 @@ class LineHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Writes one record: time, level from a warning on, message, and the traceback if there is one.
 
-        In a sweep it writes warnings and lines about the sweep. A job's other lines are in the job's log file.
+        Of other libraries it writes warnings only. In a sweep it writes warnings and lines about the sweep. The log
+        file has the other lines.
         """
-        of_job = record.levelno < logging.WARNING and record.name.startswith("fedlab_runner")
-        if hasattr(record, "file_only") or (of_job and os.environ.get(NAME) and not hasattr(record, "in_sweep")):
+        package, low = record.name.partition(".")[0], record.levelno < logging.WARNING
+        of_job = low and package == "fedlab_runner" and os.environ.get(NAME) and not hasattr(record, "in_sweep")
+        foreign = low and package not in SHOWN and is_installed(record.pathname)
+        if hasattr(record, "file_only") or of_job or foreign:
             return
         try:
             line = Text(time.strftime("%H:%M:%S ", time.localtime(record.created)), style="dim")

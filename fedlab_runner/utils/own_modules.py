@@ -29,4 +29,9 @@ def _is_own(name: str, module: ModuleType, below: tuple[str, ...]) -> bool:
     if not file or name != getattr(module, "__name__", None) or name.partition(".")[0] in (_PACKAGE, "__main__"):
         return False
     path = os.path.abspath(file)
-    return path.startswith(below) and not {"site-packages", "dist-packages"} & {*Path(path).parts}
+    return path.startswith(below) and not is_installed(path)
+
+
+def is_installed(path: str | Path) -> bool:
+    """Whether a file is of a package that pip installed."""
+    return not {"site-packages", "dist-packages"}.isdisjoint(Path(path).parts)

@@ -303,6 +303,19 @@ def test_log_lines_are_in_one_piece_however_narrow_the_terminal(monkeypatch: pyt
         assert re.fullmatch(r"\d\d:\d\d:\d\d warning: " + re.escape(words), second)
 
 
+def test_the_terminal_shows_warnings_of_libraries_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of matplotlib, say, which tells at its first import of every font that it cannot read."""
+    shown = io.StringIO()
+    monkeypatch.setattr("fedlab_runner.tracking.log_lines.get_console", lambda: rich.console.Console(file=shown))
+    handler, library = LineHandler(), "/usr/lib/python3/site-packages/a_library/fonts.py"
+    for name, path in (("a_library", library), ("hydra.core", library), ("fedlab_runner", library), ("mine", __file__)):
+        for level in (logging.INFO, logging.WARNING):
+            handler.emit(logging.LogRecord(name, level, path, 1, f"{name} speaks", None, None))
+    words = [line.split(maxsplit=1)[1] for line in shown.getvalue().splitlines()]
+    told = [f"{start}{name} speaks" for name in ("hydra.core", "fedlab_runner", "mine") for start in ("", "warning: ")]
+    assert words == ["warning: a_library speaks", *told]
+
+
 def test_a_resumed_run_says_so_and_knows_the_last_values(
     tmp_path: Path, screen: io.StringIO, caplog: pytest.LogCaptureFixture
 ) -> None:
