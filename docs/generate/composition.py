@@ -22,6 +22,7 @@ HEADER = [
     "algorithm",
     "late clients",
     "aggregator",
+    "`sum_every`",
     "server optimiser",
     "several architectures",
     "feature blocks",
@@ -86,6 +87,7 @@ def _row(path: Path) -> list[str]:
     answers = (
         not method.decentralized,
         method.takes_aggregator(),
+        not method.decentralized and method.takes_sums(),
         method.makes_server_steps,
         method.heterogeneous,
         method.holds_blocks,

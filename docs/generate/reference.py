@@ -100,7 +100,9 @@ GROUPS = {
         "2f + 3, `bulyan` A >= 4f + 3); in a round with fewer arrivals f is the largest that they allow, and "
         "`aggregator/tolerated` logs it. Comparing costs about A^2 / 2 distances; blocks of values bound the memory. "
         "[Which algorithms take one](algorithm.md#what-composes-with-what) is in a table: those whose server steps by "
-        "the mean of the arriving updates alone, and FedWalk around them.",
+        "the mean of the arriving updates alone, and FedWalk around them. With `aggregator.sum_every` a round holds "
+        "the models of so many clients and not of a whole cohort; the column `sum_every` of that table has the "
+        "algorithms that take it.",
     ),
     "server_optimizer": Group(
         "Server optimisers",

@@ -35,6 +35,10 @@ class Aggregator(ABC):
         """f, the number of Byzantine updates that the rule expects among `arrived`; None if it expects no number."""
         return None
 
+    def at_once(self) -> int | None:
+        """Of how many clients the run holds updates before it adds them up; None: of all, as `weights` reads them."""
+        return None
+
     @abstractmethod
     def weights(self, shares: Tensor, distances: Tensor) -> Tensor:
         """The weight of each update [A] float64; they add up to 1, and an update of weight 0 is left out.

@@ -6,13 +6,26 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedlab_runner.aggregators.base import Aggregator
+from fedlab_runner.utils.validate import at_least
 
 
 @dataclass(frozen=True)
 class Mean(Aggregator):
-    """The server takes the mean, weighted as the algorithm says."""
+    """The server takes the mean, weighted as the algorithm says.
+
+    With `sum_every` so many clients of a cohort train, then the next ones; a round holds their models, and of those
+    before them the sum. The mean is that of all at once but for rounding.
+    """
+
+    sum_every: int | None
 
     acts: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        at_least(1, sum_every=self.sum_every)
+
+    def at_once(self) -> int | None:
+        return self.sum_every
 
     def weights(self, shares: Tensor, distances: Tensor) -> Tensor:
         return shares

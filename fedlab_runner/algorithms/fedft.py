@@ -31,6 +31,7 @@ class FedFT(ServerDataAlgorithm[Update]):
     weighting: str
 
     averages: ClassVar[bool] = True
+    reads_sums: ClassVar[bool] = True
     in_domain: ClassVar[bool] = True
     model_copies: ClassVar[int] = 1  # the update is written over the trained model
 

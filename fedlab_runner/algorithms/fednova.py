@@ -38,6 +38,7 @@ class FedNova(ServerAlgorithm[Params, FedNovaUpload]):
     weighting: str
 
     averages: ClassVar[bool] = True
+    reads_sums: ClassVar[bool] = True
     model_copies: ClassVar[int] = 1  # the update is written over the trained model
 
     def __post_init__(self) -> None:

@@ -171,6 +171,9 @@ class FedWalk(Algorithm[FedWalkState]):
     def takes_aggregator(self) -> bool:
         return bool(self.base.takes_aggregator())
 
+    def takes_sums(self) -> bool:
+        return bool(self.base.takes_sums())
+
     def home_fault(self) -> str | None:
         fault: str | None = self.base.home_fault()
         return fault

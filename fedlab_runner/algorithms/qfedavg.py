@@ -40,6 +40,7 @@ class QFedAvg(ServerAlgorithm[Params, QFedAvgUpload]):
     weighting: str
 
     averages: ClassVar[bool] = True
+    reads_sums: ClassVar[bool] = True
     model_copies: ClassVar[int] = 1  # the update is written over the trained model
 
     def __post_init__(self) -> None:

@@ -68,6 +68,10 @@ def across(values: Mapping[str, Any], built: Mapping[str, Any], errors: list[str
                 f"aggregator must be mean with algorithm={algorithm.name}, whose server does not step by the mean of "
                 "clients' updates"
             )
+        if built["aggregator"].at_once() is not None and not algorithm.takes_sums():
+            faults.append(
+                f"aggregator.sum_every must be null with algorithm={algorithm.name}, whose server needs each update"
+            )
     if not has_fault("home", errors) and not has_fault("algorithm", errors):
         algorithm = built["algorithm"]
         if built["home"].acts and (fault := algorithm.home_fault()) is not None:

@@ -11,6 +11,7 @@ evaluation. A resumed run calls `init` too, and replaces its State by the checkp
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import numpy as np
@@ -57,6 +58,11 @@ class Algorithm(ABC, Generic[State]):
 
     averages: ClassVar[bool] = False
     """The server steps by `Updates.mean` and `Updates.sum` alone. Otherwise the run refuses aggregators but `mean`."""
+
+    reads_sums: ClassVar[bool] = False
+    """The server reads nothing else of the updates but how many there are: no row, no client's number. Then a round
+    need not hold the models of a whole cohort (`aggregator.sum_every`).
+    """
 
     model_copies: ClassVar[int] = 2
     """How many times a round holds the models of a cohort [K, D] at once: the trained models y, and every tensor of
@@ -149,6 +155,10 @@ class Algorithm(ABC, Generic[State]):
         """Whether an aggregator other than `mean` can act. Default: `averages`."""
         return self.averages
 
+    def takes_sums(self) -> bool:
+        """Whether sums of updates can stand in their place. Default: `reads_sums`."""
+        return self.reads_sums
+
     def home_fault(self) -> str | None:
         """Why no part of a client's model can stay at home (None: any can): the end of `home must be none ..., `."""
         return "which sends no parts of models"
@@ -226,9 +236,13 @@ class ServerAlgorithm(Algorithm[State], Generic[State, Upload]):
 
     def round(self, state: State, fed: Federation) -> State:
         cohort = fed.start_cohort(self.broadcast(state))
-        before, upload = self.server_model(state), sent(self, self.client_update(state, cohort), len(cohort))
-        arrivals = fed.collect_updates(cohort, upload, self.known)
-        del upload  # if updates are late, those that arrive are others
+        before = self.server_model(state)
+        if fed.at_once is None:
+            upload = self._sent(state, cohort)
+            arrivals = fed.collect_updates(cohort, upload, self.known)
+            del upload  # if updates are late, those that arrive are others
+        else:
+            arrivals = fed.collect_sums(cohort, partial(self._sent, state), self.known)
         kind, state = type(state), self.server_step(state, arrivals, fed)
         require(isinstance(state, kind), self, "server_step", f"a {kind.__name__}", state)
         if not fed.server_steps.taken:  # the algorithm itself has not called `optimized`
@@ -237,6 +251,9 @@ class ServerAlgorithm(Algorithm[State], Generic[State, Upload]):
                 state = self.with_server_model(state, moved)
         fed.record_server_cache(self.cached(state))
         return state
+
+    def _sent(self, state: State, cohort: Cohort) -> Upload:
+        return cast(Upload, sent(self, self.client_update(state, cohort), len(cohort)))
 
 
 @dataclass(frozen=True)

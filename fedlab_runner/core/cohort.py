@@ -89,6 +89,11 @@ class Cohort:
         """The cohort of some of the clients, by their rows [k]."""
         return self._with(self.local, rows)
 
+    def parts(self, size: int) -> Iterator["Cohort"]:
+        """The cohort in parts of `size` clients, one at least."""
+        for begin in range(0, max(1, len(self)), size):
+            yield self.select(np.arange(begin, min(begin + size, len(self))))
+
     def joined(self, kind: Callable[..., J], *parts: Any) -> J:
         """The joined models `kind(*parts)` (`core.joined_models`), the same object in each round."""
         return self._trainer.joined(kind, *parts)

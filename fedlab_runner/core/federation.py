@@ -1,11 +1,10 @@
 """The one mutable object of a run: the clients, the clock, and the updates on their way."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fedlab_runner.aggregators.base import Aggregator
@@ -16,6 +15,7 @@ from fedlab_runner.core.client_homes import ClientHomes
 from fedlab_runner.core.client_state import ClientStateStore, RowStore
 from fedlab_runner.core.clock import RoundClock, Starts
 from fedlab_runner.core.cohort import Cohort
+from fedlab_runner.core.deliveries import Deliveries
 from fedlab_runner.core.executor import Executor
 from fedlab_runner.core.global_rng import seed_globals
 from fedlab_runner.core.local_training import LocalTraining
@@ -26,7 +26,7 @@ from fedlab_runner.core.server_data import ServerData
 from fedlab_runner.core.server_steps import ServerSteps
 from fedlab_runner.core.trainer import LocalTrainer
 from fedlab_runner.core.update_guard import Guard
-from fedlab_runner.core.updates import PendingUpdate, Updates, Upload, gathered, like, names, staleness_metrics
+from fedlab_runner.core.updates import Updates, Upload
 from fedlab_runner.homes.base import Home
 from fedlab_runner.models.base import Architecture
 from fedlab_runner.server_optimizers.base import ServerOptimizer
@@ -70,7 +70,6 @@ class Federation:
         self.probe_data, self.blocks, self.topology = probe_data, blocks, topology
         self.metrics = RoundMetrics()
         acting = aggregator if aggregator is not None and aggregator.acts else None
-        self.aggregation = None if acting is None else Aggregation(acting, self.metrics)
         self.server_steps = ServerSteps(server_optimizer, self.family.num_params, self.family.dtype)
         self.trainer = LocalTrainer(
             client_data, executor, Guard(nonfinite), self.metrics, ClientStateStore(folder, self.family.device), seed
@@ -83,15 +82,16 @@ class Federation:
         # Ascending ids of the clients that may train: the others are held out or have no examples.
         self.participants = np.setdiff1d(np.flatnonzero(client_data.num_examples), self.held_out)
         self.round, self.lr = 0, local.lr
-        self._in_flight: dict[int, list[PendingUpdate]] = {}  # by the round of arrival
+        aggregation = None if acting is None else Aggregation(acting, self.metrics)
+        self.deliveries = Deliveries(self.trainer, self.home, aggregation)
+        self.at_once = None if aggregator is None else aggregator.at_once()
         self._known_families: list[tuple[Architecture, ModelFamily]] = []
-        self.arrived_losses: list[float] = []
 
     def begin(self, round: int, lr_factor: float) -> None:
         """Starts a round (counted from 0)."""
         seed_globals(self.family.device, self.seed, round)
         self.round, self.lr = round, self.local.lr * lr_factor
-        self.arrived_losses = []
+        self.deliveries.losses = []
         self.server_steps.taken = False
         self.metrics.begin()
         self.trainer.begin(round)
@@ -145,34 +145,15 @@ class Federation:
         Fields of the upload in `known`, which the server has already, do not count as sent. The policy `nonfinite`
         treats a client whose row is not finite; under the policy stop this raises Diverged.
         """
-        answered = self.guard.answered(cohort.client_ids, upload)
-        self.home.revert(cohort.client_ids[~answered].tolist())
-        self._send_late(cohort, upload, answered)
-        now = torch.from_numpy(answered & (cohort.due == self.round)).to(self.family.device)
-        ids, num_examples, staleness = cohort.ids[now], cohort.num_examples[now], torch.zeros_like(cohort.ids[now])
-        losses = [] if cohort.final_loss is None else cohort.final_loss[now].tolist()
-        late = self._in_flight.pop(self.round, [])
-        if late or not bool(now.all()):
-            index = now.nonzero().flatten()
-            upload = like(upload, (gathered([f.upload[i] for f in late], rows, index) for i, rows in enumerate(upload)))
-        if late:
-            self.home.arrive(f.client for f in late)
-            ids = self._behind([f.client for f in late], ids)
-            num_examples = self._behind([f.num_examples for f in late], num_examples)
-            staleness = self._behind([self.round - f.dispatched for f in late], staleness)
-            losses = [f.loss for f in late if f.loss is not None] + losses
-        arrivals = Updates(upload, ids, num_examples, staleness, self.aggregation, known)
-        self.arrived_losses += losses
-        values = sum(
-            self.home.sent(rows) for name, rows in zip(names(upload), upload, strict=True) if name not in known
-        )
-        self.metrics.count_payload(upload=values + len(losses))
-        self.metrics.count_server_flops(2 * values)  # every method scales and adds the arrived updates
-        self.metrics.record({"late/dispatched": len(cohort), "late/arrived": len(arrivals)})
-        self.metrics.record({"late/in_flight": sum(map(len, self._in_flight.values()))})
-        if len(arrivals):
-            self.metrics.record(staleness_metrics(staleness))
-        return arrivals
+        return self.deliveries.of_cohort(cohort, upload, known)
+
+    def collect_sums(
+        self, cohort: Cohort, update: Callable[[Cohort], Upload], known: Collection[str] = ()
+    ) -> Updates[Upload]:
+        """As `collect_updates`, with the `update` of a part of the cohort, of `at_once` clients, after that of another.
+        Of the updates that are on time this keeps the sums alone (`RunningSums`).
+        """
+        return self.deliveries.of_parts(cohort, self.at_once or max(1, len(cohort)), update, known)
 
     def optimized(self, before: Tensor, after: Tensor) -> Tensor:
         """The server's next model [D] when an algorithm goes from `before` [D] to `after` [D]: the run's server
@@ -188,14 +169,6 @@ class Federation:
     def record_server_cache(self, values: int) -> None:
         """Sets how many values an algorithm keeps on the server besides its model; the run adds its optimiser's."""
         self.metrics.record_server_cache(values + self.server_steps.held)
-
-    def _send_late(self, cohort: Cohort, upload: Upload, answered: np.ndarray) -> None:
-        for k in np.flatnonzero(answered & (cohort.due > self.round)).tolist():
-            client = int(cohort.client_ids[k])
-            row = tuple(rows[k].clone() for rows in upload)  # a view would keep the whole cohort in memory
-            loss = None if cohort.final_loss is None else float(cohort.final_loss[k])
-            update = PendingUpdate(client, self.round, int(self.client_data.num_examples[client]), row, loss)
-            self._in_flight.setdefault(int(cohort.due[k]), []).append(update)
 
     def _cohort(
         self,
@@ -232,6 +205,11 @@ class Federation:
         self.trainer.client_state = self.home.store = store
 
     @property
+    def arrived_losses(self) -> list[float]:
+        """The losses that clients report with the updates that have arrived in this round."""
+        return self.deliveries.losses
+
+    @property
     def cohort_size(self) -> int:
         """How many clients report from each round, if enough are idle."""
         return self._clock.cohort_size
@@ -262,7 +240,7 @@ class Federation:
         """Everything that a round changes, by reference: nothing ever writes into a tensor in it."""
         return {
             "clock": self._clock.state_dict(),
-            "in_flight": {due: list(pending) for due, pending in self._in_flight.items()},
+            "in_flight": self.deliveries.state_dict(),
             "client_state": self.client_state.state_dict(),
             "server_steps": self.server_steps.state_dict(),
             "home": self.home.state_dict(),
@@ -271,20 +249,7 @@ class Federation:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues from a saved state. Raises ValueError for a state of another federation."""
         self._clock.load_state_dict(state["clock"])
-        self._in_flight = {
-            due: [
-                PendingUpdate(client, dispatched, n, tuple(upload), loss)
-                for client, dispatched, n, upload, loss in pending
-            ]
-            for due, pending in state["in_flight"].items()
-        }
-        for update in (update for pending in self._in_flight.values() for update in pending):
-            known = isinstance(update.client, int) and 0 <= update.client < self.num_clients
-            if not known or not all(isinstance(tensor, Tensor) for tensor in update.upload):
-                raise ValueError("an update in flight has no client's number or no tensors")
+        self.deliveries.load_state_dict(state["in_flight"], self.num_clients)
         self.client_state.load_state_dict(state["client_state"])
         self.server_steps.load_state_dict(state["server_steps"])
         self.home.load_state_dict(self.client_state.named(state["home"]))
-
-    def _behind(self, earlier: list[int], later: Tensor) -> Tensor:
-        return torch.cat([torch.tensor(earlier, dtype=later.dtype, device=later.device), later])

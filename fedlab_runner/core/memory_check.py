@@ -19,6 +19,6 @@ def check_cohort_memory(work: Work) -> None:
         fitting = free // (MODEL_COPIES * model)
         raise UserError(
             f"a round needs {needed / 1e9:.1f} GB for the models of {len(work.ids)} clients ({work.family.size:,} "
-            f"values each), and {free / 1e9:.1f} GB are free: lower participation.cohort_size to {fitting} or less, or "
-            "take a smaller model"
+            f"values each), and {free / 1e9:.1f} GB are free: lower participation.cohort_size to {fitting} or less, "
+            "set aggregator.sum_every where the algorithm takes it, or take a smaller model"
         )

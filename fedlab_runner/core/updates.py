@@ -24,25 +24,33 @@ class Updates(Generic[Upload]):
         staleness: Tensor,
         aggregation: Aggregation | None = None,
         known: Collection[str] = (),
+        clients: Tensor | None = None,
     ) -> None:
         """`aggregation` acts in the place of means (None: they are means). It compares the fields of the upload that
-        are not in `known`.
+        are not in `known`. `clients` [A]: how many clients a row stands for (None: each for one), as `RunningSums`
+        has them; then nothing but means, sums and the number of the updates has a meaning.
         """
         self.upload = upload  # each tensor [A, ...]
         self.ids = ids  # [A] clients
         self.num_examples = num_examples  # [A]
         self.staleness = staleness  # [A], server steps between dispatch and arrival
-        self._aggregation, self._known = aggregation, known
+        self._aggregation, self._known, self._clients = aggregation, known, clients
         self._weights: dict[bool, Tensor] = {}  # of the aggregation, by `uniform`
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return len(self.ids) if self._clients is None else int(self._clients.sum())
+
+    @property
+    def ages(self) -> Tensor:
+        """The staleness of each client's update."""
+        return self.staleness if self._clients is None else self.staleness.repeat_interleave(self._clients)
 
     def select(self, rows: Tensor) -> "Updates[Upload]":
         """Some of the updates, by a mask [A] or indices."""
         upload = like(self.upload, (t[rows] for t in self.upload))
         ids, num_examples, staleness = self.ids[rows], self.num_examples[rows], self.staleness[rows]
-        return Updates(upload, ids, num_examples, staleness, self._aggregation, self._known)
+        clients = None if self._clients is None else self._clients[rows]
+        return Updates(upload, ids, num_examples, staleness, self._aggregation, self._known, clients)
 
     def mean(self, rows: Tensor, *, uniform: bool = False) -> Tensor:
         """The mean of rows [A, ...], weighted by numbers of examples or `uniform`; zero if A is 0.
@@ -51,7 +59,8 @@ class Updates(Generic[Upload]):
         """
         if not len(self):
             return rows.new_zeros(rows.shape[1:])
-        weights = torch.ones_like(self.num_examples) if uniform else self.num_examples
+        ones = torch.ones_like(self.num_examples) if self._clients is None else self._clients
+        weights = ones if uniform else self.num_examples
         if self._aggregation is not None:
             if uniform not in self._weights:
                 self._weights[uniform] = self._aggregation.weights(weights.double() / weights.sum(), self._compared())
@@ -61,7 +70,8 @@ class Updates(Generic[Upload]):
 
     def sum(self, rows: Tensor) -> Tensor:
         """The sum of rows [A, ...]: A times their `uniform` mean, which the run's aggregator may replace."""
-        return rows.sum(0) if self._aggregation is None else len(self) * self.mean(rows, uniform=True)
+        plain = self._aggregation is None and self._clients is None
+        return rows.sum(0) if plain else len(self) * self.mean(rows, uniform=True)
 
     def _compared(self) -> list[Tensor]:
         """The vectors that clients have sent, each [A, n]; numbers that they have sent are left out."""

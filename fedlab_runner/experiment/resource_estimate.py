@@ -154,9 +154,10 @@ def _parts(
     client's model that stay at home.
     """
     copies, sent, value = footprint.model_copies, footprint.payload_copies, fed.family.dtype.itemsize
-    (side, activations, outside), slots = fed.executor.parallel(now.starting), fed.local.make_optimizer().slots
-    named = f"the models of {now.starting} clients"
-    training = Need(footprint.training_copies * now.starting * model, named, FEWER)
+    at_once = min(now.starting, fed.at_once or now.starting)
+    (side, activations, outside), slots = fed.executor.parallel(at_once), fed.local.make_optimizer().slots
+    named = f"the models of {at_once} clients"
+    training = Need(footprint.training_copies * at_once * model, named, FEWER)
     a_step = (2 + slots + footprint.step_copies) * side + outside  # the gradient and its parts; their models
     steps = Need(a_step * model, f"{side} clients in training", SMALLER_CHUNK)
     # Parts at home are read from elsewhere for training, or are on the device, where training makes new ones.
@@ -168,11 +169,16 @@ def _parts(
         Need(late * sent * model, f"{late} late updates", f"{FEWER} or the delay")
         for late in (now.late, now.late + new, now.late + new - old)
     )
-    made = Need(copies * now.starting * model, named, FEWER)
-    chosen = now.starting + now.arriving * bool(new or old)  # all, and copies of those that arrive
-    arrived = f"{now.arriving} updates that are merged"
+    made = Need(copies * at_once * model, named, FEWER)
+    summed, arriving = fed.at_once is not None, now.arriving
+    if summed:  # two means stand for those on time
+        before, arriving = between, old + 2
+    sums = Need(summed * 2 * sent * model, "sums of updates", FEWER)
+    copied = at_once if summed else now.arriving
+    chosen = at_once + copied * bool(new or old)  # all, and copies of those that arrive
+    arrived = f"{arriving} updates that are merged"
     collected = Need(chosen * sent * model, arrived, FEWER)
-    merged = Need(max(copies, sent) * now.arriving * model, arrived, FEWER)
+    merged = Need(max(copies, sent) * arriving * model, arrived, FEWER)
     own = [_of_item(each, value) for each in footprint.held if each.merging]
     anew = [
         _of_item(each._replace(values=each.anew, what=f"new values of {each.what}", saved=False), value)
@@ -180,9 +186,11 @@ def _parts(
     ]
     found = []
     if copies:
-        found.append([before, training, steps, batches, *read])
-        found.append([before, made, *written])
-        found.append([between, collected, *written])
+        found.append([before, training, steps, batches, sums, *read])
+        found.append([before, made, sums, *written])
+        found.append([between, collected, sums, *written])
+        if summed:
+            found.append([between, merged, sums])
         found.append([after, merged, *own, *anew])
     if trains:  # model, the optimiser's slots and the update, and each thread's gradient
         threads = torch.get_num_threads() if fed.family.device.type == "cpu" else 1

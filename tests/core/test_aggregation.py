@@ -155,7 +155,7 @@ def test_what_clients_keep_and_single_numbers_are_not_compared() -> None:
 
     for name, widths in (("ditto", [0, 1]), ("fednova", [0, 1])):
         fed = made(name, None, **ON_TIME)
-        fed.aggregation = Watched()  # type: ignore[assignment]
+        fed.deliveries.aggregation = Watched()  # type: ignore[assignment]
         run(algorithm(name), fed, 1)
         sizes = (fed.family.num_params, fed.family.num_buffers)
         assert [t.shape[1] for t in seen[-1]] == [sizes[i] for i in widths]

@@ -39,6 +39,7 @@ from tests.helpers.toy import (
     stacked,
     tensors,
 )
+from tests.helpers.work import Poisoned
 
 ALLOWING = [name for name in ALGORITHMS if algorithm(name).home_fault() is None]
 REFUSING = sorted(set(ALGORITHMS) - set(ALLOWING))
@@ -211,21 +212,10 @@ def test_gossip_among_widths_keeps_each_clients_own() -> None:
         torch.testing.assert_close(stack[:, ~mask], stack[:1, ~mask].expand(len(stack), -1), rtol=0, atol=1e-12)
 
 
-@dataclass(frozen=True)
-class Poisoned(Loop):
-    """Client 1 trains a model that is not finite in round 2, counted from 0."""
-
-    def train(self, work: Work) -> tuple[Tensor, Tensor]:
-        y, losses = super().train(work)
-        for k in np.flatnonzero(work.ids == 1) if work.round == 2 else ():
-            y[k, -1] = float("nan")
-        return y, losses
-
-
 @pytest.mark.parametrize("policy", ["drop", "zero", "clip"])
 def test_a_client_whose_model_is_not_finite_keeps_its_old_home(policy: str) -> None:
     training = local(update_norm=100.0 if policy == "clip" else None)
-    fed = federation(EQUAL, home=home("head"), executor=Poisoned(compile=False), training=training)
+    fed = federation(EQUAL, home=home("head"), executor=Poisoned(compile=False, client=1, column=-1), training=training)
     fed.trainer.guard = Guard(policy)
     method = algorithm("fedavg")
     state = run(method, fed, 2)

@@ -38,29 +38,11 @@ from tests.helpers.toy import (
     run,
     tensors,
 )
+from tests.helpers.work import BAD, ROUND, Poisoned
 
-BAD, ROUND = 3, 2  # the client, and the round counted from 0
 NAN, INF = float("nan"), float("inf")
 TRAINING = [name for name in ALGORITHMS if name != "center"]  # whose clients train
 SERVED = [name for name in TRAINING if not algorithm(name).decentralized]
-
-
-@dataclass(frozen=True)
-class Poisoned(Loop):
-    """A loop in which one client's training gives one value that is not finite, or a loss."""
-
-    value: float = NAN
-    into: str = "model"
-    round: int = ROUND
-
-    def train(self, work: Work) -> tuple[torch.Tensor, torch.Tensor]:
-        y, losses = super().train(work)
-        for k in np.flatnonzero(work.ids == BAD) if work.round == self.round else ():
-            if self.into == "model":
-                y[k, 1] = self.value
-            else:
-                losses[k] = self.value
-        return y, losses
 
 
 def guarded(policy: str, executor: Loop | None = None, **how: Any) -> Federation:

@@ -28,7 +28,7 @@ from fedlab_runner.utils.durations import duration
 from fedlab_runner.utils.errors import UserError
 from tests.helpers.composed import composed
 from tests.helpers.kinds import by_kind
-from tests.helpers.toy import ALGORITHMS, FEATURES, RAGGED, algorithm, federation, few_rounds, local, run
+from tests.helpers.toy import ALGORITHMS, FEATURES, RAGGED, aggregator, algorithm, federation, few_rounds, local, run
 
 N = len(RAGGED)
 SIDE_BY_SIDE = Vectorized(None, compile=False)
@@ -104,10 +104,27 @@ def wide() -> nn.Module:
 @pytest.mark.parametrize("name", by_kind(ALGORITHMS))
 def test_a_round_takes_what_was_estimated(name: str, executor: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
     """All that is allocated in some rounds of models that are far larger than their activations, at the highest."""
+    takes_what_was_estimated(name, executor, monkeypatch)
+
+
+@pytest.mark.parametrize("sum_every", [1, 4])
+@pytest.mark.parametrize("name", ["fedavg", "fednova"])
+def test_sums_of_updates_are_estimated(name: str, sum_every: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take less than the models of the whole cohort."""
+    whole = takes_what_was_estimated(name, SIDE_BY_SIDE, monkeypatch)
+    assert takes_what_was_estimated(name, SIDE_BY_SIDE, monkeypatch, sum_every) < whole
+
+
+def takes_what_was_estimated(
+    name: str, executor: Executor, monkeypatch: pytest.MonkeyPatch, sum_every: int | None = None
+) -> float:
+    """The models that rounds hold at the highest, where the estimate is near."""
     for blocks in (buffers.PRIVATE, buffers.ONE):  # which are no memory of torch's
         monkeypatch.setattr(blocks, "take", lambda rows, columns, dtype: torch.empty(rows, columns, dtype=dtype))
     cohort, rounds = 10, 6
-    fed = federation([8] * 20, build=wide, cohort=cohort, std=2.0, training=local(epochs=1), executor=executor)
+    rule = aggregator("mean", sum_every=sum_every)
+    how: dict[str, Any] = {"build": wide, "cohort": cohort, "std": 2.0, "executor": executor, "rule": rule}
+    fed = federation([8] * 20, training=local(epochs=1), **how)
     built = few_rounds(name, **QUICK.get(name, {}))
     built.check(fed)
     model = fed.family.size * 8
@@ -120,6 +137,7 @@ def test_a_round_takes_what_was_estimated(name: str, executor: Executor, monkeyp
     events.sort(key=lambda event: event.start_ns())
     held = np.cumsum([event.nbytes() for event in events]).max() / model
     assert 0.85 * estimated < held < 1.15 * estimated, f"{held:.1f} models, estimated {estimated:.1f}"
+    return float(held)
 
 
 def test_own_models_count_once_clients_have_taken_part() -> None:

@@ -26,6 +26,7 @@ class AveragingServer(ServerAlgorithm[Params, Update]):
     server_lr: float
 
     averages: ClassVar[bool] = True
+    reads_sums: ClassVar[bool] = True
     model_copies: ClassVar[int] = 1  # the update is written over the trained model
 
     def __post_init__(self) -> None:

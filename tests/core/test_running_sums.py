@@ -1,0 +1,114 @@
+"""Sums of updates in the place of the updates."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from fedlab_runner.core.running_sums import RunningSums
+from fedlab_runner.core.update_guard import Guard
+from fedlab_runner.core.updates import Updates
+from fedlab_runner.core.work import Work
+from fedlab_runner.executors.loop import Loop
+from tests.helpers.kinds import by_kind
+from tests.helpers.toy import (
+    ALGORITHMS,
+    aggregator,
+    algorithm,
+    default_home,
+    federation,
+    few_rounds,
+    home,
+    normed,
+    run,
+    tensors,
+)
+from tests.helpers.work import Poisoned
+
+SUMMED = [name for name in ALGORITHMS if algorithm(name).takes_sums()]
+LATE: dict[str, Any] = {"sizes": [6, 3, 9, 5, 12, 8, 7, 4, 5, 6, 2, 9], "cohort": 7, "std": 0.7, "build": normed}
+ROUNDS = 4
+
+
+def trained(name: str, sum_every: int | None, policy: str = "stop", **how: Any) -> tuple[Any, list[dict[str, float]]]:
+    """The last State, and the metrics of each round."""
+    fed = federation(**(LATE | {"home": default_home(name)} | how), rule=aggregator("mean", sum_every=sum_every))
+    fed.trainer.guard = Guard(policy)
+    method, state, metrics = few_rounds(name), None, []
+    for round in range(ROUNDS):
+        state = run(method, fed, 1, first=round, state=state)
+        metrics.append(fed.collect())
+    return state, metrics
+
+
+def test_who_takes_sums() -> None:
+    assert {"fedavg", "fedprox", "fedsam", "fednova", "qfedavg", "fedbabu", "fedrep", "perfedavg"} <= set(SUMMED)
+    assert not {"scaffold", "ditto", "feddle", "fedexp", "fedbuff", "dfml"} & set(SUMMED)
+    assert algorithm("fedwalk", base="fedprox").takes_sums() and not algorithm("fedwalk", base="scaffold").takes_sums()
+
+
+@pytest.mark.parametrize("sum_every", [1, 3, 100])
+@pytest.mark.parametrize("name", by_kind(SUMMED))
+def test_a_cohort_in_parts_is_the_whole_cohort(name: str, sum_every: int) -> None:
+    """Late clients, batch norm and parts at home included; and all metrics."""
+    whole, parts = trained(name, None), trained(name, sum_every)
+    torch.testing.assert_close([*tensors(parts[0])], [*tensors(whole[0])], rtol=1e-11, atol=1e-12)
+    for one, other in zip(whole[1], parts[1], strict=True):
+        assert one == pytest.approx(other, rel=1e-9, abs=1e-12)
+    assert any(row["late/in_flight"] for row in whole[1]) and any(row["late/staleness_max"] for row in whole[1][1:])
+
+
+@pytest.mark.parametrize("policy", ["drop", "zero", "clip"])
+@pytest.mark.parametrize("how", [{}, {"home": home("head")}])
+def test_updates_that_are_not_finite(policy: str, how: dict[str, Any]) -> None:
+    how = how | {"executor": Poisoned(compile=False), "std": 0.0, "cohort": None}
+    whole, parts = (trained("fedavg", each, policy, **how) for each in (None, 2))
+    torch.testing.assert_close(parts[0].params, whole[0].params, rtol=1e-11, atol=1e-12)
+    assert [row["updates/not_finite"] for row in parts[1]] == [0, 0, 1, 0]
+
+
+@pytest.mark.parametrize("weighting", ["size", "uniform"])
+@pytest.mark.parametrize("late_policy", ["delta", "model", "discard"])
+def test_both_weightings_and_all_policies(weighting: str, late_policy: str) -> None:
+    method = algorithm("fedavg", weighting=weighting, late_policy=late_policy, server_lr=0.7)
+    whole, parts = (
+        run(method, federation(**LATE, rule=aggregator("mean", sum_every=every)), ROUNDS) for every in (None, 2)
+    )
+    torch.testing.assert_close(parts.params, whole.params, rtol=1e-11, atol=1e-12)
+
+
+def test_a_round_holds_the_models_of_a_part() -> None:
+    """The executor is asked for no more."""
+    asked = []
+
+    class Counting(Loop):
+        def train(self, work: Work) -> tuple[torch.Tensor, torch.Tensor]:
+            asked.append(len(work.ids))
+            return super().train(work)
+
+    how: dict[str, Any] = {"executor": Counting(compile=False), "std": 0.0, "cohort": None}
+    trained("fedavg", 5, **how)
+    assert asked == [5, 5, 2] * ROUNDS
+
+
+def test_nobody_in_time() -> None:
+    """Sums of nothing are no updates; a round without clients has one empty part."""
+    state, metrics = trained("fedavg", 2, std=1e6)
+    assert metrics[0]["late/arrived"] == 0 and metrics[0]["late/dispatched"] == 7
+    sums = RunningSums[Any]()
+    sums.add(type(state)(torch.zeros(0, 3)), torch.zeros(0, dtype=torch.int64))
+    upload, num_examples, clients = sums.means()
+    none = Updates(upload, clients, num_examples, clients, clients=clients)
+    assert len(none) == 0 and torch.equal(none.mean(upload[0]), torch.zeros(3)) and len(none.ages) == 0
+
+
+def test_a_sum_of_means() -> None:
+    rows, sizes, sums = torch.randn(5, 3, dtype=torch.float64), torch.tensor([4, 1, 7, 2, 2]), RunningSums[Any]()
+    kind = type(trained("fedavg", None)[0])
+    for part in (slice(0, 2), slice(2, 5)):
+        sums.add(kind(rows[part]), sizes[part])
+    upload, num_examples, clients = sums.means()
+    found = Updates(upload, clients * 0 - 1, num_examples, clients * 0, clients=clients)
+    torch.testing.assert_close(found.sum(upload.params), rows.sum(0))
+    torch.testing.assert_close(found.mean(upload.params), (sizes.double() / 16) @ rows)
+    assert len(found) == 5 and int(found.num_examples.sum()) == 16 and found.ages.tolist() == [0] * 5
