@@ -3,15 +3,17 @@
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedlab_runner.core.aggregation import Aggregation
 from fedlab_runner.core.client_homes import ClientHomes
 from fedlab_runner.core.cohort import Cohort
+from fedlab_runner.core.parts import Elsewhere, Later, Part, PartClients, PartsJob, part_of, reported, send, values_in
 from fedlab_runner.core.running_sums import RunningSums
 from fedlab_runner.core.trainer import LocalTrainer
-from fedlab_runner.core.updates import PendingUpdate, Updates, Upload, gathered, like, names, staleness_metrics
+from fedlab_runner.core.updates import PendingUpdate, Updates, Upload, gathered, like, staleness_metrics
 
 
 class Deliveries:
@@ -24,34 +26,55 @@ class Deliveries:
 
     def of_cohort(self, cohort: Cohort, upload: Upload, known: Collection[str]) -> Updates[Upload]:
         """See `Federation.collect_updates`."""
-        now, late = self._send(cohort, upload), self._in_flight.pop(cohort.round, [])
+        now, later = send(cohort, upload, self._trainer.guard, self._home)
+        late = self._due(cohort.round, later)
         if late or not bool(now.all()):
             index = now.nonzero().flatten()
             upload = like(upload, (gathered([f.upload[i] for f in late], rows, index) for i, rows in enumerate(upload)))
         arrivals = self._arrivals(upload, cohort.round, cohort.ids[now], cohort.num_examples[now], late, known)
-        self._record(len(cohort), arrivals, self._values(upload, known), [*_losses(late), *_reported(cohort, now)])
+        values = values_in(upload, known, self._home)
+        self._record(len(cohort), arrivals, values, [*_losses(late), *reported(cohort, now)])
         return arrivals
 
     def of_parts(
         self, cohort: Cohort, size: int, update: Callable[[Cohort], Upload], known: Collection[str]
     ) -> Updates[Upload]:
         """See `Federation.collect_sums`; a part has `size` clients."""
-        sums, losses, values = RunningSums[Upload](), list[float](), 0
-        for part in cohort.parts(size):
-            upload = update(part)
-            now = self._send(part, upload)
-            upload = upload if bool(now.all()) else like(upload, (rows[now] for rows in upload))
-            values, losses = values + self._values(upload, known), losses + _reported(part, now)
-            sums.add(upload, part.num_examples[now])
-            del upload  # before the next part trains
-        (of_all, num_examples, clients), late = sums.means(), self._in_flight.pop(cohort.round, [])
-        values += sum(self._values(like(of_all, f.upload), known) for f in late)
-        every = torch.arange(len(clients), device=clients.device)
-        rows = (gathered([f.upload[i] for f in late], rows, every) for i, rows in enumerate(of_all))
-        ids = torch.full_like(clients, -1)
-        arrivals = self._arrivals(like(of_all, rows), cohort.round, ids, num_examples, late, known, clients)
+        sums, later, losses, values = RunningSums(), list[Later](), list[float](), 0
+        for part in self._parts(cohort, size, update, known):
+            sums.add(part.sums, part.counts)
+            later, losses, values = later + part.late, losses + part.losses, values + part.values
+            del part  # before the next one trains
+        means, late, kind = sums.means(), self._due(cohort.round, later), update(cohort.select(np.arange(0)))
+        values += sum(values_in(like(kind, f.upload), known, self._home) for f in late)
+        every = torch.arange(len(means.clients), device=means.clients.device)
+        rows = (gathered([f.upload[i] for f in late], rows, every) for i, rows in enumerate(means.upload))
+        numbers = torch.full_like(means.clients, -1), means.num_examples
+        arrivals = self._arrivals(like(kind, rows), cohort.round, *numbers, late, known, means.clients)
         self._record(len(cohort), arrivals, values, [*_losses(late), *losses])
         return arrivals
+
+    def _parts(
+        self, cohort: Cohort, size: int, update: Callable[[Cohort], Upload], known: Collection[str]
+    ) -> Iterator[Part]:
+        """What each part of the cohort sends, in their order."""
+        trainer, parts = self._trainer, cohort.parts(size)
+        executor, alone = trainer.executor, not self._home.acts and cohort.local.update_norm is None
+        if isinstance(executor, Elsewhere) and alone and trainer.guard.stops:
+            now = cohort.local, cohort.lr, trainer.seed, cohort.round, trainer.losses_reported
+            job = PartsJob(update, known, cohort.family, trainer.client_data, *now)
+            for told in executor.carry_out(job, [PartClients(each.client_ids, each.due) for each in parts]):
+                trainer.metrics.add(told.metrics, told.trained_on)
+                yield told.part
+            return
+        for each in parts:
+            yield part_of(each, update(each), known, trainer.guard, self._home)
+
+    def _due(self, round: int, later: list[Later]) -> list[PendingUpdate]:
+        """The updates that are due in a round; `later` ones are on their way from now on."""
+        for due, update in later:
+            self._in_flight.setdefault(due, []).append(update)
+        return self._in_flight.pop(round, [])
 
     def state_dict(self) -> dict[int, list[PendingUpdate]]:
         """The updates on their way."""
@@ -70,17 +93,6 @@ class Deliveries:
             known = isinstance(update.client, int) and 0 <= update.client < num_clients
             if not known or not all(isinstance(tensor, Tensor) for tensor in update.upload):
                 raise ValueError("an update in flight has no client's number or no tensors")
-
-    def _send(self, cohort: Cohort, upload: Upload) -> Tensor:
-        """Sends late updates on their way; returns the mask [K] of those that arrive now."""
-        answered = self._trainer.guard.answered(cohort.client_ids, upload)
-        self._home.revert(cohort.client_ids[~answered].tolist())
-        for k in (answered & (cohort.due > cohort.round)).nonzero()[0].tolist():
-            row = tuple(rows[k].clone() for rows in upload)  # a view would keep the whole cohort in memory
-            loss = None if cohort.final_loss is None else float(cohort.final_loss[k])
-            update = PendingUpdate(int(cohort.client_ids[k]), cohort.round, int(cohort.num_examples[k]), row, loss)
-            self._in_flight.setdefault(int(cohort.due[k]), []).append(update)
-        return torch.from_numpy(answered & (cohort.due == cohort.round)).to(cohort.family.device)
 
     def _arrivals(
         self,
@@ -112,19 +124,9 @@ class Deliveries:
         if len(arrivals):
             metrics.record(staleness_metrics(arrivals.ages))
 
-    def _values(self, upload: Upload, known: Collection[str]) -> int:
-        """How many values the clients have sent in an upload's tensors."""
-        return sum(self._home.sent(rows) for name, rows in zip(names(upload), upload, strict=True) if name not in known)
-
 
 def _losses(late: Iterable[PendingUpdate]) -> Iterator[float]:
     return (f.loss for f in late if f.loss is not None)
-
-
-def _reported(cohort: Cohort, now: Tensor) -> list[float]:
-    """The losses that the clients of a mask [K] report."""
-    found: list[float] = [] if cohort.final_loss is None else cohort.final_loss[now].tolist()
-    return found
 
 
 def _behind(earlier: Iterable[int], later: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ class RoundMetrics:
         """Starts a round: all counts are zero."""
         self.values: dict[str, float] = {}
         self.timings: dict[str, float] = {}  # seconds, as `time/<name>`
-        self._trained_on = 0  # examples behind train/loss
+        self.trained_on = 0  # examples behind train/loss
 
     def report(self, **scalars: float) -> None:
         """Sets an algorithm's diagnostics, as `algorithm/<name>`."""
@@ -65,9 +65,19 @@ class RoundMetrics:
 
     def record_loss(self, loss: float, examples: int) -> None:
         """Adds the mean loss of local training on `examples` examples to the round's mean."""
-        before, self._trained_on = self._trained_on, self._trained_on + examples
+        before, self.trained_on = self.trained_on, self.trained_on + examples
         mean = self.values.get("train/loss", 0.0)
-        self.values["train/loss"] = (mean * before + loss * examples) / self._trained_on if before else loss
+        self.values["train/loss"] = (mean * before + loss * examples) / self.trained_on if before else loss
+
+    def add(self, values: Mapping[str, float], trained_on: int) -> None:
+        """Adds a round's metrics of some clients, with `trained_on` examples behind their train/loss."""
+        for key, value in values.items():
+            if key == "train/loss":
+                self.record_loss(value, trained_on)
+            elif key.startswith(("comm/", "cost/")):
+                self._add(key, value)
+            else:
+                self.values[key] = value
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:

@@ -1,48 +1,58 @@
 """Sums of updates, part of the cohort by part, for servers that read nothing else of them."""
 
-from typing import Generic, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedlab_runner.core.updates import Upload, like
+
+def sums_of(upload: Sequence[Tensor], num_examples: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+    """The sums [2, ...] of updates, tensors [k, ...]: by numbers of examples [k] int64, and plain. And [2] int64: the
+    examples, and how many updates there are.
+
+    It adds update after update: a product of matrices would have other bits with another number of threads.
+    """
+    sums, sizes = tuple(rows.new_zeros(2, *rows.shape[1:]) for rows in upload), num_examples.tolist()
+    for rows, (weighted, plain) in zip(upload, sums, strict=True):
+        for row, size in zip(rows, sizes, strict=True):
+            weighted += size * row
+            plain += row
+    return sums, torch.tensor([sum(sizes), len(sizes)], device=num_examples.device)
 
 
-class RunningSums(Generic[Upload]):
-    """The sums of updates by numbers of examples and by clients, to which parts of a cohort are added."""
-
-    def __init__(self) -> None:
-        self._totals: Upload | None = None  # each tensor [2, ...]
-        self._counts: Tensor | None = None  # [2] int64: examples, clients
-
-    def add(self, upload: Upload, num_examples: Tensor) -> None:
-        """Adds updates, tensors [k, ...], of clients with `num_examples` [k] int64 examples."""
-        weights = torch.stack([num_examples, torch.ones_like(num_examples)])
-        more = like(upload, (torch.tensordot(weights.to(rows.dtype), rows, 1) for rows in upload))
-        if self._totals is None or self._counts is None:
-            self._totals, self._counts = more, weights.sum(1)
-            return
-        for total, part in zip(self._totals, more, strict=True):
-            total += part
-        self._counts += weights.sum(1)
-
-    def means(self) -> "Means[Upload]":
-        """The means of all updates that were added, in the memory of their sums: the last call."""
-        assert self._totals is not None and self._counts is not None
-        totals, counts = self._totals, self._counts
-        if not int(counts[1]):
-            return Means(like(totals, (total[:0] for total in totals)), counts[:0], counts[:0])
-        for total in totals:
-            total /= counts.to(total.dtype).view(2, *[1] * (total.dim() - 1))
-        none = torch.zeros_like(counts[:1])
-        return Means(totals, torch.cat([counts[:1], none]), torch.cat([none, counts[1:]]))
-
-
-class Means(NamedTuple, Generic[Upload]):
+class Means(NamedTuple):
     """Two rows in the place of the updates of many clients, none for no clients. `Updates.mean` weighs rows by their
     examples, or by their clients where it is uniform: each of its two means reads one of the rows.
     """
 
-    upload: Upload  # each tensor [2, ...]: the mean weighted by numbers of examples, and the plain mean
+    upload: tuple[Tensor, ...]  # each [2, ...]: the mean weighted by numbers of examples, and the plain mean
     num_examples: Tensor  # [2] int64: of all clients, and 0
     clients: Tensor  # [2] int64: 0, and how many there are
+
+
+class RunningSums:
+    """The sums of the updates of all parts that were added."""
+
+    def __init__(self) -> None:
+        self._totals: tuple[Tensor, ...] = ()
+        self._counts = torch.zeros(2, dtype=torch.int64)
+
+    def add(self, sums: tuple[Tensor, ...], counts: Tensor) -> None:
+        """Adds the sums of a part, which may be written into."""
+        if not self._totals:
+            self._totals, self._counts = sums, counts
+            return
+        for total, more in zip(self._totals, sums, strict=True):
+            total += more
+        self._counts = self._counts + counts
+
+    def means(self) -> Means:
+        """The means of all updates, in the memory of their sums: the last call."""
+        counts = self._counts
+        if not int(counts[1]):
+            return Means(tuple(total[:0] for total in self._totals), counts[:0], counts[:0])
+        for total in self._totals:
+            total /= counts.to(total.dtype).view(2, *[1] * (total.dim() - 1))
+        none = torch.zeros_like(counts[:1])
+        return Means(self._totals, torch.cat([counts[:1], none]), torch.cat([none, counts[1:]]))

@@ -36,6 +36,11 @@ class Guard:
         self._clipped: int | None = None  # updates of this round; None: no `update_norm` is set
         self._warnings = 0
 
+    @property
+    def stops(self) -> bool:
+        """Whether the run ends where something is not finite."""
+        return self._policy == "stop"
+
     def begin(self, round: int) -> None:
         """Starts a round (counted from 0)."""
         self._round, self._failed, self._clipped = round, set(), None

@@ -22,6 +22,7 @@ from fedlab_runner.core.client_data import ClientData, Streams
 from fedlab_runner.core.global_rng import own_generators
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.own_values import Own
+from fedlab_runner.core.parts import PartsJob
 from fedlab_runner.core.work import Work
 from fedlab_runner.executors._chunks import Chunk, ChunkedExecutor
 from fedlab_runner.utils import own_modules
@@ -83,6 +84,11 @@ def packed_work(work: Work, inner: ChunkedExecutor) -> bytes:
     return _dumped((inner, work.select(np.empty(0, np.int64))), (work.client_data, work.family))
 
 
+def packed_job(job: PartsJob, inner: ChunkedExecutor) -> bytes:
+    """The inner executor and a job for parts, with references in the place of its data and its family."""
+    return _dumped((inner, job), (job.client_data, job.family))
+
+
 def unpacked_family(content: bytes, device: torch.device) -> ModelFamily:
     """The family on a device."""
     family, exactly = _SentUnpickler(content, device, ()).load()
@@ -91,12 +97,9 @@ def unpacked_family(content: bytes, device: torch.device) -> ModelFamily:
     return family
 
 
-def unpacked_work(
-    content: bytes, client_data: ClientData, family: ModelFamily, device: torch.device
-) -> tuple[ChunkedExecutor, Work]:
-    """The inner executor and the work of no clients on a device."""
-    job: tuple[ChunkedExecutor, Work] = _SentUnpickler(content, device, (client_data, family)).load()
-    return job
+def unpacked_work(content: bytes, client_data: ClientData, family: ModelFamily, device: torch.device) -> Any:
+    """The inner executor, and the work of no clients or the job for parts, on a device."""
+    return _SentUnpickler(content, device, (client_data, family)).load()
 
 
 def shares_of(work: Work, chunks: list[Chunk], count: int) -> list[ClientShare]:

@@ -8,8 +8,8 @@ import subprocess
 import tempfile
 import time
 import weakref
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from multiprocessing.connection import Connection
@@ -22,15 +22,18 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from fedlab_runner.core.executor import OfOne, Parallel
 from fedlab_runner.core.model_family import ModelFamily
+from fedlab_runner.core.parts import PartClients, PartsJob, Told
 from fedlab_runner.core.work import Work
-from fedlab_runner.executors._blocks import Blocks
+from fedlab_runner.executors._blocks import Block, Blocks
 from fedlab_runner.executors._chunks import ChunkedExecutor, new_models
 from fedlab_runner.executors._messages import Failed, Keep, receive, send, started
 from fedlab_runner.executors._ray.driver import Done, Gone, Lost, Ready, Train
 from fedlab_runner.executors._shares import (
+    ClientShare,
     divided,
     packed_client_data,
     packed_family,
+    packed_job,
     packed_work,
     shares_of,
 )
@@ -54,7 +57,8 @@ class Ray:
     With `num_gpus` each worker has that many GPUs (0.5: two workers share a GPU), and the workers share the cohort; the
     run itself may be on a CPU.
 
-    It divides clients by their number of local steps. It sends data once and a model once a round. Other machines train
+    It divides clients by their number of local steps. It sends data once and a model once a round. With
+    `aggregator.sum_every` a worker sends sums of so many clients' updates in the place of their models. Other machines train
     the clients of a lost machine again. If the cluster's head is lost, the run writes a checkpoint and ends.
     """
 
@@ -101,11 +105,23 @@ class Ray:
         if not len(work.ids):
             none = new_models(work)
             return none, none.new_zeros(0)
-        try:
+        with self._closed_on_error():
             return self._session.train(work, self.inner)
+
+    def carry_out(self, job: PartsJob, clients: Sequence[PartClients]) -> Iterator[Told]:
+        """The parts of a cohort, of which workers send sums (`core.parts.Elsewhere`)."""
+        self.check(job.family)
+        with self._closed_on_error():
+            yield from self._session.carry_out(job, self.inner, clients)
+
+    @contextmanager
+    def _closed_on_error(self) -> Iterator[None]:
+        """Closes the session where a cohort ends early: the driver may be in the middle of it."""
+        try:
+            yield
         except BaseException:
             if (session := self.__dict__.pop("_session", None)) is not None:  # None: the session could not be opened
-                session.close()  # the driver may be in the middle of a cohort
+                session.close()
             raise
 
     @cached_property
@@ -149,38 +165,65 @@ class _Session:
         else:
             most = max(1, min(SHARES_PER_CORE, round(self._seconds / SHARE_SECONDS)))
             shares = shares_of(work, chunks, min(len(chunks), most * workers))
-        numbers = [
-            self._kept(work.client_data, None, lambda: packed_client_data(work.client_data)),
-            self._kept(work.family, work.family.active_part, lambda: packed_family(work.family)),
-        ]
+        numbers = self._lasting(work)
         made, block = self._blocks.staged(work)
         y = made if made is not None and work.family.device.type == "cpu" else new_models(work)
         losses, lost = y.new_zeros(len(work.ids)), False
-        in_use = {number for number, _ in self._numbers.values()}
-        device = GPU if self._num_gpus else "cpu"
-        self._send(Train(packed_work(work, inner), numbers, in_use, shares, device, block))
-        while not isinstance(answer := self._receive(), Ready):
-            if isinstance(answer, Done):
-                rows = torch.from_numpy(shares[answer.share].rows)
-                losses[rows] = torch.tensor(answer.losses).to(y.device)
-                if answer.models is not None:
-                    y[rows] = torch.tensor(answer.models).to(y.device)
-                elif made is not None and made is not y:
-                    y[rows] = made[rows].to(y.device)
-            elif isinstance(answer, Failed):
-                raise pickle.loads(answer.error)
-            elif isinstance(answer, Lost):
-                self._lost(work, len(shares[answer.share].rows), answer)
+        for answer in self._answers(packed_work(work, inner), numbers, shares, work.round, block):
+            if isinstance(answer, Lost):
                 lost = True
-            else:
+                continue
+            rows = torch.from_numpy(shares[answer.share].rows)
+            losses[rows] = torch.tensor(answer.losses).to(y.device)
+            if answer.models is not None:
+                y[rows] = torch.tensor(answer.models).to(y.device)
+            elif made is not None and made is not y:
+                y[rows] = made[rows].to(y.device)
+        self._seconds = time.perf_counter() - began
+        if lost:  # a worker that only seems lost may write into the block later
+            y, self._blocks = y.clone(), Blocks()
+        return y, losses
+
+    def carry_out(self, job: PartsJob, inner: ChunkedExecutor, clients: Sequence[PartClients]) -> Iterator[Told]:
+        """What the parts of a cohort send, in their order."""
+        told, following = dict[int, Told](), 0
+        for answer in self._answers(packed_job(job, inner), self._lasting(job), clients, job.round):
+            if isinstance(answer, Done):
+                told[answer.share] = answer.models
+            while following in told:
+                yield told.pop(following).on(job.family.device)
+                following += 1
+
+    def _answers(
+        self,
+        job: bytes,
+        numbers: list[int],
+        shares: Sequence[ClientShare | PartClients],
+        round: int,
+        block: Block | None = None,
+    ) -> Iterator[Done | Lost]:
+        """What the driver says of each share, until all are done."""
+        in_use = {number for number, _ in self._numbers.values()}
+        self._send(Train(job, numbers, in_use, shares, GPU if self._num_gpus else "cpu", block))
+        while not isinstance(answer := self._receive(), Ready):
+            if isinstance(answer, Failed):
+                raise pickle.loads(answer.error)
+            if isinstance(answer, Lost):
+                self._lost(round, len(shares[answer.share].ids), answer)
+            elif not isinstance(answer, Done):
                 raise RunFailed(
                     f"the Ray cluster at {self._ready.head} is lost ({answer.reason}): start it again, or take another "
                     f"executor; {next_start()}"
                 )
-        self._ready, self._seconds = answer, time.perf_counter() - began
-        if lost:  # a worker that only seems lost may write into the block later
-            y, self._blocks = y.clone(), Blocks()
-        return y, losses
+            yield answer
+        self._ready = answer
+
+    def _lasting(self, work: Work | PartsJob) -> list[int]:
+        """The numbers of the clients' data and of the model family, which workers keep from round to round."""
+        return [
+            self._kept(work.client_data, None, lambda: packed_client_data(work.client_data)),
+            self._kept(work.family, work.family.active_part, lambda: packed_family(work.family)),
+        ]
 
     def _kept(self, lasting: object, state: Any, packed: Callable[[], Any]) -> int:
         """The number of an object in the object store; what is new, or has changed, is put there."""
@@ -191,9 +234,9 @@ class _Session:
             self._send(Keep(number, packed()))
         return int(number)
 
-    def _lost(self, work: Work, clients: int, lost: Lost) -> None:
+    def _lost(self, round: int, clients: int, lost: Lost) -> None:
         if lost.again:
-            _log.warning("round %d: a worker is lost, its %d clients train elsewhere", work.round + 1, clients)
+            _log.warning("round %d: a worker is lost, its %d clients train elsewhere", round + 1, clients)
             return
         raise RunFailed(
             f"executor=ray has lost the workers of the same {clients} clients again and again ({lost.reason}): Ray's "

@@ -1,15 +1,21 @@
 """Sums of updates in the place of the updates."""
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 
-from fedlab_runner.core.running_sums import RunningSums
+from fedlab_runner.algorithms.shared.averaging import Params
+from fedlab_runner.core.parts import PartClients, PartsJob, Told
+from fedlab_runner.core.round_metrics import RoundMetrics
+from fedlab_runner.core.running_sums import RunningSums, sums_of
 from fedlab_runner.core.update_guard import Guard
 from fedlab_runner.core.updates import Updates
 from fedlab_runner.core.work import Work
 from fedlab_runner.executors.loop import Loop
+from fedlab_runner.utils.errors import Diverged
 from tests.helpers.kinds import by_kind
 from tests.helpers.toy import (
     ALGORITHMS,
@@ -19,6 +25,7 @@ from tests.helpers.toy import (
     federation,
     few_rounds,
     home,
+    local,
     normed,
     run,
     tensors,
@@ -88,27 +95,61 @@ def test_a_round_holds_the_models_of_a_part() -> None:
 
     how: dict[str, Any] = {"executor": Counting(compile=False), "std": 0.0, "cohort": None}
     trained("fedavg", 5, **how)
-    assert asked == [5, 5, 2] * ROUNDS
+    assert [clients for clients in asked if clients] == [5, 5, 2] * ROUNDS
 
 
 def test_nobody_in_time() -> None:
-    """Sums of nothing are no updates; a round without clients has one empty part."""
-    state, metrics = trained("fedavg", 2, std=1e6)
+    _, metrics = trained("fedavg", 2, std=1e6)
     assert metrics[0]["late/arrived"] == 0 and metrics[0]["late/dispatched"] == 7
-    sums = RunningSums[Any]()
-    sums.add(type(state)(torch.zeros(0, 3)), torch.zeros(0, dtype=torch.int64))
-    upload, num_examples, clients = sums.means()
-    none = Updates(upload, clients, num_examples, clients, clients=clients)
-    assert len(none) == 0 and torch.equal(none.mean(upload[0]), torch.zeros(3)) and len(none.ages) == 0
+    sums, none = RunningSums(), torch.zeros(0, dtype=torch.int64)
+    sums.add(*sums_of([torch.zeros(0, 3)], none))
+    (rows,), num_examples, clients = sums.means()
+    found = Updates(Params(rows), clients, num_examples, clients, clients=clients)
+    assert len(found) == 0 and torch.equal(found.mean(rows), torch.zeros(3)) and len(found.ages) == 0
 
 
 def test_a_sum_of_means() -> None:
-    rows, sizes, sums = torch.randn(5, 3, dtype=torch.float64), torch.tensor([4, 1, 7, 2, 2]), RunningSums[Any]()
-    kind = type(trained("fedavg", None)[0])
+    rows, sizes, sums = torch.randn(5, 3, dtype=torch.float64), torch.tensor([4, 1, 7, 2, 2]), RunningSums()
     for part in (slice(0, 2), slice(2, 5)):
-        sums.add(kind(rows[part]), sizes[part])
-    upload, num_examples, clients = sums.means()
-    found = Updates(upload, clients * 0 - 1, num_examples, clients * 0, clients=clients)
-    torch.testing.assert_close(found.sum(upload.params), rows.sum(0))
-    torch.testing.assert_close(found.mean(upload.params), (sizes.double() / 16) @ rows)
+        sums.add(*sums_of([rows[part]], sizes[part]))
+    (means,), num_examples, clients = sums.means()
+    found = Updates(Params(means), clients * 0 - 1, num_examples, clients * 0, clients=clients)
+    torch.testing.assert_close(found.sum(means), rows.sum(0))
+    torch.testing.assert_close(found.mean(means), (sizes.double() / 16) @ rows)
     assert len(found) == 5 and int(found.num_examples.sum()) == 16 and found.ages.tolist() == [0] * 5
+
+
+@dataclass(frozen=True)
+class FarLoop(Loop):
+    """Carries out parts as processes elsewhere do, the last part first."""
+
+    poisoned: int = -1  # the round in which a client's model is not finite
+
+    def carry_out(self, job: PartsJob, clients: Sequence[PartClients]) -> Iterator[Told]:
+        metrics, executor = RoundMetrics(), Poisoned(compile=False, round=self.poisoned)
+        found = [job.carry_out(executor, metrics, each) for each in reversed(clients)]
+        return reversed(found)
+
+
+@pytest.mark.parametrize("name", by_kind(SUMMED))
+def test_parts_elsewhere_are_those_here_to_the_bit(name: str) -> None:
+    none = {"home": None}
+    here, there = trained(name, 3, **none), trained(name, 3, **none, executor=FarLoop(compile=False))
+    assert all(torch.equal(a, b) for a, b in zip(tensors(here[0]), tensors(there[0]), strict=True))
+    assert here[1] == there[1]
+
+
+def test_parts_that_need_this_process_stay_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those with values at home, with a bound on updates, and with a policy that treats one of them."""
+    monkeypatch.setattr(PartsJob, "carry_out", None)
+    far: dict[str, Any] = {"executor": FarLoop(compile=False)}
+    trained("fedavg", 3, **far, home=home("head"))
+    trained("fedavg", 3, **far, training=local(update_norm=1.0))
+    trained("fedavg", 3, "drop", **far)
+    with pytest.raises(TypeError):
+        trained("fedavg", 3, **far)
+
+
+def test_an_update_elsewhere_that_is_not_finite_ends_the_run() -> None:
+    with pytest.raises(Diverged, match=r"diverged in round 2 \(update of client 3 not finite"):
+        trained("fedavg", 3, executor=FarLoop(compile=False, poisoned=1), cohort=None, std=0.0)

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedlab_runner.algorithms.fedavg import FedAvg
 from fedlab_runner.config.build import build
 from fedlab_runner.core.work import Work
 from fedlab_runner.executors._blocks import Blocks
@@ -29,12 +31,23 @@ from fedlab_runner.executors.processes import Processes
 from fedlab_runner.executors.ray import Ray
 from fedlab_runner.executors.vectorized import Vectorized
 from fedlab_runner.utils import own_modules
-from fedlab_runner.utils.errors import RunFailed, UserError
+from fedlab_runner.utils.errors import Diverged, RunFailed, UserError
 from tests.executors.test_processes import train
 from tests.helpers.composed import composed, files
 from tests.helpers.kinds import by_kind
 from tests.helpers.paths import ROOT
-from tests.helpers.toy import ALGORITHMS, RAGGED, algorithm, check_homes, federation, normed, run, tensors
+from tests.helpers.toy import (
+    ALGORITHMS,
+    RAGGED,
+    aggregator,
+    algorithm,
+    check_homes,
+    federation,
+    local,
+    normed,
+    run,
+    tensors,
+)
 
 LOOP = Loop(compile=False)
 
@@ -244,6 +257,28 @@ def test_every_algorithm(name: str, shared: Ray) -> None:
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(result, expected, strict=True))
 
 
+def test_sums_are_formed_on_the_nodes(shared: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the bits, and with the metrics, of parts that train here; no model of a client is sent."""
+    monkeypatch.setattr(Ray, "train", lambda self, work: LOOP.train(work) if not len(work.ids) else None)
+    for name in (name for name in ALGORITHMS if algorithm(name).takes_sums()):
+        found = []
+        for executor in (LOOP, shared):
+            fed = federation(cohort=7, std=1.0, executor=executor, rule=aggregator("mean", sum_every=2), build=normed)
+            found.append((tensors(run(algorithm(name), fed, 3)), fed.collect()))
+        (expected, metrics), (result, its) = found
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(result, expected, strict=True)), name
+        assert metrics == its, name
+
+
+def test_an_update_on_a_node_that_is_not_finite(shared: Ray) -> None:
+    """The run ends in the line that it ends in elsewhere, and the next cohort finds a cluster."""
+    for executor in (LOOP, shared):
+        fed = federation(executor=executor, rule=aggregator("mean", sum_every=2), training=local(lr=1e308))
+        with pytest.raises(Diverged, match=r"^the run diverged in round 1 \(updates? of clients? [\d, ]+ not finite"):
+            run(algorithm("fedavg"), fed, 2)
+    assert len(train(federation(executor=shared))[0]) == len(RAGGED)
+
+
 def test_models_that_workers_cannot_write_into_the_runs_memory(shared: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of other machines, which the driver writes there, and all where the system shows no descriptors."""
     expected, answers = train(federation(), correct=lambda g: g), list[Done]()
@@ -282,6 +317,29 @@ def test_an_error_in_a_worker_is_the_callers(shared: Ray) -> None:
 
     with pytest.raises(ArithmeticError, match=r"^no such loss$"):
         train(federation(executor=shared), loss=loss)
+
+
+@pytest.mark.slow  # new workers take seconds to start
+def test_a_part_whose_worker_dies_is_carried_out_again(
+    shared: Ray, caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, mark, update = os.getpid(), tmp_path / "died", FedAvg.client_update
+
+    def deadly(self: FedAvg, state: Any, cohort: Any) -> Any:
+        if os.getpid() != here and not mark.exists():
+            mark.touch()
+            os._exit(1)
+        return update(self, state, cohort)
+
+    rule, method = aggregator("mean", sum_every=2), algorithm("fedavg")
+    expected = run(method, federation(rule=rule), 2)
+    fed = federation(executor=shared, rule=rule)
+    monkeypatch.setattr(type(method), "_sent", lambda self, state, cohort: deadly(self, state, cohort))
+    job = partial(deadly, method)
+    monkeypatch.setattr("fedlab_runner.core.algorithm.partial", lambda sent, state: partial(job, state))
+    result = run(method, fed, 2)
+    assert torch.equal(result.params, expected.params) and mark.exists()
+    assert "a worker is lost, its 2 clients train elsewhere" in caplog.text
 
 
 @pytest.mark.slow  # new workers take seconds to start

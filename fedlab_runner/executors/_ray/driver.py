@@ -12,13 +12,15 @@ import re
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
+from fedlab_runner.core.parts import PartClients
 from fedlab_runner.executors._blocks import Block
 from fedlab_runner.executors._messages import Failed, Keep, receive, send
-from fedlab_runner.executors._ray.worker import Round, train_share
+from fedlab_runner.executors._ray.worker import Round, sum_part, train_share
 from fedlab_runner.executors._shares import ClientShare
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.system import die_with_parent, usable_cores
@@ -34,7 +36,7 @@ class Train(NamedTuple):
     job: bytes
     lasting: list[int]
     in_use: set[int]
-    shares: list[ClientShare]
+    shares: Sequence[ClientShare | PartClients]  # all shares or all parts
     device: str  # of the workers
     block: Block | None  # the models of the cohort, where this process can write them
 
@@ -47,11 +49,11 @@ class Ready(NamedTuple):
 
 
 class Done(NamedTuple):
-    """The models and mean losses of a share's clients."""
+    """The models and mean losses of a share's clients, or what a part has told."""
 
     share: int
-    models: Any  # ndarray [k, D]; None: the block has them
-    losses: Any  # ndarray [k]
+    models: Any  # ndarray [k, D]; None: the block has them. Of a part: Told
+    losses: Any  # ndarray [k]; None for a part
 
 
 class Lost(NamedTuple):
@@ -77,7 +79,8 @@ class Driver:
         self._head, self._node = context.gcs_address, context.get_node_id()
         self._kept: dict[int, Any] = {}
         needs = {"num_cpus": 1, "num_gpus": num_gpus or None}
-        self._train = ray.remote(**needs, max_retries=0, scheduling_strategy="SPREAD")(train_share)
+        remote = ray.remote(**needs, max_retries=0, scheduling_strategy="SPREAD")
+        self._train, self._sum = remote(train_share), remote(sum_part)
 
     def run(self) -> None:
         """Serves until the connection is closed or the cluster is lost."""
@@ -103,7 +106,8 @@ class Driver:
         round = Round(ray.put(asked.job), [self._kept[number] for number in asked.lasting], asked.block)
         losses = [0] * len(asked.shares)
         models = None if asked.block is None else asked.block.models()
-        waiting = {self._train.remote(round, share, asked.device): i for i, share in enumerate(asked.shares)}
+        task = self._sum if isinstance(asked.shares[0], PartClients) else self._train
+        waiting = {task.remote(round, share, asked.device): i for i, share in enumerate(asked.shares)}
         while waiting:
             done, _ = ray.wait(list(waiting), timeout=POLL_SECONDS)
             if not done and (reason := self._reason_gone()) is not None:
@@ -114,8 +118,9 @@ class Driver:
                 i = waiting.pop(ref)
                 try:
                     y, losses_of = ray.get(ref)
-                    if y is not None and models is not None:  # of another machine
-                        models.numpy()[asked.shares[i].rows], y = y, None
+                    share = asked.shares[i]
+                    if isinstance(share, ClientShare) and y is not None and models is not None:  # of another machine
+                        models.numpy()[share.rows], y = y, None
                     send(self._connection, Done(i, y, losses_of))
                 except errors.RayTaskError as error:
                     for other in waiting:
@@ -130,7 +135,7 @@ class Driver:
                     send(self._connection, Lost(i, str(error).partition("\n")[0], again))
                     if not again:
                         return None
-                    waiting[self._train.remote(round, asked.shares[i], asked.device)] = i
+                    waiting[task.remote(round, asked.shares[i], asked.device)] = i
         return None
 
     def _reason_gone(self) -> str | None:
