@@ -58,8 +58,8 @@ class Ray:
     run itself may be on a CPU.
 
     It divides clients by their number of local steps. It sends data once and a model once a round. With
-    `aggregator.sum_every` a worker sends sums of so many clients' updates in the place of their models. Other machines train
-    the clients of a lost machine again. If the cluster's head is lost, the run writes a checkpoint and ends.
+    `aggregator.sum_every` a worker sends sums of so many clients' updates in the place of their models. Other machines
+    train the clients of a lost machine again. If the cluster's head is lost, the run writes a checkpoint and ends.
     """
 
     address: str | None
