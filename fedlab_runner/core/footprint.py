@@ -50,6 +50,13 @@ class Footprint(NamedTuple):
     held: list[MemoryItem]
 
 
+def fewer_models(fed: Federation, takes_sums: bool) -> str:
+    """The remedy for too many models in a round of an algorithm that takes sums of updates or does not."""
+    if fed.at_once is not None:
+        return "lower aggregator.sum_every"
+    return f"{FEWER} or set aggregator.sum_every" if takes_sums else FEWER
+
+
 def own_rows(place: str, fed: Federation, load: CohortLoad, sets: int = 1) -> list[MemoryItem]:
     """The rows of `sets` own models for each client that has taken part, kept at `place` (the field `store_on`)."""
     return rows_of_each(place, load, sets * fed.client_values // fed.num_clients)

@@ -16,7 +16,7 @@ from fedlab_runner.core.algorithm import Algorithm, DecentralizedAlgorithm
 from fedlab_runner.core.client_state import FOLDER as ROWS
 from fedlab_runner.core.client_state import PLACES
 from fedlab_runner.core.federation import Federation
-from fedlab_runner.core.footprint import FEWER, CohortLoad, Footprint, MemoryItem, RoundLoad, rows_of_each
+from fedlab_runner.core.footprint import FEWER, CohortLoad, Footprint, MemoryItem, RoundLoad, fewer_models, rows_of_each
 from fedlab_runner.core.global_rng import own_generators
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.round_cost import local_operations
@@ -121,7 +121,8 @@ def _needs(algorithm: Algorithm[Any], fed: Federation, rounds: int) -> list[Need
     minibatch = _saved_bytes(family, fed) if load.starting else 0
     serves = fed.server_data is not None and not algorithm.decentralized
     trains = serves and algorithm.operations(fed, 0.0) > 0
-    parts = [part for now in each_round for part in _parts(footprint, fed, now, model, minibatch, at_home, trains)]
+    how = model, minibatch, at_home, trains, fewer_models(fed, algorithm.takes_sums())
+    parts = [part for now in each_round for part in _parts(footprint, fed, now, *how)]
     needs = [Need(model, "the server's model", "take a smaller model")]
     needs += [_of_item(each, value) for each in footprint.held if not each.merging]
     moments = fed.server_steps.held * value  # a step makes new moments while it holds the old ones
@@ -145,19 +146,26 @@ def _of_item(item: MemoryItem, value: int) -> Need:
 
 
 def _parts(
-    footprint: Footprint, fed: Federation, now: RoundLoad, model: int, minibatch: int, at_home: int, trains: bool
+    footprint: Footprint,
+    fed: Federation,
+    now: RoundLoad,
+    model: int,
+    minibatch: int,
+    at_home: int,
+    trains: bool,
+    fewer: str,
 ) -> list[list[Need]]:
     """What a round holds while clients train, when they make their updates, when these arrive, while the server merges
     them, and while it trains (`trains`).
 
     `model` and `minibatch` are the bytes of a model and of the activations of a minibatch. `at_home`: values of each
-    client's model that stay at home.
+    client's model that stay at home. `fewer`: the remedy for too many models.
     """
     copies, sent, value = footprint.model_copies, footprint.payload_copies, fed.family.dtype.itemsize
     at_once = min(now.starting, fed.at_once or now.starting)
     (side, activations, outside), slots = fed.executor.parallel(at_once), fed.local.make_optimizer().slots
     named = f"the models of {at_once} clients"
-    training = Need(footprint.training_copies * at_once * model, named, FEWER)
+    training = Need(footprint.training_copies * at_once * model, named, fewer)
     a_step = (2 + slots + footprint.step_copies) * side + outside  # the gradient and its parts; their models
     steps = Need(a_step * model, f"{side} clients in training", SMALLER_CHUNK)
     # Parts at home are read from elsewhere for training, or are on the device, where training makes new ones.
@@ -169,7 +177,7 @@ def _parts(
         Need(late * sent * model, f"{late} late updates", f"{FEWER} or the delay")
         for late in (now.late, now.late + new, now.late + new - old)
     )
-    made = Need(copies * at_once * model, named, FEWER)
+    made = Need(copies * at_once * model, named, fewer)
     summed, arriving = fed.at_once is not None, now.arriving
     if summed:  # two means stand for those on time
         before, arriving = between, old + 2
@@ -177,8 +185,8 @@ def _parts(
     copied = at_once if summed else now.arriving
     chosen = at_once + copied * bool(new or old)  # all, and copies of those that arrive
     arrived = f"{arriving} updates that are merged"
-    collected = Need(chosen * sent * model, arrived, FEWER)
-    merged = Need(max(copies, sent) * arriving * model, arrived, FEWER)
+    collected = Need(chosen * sent * model, arrived, fewer)
+    merged = Need(max(copies, sent) * arriving * model, arrived, fewer)
     own = [_of_item(each, value) for each in footprint.held if each.merging]
     anew = [
         _of_item(each._replace(values=each.anew, what=f"new values of {each.what}", saved=False), value)

@@ -195,6 +195,13 @@ def test_a_run_that_cannot_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     line = str(refused.value)
     assert line.startswith("the run needs 0.0 GB more (") and "0.0 GB are free" in line and "\n" not in line
     assert "set algorithm.store_on=disk" in line and "lower participation.cohort_size" in line
+    for sum_every, way in (
+        (None, "lower participation.cohort_size or set aggregator.sum_every"),
+        (2, "lower aggregator.sum_every"),
+    ):
+        summed = federation(rule=aggregator("mean", sum_every=sum_every))
+        with pytest.raises(UserError, match=rf"are free: ([^;]*; or )*{way}"):
+            resource_estimate.check_needs(algorithm("fedavg"), summed, 10, Path(), 3)
     monkeypatch.setattr(resource_estimate, "memory_bytes", lambda: None)
     resource_estimate.check_needs(algorithm("ca2fl"), fed, 10, Path(), 3)
 
