@@ -23,11 +23,11 @@ def seed_torch(device: torch.device, seed: int) -> None:
         torch.manual_seed(seed)
 
 
-def seed_globals(device: torch.device, seed: int, round: int = 0) -> None:
-    """Seeds all global generators for a round of a run. The package draws from none of them by itself; a function of a
-    user, or of a library that takes no generator, may.
+def seed_globals(device: torch.device, seed: int, round: int = 0, part: int = 0) -> None:
+    """Seeds all global generators for a round of a run, or for a part of its cohort (from 1 on). The package draws from
+    none of them by itself; a function of a user, or of a library that takes no generator, may.
     """
-    key = torch_seed(seed, Purpose.GLOBALS, round)
+    key = torch_seed(seed, Purpose.GLOBALS, round, part)
     seed_torch(device, key)
     np.random.seed(key % 2**32)
     random.seed(key)

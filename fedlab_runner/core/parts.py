@@ -12,6 +12,7 @@ from fedlab_runner.core.client_homes import ClientHomes
 from fedlab_runner.core.client_state import ClientStateStore
 from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.executor import Executor
+from fedlab_runner.core.global_rng import seed_globals
 from fedlab_runner.core.local_training import LocalTraining
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.round_metrics import RoundMetrics
@@ -101,6 +102,7 @@ class PartsJob(NamedTuple):
 
     def carry_out(self, executor: Executor, metrics: RoundMetrics, clients: PartClients) -> Told:
         """What a part's clients send. Raises Diverged where an update is not finite."""
+        seed_globals(self.family.device, self.seed, self.round, 1 + int(clients.ids[0]) if len(clients.ids) else 0)
         metrics.begin()
         store, guard = ClientStateStore(None, self.family.device), Guard("stop")
         trainer = LocalTrainer(self.client_data, executor, guard, metrics, store, self.seed)
