@@ -20,8 +20,8 @@ def match(clients: list[np.ndarray], sweeps: int, penalty: float) -> list[np.nda
         chosen = linear_sum_assignment(prices)[1]
         return np.append(known, np.flatnonzero(holders == 0)[: len(neurons)])[chosen]
 
-    room = sum(map(len, clients))  # for neurons that are nobody else's
-    total, holders = np.zeros((room, clients[0].shape[1])), np.zeros(room)
+    kind, room = clients[0].dtype, sum(map(len, clients))  # room for neurons that are nobody else's
+    total, holders = np.zeros((room, clients[0].shape[1]), kind), np.zeros(room, kind)
     assignments = [np.array([], int) for _ in clients]
 
     def put(j: int) -> None:

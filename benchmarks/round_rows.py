@@ -124,7 +124,7 @@ def _matching(cores: int) -> Case:
     """
     rng = np.random.default_rng(0)
     base = rng.normal(size=(100, 785))
-    rows = [base[rng.permutation(100)] + 0.1 * rng.normal(size=base.shape) for _ in range(10)]
+    rows = [(base[rng.permutation(100)] + 0.1 * rng.normal(size=base.shape)).astype(np.float32) for _ in range(10)]
     clients = [Neurons(torch.from_numpy(each), torch.arange(785), 1.0) for each in rows]
 
     def ours(turn: int) -> object:

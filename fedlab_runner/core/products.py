@@ -38,9 +38,16 @@ def by_onednn(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     return result
 
 
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """a [n, k] @ b [k, m]. Autograd does not pass through it."""
+    return by_onednn(a, b) if _faster(a, b) else a @ b
+
+
 def add_product(total: Tensor, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:
     """Adds alpha a [n, k] @ b [k, m] to `total` [n, m] in place, and returns it. Autograd does not pass through it."""
-    floats = total.device.type == "cpu" and total.dtype == torch.float32
-    if floats and pays() and gains(len(a), len(b), b.shape[1]):
-        return total.add_(by_onednn(a, b), alpha=alpha)
-    return total.addmm_(a, b, alpha=alpha)
+    return total.add_(by_onednn(a, b), alpha=alpha) if _faster(a, b) else total.addmm_(a, b, alpha=alpha)
+
+
+def _faster(a: Tensor, b: Tensor) -> bool:
+    floats = a.device.type == "cpu" and a.dtype == torch.float32
+    return floats and pays() and gains(len(a), len(b), b.shape[1])

@@ -16,5 +16,9 @@ def hungarian(gains: Tensor) -> np.ndarray:
     library: Any = scipy.optimize
     values = gains.cpu().numpy()
     finite = values if np.isfinite(values).all() else np.nan_to_num(values)
+    if finite.size:
+        best: np.ndarray = finite.argmax(1)
+        if np.bincount(best).max() == 1:  # nobody competes for the row's best column, as where little has moved
+            return best
     columns: np.ndarray = library.linear_sum_assignment(finite, maximize=True)[1]
     return columns

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedlab_runner.algorithms.matching.assignment import hungarian
+from fedlab_runner.core.products import product
 
 MAX_POPULARITY = 10  # clients on a neuron, above which its popularity stays the same (the authors' code)
 
@@ -62,7 +63,7 @@ class SquaredDistance:
         if mass.shape[1] > 1:
             rows, mass = rows / mass, mass.new_ones(len(rows), 1)  # else the code divides products, which are smaller
         mean_square = _squares(rows)
-        gain = (v @ rows.T).div_(mass.T).sub_(mean_square / mass.T.square() / 2).sub_(square.unsqueeze(1) / 2)
+        gain = product(v, rows.T).div_(mass.T).sub_(mean_square / mass.T.square() / 2).sub_(square.unsqueeze(1) / 2)
         if server.covered is None:
             return gain
         return gain.where(server.covered, self.new(v, square, columns, num_clients, 1))
@@ -90,10 +91,10 @@ class PFNM:
         precision, natural = p0 + p * server.mass, p0 * mu0 + p * server.total  # s and g [L, e]
         inverse = 1 / (p + precision)
         if inverse.shape[1] == 1:  # all columns alike
-            own, common = square.unsqueeze(1) * inverse.T, (v @ natural.T).mul_(inverse.T)
+            own, common = square.unsqueeze(1) * inverse.T, product(v, natural.T).mul_(inverse.T)
             length = _squares(natural) * (inverse - 1 / precision).squeeze(1)
         else:
-            own, common = v.square() @ inverse.T, v @ (natural * inverse).T
+            own, common = product(v.square(), inverse.T), product(v, (natural * inverse).T)
             length = (natural.square() * (inverse - 1 / precision)).sum(1)
         gain = common.mul_(2 * p).add_(own, alpha=p * p).add_(length)
         count = server.holders.clamp(1, MAX_POPULARITY).to(v.dtype)
