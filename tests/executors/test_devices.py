@@ -167,6 +167,7 @@ RUNS = {
     "on_disk": "algorithm=scaffold algorithm.store_on=disk delay.std=1",
     "on_host": "algorithm=fedcda algorithm.warmup=1 algorithm.store_on=host delay.std=1",
     "late": "algorithm=ca2fl delay.std=2 nonfinite=clip local.update_norm=0.1",
+    "sums": "algorithm=fednova aggregator.sum_every=2 delay.std=1 num_clients=12 participation.cohort_size=5",
     "matched": "algorithm=fedma model=mlp model.hidden=[6]",
     "blocks": "algorithm=hyfem model=blocks_mlp partition=random_blocks partition.num_blocks=4 server_data=none "
     "algorithm.keep_own=true partition.blocks_per_client=2 partition.classes_per_client=2 "
