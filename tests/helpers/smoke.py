@@ -126,6 +126,8 @@ def combination(number: int) -> list[str]:
         said.append("topology.degree=2")
     if pick["lr_schedule"] == "warmup_cosine":
         said.append("lr_schedule.warmup=1")
+    if pick["aggregator"] == "mean" and _class(pick["algorithm"]).reads_sums:
+        said.append(f"aggregator.sum_every={draw.choice(['null', 1, 2])}")
     if pick["executor"] == "processes":
         said.append("executor.workers=2")
         said += draw.choice([[], ["+executor@executor.inner=vectorized"]])
@@ -173,7 +175,7 @@ def _fit_together(pick: dict[str, str], draw: random.Random) -> None:
         pick["participation"] = "uniform"
     if not algorithm.makes_server_steps:
         pick["server_optimizer"] = "none"
-    if not algorithm.averages:
+    if not algorithm.averages or (algorithm.reads_sums and draw.random() < 0.5):
         pick["aggregator"] = "mean"
     if algorithm.heterogeneous:
         pick["analysis"] = "none"
