@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+import torch
 from torch import Tensor
 
-from fedlab_runner.algorithms.shared.averaging import Update, check_averaging, make_update, stepped
+from fedlab_runner.algorithms.shared.averaging import check_averaging, make_update, stepped
 from fedlab_runner.core.algorithm import ServerAlgorithm
 from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.federation import Federation
@@ -20,8 +21,16 @@ class FedExPState(NamedTuple):
     previous: Tensor  # [D]
 
 
+class FedExPUpload(NamedTuple):
+    """An Update, and what the server computes of it."""
+
+    rows: Tensor  # y - x [K, P]
+    statistics: Tensor  # [K, B]
+    squares: Tensor  # squared lengths of the rows [K]
+
+
 @dataclass(frozen=True)
-class FedExP(ServerAlgorithm[FedExPState, Update]):
+class FedExP(ServerAlgorithm[FedExPState, FedExPUpload]):
     """FedAvg with a server step that grows as client updates disagree. Its factor over the trainable parameters is
     max(1, mean |Delta_j|^2 / 2 (|mean Delta_j|^2 + eps)).
 
@@ -34,6 +43,8 @@ class FedExP(ServerAlgorithm[FedExPState, Update]):
     weighting: str
 
     averages: ClassVar[bool] = True
+    reads_sums: ClassVar[bool] = True
+    known: ClassVar[tuple[str, ...]] = ("squares",)
     model_copies: ClassVar[int] = 1  # the update is written over the trained model
 
     def __post_init__(self) -> None:
@@ -44,18 +55,18 @@ class FedExP(ServerAlgorithm[FedExPState, Update]):
         x = fed.family.init(fed.seed)
         return FedExPState(x, previous=x)
 
-    def client_update(self, state: FedExPState, cohort: Cohort) -> Update:
+    def client_update(self, state: FedExPState, cohort: Cohort) -> FedExPUpload:
         x = state.params
-        return make_update(cohort.family, x, cohort.train(x), "delta")
+        rows, statistics = make_update(cohort.family, x, cohort.train(x), "delta")
+        return FedExPUpload(rows, statistics, torch.linalg.vector_norm(rows, dim=1).square())
 
-    def server_step(self, state: FedExPState, arrivals: Updates[Update], fed: Federation) -> FedExPState:
+    def server_step(self, state: FedExPState, arrivals: Updates[FedExPUpload], fed: Federation) -> FedExPState:
         if not len(arrivals):
             return state
         x, uniform = state.params, self.weighting == "uniform"
-        mean, statistics = (arrivals.mean(each, uniform=uniform) for each in arrivals.upload)
-        spread = float(arrivals.mean(arrivals.upload.rows.square().sum(1), uniform=uniform))
+        mean, statistics, spread = (arrivals.mean(each, uniform=uniform) for each in arrivals.upload)
         denominator = 2 * (float(mean.square().sum()) + self.eps)
-        server_lr = max(1.0, spread / denominator) if denominator else 1.0
+        server_lr = max(1.0, float(spread) / denominator) if denominator else 1.0
         fed.metrics.report(server_lr=server_lr)
         return FedExPState(stepped(x, server_lr * mean, statistics), previous=x)
 

@@ -5,8 +5,17 @@ from typing import Any
 import pytest
 import torch
 
-from tests.helpers.identities import arrivals, close
+from fedlab_runner.algorithms.fedexp import FedExPUpload
+from fedlab_runner.core.updates import Updates
+from tests.helpers.identities import arrivals as arrivals_of
+from tests.helpers.identities import close
 from tests.helpers.toy import algorithm, federation, normed, run
+
+
+def arrivals(rows: torch.Tensor, **how: Any) -> Updates[FedExPUpload]:
+    found = arrivals_of(rows, **how, upload=FedExPUpload)
+    found.upload = found.upload._replace(squares=rows.square().sum(1))
+    return found
 
 
 @pytest.mark.parametrize("eps", [0.0, 1e-3])

@@ -84,6 +84,7 @@ def arriving(fed: Federation, statistics: Tensor, upload: Any, staleness: list[i
     own = {"statistics": statistics, "models": torch.cat([statistics.new_ones(a, p), statistics], 1)}
     own["tau"] = statistics.new_full((a,), 2.0)
     apart = torch.randn(a, p, generator=torch.Generator().manual_seed(0), dtype=statistics.dtype)
+    own["squares"] = apart.square().sum(1)
     rows = [own.get(name, apart) for name in upload._fields]
     sizes = torch.arange(1, a + 1)
     return Updates(upload(*rows), torch.arange(a), sizes, torch.tensor(staleness))

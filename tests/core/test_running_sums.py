@@ -49,8 +49,10 @@ def trained(name: str, sum_every: int | None, policy: str = "stop", **how: Any) 
 
 
 def test_who_takes_sums() -> None:
-    assert {"fedavg", "fedprox", "fedsam", "fednova", "qfedavg", "fedbabu", "fedrep", "perfedavg"} <= set(SUMMED)
-    assert not {"scaffold", "ditto", "feddle", "fedexp", "fedbuff", "dfml"} & set(SUMMED)
+    assert {"fedavg", "fedprox", "fedsam", "fednova", "qfedavg", "fedexp", "fedbabu", "fedrep", "perfedavg"} <= set(
+        SUMMED
+    )
+    assert not {"scaffold", "ditto", "feddle", "fedbuff", "dfml"} & set(SUMMED)
     assert algorithm("fedwalk", base="fedprox").takes_sums() and not algorithm("fedwalk", base="scaffold").takes_sums()
 
 
