@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.parts import Elsewhere
 
 FEWER = "lower participation.cohort_size"  # a remedy
 
@@ -48,6 +49,14 @@ class Footprint(NamedTuple):
     payload_copies: int
     step_copies: int
     held: list[MemoryItem]
+
+
+def models_at_once(fed: Federation, starting: int) -> int:
+    """How many of a cohort's models a round holds on this machine."""
+    if fed.at_once is None:
+        return starting
+    processes = fed.executor.num_processes() if isinstance(fed.executor, Elsewhere) else 1
+    return min(starting, fed.at_once * processes)
 
 
 def fewer_models(fed: Federation, takes_sums: bool) -> str:

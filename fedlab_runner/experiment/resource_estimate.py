@@ -16,18 +16,26 @@ from fedlab_runner.core.algorithm import Algorithm, DecentralizedAlgorithm
 from fedlab_runner.core.client_state import FOLDER as ROWS
 from fedlab_runner.core.client_state import PLACES
 from fedlab_runner.core.federation import Federation
-from fedlab_runner.core.footprint import FEWER, CohortLoad, Footprint, MemoryItem, RoundLoad, fewer_models, rows_of_each
+from fedlab_runner.core.footprint import (
+    FEWER,
+    Footprint,
+    MemoryItem,
+    RoundLoad,
+    fewer_models,
+    models_at_once,
+    rows_of_each,
+)
 from fedlab_runner.core.global_rng import own_generators
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.round_cost import local_operations
 from fedlab_runner.core.work import Work
 from fedlab_runner.executors._chunks import wait_for
 from fedlab_runner.executors.loop import Loop
+from fedlab_runner.experiment.round_loads import load_of, rounds_ahead
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.system import free_disk_bytes, memory_bytes, resident_bytes
 
 _log = logging.getLogger(__name__)
-ROUNDS_AHEAD = 50  # rounds in which the estimate looks for the largest cohort
 SAMPLE_SECONDS, MAX_SAMPLE_STEPS = 0.3, 8  # of the timed sample of local training
 HOST_OVERHEAD_BYTES = 2e8  # pictures, buffers of files and other needs after the start
 GPU_OVERHEAD_BYTES = 5e8  # the workspaces of the GPU's libraries
@@ -110,8 +118,8 @@ def expected_bytes(algorithm: Algorithm[Any], fed: Federation, rounds: int) -> f
 def _needs(algorithm: Algorithm[Any], fed: Federation, rounds: int) -> list[Need]:
     """What a run holds throughout, and what it holds besides in the largest part of a round."""
     family = max(fed.families, key=lambda family: family.size)
-    each_round = _rounds_ahead(algorithm, fed, rounds)
-    load = _load(algorithm, fed, rounds, each_round)
+    each_round = rounds_ahead(algorithm, fed, rounds)
+    load = load_of(algorithm, fed, rounds, each_round)
     footprint, at_home = algorithm.footprint(fed, load), 0 if algorithm.decentralized else fed.home.size
     if at_home:
         rows = rows_of_each(fed.home.place, load, at_home, "home")
@@ -162,7 +170,7 @@ def _parts(
     client's model that stay at home. `fewer`: the remedy for too many models.
     """
     copies, sent, value = footprint.model_copies, footprint.payload_copies, fed.family.dtype.itemsize
-    at_once = min(now.starting, fed.at_once or now.starting)
+    at_once = models_at_once(fed, now.starting)
     (side, activations, outside), slots = fed.executor.parallel(at_once), fed.local.make_optimizer().slots
     named = f"the models of {at_once} clients"
     training = Need(footprint.training_copies * at_once * model, named, fewer)
@@ -213,38 +221,9 @@ def _total(needs: Iterable[Need]) -> float:
 
 def _renewed(algorithm: Algorithm[Any], fed: Federation, rounds: int, between: int) -> float:
     """The share of the clients' rows that `between` rounds replace; the last checkpoint still holds the old rows."""
-    load = _load(algorithm, fed, rounds)
+    load = load_of(algorithm, fed, rounds)
     a_round = algorithm.changing(fed) if isinstance(algorithm, DecentralizedAlgorithm) else load.starting
     return 1 - (1 - min(1.0, a_round / load.ever)) ** between if load.ever else 0.0
-
-
-def _load(
-    algorithm: Algorithm[Any], fed: Federation, rounds: int, each: Sequence[RoundLoad] | None = None
-) -> CohortLoad:
-    """The largest numbers of clients in a round of a run of `rounds` rounds; `each`: the next rounds, if known."""
-    if isinstance(algorithm, DecentralizedAlgorithm):
-        trained = rounds * algorithm.changing(fed)
-        return CohortLoad(fed.cohort_size, 0, 0, min(fed.num_clients, trained), trained)
-    each = each or _rounds_ahead(algorithm, fed, rounds)
-    starting, arriving = (max(column, default=0) for column in ([r.starting for r in each], [r.arriving for r in each]))
-    late = max((r.late + r.starting - r.arriving for r in each), default=0)
-    ever = sum(r.first for r in each) + max(0, rounds - len(each)) * starting
-    return CohortLoad(starting, late, arriving, min(fed.num_clients, ever), rounds * starting)
-
-
-def _rounds_ahead(algorithm: Algorithm[Any], fed: Federation, rounds: int) -> list[RoundLoad]:
-    """The numbers of clients in each of the next rounds."""
-    if isinstance(algorithm, DecentralizedAlgorithm):  # no client is late
-        return [RoundLoad(fed.cohort_size, 0, fed.cohort_size, fed.cohort_size, fed.cohort_size)]
-    due, known, found = np.empty(0, np.int64), set[int](), []
-    for round, starts in enumerate(fed.ahead(min(ROUNDS_AHEAD, rounds)), fed.round):
-        late, due = len(due), np.concatenate([due, starts.due])
-        before = len(known)
-        known.update(starts.ids.tolist())
-        arriving, on_time = (int((each == round).sum()) for each in (due, starts.due))
-        found.append(RoundLoad(len(starts.ids), late, arriving, on_time, len(known) - before))
-        due = due[due > round]
-    return found
 
 
 def _saved_bytes(family: ModelFamily, fed: Federation) -> int:

@@ -17,6 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from fedlab_runner.algorithms.fedavg import FedAvg
 from fedlab_runner.core.executor import Executor
+from fedlab_runner.core.footprint import models_at_once
 from fedlab_runner.core.round_cost import local_operations
 from fedlab_runner.executors._fork import buffers
 from fedlab_runner.executors.loop import Loop
@@ -113,6 +114,20 @@ def test_sums_of_updates_are_estimated(name: str, sum_every: int, monkeypatch: p
     """They take less than the models of the whole cohort."""
     whole = takes_what_was_estimated(name, SIDE_BY_SIDE, monkeypatch)
     assert takes_what_was_estimated(name, SIDE_BY_SIDE, monkeypatch, sum_every) < whole
+
+
+def test_each_process_elsewhere_holds_a_part() -> None:
+    class Three(Loop):
+        def num_processes(self) -> int:
+            return 3
+
+        def carry_out(self, job: Any, clients: Any) -> Any: ...
+
+    far, near = (
+        federation(executor=kind(compile=False), rule=aggregator("mean", sum_every=2)) for kind in (Three, Loop)
+    )
+    assert [models_at_once(far, n) for n in (1, 5, 20)] == [1, 5, 6] and models_at_once(near, 20) == 2
+    assert models_at_once(federation(), 20) == 20
 
 
 def takes_what_was_estimated(
