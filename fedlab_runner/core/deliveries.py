@@ -64,7 +64,7 @@ class Deliveries:
             now = cohort.local, cohort.lr, trainer.seed, cohort.round, trainer.losses_reported
             job = PartsJob(update, known, cohort.family, trainer.client_data, *now)
             for told in executor.carry_out(job, [PartClients(each.client_ids, each.due) for each in parts]):
-                trainer.metrics.add(told.metrics, told.trained_on)
+                trainer.metrics.add(told.metrics)
                 yield told.part
             return
         for each in parts:

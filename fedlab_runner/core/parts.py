@@ -15,7 +15,7 @@ from fedlab_runner.core.executor import Executor
 from fedlab_runner.core.global_rng import seed_globals
 from fedlab_runner.core.local_training import LocalTraining
 from fedlab_runner.core.model_family import ModelFamily
-from fedlab_runner.core.round_metrics import RoundMetrics
+from fedlab_runner.core.round_metrics import RoundMetrics, SomeMetrics
 from fedlab_runner.core.running_sums import sums_of
 from fedlab_runner.core.trainer import LocalTrainer
 from fedlab_runner.core.update_guard import Guard
@@ -77,8 +77,7 @@ class Told(NamedTuple):
     """A part that was carried out elsewhere, and its metrics."""
 
     part: Part
-    metrics: dict[str, float]
-    trained_on: int  # examples behind train/loss
+    metrics: SomeMetrics
 
     def on(self, device: torch.device) -> "Told":
         """The same with its tensors on a device."""
@@ -111,7 +110,7 @@ class PartsJob(NamedTuple):
         cohort = Cohort(trainer, self.family, self.local, *clients, self.round, self.lr)
         nothing_at_home = ClientHomes(None, (self.family,), store, self.seed)
         part = part_of(cohort, self.update(cohort), self.known, guard, nothing_at_home)
-        return Told(part._replace(sums=tuple(part.sums)), metrics.values, metrics.trained_on)
+        return Told(part._replace(sums=tuple(part.sums)), metrics.told())
 
 
 @runtime_checkable

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,7 +12,22 @@ from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.training_cost import StepCosts
 from fedlab_runner.core.work import Work
 
+# What some metrics of counts are given in. They are sums of whole numbers, whose order changes no bit.
+UNITS = {
+    "comm/upload_mb": 1e6,
+    "comm/download_mb": 1e6,
+    "cost/client_gflops": 1e9,
+    "cost/server_gflops": 1e9,
+}
 FLOAT_BYTES = 4  # bytes of a value that clients or the server send, in any precision of the simulation
+
+
+class SomeMetrics(NamedTuple):
+    """A round's metrics of some clients."""
+
+    values: dict[str, float]
+    counts: dict[str, int]  # behind the values that are sums of whole numbers
+    trained_on: int  # examples behind train/loss
 
 
 class RoundMetrics:
@@ -25,7 +41,8 @@ class RoundMetrics:
         """Starts a round: all counts are zero."""
         self.values: dict[str, float] = {}
         self.timings: dict[str, float] = {}  # seconds, as `time/<name>`
-        self.trained_on = 0  # examples behind train/loss
+        self._counts: dict[str, int] = {}
+        self._trained_on = 0  # examples behind train/loss
 
     def report(self, **scalars: float) -> None:
         """Sets an algorithm's diagnostics, as `algorithm/<name>`."""
@@ -37,14 +54,14 @@ class RoundMetrics:
 
     def count_payload(self, *, upload: int = 0, download: int = 0, models: int | None = None) -> None:
         """Adds values sent to the server (`upload`) and from it (`download`), and models sent between clients."""
-        self._add("comm/upload_mb", upload * FLOAT_BYTES / 1e6)
-        self._add("comm/download_mb", download * FLOAT_BYTES / 1e6)
+        self._add("comm/upload_mb", upload * FLOAT_BYTES)
+        self._add("comm/download_mb", download * FLOAT_BYTES)
         if models is not None:
             self._add("comm/models", models)
 
     def count_server_flops(self, flops: int) -> None:
         """Adds the server's floating-point operations."""
-        self._add("cost/server_gflops", flops / 1e9)
+        self._add("cost/server_gflops", flops)
 
     def count_client_flops(self, work: Work, *, losses_reported: bool) -> None:
         """Adds the operations of a cohort's local training and, if `losses_reported`, of the models' losses."""
@@ -53,11 +70,11 @@ class RoundMetrics:
         flops = self._step_costs.of(work).of(work)
         if losses_reported:
             flops += _flops_of_losses(work.family, work.client_data, work.ids)
-        self._add("cost/client_gflops", flops / 1e9)
+        self._add("cost/client_gflops", flops)
 
     def count_client_losses(self, family: ModelFamily, client_data: ClientData, ids: np.ndarray) -> None:
         """Adds the operations of a pass of clients `ids` over all their examples, without gradients."""
-        self._add("cost/client_gflops", _flops_of_losses(family, client_data, ids) / 1e9)
+        self._add("cost/client_gflops", _flops_of_losses(family, client_data, ids))
 
     def record_server_cache(self, values: int) -> None:
         """Sets how many values the server keeps besides its model."""
@@ -65,17 +82,21 @@ class RoundMetrics:
 
     def record_loss(self, loss: float, examples: int) -> None:
         """Adds the mean loss of local training on `examples` examples to the round's mean."""
-        before, self.trained_on = self.trained_on, self.trained_on + examples
+        before, self._trained_on = self._trained_on, self._trained_on + examples
         mean = self.values.get("train/loss", 0.0)
-        self.values["train/loss"] = (mean * before + loss * examples) / self.trained_on if before else loss
+        self.values["train/loss"] = (mean * before + loss * examples) / self._trained_on if before else loss
 
-    def add(self, values: Mapping[str, float], trained_on: int) -> None:
-        """Adds a round's metrics of some clients, with `trained_on` examples behind their train/loss."""
-        for key, value in values.items():
+    def told(self) -> SomeMetrics:
+        """These metrics, for the metrics of another process."""
+        return SomeMetrics(self.values, self._counts, self._trained_on)
+
+    def add(self, some: SomeMetrics) -> None:
+        """Adds a round's metrics of some clients."""
+        for key, value in some.values.items():
             if key == "train/loss":
-                self.record_loss(value, trained_on)
-            elif key.startswith(("comm/", "cost/")):
-                self._add(key, value)
+                self.record_loss(value, some.trained_on)
+            elif key in some.counts:
+                self._add(key, some.counts[key])
             else:
                 self.values[key] = value
 
@@ -86,8 +107,9 @@ class RoundMetrics:
         yield
         self.timings[f"time/{name}"] = self.timings.get(f"time/{name}", 0.0) + time.monotonic() - began
 
-    def _add(self, key: str, amount: float) -> None:
-        self.values[key] = self.values.get(key, 0) + amount
+    def _add(self, key: str, amount: int) -> None:
+        self._counts[key] = self._counts.get(key, 0) + amount
+        self.values[key] = self._counts[key] / UNITS[key] if key in UNITS else self._counts[key]
 
 
 def _flops_of_losses(family: ModelFamily, client_data: ClientData, ids: np.ndarray) -> int:
