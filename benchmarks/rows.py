@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks import plain, round_rows, workloads
+from benchmarks import plain, ray_rows, round_rows, workloads
 from benchmarks.case import Case, Contender, Row
 from benchmarks.workloads import CPU, FLOAT, W1, W2, Shape
 from fedlab_runner.algorithms.fedavg import FedAvg
@@ -69,6 +69,7 @@ def all_rows(cores: int, compiled: bool) -> Iterator[Row]:
         shared: dict[str, Executor] = {"processes": Processes(cores, Vectorized(chunk_size=10, compile=False))}
         shared["ray"] = Ray(None, 0, Vectorized(chunk_size=10, compile=False))
         yield Row("local training W2 mlp, Ray", partial(training, W2, workloads.mlp, shared, cores, False))
+        yield from ray_rows.rows(cores)
     yield Row("evaluation cnn", partial(evaluation, cores))
     yield Row("evaluation matrix cnn", partial(matrix, cores))
     yield from round_rows.rows(cores, compiled=compiled)

@@ -47,6 +47,12 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Flatten(), *widths)
 
 
+def wide_mlp() -> nn.Module:
+    """1,796,010 parameters."""
+    widths = (nn.Linear(SIDE**2, 1000), nn.ReLU(), nn.Linear(1000, 1000), nn.ReLU(), nn.Linear(1000, CLASSES))
+    return nn.Sequential(nn.Flatten(), *widths)
+
+
 def logistic() -> nn.Module:
     """7,850 parameters."""
     return nn.Sequential(nn.Flatten(), nn.Linear(SIDE**2, CLASSES))
