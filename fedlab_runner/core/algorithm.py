@@ -236,13 +236,7 @@ class ServerAlgorithm(Algorithm[State], Generic[State, Upload]):
 
     def round(self, state: State, fed: Federation) -> State:
         cohort = fed.start_cohort(self.broadcast(state))
-        before = self.server_model(state)
-        if fed.at_once is None:
-            upload = self._sent(state, cohort)
-            arrivals = fed.collect_updates(cohort, upload, self.known)
-            del upload  # if updates are late, those that arrive are others
-        else:
-            arrivals = fed.collect_sums(cohort, partial(self._sent, state), self.known)
+        before, arrivals = self.server_model(state), fed.deliver(cohort, partial(self._sent, state), self.known)
         kind, state = type(state), self.server_step(state, arrivals, fed)
         require(isinstance(state, kind), self, "server_step", f"a {kind.__name__}", state)
         if not fed.server_steps.taken:  # the algorithm itself has not called `optimized`

@@ -39,18 +39,18 @@ class Deliveries:
     def of_parts(
         self, cohort: Cohort, size: int, update: Callable[[Cohort], Upload], known: Collection[str]
     ) -> Updates[Upload]:
-        """See `Federation.collect_sums`; a part has `size` clients."""
+        """See `Federation.deliver`; a part has `size` clients."""
         sums, later, losses, values = RunningSums(), list[Later](), list[float](), 0
         for part in self._parts(cohort, size, update, known):
             sums.add(part.sums, part.counts)
             later, losses, values = later + part.late, losses + part.losses, values + part.values
             del part  # before the next one trains
-        means, late, kind = sums.means(), self._due(cohort.round, later), update(cohort.select(np.arange(0)))
-        values += sum(values_in(like(kind, f.upload), known, self._home) for f in late)
+        means, late = sums.means(), self._due(cohort.round, later)
+        values += sum(values_in(like(means.upload, f.upload), known, self._home) for f in late)
         every = torch.arange(len(means.clients), device=means.clients.device)
         rows = (gathered([f.upload[i] for f in late], rows, every) for i, rows in enumerate(means.upload))
         numbers = torch.full_like(means.clients, -1), means.num_examples
-        arrivals = self._arrivals(like(kind, rows), cohort.round, *numbers, late, known, means.clients)
+        arrivals = self._arrivals(like(means.upload, rows), cohort.round, *numbers, late, known, means.clients)
         self._record(len(cohort), arrivals, values, [*_losses(late), *losses])
         return arrivals
 
@@ -63,9 +63,10 @@ class Deliveries:
         if isinstance(executor, Elsewhere) and alone and trainer.guard.stops:
             now = cohort.local, cohort.lr, trainer.seed, cohort.round, trainer.losses_reported
             job = PartsJob(update, known, cohort.family, trainer.client_data, *now)
+            kind = update(cohort.select(np.arange(0)))  # an upload of nobody: its class here, which own code may define
             for told in executor.carry_out(job, [PartClients(each.client_ids, each.due) for each in parts]):
                 trainer.metrics.add(told.metrics)
-                yield told.part
+                yield told.part._replace(sums=like(kind, told.part.sums))
             return
         for each in parts:
             yield part_of(each, update(each), known, trainer.guard, self._home)

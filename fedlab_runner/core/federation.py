@@ -147,13 +147,15 @@ class Federation:
         """
         return self.deliveries.of_cohort(cohort, upload, known)
 
-    def collect_sums(
+    def deliver(
         self, cohort: Cohort, update: Callable[[Cohort], Upload], known: Collection[str] = ()
     ) -> Updates[Upload]:
-        """As `collect_updates`, with the `update` of a part of the cohort, of `at_once` clients, after that of another.
-        Of the updates that are on time this keeps the sums alone (`RunningSums`).
+        """As `collect_updates`, of the `update` that the cohort makes. Where the run adds up updates (`at_once`), parts
+        of the cohort make it one after another, and of those that are on time the sums alone are kept.
         """
-        return self.deliveries.of_parts(cohort, self.at_once or max(1, len(cohort)), update, known)
+        if self.at_once is None:
+            return self.collect_updates(cohort, update(cohort), known)
+        return self.deliveries.of_parts(cohort, self.at_once, update, known)
 
     def optimized(self, before: Tensor, after: Tensor) -> Tensor:
         """The server's next model [D] when an algorithm goes from `before` [D] to `after` [D]: the run's server

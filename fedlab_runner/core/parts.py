@@ -27,7 +27,7 @@ Later = tuple[int, PendingUpdate]  # the round in which an update arrives, and t
 class Part(NamedTuple):
     """What a part of a cohort sends."""
 
-    sums: tuple[Tensor, ...]  # of the updates that are on time, each [2, ...] (`sums_of`)
+    sums: tuple[Tensor, ...]  # an upload of sums: of the updates that are on time, each [2, ...] (`sums_of`)
     counts: Tensor  # [2] int64, their examples and their number
     late: list[Later]  # the others
     values: int  # that those on time have sent
@@ -63,7 +63,7 @@ def part_of(cohort: Cohort, upload: Any, known: Collection[str], guard: Guard, h
     now, late = send(cohort, upload, guard, home)
     upload = upload if bool(now.all()) else like(upload, (rows[now] for rows in upload))
     sums, counts = sums_of(upload, cohort.num_examples[now])
-    return Part(sums, counts, late, values_in(upload, known, home), reported(cohort, now))
+    return Part(like(upload, sums), counts, late, values_in(upload, known, home), reported(cohort, now))
 
 
 class PartClients(NamedTuple):

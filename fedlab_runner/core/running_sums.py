@@ -1,10 +1,12 @@
 """Sums of updates, part of the cohort by part, for servers that read nothing else of them."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from fedlab_runner.core.updates import like
 
 
 def sums_of(upload: Sequence[Tensor], num_examples: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
@@ -26,7 +28,7 @@ class Means(NamedTuple):
     examples, or by their clients where it is uniform: each of its two means reads one of the rows.
     """
 
-    upload: tuple[Tensor, ...]  # each [2, ...]: the mean weighted by numbers of examples, and the plain mean
+    upload: Any  # as it was added, each tensor [2, ...]: the mean weighted by numbers of examples, and the plain mean
     num_examples: Tensor  # [2] int64: of all clients, and 0
     clients: Tensor  # [2] int64: 0, and how many there are
 
@@ -51,7 +53,7 @@ class RunningSums:
         """The means of all updates, in the memory of their sums: the last call."""
         counts = self._counts
         if not int(counts[1]):
-            return Means(tuple(total[:0] for total in self._totals), counts[:0], counts[:0])
+            return Means(like(self._totals, (total[:0] for total in self._totals)), counts[:0], counts[:0])
         for total in self._totals:
             total /= counts.to(total.dtype).view(2, *[1] * (total.dim() - 1))
         none = torch.zeros_like(counts[:1])
