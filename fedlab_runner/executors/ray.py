@@ -146,9 +146,7 @@ class _Session:
         answer = self._receive()
         if not isinstance(answer, Ready):
             self.close()
-            where = f"executor.address {address} cannot be reached" if address else "no Ray cluster can be started"
-            reason = answer.reason if isinstance(answer, Gone) else "its driver has ended early"
-            raise UserError(f"{where}: {reason}; is it up (ray status), and is this its address?")
+            raise UserError(_unreachable(address, answer))
         if not answer.workers:
             self.close()
             raise UserError(f"executor.num_gpus is {self._num_gpus:g}, but no node of the Ray cluster has so many GPUs")
@@ -254,6 +252,20 @@ class _Session:
             self._errors.seek(0)
             *_, last = self._errors.read().decode(errors="replace").strip().splitlines() or [""]
             return Gone(f"its driver has ended: {last}" if last else "its driver was ended by Ray or the system")
+
+
+def _unreachable(address: str | None, answer: Any) -> str:
+    """What to do where there is no cluster."""
+    gone = answer if isinstance(answer, Gone) else Gone("its driver has ended early")
+    if gone.wants_token:
+        return (
+            f"the Ray cluster at executor.address {address} wants its token: set RAY_AUTH_MODE=token, and copy "
+            "~/.ray/auth_token from the cluster's first machine if this one has none (docs/cluster.md)"
+        )
+    if address is None:
+        return f"no Ray cluster can be started: {gone.reason}; Ray's logs may say more (/tmp/ray/session_latest/logs)"
+    reason = f"executor.address {address} cannot be reached: {gone.reason}"
+    return f"{reason}; is it up (ray status), and is this its address?"
 
 
 def _end(connection: Connection, process: "subprocess.Popen[bytes]", errors: IO[bytes]) -> None:

@@ -370,6 +370,7 @@ def test_a_cluster_of_ones_own_is_a_new_one_wherever_another_is_or_was(monkeypat
     (Path(folder) / "ray" / "ray_current_cluster").write_text("127.0.0.1:9")  # the mark of a cluster that has ended
     monkeypatch.setenv("RAY_TMPDIR", folder)
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("HOME", f"{folder}/nobody/can/write/here")  # Ray itself puts a token into it
     for named in (None, "127.0.0.1:9"):
         monkeypatch.setenv("RAY_ADDRESS", named) if named else monkeypatch.delenv("RAY_ADDRESS", raising=False)
         cluster = ray()
@@ -379,6 +380,22 @@ def test_a_cluster_of_ones_own_is_a_new_one_wherever_another_is_or_was(monkeypat
             if session := cluster.__dict__.get("_session"):
                 session.close()
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.slow  # Ray tries for twenty seconds
+def test_a_cluster_that_wants_a_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "0123456789abcdef" * 4)
+    with _cluster() as nodes:
+        executor = ray(nodes.address)
+        executor.bind_run(tmp_path, 1)
+        executor._session.close()
+        monkeypatch.delenv("RAY_AUTH_TOKEN")
+        monkeypatch.setenv("HOME", str(tmp_path))
+        for mode in ("token", "disabled"):
+            monkeypatch.setenv("RAY_AUTH_MODE", mode)
+            with pytest.raises(UserError, match=rf"^the Ray cluster at executor.address {nodes.address} wants its tok"):
+                ray(nodes.address).bind_run(tmp_path, 1)
 
 
 PROGRAM = ("algorithm=scaffold", "rounds=100000", "evaluation.every=1000", "checkpoint.rounds=5")

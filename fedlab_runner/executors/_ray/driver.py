@@ -9,6 +9,7 @@ import importlib
 import logging
 import os
 import re
+import secrets
 import socket
 import sys
 import time
@@ -68,6 +69,7 @@ class Gone(NamedTuple):
     """The driver found no cluster or has lost it."""
 
     reason: str
+    wants_token: bool = False
 
 
 class Driver:
@@ -159,6 +161,15 @@ def _cause(error: Any) -> BaseException:
     return error.cause or RuntimeError(str(error))
 
 
+def refused(error: BaseException | None) -> bool:
+    """Whether a cluster has asked for its token in vain, which Ray names in the text of some error before this one."""
+    while error is not None:
+        if re.search("InvalidAuthToken|AuthenticationError|[Tt]oken authentication", f"{type(error).__name__} {error}"):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 def answers(address: str) -> bool:
     """Whether a server listens at host:port."""
     host, _, port = address.rpartition(":")
@@ -175,7 +186,11 @@ def main() -> None:
     die_with_parent(int(parent))
     connection = Connection(int(descriptor))
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    ray: Any = importlib.import_module("ray")
+    if not address:
+        # Nobody else may use the cluster. Ray itself would write a token to the user's home, for later clusters too.
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    ray: Any = importlib.import_module("ray")  # which reads the environment now
     # "local", not None, which means the cluster that RAY_ADDRESS names, or the last cluster on this machine.
     new = {"address": "local", "num_cpus": usable_cores(), "include_dashboard": False}
     where: dict[str, Any] = {"address": address} if address else new
@@ -184,8 +199,8 @@ def main() -> None:
             if address not in ("", "auto") and not answers(address):
                 raise ConnectionError("nothing answers there")
             ray.init(**where, log_to_driver=False, logging_level=logging.ERROR)
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            send(connection, Gone(str(error).partition("\n")[0]))
+        except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+            send(connection, Gone(str(error).partition("\n")[0], refused(error)))
             return
         try:
             Driver(ray, connection, float(num_gpus)).run()
