@@ -145,26 +145,28 @@ def on_both(setting: Setting) -> Iterator[tuple[str, Case]]:
 
 def _on_both(setting: Setting, algorithm: str) -> Iterator[Finding]:
     words = f"algorithm={algorithm}", "rounds=2", "precision=float64", "executor=vectorized"
-    models = ["mlp model.hidden=[16]"]
+    mlp = "model=mlp", "model.hidden=[16]"
+    ways: list[tuple[str, tuple[str, ...]]] = [("mlp", mlp)]
     with tempfile.TemporaryDirectory() as folder:
-        for number, model in enumerate(models):
-            chosen = [*words, *f"model={model}".split()]
+        for number, (name, chosen) in enumerate(ways):
             places = (("there", setting.device), ("here", CPU))
             try:
                 there, here = (
-                    prepared(Path(folder) / f"{number}" / place, setting, *chosen, device=device)
+                    prepared(Path(folder) / f"{number}" / place, setting, *words, *chosen, device=device)
                     for place, device in places
                 )
             except UserError as error:
                 if not number:
                     raise
-                yield Finding(model, f"not for these architectures ({error})", None)
+                yield Finding(name, f"cannot be chosen ({error})", None)
                 continue
             far, key = max(farthest(*pair) for pair in zip(there.go(), here.go(), strict=True))
             words_of = f"metrics at most {far:.1e} apart ({key})"
-            yield Finding(model.split()[0], words_of, far <= METRICS_TOLERANCE, {"apart": far})
-            if not number and there.components.algorithm.heterogeneous:
-                models.append("mix")
+            yield Finding(name, words_of, far <= METRICS_TOLERANCE, {"apart": far})
+            if not number:
+                method = there.components.algorithm
+                ways += [("mix", ("model=mix",))] * method.heterogeneous
+                ways += [("sums of 2", (*mlp, "aggregator.sum_every=2"))] * method.takes_sums()
 
 
 def models(setting: Setting) -> Iterator[tuple[str, Case]]:

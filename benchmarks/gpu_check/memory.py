@@ -26,6 +26,7 @@ def estimates(setting: Setting) -> Iterator[tuple[str, Case]]:
     for model in LARGE:
         for name, executor in gpu.executors(compiled=False).items():
             yield f"{model}, {name}", partial(_of_training, setting, model, executor)
+    yield "fedavg, sums of 2", partial(_of_run, setting, "fedavg", "aggregator.sum_every=2")
     for name in algorithms():
         yield name, partial(_of_run, setting, name)
 
@@ -40,9 +41,9 @@ def _of_training(setting: Setting, model: str, executor: Executor) -> Iterator[F
     yield _compared(setting, expected_bytes(workloads.algorithm("fedavg"), fed, 1), partial(executor.train, work))
 
 
-def _of_run(setting: Setting, algorithm: str) -> Iterator[Finding]:
+def _of_run(setting: Setting, algorithm: str, *more: str) -> Iterator[Finding]:
     words = f"algorithm={algorithm}", "rounds=4", "executor=vectorized", "dataset.channels=3", "dataset.image_size=32"
-    words += ("num_clients=12",)  # all have taken part, as in a long run
+    words += ("num_clients=12", *more)  # all have taken part, as in a long run
     size = 16 if setting.tiny else 512
     with tempfile.TemporaryDirectory() as folder:
         run = prepared(Path(folder), setting, *words, "model=mlp", f"model.hidden=[{size},{size}]")
