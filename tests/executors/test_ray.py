@@ -138,10 +138,10 @@ class Ref:
 
 
 job, client_data, family, share = pickle.load(sys.stdin.buffer)
-from fedlab_runner.executors._ray.worker import Round, train_share
+from fedlab_runner.executors._ray.worker import Round, Worker
 
 round = Round(Ref("job", job), [Ref("client_data", client_data), Ref("family", family)], None)
-pickle.dump(train_share(round, share), sys.stdout.buffer)
+pickle.dump(Worker().train_share(round, share), sys.stdout.buffer)
 """
 
 
@@ -452,17 +452,24 @@ def test_nodes_come_and_go_and_a_head_is_started_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow  # starts clusters of its own
-def test_fractions_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fractions_of_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Of a GPU that the other node says it has: two workers share it, and the cohort is divided among them."""
     monkeypatch.setattr("fedlab_runner.executors.ray.GPU", "cpu")
     with _cluster("1") as nodes:
         executor, half = ray(nodes.address, 1.0), ray(nodes.address, 0.5)
         expected = train(federation())
+
+        def correct(g: torch.Tensor) -> torch.Tensor:
+            (tmp_path / f"{os.getpid()}").touch()
+            return g
+
         for each in (executor, half):
-            result = train(federation(executor=each))
-            assert all(torch.equal(mine, theirs) for mine, theirs in zip(result, expected, strict=True))
+            for _ in range(3):
+                result = train(federation(executor=each), correct=correct)
+                assert all(torch.equal(mine, theirs) for mine, theirs in zip(result, expected, strict=True))
             assert each._session._ready.workers == 1  # a core each
             each._session.close()
+        assert len(list(tmp_path.iterdir())) == 3  # this process and two workers, which last
         with pytest.raises(
             UserError, match=r"^executor.num_gpus is 2, but no node of the Ray cluster has so many GPUs$"
         ):

@@ -13,6 +13,7 @@ import secrets
 import socket
 import sys
 import time
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -21,9 +22,10 @@ from typing import Any, NamedTuple
 from fedlab_runner.core.parts import PartClients
 from fedlab_runner.executors._blocks import Block
 from fedlab_runner.executors._messages import Failed, Keep, receive, send
-from fedlab_runner.executors._ray.worker import Round, sum_part, train_share
+from fedlab_runner.executors._ray.crew import CannotStart, Crew, lacks_module
+from fedlab_runner.executors._ray.worker import Round
 from fedlab_runner.executors._shares import ClientShare
-from fedlab_runner.utils.errors import UserError
+from fedlab_runner.utils.errors import RunFailed, UserError
 from fedlab_runner.utils.system import die_with_parent, usable_cores
 
 POLL_SECONDS = 2.0  # between two checks of the cluster while no result comes
@@ -76,57 +78,47 @@ class Driver:
     """Carries out, with Ray, the requests that come over a connection."""
 
     def __init__(self, ray: Any, connection: Connection, num_gpus: float) -> None:
-        self._ray, self._connection, self._num_gpus = ray, connection, num_gpus
+        self._ray, self._connection, self._crew = ray, connection, Crew(ray, num_gpus)
         context = ray.get_runtime_context()
         self._head, self._node = context.gcs_address, context.get_node_id()
         self._kept: dict[int, Any] = {}
-        needs = {"num_cpus": 1, "num_gpus": num_gpus or None}
-        remote = ray.remote(**needs, max_retries=0, scheduling_strategy="SPREAD")
-        self._train, self._sum = remote(train_share), remote(sum_part)
 
     def run(self) -> None:
         """Serves until the connection is closed or the cluster is lost."""
         while True:
-            send(self._connection, Ready(self._head, self._workers()))
+            send(self._connection, Ready(self._head, self._crew.room()))
             while isinstance(asked := receive(self._connection), Keep):
                 self._kept[asked.number] = self._ray.put(asked.packed)
             if (reason := self._reason_gone() or self._cohort(asked)) is not None:
                 send(self._connection, Gone(reason))
                 return
 
-    def _workers(self) -> int:
-        """How many workers find room in the cluster as it is now."""
-        alive = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-        if self._num_gpus:
-            return sum(int(min(has.get("CPU", 0), has.get("GPU", 0) / self._num_gpus)) for has in alive)
-        return max(1, int(sum(has.get("CPU", 0) for has in alive)))
-
     def _cohort(self, asked: Train) -> str | None:
         """Trains a cohort and sends each share's result as it comes; returns the reason if the cluster is lost."""
-        ray, errors = self._ray, self._ray.exceptions
+        ray, errors, crew = self._ray, self._ray.exceptions, self._crew
         self._kept = {number: ref for number, ref in self._kept.items() if number in asked.in_use}
         round = Round(ray.put(asked.job), [self._kept[number] for number in asked.lasting], asked.block)
-        losses = [0] * len(asked.shares)
+        method = "sum_part" if isinstance(asked.shares[0], PartClients) else "train_share"
         models = None if asked.block is None else asked.block.models()
-        task = self._sum if isinstance(asked.shares[0], PartClients) else self._train
-        waiting = {task.remote(round, share, asked.device): i for i, share in enumerate(asked.shares)}
-        while waiting:
-            done, _ = ray.wait(list(waiting), timeout=POLL_SECONDS)
+        todo, losses, working = deque(range(len(asked.shares))), [0] * len(asked.shares), dict[Any, tuple[int, Any]]()
+        crew.recruit()
+        while todo or working:
+            while todo and crew.free:
+                i, worker = todo.popleft(), crew.free.pop()
+                working[getattr(worker, method).remote(round, asked.shares[i], asked.device)] = i, worker
+            done, _ = ray.wait([*working, *crew.starting], timeout=POLL_SECONDS)
             if not done and (reason := self._reason_gone()) is not None:
                 return reason
             if self._connection.poll():  # no request comes while a cohort trains: the run has closed the connection
                 raise EOFError
             for ref in done:
-                i = waiting.pop(ref)
                 try:
+                    if ref in crew.starting:
+                        crew.take(ref)
+                        continue
+                    i, worker = working.pop(ref)
                     y, losses_of = ray.get(ref)
-                    share = asked.shares[i]
-                    if isinstance(share, ClientShare) and y is not None and models is not None:  # of another machine
-                        models.numpy()[share.rows], y = y, None
-                    send(self._connection, Done(i, y, losses_of))
-                except errors.RayTaskError as error:
-                    for other in waiting:
-                        ray.cancel(other, force=True)
+                except (errors.RayTaskError, CannotStart) as error:
                     send(self._connection, Failed(ray.cloudpickle.dumps(_cause(error))))
                     return None
                 except errors.RayError as error:
@@ -137,7 +129,14 @@ class Driver:
                     send(self._connection, Lost(i, str(error).partition("\n")[0], again))
                     if not again:
                         return None
-                    waiting[task.remote(round, asked.shares[i], asked.device)] = i
+                    crew.replace(worker)
+                    todo.appendleft(i)
+                    continue
+                crew.free.append(worker)
+                share = asked.shares[i]
+                if isinstance(share, ClientShare) and y is not None and models is not None:  # of another machine
+                    models.numpy()[share.rows], y = y, None
+                send(self._connection, Done(i, y, losses_of))
         return None
 
     def _reason_gone(self) -> str | None:
@@ -152,12 +151,14 @@ class Driver:
 
 
 def _cause(error: Any) -> BaseException:
-    """The error of a share, in one line where a node lacks what the share needs."""
-    if missing := re.search(r"No module named '([\w.]+)'", str(error)):
+    """What has happened in a worker, or keeps workers from starting; one line where a node lacks what it needs."""
+    if missing := lacks_module(error):
         return UserError(
-            f"a node of the Ray cluster lacks the module {missing[1]}: install this package and what it needs there "
+            f"a node of the Ray cluster lacks the module {missing}: install this package and what it needs there "
             "(docs/cluster.md)"
         )
+    if isinstance(error, CannotStart):
+        return RunFailed(f"the workers of the Ray cluster do not start: {str(error).strip().splitlines()[-1].strip()}")
     return error.cause or RuntimeError(str(error))
 
 

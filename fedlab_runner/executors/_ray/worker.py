@@ -1,4 +1,4 @@
-"""What a worker process of a Ray cluster does: it trains a share of a round's clients, or sums a part's updates."""
+"""A worker of a Ray cluster: it trains a share of a round's clients, or sums a part's updates."""
 
 import importlib
 from collections import OrderedDict
@@ -17,7 +17,7 @@ from fedlab_runner.executors._shares import ClientShare, trained, unpacked_famil
 from fedlab_runner.utils.system import keep_freed_memory
 
 Ref = Any  # a reference to an object in the cluster's object store
-MAX_KEPT_OBJECTS = 8  # that a worker process keeps for later rounds
+MAX_KEPT_OBJECTS = 8  # that a worker keeps for later rounds
 
 
 class Round(NamedTuple):
@@ -28,43 +28,47 @@ class Round(NamedTuple):
     block: Block | None  # the cohort's models in the memory of the run's machine
 
 
-def train_share(round: Round, share: ClientShare, device: str = "cpu") -> tuple[np.ndarray | None, np.ndarray]:
-    """Trains a share in a worker process: models [k, D], or None if the block has them, and mean losses [k]."""
-    inner, whole = _job(round, torch.device(device))
-    y, losses = trained(whole, inner, share)
-    if round.block is None or (models := round.block.models()) is None:
-        return y.cpu().numpy(), losses.cpu().numpy()
-    models[share.rows] = y.cpu()
-    return None, losses.cpu().numpy()
+class Worker:
+    """Trains for one run, in a process of its own."""
 
+    def __init__(self) -> None:
+        self._metrics: WeakKeyDictionary[ModelFamily, RoundMetrics] = WeakKeyDictionary()  # which know a step's cost
+        self._kept: OrderedDict[str, Any] = OrderedDict()  # objects of the store by reference, for later rounds
 
-def sum_part(round: Round, clients: PartClients, device: str = "cpu") -> tuple[Told, None]:
-    """Carries out a part of the cohort in a worker process, and sends its sums."""
-    inner, job = _job(round, torch.device(device))
-    metrics = _metrics.setdefault(job.family, RoundMetrics())
-    return job.carry_out(inner, metrics, clients).on(torch.device("cpu")), None
+    def node(self) -> str:
+        """The node that it is on."""
+        return str(importlib.import_module("ray").get_runtime_context().get_node_id())
 
+    def train_share(
+        self, round: Round, share: ClientShare, device: str = "cpu"
+    ) -> tuple[np.ndarray | None, np.ndarray]:
+        """The models of a share's clients [k, D], or None if the block has them, and their mean losses [k]."""
+        inner, whole = self._job(round, torch.device(device))
+        y, losses = trained(whole, inner, share)
+        if round.block is None or (models := round.block.models()) is None:
+            return y.cpu().numpy(), losses.cpu().numpy()
+        models[share.rows] = y.cpu()
+        return None, losses.cpu().numpy()
 
-_metrics: WeakKeyDictionary[ModelFamily, RoundMetrics] = WeakKeyDictionary()  # which know what a step costs
+    def sum_part(self, round: Round, clients: PartClients, device: str = "cpu") -> tuple[Told, None]:
+        """Carries out a part of the cohort: its sums."""
+        inner, job = self._job(round, torch.device(device))
+        metrics = self._metrics.setdefault(job.family, RoundMetrics())
+        return job.carry_out(inner, metrics, clients).on(torch.device("cpu")), None
 
+    def _job(self, round: Round, at: torch.device) -> Any:
+        """The round's job on a device: the inner executor, and the work of no clients or the job for parts."""
+        torch.set_num_threads(1)
+        keep_freed_memory()
+        client_data = self._received(round.lasting[0], lambda packed: packed.client_data(at))
+        family = self._received(round.lasting[1], lambda content: unpacked_family(content, at))
+        return self._received(round.job, lambda content: unpacked_work(content, client_data, family, at))
 
-def _job(round: Round, at: torch.device) -> Any:
-    """The round's job on a device: the inner executor, and the work of no clients or the job for parts."""
-    torch.set_num_threads(1)
-    keep_freed_memory()
-    client_data = _received(round.lasting[0], lambda packed: packed.client_data(at))
-    family = _received(round.lasting[1], lambda content: unpacked_family(content, at))
-    return _received(round.job, lambda content: unpacked_work(content, client_data, family, at))
-
-
-_kept: OrderedDict[str, Any] = OrderedDict()  # by reference: the objects that this worker process keeps
-
-
-def _received(ref: Ref, unpack: Callable[[Any], Any]) -> Any:
-    name = ref.hex()
-    if name not in _kept:
-        _kept[name] = unpack(importlib.import_module("ray").get(ref))
-        if len(_kept) > MAX_KEPT_OBJECTS:
-            _kept.popitem(last=False)
-    _kept.move_to_end(name)
-    return _kept[name]
+    def _received(self, ref: Ref, unpack: Callable[[Any], Any]) -> Any:
+        name = ref.hex()
+        if name not in self._kept:
+            self._kept[name] = unpack(importlib.import_module("ray").get(ref))
+            if len(self._kept) > MAX_KEPT_OBJECTS:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(name)
+        return self._kept[name]
