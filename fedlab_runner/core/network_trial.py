@@ -2,7 +2,8 @@
 side by side with others is known.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from fedlab_runner.core.model_family import FunctionalModel, ModelFamily
 MAX_STEP_FLOPS = 5e8  # of an example, up to which models are tried side by side
 MAX_SHOWN = 120  # characters of torch's reason
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-2}  # see `tolerance_of`
-AUTOCAST_TOLERANCE = 0.2  # the same with autocast
+AUTOCAST_TOLERANCE, TF32_TOLERANCE = 0.2, 0.1  # the same with autocast, and with the tf32 of a GPU
 LEAST_STEP = 1e-3  # length of a gradient, below which it is rounding
 
 
@@ -84,7 +85,7 @@ def _mixes(family: ModelFamily, three: Tensor, training: bool) -> bool:
         return found
 
     alone, beside = logits(three[:2]), logits(three)
-    # Without autocast. False for what is not a number.
+    # Without autocast; the tf32 of a GPU changes logits by a tenth of this. False for what is not a number.
     return bool((alone - beside).norm() > TOLERANCE[family.dtype] * alone.norm())
 
 
@@ -94,7 +95,6 @@ def _obstacle(family: ModelFamily, inputs: Tensor) -> str | None:
     """
     w = family.vector(family.module)
     start, targets = torch.stack([w, 0.9 * w]), torch.zeros(len(inputs), dtype=torch.int64, device=family.device)
-    family.mode(True)
 
     def one(params: Tensor, buffers: Tensor) -> tuple[Tensor, Tensor]:
         model = FunctionalModel(family, params, buffers)
@@ -105,21 +105,53 @@ def _obstacle(family: ModelFamily, inputs: Tensor) -> str | None:
         loss, after = step(leaf, buffers.clone())
         return torch.autograd.grad(loss.sum(), leaf)[0], after.detach() - buffers
 
-    alone = [torch.stack(parts) for parts in zip(*(moved(one, each) for each in start), strict=True)]
+    def same() -> bool:
+        alone = [torch.stack(parts) for parts in zip(*(moved(one, each) for each in start), strict=True)]
+        bound = TOLERANCE[family.dtype]
+        return all(
+            bool((a - b).norm() <= bound * b.norm().clamp_min(LEAST_STEP))
+            for a, b in zip(moved(beside, start), alone, strict=True)
+        )
+
+    beside = vmap(one, randomness="different")
     try:
-        together = moved(vmap(one, randomness="different"), start)
+        family.mode(True)
+        moved(beside, start)
+        with _in_full(family):
+            # Batch norm over two examples makes rounding large: then evaluation alone is compared.
+            for training in (False,) if family.draws or family.has_batch_norm else (False, True):
+                family.mode(training)
+                if not same():
+                    return "side by side they give other numbers than alone"
     except Exception as error:
         return " ".join(str(error).split())[:MAX_SHOWN]
-    same = family.draws or all(
-        bool((a - b).norm() <= tolerance_of(family) * b.norm().clamp_min(LEAST_STEP))
-        for a, b in zip(together, alone, strict=True)
-    )
-    return None if same else "side by side they give other numbers than alone"
+    return None
+
+
+@contextmanager
+def _in_full(family: ModelFamily) -> Iterator[None]:
+    """In the precision of the family's own numbers, without autocast and tf32."""
+    before = family.autocast, torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    family.autocast, torch.backends.cudnn.allow_tf32 = None, False
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        family.autocast, precision, torch.backends.cudnn.allow_tf32 = before
+        torch.set_float32_matmul_precision(precision)
 
 
 def tolerance_of(family: ModelFamily) -> float:
-    """How far two ways of computing a step may be apart, relative to the step, and be the same but for rounding."""
-    return TOLERANCE[family.dtype] if family.autocast is None else AUTOCAST_TOLERANCE
+    """How far two ways of computing steps may be apart, relative to the steps, and be the same but for rounding."""
+    if family.autocast is not None:
+        return AUTOCAST_TOLERANCE
+    return TF32_TOLERANCE if family.dtype == torch.float32 and _takes_tf32(family) else TOLERANCE[family.dtype]
+
+
+def _takes_tf32(family: ModelFamily) -> bool:
+    """Whether a GPU multiplies with fewer bits. PyTorch's default has it do so in convolutions."""
+    convolutions = torch.backends.cudnn.allow_tf32 and family.has_convolution
+    return family.device.type == "cuda" and (convolutions or torch.get_float32_matmul_precision() != "highest")
 
 
 def _checked(found: Any, shape: list[int]) -> Tensor:

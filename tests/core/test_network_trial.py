@@ -1,6 +1,7 @@
 """What a network must do is tried before a run."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,9 @@ from torch.nn import functional as F
 
 from fedlab_runner.core.client_losses import client_losses
 from fedlab_runner.core.joined_models import Pair
-from fedlab_runner.core.network_trial import try_network
+from fedlab_runner.core.model_family import ModelFamily
+from fedlab_runner.core.network_trial import tolerance_of, try_network
+from fedlab_runner.core.normalize import Normalize
 from fedlab_runner.executors._autotune.ways import fitting
 from fedlab_runner.executors.auto import Auto
 from fedlab_runner.executors.compiled import in_layers
@@ -132,16 +135,51 @@ def test_what_can_is_known(build: Callable[[], nn.Module]) -> None:
     assert family.alone is None and family.mixes == (build is normed)
 
 
-def test_other_numbers_side_by_side_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedlab_runner.core.network_trial.vmap", lambda one, **_: lambda *rows: wrong(one, *rows))
+def wrong_where(condition: Callable[[], bool], by: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The numbers of models side by side are larger then."""
 
     def wrong(one: Callable[..., Any], *rows: Tensor) -> Any:
         found = [one(*row) for row in zip(*rows, strict=True)]
-        return tuple(1.05 * torch.stack(part) for part in zip(*found, strict=True))
+        return tuple((by if condition() else 1.0) * torch.stack(part) for part in zip(*found, strict=True))
 
-    family = model_family()
+    monkeypatch.setattr("fedlab_runner.core.network_trial.vmap", lambda one, **_: lambda *rows: wrong(one, *rows))
+
+
+@pytest.mark.parametrize("build", [mlp, normed])
+@pytest.mark.parametrize("in_training", [False, True])
+def test_other_numbers_side_by_side_are_found(
+    build: Callable[[], nn.Module], in_training: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In evaluation, and in training where no batch norm over two examples makes rounding large."""
+    family = model_family(build)
+    wrong_where(lambda: family.module.training == in_training, 1.05, monkeypatch)
     try_network(family, INPUTS)
-    assert family.alone == "side by side they give other numbers than alone"
+    rounding = build is normed and in_training
+    assert family.alone == (None if rounding else "side by side they give other numbers than alone")
+
+
+def test_the_rounding_of_autocast_keeps_no_network_from_training_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    how: dict[str, Any] = {"normalize": Normalize(None, None), "device": torch.device("cpu")}
+    family = ModelFamily(mlp, CLASSES, **how, autocast=torch.bfloat16)
+    wrong_where(lambda: family.autocast is not None, 1.3, monkeypatch)
+    try_network(family, INPUTS)
+    assert family.alone is None and family.autocast is torch.bfloat16
+
+
+def test_a_gpu_that_multiplies_with_fewer_bits_may_differ_by_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's default is tf32 in convolutions."""
+
+    def tolerance(device: str, has_convolution: bool) -> float:
+        place = {"device": torch.device(device), "has_convolution": has_convolution}
+        family: Any = SimpleNamespace(autocast=None, dtype=torch.float32, **place)
+        return tolerance_of(family)
+
+    for allowed, expected in ((True, 0.1), (False, 0.01)):
+        monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", allowed)
+        assert tolerance("cuda", has_convolution=True) == expected
+        assert tolerance("cuda", has_convolution=False) == tolerance("cpu", has_convolution=True) == 0.01
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
+    assert tolerance("cuda", has_convolution=False) == 0.1
 
 
 @pytest.mark.parametrize(
