@@ -270,13 +270,36 @@ def test_sums_are_formed_on_the_nodes(shared: Ray, monkeypatch: pytest.MonkeyPat
         assert metrics == its, name
 
 
-def test_an_update_on_a_node_that_is_not_finite(shared: Ray) -> None:
+def test_updates_on_nodes_that_are_not_finite(shared: Ray) -> None:
     """The run ends in the line that it ends in elsewhere, and the next cohort finds a cluster."""
+    lines = []
     for executor in (LOOP, shared):
-        fed = federation(executor=executor, rule=aggregator("mean", sum_every=2), training=local(lr=1e308))
-        with pytest.raises(Diverged, match=r"^the run diverged in round 1 \(updates? of clients? [\d, ]+ not finite"):
+        fed = federation(executor=executor, rule=aggregator("mean", sum_every=1), training=local(lr=1e308))
+        with pytest.raises(Diverged, match=r"^the run diverged in round 1 \(update of client \d+ not finite") as raised:
             run(algorithm("fedavg"), fed, 2)
+        lines.append(str(raised.value))
+    assert lines[0] == lines[1]
     assert len(train(federation(executor=shared))[0]) == len(RAGGED)
+
+
+def test_of_several_parts_that_fail_the_first_is_told(shared: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others end before it."""
+
+    def fails(self: FedAvg, state: Any, cohort: Any, slow: int = -1) -> Any:
+        if not len(cohort.ids):  # which tells the kind of an upload
+            return update(self, state, cohort)
+        time.sleep(0.5 * (int(cohort.ids[0]) == slow))
+        raise ArithmeticError(int(cohort.ids[0]))
+
+    method, update, rule = algorithm("fedavg"), FedAvg.client_update, aggregator("mean", sum_every=1)
+    monkeypatch.setattr(FedAvg, "client_update", fails)
+    with pytest.raises(ArithmeticError) as here:
+        run(method, federation(rule=rule), 1)
+    job = partial(fails, method, slow=here.value.args[0])
+    monkeypatch.setattr("fedlab_runner.core.algorithm.partial", lambda sent, state: partial(job, state))
+    with pytest.raises(ArithmeticError) as there:
+        run(method, federation(executor=shared, rule=rule), 1)
+    assert here.value.args == there.value.args
 
 
 def test_models_that_workers_cannot_write_into_the_runs_memory(shared: Ray, monkeypatch: pytest.MonkeyPatch) -> None:

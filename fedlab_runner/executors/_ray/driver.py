@@ -94,15 +94,19 @@ class Driver:
                 return
 
     def _cohort(self, asked: Train) -> str | None:
-        """Trains a cohort and sends each share's result as it comes; returns the reason if the cluster is lost."""
+        """Trains a cohort and sends each share's result as it comes; returns the reason if the cluster is lost.
+
+        Of several shares that fail it tells the error of the first, whichever ends first.
+        """
         ray, errors, crew = self._ray, self._ray.exceptions, self._crew
         self._kept = {number: ref for number, ref in self._kept.items() if number in asked.in_use}
         round = Round(ray.put(asked.job), [self._kept[number] for number in asked.lasting], asked.block)
         method = "sum_part" if isinstance(asked.shares[0], PartClients) else "train_share"
         models = None if asked.block is None else asked.block.models()
         todo, losses, working = deque(range(len(asked.shares))), [0] * len(asked.shares), dict[Any, tuple[int, Any]]()
+        failed, fault = len(asked.shares), None  # the first share that has failed so far
         crew.recruit()
-        while todo or working:
+        while todo or any(i < failed for i, _ in working.values()):
             while todo and crew.free:
                 i, worker = todo.popleft(), crew.free.pop()
                 working[getattr(worker, method).remote(round, asked.shares[i], asked.device)] = i, worker
@@ -118,9 +122,12 @@ class Driver:
                         continue
                     i, worker = working.pop(ref)
                     y, losses_of = ray.get(ref)
-                except (errors.RayTaskError, CannotStart) as error:
-                    send(self._connection, Failed(ray.cloudpickle.dumps(_cause(error))))
-                    return None
+                except CannotStart as error:
+                    return self._failed(error)
+                except errors.RayTaskError as error:
+                    crew.free.append(worker)
+                    if i < failed:
+                        failed, fault, todo = i, error, deque(j for j in todo if j < i)
                 except errors.RayError as error:
                     if (reason := self._reason_gone()) is not None:
                         return reason
@@ -130,13 +137,18 @@ class Driver:
                     if not again:
                         return None
                     crew.replace(worker)
-                    todo.appendleft(i)
-                    continue
-                crew.free.append(worker)
-                share = asked.shares[i]
-                if isinstance(share, ClientShare) and y is not None and models is not None:  # of another machine
-                    models.numpy()[share.rows], y = y, None
-                send(self._connection, Done(i, y, losses_of))
+                    todo.extendleft([i] if i < failed else [])
+                else:
+                    crew.free.append(worker)
+                    share = asked.shares[i]
+                    if isinstance(share, ClientShare) and y is not None and models is not None:  # of another machine
+                        models.numpy()[share.rows], y = y, None
+                    send(self._connection, Done(i, y, losses_of))
+        return None if fault is None else self._failed(fault)
+
+    def _failed(self, error: Exception) -> str | None:
+        """Tells the run of an error, which ends it; the cluster is not lost."""
+        send(self._connection, Failed(self._ray.cloudpickle.dumps(_cause(error))))
         return None
 
     def _reason_gone(self) -> str | None:
