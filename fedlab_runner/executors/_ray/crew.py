@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from fedlab_runner.executors._ray.worker import Worker
+from fedlab_runner.executors._ray.worker import ClusterWorker
 
 MAX_FAILED_STARTS = 3  # of workers in succession, after which the driver assumes that none can start
 
@@ -20,7 +20,7 @@ class Crew:
 
     def __init__(self, ray: Any, num_gpus: float) -> None:
         needs = {"num_cpus": 1, "num_gpus": num_gpus or None, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
-        self._ray, self._num_gpus, self._worker = ray, num_gpus, ray.remote(**needs)(Worker)
+        self._ray, self._num_gpus, self._worker = ray, num_gpus, ray.remote(**needs)(ClusterWorker)
         self._nodes: dict[Any, str] = {}  # of the workers that have started
         self._failed_starts = 0
         self.starting: dict[Any, Any] = {}  # workers by the reference to the node that they will tell

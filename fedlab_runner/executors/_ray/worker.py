@@ -28,7 +28,7 @@ class Round(NamedTuple):
     block: Block | None  # the cohort's models in the memory of the run's machine
 
 
-class Worker:
+class ClusterWorker:
     """Trains for one run, in a process of its own."""
 
     def __init__(self) -> None:
