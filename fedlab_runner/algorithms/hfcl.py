@@ -5,7 +5,14 @@ from typing import ClassVar
 
 import torch
 
-from fedlab_runner.algorithms.shared.averaging import Params, Update, average, check_averaging, make_update
+from fedlab_runner.algorithms.shared.averaging import (
+    Params,
+    Update,
+    check_averaging,
+    in_time,
+    make_update,
+    stepped,
+)
 from fedlab_runner.algorithms.shared.server_training import (
     ServerDataAlgorithm,
     require_server_data,
@@ -28,6 +35,7 @@ class HFCL(ServerDataAlgorithm[Update]):
     late_policy: str
     weighting: str
 
+    reads_sums: ClassVar[bool] = True
     in_domain: ClassVar[bool] = True
     model_copies: ClassVar[int] = 1  # the update is written over the trained model
 
@@ -41,14 +49,16 @@ class HFCL(ServerDataAlgorithm[Update]):
     def server_step(self, state: Params, arrivals: Updates[Update], fed: Federation) -> Params:
         x = state.params
         mine = make_update(fed.family, x, train_as_client(fed, x).unsqueeze(0), self.late_policy)
-        size = len(require_server_data(self, fed, in_domain=True))
-        everyone = Updates(
-            Update(*(torch.cat(pair) for pair in zip(arrivals.upload, mine, strict=True))),
-            torch.cat([arrivals.ids, arrivals.ids.new_full((1,), -1)]),
-            torch.cat([arrivals.num_examples, arrivals.num_examples.new_full((1,), size)]),
-            torch.cat([arrivals.staleness, arrivals.staleness.new_zeros(1)]),
+        arrived, uniform = in_time(arrivals, self.late_policy), self.weighting == "uniform"
+        size = 1 if uniform else len(require_server_data(self, fed, in_domain=True))
+        share = size / (size + (len(arrived) if uniform else int(arrived.num_examples.sum())))
+        step, statistics = (
+            torch.lerp(arrived.mean(rows, uniform=uniform), own[0], share)
+            for rows, own in zip(arrived.upload, mine, strict=True)
         )
-        return Params(average(x, everyone, self.late_policy, self.weighting, server_lr=1.0))
+        if self.late_policy == "model":
+            step = step - x[: len(step)]
+        return Params(stepped(x, step, statistics))
 
     def operations(self, fed: Federation, local: float) -> float:
         steps = fed.local.steps

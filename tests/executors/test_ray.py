@@ -259,7 +259,8 @@ def test_every_algorithm(name: str, shared: Ray) -> None:
 
 def test_sums_are_formed_on_the_nodes(shared: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
     """To the bits, and with the metrics, of parts that train here; no model of a client is sent."""
-    monkeypatch.setattr(Ray, "train", lambda self, work: LOOP.train(work) if not len(work.ids) else None)
+    # HFCL's server trains like one client.
+    monkeypatch.setattr(Ray, "train", lambda self, work: LOOP.train(work) if len(work.ids) < 2 else None)
     for name in (name for name in ALGORITHMS if algorithm(name).takes_sums()):
         found = []
         for executor in (LOOP, shared):
