@@ -17,7 +17,7 @@ from fedlab_runner.core.model_family import FunctionalModel, ModelFamily
 MAX_STEP_FLOPS = 5e8  # of an example, up to which models are tried side by side
 MAX_SHOWN = 120  # characters of torch's reason
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-2}  # see `tolerance_of`
-AUTOCAST_TOLERANCE, TF32_TOLERANCE = 0.2, 0.1  # the same with autocast, and with the tf32 of a GPU
+AUTOCAST_TOLERANCE = 0.2  # the same with autocast
 LEAST_STEP = 1e-3  # length of a gradient, below which it is rounding
 
 
@@ -143,15 +143,7 @@ def _in_full(family: ModelFamily) -> Iterator[None]:
 
 def tolerance_of(family: ModelFamily) -> float:
     """How far two ways of computing steps may be apart, relative to the steps, and be the same but for rounding."""
-    if family.autocast is not None:
-        return AUTOCAST_TOLERANCE
-    return TF32_TOLERANCE if family.dtype == torch.float32 and _takes_tf32(family) else TOLERANCE[family.dtype]
-
-
-def _takes_tf32(family: ModelFamily) -> bool:
-    """Whether a GPU multiplies with fewer bits. PyTorch's default has it do so in convolutions."""
-    convolutions = torch.backends.cudnn.allow_tf32 and family.has_convolution
-    return family.device.type == "cuda" and (convolutions or torch.get_float32_matmul_precision() != "highest")
+    return TOLERANCE[family.dtype] if family.autocast is None else AUTOCAST_TOLERANCE
 
 
 def _checked(found: Any, shape: list[int]) -> Tensor:

@@ -1,7 +1,6 @@
 """What a network must do is tried before a run."""
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from torch.nn import functional as F
 from fedlab_runner.core.client_losses import client_losses
 from fedlab_runner.core.joined_models import Pair
 from fedlab_runner.core.model_family import ModelFamily
-from fedlab_runner.core.network_trial import tolerance_of, try_network
+from fedlab_runner.core.network_trial import try_network
 from fedlab_runner.core.normalize import Normalize
 from fedlab_runner.executors._autotune.ways import fitting
 from fedlab_runner.executors.auto import Auto
@@ -164,22 +163,6 @@ def test_the_rounding_of_autocast_keeps_no_network_from_training_side_by_side(mo
     wrong_where(lambda: family.autocast is not None, 1.3, monkeypatch)
     try_network(family, INPUTS)
     assert family.alone is None and family.autocast is torch.bfloat16
-
-
-def test_a_gpu_that_multiplies_with_fewer_bits_may_differ_by_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch's default is tf32 in convolutions."""
-
-    def tolerance(device: str, has_convolution: bool) -> float:
-        place = {"device": torch.device(device), "has_convolution": has_convolution}
-        family: Any = SimpleNamespace(autocast=None, dtype=torch.float32, **place)
-        return tolerance_of(family)
-
-    for allowed, expected in ((True, 0.1), (False, 0.01)):
-        monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", allowed)
-        assert tolerance("cuda", has_convolution=True) == expected
-        assert tolerance("cuda", has_convolution=False) == tolerance("cpu", has_convolution=True) == 0.01
-    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
-    assert tolerance("cuda", has_convolution=False) == 0.1
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks import workloads
 from fedlab_runner.config import build as config_build
 from fedlab_runner.core.work import Work
 from fedlab_runner.executors import _run_notes, auto
@@ -304,6 +305,27 @@ def test_what_disagrees_or_fails_is_not_taken(caplog: pytest.LogCaptureFixture) 
     assert not agrees(work, "wrong", executors["wrong"], executors["loop"])
     assert agrees(work, "vectorized", Vectorized(3, compile=False), executors["loop"])
     assert "executor=wrong does not agree with loop" in caplog.text and "no memory" in caplog.text
+
+
+def deep() -> nn.Module:
+    """Whose batch norms make rounding grow from step to step."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    for inputs in (64, *[24] * 15):
+        layers += [nn.Linear(inputs, 24, bias=False), nn.BatchNorm1d(24), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(24, workloads.CLASSES))
+
+
+def test_rounding_that_training_amplifies_is_no_other_result() -> None:
+    class Wrong(Loop):
+        def train(self, work: Work) -> Any:
+            y, losses = super().train(work)
+            return y + 0.1 * (y - work.start), losses
+
+    work = workloads.work_of(workloads.Shape(4, 40, 4, 8, side=8).federation(deep))  # in float32
+    loop, others = Loop(compile=False), Vectorized(4, compile=False)
+    (y, _), (z, _) = loop.train(work), others.train(work)
+    assert (y - z).norm() > 0.02 * (y - work.start).norm()
+    assert agrees(work, "vectorized", others, loop) and not agrees(work, "wrong", Wrong(compile=False), loop)
 
 
 def test_a_sample_is_the_work_of_some_clients() -> None:
