@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -69,10 +70,10 @@ def convolutional() -> nn.Module:
     return nn.Sequential(nn.Unflatten(1, (1, FEATURES)), nn.Conv1d(1, 8, FEATURES), nn.Flatten(), nn.Linear(8, CLASSES))
 
 
-def pictures() -> nn.Module:
+def pictures(*norm: nn.Module) -> nn.Module:
     """Convolutions whose operations take milliseconds."""
     layers = (nn.Unflatten(1, (1, FEATURES)), nn.Conv1d(1, 256, 5, padding=2), nn.Conv1d(256, 256, 5, padding=2))
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(256 * FEATURES, CLASSES))
+    return nn.Sequential(*layers, *norm, nn.Flatten(), nn.Linear(256 * FEATURES, CLASSES))
 
 
 def by_rule(work: Work, rounds: int, cores: int = 2, threads: int = 1, compile: bool = False) -> str:
@@ -110,6 +111,13 @@ def test_steps_are_compiled_where_what_is_left_pays_for_it() -> None:
     assert by_rule(work, 100_000) == by_rule(corrected, 100_000, compile=True) == WHOLE
     many = work_of(federation((20,) * 50, build=wide(30_000)))
     assert by_rule(many, 100_000, compile=True) == f"{SHARED} executor.inner.compile=true"
+    for norm, more in (
+        (nn.Identity(), " executor.inner.compile=true"),
+        (nn.BatchNorm1d(256), ""),
+        (nn.GroupNorm(8, 256), ""),
+    ):
+        of_pictures = work_of(federation((20,) * 50, build=lambda norm=norm: pictures(deepcopy(norm))))
+        assert by_rule(of_pictures, 100_000, compile=True) == SHARED + more
 
 
 @pytest.mark.skipif(not has_compiler(), reason="needs a C++ compiler")

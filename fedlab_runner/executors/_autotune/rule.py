@@ -8,6 +8,9 @@ Other machines are faster or slower in everything, which changes few choices.
 import math
 from collections.abc import Sequence
 
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
 from fedlab_runner.core.additions import lasts
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.work import Work
@@ -20,7 +23,9 @@ ALONE_COMPILED, CALL_COMPILED, OF_EACH_COMPILED = 1.2e-4, 1.8e-4, 2.5e-5
 # Seconds of a local step for each value of the model, which the step reads and writes.
 VALUE, VALUE_SIDE_BY_SIDE = 6e-10, 1.8e-9
 VALUE_COMPILED, VALUE_SIDE_BY_SIDE_COMPILED = 3e-10, 1.2e-9
-COMPILED_OPERATIONS = 0.93  # share of the time that the same operations take uncompiled
+# Share of the time that the same operations take uncompiled; of convolutions with batch or group norm, whose compiled
+# loops are slower than PyTorch's own kernels.
+COMPILED_OPERATIONS, COMPILED_NORMED = 0.93, 1.1
 # Twice as many processes, or threads, are faster by 2 to this power. Small operations are slower with threads.
 PROCESSES_POWER, THREADS_POWER, SMALL_WITH_THREADS = 0.8, 0.7, 2.0
 STAYING_SECONDS, FORKING_SECONDS = 2e-3, 0.025  # of a round, for waiting worker processes and for new ones
@@ -42,7 +47,13 @@ def best(work: Work, ways: Sequence[Way], rounds: int, workers: int, threads: in
 def compiling_pays(family: ModelFamily, operations: float, rounds: int, threads: int) -> bool:
     """Whether compiled steps save more than the compiler takes, where threads share `operations` of each round."""
     seconds = rounds * operations / FLOPS_A_SECOND / _faster(threads, THREADS_POWER)
-    return (1 - COMPILED_OPERATIONS) * seconds > _compiling_seconds(family)
+    return (1 - _compiled_share(family)) * seconds > _compiling_seconds(family)
+
+
+def _compiled_share(family: ModelFamily) -> float:
+    norms = _NormBase | nn.GroupNorm
+    normed = family.has_convolution and any(isinstance(module, norms) for module in family.module.modules())
+    return COMPILED_NORMED if normed else COMPILED_OPERATIONS
 
 
 def _compiling_seconds(family: ModelFamily) -> float:
@@ -76,7 +87,7 @@ def _of_a_step(work: Work, way: Way, together: int) -> tuple[float, float, float
     """Seconds of one client's step on one thread: a part that does not grow with the model, a part for the model's
     values, and a part for its operations.
     """
-    operations = operation_seconds(work) * (COMPILED_OPERATIONS if way.compile else 1.0)
+    operations = operation_seconds(work) * (_compiled_share(work.family) if way.compile else 1.0)
     if way.chunk_size == 1:
         return (ALONE_COMPILED, VALUE_COMPILED, operations) if way.compile else (ALONE, VALUE, operations)
     if way.compile:
