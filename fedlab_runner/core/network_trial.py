@@ -13,6 +13,7 @@ from torch.func import vmap
 from fedlab_runner.core.global_rng import own_generators, seeded
 from fedlab_runner.core.losses import losses
 from fedlab_runner.core.model_family import FunctionalModel, ModelFamily
+from fedlab_runner.utils.precision import full_precision
 
 MAX_STEP_FLOPS = 5e8  # of an example, up to which models are tried side by side
 MAX_SHOWN = 120  # characters of torch's reason
@@ -131,14 +132,12 @@ def _obstacle(family: ModelFamily, inputs: Tensor) -> str | None:
 @contextmanager
 def _in_full(family: ModelFamily) -> Iterator[None]:
     """In the precision of the family's own numbers, without autocast and tf32."""
-    before = family.autocast, torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    family.autocast, torch.backends.cudnn.allow_tf32 = None, False
-    torch.set_float32_matmul_precision("highest")
+    autocast, family.autocast = family.autocast, None
     try:
-        yield
+        with full_precision():
+            yield
     finally:
-        family.autocast, precision, torch.backends.cudnn.allow_tf32 = before
-        torch.set_float32_matmul_precision(precision)
+        family.autocast = autocast
 
 
 def tolerance_of(family: ModelFamily) -> float:

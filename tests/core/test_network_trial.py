@@ -20,6 +20,7 @@ from fedlab_runner.executors.compiled import in_layers
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.vectorized import Vectorized
 from fedlab_runner.utils.errors import UserError
+from fedlab_runner.utils.precision import gpu_precisions
 from tests.helpers.toy import CLASSES, FEATURES, federation, mlp, model_family, normed
 from tests.helpers.work import work_of
 
@@ -159,10 +160,10 @@ def test_other_numbers_side_by_side_are_found(
 
 def test_the_rounding_of_autocast_keeps_no_network_from_training_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     how: dict[str, Any] = {"normalize": Normalize(None, None), "device": torch.device("cpu")}
-    family = ModelFamily(mlp, CLASSES, **how, autocast=torch.bfloat16)
-    wrong_where(lambda: family.autocast is not None, 1.3, monkeypatch)
+    family, before = ModelFamily(mlp, CLASSES, **how, autocast=torch.bfloat16), gpu_precisions()
+    wrong_where(lambda: family.autocast is not None or gpu_precisions() != ["ieee"] * 3, 1.3, monkeypatch)
     try_network(family, INPUTS)
-    assert family.alone is None and family.autocast is torch.bfloat16
+    assert family.alone is None and family.autocast is torch.bfloat16 and gpu_precisions() == before != ["ieee"] * 3
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from fedlab_runner.utils import checksummed_json
 from fedlab_runner.utils.determinism import repeats_exactly
 from fedlab_runner.utils.digest import digest
 from fedlab_runner.utils.files import user_cache, write_text_atomically, write_text_once
+from fedlab_runner.utils.precision import gpu_precisions
 
 _log = logging.getLogger(__name__)
 KEPT_SECONDS = 90 * 24 * 3600.0  # for which measurements are kept after the last one was added
@@ -65,7 +66,7 @@ def kind_of(work: Work) -> str:
     inputs = [list(examples.inputs.shape[1:]), str(examples.inputs.dtype), str(family.dtype), str(examples.augment)]
     place = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     if device.type == "cuda":  # how it multiplies, and with which kernels
-        place += f" {torch.get_float32_matmul_precision()} {torch.backends.cudnn.allow_tf32} {repeats_exactly()}"
+        place += f" {gpu_precisions()} {repeats_exactly()}"
     return digest(
         [own, sizes, layers, inputs, str(family.autocast), work.frozen, local.batch_size, local.optimizer, place]
     )
