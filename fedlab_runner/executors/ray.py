@@ -263,7 +263,10 @@ def _unreachable(address: str | None, answer: Any) -> str:
             "~/.ray/auth_token from the cluster's first machine if this one has none (docs/cluster.md)"
         )
     if address is None:
-        return f"no Ray cluster can be started: {gone.reason}; Ray's logs may say more (/tmp/ray/session_latest/logs)"
+        return (
+            f"no Ray cluster can be started: {gone.reason}; Ray's logs may say more (ray/session_latest/logs in the "
+            "folder for temporary files)"
+        )
     reason = f"executor.address {address} cannot be reached: {gone.reason}"
     return f"{reason}; is it up (ray status), and is this its address?"
 

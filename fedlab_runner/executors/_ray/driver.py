@@ -123,7 +123,8 @@ class Driver:
                     i, worker = working.pop(ref)
                     y, losses_of = ray.get(ref)
                 except CannotStart as error:
-                    return self._failed(error)
+                    self._failed(error)
+                    return None
                 except errors.RayTaskError as error:
                     crew.free.append(worker)
                     if i < failed:
@@ -144,12 +145,13 @@ class Driver:
                     if isinstance(share, ClientShare) and y is not None and models is not None:  # of another machine
                         models.numpy()[share.rows], y = y, None
                     send(self._connection, Done(i, y, losses_of))
-        return None if fault is None else self._failed(fault)
-
-    def _failed(self, error: Exception) -> str | None:
-        """Tells the run of an error, which ends it; the cluster is not lost."""
-        send(self._connection, Failed(self._ray.cloudpickle.dumps(_cause(error))))
+        if fault is not None:
+            self._failed(fault)
         return None
+
+    def _failed(self, error: Exception) -> None:
+        """Tells the run of an error, which ends it."""
+        send(self._connection, Failed(self._ray.cloudpickle.dumps(_cause(error))))
 
     def _reason_gone(self) -> str | None:
         """Why the cluster can no longer be used; None if it can."""
