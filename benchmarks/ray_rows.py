@@ -1,6 +1,7 @@
 """Rows of a Ray cluster on this machine."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from functools import partial
 from unittest.mock import patch
 
@@ -12,6 +13,7 @@ from benchmarks.workloads import Shape
 from fedlab_runner.aggregators.mean import Mean
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.executors._blocks import Blocks
+from fedlab_runner.executors._ray import session
 from fedlab_runner.executors.ray import Ray
 from fedlab_runner.executors.vectorized import Vectorized
 
@@ -23,6 +25,19 @@ def rows(cores: int) -> Iterator[Row]:
     from other machines.
     """
     yield Row("round of fedavg, wide mlp, Ray", partial(_sums, cores))
+
+
+def on_workers(fed: Federation, work: Callable[[Federation, int], object]) -> Callable[[int], object]:
+    """Joint work of a federation on workers of a cluster, as if its own machine had a single core."""
+    fed.begin(0, 1.0)
+    fed.cohort(fed.participants).train(fed.family.init(0), counted=False)  # the workers begin
+
+    def one(turn: int) -> object:
+        slow = {"usable_cores": lambda: 1, "EXCHANGE_SECONDS": 0.0, "BYTES_A_SECOND": math.inf}
+        with patch.multiple(session, **slow):
+            return work(fed, turn)
+
+    return one
 
 
 def _sums(cores: int) -> Case:

@@ -70,6 +70,10 @@ def all_rows(cores: int, compiled: bool) -> Iterator[Row]:
         shared["ray"] = Ray(None, 0, Vectorized(chunk_size=10, compile=False))
         yield Row("local training W2 mlp, Ray", partial(training, W2, workloads.mlp, shared, cores, False))
         yield from ray_rows.rows(cores)
+        yield Row(
+            "mutual learning dfml_cnn, Ray",
+            partial(mutual, workloads.dfml_cnn, MUTUAL, cores, cluster=Ray(None, 0, Loop(compile=False))),
+        )
     yield Row("evaluation cnn", partial(evaluation, cores))
     yield Row("evaluation matrix cnn", partial(matrix, cores))
     yield from round_rows.rows(cores, compiled=compiled)
@@ -186,8 +190,11 @@ def mutual(
     cores: int,
     device: torch.device = CPU,
     precision: torch.dtype = FLOAT,
+    cluster: Ray | None = None,
 ) -> Case:
-    """An epoch of mutual learning of ten models on one client's examples; on a GPU in one process."""
+    """An epoch of mutual learning of ten models on one client's examples; on a GPU in one process, and with a cluster
+    also on its workers.
+    """
     alone, shared = (
         shape.federation(build, executor=each, device=device, precision=precision)
         for each in (Vectorized(chunk_size=None, compile=False), Processes(cores, Loop(compile=False)))
@@ -215,4 +222,6 @@ def mutual(
         "ours": Contender(partial(ours, shared), cores),
         "ours, one thread": Contender(partial(ours, alone)),
     }
+    if cluster is not None:
+        contenders["ray"] = Contender(ray_rows.on_workers(shape.federation(build, executor=cluster), ours), cores)
     return Case(contenders, flops, (steps, "model and minibatch"))

@@ -20,12 +20,11 @@ from fedlab_runner.algorithms.shared.averaging import (
 from fedlab_runner.algorithms.shared.server_batches import server_batches, server_steps
 from fedlab_runner.algorithms.shared.server_training import (
     ServerDataAlgorithm,
-    answering_operations,
     check_server_training,
-    mean_answers,
     train_on_server,
     training_operations,
 )
+from fedlab_runner.algorithms.shared.teachers import answering_operations, mean_answers
 from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.model_family import Batch, FunctionalModel, ModelFamily

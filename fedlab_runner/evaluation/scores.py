@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedlab_runner.core.aligned import aligned_rows
 from fedlab_runner.core.client_data import ClientData
 from fedlab_runner.core.executor import Executor
 from fedlab_runner.core.losses import losses
@@ -45,6 +46,7 @@ def on_examples(
 ) -> OnExamples:
     """The scores of models [m, D] on the same examples."""
     p, correct, total = family.num_params, [], torch.zeros(len(models), dtype=torch.float64, device=family.device)
+    models = aligned_rows(models)
     for begin in range(0, len(targets), batch_size):
         batch, labels = family.normalize(inputs[begin : begin + batch_size], family.dtype), targets[begin:][:batch_size]
 
@@ -91,7 +93,7 @@ def of_each(
         inputs, targets = client_data.examples(torch.from_numpy(index).to(family.device))
         # Normalised as one batch, so that each client's examples have the memory layout that suits convolutions.
         normal = family.normalize(inputs.flatten(0, 1), family.dtype).view(inputs.shape)
-        chosen = models[torch.from_numpy(rows).to(models.device)]
+        chosen = aligned_rows(models[torch.from_numpy(rows).to(models.device)])
         (logits,) = executor.map_models(family, one, chosen[:, :p], chosen[:, p:], normal)  # [c, b, C]
         correct[rows] += ((logits.argmax(-1) == targets).cpu().numpy() & mask).sum(1)
         each = losses(logits, targets, None).double().cpu().numpy()

@@ -2,19 +2,68 @@
 
 import os
 import pickle
+import select
+import socket
+import struct
 import subprocess
 import sys
-from multiprocessing.connection import Connection
-from socket import socketpair
+from collections.abc import Sequence
 from typing import IO, Any, NamedTuple
 
+import numpy as np
 
-def started(module: str, *words: str, errors: IO[bytes] | None) -> tuple[Connection, Any]:
-    """Starts a module as a process that Ctrl-C does not reach, and returns the connection to it, and the process.
+_COUNT = struct.Struct("<q")  # the form of a number of bytes, or of parts
 
-    Its first words are its descriptor of the connection and the number of this process.
+
+class Channel:
+    """One end of a connection between two processes of a machine. Arrays in a message go as they are: nobody copies
+    them into the pickled rest and out of it.
     """
-    ours, its = socketpair()
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+
+    def send(self, message: NamedTuple) -> None:
+        """Sends a message by value. Raises OSError when the other end is gone."""
+        arrays = list[pickle.PickleBuffer]()
+        content = pickle.dumps(message, pickle.HIGHEST_PROTOCOL, buffer_callback=arrays.append)
+        parts = [memoryview(content), *(array.raw() for array in arrays)]
+        self._end.sendall(b"".join(map(_COUNT.pack, (len(parts), *map(len, parts)))))
+        for part in parts:
+            self._end.sendall(part)
+
+    def receive(self) -> Any:
+        """The next message of the other end; EOFError when the other end is gone."""
+        count = self._numbers(1)[0]
+        content, *arrays = [self._bytes(size) for size in self._numbers(count)]
+        return pickle.loads(content, buffers=arrays)
+
+    def has_message(self) -> bool:
+        """Whether `receive` would begin at once: there is a message, or the other end is gone."""
+        return bool(select.select([self._end], [], [], 0)[0])
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._end.close()
+
+    def _numbers(self, count: int) -> Sequence[int]:
+        return [number for (number,) in _COUNT.iter_unpack(self._bytes(_COUNT.size * count))]
+
+    def _bytes(self, size: int) -> memoryview:
+        room, begin = np.empty(size, np.uint8).data, 0  # an array's, which is not filled with zeros first
+        while begin < size:
+            if not (got := self._end.recv_into(room[begin:])):
+                raise EOFError
+            begin += got
+        return room
+
+
+def started(module: str, *words: str, errors: IO[bytes] | None) -> tuple[Channel, Any]:
+    """Starts a module as a process that Ctrl-C does not reach, and returns the channel to it, and the process.
+
+    Its first words are the descriptor of its end and the number of this process.
+    """
+    ours, its = socket.socketpair()
     with its:
         process = subprocess.Popen(
             [sys.executable, "-m", module, str(its.fileno()), str(os.getpid()), *words],
@@ -25,17 +74,12 @@ def started(module: str, *words: str, errors: IO[bytes] | None) -> tuple[Connect
             start_new_session=True,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
-    return Connection(ours.detach()), process
+    return Channel(ours), process
 
 
-def send(connection: Connection, message: NamedTuple) -> None:
-    """Sends a message by value: `Connection.send` would share tensors by descriptors that the other end cannot open."""
-    connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
-
-
-def receive(connection: Connection) -> Any:
-    """The next message of the other end; EOFError when the other end is gone."""
-    return pickle.loads(connection.recv_bytes())
+def channel(descriptor: str) -> Channel:
+    """The channel that a started process was told of."""
+    return Channel(socket.socket(fileno=int(descriptor)))
 
 
 class Keep(NamedTuple):

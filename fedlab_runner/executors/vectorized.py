@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from fedlab_runner.core.additions import lasts, side_by_side
+from fedlab_runner.core.aligned import aligned_rows
 from fedlab_runner.core.executor import OfOne, Parallel
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.optimizer import zero_slots
@@ -89,12 +90,13 @@ class Vectorized(ChunkedExecutor):
             return one_by_one(function, *rows)
         n = len(rows[0])
         size = self.chunk_size or (DEFAULT_CHUNK_SIZE if fill else n)
+        if fill and n < size:
+            rows = tuple(aligned_rows(torch.cat([t, t[-1:].expand(size - n, *t.shape[1:])])) for t in rows)
         parts = []
         for begin in range(0, n, size):
-            chunk = [t[begin : begin + size] for t in rows]
-            if fill and (missing := size - len(chunk[0])):
-                chunk = [torch.cat([t, t[-1:].expand(missing, *t.shape[1:])]) for t in chunk]
-            parts.append(vmap(function, randomness="different")(*chunk))
+            first = max(0, min(begin, n - size)) if fill else begin  # the last call repeats rows of the one before it
+            results = vmap(function, randomness="different")(*(t[first : first + size] for t in rows))
+            parts.append([t[begin - first :] for t in results])
         return [torch.cat(column)[:n] for column in zip(*parts, strict=True)]
 
     def _step(self, work: Work) -> Gradient:

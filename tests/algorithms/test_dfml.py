@@ -13,7 +13,7 @@ from fedlab_runner.algorithms.shared import pupils as pupils_module
 from fedlab_runner.algorithms.shared.decentralized import pick_participants, train
 from fedlab_runner.algorithms.shared.mutual_learning import (
     Learners,
-    client_batches,
+    MutualJob,
     mutual_learning,
     mutual_losses,
     teacher_weights,
@@ -65,7 +65,7 @@ def plain_twin(fed: Federation, students: list[Learners], gamma: float, alpha: f
         torch.optim.SGD(net.parameters(), fed.lr, setting.momentum, weight_decay=setting.weight_decay)
         for _, net, _ in nets
     ]
-    for batch in client_batches(fed, 2, epochs, [family for family, _, _ in nets]):
+    for batch in MutualJob.of(fed, 2, [family for family, _, _ in nets], 0, epochs, lambda z, _: z).batches():
         logits = [net(batch.inputs) for _, net, _ in nets]
         losses = []
         for n, z in enumerate(logits):
@@ -124,7 +124,7 @@ def test_on_a_gpu_the_models_of_an_architecture_learn_in_one_call(executor: Exec
     for kind in (lambda groups: _Stacks(groups, step, executor), lambda groups: _Networks(groups, step, Team())):
         pairs = zip(fed.families, stacks(fed), strict=True)
         its = kind([Group(family, stack.clone(), learn=g < 2) for g, (family, stack) in enumerate(pairs)])
-        for t, batch in enumerate(client_batches(fed, 2, 2, fed.families)):
+        for t, batch in enumerate(MutualJob.of(fed, 2, fed.families, 0, 2, lambda z, _: z).batches()):
             its.step(its.logits(batch).softmax(-1)[: len(torch.cat([m[:, 0] for m in its.learnt()]))], t)
         found.append(its.learnt())
     for mine, theirs, start in zip(*found, stacks(fed)[:2], strict=True):

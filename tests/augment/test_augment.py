@@ -15,7 +15,7 @@ import torchvision.transforms.v2.functional as V
 from torch import Tensor, nn
 
 from fedlab_runner.algorithms.shared.feature_blocks import check_blocks
-from fedlab_runner.algorithms.shared.mutual_learning import client_batches
+from fedlab_runner.algorithms.shared.mutual_learning import MutualJob
 from fedlab_runner.algorithms.shared.server_batches import server_batches
 from fedlab_runner.algorithms.shared.server_training import train_as_client
 from fedlab_runner.augment.base import Augment
@@ -31,7 +31,7 @@ from fedlab_runner.core.executor import Executor
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.local_training import LocalTraining
 from fedlab_runner.core.rng import Purpose
-from fedlab_runner.executors._shares import packed_client_data
+from fedlab_runner.executors._lasting import packed
 from fedlab_runner.executors.auto import Auto
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.processes import Processes
@@ -245,7 +245,7 @@ def test_compiled_steps_see_the_same_views(compiled: Executor) -> None:
 def test_clients_data_take_their_augmentation_to_other_machines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray.cloudpickle", cloudpickle)  # of which Ray's is a copy
     client_data = of_images(CUTOUT).client_data
-    sent, index = packed_client_data(client_data).client_data(CPU), torch.tensor([3 * client_data.num_views + 17])
+    sent, index = packed(client_data).client_data(CPU), torch.tensor([3 * client_data.num_views + 17])
     assert sent.augment == CUTOUT and torch.equal(sent.minibatch(index)[0], client_data.minibatch(index)[0])
 
 
@@ -278,7 +278,7 @@ def test_every_algorithm_trains_on_views_in_any_chunks_and_after_a_pause(name: s
 
 def test_models_that_teach_each_other_see_one_view_and_it_is_not_that_of_local_training() -> None:
     fed, seven, training = federation(augment=Rolled()), np.array([7]), local(epochs=2)
-    first, again = (list(client_batches(fed, 7, 2, fed.families)) for _ in range(2))
+    first, again = (list(MutualJob.of(fed, 7, fed.families, 0, 2, lambda z, _: z).batches()) for _ in range(2))
     locally, mutually = (
         fed.client_data.plan(seven, training, seed=0, round=0, drop_single=False, purpose=purpose).indices[0]
         for purpose in (None, Purpose.DISTILLATION)

@@ -10,14 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from fedlab_runner.algorithms.shared import mutual_learning as mutual_learning_module
-from fedlab_runner.algorithms.shared.mutual_learning import Learners, mutual_learning, mutual_losses, teacher_weights
-from fedlab_runner.core.losses import WSM
-from fedlab_runner.core.model_family import Batch
 from fedlab_runner.executors._fork import processes as fork_processes
 from fedlab_runner.executors._fork.lockstep import SharedRows, in_step
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.processes import Processes
-from tests.helpers.mixed import KINDS, mixed, stacks
+from tests.helpers.mixed import KINDS
+from tests.helpers.mutual import learnt
 from tests.helpers.toy import local, mlp
 
 LOOP = Loop(compile=False)
@@ -41,30 +39,20 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return pids
 
 
-def learnt(workers: int, *, taught: bool = False, act: Any = lambda: None, **how: Any) -> tuple[list[Tensor], float]:
-    """Two epochs of seven models of several architectures, or of the first as taught by the others; and the FLOPs."""
-    how = {"loss_function": WSM(), "training": local(momentum=0.9, weight_decay=5e-4, clip_norm=1.0)} | how
-    fed = mixed(executor=Processes(workers, LOOP), **how)
-    students = [Learners(family, stack) for family, stack in zip(fed.families, stacks(fed), strict=True)]
-    teachers = students[1:] if taught else []
-    students = students[:1] if taught else students
-    count, k = (sum(len(s.models) for s in some) for some in ((*students, *teachers), students))
-    weights = teacher_weights(torch.arange(1.0, 1.0 + count, dtype=torch.float64))[:k]
+def shared(workers: int, **how: Any) -> tuple[list[Tensor], float]:
+    return learnt(Processes(workers, LOOP), **how)
 
-    def objective(logits: Tensor, batch: Batch) -> Tensor:
-        act()
-        return mutual_losses(logits, batch, weights, 0.6, 0.4, weigh_samples=True)
 
-    fed.begin(1, 1.0)
-    return mutual_learning(fed, 2, students, 2, objective, teachers), fed.collect()["cost/server_gflops"]
+# A product of the single example of client 2's last minibatch depends on where the model begins in memory.
+ONE_EXAMPLE = {"builds": (mlp,), "sizes": (5, 5, 9, 5, 5), "training": local(batch_size=4)}
 
 
 @pytest.mark.parametrize("workers", [2, 3, 20])
-@pytest.mark.parametrize("taught", [False, True])
-def test_the_bits_are_those_of_one_process(taught: bool, workers: int, forked: list[int]) -> None:
-    expected, operations = learnt(1, taught=taught)
+@pytest.mark.parametrize("how", [{}, {"taught": True}, ONE_EXAMPLE])
+def test_the_bits_are_those_of_one_process(how: dict[str, Any], workers: int, forked: list[int]) -> None:
+    expected, operations = shared(1, **how)
     assert not forked
-    found, counted = learnt(workers, taught=taught)
+    found, counted = shared(workers, **how)
     assert forked and all(torch.equal(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
     assert counted == operations
     for pid in forked:
@@ -89,8 +77,8 @@ def test_what_a_dead_worker_leaves_is_learnt_again(
 
     monkeypatch.setattr(fork_processes, "POLL_SECONDS", 0.02)
     monkeypatch.setattr(fork_processes, "STUCK_SECONDS", 0.5)
-    expected, _ = learnt(1)
-    found, _ = learnt(3, act=in_workers_only(act))
+    expected, _ = shared(1)
+    found, _ = shared(3, act=in_workers_only(act))
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
     said = {"killed": "was killed by SIGKILL", "error": "of the worker's own", "hangs": "has stood still"}
     assert said[end] in caplog.text and "done again in one process" in caplog.text
@@ -101,19 +89,19 @@ def test_an_error_of_the_objective_is_the_callers(forked: list[int]) -> None:
         raise ArithmeticError("no such loss")
 
     with pytest.raises(ArithmeticError, match="no such loss"):
-        learnt(2, act=act)
+        shared(2, act=act)
     assert forked
 
 
 def test_dropout_draws_from_one_stream_in_one_process(forked: list[int]) -> None:
     builds = (*KINDS[:2], lambda: nn.Sequential(mlp(), nn.Dropout(0.1)))
-    learnt(3, builds=builds)
+    shared(3, builds=builds)
     assert not forked
 
 
 def test_what_takes_no_time_is_not_shared(forked: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mutual_learning_module, "MIN_SHARED_SECONDS", 1.0)
-    learnt(3)
+    shared(3)
     assert not forked
 
 
@@ -125,7 +113,7 @@ def test_processes_leave_large_models_to_threads(
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        learnt(2)
+        shared(2)
     finally:
         torch.set_num_threads(before)
     assert len(forked) == forks

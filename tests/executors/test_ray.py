@@ -1,6 +1,7 @@
 """A Ray cluster of two nodes on this machine: the inner executor's bits, and what happens when a node dies."""
 
 import importlib
+import math
 import os
 import pickle
 import shutil
@@ -18,14 +19,19 @@ import cloudpickle
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from fedlab_runner.algorithms.fedavg import FedAvg
+from fedlab_runner.algorithms.shared.teachers import ANSWERED_AT_ONCE, mean_answers
 from fedlab_runner.config.build import build
+from fedlab_runner.core.server_data import ServerData
 from fedlab_runner.core.work import Work
 from fedlab_runner.executors._blocks import Blocks
 from fedlab_runner.executors._chunks import Chunk, ChunkedExecutor
+from fedlab_runner.executors._lasting import packed
+from fedlab_runner.executors._ray import session
 from fedlab_runner.executors._ray.driver import Done
-from fedlab_runner.executors._shares import packed_client_data, packed_family, packed_work, shares_of
+from fedlab_runner.executors._shares import packed_work, shares_of
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.processes import Processes
 from fedlab_runner.executors.ray import Ray
@@ -35,15 +41,20 @@ from fedlab_runner.utils.errors import Diverged, RunFailed, UserError
 from tests.executors.test_processes import train
 from tests.helpers.composed import composed, files
 from tests.helpers.kinds import by_kind
+from tests.helpers.mixed import KINDS
+from tests.helpers.mutual import learnt
 from tests.helpers.paths import ROOT
 from tests.helpers.toy import (
     ALGORITHMS,
+    CLASSES,
     RAGGED,
     aggregator,
     algorithm,
     check_homes,
+    examples,
     federation,
     local,
+    mlp,
     normed,
     run,
     tensors,
@@ -140,7 +151,7 @@ class Ref:
 job, client_data, family, share = pickle.load(sys.stdin.buffer)
 from fedlab_runner.executors._ray.worker import ClusterWorker, Round
 
-round = Round(Ref("job", job), [Ref("client_data", client_data), Ref("family", family)], None)
+round = Round(Ref("job", job), [Ref("client_data", client_data), Ref("family", family)], (), None)
 pickle.dump(ClusterWorker().train_share(round, share), sys.stdout.buffer)
 """
 
@@ -163,9 +174,7 @@ def test_a_worker_needs_no_file_of_the_users_modules(tmp_path: Path, monkeypatch
     loss = own.pulled(fed.family, fed.family.init(1)[: fed.family.num_params])
     work = Work(fed.family, fed.client_data, ids, steps, fed.local, 0.1, 0, 0, start, loss=loss)
     (share,) = shares_of(work, inner.chunks(work), 1)
-    sent = pickle.dumps(
-        (packed_work(work, inner), packed_client_data(work.client_data), packed_family(work.family), share)
-    )
+    sent = pickle.dumps((packed_work(work, inner), packed(work.client_data), packed(work.family), share))
     for module in ("own", "own_tools"):
         cloudpickle.unregister_pickle_by_value(sys.modules[module])
         monkeypatch.delitem(sys.modules, module)
@@ -184,6 +193,14 @@ def shared() -> Iterator[Ray]:
     """One connection for all: to connect takes seconds."""
     with _cluster() as nodes:
         yield ray(nodes.address)
+
+
+@pytest.fixture
+def one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run's machine has so little to offer that any two workers are faster."""
+    monkeypatch.setattr(session, "usable_cores", lambda: 1)
+    monkeypatch.setattr(session, "EXCHANGE_SECONDS", 0.0)
+    monkeypatch.setattr(session, "BYTES_A_SECOND", math.inf)
 
 
 class _cluster:
@@ -250,7 +267,7 @@ def test_what_clients_have_at_home_goes_with_them(shared: Ray) -> None:
 
 
 @pytest.mark.parametrize("name", by_kind(ALGORITHMS))
-def test_every_algorithm(name: str, shared: Ray) -> None:
+def test_every_algorithm(name: str, shared: Ray, one_core: None) -> None:
     built = algorithm(name)
     expected = tensors(run(built, federation(cohort=4, std=1.0), 3))
     result = tensors(run(built, federation(cohort=4, std=1.0, executor=shared), 3))
@@ -269,6 +286,94 @@ def test_sums_are_formed_on_the_nodes(shared: Ray, monkeypatch: pytest.MonkeyPat
         (expected, metrics), (result, its) = found
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(result, expected, strict=True)), name
         assert metrics == its, name
+
+
+class Answers(list[Any]):
+    """What the driver of a cluster says."""
+
+    def __init__(self, cluster: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
+        real = cluster._session._receive
+
+        def received(its: Any) -> Any:
+            self.append(real())
+            return self[-1]
+
+        monkeypatch.setattr(type(cluster._session), "_receive", received)
+
+    def of(self, kind: type) -> list[Any]:
+        return [answer for answer in self if isinstance(answer, kind)]
+
+
+def test_workers_ask_teachers(shared: Ray, one_core: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the bits of one process, on more examples than are asked at once; each worker asks some of the teachers."""
+    found, answers = [], Answers(shared, monkeypatch)
+    inputs, targets = examples(2 * ANSWERED_AT_ONCE + 1)
+    for executor in (LOOP, shared):
+        fed = federation(executor=executor, build=normed, server=ServerData(inputs, targets, CLASSES, in_domain=True))
+        fed.begin(0, 1.0)
+        teachers = fed.cohort(np.arange(len(RAGGED))).train(fed.family.init(0), counted=False)
+        means = [mean_answers(fed, teachers, answer) for answer in (None, lambda logits: logits.softmax(-1))]
+        found.append((means, fed.collect()["cost/server_gflops"]))
+    (expected, operations), (result, counted) = found
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(result, expected, strict=True))
+    assert counted == operations and len([answer for answer in answers.of(Done) if answer.losses is None]) == 4
+
+
+@pytest.mark.parametrize("taught", [False, True])
+def test_workers_share_mutual_learning(
+    taught: bool, shared: Ray, one_core: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bits of one process; each worker learns some of the models."""
+    expected = learnt(LOOP, taught=taught)
+    answers = Answers(shared, monkeypatch)
+    found = learnt(shared, taught=taught)
+    assert [len(answer.models) for answer in answers.of(Done) if answer.losses is None] == [1 if taught else 3] * 2
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(found[0], expected[0], strict=True))
+    assert found[1] == expected[1]
+
+
+def test_mutual_learning_that_is_no_faster_on_a_cluster_stays_here(
+    shared: Ray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two workers on a machine of two cores, dropout, and little work."""
+    monkeypatch.setattr(session, "usable_cores", lambda: 2)
+    answers = Answers(shared, monkeypatch)
+    learnt(shared)
+    monkeypatch.setattr(session, "usable_cores", lambda: 1)
+    learnt(shared)
+    monkeypatch.setattr(session, "EXCHANGE_SECONDS", 0.0)
+    monkeypatch.setattr(session, "BYTES_A_SECOND", math.inf)
+    learnt(shared, builds=(*KINDS[:2], lambda: nn.Sequential(mlp(), nn.Dropout(0.1))))
+    assert answers and all(answer.losses is not None for answer in answers.of(Done))
+
+
+def test_an_error_in_a_worker_that_works_with_others_is_the_callers(shared: Ray, one_core: None) -> None:
+    here = os.getpid()
+
+    def act() -> None:
+        if os.getpid() != here:
+            raise ArithmeticError("no such loss")
+
+    with pytest.raises(ArithmeticError, match=r"^no such loss$"):
+        learnt(shared, act=act)
+
+
+@pytest.mark.slow  # new workers take seconds to start
+def test_of_workers_that_learn_together_one_dies(
+    shared: Ray, one_core: None, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """The models learn again, with the workers that are left or here."""
+    here, mark = os.getpid(), tmp_path / "died"
+    expected, _ = learnt(LOOP)
+
+    def act() -> None:
+        if os.getpid() != here and not mark.exists():
+            mark.touch()
+            os._exit(1)
+
+    found, _ = learnt(shared, act=act)
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
+    assert mark.exists() and "a worker is lost, its " in caplog.text
 
 
 def test_updates_on_nodes_that_are_not_finite(shared: Ray) -> None:
@@ -305,15 +410,7 @@ def test_of_several_parts_that_fail_the_first_is_told(shared: Ray, monkeypatch: 
 
 def test_models_that_workers_cannot_write_into_the_runs_memory(shared: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of other machines, which the driver writes there, and all where the system shows no descriptors."""
-    expected, answers = train(federation(), correct=lambda g: g), list[Done]()
-
-    def received(self: Any, real: Any = shared._session._receive) -> Any:
-        answer = real()
-        if isinstance(answer, Done):
-            answers.append(answer)
-        return answer
-
-    monkeypatch.setattr(type(shared._session), "_receive", received)
+    expected, answers = train(federation(), correct=lambda g: g), Answers(shared, monkeypatch)
 
     def elsewhere(g: torch.Tensor) -> torch.Tensor:
         from fedlab_runner.executors import _blocks
@@ -331,7 +428,7 @@ def test_models_that_workers_cannot_write_into_the_runs_memory(shared: Ray, monk
             monkeypatch.setattr(Blocks, "staged", lambda self, work: (None, None))
         result = train(federation(executor=shared), correct=correct)
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(result, expected, strict=True))
-        assert answers and all((answer.models is not None) == sent for answer in answers)
+        assert answers.of(Done) and all((answer.models is not None) == sent for answer in answers.of(Done))
         answers.clear()
 
 
@@ -363,7 +460,7 @@ def test_a_part_whose_worker_dies_is_carried_out_again(
     monkeypatch.setattr("fedlab_runner.core.algorithm.partial", lambda sent, state: partial(job, state))
     result = run(method, fed, 2)
     assert torch.equal(result.params, expected.params) and mark.exists()
-    assert "a worker is lost, its 2 clients train elsewhere" in caplog.text
+    assert "a worker is lost, its 2 clients go to others" in caplog.text
 
 
 @pytest.mark.slow  # new workers take seconds to start
@@ -376,7 +473,7 @@ def test_clients_that_kill_their_workers_end_the_run(shared: Ray, caplog: pytest
     fed = federation(executor=shared)
     with pytest.raises(RunFailed, match=r"^executor=ray has lost the workers of the same 1 clients again and again"):
         fed.cohort(np.array([3])).train(fed.family.init(0), correct=correct)
-    assert "a worker is lost, its 1 clients train elsewhere" in caplog.text
+    assert "a worker is lost, its 1 clients go to others" in caplog.text
 
 
 def test_a_cluster_that_is_not_there(tmp_path: Path) -> None:
@@ -401,8 +498,8 @@ def test_a_cluster_of_ones_own_is_a_new_one_wherever_another_is_or_was(monkeypat
         try:
             cluster._session  # noqa: B018  # connects
         finally:
-            if session := cluster.__dict__.get("_session"):
-                session.close()
+            if opened := cluster.__dict__.get("_session"):
+                opened.close()
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -478,7 +575,7 @@ def test_nodes_come_and_go_and_a_head_is_started_again(tmp_path: Path) -> None:
 @pytest.mark.slow  # starts clusters of its own
 def test_fractions_of_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Of a GPU that the other node says it has: two workers share it, and the cohort is divided among them."""
-    monkeypatch.setattr("fedlab_runner.executors.ray.GPU", "cpu")
+    monkeypatch.setattr("fedlab_runner.executors._ray.session.GPU", "cpu")
     with _cluster("1") as nodes:
         executor, half = ray(nodes.address, 1.0), ray(nodes.address, 0.5)
         expected = train(federation())

@@ -72,7 +72,7 @@ FORBIDDEN = {
 
 
 # Both ends of a socket pair are processes of one run, and what a worker sends back is what Ray itself unpickles.
-ALLOWED = {name: {"pickle.loads"} for name in ("executors/_messages", "executors/ray", "_gpus/team", "_gpus/worker")}
+ALLOWED = {name: {"pickle.loads"} for name in ("executors/_messages", "_ray/session", "_gpus/team", "_gpus/worker")}
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)

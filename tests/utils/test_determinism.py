@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedlab_runner.executors._shares import packed_family, unpacked_family
+from fedlab_runner.executors._lasting import packed, unpacked
 from fedlab_runner.experiment.run import run_in
 from fedlab_runner.utils.determinism import repeat_exactly, repeats_exactly
 from tests.helpers import pretended
@@ -49,9 +49,9 @@ def test_what_it_sets_and_takes_back(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("on", [True, False])
 def test_a_process_on_another_device_computes_as_the_run_does(on: bool) -> None:
     repeat_exactly(on)
-    content = packed_family(federation().family)
+    content = packed(federation().family)
     repeat_exactly(not on)
-    unpacked_family(content, torch.device("cpu"))
+    unpacked(content, torch.device("cpu"))
     assert repeats_exactly() == on
 
 

@@ -2,8 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -12,8 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedlab_runner.algorithms.shared.pupils import MIN_SHARED_FLOPS, Group, Step, pupils
+from fedlab_runner.core.client_data import ClientData
+from fedlab_runner.core.executor import Executor
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.global_rng import own_generators
+from fedlab_runner.core.joint_work import Complete, JointPart, JointSize, JointWorkers, alone
+from fedlab_runner.core.local_training import LocalTraining
 from fedlab_runner.core.losses import losses
 from fedlab_runner.core.model_family import Batch, ModelFamily
 from fedlab_runner.core.rng import Purpose, torch_seed
@@ -25,7 +28,6 @@ from fedlab_runner.executors._fork.lockstep import SharedRows, in_step
 # another model's logits
 Objective = Callable[[Tensor, Batch], Tensor]
 Rows = Sequence[Tensor]  # for each group of models, indices of some of its models
-Whole = Callable[[Tensor, Tensor], Tensor]  # (places of some models among all, their logits) -> the logits of all
 MIN_SHARED_SECONDS = 0.3  # of mutual learning, from which on processes share it; forking takes less than a tenth
 
 
@@ -48,39 +50,153 @@ def mutual_learning(
 
     Each student has an optimiser of its own, of the clients' kind. Every model sees a minibatch once, before any model
     moves (a Jacobi step). Threads share the models (`shared.pupils`) or, if these are small and there is work of more
-    than `MIN_SHARED_SECONDS`, the executor's processes. The key `nonfinite` says what happens to students that are not
-    finite.
+    than `MIN_SHARED_SECONDS`, the executor's processes, or those of a cluster where that is faster. The key `nonfinite`
+    says what happens to students that are not finite.
     """
+    if not epochs:
+        return [s.models for s in students]
     groups, costs = [*students, *teachers], _costs(fed, students, teachers)
-    operations = _examples_seen(fed, client, groups, epochs) * sum(costs)
+    job = MutualJob.of(fed, client, [group.family for group in groups], len(students), epochs, objective)
+    operations = _examples_seen(fed, job) * sum(costs)
     fed.metrics.count_server_flops(operations)
-    learn = partial(_learn, fed, client, students, epochs, objective, teachers)
-    parts = _parts(fed, groups, costs, operations, sum(len(s.models) for s in students))
-    learnt = _shared(fed, students, groups, parts, learn) if len(parts) > 1 else None
-    if learnt is None:
-        learnt = learn([torch.arange(len(s.models)) for s in groups], lambda rows, logits: logits)
+    learnt = _elsewhere(fed, job, groups, costs, operations) or _here(fed, job, groups, costs, operations)
     return learnt if fed.guard.learnt(client, learnt) else [s.models for s in students]
 
 
-def _shared(
-    fed: Federation,
-    students: Sequence[Learners],
-    groups: Sequence[Learners],
-    parts: Sequence[Rows],
-    learn: Callable[[Rows, Whole], list[Tensor]],
+@dataclass(frozen=True, eq=False)
+class MutualJob:
+    """What all parts of the models share."""
+
+    family: ModelFamily  # for the minibatches
+    families: tuple[ModelFamily, ...]  # of each group of models; those of students come first
+    students: int  # how many groups learn
+    client_data: ClientData
+    client: int
+    local: LocalTraining
+    lr: float
+    seed: int
+    round: int
+    objective: Objective
+
+    @classmethod
+    def of(
+        cls,
+        fed: Federation,
+        client: int,
+        families: Sequence[ModelFamily],
+        students: int,
+        epochs: int,
+        objective: Objective,
+    ) -> "MutualJob":
+        """The job of a federation in its present round."""
+        models, local = (fed.family, tuple(families), students), replace(fed.local, epochs=epochs, steps=None)
+        return cls(*models, fed.client_data, client, local, fed.lr, fed.seed, fed.round, objective)
+
+    @property
+    def lasting(self) -> Sequence[object]:
+        return list(dict.fromkeys([self.client_data, self.family, *self.families]))
+
+    @property
+    def drops_single(self) -> bool:
+        """Whether a minibatch of a single example is left out."""
+        return any(family.has_batch_norm for family in self.families)
+
+    def part(self, groups: Sequence[Learners], rows: Rows) -> JointPart:
+        """The part of the models with these rows of each group."""
+        first = itertools.accumulate((len(group.models) for group in groups), initial=0)
+        places = torch.cat([begin + some for begin, some in zip(first, rows, strict=False)])
+        return JointPart(places, [group.models[some] for group, some in zip(groups, rows, strict=True)])
+
+    def carry_out(self, executor: Executor, part: JointPart, complete: Complete) -> list[Tensor]:
+        """The learnt models of a part's students, of each group [k, D_a]."""
+        chosen = [
+            Group(family, models, learn=g < self.students)
+            for g, (family, models) in enumerate(zip(self.families, part.models, strict=True))
+        ]
+        movable = part.places[: sum(len(models) for models in part.models[: self.students])]
+        step, device = Step(self.local.make_optimizer(), self.local.clip_norm, self.lr), self.family.device
+        of_dropout = torch_seed(self.seed, Purpose.DISTILLATION_DROPOUT, self.round, self.client)
+        with own_generators(device, of_dropout), pupils(chosen, step, executor) as its:
+            for t, batch in enumerate(self.batches()):
+                logits = its.logits(batch).requires_grad_()
+                loss = self.objective(complete(part.places, logits), batch)[movable]
+                (gradient,) = torch.autograd.grad(loss.sum(), logits, materialize_grads=True)
+                its.step(gradient[: len(movable)], t)
+            return its.learnt()
+
+    def batches(self) -> Iterator[Batch]:
+        """Minibatches of the client's examples, for models of all families, in an order drawn for mutual learning."""
+        client_data, family, ids = self.client_data, self.family, np.array([self.client])
+        plan = client_data.plan(
+            ids,
+            self.local,
+            seed=self.seed,
+            round=self.round,
+            drop_single=self.drops_single,
+            purpose=Purpose.DISTILLATION,
+        )
+        offsets = client_data.offsets(family.loss_function, ids, family.num_classes)
+        for t, size in enumerate(plan.sizes[0].tolist()):
+            rows = plan.indices[0, t, :size]
+            mask = torch.ones(size, dtype=family.dtype, device=family.device)
+            batch = family.batch(*client_data.minibatch(rows), mask)
+            yield batch._replace(offsets=None if offsets is None else offsets[0].to(family.dtype))
+
+
+def _elsewhere(
+    fed: Federation, job: MutualJob, groups: Sequence[Learners], costs: Sequence[int], operations: int
 ) -> list[Tensor] | None:
-    """The students' models, learnt in processes that share the models; None if a process has died."""
-    learnt = [shared_zeros(s.models.shape, s.models.dtype) for s in students]
+    """The students' models, learnt on other machines too; None if the executor has none or if that is not faster."""
+    if not isinstance(fed.executor, JointWorkers):
+        return None
+    students = groups[: job.students]
+    learning = sum(len(s.models) for s in students)
 
-    def run(part: int, shared: SharedRows) -> None:
-        def whole(rows: Tensor, logits: Tensor) -> Tensor:
-            return shared.complete(rows, logits).index_copy(0, rows, logits)
+    def divide(most: int) -> list[JointPart]:
+        count = min(most, learning) if _divisible(groups) else 1
+        return [job.part(groups, rows) for rows in _shares(groups, costs, learning, count)]
 
-        for room, rows, models in zip(learnt, parts[part], learn(parts[part], whole), strict=False):
-            room[rows] = models
+    steps = -(-operations // (sum(costs) * fed.local.batch_size))
+    values = sum(group.models.numel() for group in groups) + sum(s.models.numel() for s in students)
+    told = fed.executor.share(job, divide, JointSize(operations, steps, values))
+    if told is None:
+        return None
+    learnt, first = [s.models.clone() for s in students], 0
+    for g, student in enumerate(students):
+        for part, models in told:
+            places = part.places - first
+            learnt[g][places[(places >= 0) & (places < len(student.models))]] = models[g]
+        first += len(student.models)
+    return learnt
 
-    shape = (sum(len(s.models) for s in groups), fed.local.batch_size, fed.family.num_classes)
-    return learnt if in_step(len(parts), shape, fed.family.dtype, run) else None
+
+def _here(
+    fed: Federation, job: MutualJob, groups: Sequence[Learners], costs: Sequence[int], operations: int
+) -> list[Tensor]:
+    """The students' models, learnt in this process, or in forks that share the models.
+
+    One process takes all models if the work of so many `operations` is short, on a GPU, or if its threads share the
+    models, which takes less than processes do.
+    """
+    students = groups[: job.students]
+    learning = sum(len(s.models) for s in students)
+    count = min(fed.executor.num_processes(), learning)
+    threads = torch.get_num_threads() >= count and fed.local.batch_size * max(costs) >= MIN_SHARED_FLOPS
+    short = operations < MIN_SHARED_SECONDS * FLOPS_A_SECOND
+    if count > 1 and _divisible(groups) and fed.family.device.type == "cpu" and not threads and not short:
+        parts = _shares(groups, costs, learning, count)
+        learnt = [shared_zeros(s.models.shape, s.models.dtype) for s in students]
+
+        def run(part: int, shared: SharedRows) -> None:
+            found = job.carry_out(fed.executor, job.part(groups, parts[part]), shared.complete)
+            for room, rows, models in zip(learnt, parts[part], found, strict=False):
+                room[rows] = models
+
+        shape = sum(len(s.models) for s in groups), fed.local.batch_size, fed.family.num_classes
+        if in_step(len(parts), shape, fed.family.dtype, run):
+            return learnt
+    everything = JointPart(torch.arange(len(costs)), [group.models for group in groups])
+    return job.carry_out(fed.executor, everything, alone)
 
 
 def _costs(fed: Federation, students: Sequence[Learners], teachers: Sequence[Learners]) -> list[int]:
@@ -90,28 +206,21 @@ def _costs(fed: Federation, students: Sequence[Learners], teachers: Sequence[Lea
     return learning + [s.family.flops(example).forward for s in teachers for _ in s.models]
 
 
-def _examples_seen(fed: Federation, client: int, groups: Sequence[Learners], epochs: int) -> int:
-    """How many examples of a client each model sees, with repetitions."""
-    if not epochs:
-        return 0
-    local, drop_single = replace(fed.local, epochs=epochs, steps=None), any(s.family.has_batch_norm for s in groups)
-    return int(fed.client_data.examples_seen(np.array([client]), local, drop_single)[0])
+def _examples_seen(fed: Federation, job: MutualJob) -> int:
+    """How many examples of the client each model sees, with repetitions."""
+    return int(fed.client_data.examples_seen(np.array([job.client]), job.local, job.drops_single)[0])
 
 
-def _parts(
-    fed: Federation, groups: Sequence[Learners], costs: Sequence[int], operations: int, students: int
-) -> list[Rows]:
-    """The rows of each group that each process takes: even shares of the `costs`, with at least one student.
+def _divisible(groups: Sequence[Learners]) -> bool:
+    """Whether several processes can share the models: dropout draws from one stream."""
+    return not any(group.family.draws for group in groups)
 
-    One process takes all rows if the work of so many `operations` is short, on a GPU, if dropout draws from one stream,
-    or if its threads share the models, which takes less than processes do.
+
+def _shares(groups: Sequence[Learners], costs: Sequence[int], students: int, count: int) -> list[Rows]:
+    """The rows of each group that each of `count` processes takes: even shares of the `costs`. The first models, which
+    are `students`, are dealt out before the others, so that each process has one.
     """
-    count = min(fed.executor.num_processes(), students)
-    alone = fed.family.device.type != "cpu" or any(s.family.draws for s in groups)
-    threads = torch.get_num_threads() >= count and fed.local.batch_size * max(costs) >= MIN_SHARED_FLOPS
-    if count < 2 or alone or threads or operations < MIN_SHARED_SECONDS * FLOPS_A_SECOND:
-        return [[torch.arange(len(s.models)) for s in groups]]
-    places = [(g, row) for g, s in enumerate(groups) for row in range(len(s.models))]
+    places = [(g, row) for g, group in enumerate(groups) for row in range(len(group.models))]
     rows: list[list[list[int]]] = [[[] for _ in groups] for _ in range(count)]
     loads = [0] * count
     for model in sorted(range(len(places)), key=lambda model: (model >= students, -costs[model])):
@@ -119,60 +228,6 @@ def _parts(
         rows[part][group].append(row)
         loads[part] += costs[model]
     return [[torch.tensor(sorted(some), dtype=torch.int64) for some in part] for part in rows]
-
-
-def _learn(
-    fed: Federation,
-    client: int,
-    students: Sequence[Learners],
-    epochs: int,
-    objective: Objective,
-    teachers: Sequence[Learners],
-    own: Rows,
-    whole: Whole,
-) -> list[Tensor]:
-    """The learnt models of the students in `own`, which holds rows of each group of students and then of teachers.
-
-    `whole` completes their logits with those of the models in other processes.
-    """
-    chosen = [
-        Group(s.family, s.models[rows], learn=g < len(students))
-        for g, (s, rows) in enumerate(zip((*students, *teachers), own, strict=True))
-    ]
-    first = itertools.accumulate((len(s.models) for s in (*students, *teachers)), initial=0)
-    places = torch.cat([begin + rows for begin, rows in zip(first, own, strict=False)])
-    movable = places[: sum(map(len, own[: len(students)]))]
-    families = [group.family for group in chosen]
-    step, device = Step(fed.local.make_optimizer(), fed.local.clip_norm, fed.lr), fed.family.device
-    own_dropout = own_generators(device, torch_seed(fed.seed, Purpose.DISTILLATION_DROPOUT, fed.round, client))
-    with own_dropout, pupils(chosen, step, fed.executor) as its:
-        for t, batch in enumerate(client_batches(fed, client, epochs, families)):
-            logits = its.logits(batch).requires_grad_()
-            loss = objective(whole(places, logits), batch)[movable]
-            (gradient,) = torch.autograd.grad(loss.sum(), logits, materialize_grads=True)
-            its.step(gradient[: len(movable)], t)
-        return its.learnt()
-
-
-def client_batches(fed: Federation, client: int, epochs: int, families: Sequence[ModelFamily]) -> Iterator[Batch]:
-    """Minibatches of one client's examples, for models of all families, in an order drawn for mutual learning."""
-    client_data, family, ids = fed.client_data, fed.family, np.array([client])
-    if not epochs:
-        return
-    plan = client_data.plan(
-        ids,
-        replace(fed.local, epochs=epochs, steps=None),
-        seed=fed.seed,
-        round=fed.round,
-        drop_single=any(family.has_batch_norm for family in families),
-        purpose=Purpose.DISTILLATION,
-    )
-    offsets = client_data.offsets(family.loss_function, ids, family.num_classes)
-    for t, size in enumerate(plan.sizes[0].tolist()):
-        rows = plan.indices[0, t, :size]
-        mask = torch.ones(size, dtype=family.dtype, device=family.device)
-        batch = family.batch(*client_data.minibatch(rows), mask)
-        yield batch._replace(offsets=None if offsets is None else offsets[0].to(family.dtype))
 
 
 def teacher_weights(sizes: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from fedlab_runner.core.aligned import aligned_rows
 from fedlab_runner.core.executor import Executor
 from fedlab_runner.core.model_family import Batch, FunctionalModel, ModelFamily
 from fedlab_runner.core.optimizer import Optimizer, zero_slots
@@ -24,7 +25,7 @@ class Group(NamedTuple):
     """Models of one architecture."""
 
     family: ModelFamily
-    models: Tensor  # [k, D], which pupils may write into
+    models: Tensor  # [k, D]
     learn: bool
 
 
@@ -98,10 +99,9 @@ class _Networks:
         self._step, self._team = step, its
         self._frozen_norm: bool | None = None  # of the last minibatch
         self._families = [group.family for group in groups]
-        self._students = [group.models for group in groups if group.learn]
-        self._networks = [
-            _Network(group.family, w, group.learn, step.optimizer) for group in groups for w in group.models
-        ]
+        own = [(group, aligned_rows(group.models)) for group in groups]
+        self._students = [rows for group, rows in own if group.learn]
+        self._networks = [_Network(group.family, w, group.learn, step.optimizer) for group, rows in own for w in rows]
         self._parts: list[list[int]] = []  # the networks of each thread
 
     def logits(self, batch: Batch) -> Tensor:

@@ -1,6 +1,6 @@
-"""Training of the server model on the server's own examples, and the models' logits on these examples."""
+"""Training of the server model on the server's own examples."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, Generic, NamedTuple
 
@@ -10,23 +10,22 @@ from torch import Tensor
 
 from fedlab_runner.algorithms.shared.averaging import Params
 from fedlab_runner.algorithms.shared.server_batches import server_steps
-from fedlab_runner.algorithms.shared.server_gradient import Batches, parts_of, server_gradient
+from fedlab_runner.algorithms.shared.server_gradient import Batches, server_gradient
 from fedlab_runner.core.additions import Loss
 from fedlab_runner.core.algorithm import ServerAlgorithm, Upload
 from fedlab_runner.core.client_data import ClientData, Streams
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.global_rng import own_generators
-from fedlab_runner.core.model_family import Flops, ModelFamily
+from fedlab_runner.core.model_family import Flops
 from fedlab_runner.core.optimizer import Adam, Optimizer, zero_slots
 from fedlab_runner.core.rng import Purpose, torch_seed
 from fedlab_runner.core.server_data import ServerData
 from fedlab_runner.core.work import Work, clip_rows
-from fedlab_runner.executors.team import Team, team
+from fedlab_runner.executors.team import team
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.validate import above, at_least
 
 SERVER_STREAMS = Streams(Purpose.SERVER_BATCHES, Purpose.SERVER_DROPOUT)  # the random numbers of training on the server
-ANSWERED_AT_ONCE = 512  # examples: a bound on memory
 ADAM = Adam(0.9, 0.999, 1e-8, 0.0, decoupled=False)  # the server's optimiser (Feddle, appendix D)
 
 
@@ -72,12 +71,6 @@ def require_server_data(algorithm: Any, fed: Federation, *, in_domain: bool = Fa
 def training_operations(fed: Federation, epochs: int, batch_size: int, max_steps: int | None) -> float:
     """Floating-point operations of a step on each minibatch that `server_batches` gives for training."""
     return _seen(fed, epochs, batch_size, max_steps) * example_flops(fed).step
-
-
-def answering_operations(fed: Federation, teachers: int, examples: int | None = None) -> float:
-    """Operations of `teachers` models' logits on `examples` examples (None: on all of the server's examples once)."""
-    n = 0 if fed.server_data is None else len(fed.server_data)
-    return teachers * (n if examples is None else examples) * example_flops(fed).forward
 
 
 def _seen(fed: Federation, epochs: int, batch_size: int, max_steps: int | None) -> int:
@@ -138,50 +131,6 @@ def train_on_server(
 def _move(optimizer: Optimizer, w: Tensor, g: Tensor, slots: tuple[Tensor, ...], lr: float, t: int, its: slice) -> None:
     """An element-wise optimiser's step for some of the parameters."""
     optimizer.step(w[its], g[its], tuple(slot[its] for slot in slots), lr, t)
-
-
-@torch.no_grad()
-def mean_answer(
-    fed: Federation,
-    teachers: Tensor | Sequence[Tensor],
-    inputs: Tensor,
-    answer: Callable[[Tensor], Tensor] | None = None,
-) -> Tensor:
-    """The mean, over teachers [D] in evaluation mode, of the logits [b, C] on normalised inputs or of
-    `answer(logits)`.
-    """
-    family = fed.family
-    fed.metrics.count_server_flops(len(teachers) * len(inputs) * family.flops(inputs).forward)
-    with team() as its:
-        logits = (_logits(family, y, inputs, its) for y in teachers)
-        return torch.stack([z if answer is None else answer(z) for z in logits]).mean(0)
-
-
-def _logits(family: ModelFamily, w: Tensor, inputs: Tensor, its: Team) -> Tensor:
-    """Logits [b, C] of a model [D] on normalised inputs, in evaluation mode."""
-    parts = parts_of(inputs, family.flops(inputs).forward, its.size if family.device.type == "cpu" else 1)
-    family.mode(False)
-    split = torch.tensor_split(inputs, parts)
-
-    def of_part(part: int) -> Tensor:
-        with torch.no_grad():  # a thread's own
-            return family.forward(None, split[part])
-
-    with family.bound(w):
-        found = its.each(of_part, parts)
-    return torch.cat(found) if parts > 1 else found[0]
-
-
-def mean_answers(
-    fed: Federation,
-    teachers: Tensor | Sequence[Tensor],
-    answer: Callable[[Tensor], Tensor] | None = None,
-) -> Tensor:
-    """The `mean_answer` on all of the server's examples [n, C], in their order."""
-    data, family = fed.server_data, fed.family
-    assert data is not None
-    parts = (part.to(family.device) for part in torch.split(data.inputs, ANSWERED_AT_ONCE))
-    return torch.cat([mean_answer(fed, teachers, family.normalize(part, family.dtype), answer) for part in parts])
 
 
 def train_as_client(fed: Federation, start: Tensor) -> Tensor:

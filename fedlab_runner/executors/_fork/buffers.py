@@ -10,8 +10,9 @@ import sys
 import torch
 from torch import Tensor
 
+from fedlab_runner.core.aligned import ALIGNMENT
+
 MAX_SPARE_BLOCKS = 2  # that nobody holds, besides the one that is taken
-ALIGNMENT = 64  # bytes, of tensors in an arena
 
 
 class ArenaFull(Exception):

@@ -27,16 +27,15 @@ class SharedRows:
         self._memory, self._meet, self._step = memory, meet, 0
 
     def complete(self, rows: Tensor, values: Tensor) -> Tensor:
-        """Fills some rows, waits for the other parts, and returns all rows of this step [M, ...].
-
-        The result is valid until the step after next. Values with fewer places than the table fill its first places.
+        """Fills some rows, waits for the other parts, and returns all rows of this step [M, ...], its own with their
+        graph. Values with fewer places than the table fill its first places.
         """
         # Two tables in turns: no part begins the step after next before all parts have read this table.
         room = self._memory[self._step % 2, :, : values.shape[1]]
         self._step += 1
         room[rows] = values.detach()
         self._meet()
-        return room
+        return room.index_copy(0, rows, values)
 
 
 def in_step(parts: int, shape: Sequence[int], dtype: torch.dtype, run: Callable[[int, SharedRows], None]) -> bool:

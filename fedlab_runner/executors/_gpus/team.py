@@ -4,25 +4,23 @@ import logging
 import pickle
 import subprocess
 import weakref
-from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 
 from fedlab_runner.core.work import Work
 from fedlab_runner.executors._blocks import Block, Blocks
 from fedlab_runner.executors._chunks import ChunkedExecutor, new_models
 from fedlab_runner.executors._gpus.worker import TrainShare
-from fedlab_runner.executors._messages import Failed, Keep, receive, send, started
+from fedlab_runner.executors._lasting import Numbers
+from fedlab_runner.executors._messages import Channel, Failed, Keep, started
+from fedlab_runner.executors._sending import as_tensor
 from fedlab_runner.executors._shares import (
     ClientShare,
     divided,
-    packed_client_data,
-    packed_family,
     packed_work,
     trained,
 )
@@ -40,7 +38,7 @@ class Worker(NamedTuple):
     """A process for another GPU."""
 
     device: torch.device
-    connection: Connection
+    connection: Channel
     process: "subprocess.Popen[bytes]"
 
 
@@ -51,8 +49,7 @@ class GpuTeam:
         self._blocks, self._workers = Blocks(), list[Worker]()
         self.close = weakref.finalize(self, _end, self._workers)
         self._others = others
-        self._numbers: Any = WeakIdKeyDictionary()  # of what the workers have
-        self._sent = 0
+        self._numbers = Numbers()
 
     def train(self, inner: ChunkedExecutor, work: Work) -> tuple[Tensor, Tensor]:
         """The models [K, D] and losses [K] of the cohort."""
@@ -69,16 +66,18 @@ class GpuTeam:
         y[mine.rows], losses[mine.rows] = trained(whole, inner, mine)
         for worker, share in asked:
             try:
-                answer = receive(worker.connection)
+                answer = worker.connection.receive()
             except (EOFError, OSError):
                 self._bury(worker, work)
                 y[share.rows], losses[share.rows] = trained(whole, inner, share)
                 continue
             if isinstance(answer, Failed):
                 raise pickle.loads(answer.error)
-            made = models[share.rows] if models is not None and answer.models is None else torch.tensor(answer.models)
-            y[share.rows] = made.to(y.device)
-            losses[share.rows] = torch.from_numpy(answer.losses).to(y.device)
+            if answer.models is not None:
+                y[share.rows] = as_tensor(answer.models, y.device)
+            elif models is not None:
+                y[share.rows] = models[share.rows].to(y.device)
+            losses[share.rows] = as_tensor(answer.losses, y.device)
         return y, losses
 
     def _start(self) -> None:
@@ -90,33 +89,24 @@ class GpuTeam:
         for device in missing:
             made = started(name, str(device), errors=None)
             self._workers.append(Worker(device, *made))
-        self._numbers.clear()  # a new process has nothing
+        self._numbers.forget()
         _log.info("%d processes train on GPUs of their own", 1 + len(self._workers))
 
     def _ask(
         self, inner: ChunkedExecutor, work: Work, asked: Sequence[tuple[Worker, ClientShare]], block: Block | None
     ) -> None:
-        client_data = self._kept(work.client_data, None, lambda: packed_client_data(work.client_data))
-        family = self._kept(work.family, work.family.active_part, lambda: packed_family(work.family))
-        job, in_use = packed_work(work, inner), {number for number, _ in self._numbers.values()}
+        numbers, job = self._numbers.of((work.client_data, work.family), self._keep), packed_work(work, inner)
         for worker, share in asked:
-            self._send(worker, TrainShare(job, client_data, family, in_use, share, block))
+            self._send(worker, TrainShare(job, numbers, self._numbers.in_use, share, block))
 
-    def _kept(self, lasting: object, state: Any, packed: Callable[[], Any]) -> int:
-        """The number of what the workers have; what is new, or has changed, is sent."""
-        number, before = self._numbers.get(lasting, (0, None))
-        if not number or before != state:
-            self._sent += 1
-            self._numbers[lasting] = number, _ = self._sent, state
-            message = Keep(number, packed())
-            for worker in self._workers:
-                self._send(worker, message)
-        return int(number)
+    def _keep(self, message: Keep) -> None:
+        for worker in self._workers:
+            self._send(worker, message)
 
     @staticmethod
     def _send(worker: Worker, message: NamedTuple) -> None:
         try:
-            send(worker.connection, message)
+            worker.connection.send(message)
         except OSError:
             _log.debug("the process for %s has ended", worker.device)  # the answer that does not come tells of it
 

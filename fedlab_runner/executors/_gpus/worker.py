@@ -6,14 +6,14 @@ python -m fedlab_runner.executors._gpus.worker <connection> <process of the run>
 import pickle
 import sys
 from contextlib import suppress
-from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 import torch
 
+from fedlab_runner.executors import _lasting
 from fedlab_runner.executors._blocks import Block
-from fedlab_runner.executors._messages import Failed, Keep, receive, send
-from fedlab_runner.executors._shares import ClientShare, trained, unpacked_family, unpacked_work
+from fedlab_runner.executors._messages import Channel, Failed, Keep, channel
+from fedlab_runner.executors._shares import ClientShare, trained, unpacked
 from fedlab_runner.utils.system import die_with_parent
 
 
@@ -21,8 +21,7 @@ class TrainShare(NamedTuple):
     """A share of a round's clients. Objects under numbers that are not `in_use` may be dropped."""
 
     job: bytes
-    client_data: int
-    family: int
+    lasting: list[int]  # the clients' data, the model family
     in_use: set[int]
     share: ClientShare
     block: Block | None  # the models of the cohort in the run's memory
@@ -35,27 +34,23 @@ class Trained(NamedTuple):
     models: Any  # ndarray [k, D]; None: the block has them
 
 
-def serve(connection: Connection, device: torch.device) -> None:
+def serve(connection: Channel, device: torch.device) -> None:
     """Trains what is asked for until the connection is closed."""
     kept: dict[int, Any] = {}
     while True:
-        asked = receive(connection)
+        asked = connection.receive()
         if isinstance(asked, Keep):
-            is_family = isinstance(asked.packed, bytes)
-            kept[asked.number] = (
-                unpacked_family(asked.packed, device) if is_family else asked.packed.client_data(device)
-            )
+            kept[asked.number] = _lasting.unpacked(asked.packed, device)
             continue
         kept = {number: thing for number, thing in kept.items() if number in asked.in_use}
         try:
-            send(connection, _trained(asked, kept, device))
+            connection.send(_trained(asked, kept, device))
         except Exception as error:
-            send(connection, Failed(_pickled(error)))
+            connection.send(Failed(_pickled(error)))
 
 
 def _trained(asked: TrainShare, kept: dict[int, Any], device: torch.device) -> Trained:
-    family = kept[asked.family]
-    inner, whole = unpacked_work(asked.job, kept[asked.client_data], family, device)
+    inner, whole = unpacked(asked.job, [kept[number] for number in asked.lasting], device)
     y, losses = trained(whole, inner, asked.share)
     if asked.block is None or (models := asked.block.models()) is None:
         return Trained(losses.cpu().numpy(), y.cpu().numpy())
@@ -79,7 +74,7 @@ def main() -> None:
     if device.startswith("cuda"):
         torch.cuda.set_device(device)
     with suppress(EOFError, OSError):  # the run has ended
-        serve(Connection(int(connection)), torch.device(device))
+        serve(channel(connection), torch.device(device))
 
 
 if __name__ == "__main__":

@@ -59,6 +59,10 @@ class Crew:
         self._failed_starts = 0
         self.free.append(worker)
 
+    def address(self, worker: Any) -> str:
+        """Where others reach the node of a worker."""
+        return next(str(n["NodeManagerAddress"]) for n in self._ray.nodes() if n["NodeID"] == self._nodes[worker])
+
     def replace(self, worker: Any) -> None:
         """Forgets a worker that is lost, and asks for another."""
         self._nodes.pop(worker, None)

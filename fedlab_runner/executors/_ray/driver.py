@@ -16,13 +16,14 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
+from fedlab_runner.core.joint_work import JointPart
 from fedlab_runner.core.parts import PartClients
 from fedlab_runner.executors._blocks import Block
-from fedlab_runner.executors._messages import Failed, Keep, receive, send
+from fedlab_runner.executors._messages import Channel, Failed, Keep, channel
 from fedlab_runner.executors._ray.crew import CannotStart, Crew, lacks_module
+from fedlab_runner.executors._ray.in_step import WorkersLost, in_step
 from fedlab_runner.executors._ray.worker import Round
 from fedlab_runner.executors._shares import ClientShare
 from fedlab_runner.utils.errors import RunFailed, UserError
@@ -33,34 +34,44 @@ HEAD_LOST_SECONDS = 20.0  # without an answer, after which the head is lost; a r
 MAX_SHARE_LOSSES = 3  # of a share's workers, after which the driver assumes that the share itself kills them
 
 
-class Train(NamedTuple):
-    """The request to train a cohort. The driver may drop objects under numbers that are not `in_use`."""
+Share = ClientShare | PartClients | JointPart
+METHODS = {ClientShare: "train_share", PartClients: "sum_part", JointPart: "joint_part"}  # of a worker
+
+
+class Request(NamedTuple):
+    """The request to train a cohort, or to do joint work. The driver may drop objects under numbers that are not
+    `in_use`.
+    """
 
     job: bytes
     lasting: list[int]
     in_use: set[int]
-    shares: Sequence[ClientShare | PartClients]  # all shares or all parts
+    shares: Sequence[Share]  # of one kind
     device: str  # of the workers
     block: Block | None  # the models of the cohort, where this process can write them
+    in_step: bool  # whether all shares are done at the same time: they exchange rows
 
 
 class Ready(NamedTuple):
-    """The driver is connected, or has trained a cohort."""
+    """The driver is connected, or has done what was asked."""
 
     head: str
     workers: int  # that find room in the cluster
+    present: int  # that have started
 
 
 class Done(NamedTuple):
     """The models and mean losses of a share's clients, or what a part has told."""
 
     share: int
-    models: Any  # ndarray [k, D]; None: the block has them. Of a part: Told
+    models: Any  # ndarray [k, D]; None: the block has them. Of a part of the cohort: Told. Of joint work: its results
     losses: Any  # ndarray [k]; None for a part
 
 
 class Lost(NamedTuple):
-    """A worker has died. The driver trains its share `again`, unless that has happened too often."""
+    """A worker has died. The driver trains its share `again`, unless that has happened too often. Of shares that are
+    done in step it does none again.
+    """
 
     share: int
     reason: str
@@ -74,10 +85,14 @@ class Gone(NamedTuple):
     wants_token: bool = False
 
 
+class _ClusterGone(Exception):
+    """The cluster can no longer be used."""
+
+
 class Driver:
     """Carries out, with Ray, the requests that come over a connection."""
 
-    def __init__(self, ray: Any, connection: Connection, num_gpus: float) -> None:
+    def __init__(self, ray: Any, connection: Channel, num_gpus: float) -> None:
         self._ray, self._connection, self._crew = ray, connection, Crew(ray, num_gpus)
         context = ray.get_runtime_context()
         self._head, self._node = context.gcs_address, context.get_node_id()
@@ -86,22 +101,41 @@ class Driver:
     def run(self) -> None:
         """Serves until the connection is closed or the cluster is lost."""
         while True:
-            send(self._connection, Ready(self._head, self._crew.room()))
-            while isinstance(asked := receive(self._connection), Keep):
+            self._connection.send(Ready(self._head, self._crew.room(), len(self._crew.free)))
+            while isinstance(asked := self._connection.receive(), Keep):
                 self._kept[asked.number] = self._ray.put(asked.packed)
-            if (reason := self._reason_gone() or self._cohort(asked)) is not None:
-                send(self._connection, Gone(reason))
+            try:
+                self._check_cluster()
+                (self._in_step if asked.in_step else self._one_by_one)(asked, self._round(asked))
+            except _ClusterGone as gone:
+                self._connection.send(Gone(str(gone)))
                 return
 
-    def _cohort(self, asked: Train) -> str | None:
-        """Trains a cohort and sends each share's result as it comes; returns the reason if the cluster is lost.
+    def _round(self, asked: Request) -> Round:
+        """What all shares have in common, in the object store."""
+        self._kept = {number: ref for number, ref in self._kept.items() if number in asked.in_use}
+        lasting, in_use = [self._kept[n] for n in asked.lasting], {ref.hex() for ref in self._kept.values()}
+        return Round(self._ray.put(asked.job), lasting, in_use, asked.block)
+
+    def _in_step(self, asked: Request, round: Round) -> None:
+        """Has all shares done at the same time, and sends their results."""
+        try:
+            results = in_step(self._ray, self._crew, round, asked.shares, asked.device, self._wait)
+        except WorkersLost as lost:
+            self._connection.send(Lost(0, str(lost), again=True))
+        except self._ray.exceptions.RayTaskError as error:
+            self._failed(error)
+        else:
+            for i, found in enumerate(results):
+                self._connection.send(Done(i, found, None))
+
+    def _one_by_one(self, asked: Request, round: Round) -> None:
+        """Has each share done by a free worker, and sends each result as it comes.
 
         Of several shares that fail it tells the error of the first, whichever ends first.
         """
         ray, errors, crew = self._ray, self._ray.exceptions, self._crew
-        self._kept = {number: ref for number, ref in self._kept.items() if number in asked.in_use}
-        round = Round(ray.put(asked.job), [self._kept[number] for number in asked.lasting], asked.block)
-        method = "sum_part" if isinstance(asked.shares[0], PartClients) else "train_share"
+        method = METHODS[type(asked.shares[0])]
         models = None if asked.block is None else asked.block.models()
         todo, losses, working = deque(range(len(asked.shares))), [0] * len(asked.shares), dict[Any, tuple[int, Any]]()
         failed, fault = len(asked.shares), None  # the first share that has failed so far
@@ -110,12 +144,7 @@ class Driver:
             while todo and crew.free:
                 i, worker = todo.popleft(), crew.free.pop()
                 working[getattr(worker, method).remote(round, asked.shares[i], asked.device)] = i, worker
-            done, _ = ray.wait([*working, *crew.starting], timeout=POLL_SECONDS)
-            if not done and (reason := self._reason_gone()) is not None:
-                return reason
-            if self._connection.poll():  # no request comes while a cohort trains: the run has closed the connection
-                raise EOFError
-            for ref in done:
+            for ref in self._wait([*working, *crew.starting]):
                 try:
                     if ref in crew.starting:
                         crew.take(ref)
@@ -124,19 +153,18 @@ class Driver:
                     y, losses_of = ray.get(ref)
                 except CannotStart as error:
                     self._failed(error)
-                    return None
+                    return
                 except errors.RayTaskError as error:
                     crew.free.append(worker)
                     if i < failed:
                         failed, fault, todo = i, error, deque(j for j in todo if j < i)
                 except errors.RayError as error:
-                    if (reason := self._reason_gone()) is not None:
-                        return reason
+                    self._check_cluster()
                     losses[i] += 1
                     again = losses[i] < MAX_SHARE_LOSSES
-                    send(self._connection, Lost(i, str(error).partition("\n")[0], again))
+                    self._connection.send(Lost(i, str(error).partition("\n")[0], again))
                     if not again:
-                        return None
+                        return
                     crew.replace(worker)
                     todo.extendleft([i] if i < failed else [])
                 else:
@@ -144,24 +172,32 @@ class Driver:
                     share = asked.shares[i]
                     if isinstance(share, ClientShare) and y is not None and models is not None:  # of another machine
                         models.numpy()[share.rows], y = y, None
-                    send(self._connection, Done(i, y, losses_of))
+                    self._connection.send(Done(i, y, losses_of))
         if fault is not None:
             self._failed(fault)
-        return None
+
+    def _wait(self, refs: Sequence[Any]) -> list[Any]:
+        """The references of results that have come, none after a while without any."""
+        done, _ = self._ray.wait(list(refs), timeout=POLL_SECONDS)
+        if not done:
+            self._check_cluster()
+        if self._connection.has_message():  # no request comes now: the run has closed the connection
+            raise EOFError
+        return list(done)
 
     def _failed(self, error: Exception) -> None:
         """Tells the run of an error, which ends it."""
-        send(self._connection, Failed(self._ray.cloudpickle.dumps(_cause(error))))
+        self._connection.send(Failed(self._ray.cloudpickle.dumps(_cause(error))))
 
-    def _reason_gone(self) -> str | None:
-        """Why the cluster can no longer be used; None if it can."""
+    def _check_cluster(self) -> None:
+        """Raises _ClusterGone if the cluster can no longer be used."""
         since = time.monotonic()
         while not answers(self._head):
             if time.monotonic() - since > HEAD_LOST_SECONDS:
-                return "its head does not answer"
+                raise _ClusterGone("its head does not answer")
             time.sleep(0.2)
-        alive = {node["NodeID"]: node["Alive"] for node in self._ray.nodes()}
-        return None if alive.get(self._node) else "this machine is no longer part of it"
+        if not {node["NodeID"]: node["Alive"] for node in self._ray.nodes()}.get(self._node):
+            raise _ClusterGone("this machine is no longer part of it")
 
 
 def _cause(error: Any) -> BaseException:
@@ -199,7 +235,7 @@ def main() -> None:
     """Connects to the cluster and serves the run."""
     descriptor, parent, address, num_gpus = sys.argv[1:]
     die_with_parent(int(parent))
-    connection = Connection(int(descriptor))
+    connection = channel(descriptor)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if not address:
         # Nobody else may use the cluster. Ray itself would write a token to the user's home, for later clusters too.
@@ -215,12 +251,12 @@ def main() -> None:
                 raise ConnectionError("nothing answers there")
             ray.init(**where, log_to_driver=False, logging_level=logging.ERROR)
         except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-            send(connection, Gone(str(error).partition("\n")[0], refused(error)))
+            connection.send(Gone(str(error).partition("\n")[0], refused(error)))
             return
         try:
             Driver(ray, connection, float(num_gpus)).run()
         except ray.exceptions.RayError as error:
-            send(connection, Gone(str(error).partition("\n")[0]))
+            connection.send(Gone(str(error).partition("\n")[0]))
 
 
 if __name__ == "__main__":

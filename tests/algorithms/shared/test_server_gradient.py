@@ -15,7 +15,8 @@ from fedlab_runner.algorithms.shared import server_training
 from fedlab_runner.algorithms.shared.atlas import AtlasReader, combine, project
 from fedlab_runner.algorithms.shared.server_batches import server_batches
 from fedlab_runner.algorithms.shared.server_gradient import server_gradient
-from fedlab_runner.algorithms.shared.server_training import mean_answers, train_on_server
+from fedlab_runner.algorithms.shared.server_training import train_on_server
+from fedlab_runner.algorithms.shared.teachers import mean_answers
 from fedlab_runner.core.model_family import Batch, FunctionalModel
 from fedlab_runner.executors import team as team_module
 from fedlab_runner.executors.loop import Loop

@@ -1,0 +1,40 @@
+"""A score depends, to the last bit, on its model and its examples alone."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedlab_runner.core.client_data import ClientData
+from fedlab_runner.core.executor import Executor
+from fedlab_runner.evaluation.scores import of_each, on_examples
+from fedlab_runner.executors.loop import Loop
+from fedlab_runner.executors.vectorized import Vectorized
+from tests.helpers.toy import model_family
+
+
+def convolutions() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 5, 3), nn.Flatten(), nn.Linear(5 * 10 * 10, 37), nn.ReLU(), nn.Linear(37, 7))
+
+
+def layers() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(144, 37), nn.ReLU(), nn.Linear(37, 7))
+
+
+@pytest.mark.parametrize("executor", [Loop(compile=False), Vectorized(3, compile=False)])
+@pytest.mark.parametrize("build", [convolutions, layers])
+def test_a_models_place_among_others_does_not_matter(build: Callable[[], nn.Module], executor: Executor) -> None:
+    """The last minibatch has a single example: such products depend on where a model begins in memory."""
+    family, batch_size = model_family(build, dtype=torch.float32), 8
+    inputs, targets = torch.randn(17, 1, 12, 12), torch.arange(17) % 7
+    client_data = ClientData(inputs, targets, [np.arange(17)] * 8, family.device)
+    w, others = family.init(0), torch.stack([family.init(seed) for seed in range(1, 8)])
+    found = set()
+    for place in range(8):
+        models = torch.cat([others[:place], w.unsqueeze(0), others[place:]])
+        of_all = on_examples(executor, family, models, inputs, targets, batch_size).loss
+        of_own = of_each(executor, family, models, client_data, np.arange(8), batch_size).loss
+        found.add((float(of_all[place]), float(of_own[place])))
+    assert len(found) == 1
