@@ -34,6 +34,7 @@ class JointSize(NamedTuple):
     operations: float  # floating-point operations
     steps: int  # in each of which a part needs the rows of all others; 0: no part needs another
     values: int  # that processes of other machines get and send
+    parts: int  # into which it can be divided at most
 
 
 class JointJob(Protocol):
@@ -63,8 +64,8 @@ class JointWorkers(Protocol):
 
     def share(
         self, job: JointJob, divide: Callable[[int], Sequence[JointPart]], size: JointSize
-    ) -> list[tuple[JointPart, Sequence[Tensor]]] | None:
-        """The parts, into which `divide` divides the work for up to so many processes, and their results; None if this
+    ) -> list[tuple[Tensor, Sequence[Tensor]]] | None:
+        """The places of each part, into so many of which `divide` divides the work, and its results; None if this
         machine is as fast alone.
         """
         ...

@@ -18,7 +18,7 @@ from fedlab_runner.executors._sending import as_tensor, dumped, loaded
 from fedlab_runner.utils.determinism import repeat_exactly, repeats_exactly
 
 
-class Numbers:
+class SentOnce:
     """The numbers by which processes know what they have got."""
 
     def __init__(self) -> None:

@@ -70,10 +70,10 @@ def dumped(thing: Any, lasting: Sequence[object] = ()) -> bytes:
 
 def loaded(content: bytes, device: torch.device, lasting: Sequence[object] = ()) -> Any:
     """What `dumped` has made, with its tensors on a device."""
-    return _Unpickler(content, device, lasting).load()
+    return _SentUnpickler(content, device, lasting).load()
 
 
-class _Unpickler(pickle.Unpickler):
+class _SentUnpickler(pickle.Unpickler):
     """Loads what `dumped` has made, with its tensors on a device."""
 
     def __init__(self, content: bytes, device: torch.device, lasting: Sequence[object]) -> None:

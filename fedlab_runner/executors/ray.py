@@ -92,7 +92,7 @@ class Ray:
 
     def share(
         self, job: JointJob, divide: Callable[[int], Sequence[JointPart]], size: JointSize
-    ) -> list[tuple[JointPart, Sequence[Tensor]]] | None:
+    ) -> list[tuple[Tensor, Sequence[Tensor]]] | None:
         """Joint work (`core.joint_work.JointWorkers`)."""
         self.check(job.family)
         with self._closed_on_error():

@@ -30,7 +30,7 @@ from fedlab_runner.executors._blocks import Blocks
 from fedlab_runner.executors._chunks import Chunk, ChunkedExecutor
 from fedlab_runner.executors._lasting import packed
 from fedlab_runner.executors._ray import session
-from fedlab_runner.executors._ray.driver import Done
+from fedlab_runner.executors._ray.driver import Done, Lost
 from fedlab_runner.executors._shares import packed_work, shares_of
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.processes import Processes
@@ -359,21 +359,46 @@ def test_an_error_in_a_worker_that_works_with_others_is_the_callers(shared: Ray,
 
 
 @pytest.mark.slow  # new workers take seconds to start
+@pytest.mark.parametrize("times", [1, 2])
 def test_of_workers_that_learn_together_one_dies(
-    shared: Ray, one_core: None, caplog: pytest.LogCaptureFixture, tmp_path: Path
+    times: int, shared: Ray, one_core: None, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     """The models learn again, with the workers that are left or here."""
-    here, mark = os.getpid(), tmp_path / "died"
+    here = os.getpid()
     expected, _ = learnt(LOOP)
 
     def act() -> None:
-        if os.getpid() != here and not mark.exists():
-            mark.touch()
+        if os.getpid() != here and len(list(tmp_path.iterdir())) < times:
+            (tmp_path / f"{os.getpid()}").touch()
             os._exit(1)
 
-    found, _ = learnt(shared, act=act)
-    assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
-    assert mark.exists() and "a worker is lost, its " in caplog.text
+    for _ in range(times):
+        found, _ = learnt(shared, act=act)
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
+    assert len(list(tmp_path.iterdir())) >= times and "a worker is lost, its " in caplog.text
+
+
+def test_workers_that_do_not_reach_each_other_leave_the_work_to_the_run(
+    shared: Ray, one_core: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, _ = learnt(LOOP)
+    here = os.getpid()
+
+    def act() -> None:
+        from fedlab_runner.executors._ray.exchange import PartnerLost
+
+        if os.getpid() != here:
+            raise PartnerLost("a worker cannot reach another")
+
+    monkeypatch.setattr(shared._session, "_shares", True)
+    answers = Answers(shared, monkeypatch)
+    for _ in range(2):
+        found, _ = learnt(shared, act=act)
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
+    assert caplog.text.count("workers cannot work together (a worker cannot reach another): this machine does it") == 1
+    assert len(answers.of(Lost)) == 2
+    monkeypatch.undo()
+    shared._session._shares = True
 
 
 def test_updates_on_nodes_that_are_not_finite(shared: Ray) -> None:

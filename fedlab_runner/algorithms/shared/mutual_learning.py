@@ -152,21 +152,20 @@ def _elsewhere(
     students = groups[: job.students]
     learning = sum(len(s.models) for s in students)
 
-    def divide(most: int) -> list[JointPart]:
-        count = min(most, learning) if _divisible(groups) else 1
+    def divide(count: int) -> list[JointPart]:
         return [job.part(groups, rows) for rows in _shares(groups, costs, learning, count)]
 
     steps = -(-operations // (sum(costs) * fed.local.batch_size))
     values = sum(group.models.numel() for group in groups) + sum(s.models.numel() for s in students)
-    told = fed.executor.share(job, divide, JointSize(operations, steps, values))
-    if told is None:
+    size = JointSize(operations, steps, values, learning if _divisible(groups) else 1)
+    if (told := fed.executor.share(job, divide, size)) is None:
         return None
-    learnt, first = [s.models.clone() for s in students], 0
-    for g, student in enumerate(students):
-        for part, models in told:
-            places = part.places - first
-            learnt[g][places[(places >= 0) & (places < len(student.models))]] = models[g]
-        first += len(student.models)
+    learnt, first = [torch.empty_like(s.models) for s in students], 0
+    for g, rows in enumerate(learnt):
+        for its, models in told:
+            places = its - first
+            rows[places[(places >= 0) & (places < len(rows))]] = models[g]
+        first += len(rows)
     return learnt
 
 

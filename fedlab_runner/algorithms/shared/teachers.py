@@ -95,12 +95,12 @@ def _elsewhere(fed: Federation, teachers: Teachers, answer: Answer | None) -> Te
     if threads > 1 and parts_of(data.inputs[:ANSWERED_AT_ONCE], flops.forward, threads) == 1:
         return None
 
-    def divide(most: int) -> list[JointPart]:
+    def divide(count: int) -> list[JointPart]:
         models = teachers if isinstance(teachers, Tensor) else torch.stack(list(teachers))
-        return [JointPart(rows, [models[rows]]) for rows in torch.arange(len(models)).tensor_split(most) if len(rows)]
+        return [JointPart(rows, [models[rows]]) for rows in torch.arange(len(models)).tensor_split(count)]
 
     operations = answering_operations(fed, len(teachers))
-    size = JointSize(operations, 0, len(teachers) * (family.size + n * family.num_classes))
+    size = JointSize(operations, 0, len(teachers) * (family.size + n * family.num_classes), len(teachers))
     told = fed.executor.share(_Answers(family, data.inputs, answer, threads, fed.round), divide, size)
     if told is None:
         return None

@@ -15,7 +15,7 @@ from fedlab_runner.core.work import Work
 from fedlab_runner.executors._blocks import Block, Blocks
 from fedlab_runner.executors._chunks import ChunkedExecutor, new_models
 from fedlab_runner.executors._gpus.worker import TrainShare
-from fedlab_runner.executors._lasting import Numbers
+from fedlab_runner.executors._lasting import SentOnce
 from fedlab_runner.executors._messages import Channel, Failed, Keep, started
 from fedlab_runner.executors._sending import as_tensor
 from fedlab_runner.executors._shares import (
@@ -49,7 +49,7 @@ class GpuTeam:
         self._blocks, self._workers = Blocks(), list[Worker]()
         self.close = weakref.finalize(self, _end, self._workers)
         self._others = others
-        self._numbers = Numbers()
+        self._numbers = SentOnce()
 
     def train(self, inner: ChunkedExecutor, work: Work) -> tuple[Tensor, Tensor]:
         """The models [K, D] and losses [K] of the cohort."""

@@ -120,7 +120,8 @@ class Driver:
     def _in_step(self, asked: Request, round: Round) -> None:
         """Has all shares done at the same time, and sends their results."""
         try:
-            results = in_step(self._ray, self._crew, round, asked.shares, asked.device, self._wait)
+            how = asked.shares, asked.device, self._wait, self._check_cluster
+            results = in_step(self._ray, self._crew, round, *how)
         except WorkersLost as lost:
             self._connection.send(Lost(0, str(lost), again=True))
         except self._ray.exceptions.RayTaskError as error:

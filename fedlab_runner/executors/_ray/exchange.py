@@ -17,7 +17,7 @@ NUMBER_BYTES = 4  # of a worker's number
 
 
 class PartnerLost(Exception):
-    """Another worker is gone."""
+    """Another worker is gone or out of reach."""
 
 
 class Rendezvous(NamedTuple):
@@ -77,7 +77,7 @@ class Exchange:
                 self._lines[0].send_bytes(_bytes(mine))
                 _received(self._lines[0], whole)
         except (EOFError, OSError) as error:
-            raise PartnerLost from error
+            raise PartnerLost("a worker is gone") from error
         return whole.to(rows.device).index_copy(0, places.to(rows.device), rows)
 
 
@@ -93,7 +93,8 @@ def exchange(number: int, places: Sequence[Tensor], host: Host | None, rendezvou
                 lines.append(Client((rendezvous.host, rendezvous.port), authkey=rendezvous.key))
                 lines[0].send_bytes(number.to_bytes(NUMBER_BYTES))
             except (EOFError, OSError) as error:
-                raise PartnerLost from error
+                where = f"{rendezvous.host}:{rendezvous.port}"
+                raise PartnerLost(f"a worker cannot reach another at {where}: {error}") from error
         yield Exchange(places, lines, leads=host is not None)
     finally:
         for line in lines:

@@ -16,9 +16,16 @@ class WorkersLost(Exception):
 
 
 def in_step(
-    ray: Any, crew: Crew, round: Round, parts: Sequence[Any], device: str, wait: Callable[[Sequence[Any]], Any]
+    ray: Any,
+    crew: Crew,
+    round: Round,
+    parts: Sequence[Any],
+    device: str,
+    wait: Callable[[Sequence[Any]], list[Any]],
+    check: Callable[[], None],
 ) -> list[Any]:
-    """The results of each `JointPart`, from a worker of its own. `wait` gives the references of results that have come.
+    """The results of each `JointPart`, from a worker of its own. `wait` gives the references of results that have come,
+    and `check` raises an error if the cluster is lost.
 
     Raises WorkersLost, and the first error of a worker.
     """
@@ -29,8 +36,12 @@ def in_step(
     workers = [crew.free.pop() for _ in parts]
     try:
         rendezvous = ray.get(workers[0].meet.remote(crew.address(workers[0]), len(parts)))
-    except errors.RayActorError as error:
-        crew.replace(workers[0])
+    except errors.RayError as error:
+        if isinstance(error, errors.RayTaskError):  # its node has no such address
+            crew.free.append(workers[0])
+        else:
+            check()
+            crew.replace(workers[0])
         crew.free += workers[1:]
         raise WorkersLost(_line(error)) from None
     places = [part.places for part in parts]
@@ -46,11 +57,14 @@ def in_step(
                 results[i], _ = ray.get(ref)
             except errors.RayTaskError as error:
                 crew.free.append(worker)
-                if not isinstance(error.cause, PartnerLost):
+                if isinstance(error.cause, PartnerLost):
+                    lost.append(str(error.cause))
+                else:
                     faults.append(error)
             except errors.RayError as error:
+                check()
                 crew.replace(worker)
-                lost.append(_line(error))
+                lost.insert(0, _line(error))  # the cause of the others
             else:
                 crew.free.append(worker)
         if working and len(results) + len(working) < len(parts):
@@ -61,9 +75,9 @@ def in_step(
     if faults:
         raise faults[0]
     if len(results) < len(parts):
-        raise WorkersLost(*lost[:1])
+        raise WorkersLost(lost[0])
     return [results[i] for i in range(len(parts))]
 
 
-def _line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
+def _line(error: Any) -> str:
+    return str(getattr(error, "cause", None) or error).partition("\n")[0]

@@ -21,7 +21,7 @@ from fedlab_runner.core.work import Work
 from fedlab_runner.executors._autotune.measure import FLOPS_A_SECOND
 from fedlab_runner.executors._blocks import Block, Blocks
 from fedlab_runner.executors._chunks import ChunkedExecutor, new_models
-from fedlab_runner.executors._lasting import Numbers
+from fedlab_runner.executors._lasting import SentOnce
 from fedlab_runner.executors._messages import Channel, Failed, started
 from fedlab_runner.executors._ray.driver import Done, Gone, Lost, Ready, Request, Share
 from fedlab_runner.executors._sending import as_tensor
@@ -37,7 +37,7 @@ GPU = "cuda"  # the device of a worker with a GPU: Ray shows it no other
 GPU_CORES = 50  # that a GPU counts as, where joint work can be done on either
 EXCHANGE_SECONDS = 1e-3  # that workers take to exchange the rows of a step
 BYTES_A_SECOND = 5e8  # from the run to the workers, which two copies and a network of 10 Gbit/s leave
-MAX_JOINT_TRIES = 3  # of joint work, after which the run ends: it may be the work that kills the workers
+MAX_JOINT_TRIES = 2  # of joint work, after which the run does it itself: it may be the work that kills the workers
 DRIVER_EXIT_SECONDS = 15.0  # for the driver to end, after which it is killed
 
 
@@ -48,11 +48,12 @@ class Session:
         if not importlib.util.find_spec("ray"):
             raise UserError('executor=ray needs an extra: pip install "fedlab-runner[ray]"')
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # the output of the driver and of Ray
-        self._num_gpus, self._blocks, self._numbers = num_gpus, Blocks(), Numbers()
+        self._num_gpus, self._blocks, self._numbers = num_gpus, Blocks(), SentOnce()
         words = "fedlab_runner.executors._ray.driver", address or "", str(self._num_gpus)
         self._connection, process = started(*words, errors=self._errors)
         self.close = weakref.finalize(self, _end, self._connection, process, self._errors)
         self._seconds = 0.0  # that the last cohort took
+        self._shares = True  # whether workers may do joint work
         answer = self._receive()
         if not isinstance(answer, Ready):
             self.close()
@@ -106,23 +107,31 @@ class Session:
 
     def share(
         self, job: JointJob, inner: ChunkedExecutor, divide: Callable[[int], Sequence[JointPart]], size: JointSize
-    ) -> list[tuple[JointPart, Sequence[Tensor]]] | None:
-        """The parts of joint work and their results, or None: see `JointWorkers`."""
+    ) -> list[tuple[Tensor, Sequence[Tensor]]] | None:
+        """The places of each part of joint work, and its results, or None: see `JointWorkers`."""
+        if not self._shares:
+            return None
+        reason = ""
         for _ in range(MAX_JOINT_TRIES):
-            parts = divide(max(1, self._ready.present))
-            if not self._gains(len(parts), size, job.family):
+            count = min(self._ready.present, size.parts)
+            if not count or not self._gains(count, size, job.family):
                 return None
-            lasting, told = job.lasting, dict[int, list[Tensor]]()
-            content, sent = packed_job(job, inner, lasting), [part.as_arrays() for part in parts]
-            for answer in self._answers(content, lasting, sent, job.round, in_step=size.steps > 0):
+            content, parts = packed_job(job, inner, job.lasting), [part.as_arrays() for part in divide(count)]
+            places, told = [part.places for part in parts], dict[int, Any]()
+            answers = self._answers(content, job.lasting, parts, job.round, in_step=size.steps > 0)
+            del parts  # so that what has been sent is not here twice
+            for answer in answers:
                 if isinstance(answer, Done):
                     told[answer.share] = [as_tensor(found, job.family.device) for found in answer.models]
-            if len(told) == len(parts):
-                return [(part, told[i]) for i, part in enumerate(parts)]
-        raise RunFailed(
-            f"executor=ray has lost workers that did the same work together {MAX_JOINT_TRIES} times: Ray's logs say "
-            "more; where memory is short, start fewer workers on a machine (ray start --num-cpus)"
+                else:
+                    reason = answer.reason
+            if len(told) == len(places):
+                return [(its, told[i]) for i, its in enumerate(places)]
+        self._shares = False
+        _log.warning(
+            "round %d: workers cannot work together (%s): this machine does it from now on", job.round + 1, reason
         )
+        return None
 
     def _gains(self, parts: int, size: JointSize, family: ModelFamily) -> bool:
         """Whether so many workers finish joint work sooner than this machine alone."""
@@ -144,11 +153,13 @@ class Session:
         """What the driver says of each share, until all are done."""
         numbers, device = self._numbers.of(lasting, self._send), GPU if self._num_gpus else "cpu"
         self._send(Request(job, numbers, self._numbers.in_use, shares, device, block, in_step))
+        sizes = [_size(share) for share in shares]
+        del shares  # what has been sent
         while not isinstance(answer := self._receive(), Ready):
             if isinstance(answer, Failed):
                 raise pickle.loads(answer.error)
             if isinstance(answer, Lost):
-                self._lost(round, shares[answer.share], answer)
+                self._lost(round, sizes[answer.share], answer)
             elif not isinstance(answer, Done):
                 raise RunFailed(
                     f"the Ray cluster at {self._ready.head} is lost ({answer.reason}): start it again, or take another "
@@ -157,8 +168,7 @@ class Session:
             yield answer
         self._ready = answer
 
-    def _lost(self, round: int, share: Share, lost: Lost) -> None:
-        what = f"{len(share.places)} models" if isinstance(share, JointPart) else f"{len(share.ids)} clients"
+    def _lost(self, round: int, what: str, lost: Lost) -> None:
         if lost.again:
             _log.warning("round %d: a worker is lost, its %s go to others", round + 1, what)
             return
@@ -178,6 +188,10 @@ class Session:
             self._errors.seek(0)
             *_, last = self._errors.read().decode(errors="replace").strip().splitlines() or [""]
             return Gone(f"its driver has ended: {last}" if last else "its driver was ended by Ray or the system")
+
+
+def _size(share: Share) -> str:
+    return f"{len(share.places)} models" if isinstance(share, JointPart) else f"{len(share.ids)} clients"
 
 
 def _unreachable(address: str | None, answer: Any) -> str:

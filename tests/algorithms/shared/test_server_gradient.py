@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedlab_runner.algorithms.shared import atlas as atlas_module
 from fedlab_runner.algorithms.shared import server_gradient as module
-from fedlab_runner.algorithms.shared import server_training
+from fedlab_runner.algorithms.shared import teachers as teachers_module
 from fedlab_runner.algorithms.shared.atlas import AtlasReader, combine, project
 from fedlab_runner.algorithms.shared.server_batches import server_batches
 from fedlab_runner.algorithms.shared.server_gradient import server_gradient
@@ -244,7 +244,7 @@ def test_an_algorithms_rounds_are_the_same_on_several_threads(name: str, shared:
 
 
 def test_answers_are_the_same_on_several_threads(shared: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_training, "ANSWERED_AT_ONCE", 32)
+    monkeypatch.setattr(teachers_module, "ANSWERED_AT_ONCE", 32)
     fed = federation(build=normed, server=server_data(75))
     teachers = torch.stack([fed.family.init(seed) for seed in range(3)])
     torch.set_num_threads(1)
