@@ -3,9 +3,9 @@
 From Python: `from fedlab_runner import compose, load, run`; see `fedlab_runner.api`.
 """
 
-import os
 from typing import TYPE_CHECKING, Any
 
+import fedlab_runner.utils.waiting_threads  # noqa: F401  # before anything imports torch
 from fedlab_runner.utils.version import __version__
 
 if TYPE_CHECKING:
@@ -13,11 +13,6 @@ if TYPE_CHECKING:
     from fedlab_runner.experiment.loading import Loaded
 
 __all__ = ["Loaded", "Result", "__version__", "compose", "load", "run"]
-
-# Set before torch loads GNU's OpenMP. By default its threads wait for work at full speed for a whole time slice. Four
-# threads then take 25 times as long as one if other processes are busy (docs/speed.md). A user's settings stay.
-if not os.environ.keys() & {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}:
-    os.environ["GOMP_SPINCOUNT"] = "1000"
 
 
 def __getattr__(name: str) -> Any:

@@ -152,11 +152,30 @@ print(system._idle_ticks() - before)
     assert ticks <= 0.2 * 0.5 * os.sysconf("SC_CLK_TCK")
 
 
+# The environment without a user's own setting.
+OTHERS = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+
+
 @pytest.mark.parametrize(
     ("own", "expected"), [({}, "1000"), ({"GOMP_SPINCOUNT": "5"}, "5"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "None")]
 )
 def test_threads_do_not_wait_at_full_speed_unless_a_user_says_so(own: dict[str, str], expected: str) -> None:
     code = "import fedlab_runner, os; print(os.environ.get('GOMP_SPINCOUNT'))"
-    others = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=others | own)
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=OTHERS | own)
     assert found.stdout.strip() == expected
+
+
+@pytest.mark.parametrize(
+    ("first", "threads", "own", "said"),
+    [
+        ("torch", 2, {}, True),
+        ("fedlab_runner", 2, {}, False),
+        ("torch", 1, {}, False),
+        ("torch", 2, {"GOMP_SPINCOUNT": "1000"}, False),
+    ],
+)
+def test_who_imports_torch_first_learns_of_it(first: str, threads: int, own: dict[str, str], said: bool) -> None:
+    """As one does in a notebook."""
+    code = f"import {first}; from fedlab_runner.executors.threads import set_threads; set_threads({threads}, None)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=OTHERS | own)
+    assert ("import fedlab_runner first, or set GOMP_SPINCOUNT=1000" in found.stderr) == said
