@@ -135,11 +135,10 @@ class Session:
 
     def _gains(self, parts: int, size: JointSize, family: ModelFamily) -> bool:
         """Whether so many workers finish joint work sooner than this machine alone."""
-        on_gpu = family.device.type != "cpu"
-        seconds = size.operations / FLOPS_A_SECOND / (GPU_CORES if on_gpu else 1)
-        here, there = (1 if on_gpu else usable_cores()), parts * (GPU_CORES if self._num_gpus and not on_gpu else 1)
+        here = usable_cores() if family.device.type == "cpu" else GPU_CORES
+        there = parts * (GPU_CORES * min(1.0, self._num_gpus) if self._num_gpus else 1)
         sending = size.steps * EXCHANGE_SECONDS + size.values * family.dtype.itemsize / BYTES_A_SECOND
-        return seconds / there + sending < seconds / here
+        return size.operations / FLOPS_A_SECOND * (1 / here - 1 / there) > sending
 
     def _answers(
         self,
