@@ -21,6 +21,7 @@ from fedlab_runner.core.work import Work
 from fedlab_runner.datasets.examples import Examples
 from fedlab_runner.evaluation.client_models import ClientModels
 from fedlab_runner.evaluation.matrix import Matrix
+from fedlab_runner.evaluation.scores import on_examples
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.processes import Processes
 from fedlab_runner.executors.ray import Ray
@@ -76,6 +77,7 @@ def all_rows(cores: int, compiled: bool) -> Iterator[Row]:
         )
     yield Row("evaluation cnn", partial(evaluation, cores))
     yield Row("evaluation matrix cnn", partial(matrix, cores))
+    yield Row("evaluation of clients' models, mlp", partial(own_models, cores))
     yield from round_rows.rows(cores, compiled=compiled)
     yield Row("mutual learning mlp", partial(mutual, workloads.mlp, Shape(10, 100, 10, 10), cores))
     yield Row(
@@ -133,9 +135,11 @@ def evaluation(
     fed = shape.federation(workloads.cnn, device=device, precision=precision)
     work = workloads.work_of(fed)
 
+    test = Examples(fed.client_data.inputs, fed.client_data.targets, None, None)
+    judge = workloads.evaluation(batch_size=500)
+
     def ours(_: int) -> object:
-        with fed.family.predicting(work.start) as predict:
-            return [predict(part) for part in fed.client_data.inputs.split(500)]
+        return judge.evaluate(fed.executor, fed.family, work.start, test)
 
     contenders = {
         "plain": Contender(lambda _: plain.accuracy(work, workloads.cnn, 500), plain=True),
@@ -166,7 +170,7 @@ def matrix(cores: int, shape: Shape = MANY, executor: Executor | None = None) ->
     state, test = Params(work.start), Examples(fed.client_data.inputs[:1], fed.client_data.targets[:1], None, None)
 
     def ours(cell: str, turn: int) -> object:
-        asked = workloads.evaluation(cell)
+        asked = workloads.evaluation(matrix=[cell])
         judge = Matrix(asked, built, fed, test, ClientModels(asked, fed, test))
         return judge.evaluate(state, turn, {})
 
@@ -178,6 +182,26 @@ def matrix(cores: int, shape: Shape = MANY, executor: Executor | None = None) ->
         contenders |= {f"client/own, {cores} threads": Contender(partial(ours, "client/own"), cores, warm=0)}
     examples = len(fed.client_data.inputs)
     return Case(contenders, examples * fed.family.flops(_example(work)).forward, (examples, "example"))
+
+
+def own_models(cores: int) -> Case:
+    """The models of 20 clients on the same 2,000 examples, with what executor=auto evaluates them by."""
+    fed = Shape(20, 100, 10, 20).federation(workloads.mlp, Vectorized(chunk_size=10, compile=False))
+    work, data = workloads.work_of(fed), fed.client_data
+    models = torch.stack([fed.family.init(seed) for seed in range(20)])
+
+    def ours(_: int) -> object:
+        return on_examples(fed.executor, fed.family, models, data.inputs, data.targets, 500)
+
+    def others(_: int) -> object:
+        return [plain.accuracy(work, workloads.mlp, 500) for _ in models]
+
+    contenders = {"plain": Contender(others, plain=True), "ours": Contender(ours)}
+    if cores > 1:
+        contenders[f"plain, {cores} threads"] = Contender(others, cores, plain=True)
+        contenders[f"ours, {cores} threads"] = Contender(ours, cores)
+    seen = len(models) * len(data.inputs)
+    return Case(contenders, seen * fed.family.flops(_example(work)).forward, (seen, "model and example"))
 
 
 def _accuracy(work: Work, prepared: Callable[[nn.Module], plain.Call], turn: int) -> float:

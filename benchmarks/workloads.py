@@ -97,9 +97,9 @@ def algorithm(choice: str, **changes: Any) -> Any:
     return _built("algorithm", choice, changes)
 
 
-def evaluation(cell: str) -> Any:
-    """The default evaluation with a cell of the evaluation matrix."""
-    return _built("evaluation", "default", {"matrix": [cell]})
+def evaluation(**changes: Any) -> Any:
+    """The default evaluation with some changes."""
+    return _built("evaluation", "default", changes)
 
 
 def chosen(choice: str) -> dict[str, Any]:

@@ -46,7 +46,9 @@ class JointJob(Protocol):
         ...
 
     @property
-    def round(self) -> int: ...
+    def what(self) -> str:
+        """The name of the work, in messages."""
+        ...
 
     @property
     def lasting(self) -> Sequence[object]:

@@ -5,10 +5,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedlab_runner.core.executor import Executor
 from fedlab_runner.core.losses import losses
 from fedlab_runner.core.metric_names import DATA, MODELS, cell_of
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.datasets.examples import Examples
+from fedlab_runner.evaluation.scoring import SameExamples, scored, works_alone
 from fedlab_runner.tracking.summary import RULES
 from fedlab_runner.utils.validate import at_least, one_of
 
@@ -66,8 +68,19 @@ class Evaluation:
         """Whether the models are evaluated after this round (0: before the first)."""
         return round % self.every == 0 or round == rounds
 
-    def evaluate(self, family: ModelFamily, w: Tensor, test: Examples) -> dict[str, float]:
+    def evaluate(self, executor: Executor, family: ModelFamily, w: Tensor, test: Examples) -> dict[str, float]:
         """The metrics of one model [D] on the test set."""
+        if works_alone(family, test.inputs, min(len(test.targets), self.batch_size)):
+            same, sizes = SameExamples(test.inputs, test.targets), [len(test.targets)]
+            (right,), (mean,) = scored(executor, family, w.unsqueeze(0), same, sizes, self.batch_size)
+            correct = right.double()
+        else:
+            correct, mean = self._predicted(family, w, test)
+        metrics = {"test/accuracy": float(correct.mean()), "test/loss": mean}
+        return metrics | (per_class(correct, test.targets, family.num_classes) if self.per_class else {})
+
+    def _predicted(self, family: ModelFamily, w: Tensor, test: Examples) -> tuple[Tensor, float]:
+        """Which examples a model [D] has right [n] float64, and its mean cross entropy, minibatch after minibatch."""
         correct = torch.empty(len(test.targets), dtype=torch.float64, device=family.device)
         loss = torch.empty_like(correct)
         with family.predicting(w) as predict:
@@ -76,8 +89,7 @@ class Evaluation:
                 logits = predict(test.inputs[part])
                 correct[part] = (logits.argmax(-1) == test.targets[part]).double()
                 loss[part] = losses(logits, test.targets[part], None).double()
-        metrics = {"test/accuracy": float(correct.mean()), "test/loss": float(loss.mean())}
-        return metrics | (per_class(correct, test.targets, family.num_classes) if self.per_class else {})
+        return correct, float(loss.mean())
 
 
 def per_class(correct: Tensor, targets: Tensor, num_classes: int) -> dict[str, float]:

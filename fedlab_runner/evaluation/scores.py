@@ -15,6 +15,7 @@ from fedlab_runner.core.client_data import ClientData
 from fedlab_runner.core.executor import Executor
 from fedlab_runner.core.losses import losses
 from fedlab_runner.core.model_family import ModelFamily
+from fedlab_runner.evaluation.scoring import OwnExamples, SameExamples, scored, works_alone
 
 MAX_VALUES = 2**25  # values of models in memory at once: 128 MiB in float32
 Items = TypeVar("Items", list[Any], np.ndarray)
@@ -45,9 +46,13 @@ def on_examples(
     executor: Executor, family: ModelFamily, models: Tensor, inputs: Tensor, targets: Tensor, batch_size: int
 ) -> OnExamples:
     """The scores of models [m, D] on the same examples."""
+    n = len(targets)
+    if n and works_alone(family, inputs, min(n, batch_size)):
+        right, means = scored(executor, family, models, SameExamples(inputs, targets), [n] * len(models), batch_size)
+        return OnExamples(torch.stack(right), torch.tensor(means, dtype=torch.float64))
     p, correct, total = family.num_params, [], torch.zeros(len(models), dtype=torch.float64, device=family.device)
     models = aligned_rows(models)
-    for begin in range(0, len(targets), batch_size):
+    for begin in range(0, n, batch_size):
         batch, labels = family.normalize(inputs[begin : begin + batch_size], family.dtype), targets[begin:][:batch_size]
 
         def one(params: Tensor, buffers: Tensor, batch: Tensor = batch) -> tuple[Tensor]:
@@ -56,7 +61,7 @@ def on_examples(
         (logits,) = executor.map_models(family, one, models[:, :p], models[:, p:], fill=True)  # [m, b, C]
         correct.append(logits.argmax(-1) == labels)
         total += losses(logits, labels.expand(len(models), -1), None).double().sum(-1)
-    return OnExamples(torch.cat(correct, 1), total / len(targets))
+    return OnExamples(torch.cat(correct, 1), total / n)
 
 
 def of_one(family: ModelFamily, w: Tensor, client_data: ClientData, ids: np.ndarray, batch_size: int) -> OnClients:
@@ -81,9 +86,26 @@ def of_each(
 ) -> OnClients:
     """The scores of each of the models [k, D] on the examples of its client in `ids` [k]; all clients have examples.
 
-    The executor gets several clients of similar size at a time, padded to the largest, with at most `batch_size`
-    examples together.
+    Small work goes to the executor, several clients of similar size at a time, padded to the largest, with at most
+    `batch_size` examples together.
     """
+    sizes = client_data.num_examples[ids]
+    alone = np.array([works_alone(family, client_data.inputs, n) for n in sizes.tolist()], dtype=bool)
+    accuracy, loss = np.zeros(len(ids)), np.zeros(len(ids))
+    if alone.any():
+        own, rows = OwnExamples(client_data, ids[alone]), torch.from_numpy(alone).to(models.device)
+        right, loss[alone] = scored(executor, family, models[rows], own, sizes[alone].tolist(), batch_size)
+        accuracy[alone] = [float(each.double().mean()) for each in right]
+    if not alone.all():
+        rows = torch.from_numpy(~alone).to(models.device)
+        accuracy[~alone], loss[~alone] = _together(executor, family, models[rows], client_data, ids[~alone], batch_size)
+    return OnClients(accuracy, loss)
+
+
+def _together(
+    executor: Executor, family: ModelFamily, models: Tensor, client_data: ClientData, ids: np.ndarray, batch_size: int
+) -> OnClients:
+    """The scores of models with little work."""
     p, correct, loss = family.num_params, np.zeros(len(ids)), np.zeros(len(ids))
 
     def one(params: Tensor, buffers: Tensor, inputs: Tensor) -> tuple[Tensor]:

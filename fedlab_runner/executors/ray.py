@@ -33,7 +33,8 @@ class Ray:
 
     It divides clients by their number of local steps. It sends data once and a model once a round. With
     `aggregator.sum_every` a worker sends sums of so many clients' updates in the place of their models. The workers
-    share mutual learning (DFML) and the answers of teachers (FedDF, FedBE) where they are faster than this machine.
+    share mutual learning (DFML), the answers of teachers (FedDF, FedBE) and evaluation where they are faster than this
+    machine.
     Other machines train the clients of a lost machine again. If the cluster's head is lost, the run writes a checkpoint
     and ends.
     """

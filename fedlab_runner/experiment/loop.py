@@ -222,7 +222,7 @@ class Simulation:
         attempt.at("evaluation", round)
         fed, models = self.fed, self.algorithm.models(state)
         if isinstance(models, Tensor):
-            metrics = self.evaluation.evaluate(fed.family, models, self.test)
+            metrics = self.evaluation.evaluate(fed.executor, fed.family, models, self.test)
         else:
             metrics = self._client_models.evaluate(models, self.algorithm.extra_eval_models(state, fed))
         return metrics | self._matrix.evaluate(state, round, metrics)

@@ -28,8 +28,9 @@ def test_accuracy_and_loss_are_those_of_all_examples_whatever_the_batch() -> Non
     inputs, targets = fed.client_data.inputs, fed.client_data.targets
     w = fed.family.init(0)
     logits = fed.family.predict(w, inputs)
+    test = Examples(inputs, targets, targets, None)
     for batch_size in (1, 7, 1000):
-        metrics = evaluation(batch_size=batch_size).evaluate(fed.family, w, Examples(inputs, targets, targets, None))
+        metrics = evaluation(batch_size=batch_size).evaluate(fed.executor, fed.family, w, test)
         assert metrics["test/accuracy"] == pytest.approx((logits.argmax(1) == targets).double().mean().item())
         assert metrics["test/loss"] == pytest.approx(nn.functional.cross_entropy(logits, targets).item())
 
@@ -38,7 +39,7 @@ def test_class_accuracies_average_to_the_whole() -> None:
     fed = federation()
     inputs, targets = fed.client_data.inputs, fed.client_data.targets
     metrics = evaluation(per_class=True).evaluate(
-        fed.family, fed.family.init(0), Examples(inputs, targets, targets, None)
+        fed.executor, fed.family, fed.family.init(0), Examples(inputs, targets, targets, None)
     )
     counts = torch.bincount(targets, minlength=CLASSES).double()
     classes = torch.tensor([metrics[f"test/accuracy_class/{c}"] for c in range(CLASSES)], dtype=torch.float64)
@@ -49,6 +50,6 @@ def test_a_class_without_test_examples_has_no_accuracy() -> None:
     fed = federation()
     targets = torch.zeros(4, dtype=torch.int64)
     metrics = evaluation(per_class=True).evaluate(
-        fed.family, fed.family.init(0), Examples(fed.client_data.inputs[:4], targets, targets, None)
+        fed.executor, fed.family, fed.family.init(0), Examples(fed.client_data.inputs[:4], targets, targets, None)
     )
     assert "test/accuracy_class/0" in metrics and "test/accuracy_class/1" not in metrics

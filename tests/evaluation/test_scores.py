@@ -9,6 +9,7 @@ from torch import nn
 
 from fedlab_runner.core.client_data import ClientData
 from fedlab_runner.core.executor import Executor
+from fedlab_runner.evaluation import scoring
 from fedlab_runner.evaluation.scores import of_each, on_examples
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.vectorized import Vectorized
@@ -23,10 +24,14 @@ def layers() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(144, 37), nn.ReLU(), nn.Linear(37, 7))
 
 
+@pytest.mark.parametrize("least", [0.0, float("inf")])
 @pytest.mark.parametrize("executor", [Loop(compile=False), Vectorized(3, compile=False)])
 @pytest.mark.parametrize("build", [convolutions, layers])
-def test_a_models_place_among_others_does_not_matter(build: Callable[[], nn.Module], executor: Executor) -> None:
+def test_a_models_place_among_others_does_not_matter(
+    build: Callable[[], nn.Module], executor: Executor, least: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The last minibatch has a single example: such products depend on where a model begins in memory."""
+    monkeypatch.setattr(scoring, "MIN_ALONE_FLOPS", least)
     family, batch_size = model_family(build, dtype=torch.float32), 8
     inputs, targets = torch.randn(17, 1, 12, 12), torch.arange(17) % 7
     client_data = ClientData(inputs, targets, [np.arange(17)] * 8, family.device)
@@ -38,3 +43,27 @@ def test_a_models_place_among_others_does_not_matter(build: Callable[[], nn.Modu
         of_own = of_each(executor, family, models, client_data, np.arange(8), batch_size).loss
         found.add((float(of_all[place]), float(of_own[place])))
     assert len(found) == 1
+
+
+@pytest.mark.parametrize("build", [convolutions, layers])
+def test_models_that_work_alone_have_the_scores_of_those_that_do_not(
+    build: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On several threads too, where minibatches are smaller so that each thread has some."""
+    family = model_family(build, dtype=torch.float32)
+    inputs, targets = torch.randn(90, 1, 12, 12), torch.arange(90) % 7
+    client_data = ClientData(inputs, targets, np.split(np.arange(90), [1, 50, 80]), family.device)
+    models = torch.stack([family.init(seed) for seed in range(4)])
+    executor, before, found = Vectorized(3, compile=False), torch.get_num_threads(), list[list[torch.Tensor]]()
+    for least, threads in ((float("inf"), 1), (0.0, 1), (0.0, 3)):
+        monkeypatch.setattr(scoring, "MIN_ALONE_FLOPS", least)
+        torch.set_num_threads(threads)
+        try:
+            correct, loss = on_examples(executor, family, models, inputs, targets, 40)
+            own = of_each(executor, family, models, client_data, np.arange(4), 40)
+        finally:
+            torch.set_num_threads(before)
+        found.append([correct.double(), loss, torch.from_numpy(own.accuracy), torch.from_numpy(own.loss)])
+    for together, alone, shared in zip(*found, strict=True):
+        torch.testing.assert_close(alone, together, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(shared, alone, rtol=1e-6, atol=1e-6)

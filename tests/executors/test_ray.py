@@ -26,6 +26,8 @@ from fedlab_runner.algorithms.shared.teachers import ANSWERED_AT_ONCE, mean_answ
 from fedlab_runner.config.build import build
 from fedlab_runner.core.server_data import ServerData
 from fedlab_runner.core.work import Work
+from fedlab_runner.evaluation import scoring
+from fedlab_runner.evaluation.scores import of_each, on_examples
 from fedlab_runner.executors._blocks import Blocks
 from fedlab_runner.executors._chunks import Chunk, ChunkedExecutor
 from fedlab_runner.executors._lasting import packed
@@ -319,6 +321,21 @@ def test_workers_ask_teachers(shared: Ray, one_core: None, monkeypatch: pytest.M
     assert counted == operations and len([answer for answer in answers.of(Done) if answer.losses is None]) == 4
 
 
+def test_workers_score_models(shared: Ray, one_core: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the bits of one process: clients' models on the same examples and on their own."""
+    monkeypatch.setattr(scoring, "MIN_ALONE_FLOPS", 0.0)
+    found, answers, ids = [], Answers(shared, monkeypatch), np.arange(len(RAGGED))
+    inputs, targets = examples(200)
+    for executor in (LOOP, shared):
+        fed = federation(executor=executor, build=normed)
+        models = fed.cohort(ids).train(fed.family.init(0), counted=False)
+        same = on_examples(executor, fed.family, models, inputs, targets, 64)
+        own = of_each(executor, fed.family, models, fed.client_data, ids, 64)
+        found.append([same.correct, same.loss, torch.from_numpy(own.accuracy), torch.from_numpy(own.loss)])
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(*found, strict=True))
+    assert len([answer for answer in answers.of(Done) if answer.losses is None]) == 4
+
+
 @pytest.mark.parametrize("taught", [False, True])
 def test_workers_share_mutual_learning(
     taught: bool, shared: Ray, one_core: None, monkeypatch: pytest.MonkeyPatch
@@ -485,7 +502,7 @@ def test_a_part_whose_worker_dies_is_carried_out_again(
     monkeypatch.setattr("fedlab_runner.core.algorithm.partial", lambda sent, state: partial(job, state))
     result = run(method, fed, 2)
     assert torch.equal(result.params, expected.params) and mark.exists()
-    assert "a worker is lost, its 2 clients go to others" in caplog.text
+    assert "a worker is lost, its share of 2 clients goes to others" in caplog.text
 
 
 @pytest.mark.slow  # new workers take seconds to start
@@ -496,9 +513,11 @@ def test_clients_that_kill_their_workers_end_the_run(shared: Ray, caplog: pytest
         return g if os.getpid() == here else os._exit(1)
 
     fed = federation(executor=shared)
-    with pytest.raises(RunFailed, match=r"^executor=ray has lost the workers of the same 1 clients again and again"):
+    with pytest.raises(
+        RunFailed, match=r"^executor=ray has lost the workers of the same share of 1 clients again and again"
+    ):
         fed.cohort(np.array([3])).train(fed.family.init(0), correct=correct)
-    assert "a worker is lost, its 1 clients go to others" in caplog.text
+    assert "a worker is lost, its share of 1 clients goes to others" in caplog.text
 
 
 def test_a_cluster_that_is_not_there(tmp_path: Path) -> None:

@@ -275,7 +275,7 @@ def evaluate(built: Algorithm[Any], state: Any, fed: Federation) -> dict[str, fl
     if isinstance(models, torch.Tensor) and fed.home.acts:
         models = dict(enumerate(built.client_models(state, fed, np.arange(fed.num_clients))))
     if isinstance(models, torch.Tensor):
-        return evaluation.evaluate(fed.family, models, test)
+        return evaluation.evaluate(fed.executor, fed.family, models, test)
     return ClientModels(evaluation, fed, test).evaluate(models, built.extra_eval_models(state, fed))
 
 

@@ -38,7 +38,7 @@ ROWS = [
 def evaluated(fed: Any, model: Tensor, test: Examples) -> dict[str, float]:
     """All metrics of the model on the test examples, in batches that do not divide them."""
     evaluation = Evaluation(1, 64, True, [], 1, "test/accuracy", "best", 1, 0, None)
-    return evaluation.evaluate(fed.family, model, test)
+    return evaluation.evaluate(fed.executor, fed.family, model, test)
 
 
 def measure(row: Row) -> dict[str, Any]:

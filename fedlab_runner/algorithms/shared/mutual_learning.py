@@ -93,6 +93,10 @@ class MutualJob:
         return cls(*models, fed.client_data, client, local, fed.lr, fed.seed, fed.round, objective)
 
     @property
+    def what(self) -> str:
+        return f"round {self.round + 1}"
+
+    @property
     def lasting(self) -> Sequence[object]:
         return list(dict.fromkeys([self.client_data, self.family, *self.families]))
 

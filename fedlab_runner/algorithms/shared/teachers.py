@@ -66,6 +66,10 @@ class _Answers:
     round: int
 
     @property
+    def what(self) -> str:
+        return f"round {self.round + 1}"
+
+    @property
     def lasting(self) -> Sequence[object]:
         return self.family, self.inputs
 

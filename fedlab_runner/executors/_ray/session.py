@@ -77,9 +77,8 @@ class Session:
         made, block = self._blocks.staged(work)
         y = made if made is not None and work.family.device.type == "cpu" else new_models(work)
         losses, lost = y.new_zeros(len(work.ids)), False
-        for answer in self._answers(
-            packed_work(work, inner), (work.client_data, work.family), shares, work.round, block
-        ):
+        content, lasting = packed_work(work, inner), (work.client_data, work.family)
+        for answer in self._answers(content, lasting, shares, f"round {work.round + 1}", block):
             if isinstance(answer, Lost):
                 lost = True
                 continue
@@ -98,7 +97,7 @@ class Session:
         """What the parts of a cohort send, in their order."""
         told, following = dict[int, Told](), 0
         lasting = job.client_data, job.family
-        for answer in self._answers(packed_job(job, inner, lasting), lasting, clients, job.round):
+        for answer in self._answers(packed_job(job, inner, lasting), lasting, clients, f"round {job.round + 1}"):
             if isinstance(answer, Done):
                 told[answer.share] = answer.models
             while following in told:
@@ -118,7 +117,7 @@ class Session:
                 return None
             content, parts = packed_job(job, inner, job.lasting), [part.as_arrays() for part in divide(count)]
             places, told = [part.places for part in parts], dict[int, Any]()
-            answers = self._answers(content, job.lasting, parts, job.round, in_step=size.steps > 0)
+            answers = self._answers(content, job.lasting, parts, job.what, in_step=size.steps > 0)
             del parts  # so that what has been sent is not here twice
             for answer in answers:
                 if isinstance(answer, Done):
@@ -128,9 +127,7 @@ class Session:
             if len(told) == len(places):
                 return [(its, told[i]) for i, its in enumerate(places)]
         self._shares = False
-        _log.warning(
-            "round %d: workers cannot work together (%s): this machine does it from now on", job.round + 1, reason
-        )
+        _log.warning("%s: workers cannot work together (%s): this machine does it from now on", job.what, reason)
         return None
 
     def _gains(self, parts: int, size: JointSize, family: ModelFamily) -> bool:
@@ -145,7 +142,7 @@ class Session:
         job: bytes,
         lasting: Sequence[object],
         shares: Sequence[Share],
-        round: int,
+        what: str,
         block: Block | None = None,
         in_step: bool = False,
     ) -> Iterator[Done | Lost]:
@@ -158,7 +155,7 @@ class Session:
             if isinstance(answer, Failed):
                 raise pickle.loads(answer.error)
             if isinstance(answer, Lost):
-                self._lost(round, sizes[answer.share], answer)
+                self._lost(what, sizes[answer.share], answer)
             elif not isinstance(answer, Done):
                 raise RunFailed(
                     f"the Ray cluster at {self._ready.head} is lost ({answer.reason}): start it again, or take another "
@@ -167,12 +164,12 @@ class Session:
             yield answer
         self._ready = answer
 
-    def _lost(self, round: int, what: str, lost: Lost) -> None:
+    def _lost(self, what: str, share: str, lost: Lost) -> None:
         if lost.again:
-            _log.warning("round %d: a worker is lost, its %s go to others", round + 1, what)
+            _log.warning("%s: a worker is lost, its %s goes to others", what, share)
             return
         raise RunFailed(
-            f"executor=ray has lost the workers of the same {what} again and again ({lost.reason}): Ray's logs say "
+            f"executor=ray has lost the workers of the same {share} again and again ({lost.reason}): Ray's logs say "
             "more; where memory is short, start fewer workers on a machine (ray start --num-cpus)"
         )
 
@@ -190,7 +187,7 @@ class Session:
 
 
 def _size(share: Share) -> str:
-    return f"{len(share.places)} models" if isinstance(share, JointPart) else f"{len(share.ids)} clients"
+    return "part of the work" if isinstance(share, JointPart) else f"share of {len(share.ids)} clients"
 
 
 def _unreachable(address: str | None, answer: Any) -> str:
