@@ -2,16 +2,18 @@
 minibatch. Each operation has one thread, so that a score has the same bits whoever computes it.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedlab_runner.core.aligned import aligned_rows
+from fedlab_runner.core.aligned import aligned
 from fedlab_runner.core.client_data import ClientData
 from fedlab_runner.core.executor import Executor
 from fedlab_runner.core.joint_work import Complete, JointPart, JointSize, JointWorkers
@@ -23,6 +25,7 @@ from fedlab_runner.executors.team import team
 # Floating-point operations of a model on its examples or a minibatch, from which on it works alone. With fewer, one
 # call for several models takes less.
 MIN_ALONE_FLOPS = 2e7
+NETWORKS = 16  # that are ready at once
 MIN_WIDTH = 32  # examples of a minibatch, so that several threads have one each
 
 
@@ -125,9 +128,10 @@ class _Scoring:
 
     def carry_out(self, executor: Executor, part: JointPart, complete: Complete) -> list[Tensor]:
         """Which examples of all tasks are right, and the sum of each task's losses [t] float64."""
-        places = part.places.tolist()
-        with self.ready({self.tasks[place].model for place in places}) as score:
-            found = [score(self.tasks[place]) for place in places]
+        found = list[Score]()
+        for model, tasks in itertools.groupby((self.tasks[i] for i in part.places.tolist()), lambda task: task.model):
+            with self.ready([model]) as score:
+                found += map(score, tasks)
         right, sums = zip(*found, strict=True)
         return [torch.cat(right), torch.tensor(sums, dtype=torch.float64)]
 
@@ -136,8 +140,7 @@ class _Scoring:
         """A context with a function that scores a task of one of these models, for several threads at once."""
         family = self.family
         family.mode(False)
-        rows = aligned_rows(self.models)
-        networks = {model: SeparateModule(family, rows[model]) for model in models}
+        networks = {model: SeparateModule(family, aligned(self.models[model])) for model in models}
         for network in networks.values():
             network.follow_mode()
 
@@ -156,16 +159,22 @@ class _Scoring:
 
 def _here(job: _Scoring) -> list[Score]:
     """The scores of all tasks; threads take one after another."""
-    found, left = dict[int, Score](), iter(range(len(job.tasks)))
-    with job.ready(range(len(job.models))) as score, team() as its:
-
-        def take(_: int) -> None:
-            for number in left:
-                found[number] = score(job.tasks[number])
-
+    found = dict[int, Score]()
+    with team() as its:
         its.alone()  # also where there is one task
-        its.each(take, min(its.size, len(job.tasks)))
+        for _, some in itertools.groupby(enumerate(job.tasks), lambda numbered: numbered[1].model // NETWORKS):
+            tasks = list(some)
+            with job.ready({task.model for _, task in tasks}) as score:
+                its.each(partial(_take, iter(tasks), score, found), min(its.size, len(tasks)))
     return [found[number] for number in range(len(job.tasks))]
+
+
+def _take(
+    left: Iterator[tuple[int, Task]], score: Callable[[Task], Score], found: dict[int, Score], _thread: int
+) -> None:
+    """In each thread: scores one task after another, until none is left."""
+    for number, task in left:
+        found[number] = score(task)
 
 
 def _elsewhere(executor: Executor, job: _Scoring) -> list[Score] | None:
