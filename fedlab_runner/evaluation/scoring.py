@@ -3,7 +3,7 @@ minibatch. Each operation has one thread, so that a score has the same bits whoe
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlab_runner.core.aligned import aligned
+from fedlab_runner.core.aligned import aligned_rows
 from fedlab_runner.core.client_data import ClientData
 from fedlab_runner.core.executor import Executor
 from fedlab_runner.core.joint_work import Complete, JointPart, JointSize, JointWorkers
@@ -130,17 +130,18 @@ class _Scoring:
         """Which examples of all tasks are right, and the sum of each task's losses [t] float64."""
         found = list[Score]()
         for model, tasks in itertools.groupby((self.tasks[i] for i in part.places.tolist()), lambda task: task.model):
-            with self.ready([model]) as score:
+            with self.ready(range(model, model + 1)) as score:
                 found += map(score, tasks)
         right, sums = zip(*found, strict=True)
         return [torch.cat(right), torch.tensor(sums, dtype=torch.float64)]
 
     @contextmanager
-    def ready(self, models: Iterable[int]) -> Iterator[Callable[[Task], Score]]:
+    def ready(self, models: range) -> Iterator[Callable[[Task], Score]]:
         """A context with a function that scores a task of one of these models, for several threads at once."""
         family = self.family
         family.mode(False)
-        networks = {model: SeparateModule(family, aligned(self.models[model])) for model in models}
+        rows = aligned_rows(self.models[models.start : models.stop])
+        networks = {model: SeparateModule(family, w) for model, w in zip(models, rows, strict=True)}
         for network in networks.values():
             network.follow_mode()
 
@@ -164,7 +165,7 @@ def _here(job: _Scoring) -> list[Score]:
         its.alone()  # also where there is one task
         for _, some in itertools.groupby(enumerate(job.tasks), lambda numbered: numbered[1].model // NETWORKS):
             tasks = list(some)
-            with job.ready({task.model for _, task in tasks}) as score:
+            with job.ready(range(tasks[0][1].model, tasks[-1][1].model + 1)) as score:
                 its.each(partial(_take, iter(tasks), score, found), min(its.size, len(tasks)))
     return [found[number] for number in range(len(job.tasks))]
 
