@@ -88,8 +88,8 @@ def scored(
     """
     threads, tasks = torch.get_num_threads(), list[Task]()
     for model, n in enumerate(sizes):
-        # A function of this model's examples, not of how many models there are.
-        width = min(batch_size, max(MIN_WIDTH, -(-n // threads)))
+        # All threads together have a minibatch. How many models there are does not matter to a model's bits.
+        width = min(batch_size, max(MIN_WIDTH, -(-min(batch_size, n) // threads)))
         tasks += [Task(model, begin, min(begin + width, n)) for begin in range(0, n, width)]
     job = _Scoring(family, models, source, tasks)
     found = _elsewhere(executor, job) or _here(job)
