@@ -10,7 +10,7 @@ from fedlab_runner.core.losses import losses
 from fedlab_runner.core.metric_names import DATA, MODELS, cell_of
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.datasets.examples import Examples
-from fedlab_runner.evaluation.scoring import SameExamples, scored, works_alone
+from fedlab_runner.evaluation.scoring import SameExamples, least_alone, scored
 from fedlab_runner.tracking.summary import RULES
 from fedlab_runner.utils.validate import at_least, one_of
 
@@ -70,7 +70,7 @@ class Evaluation:
 
     def evaluate(self, executor: Executor, family: ModelFamily, w: Tensor, test: Examples) -> dict[str, float]:
         """The metrics of one model [D] on the test set."""
-        if works_alone(family, test.inputs, min(len(test.targets), self.batch_size)):
+        if min(len(test.targets), self.batch_size) >= least_alone(family, test.inputs):
             same, sizes = SameExamples(test.inputs, test.targets), [len(test.targets)]
             (right,), (mean,) = scored(executor, family, w.unsqueeze(0), same, sizes, self.batch_size)
             correct = right.double()

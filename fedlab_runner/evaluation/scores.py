@@ -15,7 +15,7 @@ from fedlab_runner.core.client_data import ClientData
 from fedlab_runner.core.executor import Executor
 from fedlab_runner.core.losses import losses
 from fedlab_runner.core.model_family import ModelFamily
-from fedlab_runner.evaluation.scoring import OwnExamples, SameExamples, scored, works_alone
+from fedlab_runner.evaluation.scoring import OwnExamples, SameExamples, least_alone, scored
 
 MAX_VALUES = 2**25  # values of models in memory at once: 128 MiB in float32
 Items = TypeVar("Items", list[Any], np.ndarray)
@@ -47,7 +47,7 @@ def on_examples(
 ) -> OnExamples:
     """The scores of models [m, D] on the same examples."""
     n = len(targets)
-    if n and works_alone(family, inputs, min(n, batch_size)):
+    if min(n, batch_size) >= least_alone(family, inputs):
         right, means = scored(executor, family, models, SameExamples(inputs, targets), [n] * len(models), batch_size)
         return OnExamples(torch.stack(right), torch.tensor(means, dtype=torch.float64))
     p, correct, total = family.num_params, [], torch.zeros(len(models), dtype=torch.float64, device=family.device)
@@ -90,7 +90,7 @@ def of_each(
     `batch_size` examples together.
     """
     sizes = client_data.num_examples[ids]
-    alone = np.array([works_alone(family, client_data.inputs, n) for n in sizes.tolist()], dtype=bool)
+    alone = sizes >= least_alone(family, client_data.inputs)
     accuracy, loss = np.zeros(len(ids)), np.zeros(len(ids))
     if alone.any():
         own, rows = OwnExamples(client_data, ids[alone]), torch.from_numpy(alone).to(models.device)

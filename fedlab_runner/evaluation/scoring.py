@@ -3,6 +3,7 @@ minibatch. Each operation has one thread, so that a score has the same bits whoe
 """
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -73,11 +74,11 @@ class OwnExamples(NamedTuple):
         return self.client_data.examples(torch.from_numpy(members).to(self.client_data.inputs.device))
 
 
-def works_alone(family: ModelFamily, inputs: Tensor, examples: int) -> bool:
-    """Whether a model's work on so many examples is its own; `inputs` are some of them."""
-    if family.device.type != "cpu" or not examples:
-        return False
-    return examples * family.flops(family.normalize(inputs[:1], family.dtype)).forward >= MIN_ALONE_FLOPS
+def least_alone(family: ModelFamily, inputs: Tensor) -> float:
+    """How many examples like the first of these `inputs` are so much work that a model does it alone."""
+    if family.device.type != "cpu" or not len(inputs):
+        return math.inf
+    return MIN_ALONE_FLOPS / family.flops(family.normalize(inputs[:1], family.dtype)).forward
 
 
 def scored(

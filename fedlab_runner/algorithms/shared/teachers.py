@@ -50,9 +50,16 @@ def mean_answers(fed: Federation, teachers: Teachers, answer: Answer | None = No
 def _mean_answer(fed: Federation, teachers: Teachers, inputs: Tensor, answer: Answer | None, its: Team) -> Tensor:
     family = fed.family
     fed.metrics.count_server_flops(len(teachers) * len(inputs) * family.flops(inputs).forward)
-    most = its.size if family.device.type == "cpu" else 1
+    return _each_answer(family, teachers, inputs, answer, its.size, its).mean(0)
+
+
+def _each_answer(
+    family: ModelFamily, teachers: Teachers, inputs: Tensor, answer: Answer | None, threads: int, its: Team
+) -> Tensor:
+    """The answers [k, b, C] of all teachers on normalised inputs, in parts as so many threads have them."""
+    most = threads if family.device.type == "cpu" else 1
     logits = (_logits(family, y, inputs, most, its) for y in teachers)
-    return torch.stack([z if answer is None else answer(z) for z in logits]).mean(0)
+    return torch.stack([z if answer is None else answer(z) for z in logits])
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,14 +84,12 @@ class _Answers:
     def carry_out(self, executor: Executor, part: JointPart, complete: Complete) -> list[Tensor]:
         """The answers of some teachers on all examples [k, n, C]."""
         (teachers,), family = part.models, self.family
-        most = self.threads if family.device.type == "cpu" else 1
         with team() as its:
-            found = [
-                torch.stack([z if self.answer is None else self.answer(z) for z in logits])
+            parts = (
+                _each_answer(family, teachers, inputs, self.answer, self.threads, its)
                 for inputs in _normalised(family, self.inputs)
-                for logits in [[_logits(family, y, inputs, most, its) for y in teachers]]
-            ]
-        return [torch.cat(found, 1)]
+            )
+            return [torch.cat(list(parts), 1)]
 
 
 def _elsewhere(fed: Federation, teachers: Teachers, answer: Answer | None) -> Tensor | None:

@@ -3,10 +3,11 @@
 import os
 import secrets
 import socket
+import struct
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.connection import Client, Connection, answer_challenge, deliver_challenge
 from typing import NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 KEY_BYTES = 32  # of the secret that workers show each other
 NUMBER_BYTES = 4  # of a worker's number
+HANDSHAKE_SECONDS = 5  # that a worker has for each message of it
 
 
 class PartnerLost(Exception):
@@ -32,22 +34,29 @@ class Host:
     """The first worker's end, before the others come."""
 
     def __init__(self, host: str, workers: int) -> None:
-        self._key = secrets.token_bytes(KEY_BYTES)
-        self._listener = Listener((host, 0), backlog=workers, authkey=self._key)
+        self._key, self._socket = secrets.token_bytes(KEY_BYTES), socket.create_server((host, 0), backlog=workers)
 
     @property
     def rendezvous(self) -> Rendezvous:
-        host, port = self._listener.address
+        host, port = self._socket.getsockname()
         return Rendezvous(str(host), int(port), self._key)
 
     def others(self, count: int) -> list[Connection]:
-        """The connections to the other workers, in the order of their numbers, which begin with 1."""
+        """The connections to the other workers, in the order of their numbers, which begin with 1. Who has not the
+        key, or is silent, is turned away.
+        """
         found: dict[int, Connection] = {}
         while len(found) < count:
-            with suppress(AuthenticationError, EOFError, ConnectionError):  # no worker of this run
-                connection = self._listener.accept()
+            end, _ = self._socket.accept()
+            _wait_at_most(end, HANDSHAKE_SECONDS)
+            connection = Connection(end.detach())
+            try:
+                deliver_challenge(connection, self._key)
+                answer_challenge(connection, self._key)
                 found[int.from_bytes(connection.recv_bytes(NUMBER_BYTES))] = connection
-        self._listener.close()
+            except (AuthenticationError, EOFError, OSError):
+                connection.close()
+        self._socket.close()
         return [found[number] for number in sorted(found)]
 
 
@@ -61,6 +70,7 @@ class Exchange:
         for line in lines:
             with socket.socket(fileno=os.dup(line.fileno())) as its:
                 its.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # a step waits for each message
+                _wait_at_most(its, 0)  # a step may take long
 
     def __call__(self, places: Tensor, rows: Tensor) -> Tensor:
         """All rows [M, ...], these with their graph. Raises PartnerLost."""
@@ -99,6 +109,11 @@ def exchange(number: int, places: Sequence[Tensor], host: Host | None, rendezvou
     finally:
         for line in lines:
             line.close()
+
+
+def _wait_at_most(end: socket.socket, seconds: int) -> None:
+    """Makes an error of a message that does not come within so many seconds (0: waits for ever)."""
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, 0))
 
 
 def _bytes(values: Tensor) -> memoryview:
