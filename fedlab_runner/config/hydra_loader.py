@@ -8,13 +8,16 @@ sweeper from names in the config: Hydra has no other place for a check.
 import contextlib
 import re
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from hydra._internal import defaults_list
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
 from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import OverrideType
 from hydra.errors import ConfigCompositionException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -43,7 +46,7 @@ _LOGGED = {  # classes that Python's logging may build
 _SCHEME = re.compile(r"[a-z]+://")
 _NO_SCHEME = re.compile(r"\$\{hydra\.runtime\.(output_dir|cwd)\}/|[a-z]*[^a-z:$]")
 _all_choices = defaults_list._create_interpolation_map
-MAX_COMPOSED = 200  # jobs of a sweep whose configs are kept until they start, 0.2 MB each
+MAX_COMPOSED = 200  # configs of jobs' choices that are kept, 0.2 MB each
 
 
 class Loader(ConfigLoaderImpl):
@@ -54,21 +57,55 @@ class Loader(ConfigLoaderImpl):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._read: tuple[tuple[str | None, list[str]], Any] | None = None
-        self._composed: dict[tuple[str, ...], DictConfig] = {}
+        self._composed: dict[tuple[str, ...], DictConfig] = {}  # by the choices of jobs, the last used last
         self._first: tuple[tuple[str | None, list[str]], DictConfig] | None = None
 
     def __getstate__(self) -> dict[str, Any]:  # a launcher sends the loader to other processes with every job
         return self.__dict__ | {"_read": None, "_composed": {}, "_first": None}
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
-        """The config of a job. Hydra composes all jobs before the first one starts, and each job again when it starts:
-        the loader keeps the checked configs of the first jobs and returns them.
+        """The config of a job. Hydra composes all jobs before the first one starts, and each job again when it starts.
+        Most jobs differ in values: the loader composes the files of the same choices once, and sets values in a copy.
         """
-        job = tuple(sweep_overrides)
-        if (cfg := self._composed.pop(job, None)) is None:
-            cfg = super().load_sweep_config(master_config, sweep_overrides)
-            if len(self._composed) < MAX_COMPOSED:
-                self._composed[job] = cfg
+        cfg = self._with_values(master_config, sweep_overrides)
+        return super().load_sweep_config(master_config, sweep_overrides) if cfg is None else cfg
+
+    def _with_values(self, master: DictConfig, job: list[str]) -> DictConfig | None:
+        """A job's config, from that of its choices; None where the job adds or drops keys, or has a fault, which Hydra
+        reports.
+        """
+        _, repository = self._parse_overrides_and_create_caching_repo(
+            master.hydra.job.config_name, list(master.hydra.overrides.hydra)
+        )
+        overrides = OverridesParser.create().parse_overrides(job)
+        values = defaults_list.Overrides(repository, overrides).config_overrides
+        sets_values = all(each.type == OverrideType.CHANGE and not each.is_hydra_override() for each in values)
+        if not sets_values or any(each.is_sweep_override() for each in overrides):
+            return None
+        cfg = deepcopy(
+            self._of_choices(master, [line for line, own in zip(job, overrides, strict=True) if own not in values])
+        )
+        try:
+            self._apply_overrides_to_config(values, cfg)
+        except ConfigCompositionException:
+            return None
+        cfg.hydra.overrides.task = job
+        naming = cfg.hydra.job.config.override_dirname
+        cfg.hydra.job.override_dirname = get_overrides_dirname(
+            overrides, naming.exclude_keys, naming.item_sep, naming.kv_sep
+        )
+        OmegaConf.copy_cache(from_config=master, to_config=cfg)
+        _refuse(faults(cfg))
+        return cfg
+
+    def _of_choices(self, master: DictConfig, choices: list[str]) -> DictConfig:
+        """The config of a job that makes these choices and sets no values; others must not change it."""
+        key = (str(master.hydra.job.config_name), *master.hydra.overrides.hydra, *choices)
+        if (cfg := self._composed.pop(key, None)) is None:
+            cfg = super().load_sweep_config(master, choices)
+        self._composed[key] = cfg
+        if len(self._composed) > MAX_COMPOSED:
+            del self._composed[next(iter(self._composed))]
         return cfg
 
     def _parse_overrides_and_create_caching_repo(self, config_name: str | None, overrides: list[str]) -> Any:
@@ -121,8 +158,7 @@ class Loader(ConfigLoaderImpl):
 
     def _checked(self, *asked: Any) -> DictConfig:
         cfg = super().load_configuration(*asked)
-        if found := [*faults(cfg), *ambiguous_choices(cfg)]:
-            raise UserError("\n".join(found))
+        _refuse([*faults(cfg), *ambiguous_choices(cfg)])
         return cfg
 
 
@@ -157,6 +193,11 @@ def _choices_of_interpolations(overrides: Any, defaults: list[Any], self_added: 
     if any(each.is_interpolation() for each in defaults):
         return _all_choices(overrides, defaults, self_added)
     return OmegaConf.create({})
+
+
+def _refuse(found: list[str]) -> None:
+    if found:
+        raise UserError("\n".join(found))
 
 
 def faults(cfg: DictConfig) -> list[str]:

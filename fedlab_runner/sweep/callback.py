@@ -27,7 +27,7 @@ from omegaconf import DictConfig
 
 from fedlab_runner.config.build import rounds_of
 from fedlab_runner.sweep import progress, states
-from fedlab_runner.sweep.records import GRID, Job, read_job, read_json
+from fedlab_runner.sweep.records import GRID, Job, Row, read, read_job, read_json
 from fedlab_runner.sweep.table import refresh
 from fedlab_runner.utils import checksummed_json, streams
 from fedlab_runner.utils.digest import digest
@@ -116,10 +116,10 @@ class JobRecord:
         """Notes that the job has begun. A job that finished in an earlier call keeps its record until it ends."""
         if (sweep := sweep_folder()) is None:
             return
-        if read_job(self._path(sweep)).get("status") != states.FINISHED:
-            self._write(sweep, self._job(states.UNFINISHED))
+        new = read_job(self._path(sweep)).get("status") != states.FINISHED
+        rows = self._write(sweep, self._job(states.UNFINISHED)) if new else read(sweep)
         os.environ[JOB] = progress.place(sweep, self._number)
-        _log.info("%s", progress.begun(sweep, self._number, self._overrides), extra=IN_SWEEP)
+        _log.info("%s", progress.begun(sweep, self._number, rows, self._overrides), extra=IN_SWEEP)
 
     def end(self, status: str, objective: float | None = None, error: str | None = None) -> None:
         """Notes how the job has ended, and updates the sweep's table."""
@@ -150,9 +150,9 @@ class JobRecord:
         # run.
         return sweep / "jobs" / f"{digest(sorted(self._overrides))}.json"
 
-    def _write(self, sweep: Path, job: Job) -> None:
+    def _write(self, sweep: Path, job: Job) -> list[Row]:
         write_text_atomically(self._path(sweep), checksummed_json.text(asdict(job)))
-        refresh(sweep)
+        return refresh(sweep)
 
 
 def remove_if_empty(folder: Path) -> None:

@@ -3,12 +3,13 @@
 import math
 import os
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
 from fedlab_runner.core.metric_names import shown
 from fedlab_runner.sweep import states
-from fedlab_runner.sweep.records import Job, read, size
+from fedlab_runner.sweep.records import Job, Row, size
 from fedlab_runner.utils.durations import duration
 from fedlab_runner.utils.escaping import visible
 from fedlab_runner.utils.system import SHARED_BY
@@ -20,24 +21,27 @@ def place(folder: Path, number: int) -> str:
     return f"job {number}/{jobs}" if jobs else f"job {number}"
 
 
-def time_left(folder: Path) -> str:
-    """`, about 12 min left`, from the seconds of the finished jobs; empty if unknown or below 1 s."""
-    jobs = [job for row in read(folder) for job in row.jobs]
+def time_left(jobs: Sequence[Job]) -> str:
+    """`, about 12 min left` in a grid of these jobs, from the seconds of the finished ones; empty if unknown or below
+    1 s.
+    """
     took = [job.seconds for job in jobs if job.status == states.FINISHED and job.seconds is not None]
     left = sum(job.status in (states.UNFINISHED, states.NOT_BEGUN, states.STOPPED) for job in jobs)
-    if not (took and left and size(folder)):
+    if not (took and left):
         return ""
     at_once = max(1, int(os.environ.get(SHARED_BY) or 1))
     seconds = math.ceil(left / at_once) * fmean(took)
     return f", about {duration(seconds)} left" if seconds >= 1 else ""
 
 
-def begun(folder: Path, number: int, overrides: list[str]) -> str:
-    """The line of a job that begins: `job 7/18, about 12 min left: algorithm=fedavg seed=0`."""
-    everyone = [set(job.overrides) for row in read(folder) for job in row.jobs]
+def begun(folder: Path, number: int, rows: Sequence[Row], overrides: list[str]) -> str:
+    """The line of a job that begins: `job 7/18, about 12 min left: algorithm=fedavg seed=0`. `rows` are the records."""
+    jobs = [job for row in rows for job in row.jobs]
+    everyone = [set(job.overrides) for job in jobs]
     shared = set.intersection(*everyone) if len(everyone) > 1 else set()
     words = shlex.join(each for each in overrides if each not in shared)
-    return f"{place(folder, number)}{time_left(folder)}: {visible(words) or '(defaults)'}"
+    left = time_left(jobs) if size(folder) else ""
+    return f"{place(folder, number)}{left}: {visible(words) or '(defaults)'}"
 
 
 def ended(folder: Path, number: int, job: Job, reused: bool) -> str:

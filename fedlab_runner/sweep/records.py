@@ -65,11 +65,14 @@ class Row:
 
 
 _FIELDS = {each.name for each in fields(Job)}  # names of the fields of a record
+# Records of finished jobs by their files, with the file's number, size and time of change: a sweep reads all records
+# whenever a job begins or ends.
+_finished: dict[Path, tuple[tuple[int, int, int], dict[str, Any]]] = {}
 
 
 def read(folder: Path) -> list[Row]:
     """A row for each setting, in the order of their names. Jobs of a grid without a record have not begun."""
-    paths = sorted((folder / "jobs").glob("*.json"))
+    paths = sorted((folder / "jobs").glob("*.json"), key=str)
     jobs = [Job(**values) for path in paths if (values := read_job(path))]
     known = {tuple(sorted(job.overrides)) for job in jobs}
     jobs += [_not_begun(each) for each in _grid(folder) if tuple(sorted(each)) not in known]
@@ -89,9 +92,15 @@ def natural(setting: Iterable[str]) -> list[Any]:
 def read_job(path: Path) -> dict[str, Any]:
     """The fields of the Job in a file; empty, with a warning, if the file is damaged."""
     try:
-        values = checksummed_json.read(path)
-        if values.keys() != _FIELDS or not _sound(values):
-            raise checksummed_json.Damaged("is damaged")
+        now = path.stat()
+        stamp = now.st_ino, now.st_size, now.st_mtime_ns
+        kept, values = _finished.get(path, (None, {}))
+        if kept != stamp:
+            values = checksummed_json.read(path)
+            if values.keys() != _FIELDS or not _sound(values):
+                raise checksummed_json.Damaged("is damaged")
+            if values["status"] == states.FINISHED:
+                _finished[path] = stamp, values
     except OSError:
         return {}
     except checksummed_json.Damaged as fault:

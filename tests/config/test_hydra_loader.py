@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import create_config_search_path
-from hydra.errors import ConfigCompositionException
+from hydra.errors import ConfigCompositionException, HydraException
 from hydra.types import RunMode
+from omegaconf import OmegaConf
+from omegaconf.errors import ConfigAttributeError
 
 from fedlab_runner.config import config_files, hydra_loader
 from fedlab_runner.config.build import conf_dir
 from fedlab_runner.config.config_files import FileConfigSource
-from fedlab_runner.config.hydra_loader import MAX_COMPOSED, Loader, checked
+from fedlab_runner.config.hydra_loader import Loader, checked
+from fedlab_runner.utils.errors import UserError
 
 
 def loader() -> Loader:
@@ -36,19 +39,67 @@ def composed(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return found
 
 
-def test_a_job_is_composed_once(composed: list[list[str]]) -> None:
+def test_jobs_with_the_same_choices_are_composed_once(composed: list[list[str]]) -> None:
     """Hydra asks for the configs of all jobs, and then for each when it starts."""
     one = loader()
     master = one.load_configuration("train", ["seed=7"], RunMode.MULTIRUN)
-    jobs = [["seed=0"], ["seed=1"]]
+    jobs = [[f"seed={seed}", f"algorithm={name}"] for name in ("fedavg", "scaffold") for seed in range(3)]
     checked = [one.load_sweep_config(master, job) for job in jobs]
     started = [one.load_sweep_config(master, job) for job in jobs]
-    assert composed == [["seed=7"], *jobs] and started == checked
-    assert [cfg.seed for cfg in started] == [0, 1] and started[0].hydra.overrides.task == jobs[0]
-    started[0].seed = 5  # what a job does to its config does not reach a job of the same overrides
-    assert one.load_sweep_config(master, jobs[0]).seed == 0
+    assert composed == [["seed=7"], ["algorithm=fedavg"], ["algorithm=scaffold"]] and started == checked
+    started[0].delay.std = 1  # what a job does to its config does not reach other jobs
+    assert one.load_sweep_config(master, jobs[0]) == checked[0]
     other = pickle.loads(pickle.dumps(one))
     assert not other._composed and other._read is None, "no job is sent to other processes with the loader"
+
+
+@pytest.mark.parametrize(
+    ("job", "alone"),
+    [
+        (["seed=3", "local.lr=0.5", "seed=4"], False),
+        (["experiment=feddle/table7", "dataset=fashion_mnist", "delay.std=20"], False),
+        (["+debug=tiny", "rounds=null", "delay.std=${seed}", "device='cpu'"], False),
+        (["~topology", "seed=1"], False),
+        (["+algorithm.other=1", "algorithm=fedprox", "algorithm.mu=2"], True),
+        (["algorithm.lr=2", "~algorithm.lr"], True),
+        (["model={channels: 3}", "seed=2"], False),
+        (["hydra.job.name=other", "seed=2"], True),
+    ],
+)
+def test_a_job_has_the_config_that_hydra_composes(composed: list[list[str]], job: list[str], alone: bool) -> None:
+    """With the same flags, whatever jobs came before; `alone`: those whose files the loader composes for them alone."""
+    one = loader()
+    master = one.load_configuration("train", ["seed=7", "hydra.sweep.dir=here"], RunMode.MULTIRUN)
+    configs = [one.load_sweep_config(master, words) for words in (job, ["seed=9"], job)]
+    assert sum(words[1:] == job for words in composed) == 2 * alone
+    own: Any = ConfigLoaderImpl(create_config_search_path(str(conf_dir()))).load_sweep_config(master, job)
+    for cfg in (configs[0], configs[2]):
+        assert cfg == own and OmegaConf.to_yaml(cfg) == OmegaConf.to_yaml(own)
+        assert OmegaConf.is_struct(cfg) and OmegaConf.get_cache(cfg) == OmegaConf.get_cache(own)
+        with pytest.raises(ConfigAttributeError):
+            cfg.other = 1
+
+
+@pytest.mark.parametrize(
+    "job", [["sed=1"], ["delay.stt=2"], ["delay=late"], ["seed=1,2"], ["~other"], ["++delay=none"], ["delay.std.x=1"]]
+)
+def test_a_faulty_job_is_refused_as_by_hydra(job: list[str]) -> None:
+    one, other = loader(), ConfigLoaderImpl(create_config_search_path(str(conf_dir())))
+    master = one.load_configuration("train", [], RunMode.MULTIRUN)
+    lines = []
+    for each in (one, other):
+        with pytest.raises(HydraException) as refused:
+            each.load_sweep_config(master, job)
+        lines.append(f"{refused.type} {refused.value} {refused.value.__cause__}")
+    assert lines[0] == lines[1]
+
+
+def test_a_job_with_a_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789" * 4)
+    one = loader()
+    master = one.load_configuration("train", [], RunMode.MULTIRUN)
+    with pytest.raises(UserError, match="W&B"):
+        one.load_sweep_config(master, [f"logger.group={'0123456789' * 4}"])
 
 
 @pytest.mark.parametrize(
@@ -122,12 +173,15 @@ def test_choices_are_gathered_for_a_file_whose_defaults_hold_an_interpolation(
         assert name == "train" or ours.late == ours.delay
 
 
-def test_few_jobs_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_configs_are_kept(monkeypatch: pytest.MonkeyPatch, composed: list[list[str]]) -> None:
+    """Those that were used last."""
+    monkeypatch.setattr(hydra_loader, "MAX_COMPOSED", 2)
     one = loader()
     master = one.load_configuration("train", [], RunMode.MULTIRUN)
-    one._composed = {(str(number),): master for number in range(MAX_COMPOSED)}
-    one.load_sweep_config(master, ["seed=3"])
-    assert len(one._composed) == MAX_COMPOSED
+    composed.clear()
+    for name in ("none", "constant", "none", "uniform", "none", "constant"):
+        one.load_sweep_config(master, [f"delay={name}", "seed=3"])
+    assert composed == [["delay=none"], ["delay=constant"], ["delay=uniform"], ["delay=constant"]]
 
 
 def test_the_choices_of_all_groups_are_read_from_one_list_of_folders(monkeypatch: pytest.MonkeyPatch) -> None:

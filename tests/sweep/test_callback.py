@@ -386,6 +386,23 @@ def test_a_bar_in_an_override_does_not_break_the_table() -> None:
     assert "a\\|b" in markdown([Row(("name=a|b",), [job(0, 0.5)])])
 
 
+def test_the_record_of_a_finished_job_is_read_again_only_when_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep looks at all records whenever a job begins or ends."""
+    read: list[str] = []
+    real = checksummed_json.read
+    monkeypatch.setattr(checksummed_json, "read", lambda path: read.append(path.stem) or real(path))  # type: ignore[func-returns-value]
+    (tmp_path / "jobs").mkdir()
+    for seed, status in enumerate(("finished", "finished", "unfinished")):
+        text = checksummed_json.text(asdict(job(seed, 0.5, status)))
+        write_text_atomically(tmp_path / "jobs" / f"{seed}.json", text)
+    first = records.read(tmp_path)
+    assert records.read(tmp_path) == first and sorted(read) == ["0", "1", "2", "2"]
+    write_text_atomically(tmp_path / "jobs" / "1.json", checksummed_json.text(asdict(job(1, 0.6))))
+    assert records.read(tmp_path)[0].values() == [0.5, 0.6] and sorted(read) == ["0", "1", "1", "2", "2", "2"]
+
+
 def test_a_half_written_member_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "jobs").mkdir()
     (tmp_path / "jobs" / "a.json").write_text('{"overrides": [')
