@@ -3,7 +3,7 @@
 import math
 import statistics
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -13,8 +13,8 @@ from fedlab_runner.core.metric_names import is_share
 from fedlab_runner.methods.registry import Line, Method, method_of, method_style, tell_apart
 from fedlab_runner.plots.style import GREY, STYLE, in_percent, new_figure, over_rounds, save, series
 from fedlab_runner.sweep.records import Job, Row, read
-from fedlab_runner.sweep.states import FINISHED
 from fedlab_runner.tracking.ending import judged_by
+from fedlab_runner.tracking.metric_direction import lower_is_better
 from fedlab_runner.utils import untrusted
 from fedlab_runner.utils.escaping import file_name, label
 
@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MAX_LINES = 10  # of a picture: more lines hide each other
+MAX_PICTURES = 12  # of curves by the values of the numbers: nobody compares more
 MARKERS_ON_LINE = 8  # about the number of markers on a long line
 LEGEND_LINE_INCHES = 0.22  # the height of a line of the legend
 CAPTION = "Means over seeds, shaded by a standard deviation where a setting has several."  # of the curves
+BEST = "The best setting of the other numbers at each value.\n"  # where lines would be too many
 # Further curves besides the objective's metric: file, key, and the keys of a band around it.
 CURVES = (
     ("update_cosines", "analysis/update_cosine_mean", ("analysis/update_cosine_min", "analysis/update_cosine_max")),
@@ -37,50 +39,68 @@ def plot_sweep(folder: Path) -> list[Path]:
     """Draws the finished jobs of a sweep into `folder`/plots, and returns the files.
 
     `<key>.png`, with an SVG beside it: the objective against each swept key whose values are numbers, with a line for
-    each combination of the other keys: the mean and the standard deviation over seeds. `curves.png`: the objective's
-    metric over the rounds, with a line for each setting; too many settings for one picture are split by the values of
-    the numbers. The registry of methods gives the lines' style.
+    each combination of the other keys: the mean and the standard deviation over seeds. Where these are too many, it has
+    the best setting of the other numbers. `curves.png`: the objective's metric over the rounds, with a line for each
+    setting; too many settings for one picture are split by the values of the numbers. `curves-best.png` in their place:
+    the best settings, where these would be too many pictures. The registry of methods gives the lines' style.
     """
     from matplotlib.style import context
 
     rows = [row for row in read(folder) if row.values()]
     with context(STYLE):
         drawn = [_against(folder, rows, key) for key in _numbers(rows)]
-        metric = next((job.summary["metric"] for row in rows for job in row.jobs if "metric" in job.summary), None)
-        for shared, some in _groups(rows) if metric is not None else ():
-            logged = [[_metrics(job) for job in row.of(FINISHED)] for row in some]
-            curves = [("curves", str(metric), None), *CURVES]
-            drawn += [_over_rounds(folder, name, key, band, shared, some, logged) for name, key, band in curves]
+        metric = _metric(rows)
+        for suffix, words, some in _groups(rows) if metric else ():
+            logged = [[_metrics(job) for job in row.finished] for row in some]
+            for name, key, band in (("curves", metric, None), *CURVES):
+                drawn.append(_over_rounds(folder, "-".join([name, *suffix]), key, band, words, some, logged))
     return [path for path in drawn if path is not None]
 
 
 def _against(folder: Path, rows: Sequence[Row], key: str) -> Path | None:
     """Draws the objective against one key; None if no two values share the other keys, or for too many lines."""
-    lines: dict[tuple[str, ...], dict[float, list[float]]] = {}
-    first: dict[tuple[str, ...], Row] = {}
-    names: dict[float, str] = {}
-    for row in rows:
-        values = _values(row)
-        if key in values:
-            rest = tuple(each for each in _varying(rows, row) if each != f"{key}={values[key]}")
-            names[float(values[key])] = values[key]
-            lines.setdefault(rest, {})[float(values[key])] = row.values()
-            first.setdefault(rest, row)
-    if len(lines) > MAX_LINES or all(len(line) < 2 for line in lines.values()):
+    numbers = _numbers(rows)
+    lines = _lines(rows, {key})
+    if best := len(lines) > MAX_LINES and len(numbers) > 1:
+        lines = _lines(rows, {*numbers})
+    by_value = {rest: _best_by_value(line, key) for rest, line in lines.items()}
+    if len(lines) > MAX_LINES or all(len(line) < 2 for line in by_value.values()):
         return None
+    names = {float(text): text for row in rows if (text := _values(row).get(key))}
     places = sorted(names)
     figure = new_figure(6.4, 3.8 + LEGEND_LINE_INCHES * len(lines), folder.name)
     axes = figure.subplots()
-    methods = [_method(row) for row in first.values()]
-    for look, name, line in zip(tell_apart(methods), _labels(methods, lines), lines.values(), strict=True):
+    methods = [_method(line[0]) for line in lines.values()]
+    for look, name, line in zip(tell_apart(methods), _labels(methods, lines), by_value.values(), strict=True):
         x = [places.index(value) for value in sorted(line)]
-        _draw(axes, look, x, [line[value] for value in sorted(line)], name)
+        _draw(axes, look, x, [line[value].values() for value in sorted(line)], name)
     axes.set_xticks(range(len(places)), [label(names[value]) for value in places])  # 0, 0.001, 0.1 fit no scale
     axes.set(title=label(_judged(rows)), xlabel=label(key))
     if is_share(_judged(rows)):
         in_percent(axes.yaxis)
-    _legend(axes, CAPTION, several=len(lines) > 1)
+    _legend(axes, BEST * best + CAPTION, several=len(lines) > 1)
     return _saved(figure, folder, key)
+
+
+def _lines(rows: Sequence[Row], free: Collection[str]) -> dict[tuple[str, ...], list[Row]]:
+    """The settings that have all of the keys `free`, by their other varying overrides."""
+    lines: dict[tuple[str, ...], list[Row]] = {}
+    for row, varying in zip(rows, _varying(rows), strict=True):
+        if _values(row).keys() >= {*free}:
+            rest = tuple(each for each in varying if each.partition("=")[0] not in free)
+            lines.setdefault(rest, []).append(row)
+    return lines
+
+
+def _best_by_value(rows: Sequence[Row], key: str) -> dict[float, Row]:
+    """The best setting of each value of a key."""
+    return {float(_values(row)[key]): row for row in reversed(_ranked(rows))}
+
+
+def _ranked(rows: Sequence[Row]) -> list[Row]:
+    """The settings, the best mean first."""
+    sign = 1 if lower_is_better(_metric(rows)) else -1
+    return sorted(rows, key=lambda row: sign * statistics.fmean(row.values()))
 
 
 def _over_rounds(
@@ -88,13 +108,13 @@ def _over_rounds(
     name: str,
     key: str,
     band: tuple[str, str] | None,
-    shared: tuple[str, ...],
+    words: Sequence[str],
     rows: Sequence[Row],
     logged: Sequence[Sequence[Sequence[Mapping[str, Any]]]],
 ) -> Path | None:
     """Draws a metric over the rounds, a line for each setting; None if no run has it.
 
-    `logged` has a run's rows by setting and job, `shared` the overrides that distinguish these settings from others.
+    `logged` has a run's rows by setting and job; `words` say what distinguishes these settings from others.
     """
     if not any(found := [_by_round(runs, key) for runs in logged]):
         return None
@@ -102,7 +122,7 @@ def _over_rounds(
     figure = new_figure(6.4, 3.8 + LEGEND_LINE_INCHES * len(rows), folder.name)
     axes = figure.subplots()
     methods = [_method(row) for row in rows]
-    names = _labels(methods, [_varying(rows, row) for row in rows])
+    names = _labels(methods, _varying(rows))
     for look, text, runs, values in zip(tell_apart(methods), names, logged, found, strict=True):
         if not values:
             continue
@@ -110,13 +130,13 @@ def _over_rounds(
         if band is not None:
             low, high = ([statistics.fmean(each) for each in _by_round(runs, edge).values()] for edge in band)
             axes.fill_between(list(values), low, high, color=look.colour, alpha=0.12, linewidth=0)
-    over_rounds(axes, label(", ".join([key, *shared])))
+    over_rounds(axes, label(", ".join([key, *words])))
     if is_share(key):
         in_percent(axes.yaxis)
     if "cosine" in key:
         axes.axhline(0, color=GREY, linewidth=0.8)
     _legend(axes, caption)
-    return _saved(figure, folder, "-".join([name, *shared]))
+    return _saved(figure, folder, name)
 
 
 def _saved(figure: "Figure", folder: Path, name: str) -> Path:
@@ -125,16 +145,19 @@ def _saved(figure: "Figure", folder: Path, name: str) -> Path:
     return path
 
 
-def _groups(rows: Sequence[Row]) -> list[tuple[tuple[str, ...], list[Row]]]:
-    """The settings by picture, each with the overrides that its settings share."""
+def _groups(rows: Sequence[Row]) -> list[tuple[Sequence[str], Sequence[str], Sequence[Row]]]:
+    """The settings by picture, each with the parts of a file's name and of a title that other pictures do not have."""
     if len(rows) <= MAX_LINES:
-        return [((), list(rows))] if len(rows) > 1 else []
+        return [((), (), rows)] if len(rows) > 1 else []
     numbers = _numbers(rows)
     groups: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         shared = tuple(each for each in row.setting if each.partition("=")[0] in numbers)
         groups.setdefault(shared, []).append(row)
-    return [(shared, some) for shared, some in groups.items() if 1 < len(some) <= MAX_LINES]
+    found = [(shared, shared, some) for shared, some in groups.items() if 1 < len(some) <= MAX_LINES]
+    if 0 < len(found) <= MAX_PICTURES:
+        return [*found]
+    return [(("best",), (f"best {MAX_LINES} of {len(rows)} settings",), _ranked(rows)[:MAX_LINES])]
 
 
 def _by_round(runs: Sequence[Sequence[Mapping[str, Any]]], key: str) -> dict[int, list[float]]:
@@ -172,12 +195,12 @@ def _legend(axes: "Axes", caption: str, several: bool = True) -> None:
         title_fontsize=8,
         alignment="left",
     )
-    legend.get_title().set_color(GREY)
+    legend.get_title().set(color=GREY, multialignment="left")
 
 
 def _method(row: Row) -> Method:
     """The method of a setting, from the config of its first run, or else from its overrides."""
-    for job in row.of(FINISHED)[:1]:
+    for job in row.finished[:1]:
         with suppress(OSError, untrusted.Unreadable):
             config = untrusted.read_yaml(Path(job.folder) / "config.yaml")
             if isinstance(config, Mapping):
@@ -202,10 +225,10 @@ def _values(row: Row) -> dict[str, str]:
     return {key: value for key, _, value in (each.partition("=") for each in row.setting)}
 
 
-def _varying(rows: Sequence[Row], row: Row) -> list[str]:
-    """The overrides of a setting that not all settings share."""
+def _varying(rows: Sequence[Row]) -> list[list[str]]:
+    """The overrides of each setting that not all settings share."""
     shared = set.intersection(*(set(each.setting) for each in rows)) if len(rows) > 1 else set()
-    return [each for each in row.setting if each not in shared]
+    return [[each for each in row.setting if each not in shared] for row in rows]
 
 
 def _numbers(rows: Sequence[Row]) -> list[str]:
@@ -222,6 +245,11 @@ def _is_number(text: str) -> bool:
         return math.isfinite(float(text))
     except ValueError:
         return False
+
+
+def _metric(rows: Sequence[Row]) -> str:
+    """The key of the objective's metric; empty if no job has it."""
+    return next((str(job.summary["metric"]) for row in rows for job in row.jobs if "metric" in job.summary), "")
 
 
 def _judged(rows: Sequence[Row]) -> str:

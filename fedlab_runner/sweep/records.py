@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +48,13 @@ class Row:
 
     def values(self, key: str | None = None) -> list[float]:
         """The finite objectives (or values of the summary) of the finished jobs."""
-        found = [job.summary.get(key) if key else job.objective for job in self.of(states.FINISHED)]
+        found = [job.summary.get(key) if key else job.objective for job in self.finished]
         return [value for value in found if isinstance(value, int | float) and math.isfinite(value)]
+
+    @cached_property
+    def finished(self) -> list[Job]:
+        """The jobs that have finished."""
+        return self.of(states.FINISHED)
 
     def of(self, state: str) -> list[Job]:
         """The jobs in a state."""
@@ -168,5 +173,5 @@ def to_come(folder: Path) -> list[list[str]]:
 
 def finished(folder: Path) -> list[Path]:
     """The run folders of a sweep's finished jobs, which lie beside the folder `sweeps`."""
-    jobs = [job for row in read(folder) for job in row.of(states.FINISHED)]
+    jobs = [job for row in read(folder) for job in row.finished]
     return [folder.parent.parent / Path(job.folder).name for job in jobs]

@@ -4,6 +4,7 @@ import os
 import shlex
 import statistics
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from fedlab_runner.utils.escaping import visible
 from fedlab_runner.utils.files import write_text_atomically
 
 SETTING_SHARE = 0.4  # of the width of a terminal: the widest column of settings
+MAX_KNOWN = 2**17  # statistics that are kept: each job makes the table anew, and changes one row of it
 
 
 def refresh(folder: Path) -> list[Row]:
@@ -34,12 +36,12 @@ def refresh(folder: Path) -> list[Row]:
 def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     """The header and rows of the table, without the overrides that all settings share."""
     shared = set.intersection(*(set(row.setting) for row in rows)) if len(rows) > 1 else set()
-    metrics = {job.summary.get("metric") for row in rows for job in row.of(states.FINISHED)}
+    metrics = {job.summary.get("metric") for row in rows for job in row.finished}
     metric = str(metrics.pop() or "") if len(metrics) == 1 else ""  # a search over metrics has numbers without units
     body = []
     for row in rows:
         name = " ".join(each for each in row.setting if each not in shared) or "(defaults)"
-        values = row.values()
+        values = tuple(row.values())
         numbers = [_mean(values), _std(values)]
         if is_share(metric):
             numbers = [shown(float(each), metric) if each else "" for each in (_mean(values, 10), _std(values, 10))]
@@ -61,7 +63,7 @@ def csv_text(rows: Sequence[Row]) -> str:
     header = ["setting", "seeds", *others, "mean", "std"]
     lines: list[Sequence[Any]] = [header + [f"{key} {what}" for key in keys for what in ("mean", "std")]]
     for row in rows:
-        columns = [row.values(), *(row.values(key) for key in keys)]
+        columns = [tuple(row.values(key)) for key in (None, *keys)]
         numbers = [float(cell) if cell else None for v in columns for cell in (_mean(v, 10), _std(v, 10))]
         lines.append([" ".join(row.setting), len(row.values()), *(len(row.of(state)) for state in others), *numbers])
     return escaping.csv_text(lines)
@@ -91,10 +93,12 @@ def show(folder: Path) -> None:
     print(f"a page of all results: fedlab-report {shlex.quote(os.path.relpath(folder))}")
 
 
-def _mean(values: Sequence[float], digits: int = 4) -> str:
+@lru_cache(MAX_KNOWN)
+def _mean(values: tuple[float, ...], digits: int = 4) -> str:
     return f"{statistics.fmean(values):.{digits}g}" if values else ""
 
 
-def _std(values: Sequence[float], digits: int = 4) -> str:
+@lru_cache(MAX_KNOWN)
+def _std(values: tuple[float, ...], digits: int = 4) -> str:
     """The sample standard deviation; empty for fewer than two values."""
     return f"{statistics.stdev(values):.{digits}g}" if len(values) > 1 else ""

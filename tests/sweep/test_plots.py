@@ -127,7 +127,7 @@ def test_nothing_is_drawn_where_there_is_nothing_to_compare(tmp_path: Path) -> N
     for i in range(plots.MAX_LINES + 1):
         for lr in ("1", "2"):
             job(many, 0.5, f"algorithm=a{i}", f"local.lr={lr}")
-    assert plot_sweep(many) == []
+    assert [path.stem for path in plot_sweep(many)] == ["curves-best"], "more lines than a picture holds"
 
 
 def test_many_settings_get_a_picture_for_each_combination_of_numbers(tmp_path: Path, lines: Any) -> None:
@@ -140,6 +140,34 @@ def test_many_settings_get_a_picture_for_each_combination_of_numbers(tmp_path: P
     assert drawn[:2] == ["delay.std", "partition.alpha"]
     assert sorted(drawn[2:]) == [f"curves-delay.std={std}-partition.alpha={a}" for std in (20, 5) for a in (0.1, 0.3)]
     assert [label for label, *_ in lines[-3:]] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(("metric", "sign"), [("test/accuracy", 1), ("test/loss", -1)])
+def test_too_many_settings_are_drawn_by_the_best(
+    tmp_path: Path, lines: Any, monkeypatch: pytest.MonkeyPatch, metric: str, sign: int
+) -> None:
+    """Not as dozens of pictures, and not as a line for each combination of the other numbers."""
+    monkeypatch.setitem(SUMMARY, "metric", metric)
+    folder = tmp_path / "sweep"
+    for a, algorithm in enumerate(("a", "b")):
+        for lr in range(6):
+            for std in range(6):
+                value = sign * (a + lr / 10 + std / 100)  # the largest are the best
+                job(folder, value, f"algorithm={algorithm}", f"local.lr={lr}", f"delay.std={std}")
+    drawn = [path.stem for path in plot_sweep(folder)]
+    assert drawn == ["delay.std", "local.lr"] + ["curves-best"] * (metric == "test/accuracy")
+    assert [label for label, *_ in lines[:4]] == ["a", "b"] * 2
+    assert lines[1][2] == [[pytest.approx(sign * (1.5 + std / 100))] for std in range(6)]
+    assert lines[2][2] == [[pytest.approx(sign * (lr / 10 + 0.05))] for lr in range(6)]
+    against = (folder / "plots" / "local.lr.svg").read_text()
+    assert "The best setting of the other numbers at each value." in against
+    if metric == "test/accuracy":
+        assert len(lines) == 4 + plots.MAX_LINES and lines[4][2][0] == [0]
+        assert [values[-1][0] for *_, values in lines[4:]] == sorted(
+            (pytest.approx(3 * (1 + lr / 10 + std / 100)) for lr in (5, 4) for std in range(6)),
+            key=lambda each: -each.expected,
+        )[:10]
+        assert "best 10 of 72 settings" in (folder / "plots" / "curves-best.svg").read_text()
 
 
 def test_rounds_of_a_longer_run_than_the_job_asked_for_are_left_out(tmp_path: Path, lines: Any) -> None:
