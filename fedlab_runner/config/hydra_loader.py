@@ -7,8 +7,10 @@ sweeper from names in the config: Hydra has no other place for a check.
 
 import contextlib
 import re
+import uuid
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -57,11 +59,11 @@ class Loader(ConfigLoaderImpl):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._read: tuple[tuple[str | None, list[str]], Any] | None = None
-        self._composed: dict[tuple[str, ...], DictConfig] = {}  # by the choices of jobs, the last used last
+        self._sweep_id = uuid.uuid4().hex
         self._first: tuple[tuple[str | None, list[str]], DictConfig] | None = None
 
     def __getstate__(self) -> dict[str, Any]:  # a launcher sends the loader to other processes with every job
-        return self.__dict__ | {"_read": None, "_composed": {}, "_first": None}
+        return self.__dict__ | {"_read": None, "_first": None}
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
         """The config of a job. Hydra composes all jobs before the first one starts, and each job again when it starts.
@@ -74,17 +76,19 @@ class Loader(ConfigLoaderImpl):
         """A job's config, from that of its choices; None where the job adds or drops keys, or has a fault, which Hydra
         reports.
         """
-        _, repository = self._parse_overrides_and_create_caching_repo(
-            master.hydra.job.config_name, list(master.hydra.overrides.hydra)
-        )
+        sweep = self._sweep(master)
         overrides = OverridesParser.create().parse_overrides(job)
-        values = defaults_list.Overrides(repository, overrides).config_overrides
+        values = defaults_list.Overrides(sweep.repository, overrides).config_overrides
         sets_values = all(each.type == OverrideType.CHANGE and not each.is_hydra_override() for each in values)
         if not sets_values or any(each.is_sweep_override() for each in overrides):
             return None
-        cfg = deepcopy(
-            self._of_choices(master, [line for line, own in zip(job, overrides, strict=True) if own not in values])
-        )
+        choices = tuple(line for line, own in zip(job, overrides, strict=True) if own not in values)
+        if (composed := sweep.composed.pop(choices, None)) is None:
+            composed = super().load_sweep_config(master, list(choices))
+        sweep.composed[choices] = composed
+        if len(sweep.composed) > MAX_COMPOSED:
+            del sweep.composed[next(iter(sweep.composed))]
+        cfg = deepcopy(composed)
         try:
             self._apply_overrides_to_config(values, cfg)
         except ConfigCompositionException:
@@ -98,15 +102,13 @@ class Loader(ConfigLoaderImpl):
         _refuse(faults(cfg))
         return cfg
 
-    def _of_choices(self, master: DictConfig, choices: list[str]) -> DictConfig:
-        """The config of a job that makes these choices and sets no values; others must not change it."""
-        key = (str(master.hydra.job.config_name), *master.hydra.overrides.hydra, *choices)
-        if (cfg := self._composed.pop(key, None)) is None:
-            cfg = super().load_sweep_config(master, choices)
-        self._composed[key] = cfg
-        if len(self._composed) > MAX_COMPOSED:
-            del self._composed[next(iter(self._composed))]
-        return cfg
+    def _sweep(self, master: DictConfig) -> "_Sweep":
+        if self._sweep_id not in _sweeps:
+            _sweeps.clear()
+            words = list(master.hydra.overrides.hydra)
+            _, repository = self._parse_overrides_and_create_caching_repo(master.hydra.job.config_name, words)
+            _sweeps[self._sweep_id] = _Sweep(repository)
+        return _sweeps[self._sweep_id]
 
     def _parse_overrides_and_create_caching_repo(self, config_name: str | None, overrides: list[str]) -> Any:
         """Hydra asks for the choices of each group separately. The loader reads the files and folders of one command
@@ -160,6 +162,17 @@ class Loader(ConfigLoaderImpl):
         cfg = super().load_configuration(*asked)
         _refuse([*faults(cfg), *ambiguous_choices(cfg)])
         return cfg
+
+
+@dataclass
+class _Sweep:
+    """What the jobs of a sweep share in a process. A launcher sends its processes a loader with each job."""
+
+    repository: Any  # of Hydra: the groups
+    composed: dict[tuple[str, ...], DictConfig] = field(default_factory=dict)  # by choices, the last used last
+
+
+_sweeps: dict[str, _Sweep] = {}  # by the id of the loader; the last one alone
 
 
 class Completing(Loader):

@@ -49,8 +49,14 @@ def test_jobs_with_the_same_choices_are_composed_once(composed: list[list[str]])
     assert composed == [["seed=7"], ["algorithm=fedavg"], ["algorithm=scaffold"]] and started == checked
     started[0].delay.std = 1  # what a job does to its config does not reach other jobs
     assert one.load_sweep_config(master, jobs[0]) == checked[0]
-    other = pickle.loads(pickle.dumps(one))
-    assert not other._composed and other._read is None, "no job is sent to other processes with the loader"
+    size = len(pickle.dumps(loader()))
+    for _ in range(2):  # a launcher sends the loader with each job
+        content = pickle.dumps(one)
+        assert len(content) < size + 1000, "and no config of another job"
+        assert pickle.loads(content).load_sweep_config(master, jobs[3]) == checked[3]
+    assert len(composed) == 3
+    loader().load_sweep_config(master, jobs[3])  # of another command, before which files may have changed
+    assert len(composed) == 4 and len(hydra_loader._sweeps) == 1
 
 
 @pytest.mark.parametrize(
