@@ -105,7 +105,7 @@ class Loader(ConfigLoaderImpl):
     def _sweep(self, master: DictConfig) -> "_Sweep":
         if self._sweep_id not in _sweeps:
             _sweeps.clear()
-            words = list(master.hydra.overrides.hydra)
+            words: Any = OmegaConf.to_container(master.hydra.overrides.hydra)  # not resolved
             _, repository = self._parse_overrides_and_create_caching_repo(master.hydra.job.config_name, words)
             _sweeps[self._sweep_id] = _Sweep(repository)
         return _sweeps[self._sweep_id]

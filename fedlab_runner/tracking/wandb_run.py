@@ -1,5 +1,6 @@
 """A run in Weights & Biases: a second copy of its numbers, whose failures never stop the run."""
 
+import glob
 import logging
 import shutil
 from collections.abc import Callable, Iterable, Sequence
@@ -272,7 +273,7 @@ def _wandb_folder(folder: Path) -> Path:
 def _segments(folder: Path, run_id: str, kind: str) -> list[Path]:
     """The folders `<kind>-<date>_<time>-<id>` of exactly this id that were not uploaded yet."""
     file = f"run-{run_id}.wandb"  # unlike the folder's name, the file's name has no number after the id
-    found = folder.glob(f"{kind}-*")
+    found = folder.glob(f"{kind}-*{glob.escape(run_id)}*")
     return [path for path in found if (path / file).is_file() and not (path / f"{file}.synced").exists()]
 
 

@@ -75,7 +75,7 @@ def test_jobs_with_the_same_choices_are_composed_once(composed: list[list[str]])
 def test_a_job_has_the_config_that_hydra_composes(composed: list[list[str]], job: list[str], alone: bool) -> None:
     """With the same flags, whatever jobs came before; `alone`: those whose files the loader composes for them alone."""
     one = loader()
-    master = one.load_configuration("train", ["seed=7", "hydra.sweep.dir=here"], RunMode.MULTIRUN)
+    master = one.load_configuration("train", ["seed=7", "hydra.sweep.subdir=${hydra.job.num}"], RunMode.MULTIRUN)
     configs = [one.load_sweep_config(master, words) for words in (job, ["seed=9"], job)]
     assert sum(words[1:] == job for words in composed) == 2 * alone
     own: Any = ConfigLoaderImpl(create_config_search_path(str(conf_dir()))).load_sweep_config(master, job)
