@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 TRAIN = [sys.executable, "-P", "-m", "fedlab_runner.train"]
-TWO_ROUNDS = ["rounds=2", "logger=none"]
+TWO_ROUNDS = ["rounds=2"]
 JOBS = 5  # of the longer sweep, whose shorter one has one
 
 
@@ -27,15 +27,19 @@ def cpu_seconds(arguments: Sequence[str], folder: Path, code: int = 0) -> float:
 
 def turn(folder: Path) -> dict[str, float]:
     """One measurement of each command, in a folder without runs."""
-    run = [*TWO_ROUNDS, "seed=1"]
+    run, files_only = [*TWO_ROUNDS, "seed=1"], "logger=none"
     times = {
         "a run of two rounds": cpu_seconds(run, folder),
         "a finished run": cpu_seconds(run, folder),
-        "two rounds, `logger.pictures=false`": cpu_seconds([*TWO_ROUNDS, "seed=2", "logger.pictures=false"], folder),
+        "two rounds, `logger=none`": cpu_seconds([*TWO_ROUNDS, "seed=2", files_only], folder),
+        "two rounds, `logger=none logger.pictures=false`": cpu_seconds(
+            [*TWO_ROUNDS, "seed=3", files_only, "logger.pictures=false"], folder
+        ),
     }
-    seeds = [",".join(str(10 * jobs + job) for job in range(jobs)) for jobs in (1, JOBS)]
-    one, more = (cpu_seconds(["-m", *TWO_ROUNDS, f"seed={each}"], folder) for each in seeds)
-    times["each further job of a sweep"] = (more - one) / (JOBS - 1)
+    for begin, words, more in ((10, "", []), (1000, ", `logger=none`", [files_only])):
+        seeds = [",".join(str(begin * jobs + job) for job in range(jobs)) for jobs in (1, JOBS)]
+        one, several = (cpu_seconds(["-m", *TWO_ROUNDS, f"seed={each}", *more], folder) for each in seeds)
+        times[f"each further job of a sweep{words}"] = (several - one) / (JOBS - 1)
     times["a faulty value, `local.lr=-1`"] = cpu_seconds(["local.lr=-1"], folder, code=2)
     times["`fedlab --help`"] = cpu_seconds(["--help"], folder)
     return times

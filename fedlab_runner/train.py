@@ -27,7 +27,7 @@ from fedlab_runner.config.explain import explain, is_of_run, unwrapped
 from fedlab_runner.sweep import callback, records, states
 from fedlab_runner.sweep.table import show
 from fedlab_runner.tracking.metric_direction import check_direction
-from fedlab_runner.utils import imports, signals, streams, version
+from fedlab_runner.utils import frames, imports, signals, streams, version
 from fedlab_runner.utils.attempt import next_start
 from fedlab_runner.utils.errors import Interrupted, Pruned, UserError
 from fedlab_runner.utils.sweep_job import FOLDER, JOB, NAME
@@ -44,6 +44,7 @@ class JobFailed(BaseException):
     """Carries the error of a single run, its cause, through Hydra, which would print its own lines for an Exception."""
 
 
+@frames.in_one_chunk
 @streams.protected()
 @imports.kept()
 def main() -> int:

@@ -30,6 +30,7 @@ from fedlab_runner.utils.attempt import Attempt
 from fedlab_runner.utils.digest import digest
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.files import remove_leftovers
+from fedlab_runner.utils.frames import in_one_chunk
 
 _log = logging.getLogger("fedlab_runner")
 
@@ -91,6 +92,7 @@ def run_whole(folder: Path, cfg: DictConfig) -> Outcome:
             return _run_locked(folder, lock, name, checked, components, prepared, code, None, show_summary=False)
 
 
+@in_one_chunk
 def _run_locked(
     folder: Path,
     lock: RunLock,

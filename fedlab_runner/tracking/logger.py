@@ -14,8 +14,8 @@ class Logger:
     """Shows the run on the terminal alone.
 
     progress: whether to show a live bar; None: on a terminal only.
-    pictures: whether to draw plots/ in the run's folder; None: unless the run is a job of a sweep that no tracker
-    shows, where drawing can take longer than the run.
+    pictures: whether to draw plots/ in the run's folder; None: unless the run is a job of a sweep, where drawing can
+    take longer than the run.
     save_model: whether to save the final weights in the run's folder and, as an artifact, in W&B.
     """
 
@@ -24,14 +24,9 @@ class Logger:
     save_model: bool
 
     @property
-    def shown(self) -> bool:
-        """Whether a tracker shows the run's pictures."""
-        return False
-
-    @property
     def draws(self) -> bool:
         """Whether this process's run draws its pictures."""
-        return (self.shown or FOLDER not in os.environ) if self.pictures is None else self.pictures
+        return FOLDER not in os.environ if self.pictures is None else self.pictures
 
 
 @dataclass(frozen=True)
@@ -59,10 +54,6 @@ class WandbLogger(Logger):
         _check_texts(project=self.project)
         _check_folder(self.dir)
 
-    @property
-    def shown(self) -> bool:
-        return self.mode != "disabled"
-
 
 @dataclass(frozen=True)
 class TrackioLogger(Logger):
@@ -79,10 +70,6 @@ class TrackioLogger(Logger):
         _check_texts(project=self.project)
         _check_folder(self.dir)
 
-    @property
-    def shown(self) -> bool:
-        return True
-
 
 @dataclass(frozen=True)
 class TensorboardLogger(Logger):
@@ -92,10 +79,6 @@ class TensorboardLogger(Logger):
 
     def __post_init__(self) -> None:
         _check_folder(self.dir)
-
-    @property
-    def shown(self) -> bool:
-        return True
 
 
 def _check_texts(**values: str) -> None:

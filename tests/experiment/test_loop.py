@@ -66,9 +66,15 @@ def assert_same_run(one: Path, other: Path, *overrides: str) -> None:
 
 @pytest.mark.pictures
 def test_a_job_of_a_sweep_draws_on_demand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its tables are there; the same run asked for pictures draws them, also when it has finished."""
+    """Whether W&B shows it or not. Its tables are there; the same run asked for pictures draws them, also when it has
+    finished.
+    """
     monkeypatch.setenv("FEDLAB_SWEEP_FOLDER", str(tmp_path / "sweep"))
     overrides = ("rounds=2", "algorithm=fedavg")
+    run_in(
+        tmp_path / "tracked", composed("rounds=1", "algorithm=fedavg", "logger=tensorboard", f"logger.dir={tmp_path}")
+    )
+    assert not (tmp_path / "tracked" / "plots").exists()
     objective = run_in(tmp_path, composed(*overrides))
     assert not (tmp_path / "plots").exists() and (tmp_path / "partition.csv").exists()
     before = files(tmp_path)

@@ -118,7 +118,8 @@ def test_parallel_jobs_in_one_output_folder(jobs: int, tmp_path: Path) -> None:
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher", reason="needs the extra joblib")
     workers = int(os.environ.get("FEDLAB_TEST_WORKERS", "4"))
     launcher = ("hydra/launcher=joblib", f"hydra.launcher.n_jobs={workers}")
-    process = start(tmp_path, "-m", "fedlab_runner.train", "-m", *launcher, *TINY, "rounds=3", f"seed=range({jobs})")
+    words = *TINY, "rounds=3", "logger.pictures=true", f"seed=range({jobs})"
+    process = start(tmp_path, "-m", "fedlab_runner.train", "-m", *launcher, *words)
     seen = watch(process, lambda: len(list((tmp_path / "outputs").glob("fedbuff-*/summary.json"))), 1.0)
     assert process.returncode == 0, (tmp_path / "output.txt").read_text()[-3000:]
     print(f"most children at once: {max(each.children for each in seen)}")
