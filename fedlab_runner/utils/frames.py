@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-P = ParamSpec("P")
+P = ParamSpec("P")  # of a function
 R = TypeVar("R")
 
 OWN_VALUES = 2**16 + 1  # of 8 bytes, that a frame pretends to need; its chunk is the next power of two, 1 MB
