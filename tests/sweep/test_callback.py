@@ -490,7 +490,7 @@ def test_a_real_sweep_in_other_processes(launcher: str, tmp_path: Path) -> None:
     ended = subprocess.run(start, cwd=tmp_path, capture_output=True, text=True)
     assert ended.returncode == 1 and ended.stderr.splitlines()[-1] == "error: 2 of 4 jobs failed"
     (folder,) = (tmp_path / "outputs" / "sweeps").iterdir()
-    assert sorted((len(row.values()), len(row.failed)) for row in records.read(folder)) == [(0, 2), (2, 0)]
+    assert sorted((len(row.values()), len(row.of("failed"))) for row in records.read(folder)) == [(0, 2), (2, 0)]
 
 
 def test_a_job_on_slurm_may_be_put_back() -> None:
