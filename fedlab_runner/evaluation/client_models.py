@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from fedlab_runner.core.aligned import copied_rows
 from fedlab_runner.core.client_state import RowRef, RowStore
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.model_family import ModelFamily
@@ -76,7 +77,7 @@ class ClientModels:
         for family, store in zip(families, stores, strict=True):
             new = [model for model in refs if model[0] is family and model not in self._known]
             for some in at_once(new, family.size):
-                rows = store.stacked(dict(enumerate(refs[model] for model in some)), range(len(some)))
+                rows = copied_rows(len(some), (store.get(refs[model]) for model in some))
                 self._known |= zip(some, self._score(family, rows), strict=True)
         return [self._known[model] for model in wanted]
 

@@ -81,15 +81,10 @@ class Evaluation:
 
     def _predicted(self, family: ModelFamily, w: Tensor, test: Examples) -> tuple[Tensor, float]:
         """Which examples a model [D] has right [n] float64, and its mean cross entropy, minibatch after minibatch."""
-        correct = torch.empty(len(test.targets), dtype=torch.float64, device=family.device)
-        loss = torch.empty_like(correct)
         with family.predicting(w) as predict:
-            for begin in range(0, len(test.targets), self.batch_size):
-                part = slice(begin, begin + self.batch_size)
-                logits = predict(test.inputs[part])
-                correct[part] = (logits.argmax(-1) == test.targets[part]).double()
-                loss[part] = losses(logits, test.targets[part], None).double()
-        return correct, float(loss.mean())
+            logits = torch.cat([predict(some) for some in test.inputs.split(self.batch_size)])
+        loss = losses(logits, test.targets, None).double()
+        return (logits.argmax(-1) == test.targets).double(), float(loss.mean())
 
 
 def per_class(correct: Tensor, targets: Tensor, num_classes: int) -> dict[str, float]:

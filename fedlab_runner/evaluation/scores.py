@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlab_runner.core.aligned import aligned_rows
+from fedlab_runner.core.aligned import aligned_rows, copied_rows
 from fedlab_runner.core.client_data import ClientData
 from fedlab_runner.core.executor import Executor
 from fedlab_runner.core.losses import losses
@@ -97,8 +97,8 @@ def of_each(
         right, loss[alone] = scored(executor, family, models[rows], own, sizes[alone].tolist(), batch_size)
         accuracy[alone] = [float(each.double().mean()) for each in right]
     if not alone.all():
-        rows = torch.from_numpy(~alone).to(models.device)
-        accuracy[~alone], loss[~alone] = _together(executor, family, models[rows], client_data, ids[~alone], batch_size)
+        rest = models[torch.from_numpy(~alone).to(models.device)] if alone.any() else models
+        accuracy[~alone], loss[~alone] = _together(executor, family, rest, client_data, ids[~alone], batch_size)
     return OnClients(accuracy, loss)
 
 
@@ -115,7 +115,7 @@ def _together(
         inputs, targets = client_data.examples(torch.from_numpy(index).to(family.device))
         # Normalised as one batch, so that each client's examples have the memory layout that suits convolutions.
         normal = family.normalize(inputs.flatten(0, 1), family.dtype).view(inputs.shape)
-        chosen = aligned_rows(models[torch.from_numpy(rows).to(models.device)])
+        chosen = copied_rows(len(rows), (models[row] for row in rows.tolist()))
         (logits,) = executor.map_models(family, one, chosen[:, :p], chosen[:, p:], normal)  # [c, b, C]
         correct[rows] += ((logits.argmax(-1) == targets).cpu().numpy() & mask).sum(1)
         each = losses(logits, targets, None).double().cpu().numpy()

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import re
 import select
 import socket
 import struct
@@ -13,6 +14,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 _COUNT = struct.Struct("<q")  # the form of a number of bytes, or of parts
+COLOURS = r"\x1b\[[0-9;]*m"  # in the text of a terminal
 
 
 class Channel:
@@ -93,3 +95,9 @@ class Failed(NamedTuple):
     """The answer that the training raised an error, which is pickled here."""
 
     error: bytes
+
+
+def raised_in_worker(error: BaseException, traceback: str) -> BaseException:
+    """The error, with a note of where in a worker it was raised."""
+    error.add_note(f"raised in a worker:\n{re.sub(COLOURS, '', traceback).rstrip()}")
+    return error

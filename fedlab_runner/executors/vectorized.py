@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from fedlab_runner.core.additions import lasts, side_by_side
-from fedlab_runner.core.aligned import aligned_rows
+from fedlab_runner.core.aligned import room_for_rows
 from fedlab_runner.core.executor import OfOne, Parallel
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.optimizer import zero_slots
@@ -91,7 +91,7 @@ class Vectorized(ChunkedExecutor):
         n = len(rows[0])
         size = self.chunk_size or (DEFAULT_CHUNK_SIZE if fill else n)
         if fill and n < size:
-            rows = tuple(aligned_rows(torch.cat([t, t[-1:].expand(size - n, *t.shape[1:])])) for t in rows)
+            rows = tuple(_filled(t, size) for t in rows)
         parts = []
         for begin in range(0, n, size):
             first = max(0, min(begin, n - size)) if fill else begin  # the last call repeats rows of the one before it
@@ -116,6 +116,13 @@ class Vectorized(ChunkedExecutor):
             return graph_of(step())
         how = work.frozen, work.offsets is None, work.local.clip_norm, len(work.common), work.family.active_part
         return kept_graph(work.family, ("side by side", *added, *how), step)
+
+
+def _filled(rows: Tensor, size: int) -> Tensor:
+    """Tensors [n, ...] and copies of the last one [size, ...], each as aligned as a tensor of its own."""
+    room = room_for_rows(size, rows[0])
+    room[: len(rows)], room[len(rows) :] = rows, rows[-1]
+    return room
 
 
 def _train_clients(work: Work, chunk: np.ndarray, models: Tensor, step: Gradient, full_width: bool) -> Tensor:

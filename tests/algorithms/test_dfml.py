@@ -1,5 +1,6 @@
 """DFML's identities, its plain twin, its cycle and its peak models."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedlab_runner.algorithms.dfml import DFML, DFMLState
+from fedlab_runner.algorithms.shared import mutual_learning as mutual_learning_module
 from fedlab_runner.algorithms.shared import pupils as pupils_module
 from fedlab_runner.algorithms.shared.decentralized import pick_participants, train
 from fedlab_runner.algorithms.shared.mutual_learning import (
@@ -130,6 +132,31 @@ def test_on_a_gpu_the_models_of_an_architecture_learn_in_one_call(executor: Exec
     for mine, theirs, start in zip(*found, stacks(fed)[:2], strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-10)
         assert not torch.equal(mine, start)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_a_part_learns_as_in_the_whole(stacked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also a part that has no model of an architecture, as a worker of a cluster may have."""
+    fed, weights = mixed(), teacher_weights(torch.arange(1.0, 8.0, dtype=torch.float64))
+    if stacked:  # as on a GPU
+        monkeypatch.setattr(mutual_learning_module, "pupils", lambda *how: nullcontext(_Stacks(*how)))
+
+    def objective(logits: Tensor, batch: Batch) -> Tensor:
+        return mutual_losses(logits, batch, weights, 0.6, 0.4)
+
+    fed.begin(1, 1.0)
+    groups, told = learners(fed), list[Tensor]()
+    job = MutualJob.of(fed, 2, fed.families, len(groups), 2, objective)
+    everyone = [torch.arange(len(group.models)) for group in groups]
+    whole = job.carry_out(fed.executor, job.part(groups, everyone), lambda _, z: (told.append(z.detach()), z)[1])
+    for left_out in range(len(groups)):
+        rows = [some[: 0 if g == left_out else 2] for g, some in enumerate(everyone)]
+        others = iter(told)
+        found = job.carry_out(
+            fed.executor, job.part(groups, rows), lambda places, z, others=others: next(others).index_copy(0, places, z)
+        )
+        for mine, all_of_them, its in zip(found, whole, rows, strict=True):
+            torch.testing.assert_close(mine, all_of_them[its], rtol=0, atol=1e-12)
 
 
 def test_without_distillation_no_model_hears_of_another() -> None:

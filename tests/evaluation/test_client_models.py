@@ -7,12 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from fedlab_runner.config.build import run_id
+from fedlab_runner.core.executor import Executor
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.datasets.examples import Examples
+from fedlab_runner.evaluation import scoring
 from fedlab_runner.evaluation.client_models import ClientModels
+from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.vectorized import Vectorized
 from fedlab_runner.experiment.run import run_in
 from fedlab_runner.tracking.summary import summarise
@@ -20,6 +24,7 @@ from fedlab_runner.utils.errors import UserError
 from tests.evaluation.test_evaluator import evaluation
 from tests.helpers.composed import composed
 from tests.helpers.mixed import distinct, mixed
+from tests.helpers.peak import peak_bytes
 from tests.helpers.toy import algorithm, federation, run
 
 
@@ -77,6 +82,18 @@ def test_only_models_that_changed_are_evaluated_and_equal_ones_once(executor: An
     same = {i: models[i % 3].clone() for i in models}
     ClientModels(evaluation(), fed, examined(fed)).evaluate(same, {})
     assert asked == [1, 1, 1]
+
+
+@pytest.mark.parametrize("least", [0.0, np.inf], ids=["alone", "side by side"])
+@pytest.mark.parametrize("executor", [Loop(compile=False), Vectorized(4, compile=False)], ids=["loop", "vectorized"])
+def test_each_model_is_copied_once(executor: Executor, least: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scoring, "MIN_ALONE_FLOPS", least)
+    fed = federation([5] * 12, build=lambda: nn.Sequential(nn.Linear(5, 300), nn.Linear(300, 300)), executor=executor)
+    models = {i: fed.family.init(i) for i in range(12)}
+    of_models = ClientModels(evaluation(), fed, examined(fed))
+    of_models.evaluate({0: fed.family.init(12)}, {})  # counts a model's operations
+    held = peak_bytes(lambda: of_models.evaluate(models, {})) / (8 * fed.family.size)
+    assert 12 < held < 14
 
 
 def test_clients_by_architecture() -> None:

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.profiler import ProfilerActivity, profile
 
 from fedlab_runner.algorithms.fedavg import FedAvg
 from fedlab_runner.core.executor import Executor
@@ -29,6 +28,7 @@ from fedlab_runner.utils.durations import duration
 from fedlab_runner.utils.errors import UserError
 from tests.helpers.composed import composed
 from tests.helpers.kinds import by_kind
+from tests.helpers.peak import peak_bytes
 from tests.helpers.toy import ALGORITHMS, FEATURES, RAGGED, aggregator, algorithm, federation, few_rounds, local, run
 
 N = len(RAGGED)
@@ -147,14 +147,9 @@ def takes_what_was_estimated(
     model = fed.family.size * 8
     asked = [need for need in resource_estimate._needs(built, fed, rounds) if need.place != "disk"]
     estimated = sum(need.bytes for need in asked) / model
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        run(built, fed, rounds)
-    assert profiler.profiler is not None and profiler.profiler.kineto_results is not None
-    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
-    events.sort(key=lambda event: event.start_ns())
-    held = np.cumsum([event.nbytes() for event in events]).max() / model
+    held = peak_bytes(lambda: run(built, fed, rounds)) / model
     assert 0.85 * estimated < held < 1.15 * estimated, f"{held:.1f} models, estimated {estimated:.1f}"
-    return float(held)
+    return held
 
 
 def test_own_models_count_once_clients_have_taken_part() -> None:

@@ -116,6 +116,7 @@ class MutualJob:
         chosen = [
             Group(family, models, learn=g < self.students)
             for g, (family, models) in enumerate(zip(self.families, part.models, strict=True))
+            if len(models)  # a part may have no model of an architecture
         ]
         movable = part.places[: sum(len(models) for models in part.models[: self.students])]
         step, device = Step(self.local.make_optimizer(), self.local.clip_norm, self.lr), self.family.device
@@ -126,7 +127,8 @@ class MutualJob:
                 loss = self.objective(complete(part.places, logits), batch)[movable]
                 (gradient,) = torch.autograd.grad(loss.sum(), logits, materialize_grads=True)
                 its.step(gradient[: len(movable)], t)
-            return its.learnt()
+            learnt = iter(its.learnt())
+            return [next(learnt) if len(models) else models for models in part.models[: self.students]]
 
     def batches(self) -> Iterator[Batch]:
         """Minibatches of the client's examples, for models of all families, in an order drawn for mutual learning."""

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from fedlab_runner.core.aligned import aligned_rows
+from fedlab_runner.core.aligned import copied_rows
 from fedlab_runner.core.executor import Executor
 from fedlab_runner.core.model_family import Batch, FunctionalModel, ModelFamily
 from fedlab_runner.core.optimizer import Optimizer, zero_slots
@@ -99,7 +99,7 @@ class _Networks:
         self._step, self._team = step, its
         self._frozen_norm: bool | None = None  # of the last minibatch
         self._families = [group.family for group in groups]
-        own = [(group, aligned_rows(group.models)) for group in groups]
+        own = [(group, copied_rows(len(group.models), group.models)) for group in groups]
         self._students = [rows for group, rows in own if group.learn]
         self._networks = [_Network(group.family, w, group.learn, step.optimizer) for group, rows in own for w in rows]
         self._parts: list[list[int]] = []  # the networks of each thread

@@ -5,6 +5,7 @@ python -m fedlab_runner.executors._gpus.worker <connection> <process of the run>
 
 import pickle
 import sys
+import traceback
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ import torch
 
 from fedlab_runner.executors import _lasting
 from fedlab_runner.executors._blocks import Block
-from fedlab_runner.executors._messages import Channel, Failed, Keep, channel
+from fedlab_runner.executors._messages import Channel, Failed, Keep, channel, raised_in_worker
 from fedlab_runner.executors._shares import ClientShare, trained, unpacked
 from fedlab_runner.utils.system import die_with_parent
 
@@ -59,11 +60,13 @@ def _trained(asked: TrainShare, kept: dict[int, Any], device: torch.device) -> T
 
 
 def _pickled(error: Exception) -> bytes:
+    trace = "".join(traceback.format_exception(error))
     with suppress(Exception):
-        content = pickle.dumps(error)
+        content = pickle.dumps(raised_in_worker(error, trace))
         pickle.loads(content)
         return content
-    return pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
+    plain = RuntimeError(f"{type(error).__name__}: {error}")
+    return pickle.dumps(raised_in_worker(plain, trace))
 
 
 def main() -> None:

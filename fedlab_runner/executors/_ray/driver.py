@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from fedlab_runner.core.joint_work import JointPart
 from fedlab_runner.core.parts import PartClients
 from fedlab_runner.executors._blocks import Block
-from fedlab_runner.executors._messages import Channel, Failed, Keep, channel
+from fedlab_runner.executors._messages import Channel, Failed, Keep, channel, raised_in_worker
 from fedlab_runner.executors._ray.crew import CannotStart, Crew, lacks_module
 from fedlab_runner.executors._ray.in_step import WorkersLost, in_step
 from fedlab_runner.executors._ray.worker import Round
@@ -210,7 +210,7 @@ def _cause(error: Any) -> BaseException:
         )
     if isinstance(error, CannotStart):
         return RunFailed(f"the workers of the Ray cluster do not start: {str(error).strip().splitlines()[-1].strip()}")
-    return error.cause or RuntimeError(str(error))
+    return raised_in_worker(error.cause, str(error)) if error.cause else RuntimeError(str(error))
 
 
 def refused(error: BaseException | None) -> bool:
