@@ -237,7 +237,7 @@ def _saved_bytes(family: ModelFamily, fed: Federation) -> int:
 
     size = fed.local.batch_size
     inputs, targets = fed.client_data.inputs[:size].clone(), fed.client_data.targets[:size]
-    with family.bound(family.init(fed.seed)) as leaves:
+    with family.bound(family.vector(family.module)) as leaves:  # a fresh model would have to be drawn
         lasting = [*leaves, *family.module.parameters(), *family.module.buffers()]
         known = {value.untyped_storage().data_ptr() for value in lasting}
         family.mode(True, frozen_norm=True)
@@ -268,7 +268,8 @@ def seconds_a_round(algorithm: Algorithm[Any], fed: Federation) -> float:
 
 def _steps_of(family: ModelFamily, fed: Federation, client: np.ndarray, steps: int) -> Work:
     local = fed.local.for_steps(steps)
-    return Work(family, fed.client_data, client, np.array([steps]), local, fed.lr, fed.seed, 0, family.init(fed.seed))
+    start = family.vector(family.module)
+    return Work(family, fed.client_data, client, np.array([steps]), local, fed.lr, fed.seed, 0, start)
 
 
 def _timed(work: Work) -> float:
