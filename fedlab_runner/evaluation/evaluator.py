@@ -82,7 +82,7 @@ class Evaluation:
     def _predicted(self, family: ModelFamily, w: Tensor, test: Examples) -> tuple[Tensor, float]:
         """Which examples a model [D] has right [n] float64, and its mean cross entropy, minibatch after minibatch."""
         with family.predicting(w) as predict:
-            logits = torch.cat([predict(some) for some in test.inputs.split(self.batch_size)])
+            logits = torch.cat([predict(some) for some in torch.split(test.inputs, self.batch_size)])
         loss = losses(logits, test.targets, None).double()
         return (logits.argmax(-1) == test.targets).double(), float(loss.mean())
 

@@ -4,6 +4,7 @@ It collects nothing in memory: jobs may run in other processes or on other machi
 """
 
 import contextlib
+import importlib
 import json
 import logging
 import os
@@ -23,7 +24,7 @@ from hydra.core.utils import JobReturn
 from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from fedlab_runner.config.build import rounds_of
 from fedlab_runner.sweep import progress, states
@@ -68,14 +69,29 @@ class SweepCallback(Callback):
         write_text_atomically(folder / GRID, json.dumps(grid))
         shared_by = str(jobs_at_once(config.hydra.launcher))
         os.environ.update({NAME: folder.name, FOLDER: str(folder), SHARED_BY: shared_by})
+        if "optuna" in config.hydra.sweeper["_target_"]:
+            _quiet_optuna()
         shown = os.path.relpath(folder / "table.md")
         _log.info("%s, results in %s", f"{len(grid) or 'the'} jobs", shown, extra=IN_SWEEP)
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        # Hydra's Optuna sweeper writes the best trial beside all runs, where the next search would replace it.
+        best = Path(config.hydra.sweep.dir) / "optimization_results.yaml"
+        if (folder := sweep_folder()) is not None and best.is_file():
+            best.replace(folder / best.name)
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
         # Launchers keep all jobs until the end, and a job's two configs take 0.2 MB. Sweepers need only the value.
         if config.hydra.mode == RunMode.MULTIRUN:
             job_return.cfg = job_return.hydra_cfg = None
             job_return.__class__ = QuietReturn
+
+
+def _quiet_optuna() -> None:
+    """Has Optuna say nothing of its own on the terminal; Hydra's sweeper and the jobs tell the same."""
+    with contextlib.suppress(ImportError):  # which Hydra reports
+        optuna = importlib.import_module("optuna")
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
 def _grid(config: DictConfig) -> list[list[str]]:
@@ -105,6 +121,7 @@ class JobRecord:
     def __init__(self, cfg: DictConfig) -> None:
         hydra = HydraConfig.get()
         self._rounds, seed = rounds_of(cfg), cfg.get("seed")
+        self._metric = str(OmegaConf.select(cfg, "evaluation.metric"))
         self._overrides, self._seed = list(hydra.overrides.task), seed if isinstance(seed, int) else None
         self._output, self._number = Path(hydra.runtime.output_dir), int(hydra.job.num) + 1
         self._folder = os.path.relpath(hydra.runtime.output_dir, hydra.runtime.cwd)
@@ -136,7 +153,7 @@ class JobRecord:
             note_sweep(self._output)
         if status != states.STOPPED:  # the command itself reports that in one line
             level = logging.ERROR if status == states.FAILED else logging.INFO
-            _log.log(level, "%s", progress.ended(sweep, self._number, job, self._reused), extra=IN_SWEEP)
+            _log.log(level, "%s", progress.ended(sweep, self._number, job, self._metric, self._reused), extra=IN_SWEEP)
 
     def _summary(self) -> dict[str, Any]:
         """The summary in the run's folder, which may be of a call with other rounds; empty without one."""

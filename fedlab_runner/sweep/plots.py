@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from fedlab_runner.core.metric_names import is_share
 from fedlab_runner.methods.registry import Line, Method, method_of, method_style, tell_apart
 from fedlab_runner.plots.style import GREY, STYLE, in_percent, new_figure, over_rounds, save, series
+from fedlab_runner.sweep.ranking import best_first, metric_of, short
 from fedlab_runner.sweep.records import Job, Row, read
 from fedlab_runner.tracking.ending import judged_by
-from fedlab_runner.tracking.metric_direction import lower_is_better
 from fedlab_runner.utils import untrusted
 from fedlab_runner.utils.escaping import file_name, label
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 MAX_LINES = 10  # of a picture: more lines hide each other
 MAX_PICTURES = 12  # of curves by the values of the numbers: nobody compares more
 MARKERS_ON_LINE = 8  # about the number of markers on a long line
+MAX_TICKS = 12  # values of a number that have a place each; more are points on a scale
+MIN_LOG_RATIO = 10  # of the largest value and the smallest, from which on the scale is logarithmic
 LEGEND_LINE_INCHES = 0.22  # the height of a line of the legend
 CAPTION = "Means over seeds, shaded by a standard deviation where a setting has several."  # of the curves
 BEST = "The best setting of the other numbers at each value.\n"  # where lines would be too many
@@ -40,16 +42,17 @@ def plot_sweep(folder: Path) -> list[Path]:
 
     `<key>.png`, with an SVG beside it: the objective against each swept key whose values are numbers, with a line for
     each combination of the other keys: the mean and the standard deviation over seeds. Where these are too many, it has
-    the best setting of the other numbers. `curves.png`: the objective's metric over the rounds, with a line for each
-    setting; too many settings for one picture are split by the values of the numbers. `curves-best.png` in their place:
-    the best settings, where these would be too many pictures. The registry of methods gives the lines' style.
+    the best setting of the other numbers. Many values, as a search has, are points. `curves.png`: the objective's
+    metric over the rounds, with a line for each setting; too many settings for one picture are split by the values of
+    the numbers. `curves-best.png` in their place: the best settings, where these would be too many pictures. The
+    registry of methods gives the lines' style.
     """
     from matplotlib.style import context
 
     rows = [row for row in read(folder) if row.values()]
     with context(STYLE):
         drawn = [_against(folder, rows, key) for key in _numbers(rows)]
-        metric = _metric(rows)
+        metric = metric_of(rows)
         for suffix, words, some in _groups(rows) if metric else ():
             logged = [[_metrics(job) for job in row.finished] for row in some]
             for name, key, band in (("curves", metric, None), *CURVES):
@@ -59,6 +62,8 @@ def plot_sweep(folder: Path) -> list[Path]:
 
 def _against(folder: Path, rows: Sequence[Row], key: str) -> Path | None:
     """Draws the objective against one key; None if no two values share the other keys, or for too many lines."""
+    from matplotlib.ticker import LogLocator
+
     numbers = _numbers(rows)
     lines = _lines(rows, {key})
     if best := len(lines) > MAX_LINES and len(numbers) > 1:
@@ -71,10 +76,17 @@ def _against(folder: Path, rows: Sequence[Row], key: str) -> Path | None:
     figure = new_figure(6.4, 3.8 + LEGEND_LINE_INCHES * len(lines), folder.name)
     axes = figure.subplots()
     methods = [_method(line[0]) for line in lines.values()]
+    scaled = len(places) > MAX_TICKS
     for look, name, line in zip(tell_apart(methods), _labels(methods, lines), by_value.values(), strict=True):
-        x = [places.index(value) for value in sorted(line)]
-        _draw(axes, look, x, [line[value].values() for value in sorted(line)], name)
-    axes.set_xticks(range(len(places)), [label(names[value]) for value in places])  # 0, 0.001, 0.1 fit no scale
+        x = sorted(line) if scaled else [places.index(value) for value in sorted(line)]
+        _draw(axes, look, x, [line[value].values() for value in sorted(line)], name, joined=not scaled)
+    if not scaled:
+        axes.set_xticks(range(len(places)), [label(names[value]) for value in places])  # 0, 0.001, 0.1 fit no scale
+    elif places[-1] >= MIN_LOG_RATIO * places[0] > 0:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter("")
     axes.set(title=label(_judged(rows)), xlabel=label(key))
     if is_share(_judged(rows)):
         in_percent(axes.yaxis)
@@ -94,13 +106,7 @@ def _lines(rows: Sequence[Row], free: Collection[str]) -> dict[tuple[str, ...], 
 
 def _best_by_value(rows: Sequence[Row], key: str) -> dict[float, Row]:
     """The best setting of each value of a key."""
-    return {float(_values(row)[key]): row for row in reversed(_ranked(rows))}
-
-
-def _ranked(rows: Sequence[Row]) -> list[Row]:
-    """The settings, the best mean first."""
-    sign = 1 if lower_is_better(_metric(rows)) else -1
-    return sorted(rows, key=lambda row: sign * statistics.fmean(row.values()))
+    return {float(_values(row)[key]): row for row in reversed(best_first(rows))}
 
 
 def _over_rounds(
@@ -157,7 +163,7 @@ def _groups(rows: Sequence[Row]) -> list[tuple[Sequence[str], Sequence[str], Seq
     found = [(shared, shared, some) for shared, some in groups.items() if 1 < len(some) <= MAX_LINES]
     if 0 < len(found) <= MAX_PICTURES:
         return [*found]
-    return [(("best",), (f"best {MAX_LINES} of {len(rows)} settings",), _ranked(rows)[:MAX_LINES])]
+    return [(("best",), (f"best {MAX_LINES} of {len(rows)} settings",), best_first(rows)[:MAX_LINES])]
 
 
 def _by_round(runs: Sequence[Sequence[Mapping[str, Any]]], key: str) -> dict[int, list[float]]:
@@ -170,13 +176,21 @@ def _by_round(runs: Sequence[Sequence[Mapping[str, Any]]], key: str) -> dict[int
 
 
 def _draw(
-    axes: "Axes", look: Line, x: Sequence[float], values: Sequence[Sequence[float]], name: str, spread: bool = True
+    axes: "Axes",
+    look: Line,
+    x: Sequence[float],
+    values: Sequence[Sequence[float]],
+    name: str,
+    spread: bool = True,
+    joined: bool = True,
 ) -> None:
-    """The means of the values at each x, and a band of one standard deviation if there are several."""
+    """The means of the values at each x, as a line (`joined`) or as points, and a band of one standard deviation if
+    there are several.
+    """
     means = [statistics.fmean(each) for each in values]
     stds = [statistics.stdev(each) if len(each) > 1 else 0.0 for each in values]
-    every = max(1, len(x) // MARKERS_ON_LINE)
-    style, marker, colour = look.linestyle, look.marker, look.colour
+    every = max(1, len(x) // MARKERS_ON_LINE) if joined else 1
+    style, marker, colour = look.linestyle if joined else "none", look.marker, look.colour
     axes.plot(x, means, linestyle=style, color=colour, marker=marker, markevery=every, label=label(name))
     if spread and any(stds):
         low, high = ([m + sign * s for m, s in zip(means, stds, strict=True)] for sign in (-1, 1))
@@ -217,7 +231,7 @@ def _labels(methods: Sequence[Method], overrides: Iterable[Sequence[str]]) -> li
         told = {"algorithm", *method.told} if several else set()
         rest = [each for each in some if each.partition("=")[0].rpartition("@")[2] not in told]
         found.append(" ".join([method.name] * several + rest) or "(defaults)")
-    return found
+    return short(found)
 
 
 def _values(row: Row) -> dict[str, str]:
@@ -245,11 +259,6 @@ def _is_number(text: str) -> bool:
         return math.isfinite(float(text))
     except ValueError:
         return False
-
-
-def _metric(rows: Sequence[Row]) -> str:
-    """The key of the objective's metric; empty if no job has it."""
-    return next((str(job.summary["metric"]) for row in rows for job in row.jobs if "metric" in job.summary), "")
 
 
 def _judged(rows: Sequence[Row]) -> str:

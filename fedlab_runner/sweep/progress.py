@@ -44,14 +44,15 @@ def begun(folder: Path, number: int, rows: Sequence[Row], overrides: list[str]) 
     return f"{place(folder, number)}{left}: {visible(words) or '(defaults)'}"
 
 
-def ended(folder: Path, number: int, job: Job, reused: bool) -> str:
+def ended(folder: Path, number: int, job: Job, metric: str, reused: bool) -> str:
     """The line of a job that has ended: `job 7/18 finished: 87.30 % in 12 min, outputs/fedavg-1a2b3c4d`.
 
-    `reused`: the run was finished before the job began.
+    `metric`: the key of its objective. `reused`: the run was finished before the job began.
     """
     name = place(folder, number)
     if job.objective is None:
         return f"{name} {job.status}: {job.error}"
-    number_of_job = shown(job.objective, str(job.summary.get("metric", "")))
     took = "" if job.seconds is None else f" in {duration(job.seconds)}"
-    return f"{name} {job.status}{' before' if reused else ''}: {number_of_job}{took}, {visible(job.folder)}"
+    return (
+        f"{name} {job.status}{' before' if reused else ''}: {shown(job.objective, metric)}{took}, {visible(job.folder)}"
+    )

@@ -61,12 +61,14 @@ class Row:
         return [job for job in self.jobs if job.status == state]
 
     @property
-    def remarks(self) -> str:
-        """The numbers of seeds that do not count, by state, with the first reason for failures."""
-        reason = next((f" ({job.error})" for job in self.of(states.FAILED)), "")
-        return "; ".join(
-            line + reason * line.endswith(states.FAILED) for line in states.counted(job.status for job in self.jobs)
-        )
+    def uncounted(self) -> list[str]:
+        """The numbers of seeds that do not count, by state."""
+        return states.counted(job.status for job in self.jobs)
+
+    @property
+    def reason(self) -> str:
+        """The first reason for failures; empty without any."""
+        return next((str(job.error) for job in self.of(states.FAILED)), "")
 
 
 _FIELDS = {each.name for each in fields(Job)}  # names of the fields of a record

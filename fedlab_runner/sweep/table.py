@@ -10,23 +10,26 @@ from typing import Any
 
 from fedlab_runner.core.metric_names import is_share, shown
 from fedlab_runner.sweep import states
-from fedlab_runner.sweep.records import Row, read
+from fedlab_runner.sweep.ranking import best_first, short
+from fedlab_runner.sweep.records import Row, read, size
 from fedlab_runner.utils import escaping
 from fedlab_runner.utils.escaping import visible
 from fedlab_runner.utils.files import write_text_atomically
 
+MAX_REASONS = 3  # of failures, below the table on the terminal; table.md has those of all settings
+MAX_SHOWN = 20  # settings on the terminal; table.md has all
 SETTING_SHARE = 0.4  # of the width of a terminal: the widest column of settings
 MAX_KNOWN = 2**17  # statistics that are kept: each job makes the table anew, and changes one row of it
 
 
 def refresh(folder: Path) -> list[Row]:
-    """Writes table.md and table.csv from the records of the jobs.
+    """Writes table.md and table.csv from the records of the jobs; table.md of a search has its best setting first.
 
     Several processes may do this at once. Each reads the records again after writing, so that no job is missing.
     """
     rows = read(folder)
     while True:
-        write_text_atomically(folder / "table.md", markdown(rows))
+        write_text_atomically(folder / "table.md", markdown(rows if size(folder) else best_first(rows)))
         write_text_atomically(folder / "table.csv", csv_text(rows))
         if (now := read(folder)) == rows:
             return rows
@@ -45,13 +48,17 @@ def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
         numbers = [_mean(values), _std(values)]
         if is_share(metric):
             numbers = [shown(float(each), metric) if each else "" for each in (_mean(values, 10), _std(values, 10))]
-        body.append([name, str(len(values)), *numbers, row.remarks])
+        body.append([name, str(len(values)), *numbers, "; ".join(row.uncounted)])
     return ["setting", "seeds", f"mean {metric}".rstrip(), "std", "not counted"], body
 
 
 def markdown(rows: Sequence[Row]) -> str:
     """The table of the objective, for people."""
     header, body = cells(rows)
+    for row, line in zip(rows, body, strict=True):
+        line[-1] = "; ".join(
+            f"{each} ({row.reason})" if each.endswith(states.FAILED) else each for each in row.uncounted
+        )
     lines = [header, ["---"] + ["---:"] * 3 + ["---"], *([escaping.markdown(cell) for cell in line] for line in body)]
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
@@ -70,7 +77,7 @@ def csv_text(rows: Sequence[Row]) -> str:
 
 
 def show(folder: Path) -> None:
-    """Prints the table, draws the pictures and prints their paths."""
+    """Prints the table, of many settings the best, draws the pictures and prints their paths."""
     import rich
     from rich.table import Column, Table
     from rich.text import Text
@@ -80,14 +87,20 @@ def show(folder: Path) -> None:
     rows = read(folder)
     if all(job.status == states.NOT_BEGUN for row in rows for job in row.jobs):  # refused before its first job
         return
-    header, body = cells(rows)
-    narrow = max(len(line[0]) for line in body) > SETTING_SHARE * rich.get_console().width  # then an override a line
+    ranked = not size(folder) or len(rows) > MAX_SHOWN
+    some = best_first(rows)[:MAX_SHOWN] if ranked else rows
+    header, body = cells(some)
+    names = short([line[0] for line in body])
+    narrow = max(map(len, names)) > SETTING_SHARE * rich.get_console().width  # then an override a line
     numbers = [Column(each.replace(" ", "\n"), justify="right", no_wrap=True) for each in header[1:4]]
     table = Table(Column(header[0], no_wrap=True, overflow="fold"), *numbers, Column(header[4], overflow="fold"))
-    for name, *others in body:
-        name = visible(name)
+    for name, (_, *others) in zip(map(visible, names), body, strict=True):
         table.add_row(Text(name.replace(" ", "\n") if narrow else name), *(Text(visible(cell)) for cell in others))
     rich.print(table)
+    if len(rows) > MAX_SHOWN:
+        print(f"the best {MAX_SHOWN} of {len(rows)} settings")
+    for reason in list(dict.fromkeys(row.reason for row in rows if row.reason))[:MAX_REASONS]:
+        print(f"failed: {visible(reason)}")
     for path in (folder / "table.md", *plot_sweep(folder)):
         print(visible(os.path.relpath(path)))
     print(f"a page of all results: fedlab-report {shlex.quote(os.path.relpath(folder))}")

@@ -28,7 +28,7 @@ from fedlab_runner import train
 from fedlab_runner.config import build
 from fedlab_runner.experiment import run
 from fedlab_runner.experiment.provenance import COMMANDS_FILE
-from fedlab_runner.sweep import callback, plots, records
+from fedlab_runner.sweep import callback, plots, ranking, records
 from fedlab_runner.sweep.records import Job, Row
 from fedlab_runner.sweep.table import cells, markdown, refresh, show
 from fedlab_runner.tracking.metric_direction import check_direction, direction_of
@@ -118,9 +118,49 @@ def test_people_read_percent_and_whole_overrides_in_a_narrow_terminal(
     show(tmp_path)
     lines = capsys.readouterr().out.splitlines()
     drawn = [line for line in lines if line[:1] in "┏┃┡│└"]
-    assert {len(line) for line in drawn} == {80} and "…" not in "".join(drawn)
+    assert max(map(len, drawn)) <= 80 and len({*map(len, drawn)}) == 1 and "…" not in "".join(drawn)
+    assert f"failed: {failed.error}" in lines, "not in a narrow column"
     assert any("participation.cohort_size=30" in line for line in drawn) and any("91.23 %" in line for line in drawn)
     assert "| mean test/accuracy |" in markdown(records.read(tmp_path))
+
+
+def test_a_search_has_its_best_setting_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A person reads the best ones on the terminal, with numbers of four digits; the files have all, as they were."""
+    monkeypatch.setattr(plots, "plot_sweep", lambda _: [])
+    (tmp_path / "jobs").mkdir()
+    for i in range(30):
+        pruned = i % 3 == 0
+        state, value = ("pruned", None) if pruned else ("finished", i / 100)
+        record = Job([f"local.lr=0.1234{i:02}78901234", "seed=0"], 0, state, value, "x", {"metric": "test/accuracy"})
+        write_text_atomically(tmp_path / "jobs" / f"{i}.json", checksummed_json.text(asdict(record)))
+    refresh(tmp_path)
+    found = (tmp_path / "table.md").read_text().splitlines()[2:]
+    ranked = [i for i in range(29, 0, -1) if i % 3]
+    assert [line.split()[1] for line in found[:20]] == [f"local.lr=0.1234{i:02}78901234" for i in ranked]
+    assert len(found) == 30 and all("1 pruned" in line for line in found[20:])
+    show(tmp_path)
+    out = capsys.readouterr().out
+    assert "the best 20 of 30 settings" in out and "local.lr=0.12342978901234" in out, "four digits do not tell apart"
+    assert ranking.short(["a=0.12345678 b=1", "a=0.22345678e-05 b=0.5"]) == ["a=0.1235 b=1", "a=2.235e-06 b=0.5"]
+    write_text_atomically(tmp_path / records.GRID, json.dumps([["seed=0"]]))
+    refresh(tmp_path)
+    assert (tmp_path / "table.md").read_text().splitlines()[-1].startswith("| local.lr=0.12342978901234 |")
+
+
+def test_the_best_trial_is_written_into_the_folder_of_its_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hydra's Optuna sweeper writes it beside all runs, where another search would replace it."""
+    monkeypatch.setenv(callback.FOLDER, str(tmp_path / "sweeps" / "a"))
+    (tmp_path / "sweeps" / "a").mkdir(parents=True)
+    config = OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path)}}})
+    callback.SweepCallback().on_multirun_end(config)
+    (tmp_path / "optimization_results.yaml").write_text("best_value: 1\n")
+    callback.SweepCallback().on_multirun_end(config)
+    assert (tmp_path / "sweeps" / "a" / "optimization_results.yaml").read_text() == "best_value: 1\n"
+    assert not (tmp_path / "optimization_results.yaml").exists()
 
 
 def test_a_longer_run_that_is_there_has_its_unit_and_counts_as_before(launch: Sweep) -> None:
@@ -238,7 +278,7 @@ def test_a_failing_job_does_not_end_the_sweep_and_is_told_at_once(launch: Sweep)
         "job 2/4 failed: diverged in round 3",
         ": seed=2",
         "RuntimeError: a bug",
-        "job 4/4 finished: 0.25 in less than 1 s, ",
+        "job 4/4 finished: 25.00 % in less than 1 s, ",
     )
     places = [out.index(each) for each in told]
     assert places == sorted(places)
@@ -369,7 +409,8 @@ def job(seed: int, objective: float | None, status: str = "finished", **more: An
 
 def test_one_seed_has_no_spread_and_what_is_not_finite_does_not_count() -> None:
     row = Row(("x=1",), [job(0, 0.5), job(1, float("nan")), job(2, None, "failed", error="why"), job(3, 9.0, "failed")])
-    assert cells([row])[1] == [["x=1", "1", "0.5", "", "2 failed (why)"]]
+    assert cells([row])[1] == [["x=1", "1", "0.5", "", "2 failed"]]
+    assert "| 2 failed (why) |" in markdown([row])
 
 
 def test_settings_are_in_natural_order(tmp_path: Path) -> None:

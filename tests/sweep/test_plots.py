@@ -46,9 +46,9 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[float], list[
     drawn: list[tuple[str, list[float], list[list[float]]]] = []
     draw = plots._draw
 
-    def note(axes: Any, look: Any, x: Any, values: Any, label: str, spread: bool = True) -> None:
+    def note(axes: Any, look: Any, x: Any, values: Any, label: str, **how: bool) -> None:
         drawn.append((label, list(x), [list(each) for each in values]))
-        draw(axes, look, x, values, label, spread)
+        draw(axes, look, x, values, label, **how)
 
     monkeypatch.setattr(plots, "_draw", note)
     return drawn
@@ -168,6 +168,21 @@ def test_too_many_settings_are_drawn_by_the_best(
             key=lambda each: -each.expected,
         )[:10]
         assert "best 10 of 72 settings" in (folder / "plots" / "curves-best.svg").read_text()
+
+
+@pytest.mark.parametrize("lowest", [0.0, 0.012345678])
+def test_a_searchs_many_values_are_points_on_a_scale(tmp_path: Path, lines: Any, lowest: float) -> None:
+    """A place for each value would hide all of them; the numbers of a sampler have 17 digits."""
+    folder, values = tmp_path / "sweep", [lowest + i * 0.0123456789 for i in range(20)]
+    for i, lr in enumerate(values):
+        job(folder, i / 20, f"local.lr={lr}", f"local.epochs={i % 2}")
+    paths = [path.stem for path in plot_sweep(folder)]
+    assert paths == ["local.epochs", "local.lr", "curves-best"]
+    assert [x for _, x, _ in lines[1:3]] == [values[::2], values[1::2]]
+    drawn = (folder / "plots" / "local.lr.svg").read_text()
+    assert not any(str(lr) in drawn for lr in values[1:])
+    assert (">0.02<" in drawn) == bool(lowest), "logarithmic where all values are above 0"
+    assert [label for label, *_ in lines[3:5]] == [f"local.epochs={i % 2} local.lr={values[i]:.4g}" for i in (19, 18)]
 
 
 def test_rounds_of_a_longer_run_than_the_job_asked_for_are_left_out(tmp_path: Path, lines: Any) -> None:
