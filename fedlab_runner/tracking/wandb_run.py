@@ -206,6 +206,7 @@ class WandbTracker:
         self._folder.mkdir(parents=True, exist_ok=True)
         # Set for the process first: this keeps `init` from asking for a key.
         wandb.setup(wandb.Settings(silent=True))
+        service.list_packages_once()
         settings = wandb.Settings(
             silent=True,
             console="off",  # the terminal's output, with its live bar, is not uploaded

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from fedlab_runner.tracking import wandb_run
+from fedlab_runner.tracking import wandb_service as service
 from fedlab_runner.tracking.label import Label
 from fedlab_runner.tracking.logger import WandbLogger
 from fedlab_runner.tracking.recorder import Recorder
@@ -298,6 +299,21 @@ def test_the_model_is_an_artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (artifact,) = logged
     assert (artifact.name.partition(":")[0], artifact.type, artifact.metadata) == (f"model-{ID}", "model", {"round": 1})
     assert sorted(artifact.manifest.entries) == ["config.json", "model.safetensors"]
+
+
+def test_packages_are_listed_once_for_all_runs_of_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from wandb import util
+
+    calls: list[int] = []
+    listed = util.InstalledDistribution("one", "1.0"), util.InstalledDistribution("two", "2.0")
+    monkeypatch.setattr(util, "working_set", lambda: (calls.append(1), iter(listed))[1])
+    service.list_packages_once.cache_clear()
+    for run_id in ("first", "second"):
+        record(tmp_path, logger(tmp_path), -1, 1, run_id)
+        folder = wandb_file(tmp_path, run_id).parent
+        assert (folder / "files" / "requirements.txt").read_text().split() == ["one==1.0", "two==2.0"]
+    assert calls == [1]
+    service.list_packages_once.cache_clear()
 
 
 def test_an_artifact_of_an_offline_run_waits_in_its_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
