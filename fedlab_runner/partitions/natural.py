@@ -1,5 +1,6 @@
 """Natural clients: a client for each user of the data set (Caldas et al., LEAF, 2018). https://arxiv.org/abs/1812.01097"""
 
+import logging
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,6 +9,8 @@ from fedlab_runner.partitions import _common
 from fedlab_runner.partitions.base import Partition
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.validate import at_least
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,8 @@ class Natural(Partition):
                 f"num_clients must be at most {len(eligible)}, the number of users with at least "
                 f"{self.min_samples} examples, got {num_clients}"
             )
+        if num_clients < len(eligible):
+            _log.info("%d of %d users are clients: num_clients=%d takes all", num_clients, *[len(eligible)] * 2)
         chosen = np.sort(rng.choice(eligible, num_clients, replace=False))
         lists = _common.index_lists(user, len(sizes))
         return [lists[index] for index in chosen.tolist()]

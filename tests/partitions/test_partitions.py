@@ -1,5 +1,6 @@
 """What every partition must do, for every file in conf/partition, and what each one is."""
 
+import logging
 from importlib import import_module
 from typing import Any
 
@@ -109,6 +110,14 @@ def test_by_user_gives_whole_users(users, num_clients, min_samples, seed):
     for user, part in zip(mine, split, strict=True):
         np.testing.assert_array_equal(part, np.flatnonzero(users == user))
         assert len(part) >= min_samples
+
+
+def test_users_that_are_left_out_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    users = np.repeat(np.arange(7), 3)
+    for num_clients in (7, 5):
+        partition("natural").split(np.zeros(len(users), int), users, num_clients, rng(0))
+    assert caplog.messages == ["5 of 7 users are clients: num_clients=7 takes all"]
 
 
 block_problems = st.tuples(st.integers(1, 6), st.integers(1, 6)).flatmap(
