@@ -9,7 +9,7 @@ import torch
 
 from benchmarks import gpu, workloads
 from benchmarks.gpu_check.finding import Case, Finding, Setting
-from benchmarks.gpu_check.runs import algorithms, prepared
+from benchmarks.gpu_check.runs import Run, algorithms, prepared
 from benchmarks.gpu_check.speed import sized
 from fedlab_runner.core.executor import Executor
 from fedlab_runner.executors.cuda_graph import CudaGraph
@@ -42,13 +42,17 @@ def _of_training(setting: Setting, model: str, executor: Executor) -> Iterator[F
 
 
 def _of_run(setting: Setting, algorithm: str, *more: str) -> Iterator[Finding]:
-    words = f"algorithm={algorithm}", "rounds=4", "executor=vectorized", "dataset.channels=3", "dataset.image_size=32"
-    words += ("num_clients=12", *more)  # all have taken part, as in a long run
-    size = 16 if setting.tiny else 512
     with tempfile.TemporaryDirectory() as folder:
-        run = prepared(Path(folder), setting, *words, "model=mlp", f"model.hidden=[{size},{size}]")
-        expected = expected_bytes(run.components.algorithm, run.simulation.fed, run.components.rounds)
+        run, expected = run_and_estimate(Path(folder), setting, algorithm, *more)
         yield _compared(setting, expected, run.go)
+
+
+def run_and_estimate(folder: Path, setting: Setting, algorithm: str, *more: str) -> tuple[Run, float]:
+    """A run in which all clients take part, as in a long one, and the bytes that it says it will add."""
+    words = f"algorithm={algorithm}", "rounds=4", "executor=vectorized", "dataset.channels=3", "dataset.image_size=32"
+    size = 16 if setting.tiny else 512
+    run = prepared(folder, setting, *words, "num_clients=12", "model=mlp", f"model.hidden=[{size},{size}]", *more)
+    return run, expected_bytes(run.components.algorithm, run.simulation.fed, run.components.rounds)
 
 
 def _compared(setting: Setting, expected: float, carry_out: Callable[[], object]) -> Finding:

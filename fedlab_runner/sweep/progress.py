@@ -53,6 +53,6 @@ def ended(folder: Path, number: int, job: Job, metric: str, reused: bool) -> str
     if job.objective is None:
         return f"{name} {job.status}: {job.error}"
     took = "" if job.seconds is None else f" in {duration(job.seconds)}"
-    return (
-        f"{name} {job.status}{' before' if reused else ''}: {shown(job.objective, metric)}{took}, {visible(job.folder)}"
-    )
+    state = str(job.error).partition(":")[0] if job.status == states.PRUNED else job.status  # after which round
+    state += " before" * reused
+    return f"{name} {state}: {shown(job.objective, metric)}{took}, {visible(job.folder)}"

@@ -14,10 +14,13 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.gpu_check import memory
+from benchmarks.gpu_check.finding import Setting
 from fedlab_runner.algorithms.fedavg import FedAvg
 from fedlab_runner.core.executor import Executor
 from fedlab_runner.core.footprint import models_at_once
 from fedlab_runner.core.round_cost import local_operations
+from fedlab_runner.evaluation import scoring
 from fedlab_runner.executors._fork import buffers
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.processes import Processes
@@ -116,6 +119,25 @@ def test_sums_of_updates_are_estimated(name: str, sum_every: int, monkeypatch: p
     assert takes_what_was_estimated(name, SIDE_BY_SIDE, monkeypatch, sum_every) < whole
 
 
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=[pytest.mark.slow] * (each not in ("dfml", "standalone"))) for each in ALGORITHMS]
+)
+def test_a_whole_run_takes_what_was_estimated(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its evaluation, as `make gpu-check` measures it on a GPU."""
+    as_torchs_memory(monkeypatch)
+    monkeypatch.setattr(scoring, "MIN_ALONE_FLOPS", np.inf)  # a GPU evaluates models side by side
+    few = (
+        "dataset.num_train=240",
+        "dataset.num_test=20",
+        "local.epochs=1",
+        "local.batch_size=4",
+        "model.hidden=[128,64]",
+    )
+    checked, estimated = memory.run_and_estimate(tmp_path, Setting(torch.device("cpu"), tiny=False), name, *few)
+    held = peak_bytes(checked.go)
+    assert memory.LEAST * estimated < held < memory.MOST * estimated, f"{held / estimated:.2f} of the estimate"
+
+
 def test_each_process_elsewhere_holds_a_part() -> None:
     class Three(Loop):
         def num_processes(self) -> int:
@@ -130,12 +152,17 @@ def test_each_process_elsewhere_holds_a_part() -> None:
     assert models_at_once(federation(), 20) == 20
 
 
+def as_torchs_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that processes could share is torch's own, which is measured."""
+    for blocks in (buffers.PRIVATE, buffers.ONE):
+        monkeypatch.setattr(blocks, "take", lambda rows, columns, dtype: torch.empty(rows, columns, dtype=dtype))
+
+
 def takes_what_was_estimated(
     name: str, executor: Executor, monkeypatch: pytest.MonkeyPatch, sum_every: int | None = None
 ) -> float:
     """The models that rounds hold at the highest, where the estimate is near."""
-    for blocks in (buffers.PRIVATE, buffers.ONE):  # which are no memory of torch's
-        monkeypatch.setattr(blocks, "take", lambda rows, columns, dtype: torch.empty(rows, columns, dtype=dtype))
+    as_torchs_memory(monkeypatch)
     cohort, rounds = 10, 6
     rule = aggregator("mean", sum_every=sum_every)
     how: dict[str, Any] = {"build": wide, "cohort": cohort, "std": 2.0, "executor": executor, "rule": rule}

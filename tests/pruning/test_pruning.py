@@ -136,8 +136,9 @@ def test_a_sweep_gives_up_and_the_run_can_go_on(tmp_path: Path) -> None:
         return ran
 
     command = ["-m", "local.lr=0.1,0.2,0.3,1e-9", *rule]
-    assert re.search(r"pruned after round 2: its best so far is worse than", fedlab(*command).stdout)
+    assert re.search(r"job 4/4 pruned after round 2: \d+\.\d\d % in ", fedlab(*command).stdout)
     (note,) = tmp_path.glob("outputs/*/pruned.json")
+    assert json.loads(note.read_text())["reason"].startswith("its best so far is worse than ")
     rows = (note.parent / "metrics.jsonl").read_text().splitlines()
     assert len(rows) == 3 and json.loads(note.read_text())["objective"] == json.loads(rows[2])["test/accuracy"]
     (table,) = tmp_path.glob("outputs/sweeps/*/table.csv")
@@ -145,7 +146,7 @@ def test_a_sweep_gives_up_and_the_run_can_go_on(tmp_path: Path) -> None:
         ["1", "0"]
     ]
     again = fedlab(*command).stdout
-    assert again.count("is finished already") == 3 and "pruned after round 2" in again
+    assert again.count(" finished before: ") == 3 and "pruned after round 2" in again
     page, _ = cli.write([table.parent])
     assert "| pruned<br>seed 0: pruned (round 2 of 4)," in (page.parent / "report.md").read_text()
     fedlab("local.lr=1e-9")
