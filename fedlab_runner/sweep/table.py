@@ -17,7 +17,7 @@ from fedlab_runner.utils.escaping import visible
 from fedlab_runner.utils.files import write_text_atomically
 
 MAX_REASONS = 3  # of failures, below the table on the terminal; table.md has those of all settings
-MAX_SHOWN = 20  # settings on the terminal; table.md has all
+MAX_SHOWN = 40  # settings on the terminal; table.md has all
 SETTING_SHARE = 0.4  # of the width of a terminal: the widest column of settings
 MAX_KNOWN = 2**17  # statistics that are kept: each job makes the table anew, and changes one row of it
 

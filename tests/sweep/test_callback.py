@@ -130,23 +130,25 @@ def test_a_search_has_its_best_setting_first(
     """A person reads the best ones on the terminal, with numbers of four digits; the files have all, as they were."""
     monkeypatch.setattr(plots, "plot_sweep", lambda _: [])
     (tmp_path / "jobs").mkdir()
-    for i in range(30):
+    for i in range(60):
         pruned = i % 3 == 0
         state, value = ("pruned", None) if pruned else ("finished", i / 100)
         record = Job([f"local.lr=0.1234{i:02}78901234", "seed=0"], 0, state, value, "x", {"metric": "test/accuracy"})
         write_text_atomically(tmp_path / "jobs" / f"{i}.json", checksummed_json.text(asdict(record)))
     refresh(tmp_path)
     found = (tmp_path / "table.md").read_text().splitlines()[2:]
-    ranked = [i for i in range(29, 0, -1) if i % 3]
-    assert [line.split()[1] for line in found[:20]] == [f"local.lr=0.1234{i:02}78901234" for i in ranked]
-    assert len(found) == 30 and all("1 pruned" in line for line in found[20:])
+    ranked = [i for i in range(59, 0, -1) if i % 3]
+    assert [line.split()[1] for line in found[:40]] == [f"local.lr=0.1234{i:02}78901234" for i in ranked]
+    assert len(found) == 60 and all("1 pruned" in line for line in found[40:])
     show(tmp_path)
     out = capsys.readouterr().out
-    assert "the best 20 of 30 settings" in out and "local.lr=0.12342978901234" in out, "four digits do not tell apart"
+    assert "the best 40 of 60 settings" in out and "local.lr=0.12345978901234" in out and "pruned" not in out, (
+        "four digits do not tell apart"
+    )
     assert ranking.short(["a=0.12345678 b=1", "a=0.22345678e-05 b=0.5"]) == ["a=0.1235 b=1", "a=2.235e-06 b=0.5"]
     write_text_atomically(tmp_path / records.GRID, json.dumps([["seed=0"]]))
     refresh(tmp_path)
-    assert (tmp_path / "table.md").read_text().splitlines()[-1].startswith("| local.lr=0.12342978901234 |")
+    assert (tmp_path / "table.md").read_text().splitlines()[-1].startswith("| local.lr=0.12345978901234 |")
 
 
 def test_the_best_trial_is_written_into_the_folder_of_its_search(
