@@ -72,7 +72,8 @@ class SweepCallback(Callback):
         if "optuna" in config.hydra.sweeper["_target_"]:
             _quiet_optuna()
         shown = os.path.relpath(folder / "table.md")
-        _log.info("%s, results in %s", f"{len(grid) or 'the'} jobs", shown, extra=IN_SWEEP)
+        count = len(grid) or config.hydra.sweeper.get("n_trials") or "the"
+        _log.info("%s jobs, results in %s", count, shown, extra=IN_SWEEP)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         # Hydra's Optuna sweeper writes the best trial beside all runs, where the next search would replace it.
