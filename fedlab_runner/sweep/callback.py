@@ -89,7 +89,7 @@ class SweepCallback(Callback):
 
 
 def _quiet_optuna() -> None:
-    """Has Optuna say nothing of its own on the terminal; Hydra's sweeper and the jobs tell the same."""
+    """Has Optuna say nothing of its own on the terminal; the lines of the jobs tell the same."""
     with contextlib.suppress(ImportError):  # which Hydra reports
         optuna = importlib.import_module("optuna")
         optuna.logging.set_verbosity(optuna.logging.WARNING)
