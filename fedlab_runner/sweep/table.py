@@ -27,9 +27,9 @@ def refresh(folder: Path) -> list[Row]:
 
     Several processes may do this at once. Each reads the records again after writing, so that no job is missing.
     """
-    rows = read(folder)
+    rows, is_search = read(folder), not size(folder)
     while True:
-        write_text_atomically(folder / "table.md", markdown(rows if size(folder) else best_first(rows)))
+        write_text_atomically(folder / "table.md", markdown(best_first(rows) if is_search else rows))
         write_text_atomically(folder / "table.csv", csv_text(rows))
         if (now := read(folder)) == rows:
             return rows
