@@ -131,7 +131,7 @@ class ModelFamily:
     def _prepared(self) -> nn.Module:
         module = self._build().to(self.device, self.dtype)
         prepare_norms(module, self.autocast)
-        return prepare(module)
+        return prepare(module, self.autocast)
 
     def init(self, seed: int, number: int = 0) -> Tensor:
         """A fresh model [D], a function of (seed, number)."""

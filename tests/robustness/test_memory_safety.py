@@ -13,11 +13,12 @@ import pytest
 
 from fedlab_runner.core.layers.replacement import prepare
 from fedlab_runner.core.normalize import Normalize
-from tests.core.layers.test_strided import unsafe
+from tests.core.layers.test_convolutions import unsafe
 from tests.helpers import memory
 from tests.models.test_models import modules
 
 memory.fill()
+TO_ONE_PIXEL = "preact_resnet to one pixel"
 NARROW = ("preact_resnet [8, 16]", "own code")
 CHECKER = Path("/lib/x86_64-linux-gnu/libc_malloc_debug.so.0")  # ends a process that has overwritten memory
 
@@ -38,7 +39,7 @@ def template() -> Iterator["subprocess.Popen[str]"]:
 
 def faults(template: "subprocess.Popen[str]", **case: Any) -> list[str]:
     assert template.stdin is not None and template.stdout is not None
-    template.stdin.write(json.dumps(case) + "\n")
+    template.stdin.write(json.dumps({"lowered": False, **case}) + "\n")
     template.stdin.flush()
     found: list[str] = json.loads(template.stdout.readline())
     return found
@@ -68,6 +69,16 @@ def test_narrow_resnets(name: str, template: "subprocess.Popen[str]") -> None:
 @pytest.mark.parametrize(("name", "threads"), list(product(memory.CASES, (1, 2, 4))))
 def test_every_model(name: str, threads: int, template: "subprocess.Popen[str]") -> None:
     assert not faults(template, model=name, threads=threads, batches=list(range(1, 10)), compiled=False)
+
+
+def test_images_smaller_than_the_kernel_in_bfloat16(template: "subprocess.Popen[str]") -> None:
+    assert not faults(template, model=TO_ONE_PIXEL, threads=2, batches=[3, 5], compiled=False, lowered=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "compiled"), [*((name, False) for name in memory.CASES), (TO_ONE_PIXEL, True)])
+def test_every_model_in_bfloat16(name: str, compiled: bool, template: "subprocess.Popen[str]") -> None:
+    assert not faults(template, model=name, threads=2, batches=[2, 3, 9], compiled=compiled, lowered=True)
 
 
 @pytest.mark.slow
