@@ -115,7 +115,8 @@ def compare(
     one, x = grad(loss, has_aux=True), [family.normalize(each, torch.float32) for each in images]
     found = {"alone": [one(params, *pair) for pair in zip(x, targets, strict=True)]}
     many = vmap(one, (0, 0, 0), randomness="different")
-    if not family.num_buffers:  # those of many models would need copies of their own
+    # Buffers of many models would need copies of their own; not every model computes side by side with autocast.
+    if not family.num_buffers and family.autocast is None:
         everyone = params.repeat(len(x), 1), torch.stack(x), targets
         found["side by side"] = list(zip(*many(*everyone), strict=True))
         leaf = everyone[0].requires_grad_()
