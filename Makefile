@@ -9,7 +9,7 @@ PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3 python;
 	then command -v $$python; break; fi; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help run report test test-all smoke bench bench-peers referee gpu-check golden check lint types format docs site clean
+.PHONY: help run report test test-all smoke related bench bench-peers referee gpu-check golden check lint types format docs site clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -28,6 +28,9 @@ test-all: $(VENV)/.installed-test ## run the suite with the slow tests (minutes,
 
 smoke: $(VENV)/.installed-test ## run random combinations of all choices; more: make smoke ARGS="--count 300 --seed 7"
 	@$(BIN)/python -m tests.helpers.smoke $(ARGS)
+
+related: $(VENV)/.installed-test ## compare runs of random combinations: killed, extended, in processes; more: make related ARGS="--count 300"
+	@$(BIN)/python -m tests.helpers.relations $(ARGS)
 
 bench: $(VENV)/.installed ## time the package beside a plain PyTorch loop; more: make bench ARGS="--only W2 --out bench.json"
 	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.run $(ARGS)

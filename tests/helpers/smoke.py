@@ -17,9 +17,9 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from tests.helpers.paths import ROOT
 
@@ -250,19 +250,33 @@ class Ended(NamedTuple):
 def tried(numbers: Iterable[int]) -> Iterator[Ended]:
     """Each combination in a child of this process, which imports everything once and computes nothing."""
 
-    for name in ("experiment.run", "train"):
-        importlib.import_module(f"fedlab_runner.{name}")
+    import_all()
     for number in numbers:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             yield _one(number, Path(folder))
 
 
+def import_all() -> None:
+    """Imports what runs need, for all children of this process."""
+    for name in ("experiment.run", "train"):
+        importlib.import_module(f"fedlab_runner.{name}")
+
+
 def _one(number: int, folder: Path) -> Ended:
+    return Ended(number, *run_in(folder, combination(number)))
+
+
+def run_in(
+    folder: Path, arguments: list[str], begin: Callable[[], None] = lambda: None
+) -> tuple[int | None, str, float]:
+    """The exit code of a command in a folder (minus a signal; None: it did not end), what it said, and its seconds; its
+    process calls `begin` first.
+    """
     said, began = folder / "said.txt", time.monotonic()
     said.touch()
     child = os.fork()
     if child == 0:
-        _child(number, folder, said)
+        _child(arguments, folder, said, begin)
     code: int | None = None
     while code is None and time.monotonic() - began < LIMIT:
         done, status = os.waitpid(child, os.WNOHANG)
@@ -274,10 +288,10 @@ def _one(number: int, folder: Path) -> Ended:
         os.killpg(child, signal.SIGKILL)
     if code is None:
         os.waitpid(child, 0)
-    return Ended(number, code, said.read_text(errors="replace"), time.monotonic() - began)
+    return code, said.read_text(errors="replace"), time.monotonic() - began
 
 
-def _child(number: int, folder: Path, said: Path) -> None:
+def _child(arguments: list[str], folder: Path, said: Path, begin: Callable[[], None]) -> NoReturn:
     from fedlab_runner import train
 
     code = 70
@@ -287,7 +301,8 @@ def _child(number: int, folder: Path, said: Path) -> None:
         output = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         for stream in (0, 1, 2):
             os.dup2(os.open(os.devnull, os.O_RDONLY) if stream == 0 else output, stream)
-        sys.argv = ["fedlab", *combination(number)]
+        sys.argv = ["fedlab", *arguments]
+        begin()
         code = train.main()
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 71
