@@ -33,9 +33,11 @@ from safetensors.numpy import load_file
 from tests.helpers import smoke
 
 ROUNDING = 1e-5  # of a number or a tensor in float64, relative
-# Keys that each relation sets itself, and choices that some of them exclude.
-OWN = ("rounds=", "evaluation.every=", "logger.save_model=", "lr_schedule=cosine", "lr_schedule=warmup_cosine")
-OWN = (*OWN, "lr_schedule.warmup=", "pruning=", "aggregator.sum_every=")
+# Keys that relations set themselves, and schedules whose rates depend on the number of rounds.
+OWN = (
+    *("rounds=", "evaluation.every=", "logger.save_model=", "pruning=", "aggregator.sum_every="),
+    *("lr_schedule=cosine", "lr_schedule=warmup_cosine", "lr_schedule.warmup="),
+)
 ROUNDS = 4
 SET = (f"rounds={ROUNDS}", "evaluation.every=1", "logger.save_model=true", "logger.pictures=false")
 CHECKPOINTS = ("checkpoint.rounds=1", "checkpoint.seconds=null", "checkpoint.share=1.0")
