@@ -6,13 +6,13 @@
 - processes: `executor=processes` has the loop's bytes.
 - watched: evaluation, analyses, pictures and checkpoints change no model.
 - side by side: `executor=vectorized` has the loop's numbers up to rounding.
+- compiled: so has `executor.compile=true` (a third of the combinations, as the compiler takes a while).
 - summed: so has `aggregator.sum_every`.
 
 `make related ARGS="--count 60 --seed 7"` tries the combinations 7000000 to 7000059; `--only 7000012`
 tries one of them.
 """
 
-import argparse
 import ctypes
 import json
 import math
@@ -46,6 +46,7 @@ LOOP = ("executor=loop", "threads=1")
 # multiplies rounding by 1e5 a step.
 CALM = ("precision=float64", "local=sgd", "local.batch_size=16", "server_optimizer=none")
 NOT_WATCHED = ("evaluation.every=2", "evaluation.matrix=[]", "analysis=none", "logger.pictures=true", *CHECKPOINTS)
+SLOW_TO_COMPILE = {*smoke.LARGE, "timm", "vit_lora"}
 M_PERTURB = -6  # of malloc.h
 Compare = Callable[[Path, Path], str | None]  # how the second run folder differs from the first, in words
 
@@ -80,6 +81,9 @@ def relations(number: int) -> Iterator[Relation]:
     if "model=vit_small" not in exact or "model.dropout=0.0" in exact:  # masks depend on who trains side by side
         together = [*_without(exact, "executor="), "executor=vectorized", "executor.chunk_size=null"]
         yield Relation("side by side", exact, [together], _numbers)
+    (model,) = (each.partition("=")[2] for each in drawn if each.startswith("model="))
+    if draw.random() < 1 / 3 and model not in SLOW_TO_COMPILE:
+        yield Relation("compiled", exact, [[*exact, "executor.compile=true"]], _numbers)
     (algorithm,) = (each.partition("=")[2] for each in drawn if each.startswith("algorithm="))
     if "aggregator=mean" in drawn and smoke._class(algorithm).reads_sums:
         yield Relation("summed", exact, [[*exact, "aggregator.sum_every=1"]], _numbers)
@@ -183,21 +187,14 @@ def _near(one: Any, other: Any) -> bool:
 
 def main() -> int:
     """Tries as many combinations as asked for; 1 if a relation does not hold."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=60)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", type=int, nargs="*", help="numbers of combinations")
-    how = parser.parse_args()
-    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        os.environ.pop(variable, None)  # `threads` says how many
+    numbers, named = smoke.asked(__doc__, 60)
     smoke.import_all()
     outcomes: Counter[str] = Counter()
-    begin = how.seed * smoke.STRIDE
-    for done, number in enumerate(how.only or range(begin, begin + how.count), 1):
+    for done, number in enumerate(numbers, 1):
         for name, fault, commands in tried(number):
             outcomes[f"{name}: " + ("FAULT" if fault else "holds")] += 1
-            if fault:
-                print(f"{number}: {name}: {fault}", *commands, sep="\n  ", flush=True)
+            if fault or named:
+                print(f"{number}: {name}: {fault or 'holds'}", *commands, sep="\n  ", flush=True)
         if done % 10 == 0:
             print(f"{done} tried: {dict(outcomes)}", file=sys.stderr, flush=True)
     print(", ".join(f"{outcome} {count}" for outcome, count in sorted(outcomes.items())))

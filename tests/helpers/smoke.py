@@ -17,7 +17,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -314,20 +314,26 @@ def _child(arguments: list[str], folder: Path, said: Path, begin: Callable[[], N
         os._exit(code)
 
 
-def main() -> int:
-    """Tries as many as asked for; 1 if one of them ends as none should."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=300)
+def asked(description: str | None, count: int) -> tuple[Sequence[int], bool]:
+    """The numbers of combinations that the command line asks for, and whether it names them."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=count)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", type=int, nargs="*", help="numbers of combinations, shown with all that they say")
+    parser.add_argument("--only", type=int, nargs="*", help="numbers of combinations, of which more is shown")
     how = parser.parse_args()
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.pop(variable, None)  # `threads` says how many
-    outcomes: Counter[str] = Counter()
     begin = how.seed * STRIDE
-    for ended in tried(how.only or range(begin, begin + how.count)):
+    return how.only or range(begin, begin + how.count), bool(how.only)
+
+
+def main() -> int:
+    """Tries as many as asked for; 1 if one of them ends as none should."""
+    numbers, named = asked(__doc__, 300)
+    outcomes: Counter[str] = Counter()
+    for ended in tried(numbers):
         outcomes[f"exit {ended.code}" if ended.fault is None else "FAULT"] += 1
-        if ended.fault or how.only:
+        if ended.fault or named:
             print(f"{ended.number}: {ended.fault or 'well'}\n  {ended.command}")
             print("".join(f"  | {line}\n" for line in ended.said.splitlines()[-25:]), flush=True)
         if (done := sum(outcomes.values())) % 10 == 0:

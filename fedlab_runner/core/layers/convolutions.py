@@ -85,10 +85,10 @@ def safely(
         taken: Any = (..., *(slice(None, None, step) for step in steps), slice(None))
         pixels = input.movedim(-1 - rank, -1)[taken]  # channels last, so that the gradient has that layout too
         return convolution(pixels.movedim(-1, -1 - rank), weight, bias, groups=groups)
-    how = stride, padding, dilation, groups
-    if _lowered(input) and _is_small(input.shape[-rank:], weight, dilation):
-        return _raised(convolution, input, weight, bias, *how)
-    return convolution(input, weight, bias, *how)
+    args = input, weight, bias, stride, padding, dilation, groups
+    if (lower := _lowered(input)) is not None and _is_small(input.shape[-rank:], weight, dilation):
+        return _raised(convolution, lower, *args)
+    return convolution(*args)
 
 
 def transposed_safely(
@@ -103,8 +103,8 @@ def transposed_safely(
     dilation: Ints = 1,
 ) -> Tensor:
     """The transposed convolution [b, C', ...] of input [b, C, ...]: its result is what a convolution would read."""
-    how = stride, padding, output_padding, groups, dilation
-    if _lowered(input):
+    args = input, weight, bias, stride, padding, output_padding, groups, dilation
+    if (lower := _lowered(input)) is not None:
         rank = weight.dim() - 2
         each = zip(
             input.shape[-rank:],
@@ -114,8 +114,8 @@ def transposed_safely(
         )
         result = [(n - 1) * step - 2 * pad + gap * (k - 1) + more + 1 for n, k, step, pad, more, gap in each]
         if _is_small(result, weight, dilation):
-            return _raised(convolution, input, weight, bias, *how)
-    return convolution(input, weight, bias, *how)
+            return _raised(convolution, lower, *args)
+    return convolution(*args)
 
 
 def _each(numbers: Ints, rank: int) -> tuple[int, ...]:
@@ -123,11 +123,13 @@ def _each(numbers: Ints, rank: int) -> tuple[int, ...]:
     return (numbers,) * rank if isinstance(numbers, int) else tuple(numbers) * (rank // len(numbers))
 
 
-def _lowered(input: Tensor) -> bool:
-    """Whether a CPU computes with this input in less than float32's precision."""
+def _lowered(input: Tensor) -> torch.dtype | None:
+    """The type below float32 in which a CPU computes with this input; None if there is none."""
     if input.device.type != "cpu":
-        return False
-    return torch.is_autocast_enabled("cpu") or input.dtype in (torch.bfloat16, torch.float16)
+        return None
+    lowers = torch.is_autocast_enabled("cpu") and input.dtype != torch.float64
+    dtype = torch.get_autocast_dtype("cpu") if lowers else input.dtype
+    return dtype if dtype in (torch.bfloat16, torch.float16) else None
 
 
 def _is_small(sizes: Sequence[int], weight: Tensor, dilation: Ints) -> bool:
@@ -136,14 +138,10 @@ def _is_small(sizes: Sequence[int], weight: Tensor, dilation: Ints) -> bool:
     return any(n < gap * (k - 1) + 1 for n, k, gap in zip(sizes, weight.shape[2:], gaps, strict=True))
 
 
-def _raised(
-    convolution: Callable[..., Tensor], input: Tensor, weight: Tensor, bias: Tensor | None, *how: Any
-) -> Tensor:
-    """The convolution in float32, rounded to the precision in which the CPU computes."""
-    lower = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else input.dtype
+def _raised(convolution: Callable[..., Tensor], lower: torch.dtype, *args: Any) -> Tensor:
+    """The convolution in float32 of tensors that are rounded to a lower type, as is the result."""
     with torch.autocast("cpu", enabled=False):
-        full = (None if each is None else each.to(lower).float() for each in (input, weight, bias))
-        return convolution(*full, *how).to(lower)
+        return convolution(*(x.to(lower).float() if isinstance(x, Tensor) else x for x in args)).to(lower)
 
 
 def safe_class(layer: _ConvNd, autocast: torch.dtype | None) -> Any:

@@ -190,6 +190,13 @@ def test_bfloat16_of_an_input_smaller_than_the_kernel(build: Callable[[], nn.Mod
             assert distance(mine, its) < 0.02
 
 
+def test_float64_stays_beside_autocast() -> None:
+    layer, x = lowered(lambda: nn.Conv2d(16, 16, 3, 2, 1), (1, 1))
+    layer, x = layer.double(), x.double()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(layer(x), F.conv2d(x, layer.weight, layer.bias, 2, 1))
+
+
 @small
 def test_the_same_for_many_models_side_by_side(build: Callable[[], nn.Module], sizes: tuple[int, ...]) -> None:
     layer, x = lowered(build, sizes)
