@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+import torch
 from torch import Tensor
 
 ALIGNMENT = 64  # bytes, at multiples of which torch's own tensors begin
@@ -34,3 +35,9 @@ def room_for_rows(count: int, like: Tensor) -> Tensor:
     """Room for tensors [count, ...] like this one, each of which begins as a tensor of its own does."""
     values, size = ALIGNMENT // like.itemsize, like.numel()
     return like.new_empty(count, -(-size // values) * values)[:, :size].view(count, *like.shape)
+
+
+def full_width(examples: int, dtype: torch.dtype) -> int:
+    """At least so many examples, with which each model's activations, side by side, begin as a tensor's own do."""
+    step = ALIGNMENT // dtype.itemsize
+    return -(-examples // step) * step

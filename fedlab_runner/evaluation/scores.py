@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlab_runner.core.aligned import aligned_rows, copied_rows
+from fedlab_runner.core.aligned import aligned_rows, copied_rows, full_width
 from fedlab_runner.core.client_data import ClientData
 from fedlab_runner.core.executor import Executor
 from fedlab_runner.core.losses import losses
@@ -53,12 +53,16 @@ def on_examples(
     p, correct, total = family.num_params, [], torch.zeros(len(models), dtype=torch.float64, device=family.device)
     models = aligned_rows(models)
     for begin in range(0, n, batch_size):
-        batch, labels = family.normalize(inputs[begin : begin + batch_size], family.dtype), targets[begin:][:batch_size]
+        labels, some = targets[begin:][:batch_size], inputs[begin : begin + batch_size]
+        if more := _width(family, len(some)) - len(some):
+            some = torch.cat([some, some[-1:].expand(more, *some.shape[1:])])
+        batch = family.normalize(some, family.dtype)
 
         def one(params: Tensor, buffers: Tensor, batch: Tensor = batch) -> tuple[Tensor]:
             return (family.evaluate(params, buffers, batch),)
 
         (logits,) = executor.map_models(family, one, models[:, :p], models[:, p:], fill=True)  # [m, b, C]
+        logits = logits[:, : len(labels)]
         correct.append(logits.argmax(-1) == labels)
         total += losses(logits, labels.expand(len(models), -1), None).double().sum(-1)
     return OnExamples(torch.cat(correct, 1), total / n)
@@ -111,7 +115,7 @@ def _together(
     def one(params: Tensor, buffers: Tensor, inputs: Tensor) -> tuple[Tensor]:
         return (family.evaluate(params, buffers, inputs),)
 
-    for rows, index, mask in _batches(client_data, ids, batch_size):
+    for rows, index, mask in _batches(family, client_data, ids, batch_size):
         inputs, targets = client_data.examples(torch.from_numpy(index).to(family.device))
         # Normalised as one batch, so that each client's examples have the memory layout that suits convolutions.
         normal = family.normalize(inputs.flatten(0, 1), family.dtype).view(inputs.shape)
@@ -124,8 +128,14 @@ def _together(
     return OnClients(correct / sizes, loss / sizes)
 
 
+def _width(family: ModelFamily, examples: int) -> int:
+    """How many examples a minibatch of so many is filled up to; networks with convolutions compute one by one."""
+    fills = family.device.type == "cpu" and not family.has_convolution
+    return full_width(examples, family.autocast or family.dtype) if fills else examples
+
+
 def _batches(
-    client_data: ClientData, ids: np.ndarray, batch_size: int
+    family: ModelFamily, client_data: ClientData, ids: np.ndarray, batch_size: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Rows of clients [c], the indices of their next examples [c, b], and which of these count [c, b]."""
     sizes = client_data.num_examples[ids]
@@ -136,7 +146,8 @@ def _batches(
         rows = order[first : first + max(1, batch_size // largest)]
         for begin in range(0, largest, batch_size):
             width = min(batch_size, largest - begin)
-            index, mask = np.zeros((len(rows), width), np.int64), np.zeros((len(rows), width), bool)
+            index = np.zeros((len(rows), _width(family, width)), np.int64)
+            mask = np.zeros(index.shape, bool)
             for k, row in enumerate(rows.tolist()):
                 part = client_data.members(int(ids[row]))[begin : begin + width]
                 index[k, : len(part)], mask[k, : len(part)] = part, True

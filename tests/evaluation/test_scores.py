@@ -24,17 +24,30 @@ def layers() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(144, 37), nn.ReLU(), nn.Linear(37, 7))
 
 
+def narrow() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(144, 9), nn.ReLU(), nn.Linear(9, 7))
+
+
 @pytest.mark.parametrize("least", [0.0, float("inf")])
-@pytest.mark.parametrize("executor", [Loop(compile=False), Vectorized(3, compile=False)])
-@pytest.mark.parametrize("build", [convolutions, layers])
+@pytest.mark.parametrize(
+    "executor", [Loop(compile=False), Vectorized(3, compile=False), Vectorized(None, compile=False)]
+)
+@pytest.mark.parametrize(("build", "n", "batch_size"), [(convolutions, 17, 8), (layers, 17, 8), (narrow, 347, 1000)])
 def test_a_models_place_among_others_does_not_matter(
-    build: Callable[[], nn.Module], executor: Executor, least: float, monkeypatch: pytest.MonkeyPatch
+    build: Callable[[], nn.Module],
+    n: int,
+    batch_size: int,
+    executor: Executor,
+    least: float,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The last minibatch has a single example: such products depend on where a model begins in memory."""
+    """Products of few examples depend on where a model begins in memory, those of few neurons on where its activations
+    begin.
+    """
     monkeypatch.setattr(scoring, "MIN_ALONE_FLOPS", least)
-    family, batch_size = model_family(build, dtype=torch.float32), 8
-    inputs, targets = torch.randn(17, 1, 12, 12), torch.arange(17) % 7
-    client_data = ClientData(inputs, targets, [np.arange(17)] * 8, family.device)
+    family = model_family(build, dtype=torch.float32)
+    inputs, targets = torch.randn(n, 1, 12, 12), torch.arange(n) % 7
+    client_data = ClientData(inputs, targets, [np.arange(n)] * 8, family.device)
     w, others = family.init(0), torch.stack([family.init(seed) for seed in range(1, 8)])
     found = set()
     for place in range(8):
