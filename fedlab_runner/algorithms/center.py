@@ -43,6 +43,7 @@ class Center(Algorithm[CenterState]):
 
     def check(self, fed: Federation) -> None:
         require_server_data(self, fed, in_domain=True)
+        self.operations(fed, 0.0)  # of its minibatches, if these have a size that can be trained on
 
     def init(self, fed: Federation) -> CenterState:
         self.check(fed)

@@ -71,8 +71,8 @@ class FedWalk(Algorithm[FedWalkState]):
         at_least(1, batch_size=self.batch_size)
 
     def check(self, fed: Federation) -> None:
-        _auxiliary_data(fed)
         require_body("algorithm=fedwalk", fed.family)
+        self._batches(fed, self.steps)  # if there are examples, and minibatches of a size that can be trained on
         try:
             self.base.check(fed)
         except UserError as error:

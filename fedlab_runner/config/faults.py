@@ -10,6 +10,7 @@ from fedlab_runner.utils.validate import at_least, one_of, within
 
 PRECISIONS = ("float32", "bfloat16", "float64")  # values of the key `precision`
 MAX_THREADS = max(64, 4 * (os.cpu_count() or 1))  # more threads wait for each other, and the system may refuse them
+MAX_SEED = 2**48  # the key of a stream of random numbers has 48 bits for the seed (`core.rng`)
 NONFINITE = ("stop", "drop", "zero", "clip")  # what `core.update_guard` can do about an update that is not finite
 
 
@@ -17,7 +18,7 @@ def of_settings(values: Mapping[str, Any], errors: list[str]) -> list[str]:
     """The range faults of the top-level values, for those of the right type."""
     checks: dict[str, Callable[..., None]] = {
         "rounds": partial(at_least, 0),
-        "seed": partial(at_least, 0),
+        "seed": partial(within, f"[0, {MAX_SEED})"),
         "num_clients": partial(at_least, 1),
         "threads": partial(within, f"[1, {MAX_THREADS}]"),
         "train_fraction": partial(within, "(0, 1]"),

@@ -65,6 +65,8 @@ class Cohort:
         self.last_loss: Tensor | None = None
         # After `train` where clients report it (`Federation.report_losses`): the trained model's loss [K] float64.
         self.final_loss: Tensor | None = None
+        # The mask [K] of the clients of whom every model and gradient was finite so far.
+        self.finite = torch.ones(len(ids), dtype=torch.bool, device=device)
 
     def __len__(self) -> int:
         return len(self.client_ids)
@@ -153,7 +155,8 @@ class Cohort:
         at = x if self._homes is None else self._homes.received(x, self.client_ids)
         client_data, seed = self._client_data, self._trainer.seed
         work = gradient_pass(self.family, client_data, self.client_ids, self.local, seed, self.round, at, steps)
-        y, _, _ = self._trainer.train(work, counted=False)
+        y, _, _, finite = self._trainer.train(work, counted=False)
+        self.finite &= finite
         g = y[:, : self.family.num_params].neg_()
         return g if self.shared is None else g.mul_(self.shared)
 
@@ -220,7 +223,8 @@ class Cohort:
             frozen=frozen,
             optimizer=optimizer,
         )
-        y, self.last_loss, self.final_loss = self._trainer.train(
+        y, self.last_loss, self.final_loss, finite = self._trainer.train(
             work, counted=counted, homes=self._homes, joined=joined, late=self.due > self.round
         )
+        self.finite &= finite
         return y

@@ -46,7 +46,8 @@ class Deliveries:
             later, losses, values = later + part.late, losses + part.losses, values + part.values
             del part  # before the next one trains
         means, late = sums.means(), self._due(cohort.round, later)
-        values += sum(values_in(like(means.upload, f.upload), known, self._home) for f in late)
+        for f in late:
+            values += values_in(like(means.upload, (row.unsqueeze(0) for row in f.upload)), known, self._home)
         every = torch.arange(len(means.clients), device=means.clients.device)
         rows = (gathered([f.upload[i] for f in late], rows, every) for i, rows in enumerate(means.upload))
         numbers = torch.full_like(means.clients, -1), means.num_examples

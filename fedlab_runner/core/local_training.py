@@ -61,7 +61,8 @@ class LocalTraining:
         if self.betas is not None and (len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas)):
             raise ValueError(f"betas must be two numbers in [0, 1), got {self.betas}")
         finite_at_least(0, eps=self.eps, weight_decay=self.weight_decay)
-        above(0, clip_norm=self.clip_norm, update_norm=self.update_norm)
+        finite_above(0, clip_norm=self.clip_norm)
+        above(0, update_norm=self.update_norm)
 
     def _check_keys(self) -> None:
         """Raises ValueError where a key of the optimiser is null, or a key of another optimiser is not."""

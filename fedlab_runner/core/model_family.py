@@ -18,6 +18,7 @@ from fedlab_runner.core.global_rng import own_generators, seeded
 from fedlab_runner.core.layers.kinds import batch_norms, drops_out, has_convolution, keeps_statistics
 from fedlab_runner.core.layers.norms import prepare_norms
 from fedlab_runner.core.layers.replacement import prepare
+from fedlab_runner.core.layers.tied import call, first_names, tied_names
 from fedlab_runner.core.losses import CE, LossFunction, losses
 from fedlab_runner.core.normalize import Normalize
 from fedlab_runner.core.rng import Purpose, torch_seed
@@ -102,6 +103,7 @@ class ModelFamily:
         self.normalize, self.device, self.dtype, self.autocast = normalize, device, dtype, autocast
         with own_generators():
             self.module = self._prepared()
+        self._first, self._tied = first_names(self.module), tied_names(self.module)
         trainable = {k: p for k, p in self.module.named_parameters() if p.requires_grad}
         floats = {k: b for k, b in self.module.named_buffers() if b.is_floating_point()}
         self._params = [(k, p.shape, p.numel()) for k, p in trainable.items()]
@@ -145,7 +147,8 @@ class ModelFamily:
     def state_dict(self, w: Tensor) -> dict[str, Tensor]:
         """A model [D] under PyTorch's names, with the frozen parameters."""
         named = self.views(w[: self.num_params]) | self.buffer_views(w[self.num_params :])
-        return {k: named.get(k, v).detach().clone() for k, v in self.module.state_dict().items()}
+        values = self.module.state_dict().items()
+        return {k: named.get(self._first.get(k, k), v).detach().clone() for k, v in values}
 
     def views(self, params: Tensor) -> dict[str, Tensor]:
         """The trainable parameters by name, as views of [P]."""
@@ -182,10 +185,8 @@ class ModelFamily:
     def forward(self, values: dict[str, Tensor] | None, inputs: Tensor, module: nn.Module | None = None) -> Tensor:
         """Logits [b, C] of a module (None: the family's) with these values by name (None: its own values)."""
         module = self.module if module is None else module
-        if self.autocast is None:
-            return _call(module, values, inputs)
-        with self._lowered():
-            logits = _call(module, values, inputs)
+        with self._lowered():  # `call` costs more than a small layer does
+            logits: Tensor = module(inputs) if values is None else call(module, values, self._tied, inputs)
         return logits.to(self.dtype)
 
     def _lowered(self) -> AbstractContextManager[None]:
@@ -292,9 +293,3 @@ class ModelFamily:
     def batch(self, inputs: Tensor, targets: Tensor, mask: Tensor) -> Batch:
         """The minibatch of stored examples, normalised; leading dimensions are kept."""
         return Batch(self.normalize(inputs, self.dtype), targets, mask)
-
-
-def _call(module: nn.Module, values: dict[str, Tensor] | None, inputs: Tensor) -> Tensor:
-    # functional_call costs more than a small layer does: a module with its own values is called directly.
-    logits: Tensor = module(inputs) if values is None else torch.func.functional_call(module, values, (inputs,))
-    return logits

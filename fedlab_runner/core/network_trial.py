@@ -27,11 +27,18 @@ def try_network(family: ModelFamily, inputs: Tensor) -> None:
     `family.draws` whether it draws random numbers in training, in `family.mixes` whether it mixes the examples of a
     minibatch, and in `family.alone` why its models cannot compute side by side.
 
-    Raises ValueError if the network has nothing to train, does not give logits, writes into its inputs, or in
-    evaluation draws random numbers or mixes examples, and UserError if it takes numbers from elsewhere than torch.
+    Raises ValueError if the network has nothing to train or a buffer that is not finite, does not give logits, writes
+    into its inputs, or in evaluation draws random numbers or mixes examples, and UserError if it takes numbers from
+    elsewhere than torch.
     """
     if not family.num_params:
         raise ValueError("the model has no parameter to train")
+    for name, buffer in family.module.named_buffers():
+        if buffer.is_floating_point() and not bool(torch.isfinite(buffer).all()):
+            raise ValueError(
+                f"the model's buffer {name} must be finite, because clients send it and the server takes means: make "
+                "a mask a bool buffer, and fill with -inf in forward()"
+            )
     two = inputs[[0, -1]].to(family.device)
     if _draws(family, two, training=False):
         raise ValueError(

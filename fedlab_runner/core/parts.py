@@ -54,8 +54,9 @@ def reported(cohort: Cohort, now: Tensor) -> list[float]:
 
 
 def values_in(upload: Any, known: Collection[str], home: ClientHomes) -> int:
-    """How many values clients have sent in an upload's tensors; the server has the fields that are `known`."""
-    return sum(home.sent(rows) for name, rows in zip(names(upload), upload, strict=True) if name not in known)
+    """How many values clients have sent in an upload's tensors [A, ...]; the server has the fields that are `known`."""
+    sent = [rows for name, rows in zip(names(upload), upload, strict=True) if name not in known and len(rows)]
+    return sum(len(rows) * home.sent(rows[0]) for rows in sent)
 
 
 def part_of(cohort: Cohort, upload: Any, known: Collection[str], guard: Guard, home: ClientHomes) -> Part:

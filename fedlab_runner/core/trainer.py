@@ -69,9 +69,10 @@ class LocalTrainer:
         homes: ClientHomes | None = None,
         joined: Joined | None = None,
         late: np.ndarray | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The trained models [K, D], each client's mean loss over its last epoch [K] and, where clients report it, each
-        trained model's loss on all its client's examples [K] float64.
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+        """The trained models [K, D], each client's mean loss over its last epoch [K], where clients report it each
+        trained model's loss on all its client's examples [K] float64, and the mask [K] of the models that were finite
+        before the guard saw them.
 
         With `homes` each client starts from the received values and its own values at home. It keeps the trained
         values at home; the returned models have the received ones in their place. For clients that report `late` [K]
@@ -83,7 +84,8 @@ class LocalTrainer:
         if homes is not None:
             work = replace(work, own_start=homes.own_start(work.ids, joined))
         check_cohort_memory(work)
-        self.metrics.count_client_flops(work, losses_reported=self.losses_reported)
+        reported = self.losses_reported and counted
+        self.metrics.count_client_flops(work, losses_reported=reported)
         attempt.at("local training", work.round + 1)
         y, losses = self.executor.train(work)
         attempt.at("algorithm")
@@ -91,13 +93,13 @@ class LocalTrainer:
         y, good = self.guard.trained(work.ids, work.starts, y, losses, work.family, work.local.update_norm)
         if counted:
             self._record_loss(work, losses, good)
-        reported = self.losses_reported and counted
         final = client_losses(work.family, self.client_data, work.ids, y) if reported else None
         if homes is not None:
             on_time = np.zeros(len(work.ids), dtype=bool)
-            homes.keep(work.ids, y, good.cpu().numpy(), on_time if late is None else late, joined)
+            counts = self.guard.counts(good).cpu().numpy()
+            homes.keep(work.ids, y, counts, on_time if late is None else late, joined)
             homes.columns(joined).copy(y, work.start)
-        return y, losses, final
+        return y, losses, final, good
 
     def _record_loss(self, work: Work, losses: Tensor, good: Tensor) -> None:
         sizes = torch.from_numpy(self.client_data.num_examples[work.ids]).to(losses.device)[good]

@@ -33,7 +33,7 @@ class Guard:
         self._policy = policy
         self._round = 0
         self._failed: set[int] = set()  # clients of this round
-        self._clipped: int | None = None  # updates of this round; None: no `update_norm` is set
+        self._clipped: set[int] | None = None  # clients of this round; None: no `update_norm` is set
         self._warnings = 0
 
     @property
@@ -69,7 +69,11 @@ class Guard:
             where = f"training loss {float(losses[bad][0]):.3g}" if bool((bad & ~only).any()) else STATISTICS
             self._fail(ids[bad.cpu().numpy()], where)
             y = torch.where(self._lost(y, bad, num_params), starts(), y)
-        return (y if norm is None else self._clip(starts(), y, family.models, norm)), good
+        return (y if norm is None else self._clip(ids, starts(), y, family.models, norm)), good
+
+    def counts(self, good: Tensor) -> Tensor:
+        """The mask [K] of the models that clients keep after the policy, from that of the finite ones."""
+        return torch.ones_like(good) if self._policy == "clip" else good
 
     def learnt(self, client: int, models: Sequence[Tensor]) -> bool:
         """Whether the models that a client taught are finite. Under `stop` the run ends if they are not."""
@@ -88,7 +92,7 @@ class Guard:
     def metrics(self) -> dict[str, float]:
         """The counts of this round that the set policies and bounds have."""
         found: dict[str, float] = {} if self._policy == "stop" else {"updates/not_finite": len(self._failed)}
-        return found if self._clipped is None else found | {"updates/clipped": self._clipped}
+        return found if self._clipped is None else found | {"updates/clipped": len(self._clipped)}
 
     def _lost(self, y: Tensor, bad: Tensor, num_params: int) -> Tensor:
         """The mask [K, D] of the values of y that the start's values replace; the models `bad` [K] are not finite."""
@@ -98,15 +102,15 @@ class Guard:
         lost[:, num_params:] |= bad.unsqueeze(1)  # `update_norm` does not bound statistics
         return lost
 
-    def _clip(self, start: Tensor, y: Tensor, models: list[int], norm: float) -> Tensor:
+    def _clip(self, ids: np.ndarray, start: Tensor, y: Tensor, models: list[int], norm: float) -> Tensor:
         """The models y [K, D] with changes of at most this norm, for each of the `models` that a row holds."""
-        clipped, begin = y, 0
+        clipped, begin, self._clipped = y, 0, self._clipped or set()
         for count in models:
             part, begin = slice(begin, begin + count), begin + count
             # In float64 a square of float32's largest values is finite.
             lengths = torch.linalg.vector_norm((y - start)[:, part], dim=1, dtype=torch.float64)
             long = lengths > norm
-            self._clipped = (self._clipped or 0) + int(long.sum())
+            self._clipped.update(ids[long.cpu().numpy()].tolist())
             if not bool(long.any()):
                 continue
             # Not start + factor * change: a difference of finite values may be infinite, and infinity times 0 is NaN.

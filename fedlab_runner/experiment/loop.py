@@ -282,6 +282,7 @@ class Simulation:
                     "that version (commands.jsonl has its commit), or give another hydra.run.dir"
                 )
             self.fed.load_state_dict(payload["federation"])
+            self.fed.round = max(0, round - 1)  # the last one, whose minibatches a personal model may depend on
             state = self.fed.client_state.named(payload["state"])
             if differs(state, like=first):
                 raise ValueError("its State has other parts, types or sizes")

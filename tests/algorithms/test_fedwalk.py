@@ -339,6 +339,19 @@ def test_the_payload_is_the_bases_and_a_loss() -> None:
     assert metrics["cost/server_gflops"] == pytest.approx((averaging + 70 * (flops.step + flops.forward)) / 1e9)
 
 
+@pytest.mark.parametrize("base", ["scaffold", "ditto", "apfl"])
+def test_the_cost_of_the_losses_is_one_pass_however_often_clients_train(base: str) -> None:
+    """`scaffold` makes a second pass for its gradient, the others train a second model."""
+    costs = []
+    for name in ("fedavg", base):
+        feds = [federation(EQUAL) for _ in range(2)]
+        run(algorithm(name), feds[0], 1)
+        run(fedwalk(base=name), feds[1], 1)
+        alone, leashed = (fed.collect()["cost/client_gflops"] for fed in feds)
+        costs.append(leashed - alone)
+    assert costs[1] == pytest.approx(costs[0], rel=1e-9) and costs[0] > 0
+
+
 def test_only_a_wrapper_asks_clients_for_their_loss() -> None:
     fed = federation(**LATE)
     run(algorithm("fedavg"), fed, 3)

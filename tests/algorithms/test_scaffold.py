@@ -5,9 +5,11 @@ from typing import Any
 import pytest
 import torch
 
+from fedlab_runner.core.update_guard import Guard
 from fedlab_runner.utils.errors import UserError
 from tests.helpers.identities import close, evaluated
 from tests.helpers.toy import EQUAL, algorithm, federation, local, normed, run
+from tests.helpers.work import BAD, ROUND, Poisoned
 
 
 def test_scaffold_starts_as_fedavg() -> None:
@@ -76,3 +78,16 @@ def test_option_2_refuses_what_is_not_sgd(changes: dict[str, Any], remedy: str) 
         with pytest.raises(UserError, match=said):
             call(fed)
     run(algorithm("scaffold", option=1), fed, 1)
+
+
+@pytest.mark.parametrize("option", [1, 2])
+@pytest.mark.parametrize("into", ["model", "loss"])
+def test_a_client_that_counts_with_no_change_keeps_its_control(option: int, into: str) -> None:
+    """`nonfinite=zero`: a model that did not move tells no gradient."""
+    fed, built = federation(EQUAL, executor=Poisoned(compile=False, into=into)), algorithm("scaffold", option=option)
+    fed.trainer.guard = Guard("zero")
+    before = run(built, fed, ROUND)
+    after = run(built, fed, 1, first=ROUND, state=before)
+    assert fed.collect()["late/arrived"] == len(EQUAL) and torch.equal(after.c_i[BAD], before.c_i[BAD])
+    assert all(not torch.equal(after.c_i[i], before.c_i[i]) for i in range(BAD))
+    close(after.c, sum(after.c_i.values()) / fed.num_clients)

@@ -166,11 +166,18 @@ def test_the_rounding_of_autocast_keeps_no_network_from_training_side_by_side(mo
     assert family.alone is None and family.autocast is torch.bfloat16 and gpu_precisions() == before != ["ieee"] * 3
 
 
+def masked() -> nn.Module:
+    net = mlp()
+    net.register_buffer("mask", torch.full((3, 3), -torch.inf).triu(1))
+    return net
+
+
 @pytest.mark.parametrize(
     ("build", "words"),
     [
         (lambda: nn.Sequential(nn.LazyLinear(4), nn.LazyLinear(CLASSES)), "no sizes, such as LazyLinear"),
         (lambda: mlp().requires_grad_(False), "the model has no parameter to train"),
+        (masked, "the model's buffer mask must be finite, because clients send it"),
     ],
 )
 def test_what_cannot_be_a_vector_is_refused(build: Callable[[], nn.Module], words: str) -> None:

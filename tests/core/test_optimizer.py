@@ -77,6 +77,7 @@ def test_rows_move_as_torch_moves_each_alone(name: str) -> None:
         ({"weight_decay": -1.0}, "weight_decay"),
         ({"weight_decay": math.inf}, "weight_decay"),
         ({"clip_norm": 0.0}, "clip_norm"),
+        ({"clip_norm": float("inf")}, "clip_norm"),
     ],
 )
 def test_a_bad_setting_is_refused_by_name(changes: dict[str, Any], field: str) -> None:

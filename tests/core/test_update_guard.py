@@ -316,7 +316,7 @@ def test_every_algorithm_can_clip_updates(name: str) -> None:
 
     fed = federation(training=local(update_norm=1e-9), executor=Watching(compile=False), participation=Everyone())
     run(algorithm(name, **ANY_OPTIMIZER.get(name, {})), fed, 2)
-    assert sum(seen) and fed.collect()["updates/clipped"] > 0
+    assert sum(seen) and 0 < fed.collect()["updates/clipped"] <= fed.num_clients, "however often a client trains"
 
 
 # Whole runs

@@ -89,6 +89,7 @@ PERSONAL = (
     ("algorithm=fedavg", "home=head", "home.store_on=disk"),
     ("algorithm=ditto", "algorithm.store_on=disk", "delay.std=1", "logger.save_model=true"),
     ("algorithm=perfedavg", "delay=none"),
+    ("algorithm=perfedavg", "delay=none", "model=preact_resnet", "model.widths=[4]", "augment=crop_flip"),
 )
 
 

@@ -4,6 +4,7 @@
 - memory: so has one whose fresh memory holds no zeros.
 - extended: so has a run that first had two rounds less.
 - processes: `executor=processes` has the loop's bytes.
+- swept: so has the second job of a sweep over seeds.
 - watched: evaluation, analyses, pictures and checkpoints change no model.
 - side by side: `executor=vectorized` has the loop's numbers up to rounding.
 - compiled: so has `executor.compile=true` (a third of the combinations, as the compiler takes a while).
@@ -47,6 +48,7 @@ LOOP = ("executor=loop", "threads=1")
 CALM = ("precision=float64", "local=sgd", "local.batch_size=16", "server_optimizer=none")
 NOT_WATCHED = ("evaluation.every=2", "evaluation.matrix=[]", "analysis=none", "logger.pictures=true", *CHECKPOINTS)
 SLOW_TO_COMPILE = {*smoke.LARGE, "timm", "vit_lora"}
+SUBDIR = "hydra.sweep.subdir=${hydra.job.num}"
 M_PERTURB = -6  # of malloc.h
 Compare = Callable[[Path, Path], str | None]  # how the second run folder differs from the first, in words
 
@@ -76,6 +78,8 @@ def relations(number: int) -> Iterator[Relation]:
     yield Relation("extended", loop, [few, loop], _bytes)
     forked = [*_without(loop, "executor="), "executor=processes", "executor.workers=2"]
     yield Relation("processes", loop, [forked], _bytes)
+    seeds = ["-m", *_without(loop, "seed=", "hydra.run.dir="), "seed=1,0", "hydra.sweep.dir=jobs", SUBDIR]
+    yield Relation("swept", [*_without(loop, "seed="), "seed=0"], [seeds], _second_job)
     unwatched = [*_without(loop, "evaluation.", "analysis=", "logger.pictures="), *NOT_WATCHED]
     yield Relation("watched", loop, [unwatched], lambda one, other: _tensors(one, other, 0.0))
     if "model=vit_small" not in exact or "model.dropout=0.0" in exact:  # masks depend on who trains side by side
@@ -151,6 +155,10 @@ def _bytes(one: Path, other: Path) -> str | None:
         if (one / name).exists() and (one / name).read_bytes() != (other / name).read_bytes():
             return f"{name} differs"
     return _tensors(one, other, 0.0)
+
+
+def _second_job(one: Path, other: Path) -> str | None:
+    return _bytes(one, other.parent / "jobs" / "1")
 
 
 def _tensors(one: Path, other: Path, rounding: float) -> str | None:

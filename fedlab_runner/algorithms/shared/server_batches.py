@@ -10,6 +10,7 @@ from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.model_family import Batch
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.core.server_data import ServerData
+from fedlab_runner.utils.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class ServerBatches:
 
     Their order is a function of (seed, `purpose`, round, `stage`). An algorithm has a stage for each use of the data in
     a round. `teach(inputs)` gives the targets instead of the labels. The last partial minibatch counts. With `training`
-    it does not if it has a single example, on which batch norm would train.
+    it does not if it has a single example, on which batch norm would train. Raises UserError if all would be so small.
     """
 
     fed: Federation
@@ -30,6 +31,10 @@ class ServerBatches:
     training: bool
     purpose: Purpose
     teach: Callable[[Tensor], Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        if self.batch_size == 1 and self._drops_single:
+            raise UserError("algorithm.batch_size must be > 1 for a model with batch norm, got 1")
 
     def __iter__(self) -> Iterator[Batch]:
         family, inputs, labels = self.fed.family, self.data.inputs, self.data.targets

@@ -44,6 +44,7 @@ class ServerDataAlgorithm(ServerAlgorithm[Params, Upload], Generic[Upload]):
 
     def check(self, fed: Federation) -> None:
         require_server_data(self, fed, in_domain=self.in_domain)
+        self.operations(fed, 0.0)  # of its minibatches, if these have a size that can be trained on
 
     def init(self, fed: Federation) -> Params:
         self.check(fed)

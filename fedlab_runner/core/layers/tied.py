@@ -1,0 +1,34 @@
+"""The names of tensors that a network has under several names: layers that it uses twice, aliases, and tied weights."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+
+def first_names(module: nn.Module) -> dict[str, str]:
+    """The first name of the parameter or buffer behind each further name."""
+    first: dict[int, str] = {}
+    every = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    return {name: it for name, value in every if (it := first.setdefault(id(value), name)) != name}
+
+
+def tied_names(module: nn.Module) -> dict[str, str]:
+    """Those of `first_names` that belong to another layer than the first name does."""
+    own = {name for prefix, layer in module.named_modules() for name in _own_names(prefix, layer)}
+    return {name: first for name, first in first_names(module).items() if name in own}
+
+
+def call(module: nn.Module, values: dict[str, Tensor], tied: dict[str, str], inputs: Tensor) -> Tensor:
+    """What a module gives with these values by first name; `tied` are its `tied_names`.
+
+    Torch's own tying leaves the values in a layer that has two names.
+    """
+    values = values | {name: values[first] for name, first in tied.items() if first in values}
+    found: Tensor = torch.func.functional_call(module, values, (inputs,), tie_weights=False)
+    return found
+
+
+def _own_names(prefix: str, layer: nn.Module) -> Iterator[str]:
+    for name, _ in (*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)):
+        yield f"{prefix}.{name}" if prefix else name
