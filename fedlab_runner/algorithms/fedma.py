@@ -60,7 +60,8 @@ class FedMA(ServerAlgorithm[FedMAState, Models]):
 
     Clients that start a round from one model keep its neurons in their places, and the identity is the best matching.
     With `first_models` own each client starts its first round from a model drawn by its own key, so that the matching
-    has to find its neurons; with `layerwise` only clients do that start before a layer is frozen. With `matched` false the server averages the models as they are, for comparison.
+    has to find its neurons; with `layerwise` only clients do that start before a layer is frozen. With `matched` false
+    the server averages the models as they are, for comparison.
 
     `late_policy` says whether the server matches and averages late models with the others (model) or drops them
     (discard). `weighting` (size, uniform) says how clients count.
