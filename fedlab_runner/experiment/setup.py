@@ -38,7 +38,7 @@ from fedlab_runner.models.base import Architecture
 from fedlab_runner.partitions.base import dealt
 from fedlab_runner.partitions.blocks import BlockPartition, with_their_blocks
 from fedlab_runner.server_data.checks import reserved
-from fedlab_runner.topologies.base import drawn_links
+from fedlab_runner.topologies.base import check_participants, drawn_links
 from fedlab_runner.topologies.graphs import describe
 from fedlab_runner.topologies.mesh import Mesh
 from fedlab_runner.utils.counting import count_of
@@ -148,6 +148,8 @@ def prepare(components: Components, folder: Path | None = None) -> Prepared:
         folder=folder,
         blocks=blocks,
     )
+    if topology is not None:
+        check_participants(topology, fed.participants)
     with _faults("aggregator", c.aggregator):
         c.aggregator.check(fed.cohort_size)
     with _faults("algorithm", c.algorithm):

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedlab_runner.topologies.graphs import unreachable
 from fedlab_runner.utils.contract import require
+from fedlab_runner.utils.errors import UserError
 
 
 class Topology(Protocol):
@@ -33,3 +34,15 @@ def drawn_links(topology: Topology, rng: np.random.Generator, num_clients: int) 
     words = f"links [{num_clients}, {num_clients}] bool: symmetric, without a client's link to itself, and connected"
     require(right, topology, "draw", words, linked)
     return linked
+
+
+def check_participants(linked: np.ndarray, participants: np.ndarray) -> None:
+    """Raises UserError unless the clients that may train, with these ids [k], reach each other over links among
+    themselves: no model travels through any other client.
+    """
+    if len(participants) and len(cut := unreachable(linked[np.ix_(participants, participants)])):
+        raise UserError(
+            "topology must stay connected without the clients that are held out or have no examples: client "
+            f"{participants[0]} cannot reach client {participants[cut[0]]}; set participation.held_out_clients=0, "
+            "drop_empty=true, another seed or a denser topology"
+        )

@@ -1,14 +1,19 @@
 """Topologies: symmetric, connected, of the right degrees; and what is refused."""
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
+import networkx
 import numpy as np
 import pytest
 from PIL import Image
 from scipy.stats import chisquare
 
+from fedlab_runner.config import build as config_build
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.experiment.run import run_in
+from fedlab_runner.experiment.setup import prepare
 from fedlab_runner.plots.topology import layout, plot_topology
 from fedlab_runner.topologies.edge_list import EdgeList
 from fedlab_runner.topologies.graphs import describe, metropolis, spectral_gap, unreachable
@@ -121,6 +126,28 @@ def test_graphs_that_do_not_exist_are_refused() -> None:
     for topology, n in ((RandomRegular(4), 4), (RandomRegular(3), 5), (Star(5), 5)):
         with pytest.raises(ValueError, match=r"^(degree|center) must be "):
             draw(topology, n)
+
+
+@pytest.mark.parametrize("topology", [Mesh(), TwoGroups(), Ring(), Star(0)], ids=repr)
+def test_clients_that_may_train_reach_each_other_or_no_run_begins(topology) -> None:
+    """Held-out clients pass no model on: what they leave of the graph is connected, or the run is refused."""
+    choice = type(topology).__module__.rpartition(".")[2]
+    small = ("dataset=synthetic", "dataset.num_train=60", "num_clients=7", "participation.cohort_size=1")
+    for seed in range(5):
+        config = config_build.build(
+            composed(*small, "algorithm=dec_fedavg", f"topology={choice}", "participation.held_out_clients=3")
+        )
+        config = replace(config, seed=seed)
+        out = config.participation.held_out(generator(seed, Purpose.HELD_OUT_CLIENTS), 7)
+        graph = networkx.from_numpy_array(draw(topology, 7))
+        graph.remove_nodes_from(out.tolist())
+        if networkx.is_connected(graph):
+            assert prepare(config).simulation.fed.participants.tolist() == list(graph)
+        else:
+            with pytest.raises(UserError, match=r"^topology must stay connected without .*held_out_clients=0") as error:
+                prepare(config)
+            first, other = map(int, re.findall(r"client (\d)", str(error.value)))
+            assert first in graph and other in graph and not networkx.has_path(graph, first, other)
 
 
 def test_random_graphs_are_nearly_uniform() -> None:
