@@ -37,7 +37,8 @@ class Checkpointing:
 
     `seconds`, `rounds`: write a checkpoint when the last one is this old; None: no such rule.
     `share`: largest share of the run's time for checkpoints under the rule `seconds`; slow ones are written less often.
-    `same_data`, `same_code`: refuse to continue a run with other examples, or other code, than it began with.
+    `same_data`, `same_code`: refuse to continue a run with other examples, delays or links of clients, or other code,
+    than it began with.
     """
 
     seconds: float | None

@@ -60,7 +60,7 @@ class Simulation:
     analysis: Analysis[Any]
     lr_schedule: LRSchedule
     rounds: int
-    examples: str  # a digest of all training, server and test examples
+    examples: str  # a digest of all training, server and test examples, and of the delays or the topology
 
     def run(
         self,

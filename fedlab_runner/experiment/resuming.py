@@ -1,5 +1,5 @@
-"""Checks, before a run continues from a checkpoint, that examples, code and frozen weights are those of its
-beginning.
+"""Checks, before a run continues from a checkpoint, that its examples, delays and topology, its code and its frozen
+weights are those of its beginning.
 """
 
 import logging
@@ -24,14 +24,18 @@ def check_beginning(
 ) -> None:
     """Raises UserError if the run of a checkpoint began with other examples, code or frozen weights than these.
 
-    If `checkpointing` allows other examples or other code, it only warns of them.
+    `examples` is a digest of the examples and of the delays or the topology. If `checkpointing` allows other examples
+    or other code, the check only warns of them.
     """
     if payload["examples"] != examples:
-        what = "the examples, or which client has which, are not those that the run began with"
+        what = (
+            "the examples, which client has which, the clients' delays, or their links, are not those that the run "
+            "began with"
+        )
         if checkpointing.same_data:
             raise UserError(
-                f"{what}: bring back the data set's files and the versions of the libraries, or set "
-                "checkpoint.same_data=false to continue with these"
+                f"{what}: bring back the data set's files, those of delay.path and topology.path, and the versions of "
+                "the libraries, or set checkpoint.same_data=false to continue with these"
             )
         _log.warning("%s: the run continues with these", what)
     if (theirs := payload["code"]) != code:

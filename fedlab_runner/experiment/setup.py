@@ -125,8 +125,9 @@ def prepare(components: Components, folder: Path | None = None) -> Prepared:
         client_tests = ClientData(inputs, targets, parts.test, device)
     with _faults("participation", c.participation), _faults("delay", c.delay):
         clock = RoundClock(client_data.num_examples, c.participation, c.delay, c.seed)
+        delays = drawn_delays(c.delay, generator(c.seed, Purpose.DELAY), np.arange(client_data.num_clients))
     with _faults("topology", c.topology):
-        topology = draw_topology(c, client_data.num_clients)
+        topology = draw_topology(c, delays)
     most = max(
         [*client_data.num_examples, *(len(each) for each in server_data.values() if each is not None)], default=0
     )
@@ -159,8 +160,8 @@ def prepare(components: Components, folder: Path | None = None) -> Prepared:
         c.analysis.check(c.algorithm, fed)
     with _faults("evaluation", c.evaluation):
         check_matrix(c.evaluation, c.algorithm, fed)
-    examples = _digest(train, data.test, split, server_data)
-    simulation = Simulation(c.algorithm, fed, test, c.evaluation, c.analysis, c.lr_schedule, c.rounds, examples)
+    given = _digest(train, data.test, split, server_data, delays if topology is None else topology)
+    simulation = Simulation(c.algorithm, fed, test, c.evaluation, c.analysis, c.lr_schedule, c.rounds, given)
     homes = [int(fed.home.mask(family).sum()) for family in families]
     sizes = " or ".join(
         f"{family.size:,}" + (f" ({home:,} of them at home)" if home else "")
@@ -185,12 +186,19 @@ def _server_data(c: Components, data: Data) -> tuple[dict[str, ServerData | None
 
 
 def _digest(
-    train: Examples, test: Examples, split: Sequence[np.ndarray], server_data: Mapping[str, ServerData | None]
+    train: Examples,
+    test: Examples,
+    split: Sequence[np.ndarray],
+    server_data: Mapping[str, ServerData | None],
+    network: np.ndarray,
 ) -> str:
-    """A digest of the examples and their owners. Of cached images it covers the labels: their file has checksums."""
+    """A digest of the examples, of their owners, and of `network`: the delays [N] or, without a server, the links
+    [N, N]. Of cached images it covers the labels: their file has checksums.
+    """
     kept = [each for each in server_data.values() if each is not None]
     arrays = (train.inputs, train.targets, train.present, test.inputs, test.targets, test.present)
-    return digest_of([*arrays, *split, *(each.targets for each in kept), *(e.inputs for e in kept if not e.mapped)])
+    of_server = [*(each.targets for each in kept), *(each.inputs for each in kept if not each.mapped)]
+    return digest_of([*arrays, *split, *of_server, network])
 
 
 def _tested(held_out: int, data: Data, rest: Data, seed: int) -> Data:
@@ -229,19 +237,19 @@ def model_families(c: Components, data: Data, device: torch.device, num_clients:
     return [family(model) for model in models]
 
 
-def draw_topology(c: Components, num_clients: int) -> np.ndarray | None:
+def draw_topology(c: Components, delays: np.ndarray) -> np.ndarray | None:
     """The topology [N, N] of a decentralised algorithm, drawn from the seed and logged; None for other algorithms.
 
-    Warns of a topology or a delay that the algorithm does not use.
+    Warns of a topology, or of `delays` [N] in rounds, that the algorithm does not use.
     """
     name = c.algorithm.name
     if not c.algorithm.decentralized:
         if not isinstance(c.topology, Mesh):
             _log.warning("algorithm=%s has a server: the topology is not used", name)
         return None
-    if drawn_delays(c.delay, generator(c.seed, Purpose.DELAY), np.arange(num_clients)).any():
+    if delays.any():
         _log.warning("algorithm=%s has no server, so that no client is late: the delay is not used", name)
-    linked = drawn_links(c.topology, generator(c.seed, Purpose.TOPOLOGY), num_clients)
+    linked = drawn_links(c.topology, generator(c.seed, Purpose.TOPOLOGY), len(delays))
     _log.info("topology: %s", describe(linked))
     return linked
 
