@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedlab_runner.aggregators.base import Aggregator
+from fedlab_runner.utils.rounding import rounded_down
 from fedlab_runner.utils.validate import within
-
-ROUNDING = 1e-9  # updates, by which a share times a number may be too small: 0.29 * 100 is 28.999999999999996
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class Tolerant(Aggregator):
         return min(self._wanted(arrived), self._most(arrived))
 
     def _wanted(self, arrived: int) -> int:
-        return int(self.byzantine * arrived + ROUNDING)
+        return rounded_down(self.byzantine * arrived)
 
     def _most(self, arrived: int) -> int:
         a, b = self.needs

@@ -13,6 +13,7 @@ from fedlab_runner.core.rng import Purpose, generators
 from fedlab_runner.datasets.examples import Examples
 from fedlab_runner.partitions.base import first_broken
 from fedlab_runner.utils.contract import require
+from fedlab_runner.utils.rounding import rounded_down
 
 Lists = list[np.ndarray]  # N ascending int64 arrays of indices
 
@@ -68,4 +69,4 @@ def set_aside(owned: Sequence[np.ndarray], sizes: np.ndarray, seed: int, purpose
 
 def share_of(share: float, owned: Sequence[np.ndarray]) -> np.ndarray:
     """floor(share * n) of each client's n examples [N] int64."""
-    return (share * np.array([len(mine) for mine in owned], dtype=np.float64)).astype(np.int64)
+    return np.array([rounded_down(share * len(mine)) for mine in owned], np.int64)

@@ -13,6 +13,7 @@ from fedlab_runner.core.local_training import LocalTraining
 from fedlab_runner.core.losses import LossFunction
 from fedlab_runner.core.rng import Purpose, generators
 from fedlab_runner.utils.contract import require
+from fedlab_runner.utils.rounding import rounded_down
 
 
 class Plan(NamedTuple):
@@ -73,7 +74,7 @@ class ClientData:
         chosen = {}
         for client, rng in zip(ids.tolist(), rngs, strict=True):
             mine = self.members(client)
-            chosen[client] = rng.permutation(mine)[: max(1, int(share * len(mine)))]
+            chosen[client] = rng.permutation(mine)[: max(1, rounded_down(share * len(mine)))]
         return self.part(chosen)
 
     def part(self, chosen: Mapping[int, np.ndarray]) -> "ClientData":

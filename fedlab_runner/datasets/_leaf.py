@@ -9,6 +9,7 @@ import numpy as np
 
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.datasets import _files
+from fedlab_runner.utils.rounding import rounded_down
 from fedlab_runner.utils.validate import at_least, within
 
 TRAIN, TEST = 0, 1  # parts of a user's samples
@@ -106,8 +107,7 @@ def _split(users: np.ndarray, test_fraction: float, rng: np.random.Generator) ->
     """TRAIN or TEST for each sample [n], drawn user by user."""
     parts = np.full(len(users), TEST)
     for members in np.split(np.arange(len(users)), np.flatnonzero(np.diff(users)) + 1):
-        # rounded first, so that 0.9 * 10 is not 8.99
-        kept = max(1, int(np.floor(round((1 - test_fraction) * len(members), 9))))
+        kept = max(1, rounded_down((1 - test_fraction) * len(members)))
         parts[rng.permutation(members)[:kept]] = TRAIN
     return parts
 

@@ -1,6 +1,5 @@
 """The server asks more clients than it needs and continues when enough have reported."""
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +12,7 @@ from fedlab_runner.participation.base import (
     drawn,
     number_of,
 )
+from fedlab_runner.utils.rounding import rounded_up
 from fedlab_runner.utils.validate import at_least, finite_at_least
 
 
@@ -35,7 +35,7 @@ class OverSelection(Participation):
         check_held_out(self.held_out_clients)
 
     def check(self, num_clients: int) -> None:
-        asked = math.ceil(self.factor * self.cohort_size)
+        asked = rounded_up(self.factor * self.cohort_size)
         check_left(self.held_out_clients, num_clients, asked, "cohort_size times factor")
 
     def held_out(self, rng: np.random.Generator, num_clients: int) -> np.ndarray:
@@ -45,7 +45,7 @@ class OverSelection(Participation):
         return self.cohort_size
 
     def sample(self, rng: np.random.Generator, idle: np.ndarray, num_clients: int) -> np.ndarray:
-        return rng.choice(idle, min(math.ceil(self.factor * self.cohort_size), len(idle)), replace=False)
+        return rng.choice(idle, min(rounded_up(self.factor * self.cohort_size), len(idle)), replace=False)
 
     def reporting(self, ids: np.ndarray, delays: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The fastest clients; ties go by the order of sampling. Their updates arrive in the round of the dispatch."""

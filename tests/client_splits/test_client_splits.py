@@ -76,6 +76,9 @@ def test_shares_are_of_all_examples_of_a_client() -> None:
     parts = split(Shares(validation=0.25, test=0.5))
     assert [len(mine) for mine in parts.test or []] == [20, 0, 9, 0, 20]
     assert [len(mine) for mine in parts.validation] == [10, 0, 4, 0, 10]
+    everything = split(Shares(validation=0.57, test=0.29), owned=[np.arange(100)])
+    assert everything.test is not None and len(everything.test[0]) == 29, "0.29 * 100 is 28.999999999999996 in floats"
+    assert len(everything.validation[0]) == 57
     assert split(Shares(validation=0.0, test=0.0)).test is None, "no own test, not an empty one"
     alone = split(Shares(validation=0.25, test=0.0)).validation
     assert all(np.isin(mine, OWNED[i]).all() for i, mine in enumerate(alone))

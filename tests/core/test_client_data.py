@@ -81,3 +81,10 @@ def test_labels_are_counted_for_each_client_in_the_order_asked(client_data: Clie
     for row, i in zip(counts, ids, strict=True):
         assert row.tolist() == torch.bincount(client_data.targets[client_data.members(i)], minlength=4).tolist()
     assert client_data.label_counts(ids[:0], 4).shape == (0, 4)
+
+
+def test_a_drawn_share_is_rounded_down_but_not_by_the_digits_of_floats() -> None:
+    """0.29 * 100 is 28.999999999999996 in floats."""
+    data = ClientData(*examples(110), [np.arange(100), np.arange(100, 101), np.arange(101, 110)], CPU)
+    rngs = (np.random.default_rng(client) for client in range(3))
+    assert data.drawn(np.arange(3), 0.29, rngs).num_examples.tolist() == [29, 1, 2]

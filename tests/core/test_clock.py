@@ -84,6 +84,11 @@ def test_over_selection_keeps_the_first_to_report() -> None:
     assert len(time.start(1).ids) == 4, "those left out are idle again"
 
 
+def test_over_selection_asks_as_many_as_the_decimals_say() -> None:
+    """1.1 * 50 is 55.00000000000001 in floats."""
+    assert clock(OverSelection(cohort_size=50, factor=1.1, held_out_clients=0), n=55).start(0).asked == 55
+
+
 HOLDING_OUT = {
     "uniform": lambda held_out: UniformParticipation(8, None, held_out),
     "over_selection": lambda held_out: OverSelection(8, 1.5, held_out),
